@@ -1,0 +1,103 @@
+//! Where a controller lives: a PCIe function behind VFIO, or the software controller.
+
+use std::{fmt, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
+
+use crate::dma::{DevicePtr, DmaSpace};
+
+/// The device no longer answers: surprise removal, a lost link, or a register read of all ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the controller no longer answers on its bus (removed, powered off or link lost)")]
+pub struct Gone;
+
+/// Registers, doorbells, DMA and interrupts of one controller.
+///
+/// Control registers are methods, because only host code touches them. Doorbells are memory,
+/// because a GPU cannot call a trait.
+pub trait Bus: Send + Sync + fmt::Debug {
+    /// What a person calls this function: `0000:65:00.0`, `emu0`.
+    fn id(&self) -> &str;
+
+    /// Reads a 32-bit register at `offset` bytes into BAR0.
+    ///
+    /// # Errors
+    /// [`Gone`] when the function is known to be absent. A plain all-ones value is returned as it
+    /// is: only the caller knows for which register that is impossible.
+    fn read32(&self, offset: u32) -> Result<u32, Gone>;
+
+    /// Writes a 32-bit register at `offset` bytes into BAR0.
+    ///
+    /// # Errors
+    /// [`Gone`] when the function is known to be absent.
+    fn write32(&self, offset: u32, value: u32) -> Result<(), Gone>;
+
+    /// The doorbell registers as memory. Valid as long as the bus is.
+    fn doorbells(&self) -> DoorbellPage;
+
+    /// The address space this controller's DMA goes through. Controllers of one container share it:
+    /// memory mapped once is then at the same [`crate::Iova`] for all of them.
+    fn dma(&self) -> &Arc<dyn DmaSpace>;
+
+    /// Interrupt `vector` as an eventfd.
+    ///
+    /// # Errors
+    /// [`InterruptError`] when the function has no such vector or the kernel refuses.
+    fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError>;
+}
+
+/// The doorbell registers (offset 1000h of BAR0) as each side addresses them.
+///
+/// Doorbell `2 * qid` is the submission tail and `2 * qid + 1` the completion head of queue `qid`,
+/// `stride` bytes apart (4 << CAP.DSTRD).
+#[derive(Debug, Clone, Copy)]
+pub struct DoorbellPage {
+    /// Address in this process.
+    pub host: NonNull<u32>,
+    /// Address in a kernel on the GPU, when the page is mapped there.
+    pub device: Option<DevicePtr>,
+    /// Bytes from one doorbell to the next.
+    pub stride: u32,
+    /// Bytes mapped from the first doorbell on.
+    pub len: usize,
+}
+
+// SAFETY: a DoorbellPage is an address, not an access; every access goes through platform::mmio.
+#[allow(unsafe_code, reason = "an address that crosses threads; accesses are in platform::mmio")]
+unsafe impl Send for DoorbellPage {}
+// SAFETY: as above.
+#[allow(unsafe_code, reason = "an address that crosses threads; accesses are in platform::mmio")]
+unsafe impl Sync for DoorbellPage {}
+
+/// One interrupt vector: an eventfd that the bus signals.
+#[derive(Debug, Clone)]
+pub struct Interrupt {
+    /// Readable when the vector fired; read it to acknowledge.
+    pub eventfd: Arc<OwnedFd>,
+    /// The vector's number.
+    pub vector: u16,
+}
+
+/// An interrupt vector could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InterruptError {
+    /// The function has fewer vectors.
+    #[error("{bus}: interrupt vector {vector} was asked for, the function has {available}")]
+    NoSuchVector {
+        /// The function.
+        bus: String,
+        /// What was asked for.
+        vector: u16,
+        /// How many there are.
+        available: u16,
+    },
+    /// The operating system refused.
+    #[error("{bus}: setting up interrupt vector {vector} failed: {source}")]
+    Os {
+        /// The function.
+        bus: String,
+        /// What was asked for.
+        vector: u16,
+        /// Why.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,88 @@
+//! Time as an argument, so that the whole stack can run in virtual time under a seed.
+
+use std::{
+    ops::{Add, Sub},
+    time::{Duration, Instant},
+};
+
+/// A point in time, or a span of it, in nanoseconds since the clock's own start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// Further away than any deadline.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// `millis` milliseconds.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000_000))
+    }
+
+    /// As a standard duration.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        Duration::from_nanos(self.0)
+    }
+}
+
+impl Add for Nanos {
+    type Output = Self;
+    fn add(self, span: Self) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
+impl Sub for Nanos {
+    type Output = Self;
+    fn sub(self, earlier: Self) -> Self {
+        Self(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// What time it is, and what to do while waiting.
+///
+/// Every wait of the driver is a loop of "look, then [`Clock::pause`]", with a deadline. A
+/// simulated clock steps the software controllers inside `pause` and advances virtual time, which
+/// lets one thread drive the whole stack.
+pub trait Clock: Send + Sync + std::fmt::Debug {
+    /// Time since the clock's start. Never goes backwards.
+    fn now(&self) -> Nanos;
+
+    /// Lets others run before the caller looks again; returns at `until` at the latest, usually
+    /// much earlier. `idle` counts the caller's fruitless looks so far, so that an implementation
+    /// can spin first and sleep later.
+    fn pause(&self, idle: u32, until: Nanos);
+}
+
+/// The machine's monotonic clock; pauses spin, then yield, then sleep.
+#[derive(Debug)]
+pub struct MonotonicClock {
+    start: Instant,
+}
+
+impl Default for MonotonicClock {
+    fn default() -> Self {
+        Self { start: Instant::now() }
+    }
+}
+
+impl Clock for MonotonicClock {
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn pause(&self, idle: u32, until: Nanos) {
+        const SPINS: u32 = 64;
+        const YIELDS: u32 = 512;
+        const NAP: Duration = Duration::from_micros(50);
+        if idle < SPINS {
+            std::hint::spin_loop();
+        } else if idle < YIELDS {
+            std::thread::yield_now();
+        } else {
+            let left = (until - self.now()).duration();
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+}

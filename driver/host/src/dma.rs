@@ -1,0 +1,298 @@
+//! Memory a device can reach, and the address spaces it is mapped in.
+
+use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
+
+/// An I/O virtual address: what a controller puts on the bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Iova(pub u64);
+
+impl Iova {
+    /// The address `bytes` further on.
+    #[must_use]
+    pub const fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl fmt::Display for Iova {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// An address as a kernel on the GPU sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DevicePtr(pub u64);
+
+/// `len` bytes from `iova` on, contiguous for the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IovaRange {
+    /// First byte.
+    pub iova: Iova,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// One address as each side sees it. Plain data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Address in this process (exposed provenance), if mapped there.
+    pub host: Option<u64>,
+    /// Address in a GPU kernel, if mapped there.
+    pub device: Option<DevicePtr>,
+    /// Address for the controller's DMA.
+    pub iova: Iova,
+}
+
+/// Mapped memory. Dropping the last handle unmaps it, and only then may it be freed.
+///
+/// # Safety
+/// For the whole life of the value: `host`, `device` and `segments` keep returning the same
+/// addresses; each covers all of `len` bytes (`segments` in order, without holes between their
+/// lengths); the memory stays allocated and mapped; and no Rust reference to it exists anywhere.
+#[allow(unsafe_code, reason = "the trait's promise is what every DMA relies on")]
+pub unsafe trait DmaMemory: Send + Sync + fmt::Debug {
+    /// Length in bytes.
+    fn len(&self) -> usize;
+    /// Whether there are no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// First byte in this process, if the CPU can reach it.
+    fn host(&self) -> Option<NonNull<u8>>;
+    /// First byte in a GPU kernel, if it can reach it.
+    fn device(&self) -> Option<DevicePtr>;
+    /// Where the device finds the bytes: one range where the platform can, else several.
+    fn segments(&self) -> &[IovaRange];
+}
+
+/// One DMA address space: a VFIO container, or the software controllers' own.
+///
+/// ADR 0001: allocation belongs to the space and not to a controller, because a KV pool is mapped
+/// once for all the drives that serve it.
+pub trait DmaSpace: Send + Sync + fmt::Debug {
+    /// What a person calls it.
+    fn name(&self) -> &str;
+
+    /// `len` zeroed bytes (rounded up to pages, page aligned) that CPU and device can reach, as
+    /// one contiguous range of I/O virtual addresses.
+    ///
+    /// # Errors
+    /// [`DmaError`] when there is no memory, no address range, or a lock limit is in the way.
+    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError>;
+
+    /// Maps memory that somebody else allocated. Its owner is kept alive until it is unmapped.
+    ///
+    /// # Errors
+    /// [`DmaError`] as for [`DmaSpace::alloc`], and for memory that is not page aligned.
+    fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError>;
+}
+
+/// Memory offered for mapping: the engine's KV pool, a GPU BAR, pinned host memory.
+#[derive(Debug)]
+pub struct ExternalMemory {
+    pub(crate) host: Option<NonNull<u8>>,
+    pub(crate) device: Option<DevicePtr>,
+    pub(crate) len: usize,
+    pub(crate) owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the addresses are only used through platform accessors; the owner is Send + Sync.
+#[allow(unsafe_code, reason = "addresses that cross threads")]
+unsafe impl Send for ExternalMemory {}
+
+impl ExternalMemory {
+    /// Describes `len` bytes at `host` and/or `device`.
+    ///
+    /// # Safety
+    /// The bytes stay allocated at these addresses until `owner` is dropped, and nobody holds a
+    /// Rust reference into them while they are mapped.
+    #[allow(unsafe_code, reason = "the caller vouches for memory Rust knows nothing about")]
+    pub unsafe fn new(
+        host: Option<NonNull<u8>>,
+        device: Option<DevicePtr>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { host, device, len, owner }
+    }
+
+    /// The parts: host address, device address, length in bytes, owner.
+    #[must_use]
+    pub fn into_parts(
+        self,
+    ) -> (Option<NonNull<u8>>, Option<DevicePtr>, usize, Arc<dyn Any + Send + Sync>) {
+        (self.host, self.device, self.len, self.owner)
+    }
+}
+
+/// A part of mapped memory that is contiguous for the device. Keeps the mapping alive.
+#[derive(Debug, Clone)]
+pub struct DmaSlice {
+    memory: Arc<dyn DmaMemory>,
+    offset: usize,
+    len: usize,
+    iova: Iova,
+}
+
+impl DmaSlice {
+    /// `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfRange`] past the end, [`DmaError::NotContiguous`] across a segment border.
+    pub fn new(memory: Arc<dyn DmaMemory>, offset: usize, len: usize) -> Result<Self, DmaError> {
+        let total = memory.len();
+        if offset.checked_add(len).is_none_or(|end| end > total) {
+            return Err(DmaError::OutOfRange { offset, len, total });
+        }
+        let mut start = 0u64;
+        for range in memory.segments() {
+            let end = start + range.len;
+            if (offset as u64) < end {
+                if (offset + len) as u64 > end {
+                    return Err(DmaError::NotContiguous { offset, len });
+                }
+                let iova = range.iova.offset(offset as u64 - start);
+                return Ok(Self { memory, offset, len, iova });
+            }
+            start = end;
+        }
+        Err(DmaError::OutOfRange { offset, len, total })
+    }
+
+    /// All of `memory`, which must be one range.
+    ///
+    /// # Errors
+    /// [`DmaError::NotContiguous`] when it is not.
+    pub fn whole(memory: Arc<dyn DmaMemory>) -> Result<Self, DmaError> {
+        let len = memory.len();
+        Self::new(memory, 0, len)
+    }
+
+    /// A part of this part.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfRange`] past the end.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<Self, DmaError> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(DmaError::OutOfRange { offset, len, total: self.len });
+        }
+        Ok(Self {
+            memory: self.memory.clone(),
+            offset: self.offset + offset,
+            len,
+            iova: self.iova.offset(offset as u64),
+        })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte for the controller.
+    #[must_use]
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// First byte in this process, if the CPU can reach it.
+    #[must_use]
+    pub fn host(&self) -> Option<NonNull<u8>> {
+        let base = self.memory.host()?;
+        NonNull::new(base.as_ptr().wrapping_add(self.offset))
+    }
+
+    /// First byte in a GPU kernel, if it can reach it.
+    #[must_use]
+    pub fn device(&self) -> Option<DevicePtr> {
+        Some(DevicePtr(self.memory.device()?.0 + self.offset as u64))
+    }
+
+    /// The address as each side sees it.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place {
+            host: self.host().map(|p| p.as_ptr().expose_provenance() as u64),
+            device: self.device(),
+            iova: self.iova,
+        }
+    }
+
+    /// The mapping this is a part of.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn DmaMemory> {
+        &self.memory
+    }
+}
+
+/// Memory could not be had, mapped or addressed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DmaError {
+    /// The operating system had no memory or refused the mapping.
+    #[error("{space}: mapping {len} bytes failed: {source}; {hint}")]
+    Os {
+        /// The address space.
+        space: String,
+        /// Bytes asked for.
+        len: usize,
+        /// Why.
+        source: std::io::Error,
+        /// What to do about it.
+        hint: String,
+    },
+    /// No free range of I/O virtual addresses is long enough.
+    #[error("{space}: no free I/O virtual address range of {len} bytes")]
+    NoIova {
+        /// The address space.
+        space: String,
+        /// Bytes asked for.
+        len: usize,
+    },
+    /// Address or length is not a multiple of the page size.
+    #[error("memory at {address:#x} of {len} bytes is not aligned to pages of {page} bytes")]
+    Unaligned {
+        /// The address given.
+        address: u64,
+        /// The length given.
+        len: usize,
+        /// The page size needed.
+        page: usize,
+    },
+    /// A part outside the mapping.
+    #[error("{len} bytes at offset {offset} are outside a mapping of {total} bytes")]
+    OutOfRange {
+        /// Offset asked for.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes there are.
+        total: usize,
+    },
+    /// A part that the device sees as more than one range.
+    #[error("{len} bytes at offset {offset} are not contiguous for the device")]
+    NotContiguous {
+        /// Offset asked for.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+    },
+    /// This kind of memory cannot be mapped here.
+    #[error("{space}: {what} cannot be mapped here; {hint}")]
+    Unsupported {
+        /// The address space.
+        space: String,
+        /// What was offered.
+        what: String,
+        /// What to do about it.
+        hint: String,
+    },
+}

@@ -1,0 +1,201 @@
+// The binary interface between host code and the I/O kernel: plain C, for nvcc, NVRTC, g++, bindgen.
+//
+// Every struct here exists exactly twice: here and in gio-uring/src/abi.rs. A test compares sizes
+// and offsets (GIO_ABI_TABLE below lists them). Every address is one the executor that runs the
+// kernel can dereference, unless its name ends in _iova. Little-endian throughout.
+#ifndef GIO_ABI_H
+#define GIO_ABI_H
+
+#if defined(__CUDACC_RTC__)
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+#define GIO_ABI_VERSION 1u
+#define GIO_WARP 32u        // lanes of a warp; SQEs per doorbell at the most
+#define GIO_IOCTX_MAX 2048u // explicit IOCTXs in one IOCB (paper, section 3.2)
+#define GIO_WINDOW 8u       // operations one warp may have in progress
+
+// gio_iocb.opcode: the NVMe opcodes.
+#define GIO_OP_WRITE 1u
+#define GIO_OP_READ 2u
+// gio_iocb.flags
+#define GIO_FLAG_FUA 1u // writes reach non-volatile media before they complete
+// gio_iocb.kind
+#define GIO_KIND_EXPLICIT 0u // ioctx points to gio_ioctx
+#define GIO_KIND_AFFINE 1u   // ioctx points to gio_affine; addresses follow from the pool
+
+// Per-IOCTX status and gio_iocb.error: kind << 24 | NVMe status (15 bits, without phase).
+#define GIO_STATUS_OK 0u
+#define GIO_STATUS_NVME (1u << 24)      // the controller said so
+#define GIO_STATUS_TIMEOUT (2u << 24)   // no completion in time: the device may still do DMA
+#define GIO_STATUS_CANCELLED (3u << 24) // never given to the device: the kernel was stopped
+#define GIO_STATUS_FAULT (4u << 24)     // the queue failed first; the device may still do DMA
+#define GIO_STATUS_INVALID (5u << 24)   // never given to the device: block, file or range is wrong
+
+// gio_warp.fault
+#define GIO_FAULT_NONE 0u
+#define GIO_FAULT_CID 1u     // a completion for a CID that is not outstanding (or an old one)
+#define GIO_FAULT_SQHD 2u    // a completion whose SQ head is outside the queue
+#define GIO_FAULT_SQID 3u    // a completion that names another queue
+#define GIO_FAULT_TIMEOUT 4u // a command exceeded the timeout
+
+// gio_warp.descriptor_mode
+#define GIO_DESC_SGL 0u
+#define GIO_DESC_PRP 1u
+
+// clang-format off
+
+// An explicit I/O context: one run of bytes on one device.
+typedef struct gio_ioctx {
+  uint64_t iova;   // first byte for the controller
+  uint64_t lba;    // first LBA on the device
+  uint32_t bytes;  // length, a multiple of the LBA size
+  uint32_t device; // index of the device
+} gio_ioctx;       // 24 bytes
+
+// An affine I/O context: the kernel computes IOVA and LBA (ADR 0002).
+typedef struct gio_affine {
+  uint32_t block; // KV block in the registered pool
+  uint32_t file;  // GPU file in the store
+} gio_affine;     // 8 bytes
+
+// A registered KV pool and the layout of its files. Read-only for the kernel.
+//   object (f, r): g = f / group, k = f % group, device = (k + r) % devices,
+//   slot = (g * rows + r) * (group / devices) + k / devices,
+//   lba = data_lba[device] + slot * (slot_bytes >> lba_shift),  iova = row_iova[r] + block * block_stride
+typedef struct gio_pool {
+  uint64_t row_iova;     // u64[rows]: IOVA of block 0's object of each row
+  uint64_t data_lba;     // u64[devices]: first LBA of the data region
+  uint64_t block_stride; // bytes from one block's object to the next one's
+  uint32_t blocks;       // KV blocks registered
+  uint32_t files;        // GPU files in the store
+  uint32_t rows;         // layers * segments
+  uint32_t devices;      // N
+  uint32_t group;        // G, a multiple of N
+  uint32_t object_bytes; // bytes of one object in memory
+  uint32_t slot_bytes;   // bytes of one object on the device: object_bytes padded to the LBA size
+  uint32_t run_bytes;    // commands are merged up to this many bytes
+  uint64_t pad_read_iova;  // slot_bytes - object_bytes of a read go here (no bit bucket)
+  uint64_t pad_write_iova; // ... and come from here (zeroes) in a write
+} gio_pool;              // 72 bytes
+
+// One operation. Filled by the caller; the second half belongs to the kernel until the CQE is out.
+typedef struct gio_iocb {
+  uint32_t opcode;
+  uint32_t flags;
+  uint32_t kind;
+  uint32_t count;     // IOCTXs
+  uint64_t ioctx;     // gio_ioctx[count] or gio_affine[count], grouped by device class
+  uint64_t starts;    // u32[devices + 1]: IOCTXs of class c are [starts[c], starts[c + 1])
+                      //   class = device (explicit) or file % devices (affine)
+  uint64_t status;    // u32[count]: written only for what failed; sticky
+  uint64_t pool;      // gio_pool, affine only
+  uint32_t row_first; // affine: rows [row_first, row_first + row_count) of every IOCTX
+  uint32_t row_count;
+  uint32_t bytes_max; // explicit: the longest IOCTX
+  uint32_t devices;   // entries of starts, less one
+  uint64_t wait;      // u32: start only when *wait - wait_value >= 0 (signed); 0 = at once
+  uint64_t signal;    // u32: *signal = signal_value when everything completed; 0 = none
+  uint32_t wait_value;
+  uint32_t signal_value;
+  uint32_t warps_left; // warps that have not finished their part
+  uint32_t errors;     // commands and IOCTXs that failed
+  uint64_t error;      // one of the failures: status << 32 | index of its IOCTX
+  uint64_t objects;    // IOCTX rows done without error
+  uint64_t reserved[2];
+} gio_iocb;            // 128 bytes
+
+// One command slot of a queue: what its CID stands for.
+typedef struct gio_slot {
+  uint16_t generation; // of the CID: cid = generation << depth_log2 | slot
+  uint16_t state;      // 0 free, 1 outstanding, 2 timed out (quarantined until the queue is taken back)
+  uint16_t active;     // index into gio_warp.active
+  uint16_t count;      // IOCTXs merged into the command
+  uint32_t first;      // index of the first IOCTX
+  uint32_t bytes;
+  uint64_t since_ns;   // when it was submitted
+} gio_slot;            // 24 bytes
+
+// An operation in progress on one warp.
+typedef struct gio_active {
+  uint32_t iocb;        // id
+  uint32_t outstanding; // commands of it on this queue
+  uint32_t state;       // 0 unused, 1 generating, 2 all generated
+  uint32_t errors;
+  uint64_t error;
+  uint64_t objects;
+} gio_active;           // 32 bytes
+
+// One warp and the queue pair it owns. The first half is written by the host before the start, the
+// rest only by the warp; the host reads counters and fault at any time.
+typedef struct gio_warp {
+  uint64_t sq;               // 64-byte entries
+  uint64_t cq;               // 16-byte entries
+  uint64_t sq_doorbell;
+  uint64_t cq_doorbell;
+  uint64_t descriptors;      // one area per slot
+  uint64_t descriptors_iova;
+  uint64_t slots;            // gio_slot[depth]
+  uint64_t free_slots;       // u16[depth]: stack of free slots
+  uint32_t descriptor_bytes;
+  uint32_t depth_log2;
+  uint32_t nsid;
+  uint32_t lba_shift;
+  uint64_t lbas;             // size of the namespace: nothing beyond is ever addressed
+  uint32_t transfer_bytes_max;
+  uint32_t descriptor_mode;
+  uint32_t page_bytes;       // PRP: memory page size
+  uint32_t bit_bucket;       // SGL: padding of reads may be discarded
+  uint32_t qid;
+  uint32_t device;           // which device of the store
+  uint32_t part;             // this warp's part of the device's run: part of parts
+  uint32_t parts;
+  // the warp's own
+  uint32_t sq_tail;
+  uint32_t cq_head;          // free running
+  uint32_t ring_head;        // free running: next submission ring entry
+  uint32_t free_count;
+  uint32_t outstanding;
+  uint32_t cursor_active;    // which active operation is generating; GIO_WINDOW = none
+  uint32_t cursor_row;
+  uint32_t cursor_at;        // next piece of the row's run
+  uint32_t fault;
+  uint32_t quarantined;      // slots in state 2
+  uint64_t swept_ns;         // when the slots were last looked through for timeouts
+  // counters
+  uint64_t commands;
+  uint64_t objects;
+  uint64_t bytes_read;
+  uint64_t bytes_written;
+  uint64_t sq_doorbells;
+  uint64_t cq_doorbells;
+  uint64_t errors;
+  uint64_t late;             // completions that came after their timeout
+  gio_active active[GIO_WINDOW];
+} gio_warp;
+
+// What a kernel launch, or a host thread's turn, is given.
+typedef struct gio_args {
+  uint64_t warps;      // gio_warp[warp_count]
+  uint64_t iocbs;      // gio_iocb[]
+  uint64_t sq_ring;    // u64[ring_mask + 1]: (position + 1) << 32 | iocb id
+  uint64_t cq_ring;    // u64[ring_mask + 1]: the same form
+  uint64_t cq_tail;    // u32: next position of the completion ring, shared by all warps
+  uint64_t stop;       // u32: nonzero = submit nothing more, end when nothing is outstanding
+  uint64_t clock;      // u64: virtual time in ns; 0 = the processor's own clock
+  uint64_t timeout_ns; // of a command
+  uint32_t warp_count;
+  uint32_t ring_mask;
+  uint32_t until;      // launch-per-batch: end once ring_head reaches this and all is done
+  uint32_t resident;   // 1: `until` is ignored
+  uint32_t rounds;     // host: give the thread back after this many rounds
+  uint32_t reserved;
+} gio_args;            // 88 bytes
+
+// clang-format on
+#endif
