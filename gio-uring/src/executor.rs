@@ -78,7 +78,9 @@ pub enum Progress {
 
 /// Runs the I/O kernel: host threads, the calling thread, or a GPU.
 ///
-/// Life: `alloc` as often as needed, `start` once, then `submitted` and `poll`, `stop` once.
+/// Life: `alloc` as often as needed, `start`, then `submitted` and `poll`, then `stop`. After a
+/// successful `stop` it may be started again with new arguments (queues that were recovered), whose
+/// ring positions begin at 0 again.
 pub trait IoExecutor: Send + fmt::Debug {
     /// What a report calls it: `host`, `inline`, `cuda`.
     fn name(&self) -> &'static str;

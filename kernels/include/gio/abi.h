@@ -177,7 +177,8 @@ typedef struct gio_warp {
   uint64_t errors;
   uint64_t late;             // completions that came after their timeout
   gio_active active[GIO_WINDOW];
-} gio_warp;
+  uint64_t reserved[3];      // to whole cache lines: warps on different threads share none
+} gio_warp;                  // 512 bytes
 
 // What a kernel launch, or a host thread's turn, is given.
 typedef struct gio_args {
