@@ -1,1 +1,117 @@
-fn main() {}
+//! `cargo xtask`: everything a contributor or CI runs, under one name.
+//!
+//! # Architecture
+//!
+//! A command in [`command`] is a list of [`step::Step`]s and nothing else. [`report::run_all`] runs
+//! them, prints the table of durations and the one line of totals, and turns the result into an
+//! exit code. [`needs`] makes sure of what a build asks from the machine.
+//!
+//! # Invariants
+//!
+//! Every command line is printed before it runs, in a form that can be pasted into a shell. A step
+//! that was skipped is in the table with its reason. The last line of a run never says `0 failed`
+//! after a failure.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool: progress goes to stderr, the tests' output and totals to stdout"
+)]
+
+mod command;
+mod deadline;
+mod needs;
+mod report;
+mod step;
+mod tally;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::deadline::Deadline;
+
+/// Some step failed; the table says which.
+const EXIT_STEP_FAILED: u8 = 1;
+// 2 is clap's, for a command line it cannot parse.
+/// The machine lacks something the build needs, and it could not be installed.
+const EXIT_MACHINE: u8 = 3;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  every step passed
+  1  a step failed (all the others ran all the same, unless --fail-fast)
+  2  the command line could not be parsed
+  3  this machine lacks something the build needs; the message says what
+
+`bench` ends with the exit code of the benchmark.";
+
+/// Runs what contributors and CI run.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run all that CI runs: lint, then test
+    ///
+    /// A machine without a C++ compiler gets one where that is possible (Debian, as root).
+    Ci(RunArgs),
+    /// Check formatting, clippy, rustdoc and the tidy rules
+    Lint(RunArgs),
+    /// Run the workspace's tests, the loom models and a replay
+    Test(RunArgs),
+    /// Model-check the rings of gio-uring under loom
+    ///
+    /// Built into a target folder of its own, because `--cfg loom` changes every dependency.
+    Loom(RunArgs),
+    /// Run one benchmark
+    ///
+    /// Without a name, the benchmark program lists what it has.
+    Bench(command::bench::BenchArgs),
+}
+
+/// What the commands made of steps have in common.
+#[derive(Args, Clone, Copy)]
+struct RunArgs {
+    /// Stop at the first step that fails
+    #[arg(long)]
+    fail_fast: bool,
+    /// Stop a step when the whole run has taken this long [default: 40 if $CI is set, else never]
+    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
+    deadline_minutes: Option<u64>,
+}
+
+impl RunArgs {
+    fn deadline(self) -> Deadline {
+        Deadline::new(self.deadline_minutes, std::env::var_os("CI").is_some())
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Ci(args) => command::ci::run(args),
+        Command::Lint(args) => command::lint::run(args),
+        Command::Test(args) => command::test::run(args),
+        Command::Loom(args) => command::loom::run(args),
+        Command::Bench(args) => command::bench::run(&args),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(EXIT_MACHINE)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

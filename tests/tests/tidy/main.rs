@@ -1,0 +1,60 @@
+//! The house rules that a compiler does not check. One rule is one function from the tree to its
+//! violations; `docs/testing.md` lists them in words.
+//!
+//! Every rule carries a bad sample with the places where it must complain, and is tested on it
+//! first: a rule that cannot fail says nothing about the tree.
+
+mod code;
+mod docs;
+mod mask;
+mod text;
+mod tree;
+
+use tree::{Tree, Violation};
+
+struct Rule {
+    name: &'static str,
+    check: fn(&Tree) -> Vec<Violation>,
+    /// Files (path, text) that break the rule, or come close.
+    sample: fn() -> Vec<(&'static str, String)>,
+    /// Where the sample breaks it: all the places, and no others.
+    finds: &'static [&'static str],
+}
+
+const RULES: &[&[Rule]] = &[text::RULES, code::RULES, docs::RULES];
+
+fn rules() -> impl Iterator<Item = &'static Rule> {
+    RULES.iter().copied().flatten()
+}
+
+#[test]
+fn every_rule_finds_what_is_wrong_with_its_sample() {
+    for rule in rules() {
+        let tree = Tree::of_samples((rule.sample)());
+        let found = (rule.check)(&tree);
+        let mut places: Vec<String> = found.iter().map(Violation::place).collect();
+        places.sort();
+        let mut wanted: Vec<&str> = rule.finds.to_vec();
+        wanted.sort_unstable();
+        assert!(!wanted.is_empty(), "{}: a rule with nothing to find", rule.name);
+        assert_eq!(places, wanted, "{}: it said {found:#?}", rule.name);
+    }
+}
+
+#[test]
+fn the_tree_is_tidy() {
+    let tree = Tree::of_repository();
+    // Guards against a walk that finds nothing and is content with it.
+    for file in ["Cargo.toml", "README.md", "tests/tests/tidy/main.rs"] {
+        assert!(tree.contains(file), "{file} is not among the {} files seen", tree.files().len());
+    }
+    let mut lines = Vec::new();
+    for rule in rules() {
+        let found = (rule.check)(&tree);
+        if !found.is_empty() {
+            lines.push(format!("\n{} ({}):", rule.name, found.len()));
+            lines.extend(found.iter().map(|violation| format!("  {violation}")));
+        }
+    }
+    assert!(lines.is_empty(), "the tree is not tidy\n{}\n", lines.join("\n"));
+}

@@ -1,0 +1,184 @@
+//! The files a rule sees: the repository's, or a sample's.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One text file.
+pub struct File {
+    /// From the root of the repository, with `/`.
+    pub path: String,
+    pub text: String,
+}
+
+/// Something to put right.
+#[derive(Debug)]
+pub struct Violation {
+    path: String,
+    line: usize,
+    message: String,
+}
+
+impl Violation {
+    /// `message` says what is wrong, why that matters and what to do; lines count from 1.
+    pub fn new(file: &File, line: usize, message: impl Into<String>) -> Self {
+        Self { path: file.path.clone(), line, message: message.into() }
+    }
+
+    pub fn place(&self) -> String {
+        format!("{}:{}", self.path, self.line)
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place(), self.message)
+    }
+}
+
+impl File {
+    pub fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
+    /// The folder, without a slash at its end; empty at the root.
+    pub fn folder(&self) -> &str {
+        self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
+    }
+
+    pub fn is(&self, extensions: &[&str]) -> bool {
+        self.name().rsplit_once('.').is_some_and(|(_, ext)| extensions.contains(&ext))
+    }
+
+    /// Lines with their numbers.
+    pub fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        numbered(&self.text)
+    }
+}
+
+/// Lines with their numbers, from 1.
+pub fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(index, line)| (index + 1, line))
+}
+
+/// The number of the line that holds byte `at`.
+pub fn line_of(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count()
+}
+
+/// All files of a repository.
+pub struct Tree {
+    files: Vec<File>,
+    /// Those that are not text, too: something may link to them.
+    paths: Vec<String>,
+}
+
+impl Tree {
+    pub fn of_samples(samples: Vec<(&'static str, String)>) -> Self {
+        let files: Vec<File> =
+            samples.into_iter().map(|(path, text)| File { path: path.into(), text }).collect();
+        let paths = files.iter().map(|file| file.path.clone()).collect();
+        Self { files, paths }
+    }
+
+    pub fn of_repository() -> Self {
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = manifest.parent().expect("this crate is a folder of the workspace");
+        let mut paths = listed_by_git(root).unwrap_or_else(|| walked(root));
+        paths.sort();
+        let mut tree = Self { files: Vec::new(), paths: Vec::new() };
+        for path in paths {
+            // A file that git lists may have been deleted since.
+            let Ok(bytes) = fs::read(root.join(&path)) else { continue };
+            if let Ok(text) = String::from_utf8(bytes) {
+                tree.files.push(File { path: path.clone(), text });
+            }
+            tree.paths.push(path);
+        }
+        tree
+    }
+
+    pub fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    /// The files with one of these extensions.
+    pub fn with(&self, extensions: &'static [&str]) -> impl Iterator<Item = &File> {
+        self.files.iter().filter(|file| file.is(extensions))
+    }
+
+    pub fn file(&self, path: &str) -> Option<&File> {
+        self.files.iter().find(|file| file.path == path)
+    }
+
+    /// Whether there is such a file or folder; the root is the empty path.
+    pub fn contains(&self, path: &str) -> bool {
+        let inside = |file: &String| {
+            file.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        path.is_empty() || self.paths.iter().any(inside)
+    }
+}
+
+/// Tracked files, and new ones that are not ignored; None if this is no git checkout.
+fn listed_by_git(root: &Path) -> Option<Vec<String>> {
+    if !root.join(".git").exists() {
+        return None; // An unpacked archive inside somebody else's repository.
+    }
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let paths = listed.stdout.split(|&byte| byte == 0).filter(|path| !path.is_empty());
+    Some(paths.map(|path| String::from_utf8_lossy(path).into_owned()).collect())
+}
+
+/// All files under `root` but build output.
+fn walked(root: &Path) -> Vec<String> {
+    let (mut folders, mut paths) = (vec![PathBuf::new()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(root.join(&folder)).into_iter().flatten().flatten();
+        for entry in entries {
+            let path = folder.join(entry.file_name());
+            let Ok(kind) = entry.file_type() else { continue };
+            let name = entry.file_name();
+            if kind.is_file() {
+                paths.push(path.to_string_lossy().into_owned());
+            } else if kind.is_dir()
+                && name != ".git"
+                && !name.to_string_lossy().starts_with("target")
+            {
+                folders.push(path);
+            }
+        }
+    }
+    paths
+}
+
+#[test]
+fn both_ways_to_list_the_files_find_the_sources() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let own = "tests/tests/tidy/tree.rs";
+    assert!(walked(root).iter().any(|path| path == own));
+    if let Some(listed) = listed_by_git(root) {
+        assert!(listed.iter().any(|path| path == own));
+    }
+}
+
+#[test]
+fn folders_and_files_are_contained() {
+    let tree = Tree::of_samples(vec![("docs/adr/a.md", String::new())]);
+    for (path, there) in
+        [("docs", true), ("docs/adr/a.md", true), ("doc", false), ("docs/b", false)]
+    {
+        assert_eq!(tree.contains(path), there, "{path}");
+    }
+}
+
+#[test]
+fn bytes_have_line_numbers() {
+    assert_eq!([0, 1, 2].map(|at| line_of("a\nb", at)), [1, 1, 2]);
+}

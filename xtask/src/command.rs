@@ -1,0 +1,7 @@
+//! One module for each command.
+
+pub mod bench;
+pub mod ci;
+pub mod lint;
+pub mod loom;
+pub mod test;

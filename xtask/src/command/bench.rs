@@ -1,0 +1,22 @@
+//! `cargo xtask bench`: one benchmark, built for release.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{needs, step::Step};
+
+#[derive(Args)]
+pub struct BenchArgs {
+    /// The benchmark's name, then its own arguments
+    #[arg(value_name = "NAME [ARGS]", trailing_var_arg = true, allow_hyphen_values = true)]
+    name_and_args: Vec<String>,
+}
+
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    needs::cxx_compiler()?;
+    Step::cargo("bench", "run --release --package ripieno-bench --")
+        .args(&args.name_and_args)
+        .run_alone()
+}

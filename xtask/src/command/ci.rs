@@ -1,0 +1,15 @@
+//! `cargo xtask ci`: what `.ci/run` runs, and the README's test command.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{RunArgs, command, needs, report};
+
+pub fn run(args: RunArgs) -> Result<ExitCode> {
+    needs::cxx_compiler()?;
+    // Not lint's own tidy step: the workspace's tests contain it, and it must not count twice.
+    let mut steps = command::lint::checks();
+    steps.extend(command::test::steps());
+    Ok(report::run_all(steps, args))
+}

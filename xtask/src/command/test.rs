@@ -1,0 +1,24 @@
+//! `cargo xtask test`: every test that needs no hardware, and the README's first command.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::command::loom;
+use crate::step::Step;
+use crate::{RunArgs, needs, report};
+
+pub fn run(args: RunArgs) -> Result<ExitCode> {
+    needs::cxx_compiler()?;
+    Ok(report::run_all(steps(), args))
+}
+
+pub fn steps() -> Vec<Step> {
+    vec![
+        // Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners
+        // would mean two ways to fail.
+        Step::cargo("tests", "test --workspace --no-fail-fast").tests_at_least(1),
+        loom::step(),
+        Step::cargo("replay", "run --release --bin ripieno -- replay"),
+    ]
+}

@@ -1,0 +1,128 @@
+//! Running steps in order, and what is printed at the end.
+
+use std::io;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::step::{Outcome, Step, Verdict};
+use crate::tally::Tally;
+use crate::{EXIT_STEP_FAILED, RunArgs};
+
+/// Runs all steps, also after one that failed: one run shows all that is wrong.
+pub fn run_all(steps: Vec<Step>, args: RunArgs) -> ExitCode {
+    let (start, deadline, count) = (Instant::now(), args.deadline(), steps.len());
+    let mut done = Vec::with_capacity(count);
+    for (index, step) in steps.into_iter().enumerate() {
+        eprintln!("\n==> [{}/{count}] {}\n    $ {step}", index + 1, step.name);
+        let outcome = step.run(deadline, &mut io::stdout());
+        let failed = match &outcome.verdict {
+            Verdict::Ok => false,
+            Verdict::Failed(why) => {
+                eprintln!("==> {} failed: {why}", step.name);
+                true
+            }
+            Verdict::Skipped(why) => {
+                eprintln!("==> {} skipped: {why}", step.name);
+                false
+            }
+        };
+        done.push((step, outcome));
+        if failed && args.fail_fast {
+            break;
+        }
+    }
+    let not_run = count - done.len();
+    eprint!("{}", table(&done, not_run, start.elapsed()));
+    let total = total(done.iter().map(|(_, outcome)| outcome));
+    println!("{total}");
+    if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS }
+}
+
+/// The sum over all steps. One that failed with no failed test (a lint, a crash, a build) counts
+/// as one failure, so that the total of a run that failed never says `0 failed`.
+fn total<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> Tally {
+    let mut total = Tally::default();
+    for outcome in outcomes {
+        total += outcome.tally;
+        if matches!(outcome.verdict, Verdict::Failed(_)) && outcome.tally.failed == 0 {
+            total.failed += 1;
+        }
+    }
+    total
+}
+
+fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
+    let mut lines = vec![String::new(), row("step", "result", "time", "tests")];
+    let mut again = Vec::new();
+    for (step, outcome) in done {
+        let result = match outcome.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Failed(_) => "FAILED",
+            Verdict::Skipped(_) => "skipped",
+        };
+        let counted = outcome.tally != Tally::default();
+        let tests = if counted { outcome.tally.to_string() } else { String::new() };
+        lines.push(row(step.name, result, &clock(outcome.took), &tests));
+        match &outcome.verdict {
+            Verdict::Ok => {}
+            Verdict::Failed(why) => again.push(format!("{}: {why}\n    $ {step}", step.name)),
+            Verdict::Skipped(why) => again.push(format!("{}: skipped: {why}", step.name)),
+        }
+    }
+    if not_run > 0 {
+        again.push(format!("{not_run} more not run (--fail-fast)"));
+    }
+    lines.push(row("total", "", &clock(took), ""));
+    if !again.is_empty() {
+        lines.push(String::new());
+        lines.append(&mut again);
+    }
+    lines.push("\n".into());
+    lines.join("\n")
+}
+
+fn row(step: &str, result: &str, time: &str, tests: &str) -> String {
+    format!("{step:<8} {result:<8} {time:>6}  {tests}").trim_end().to_owned()
+}
+
+/// Minutes and seconds.
+fn clock(took: Duration) -> String {
+    let seconds = took.as_secs_f64().round() as u64;
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(verdict: Verdict, tally: Tally) -> Outcome {
+        Outcome { verdict, tally, took: Duration::from_secs(61) }
+    }
+
+    #[test]
+    fn a_failure_without_a_failed_test_still_counts() {
+        let tests = Tally { passed: 9, failed: 0, skipped: 1 };
+        let all = [
+            outcome(Verdict::Ok, tests),
+            outcome(Verdict::Failed("exit status: 101".into()), Tally::default()),
+        ];
+        assert_eq!(total(all.iter()).to_string(), "9 passed, 1 failed, 1 skipped");
+    }
+
+    #[test]
+    fn failed_tests_count_once() {
+        let tests = Tally { passed: 9, failed: 2, skipped: 0 };
+        let all = [outcome(Verdict::Failed("exit status: 101".into()), tests)];
+        assert_eq!(total(all.iter()).to_string(), "9 passed, 2 failed");
+    }
+
+    #[test]
+    fn the_table_names_what_failed_and_how_to_run_it_again() {
+        let step = Step::cargo("clippy", "clippy --workspace");
+        let failed = outcome(Verdict::Failed("exit status: 101".into()), Tally::default());
+        let table = table(&[(step, failed)], 2, Duration::from_secs(125));
+        for part in ["FAILED", "1:01", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
+            assert!(table.contains(part), "{part:?} is missing in:\n{table}");
+        }
+    }
+}

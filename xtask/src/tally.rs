@@ -1,0 +1,82 @@
+//! Counting tests from what libtest prints.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// Numbers of tests, by outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: u64,
+    pub skipped: u64,
+}
+
+impl Tally {
+    /// What a line of output adds: libtest closes each binary, and each crate's doc tests, with
+    /// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; ...`.
+    pub fn of_line(line: &str) -> Self {
+        let mut tally = Self::default();
+        let Some((_, counts)) =
+            line.trim().strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
+        else {
+            return tally;
+        };
+        for count in counts.split("; ") {
+            let Some((number, outcome)) = count.split_once(' ') else { continue };
+            let Ok(number) = number.parse() else { continue };
+            match outcome {
+                "passed" => tally.passed = number,
+                "failed" => tally.failed = number,
+                "ignored" => tally.skipped = number,
+                _ => {}
+            }
+        }
+        tally
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        if self.skipped > 0 {
+            write!(f, ", {} skipped", self.skipped)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_closing_line_of_a_test_binary() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; \
+                    7 filtered out; finished in 0.01s\n";
+        assert_eq!(Tally::of_line(line), Tally { passed: 12, failed: 3, skipped: 1 });
+    }
+
+    #[test]
+    fn other_lines_count_nothing() {
+        for line in ["", "test a ... ok", "12 passed; 3 failed", "test result: "] {
+            assert_eq!(Tally::of_line(line), Tally::default(), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn skipped_tests_are_named_only_if_there_are_any() {
+        assert_eq!(Tally { passed: 2, failed: 0, skipped: 0 }.to_string(), "2 passed, 0 failed");
+        assert_eq!(
+            Tally { passed: 2, failed: 1, skipped: 4 }.to_string(),
+            "2 passed, 1 failed, 4 skipped"
+        );
+    }
+}
