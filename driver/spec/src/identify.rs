@@ -1,0 +1,477 @@
+//! Identify data structures (Base, "Identify command"; NVM Command Set, "Identify Namespace").
+
+use core::fmt;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+bitflags::bitflags! {
+    /// Optional admin commands (OACS).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Oacs: u16 {
+        /// Security Send and Receive.
+        const SECURITY = 1;
+        /// Format NVM.
+        const FORMAT = 1 << 1;
+        /// Firmware commit and download.
+        const FIRMWARE = 1 << 2;
+        /// Namespace management.
+        const NAMESPACE_MANAGEMENT = 1 << 3;
+        /// Doorbell Buffer Config.
+        const DOORBELL_BUFFER = 1 << 8;
+        const _ = !0;
+    }
+}
+
+bitflags::bitflags! {
+    /// Optional NVM commands (ONCS).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Oncs: u16 {
+        /// Compare.
+        const COMPARE = 1;
+        /// Write Uncorrectable.
+        const WRITE_UNCORRECTABLE = 1 << 1;
+        /// Dataset Management.
+        const DATASET_MANAGEMENT = 1 << 2;
+        /// Write Zeroes.
+        const WRITE_ZEROES = 1 << 3;
+        /// Save and Select in features.
+        const FEATURE_SAVE = 1 << 4;
+        /// Reservations.
+        const RESERVATIONS = 1 << 5;
+        /// Verify.
+        const VERIFY = 1 << 7;
+        const _ = !0;
+    }
+}
+
+bitflags::bitflags! {
+    /// Volatile write cache (VWC).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Vwc: u8 {
+        /// There is one.
+        const PRESENT = 1;
+        /// Flush to all namespaces is supported (with bit 2: the field is meaningful).
+        const FLUSH_ALL = 1 << 1;
+        /// Bit 1 is meaningful.
+        const FLUSH_ALL_KNOWN = 1 << 2;
+        const _ = !0;
+    }
+}
+
+open_enum! {
+    /// SGLS bits 1:0.
+    SglSupport: u8 {
+        /// No SGLs in NVM commands.
+        NONE = 0,
+        /// SGLs of any alignment and length.
+        BYTE = 1,
+        /// SGLs whose addresses and lengths are multiples of 4.
+        DWORD = 2,
+    }
+}
+
+/// SGL support (SGLS).
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct Sgls(pub u32);
+
+impl Sgls {
+    /// The bit bucket descriptor is supported.
+    pub const BIT_BUCKET: u32 = 1 << 16;
+    /// An SGL longer than the data is allowed.
+    pub const OVERSIZED: u32 = 1 << 18;
+    /// MPTR may point to an SGL.
+    pub const MPTR_SGL: u32 = 1 << 19;
+    /// Addresses may be offsets.
+    pub const OFFSET: u32 = 1 << 20;
+
+    /// Whether and how finely SGLs are supported.
+    #[must_use]
+    pub const fn support(self) -> SglSupport {
+        SglSupport(self.0 as u8 & 3)
+    }
+
+    /// The bit bucket descriptor is supported.
+    #[must_use]
+    pub const fn bit_bucket(self) -> bool {
+        self.0 & Self::BIT_BUCKET != 0
+    }
+
+    /// An SGL longer than the data is allowed.
+    #[must_use]
+    pub const fn oversized(self) -> bool {
+        self.0 & Self::OVERSIZED != 0
+    }
+
+    /// MPTR may point to an SGL.
+    #[must_use]
+    pub const fn mptr_sgl(self) -> bool {
+        self.0 & Self::MPTR_SGL != 0
+    }
+
+    /// Addresses may be offsets.
+    #[must_use]
+    pub const fn offset(self) -> bool {
+        self.0 & Self::OFFSET != 0
+    }
+}
+
+/// Identify Controller, 4096 bytes (CNS 01h).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IdentifyController {
+    /// PCI vendor.
+    pub vid: u16,
+    /// PCI subsystem vendor.
+    pub ssvid: u16,
+    /// Serial number, ASCII padded with spaces.
+    pub sn: [u8; 20],
+    /// Model number, ASCII padded with spaces.
+    pub mn: [u8; 40],
+    /// Firmware revision, ASCII padded with spaces.
+    pub fr: [u8; 8],
+    /// Recommended arbitration burst, log2.
+    pub rab: u8,
+    /// IEEE OUI.
+    pub ieee: [u8; 3],
+    /// Multi-path and namespace sharing.
+    pub cmic: u8,
+    /// Maximum data transfer size: `2^mdts` minimum pages; 0 = no limit.
+    pub mdts: u8,
+    /// Controller identifier.
+    pub cntlid: u16,
+    /// Version.
+    pub ver: u32,
+    /// RTD3 resume latency in microseconds.
+    pub rtd3r: u32,
+    /// RTD3 entry latency in microseconds: how long a shutdown may take.
+    pub rtd3e: u32,
+    /// Optional asynchronous events.
+    pub oaes: u32,
+    /// Controller attributes.
+    pub ctratt: u32,
+    /// Read recovery levels.
+    pub rrls: u16,
+    /// Reserved.
+    pub reserved102: [u8; 9],
+    /// Controller type: 1 = I/O.
+    pub cntrltype: u8,
+    /// FRU identifier.
+    pub fguid: [u8; 16],
+    /// Command retry delay times in 100 milliseconds.
+    pub crdt: [u16; 3],
+    /// Reserved.
+    pub reserved134: [u8; 122],
+    /// Optional admin commands, see [`Oacs`].
+    pub oacs: u16,
+    /// Abort command limit, zero-based.
+    pub acl_z: u8,
+    /// Asynchronous event request limit, zero-based.
+    pub aerl_z: u8,
+    /// Firmware updates.
+    pub frmw: u8,
+    /// Log page attributes.
+    pub lpa: u8,
+    /// Error log page entries, zero-based.
+    pub elpe_z: u8,
+    /// Number of power states, zero-based.
+    pub npss_z: u8,
+    /// Admin vendor specific command format.
+    pub avscc: u8,
+    /// Autonomous power state transitions.
+    pub apsta: u8,
+    /// Warning temperature in kelvins.
+    pub wctemp: u16,
+    /// Critical temperature in kelvins.
+    pub cctemp: u16,
+    /// Fields this project does not use (bytes 270 to 511).
+    pub reserved270: [u8; 242],
+    /// Submission queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.
+    pub sqes: u8,
+    /// Completion queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.
+    pub cqes: u8,
+    /// Maximum outstanding commands; 0 = not reported.
+    pub maxcmd: u16,
+    /// Largest namespace identifier.
+    pub nn: u32,
+    /// Optional NVM commands, see [`Oncs`].
+    pub oncs: u16,
+    /// Fused operations.
+    pub fuses: u16,
+    /// Format NVM attributes.
+    pub fna: u8,
+    /// Volatile write cache, see [`Vwc`].
+    pub vwc: u8,
+    /// Atomic write unit normal in LBAs, zero-based.
+    pub awun_z: u16,
+    /// Atomic write unit power fail in LBAs, zero-based.
+    pub awupf_z: u16,
+    /// I/O command set vendor specific command format.
+    pub icsvscc: u8,
+    /// Namespace write protection.
+    pub nwpc: u8,
+    /// Atomic compare and write unit, zero-based.
+    pub acwu_z: u16,
+    /// Copy descriptor formats.
+    pub cdfs: u16,
+    /// SGL support.
+    pub sgls: Sgls,
+    /// Maximum number of allowed namespaces.
+    pub mnan: u32,
+    /// Fields this project does not use (bytes 544 to 767).
+    pub reserved544: [u8; 224],
+    /// NVM subsystem qualified name, UTF-8 ended by a zero byte.
+    pub subnqn: [u8; 256],
+    /// Fields this project does not use (bytes 1024 to 2047).
+    pub reserved1024: [u8; 1024],
+    /// Power state descriptors.
+    pub psd: [[u8; 32]; 32],
+    /// Vendor specific.
+    pub vendor: [u8; 1024],
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<IdentifyController>() == 4096);
+    assert!(offset_of!(IdentifyController, mdts) == 77);
+    assert!(offset_of!(IdentifyController, ver) == 80);
+    assert!(offset_of!(IdentifyController, cntrltype) == 111);
+    assert!(offset_of!(IdentifyController, oacs) == 256);
+    assert!(offset_of!(IdentifyController, cctemp) == 268);
+    assert!(offset_of!(IdentifyController, sqes) == 512);
+    assert!(offset_of!(IdentifyController, vwc) == 525);
+    assert!(offset_of!(IdentifyController, sgls) == 536);
+    assert!(offset_of!(IdentifyController, subnqn) == 768);
+    assert!(offset_of!(IdentifyController, psd) == 2048);
+};
+
+impl Default for IdentifyController {
+    fn default() -> Self {
+        zerocopy::FromZeros::new_zeroed()
+    }
+}
+
+impl fmt::Debug for IdentifyController {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdentifyController")
+            .field("model", &self.model())
+            .field("serial", &self.serial())
+            .field("firmware", &self.firmware())
+            .field("mdts", &self.mdts)
+            .field("sgls", &self.sgls)
+            .field("nn", &self.nn)
+            .finish_non_exhaustive()
+    }
+}
+
+/// ASCII text without its padding; empty when it is not text.
+fn text(bytes: &[u8]) -> &str {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    core::str::from_utf8(&bytes[..end]).unwrap_or("").trim()
+}
+
+impl IdentifyController {
+    /// Model number without padding.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        text(&self.mn)
+    }
+
+    /// Serial number without padding.
+    #[must_use]
+    pub fn serial(&self) -> &str {
+        text(&self.sn)
+    }
+
+    /// Firmware revision without padding.
+    #[must_use]
+    pub fn firmware(&self) -> &str {
+        text(&self.fr)
+    }
+
+    /// NVM subsystem qualified name.
+    #[must_use]
+    pub fn nqn(&self) -> &str {
+        text(&self.subnqn)
+    }
+
+    /// Optional admin commands.
+    #[must_use]
+    pub const fn admin_commands(&self) -> Oacs {
+        Oacs::from_bits_retain(self.oacs)
+    }
+
+    /// Optional NVM commands.
+    #[must_use]
+    pub const fn nvm_commands(&self) -> Oncs {
+        Oncs::from_bits_retain(self.oncs)
+    }
+
+    /// Volatile write cache.
+    #[must_use]
+    pub const fn write_cache(&self) -> Vwc {
+        Vwc::from_bits_retain(self.vwc)
+    }
+}
+
+/// An LBA format: metadata bytes in 15:0, log2 of the LBA size in 23:16, relative performance in 25:24.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct LbaFormat(pub u32);
+
+impl LbaFormat {
+    /// A format of `1 << lbads` data bytes and `ms` metadata bytes.
+    #[must_use]
+    pub const fn new(lbads: u8, ms: u16) -> Self {
+        Self(ms as u32 | (lbads as u32) << 16)
+    }
+
+    /// Metadata bytes of each LBA.
+    #[must_use]
+    pub const fn ms(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// log2 of the data bytes of an LBA; 0 = the format is not available.
+    #[must_use]
+    pub const fn lbads(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+
+    /// Relative performance, 0 = best.
+    #[must_use]
+    pub const fn rp(self) -> u8 {
+        (self.0 >> 24) as u8 & 3
+    }
+}
+
+/// Identify Namespace, 4096 bytes (CNS 00h, NVM command set).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IdentifyNamespace {
+    /// Size in LBAs.
+    pub nsze: u64,
+    /// Capacity in LBAs.
+    pub ncap: u64,
+    /// LBAs in use.
+    pub nuse: u64,
+    /// Features.
+    pub nsfeat: u8,
+    /// Number of LBA formats, zero-based.
+    pub nlbaf_z: u8,
+    /// Format in use: index in bits 3:0 and 6:5, metadata at the end of the data in bit 4.
+    pub flbas: u8,
+    /// Metadata capabilities.
+    pub mc: u8,
+    /// Protection capabilities.
+    pub dpc: u8,
+    /// Protection in use.
+    pub dps: u8,
+    /// Multi-path and sharing.
+    pub nmic: u8,
+    /// Reservation capabilities.
+    pub rescap: u8,
+    /// Format progress: percentage left in bits 6:0.
+    pub fpi: u8,
+    /// Deallocate features: bits 2:0 = what a deallocated block reads as (1 = zeroes).
+    pub dlfeat: u8,
+    /// Atomic write unit normal, zero-based.
+    pub nawun_z: u16,
+    /// Atomic write unit power fail, zero-based.
+    pub nawupf_z: u16,
+    /// Atomic compare and write unit, zero-based.
+    pub nacwu_z: u16,
+    /// Atomic boundary size normal.
+    pub nabsn: u16,
+    /// Atomic boundary offset.
+    pub nabo: u16,
+    /// Atomic boundary size power fail.
+    pub nabspf: u16,
+    /// Optimal I/O boundary in LBAs; 0 = not reported.
+    pub noiob: u16,
+    /// NVM capacity in bytes.
+    pub nvmcap: [u8; 16],
+    /// Preferred write granularity in LBAs, zero-based.
+    pub npwg_z: u16,
+    /// Preferred write alignment in LBAs, zero-based.
+    pub npwa_z: u16,
+    /// Preferred deallocate granularity in LBAs, zero-based.
+    pub npdg_z: u16,
+    /// Preferred deallocate alignment in LBAs, zero-based.
+    pub npda_z: u16,
+    /// Optimal write size in LBAs, zero-based.
+    pub nows_z: u16,
+    /// Fields this project does not use (bytes 74 to 103).
+    pub reserved74: [u8; 30],
+    /// Namespace globally unique identifier.
+    pub nguid: [u8; 16],
+    /// IEEE extended unique identifier.
+    pub eui64: [u8; 8],
+    /// LBA formats.
+    pub lbaf: [LbaFormat; 64],
+    /// Vendor specific.
+    pub vendor: [u8; 3712],
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<IdentifyNamespace>() == 4096);
+    assert!(offset_of!(IdentifyNamespace, nsfeat) == 24);
+    assert!(offset_of!(IdentifyNamespace, dlfeat) == 33);
+    assert!(offset_of!(IdentifyNamespace, nvmcap) == 48);
+    assert!(offset_of!(IdentifyNamespace, nows_z) == 72);
+    assert!(offset_of!(IdentifyNamespace, nguid) == 104);
+    assert!(offset_of!(IdentifyNamespace, lbaf) == 128);
+};
+
+impl Default for IdentifyNamespace {
+    fn default() -> Self {
+        zerocopy::FromZeros::new_zeroed()
+    }
+}
+
+impl fmt::Debug for IdentifyNamespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdentifyNamespace")
+            .field("nsze", &self.nsze)
+            .field("ncap", &self.ncap)
+            .field("flbas", &self.flbas)
+            .field("format", &self.active_format())
+            .finish_non_exhaustive()
+    }
+}
+
+impl IdentifyNamespace {
+    /// Index of the format in use: bits 3:0 are the low, bits 6:5 the high part.
+    #[must_use]
+    pub const fn format_index(&self) -> usize {
+        (self.flbas & 0xf) as usize | (self.flbas as usize >> 5 & 3) << 4
+    }
+
+    /// The format in use, if the index is one of the formats the namespace lists.
+    #[must_use]
+    pub fn active_format(&self) -> Option<LbaFormat> {
+        let index = self.format_index();
+        (index <= self.nlbaf_z as usize).then(|| self.lbaf.get(index).copied()).flatten()
+    }
+}
+
+/// Active namespace list, 4096 bytes (CNS 02h): ascending identifiers, ended by 0.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ActiveNamespaces {
+    /// The identifiers.
+    pub nsids: [u32; 1024],
+}
+
+const _: () = assert!(size_of::<ActiveNamespaces>() == 4096);
+
+impl Default for ActiveNamespaces {
+    fn default() -> Self {
+        zerocopy::FromZeros::new_zeroed()
+    }
+}
