@@ -1,1 +1,60 @@
-//! (being written)
+//! A software NVMe controller, complete enough that the real driver, the I/O kernels and the object
+//! store run against it unchanged, and honest about what a real one does under load and in trouble.
+//!
+//! # Architecture
+//!
+//! ```text
+//!   nvme_driver::Bus  <- EmuBus -> Emu { Mutex<Controller>, Doorbells, Interrupts, EmuDomain }
+//!                                     ^ step(now, budget)        EmuRunner (threads) or SimClock
+//!   Controller: registers, admin, queues, PRP/SGL walkers   ->   Overlay (data faults) -> Media
+//!   EmuDomain:  IOVA -> host memory, the software IOMMU           MemoryMedia, FileMedia, SimMedia
+//! ```
+//!
+//! - [`Controller`](controller::Controller) is a step machine: no threads, no clock of its own, no
+//!   I/O but through [`Media`]. Whoever drives it says what time it is.
+//! - [`EmuDomain`] is the address space: it translates, refuses, counts, and keeps memory alive.
+//! - [`EmuRunner`] drives controllers with threads in real time; [`SimClock`] drives the whole
+//!   stack on one thread in virtual time, repeatable from a seed.
+//! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
+//!   [`Overlay`]; the media below stay pristine.
+//!
+//! # Invariants
+//!
+//! - Device memory is reached only through a [`DmaAccess`], and moved asynchronously only through
+//!   [`Pieces`], which keep the memory allocated until the medium gives them back.
+//! - I/O virtual addresses are never reused and never neighbours, so a stale or overlong access is
+//!   a refused access and not another buffer's bytes.
+//! - Lock order: an [`Emu`]'s own lock, then the domain's. Nothing takes an emu lock while it holds
+//!   a [`DmaAccess`], and no mapped memory is dropped by a thread that holds one.
+//!
+//! # Not implemented
+//!
+//! - DMA to memory that only a GPU can address: importing it is refused with an explanation.
+//! - Metadata, end-to-end protection, zoned namespaces, controller memory buffers.
+
+pub mod controller;
+
+mod bus;
+mod config;
+mod domain;
+mod doorbell;
+mod emu;
+mod fault;
+mod interrupt;
+pub mod media;
+mod memory;
+mod progress;
+mod random;
+
+pub use bus::EmuBus;
+pub use config::{ConfigError, EmuConfig, NamespaceConfig, SglSupport};
+pub use domain::{DmaAccess, DmaFault, DmaFaultKind, EmuDomain, HostPiece, Pieces};
+pub use doorbell::Doorbells;
+pub use emu::{Emu, EmuError};
+pub use fault::{
+    CommandView, FaultAction, FaultEngine, FaultHit, FaultPlan, FaultRule, FaultWhen,
+    IdentifyOverrides, IdentifyPatch, LbaRange, RegisterFaults,
+};
+pub use interrupt::Interrupts;
+pub use media::{Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia, Overlay, Twist};
+pub use progress::{EmuCounters, Progress};

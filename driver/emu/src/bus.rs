@@ -1,0 +1,62 @@
+//! The software controller as the driver sees it.
+
+use std::{fmt, sync::Arc};
+
+use nvme_driver::{Bus, DmaSpace, DoorbellPage, Gone, Interrupt, InterruptError};
+
+use crate::emu::Emu;
+
+/// A [`Bus`] with a software controller on it.
+///
+/// An unplugged controller reads as all ones, as a function behind a dead PCIe link does: the bus
+/// does not know better than real ones, so that drivers have to notice themselves.
+pub struct EmuBus {
+    emu: Arc<Emu>,
+    dma: Arc<dyn DmaSpace>,
+}
+
+impl EmuBus {
+    pub(crate) fn new(emu: Arc<Emu>) -> Self {
+        let dma = emu.domain().clone();
+        Self { emu, dma }
+    }
+
+    /// The controller.
+    #[must_use]
+    pub fn emu(&self) -> &Arc<Emu> {
+        &self.emu
+    }
+}
+
+impl fmt::Debug for EmuBus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EmuBus({})", self.emu.id())
+    }
+}
+
+impl Bus for EmuBus {
+    fn id(&self) -> &str {
+        self.emu.id()
+    }
+
+    fn read32(&self, offset: u32) -> Result<u32, Gone> {
+        Ok(self.emu.read32(offset))
+    }
+
+    fn write32(&self, offset: u32, value: u32) -> Result<(), Gone> {
+        self.emu.write32(offset, value);
+        Ok(())
+    }
+
+    fn doorbells(&self) -> DoorbellPage {
+        self.emu.doorbells().page()
+    }
+
+    fn dma(&self) -> &Arc<dyn DmaSpace> {
+        &self.dma
+    }
+
+    fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
+        self.emu.interrupts().listen(self.emu.id(), vector)
+    }
+}

@@ -1,0 +1,249 @@
+//! What a software controller is: its identity, its limits and its namespaces.
+
+use nvme_driver::Nanos;
+
+use crate::{fault::FaultPlan, media::Media};
+
+/// Which SGLs the controller takes (SGLS bits 1:0 of the identify data).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SglSupport {
+    /// None: PRPs only.
+    None,
+    /// Any address and length.
+    #[default]
+    Byte,
+    /// Multiples of four bytes only.
+    Dword,
+}
+
+/// One namespace; its identifier is its place in the list, counted from 1.
+#[derive(Debug)]
+pub struct NamespaceConfig {
+    /// Where the bytes live.
+    pub media: Box<dyn Media>,
+    /// Bytes of a logical block: 512 or 4096.
+    pub lba_bytes: u32,
+}
+
+impl NamespaceConfig {
+    /// A namespace as large as `media`.
+    #[must_use]
+    pub fn new(media: impl Media + 'static, lba_bytes: u32) -> Self {
+        Self { media: Box::new(media), lba_bytes }
+    }
+
+    /// Whole blocks the medium holds.
+    #[must_use]
+    pub fn lbas(&self) -> u64 {
+        self.media.capacity_bytes() / u64::from(self.lba_bytes.max(1))
+    }
+}
+
+/// A controller. The default is a good modern drive without namespaces.
+#[derive(Debug)]
+pub struct EmuConfig {
+    /// What people call it: `emu0`.
+    pub id: String,
+    /// Serial number, up to 20 characters of ASCII.
+    pub serial: String,
+    /// Model, up to 40 characters of ASCII.
+    pub model: String,
+    /// Firmware revision, up to 8 characters of ASCII.
+    pub firmware: String,
+    /// Namespaces 1, 2, ...
+    pub namespaces: Vec<NamespaceConfig>,
+    /// I/O queue pairs it grants at most.
+    pub io_queues_max: u16,
+    /// Entries a queue may have at most. A count: CAP.MQES holds one less.
+    pub mqes: u16,
+    /// Bytes one command may move, a power of two times 4096; `None`: no limit.
+    pub mdts_bytes: Option<u32>,
+    /// Which SGLs it takes.
+    pub sgl: SglSupport,
+    /// Whether SGLs may have bit bucket descriptors.
+    pub bit_bucket: bool,
+    /// Whether it says that it has a volatile write cache.
+    pub vwc: bool,
+    /// Doorbells are `4 << dstrd` bytes apart.
+    pub dstrd: u8,
+    /// Interrupt vectors.
+    pub vectors: u16,
+    /// CAP.TO: how long enabling may take, rounded up to 500 ms.
+    pub ready_timeout: Nanos,
+    /// CAP.CQR: whether queues have to be contiguous.
+    pub contiguous_queues: bool,
+    /// What is wrong with it.
+    pub faults: FaultPlan,
+}
+
+impl Default for EmuConfig {
+    fn default() -> Self {
+        Self {
+            id: "emu0".into(),
+            serial: "RIPIENO0000000001".into(),
+            model: "Ripieno software controller".into(),
+            firmware: "1.0".into(),
+            namespaces: Vec::new(),
+            io_queues_max: 64,
+            mqes: 1024,
+            mdts_bytes: Some(512 << 10),
+            sgl: SglSupport::Byte,
+            bit_bucket: true,
+            vwc: true,
+            dstrd: 0,
+            vectors: 65,
+            ready_timeout: Nanos::from_millis(2500),
+            contiguous_queues: true,
+            faults: FaultPlan::default(),
+        }
+    }
+}
+
+impl EmuConfig {
+    /// The default drive called `id`.
+    #[must_use]
+    pub fn new(id: impl Into<String>) -> Self {
+        let id = id.into();
+        Self { serial: format!("RIPIENO-{}", &id), id, ..Self::default() }
+    }
+
+    /// Adds a namespace.
+    #[must_use]
+    pub fn namespace(mut self, media: impl Media + 'static, lba_bytes: u32) -> Self {
+        self.namespaces.push(NamespaceConfig::new(media, lba_bytes));
+        self
+    }
+
+    /// With these faults.
+    #[must_use]
+    pub fn faults(self, faults: FaultPlan) -> Self {
+        Self { faults, ..self }
+    }
+
+    /// Checks that such a controller can exist.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first thing that is wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let bad = |field: &'static str, found: String, rule: &'static str| {
+            Err(ConfigError::Field { id: self.id.clone(), field, found, rule })
+        };
+        for (field, text, max) in [
+            ("serial", &self.serial, 20),
+            ("model", &self.model, 40),
+            ("firmware", &self.firmware, 8),
+        ] {
+            if text.len() > max || !text.bytes().all(|byte| (0x20..0x7F).contains(&byte)) {
+                let rule = "printable ASCII, at most 20 (serial), 40 (model), 8 (firmware) long";
+                return bad(field, format!("{text:?}"), rule);
+            }
+        }
+        if self.id.is_empty() {
+            return bad("id", "nothing".into(), "a name");
+        }
+        if self.io_queues_max == 0 {
+            return bad("io_queues_max", "0".into(), "at least 1");
+        }
+        if self.mqes < 2 {
+            return bad("mqes", self.mqes.to_string(), "at least 2 entries");
+        }
+        let mdts_fits = |bytes: u32| bytes >= 4096 && bytes.is_power_of_two();
+        if let Some(bytes) = self.mdts_bytes.filter(|bytes| !mdts_fits(*bytes)) {
+            return bad("mdts_bytes", bytes.to_string(), "a power of two, at least 4096");
+        }
+        if self.dstrd > 15 {
+            return bad("dstrd", self.dstrd.to_string(), "at most 15");
+        }
+        if self.vectors == 0 {
+            return bad("vectors", "0".into(), "at least 1, for the admin queue");
+        }
+        for (index, namespace) in self.namespaces.iter().enumerate() {
+            self.validate_namespace(index + 1, namespace)?;
+        }
+        Ok(())
+    }
+
+    fn validate_namespace(&self, nsid: usize, of: &NamespaceConfig) -> Result<(), ConfigError> {
+        let bad = |found: String, rule: &'static str| {
+            Err(ConfigError::Namespace { id: self.id.clone(), nsid, found, rule })
+        };
+        if of.lba_bytes != 512 && of.lba_bytes != 4096 {
+            return bad(format!("blocks of {} bytes", of.lba_bytes), "use 512 or 4096");
+        }
+        if of.lbas() == 0 {
+            return bad("a medium smaller than one block".into(), "use a larger medium");
+        }
+        if !of.lba_bytes.is_multiple_of(of.media.granularity_bytes().max(1)) {
+            let unit = of.media.granularity_bytes();
+            let found = format!("blocks of {} bytes on a medium with {unit}", of.lba_bytes);
+            return bad(found, "use larger blocks, or open the file without direct I/O");
+        }
+        Ok(())
+    }
+}
+
+/// No such controller can exist.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A field is out of its range.
+    #[error("{id}: {field} is {found}; it has to be {rule}")]
+    Field {
+        /// The controller.
+        id: String,
+        /// Which field.
+        field: &'static str,
+        /// What it is.
+        found: String,
+        /// What it could be.
+        rule: &'static str,
+    },
+    /// A namespace cannot be.
+    #[error("{id}: namespace {nsid} has {found}; {rule}")]
+    Namespace {
+        /// The controller.
+        id: String,
+        /// Which namespace.
+        nsid: usize,
+        /// What is wrong.
+        found: String,
+        /// What to do.
+        rule: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::MemoryMedia;
+
+    #[test]
+    fn defaults_are_valid() {
+        let media = MemoryMedia::new(1 << 20).unwrap();
+        let config = EmuConfig::new("emu7").namespace(media, 4096);
+        config.validate().unwrap();
+        assert_eq!(config.namespaces[0].lbas(), 256);
+        assert_eq!(config.serial, "RIPIENO-emu7");
+    }
+
+    #[test]
+    fn impossible_controllers_are_refused() {
+        let base = EmuConfig::default;
+        let media = || MemoryMedia::new(100).unwrap();
+        let cases = [
+            (EmuConfig { serial: "x".repeat(21), ..base() }, "serial"),
+            (EmuConfig { model: "caf\u{e9}".into(), ..base() }, "model"),
+            (EmuConfig { io_queues_max: 0, ..base() }, "io_queues_max"),
+            (EmuConfig { mqes: 1, ..base() }, "mqes"),
+            (EmuConfig { mdts_bytes: Some(5000), ..base() }, "mdts_bytes"),
+            (EmuConfig { dstrd: 16, ..base() }, "dstrd"),
+            (EmuConfig { vectors: 0, ..base() }, "vectors"),
+            (base().namespace(media(), 520), "520"),
+            (base().namespace(media(), 512), "smaller than one block"),
+        ];
+        for (config, word) in cases {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+}

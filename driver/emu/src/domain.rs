@@ -1,0 +1,565 @@
+//! The software controllers' address space: a software IOMMU.
+//!
+//! # Lifetimes
+//!
+//! A mapping has two ends. Dropping its last [`DmaMemory`] handle takes the range out of the table,
+//! under the write lock: from then on no new access finds it, and an access that is going on (it
+//! holds the read lock) has ended. The memory itself goes when its last [`Pieces`] do: a medium that
+//! works asynchronously holds them, so bytes in flight can never land in memory that was given back.
+//! For imported memory "unmapped" in the sense of [`ExternalMemory`] is that second point, when its
+//! owner is dropped.
+//!
+//! Nothing here touches memory without one of the two, and only the table hands out addresses.
+#![allow(unsafe_code, reason = "reads and writes memory by address, on a device's behalf")]
+
+use std::{
+    any::Any,
+    cell::Cell,
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak},
+    time::{Duration, Instant},
+};
+
+use nvme_driver::{
+    DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory, Iova, IovaRange, platform::mmio,
+};
+
+use crate::memory::{self, HostMap, page_bytes, page_ceil};
+
+/// First address given out: above 4 GiB, so that a dropped upper half shows.
+const IOVA_FIRST: u64 = 0x1_0000_0000;
+/// End of the addresses given out (64 TiB), below where Linux puts programs and mappings on x86-64:
+/// a host address used as an I/O address by mistake is never a mapped one.
+const IOVA_END: u64 = 0x4000_0000_0000;
+/// Unmapped bytes after each mapping, at least.
+const GUARD_BYTES: u64 = 1 << 16;
+/// Mappings start at multiples of this, as large pages of a real IOMMU would make them.
+const ALIGN_BYTES: u64 = 1 << 16;
+
+/// The software IOMMU; several controllers may share one.
+pub struct EmuDomain {
+    name: String,
+    this: Weak<EmuDomain>,
+    table: RwLock<Table>,
+    refusals: Mutex<Refusals>,
+}
+
+/// Mapped ranges, ascending: addresses only ever grow, so a new one goes to the end.
+struct Table {
+    regions: Vec<Region>,
+    next: u64,
+}
+
+struct Region {
+    start: u64,
+    len: u64,
+    backing: Arc<Backing>,
+}
+
+/// What keeps the bytes allocated.
+struct Backing {
+    host: NonNull<u8>,
+    _owner: Owner,
+}
+
+#[allow(dead_code, reason = "held for what their drops do")]
+enum Owner {
+    Map(HostMap),
+    External(Arc<dyn Any + Send + Sync>),
+}
+
+// SAFETY: an address with an owner that is Send + Sync; all accesses are raw, as `DmaMemory` asks.
+unsafe impl Send for Backing {}
+// SAFETY: as above.
+unsafe impl Sync for Backing {}
+
+impl EmuDomain {
+    /// An empty address space.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            name: name.into(),
+            this: this.clone(),
+            table: RwLock::new(Table { regions: Vec::new(), next: IOVA_FIRST }),
+            refusals: Mutex::new(Refusals::default()),
+        })
+    }
+
+    /// The right to touch mapped memory. Nothing is unmapped while it lives, so take one per
+    /// command or per batch, never two in one thread, and drop it before waiting for anything.
+    #[must_use]
+    #[inline]
+    pub fn access(&self) -> DmaAccess<'_> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        DmaAccess { domain: self, table, last: Cell::new(0) }
+    }
+
+    /// Accesses refused so far.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refusals().total
+    }
+
+    /// Ranges mapped now.
+    #[must_use]
+    pub fn mapped(&self) -> Vec<IovaRange> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let range = |region: &Region| IovaRange { iova: Iova(region.start), len: region.len };
+        table.regions.iter().map(range).collect()
+    }
+
+    fn map(&self, host: NonNull<u8>, len: usize, owner: Owner) -> Result<EmuMemory, DmaError> {
+        let no_iova = || DmaError::NoIova { space: self.name.clone(), len };
+        let bytes = u64::try_from(len).map_err(|_| no_iova())?;
+        let backing = Arc::new(Backing { host, _owner: owner });
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let start = table.next;
+        let end = start.checked_add(bytes).filter(|end| *end <= IOVA_END).ok_or_else(no_iova)?;
+        table.next = (end + GUARD_BYTES).next_multiple_of(ALIGN_BYTES);
+        table.regions.push(Region { start, len: bytes, backing: backing.clone() });
+        let domain = self.this.upgrade().ok_or_else(no_iova)?;
+        let segments = [IovaRange { iova: Iova(start), len: bytes }];
+        Ok(EmuMemory { domain, host, device: None, len, segments, _backing: backing })
+    }
+
+    fn unmap(&self, start: u64) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let region = match table.regions.binary_search_by_key(&start, |region| region.start) {
+            Ok(index) => Some(table.regions.remove(index)),
+            Err(_) => None,
+        };
+        // The memory (and an owner's arbitrary drop code) must not go under the lock.
+        drop(table);
+        drop(region);
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn refuse(&self, iova: Iova, len: usize, kind: DmaFaultKind) -> DmaFault {
+        let fault = DmaFault { iova, len, kind };
+        self.refusals().note(&self.name, &fault);
+        fault
+    }
+}
+
+impl fmt::Debug for EmuDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmuDomain").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl DmaSpace for EmuDomain {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        let os = |source| DmaError::Os {
+            space: self.name.clone(),
+            len,
+            source,
+            hint: "ask for less memory, or raise the limit on address space (ulimit -v)".into(),
+        };
+        let map = HostMap::anonymous(len).map_err(os)?;
+        let (host, len) = (map.ptr(), map.len());
+        Ok(Arc::new(self.map(host, len, Owner::Map(map))?))
+    }
+
+    fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        let (host, device, len, owner) = memory.into_parts();
+        let Some(host) = host else {
+            return Err(DmaError::Unsupported {
+                space: self.name.clone(),
+                what: format!("{len} bytes of memory without an address in this process"),
+                hint: "the software controller copies with the CPU: map the memory into the \
+                       process (as pinned or BAR-mapped memory) and offer that address too"
+                    .into(),
+            });
+        };
+        let address = host.as_ptr().expose_provenance();
+        if !address.is_multiple_of(page_bytes()) || page_ceil(len) != Some(len) {
+            let address = address as u64;
+            return Err(DmaError::Unaligned { address, len, page: page_bytes() });
+        }
+        let mut mapped = self.map(host, len, Owner::External(owner))?;
+        mapped.device = device;
+        Ok(Arc::new(mapped))
+    }
+}
+
+/// A mapping as its user holds it.
+struct EmuMemory {
+    domain: Arc<EmuDomain>,
+    host: NonNull<u8>,
+    device: Option<DevicePtr>,
+    len: usize,
+    segments: [IovaRange; 1],
+    _backing: Arc<Backing>,
+}
+
+// SAFETY: addresses only; see `Backing`.
+unsafe impl Send for EmuMemory {}
+// SAFETY: as above.
+unsafe impl Sync for EmuMemory {}
+
+// SAFETY: all fields are fixed at construction; `_backing` keeps the bytes allocated, and the table
+// entry stays until the drop below; this crate makes no references into mapped memory, and
+// importers promised the same.
+unsafe impl DmaMemory for EmuMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn host(&self) -> Option<NonNull<u8>> {
+        Some(self.host)
+    }
+    fn device(&self) -> Option<DevicePtr> {
+        self.device
+    }
+    fn segments(&self) -> &[IovaRange] {
+        &self.segments
+    }
+}
+
+impl Drop for EmuMemory {
+    fn drop(&mut self) {
+        self.domain.unmap(self.segments[0].iova.0);
+    }
+}
+
+impl fmt::Debug for EmuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [range] = self.segments;
+        write!(f, "EmuMemory({}, {} + {:#x})", self.domain.name, range.iova, range.len)
+    }
+}
+
+/// The right to touch mapped memory; see [`EmuDomain::access`].
+///
+/// Every method refuses ranges that are not wholly inside one mapping. A refusal is counted and,
+/// at a bounded rate, logged.
+pub struct DmaAccess<'a> {
+    domain: &'a EmuDomain,
+    table: RwLockReadGuard<'a, Table>,
+    /// Index of the region found last: consecutive accesses are mostly to one region.
+    last: Cell<usize>,
+}
+
+impl fmt::Debug for DmaAccess<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DmaAccess({}, {} regions)", self.domain.name, self.table.regions.len())
+    }
+}
+
+impl DmaAccess<'_> {
+    /// Copies from mapped memory.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when the range is not mapped; nothing was copied.
+    #[inline]
+    pub fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), DmaFault> {
+        let (_, from) = self.find(iova, to.len())?;
+        // SAFETY: `find` checked the range against a mapping that the guard keeps; `to` is Rust's
+        // own memory and cannot overlap memory that has no references into it.
+        unsafe { memory::copy(from, NonNull::from(&mut *to).cast(), to.len()) };
+        Ok(())
+    }
+
+    /// Copies into mapped memory.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when the range is not mapped; nothing was copied.
+    #[inline]
+    pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), DmaFault> {
+        let (_, to) = self.find(iova, from.len())?;
+        // SAFETY: as in `read`.
+        unsafe { memory::copy(NonNull::from(from).cast(), to, from.len()) };
+        Ok(())
+    }
+
+    /// Sets mapped memory to `byte`.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when the range is not mapped; nothing was written.
+    pub fn fill(&self, iova: Iova, byte: u8, len: usize) -> Result<(), DmaFault> {
+        let (_, to) = self.find(iova, len)?;
+        // SAFETY: as in `read`.
+        unsafe { to.write_bytes(byte, len) };
+        Ok(())
+    }
+
+    /// A little-endian dword.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when it is not mapped.
+    pub fn read_u32(&self, iova: Iova) -> Result<u32, DmaFault> {
+        let mut bytes = [0; 4];
+        self.read(iova, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// A little-endian quadword.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when it is not mapped.
+    pub fn read_u64(&self, iova: Iova) -> Result<u64, DmaFault> {
+        let mut bytes = [0; 8];
+        self.read(iova, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Stores a little-endian dword.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when it is not mapped.
+    pub fn write_u32(&self, iova: Iova, value: u32) -> Result<(), DmaFault> {
+        self.write(iova, &value.to_le_bytes())
+    }
+
+    /// Stores a little-endian quadword.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when it is not mapped.
+    pub fn write_u64(&self, iova: Iova, value: u64) -> Result<(), DmaFault> {
+        self.write(iova, &value.to_le_bytes())
+    }
+
+    /// Loads an aligned dword; nothing after it is done before it.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when it is not mapped or not aligned.
+    #[inline]
+    pub fn load_acquire32(&self, iova: Iova) -> Result<u32, DmaFault> {
+        let dword = self.dword(iova)?;
+        // SAFETY: `dword` checked range and alignment; the guard keeps the mapping.
+        Ok(u32::from_le(unsafe { mmio::load_acquire32(dword) }))
+    }
+
+    /// Stores an aligned dword after everything before it: the dword of a completion entry that
+    /// holds the phase goes last, and by this.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when it is not mapped or not aligned.
+    #[inline]
+    pub fn store_release32(&self, iova: Iova, value: u32) -> Result<(), DmaFault> {
+        let dword = self.dword(iova)?;
+        // SAFETY: as in `load_acquire32`.
+        unsafe { mmio::store_release32(dword, value.to_le()) };
+        Ok(())
+    }
+
+    /// Where `len` bytes at `iova` are, after checking that they are mapped. For many ranges of one
+    /// command, [`DmaAccess::push`] is the way.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when the range is not mapped.
+    pub fn resolve(&self, iova: Iova, len: usize) -> Result<HostPiece, DmaFault> {
+        let (_, host) = self.find(iova, len)?;
+        Ok(HostPiece { host: Some(host), len })
+    }
+
+    /// Appends `len` bytes at `iova` to `pieces` and keeps their memory alive with it. Ranges that
+    /// follow each other become one piece.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when the range is not mapped; `pieces` is as before.
+    #[inline]
+    pub fn push(&self, pieces: &mut Pieces, iova: Iova, len: usize) -> Result<(), DmaFault> {
+        let (index, host) = self.find(iova, len)?;
+        let backing = &self.table.regions[index].backing;
+        let fresh = pieces.pins.last().is_none_or(|pin| !Arc::ptr_eq(pin, backing));
+        if fresh {
+            pieces.pins.push(backing.clone());
+        } else if let Some(HostPiece { host: Some(last), len: before }) = pieces.list.last_mut()
+            && last.as_ptr().wrapping_add(*before) == host.as_ptr()
+        {
+            *before += len;
+            pieces.bytes += len as u64;
+            return Ok(());
+        }
+        pieces.list.push(HostPiece { host: Some(host), len });
+        pieces.bytes += len as u64;
+        Ok(())
+    }
+
+    fn dword(&self, iova: Iova) -> Result<NonNull<u32>, DmaFault> {
+        if !iova.0.is_multiple_of(4) {
+            return Err(self.domain.refuse(iova, 4, DmaFaultKind::Misaligned));
+        }
+        let (_, host) = self.find(iova, 4)?;
+        // Mappings are page aligned on both sides, so the host address is as aligned as the IOVA.
+        Ok(host.cast())
+    }
+
+    #[inline]
+    fn find(&self, iova: Iova, len: usize) -> Result<(usize, NonNull<u8>), DmaFault> {
+        let regions = &self.table.regions;
+        let mut index = self.last.get();
+        let inside = |region: &Region| iova.0.wrapping_sub(region.start) < region.len;
+        if !regions.get(index).is_some_and(inside) {
+            let above = regions.partition_point(|region| region.start <= iova.0);
+            index = above.wrapping_sub(1);
+            if !regions.get(index).is_some_and(inside) {
+                return Err(self.domain.refuse(iova, len, DmaFaultKind::Unmapped));
+            }
+            self.last.set(index);
+        }
+        let region = &regions[index];
+        let offset = iova.0 - region.start;
+        if len as u64 > region.len - offset {
+            return Err(self.domain.refuse(iova, len, DmaFaultKind::PastEnd));
+        }
+        // SAFETY: offset is below the region's length, which is the length of its host memory.
+        let host = unsafe { region.backing.host.add(usize::try_from(offset).unwrap_or(0)) };
+        Ok((index, host))
+    }
+}
+
+/// A part of a transfer: memory of this process, or bytes that go nowhere (a bit bucket).
+///
+/// It is an address and no right: whoever dereferences it holds the [`DmaAccess`] or the
+/// [`Pieces`] that it came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostPiece {
+    /// First byte; `None` discards what is read.
+    pub host: Option<NonNull<u8>>,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+// SAFETY: an address; the memory is kept by the `Pieces` around it.
+unsafe impl Send for HostPiece {}
+// SAFETY: as above.
+unsafe impl Sync for HostPiece {}
+
+/// The scattered memory of one transfer, in order, kept allocated for as long as this lives.
+///
+/// Made to be reused: [`Pieces::clear`] keeps the capacity.
+#[derive(Default)]
+pub struct Pieces {
+    list: Vec<HostPiece>,
+    pins: Vec<Arc<Backing>>,
+    bytes: u64,
+}
+
+impl Pieces {
+    /// No pieces.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends `len` bytes that go nowhere.
+    pub fn push_hole(&mut self, len: usize) {
+        self.bytes += len as u64;
+        if let Some(HostPiece { host: None, len: before }) = self.list.last_mut() {
+            *before += len;
+        } else {
+            self.list.push(HostPiece { host: None, len });
+        }
+    }
+
+    /// Shortens the transfer to its first `bytes` bytes.
+    pub fn truncate(&mut self, bytes: u64) {
+        while self.bytes > bytes {
+            let Some(last) = self.list.last_mut() else { return };
+            let excess = self.bytes - bytes;
+            if (last.len as u64) <= excess {
+                self.bytes -= last.len as u64;
+                self.list.pop();
+            } else {
+                last.len -= usize::try_from(excess).unwrap_or(last.len);
+                self.bytes = bytes;
+            }
+        }
+    }
+
+    /// The parts, in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[HostPiece] {
+        &self.list
+    }
+
+    /// Bytes of all parts together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Lets go of the memory and keeps the capacity.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.pins.clear();
+        self.bytes = 0;
+    }
+}
+
+impl fmt::Debug for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pieces({} bytes in {} parts)", self.bytes, self.list.len())
+    }
+}
+
+/// An access that the domain refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("DMA of {len} bytes at {iova} refused: {kind}")]
+pub struct DmaFault {
+    /// First byte asked for.
+    pub iova: Iova,
+    /// Bytes asked for.
+    pub len: usize,
+    /// Why.
+    pub kind: DmaFaultKind,
+}
+
+/// Why an access was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DmaFaultKind {
+    /// The first byte is not mapped.
+    #[error("the address is not mapped")]
+    Unmapped,
+    /// The range starts in a mapping and ends behind it.
+    #[error("the range ends past the mapping it starts in")]
+    PastEnd,
+    /// A dword access to an address that is no multiple of 4.
+    #[error("the address is not a multiple of 4")]
+    Misaligned,
+}
+
+/// Counts refusals and keeps the log readable when a device produces millions.
+#[derive(Default)]
+struct Refusals {
+    total: u64,
+    window: Option<Instant>,
+    logged: u32,
+    silent: u64,
+}
+
+impl Refusals {
+    const PER_WINDOW: u32 = 8;
+    const WINDOW: Duration = Duration::from_secs(1);
+
+    fn note(&mut self, domain: &str, fault: &DmaFault) {
+        self.total += 1;
+        if self.window.is_none_or(|start| start.elapsed() >= Self::WINDOW) {
+            if self.silent > 0 {
+                tracing::warn!(domain, count = self.silent, "further DMA faults were not logged");
+            }
+            *self =
+                Self { total: self.total, window: Some(Instant::now()), logged: 0, silent: 0 };
+        }
+        if self.logged < Self::PER_WINDOW {
+            self.logged += 1;
+            tracing::warn!(domain, iova = %fault.iova, len = fault.len, "{}", fault.kind);
+        } else {
+            self.silent += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Doorbell registers as shared memory: the host (or a GPU) stores, the controller looks.
+#![allow(unsafe_code, reason = "doorbells are read and cleared by address")]
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use nvme_driver::{DoorbellPage, platform::mmio};
+use rustix::fs::MemfdFlags;
+
+use crate::memory::{HostMap, page_bytes};
+
+/// Doorbells of the admin queue and of every I/O queue. Clones are handles to the same memory.
+///
+/// The memory is a memfd, so that another process or a GPU can map it: see [`Doorbells::fd`].
+///
+/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store of whoever
+/// rings; the submission entries stored before the ring are visible after it.
+#[derive(Debug, Clone)]
+pub struct Doorbells {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    map: HostMap,
+    fd: OwnedFd,
+    stride: u32,
+    queues: u32,
+}
+
+impl Doorbells {
+    /// Doorbells for queues 0 to `io_queues`, `4 << dstrd` bytes apart, all zero.
+    ///
+    /// # Errors
+    /// When the kernel has no memory or no descriptors left, or `dstrd` is above the 15 that
+    /// CAP.DSTRD can express.
+    pub fn new(io_queues: u16, dstrd: u8) -> io::Result<Self> {
+        if dstrd > 15 {
+            let text = format!("doorbell stride exponent {dstrd} was asked for, at most 15 exist");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let (stride, queues) = (4u32 << dstrd, u32::from(io_queues) + 1);
+        let len = 2 * queues as usize * stride as usize;
+        let fd = rustix::fs::memfd_create("nvme-doorbells", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, len.next_multiple_of(page_bytes()) as u64)?;
+        let map = HostMap::shared(fd.as_fd(), len)?;
+        Ok(Self { shared: Arc::new(Shared { map, fd, stride, queues }) })
+    }
+
+    /// The page as the driver's side addresses it. Valid as long as a handle is.
+    #[must_use]
+    pub fn page(&self) -> DoorbellPage {
+        let shared = &*self.shared;
+        DoorbellPage {
+            host: shared.map.ptr().cast(),
+            device: None,
+            stride: shared.stride,
+            len: shared.map.len(),
+        }
+    }
+
+    /// The memory's descriptor, for other processes and for GPUs.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.fd.as_fd()
+    }
+
+    /// Number of queues, the admin queue among them.
+    #[must_use]
+    pub fn queues(&self) -> u32 {
+        self.shared.queues
+    }
+
+    /// The last value stored to the submission tail of `qid`; 0 for a queue that does not exist.
+    #[must_use]
+    #[inline]
+    pub fn sq_tail(&self, qid: u16) -> u32 {
+        self.look(2 * u32::from(qid))
+    }
+
+    /// The last value stored to the completion head of `qid`; 0 for a queue that does not exist.
+    #[must_use]
+    #[inline]
+    pub fn cq_head(&self, qid: u16) -> u32 {
+        self.look(2 * u32::from(qid) + 1)
+    }
+
+    /// Sets the submission tail of `qid` to 0, as creating the queue does.
+    pub fn clear_sq(&self, qid: u16) {
+        self.clear(2 * u32::from(qid));
+    }
+
+    /// Sets the completion head of `qid` to 0, as creating the queue does.
+    pub fn clear_cq(&self, qid: u16) {
+        self.clear(2 * u32::from(qid) + 1);
+    }
+
+    /// Sets every doorbell to 0, as a controller reset does.
+    pub fn clear_all(&self) {
+        for index in 0..2 * self.shared.queues {
+            self.clear(index);
+        }
+    }
+
+    #[inline]
+    fn look(&self, index: u32) -> u32 {
+        match self.register(index) {
+            // SAFETY: `register` gives an aligned address inside the mapping, which `self` keeps;
+            // doorbells are only accessed as whole dwords.
+            Some(register) => unsafe { mmio::load_acquire32(register) },
+            None => 0,
+        }
+    }
+
+    fn clear(&self, index: u32) {
+        if let Some(register) = self.register(index) {
+            // SAFETY: as in `look`.
+            unsafe { mmio::store_release32(register, 0) };
+        }
+    }
+
+    #[inline]
+    fn register(&self, index: u32) -> Option<NonNull<u32>> {
+        let shared = &*self.shared;
+        if index >= 2 * shared.queues {
+            return None;
+        }
+        Some(shared.map.at(index as usize * shared.stride as usize, 4).cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_seen_at_the_stride() {
+        let bells = Doorbells::new(3, 2).unwrap();
+        let page = bells.page();
+        assert_eq!(page.stride, 16);
+        assert!(page.len >= 8 * 16);
+        for index in 0..8u32 {
+            // SAFETY: inside the page, aligned, accessed as dwords only.
+            unsafe {
+                let register = page.host.byte_add((index * page.stride) as usize);
+                mmio::store_release32(register, 100 + index);
+            }
+        }
+        assert_eq!((bells.sq_tail(0), bells.cq_head(0)), (100, 101));
+        assert_eq!((bells.sq_tail(3), bells.cq_head(3)), (106, 107));
+        assert_eq!(bells.sq_tail(4), 0, "no such queue");
+        bells.clear_sq(3);
+        assert_eq!((bells.sq_tail(3), bells.cq_head(3)), (0, 107));
+        bells.clear_all();
+        assert_eq!(bells.cq_head(3), 0);
+    }
+
+    #[test]
+    fn another_mapping_sees_the_same_doorbells() {
+        let bells = Doorbells::new(1, 0).unwrap();
+        let other = HostMap::shared(bells.fd(), bells.page().len).unwrap();
+        // SAFETY: the submission tail of queue 1, a dword inside the second mapping.
+        unsafe { mmio::store_release32(other.at(8, 4).cast(), 9) };
+        assert_eq!(bells.sq_tail(1), 9);
+        assert!(Doorbells::new(1, 16).is_err());
+    }
+}

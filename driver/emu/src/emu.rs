@@ -1,0 +1,211 @@
+//! One software controller with everything around it.
+
+use std::{
+    fmt, io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread::Thread,
+};
+
+use nvme_driver::{Clock, Nanos};
+
+use crate::{
+    bus::EmuBus,
+    config::{ConfigError, EmuConfig},
+    controller::Controller,
+    domain::EmuDomain,
+    doorbell::Doorbells,
+    fault::FaultPlan,
+    interrupt::Interrupts,
+    progress::{EmuCounters, Progress},
+};
+
+/// A software controller. It does nothing by itself: somebody calls [`Emu::step`], which is an
+/// [`crate::EmuRunner`] in real time, a [`crate::SimClock`] in virtual time, or a test.
+pub struct Emu {
+    id: String,
+    this: Weak<Emu>,
+    /// Taken before `state`, for as long as one waits for it. Whoever is in here is next, so a loop
+    /// of steps cannot starve a register access (a std mutex alone is unfair).
+    turn: Mutex<()>,
+    state: Mutex<State>,
+    attached: Mutex<Attached>,
+    doorbells: Doorbells,
+    interrupts: Interrupts,
+    domain: Arc<EmuDomain>,
+}
+
+struct State {
+    controller: Controller,
+    /// The latest time anybody told. Register accesses without a clock happen then.
+    now: Nanos,
+}
+
+/// Who steps this controller.
+#[derive(Default)]
+struct Attached {
+    clock: Option<Arc<dyn Clock>>,
+    thread: Option<Thread>,
+}
+
+impl Emu {
+    /// Powers a controller on, in `domain`.
+    ///
+    /// # Errors
+    /// [`EmuError`] when no such controller can exist, or there is no memory for its doorbells.
+    pub fn new(domain: Arc<EmuDomain>, config: EmuConfig) -> Result<Arc<Self>, EmuError> {
+        config.validate()?;
+        let id = config.id.clone();
+        let doorbells = Doorbells::new(config.io_queues_max, config.dstrd)
+            .map_err(|source| EmuError::Doorbells { id: id.clone(), source })?;
+        let interrupts = Interrupts::new(config.vectors);
+        let controller =
+            Controller::new(config, domain.clone(), doorbells.clone(), interrupts.clone());
+        Ok(Arc::new_cyclic(|this| Self {
+            id,
+            this: this.clone(),
+            turn: Mutex::new(()),
+            state: Mutex::new(State { controller, now: Nanos::default() }),
+            attached: Mutex::new(Attached::default()),
+            doorbells,
+            interrupts,
+            domain,
+        }))
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its address space.
+    #[must_use]
+    pub fn domain(&self) -> &Arc<EmuDomain> {
+        &self.domain
+    }
+
+    /// Its doorbells.
+    #[must_use]
+    pub fn doorbells(&self) -> &Doorbells {
+        &self.doorbells
+    }
+
+    /// Its interrupt vectors.
+    #[must_use]
+    pub fn interrupts(&self) -> &Interrupts {
+        &self.interrupts
+    }
+
+    /// The bus that a driver attaches to.
+    #[must_use]
+    pub fn bus(&self) -> Arc<EmuBus> {
+        // Upgrading our own weak handle works for as long as a caller can hold `&self`, but for
+        // the middle of `new`, which hands nothing out.
+        let emu = self.this.upgrade().expect("an Emu is only ever inside an Arc");
+        Arc::new(EmuBus::new(emu))
+    }
+
+    /// Does what there is to do at `now`, fetching at most `budget` commands.
+    pub fn step(&self, now: Nanos, budget: u32) -> Progress {
+        let mut state = self.state();
+        state.now = state.now.max(now);
+        let now = state.now;
+        state.controller.step(now, budget)
+    }
+
+    /// Reads a register.
+    #[must_use]
+    pub fn read32(&self, offset: u32) -> u32 {
+        let told = self.time();
+        let mut state = self.state();
+        state.now = state.now.max(told);
+        let now = state.now;
+        state.controller.read32(offset, now)
+    }
+
+    /// Writes a register, and wakes whoever steps this controller.
+    pub fn write32(&self, offset: u32, value: u32) {
+        let told = self.time();
+        let mut state = self.state();
+        state.now = state.now.max(told);
+        let now = state.now;
+        state.controller.write32(offset, value, now);
+        drop(state);
+        self.wake();
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> EmuCounters {
+        self.state().controller.counters()
+    }
+
+    /// Replaces what is wrong with it; counting starts anew.
+    pub fn set_faults(&self, faults: FaultPlan) {
+        self.state().controller.set_faults(faults);
+        self.wake();
+    }
+
+    /// Cuts the power and restores it: commands in flight are lost, caches may be, registers are
+    /// as after power-on.
+    pub fn power_loss(&self) {
+        let mut state = self.state();
+        let now = state.now;
+        state.controller.power_loss(now);
+        drop(state);
+        self.wake();
+    }
+
+    /// Pulls it out of its slot: registers read as all ones from now on, nothing completes.
+    pub fn unplug(&self) {
+        self.state().controller.unplug();
+        self.wake();
+    }
+
+    /// Names who steps this controller, for the time of register accesses and for waking.
+    pub(crate) fn attach(&self, clock: Option<Arc<dyn Clock>>, thread: Option<Thread>) {
+        *self.attached() = Attached { clock, thread };
+    }
+
+    fn time(&self) -> Nanos {
+        self.attached().clock.as_ref().map_or(Nanos::default(), |clock| clock.now())
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.attached().thread {
+            thread.unpark();
+        }
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Attached> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Emu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Emu").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A controller could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmuError {
+    /// No such controller can exist.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No memory for the doorbells.
+    #[error("{id}: making the doorbell page failed: {source}; free memory or file descriptors")]
+    Doorbells {
+        /// The controller.
+        id: String,
+        /// Why.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,304 @@
+//! Faults as data: which commands and registers misbehave, and how.
+//!
+//! A plan is an argument, not a second emulator: an empty one is a good device, and the same plan
+//! with the same seed and the same commands misbehaves in the same way again.
+
+use serde::{Deserialize, Serialize};
+
+use crate::random::SplitMix64;
+
+/// Everything that is wrong with a device. The default is nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FaultPlan {
+    /// Decides what probabilities and random details come out as.
+    pub seed: u64,
+    /// Command faults. The first rule that fires for a command is the one that is applied.
+    pub rules: Vec<FaultRule>,
+    /// Register faults.
+    pub registers: RegisterFaults,
+    /// Lies in the identify data.
+    pub identify: IdentifyOverrides,
+}
+
+/// When, what, and how often.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FaultRule {
+    /// Which commands.
+    #[serde(default)]
+    pub when: FaultWhen,
+    /// What happens to them.
+    pub then: FaultAction,
+    /// How many times at most; without it, always.
+    #[serde(default)]
+    pub limit: Option<u64>,
+}
+
+impl FaultRule {
+    /// `then`, for every command that `when` describes.
+    #[must_use]
+    pub fn new(when: FaultWhen, then: FaultAction) -> Self {
+        Self { when, then, limit: None }
+    }
+
+    /// The same, `limit` times at most.
+    #[must_use]
+    pub fn limit(self, limit: u64) -> Self {
+        Self { limit: Some(limit), ..self }
+    }
+}
+
+/// Which commands a rule is about: all that fit every field given. The default fits all commands.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FaultWhen {
+    /// Admin commands only, or I/O commands only.
+    pub admin: Option<bool>,
+    /// The command's opcode.
+    pub opcode: Option<u8>,
+    /// The command's namespace.
+    pub nsid: Option<u32>,
+    /// The submission queue it came from.
+    pub qid: Option<u16>,
+    /// Reads, writes and the like that touch any block of this range.
+    pub lbas: Option<LbaRange>,
+    /// Only the n-th command that fits the fields above, counted from 1.
+    pub nth: Option<u64>,
+    /// Only every n-th command that fits the fields above.
+    pub every: Option<u64>,
+    /// Only with this probability (0 to 1), decided by the plan's seed.
+    pub probability: Option<f64>,
+}
+
+/// `count` blocks from `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LbaRange {
+    /// First block.
+    pub first: u64,
+    /// Number of blocks.
+    pub count: u64,
+}
+
+impl LbaRange {
+    fn touches(self, lba: u64, lbas: u64) -> bool {
+        lba < self.first.saturating_add(self.count) && self.first < lba.saturating_add(lbas)
+    }
+}
+
+/// What happens to a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FaultAction {
+    /// It is not executed and completes with this status.
+    Status {
+        /// Status code type in bits 10:8, status code in bits 7:0, as in a completion entry.
+        code: u16,
+        /// "Do not retry".
+        dnr: bool,
+    },
+    /// It is fetched and never completes.
+    Drop,
+    /// It completes this many nanoseconds later.
+    Delay {
+        /// How much later.
+        ns: u64,
+    },
+    /// It completes twice.
+    Duplicate,
+    /// Its completion carries a command identifier that was not submitted.
+    WrongCid,
+    /// Its completion carries the old phase: the host cannot see it.
+    WrongPhase,
+    /// Its completion carries a submission head that is not in the queue.
+    WrongSqhd,
+    /// Its completion names another submission queue.
+    WrongSqid,
+    /// A write stores only a part, and reports success.
+    TornWrite,
+    /// A write goes to other blocks, and reports success.
+    MisdirectedWrite {
+        /// How many blocks further on.
+        lba_delta: i64,
+    },
+    /// A read delivers flipped bits, and reports success.
+    CorruptRead,
+    /// The controller loses power before the command takes effect.
+    PowerLoss,
+    /// The device is gone before the command completes: registers read as all ones from then on.
+    Gone,
+    /// The controller fails: CSTS.CFS is set and nothing completes until a reset.
+    FatalStatus,
+}
+
+/// Registers that misbehave.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RegisterFaults {
+    /// CSTS.RDY never becomes 1.
+    pub stuck_rdy: bool,
+    /// CSTS.RDY never goes back to 0.
+    pub rdy_never_clears: bool,
+    /// CSTS.RDY follows CC.EN only after this many nanoseconds.
+    pub slow_rdy_ns: Option<u64>,
+}
+
+/// Identify data that is not true. The device behaves as it is, not as it says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct IdentifyOverrides {
+    /// Maximum data transfer size, as its power of two.
+    pub mdts: Option<u8>,
+    /// SGL support, the raw field.
+    pub sgls: Option<u32>,
+    /// LBA size of every namespace, as its power of two.
+    pub lbads: Option<u8>,
+    /// Size of every namespace in blocks.
+    pub nsze: Option<u64>,
+    /// Submission queue entry sizes, the raw field.
+    pub sqes: Option<u8>,
+    /// Bytes put over any identify structure, last.
+    pub patches: Vec<IdentifyPatch>,
+}
+
+/// Bytes put over an identify structure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IdentifyPatch {
+    /// Which structure (0: namespace, 1: controller, ...).
+    pub cns: u8,
+    /// Where in its 4096 bytes.
+    pub offset: u16,
+    /// What to put there; what goes past the end is cut off.
+    pub bytes: Vec<u8>,
+}
+
+impl IdentifyOverrides {
+    /// Puts the patches of structure `cns` over its `page`.
+    pub fn patch(&self, cns: u8, page: &mut [u8]) {
+        for patch in self.patches.iter().filter(|patch| patch.cns == cns) {
+            let offset = usize::from(patch.offset).min(page.len());
+            let len = patch.bytes.len().min(page.len() - offset);
+            page[offset..offset + len].copy_from_slice(&patch.bytes[..len]);
+        }
+    }
+}
+
+/// What a rule can look at in a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandView {
+    /// Whether it came from the admin queue.
+    pub admin: bool,
+    /// Its opcode.
+    pub opcode: u8,
+    /// Its namespace.
+    pub nsid: u32,
+    /// The submission queue it came from.
+    pub qid: u16,
+    /// First block and number of blocks, if it names any.
+    pub lbas: Option<(u64, u64)>,
+}
+
+/// A rule fired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultHit {
+    /// What to do.
+    pub action: FaultAction,
+    /// Index of the rule in the plan.
+    pub rule: usize,
+    /// 64 bits from the seed for the action's details (where to tear, what to flip).
+    pub roll: u64,
+}
+
+/// Matches commands against a plan. Repeatable: state is the plan, its seed and the commands so far.
+#[derive(Debug, Clone)]
+pub struct FaultEngine {
+    plan: FaultPlan,
+    states: Vec<RuleState>,
+    rolls: SplitMix64,
+}
+
+#[derive(Debug, Clone)]
+struct RuleState {
+    fitting: u64,
+    fired: u64,
+    /// One generator per rule, so that adding a rule does not change what the others do.
+    rng: SplitMix64,
+}
+
+impl FaultEngine {
+    /// Starts `plan` from its beginning.
+    #[must_use]
+    pub fn new(plan: FaultPlan) -> Self {
+        let state = |(index, _)| RuleState {
+            fitting: 0,
+            fired: 0,
+            rng: SplitMix64::new(plan.seed, 1 + index as u64),
+        };
+        let states = plan.rules.iter().enumerate().map(state).collect();
+        let rolls = SplitMix64::new(plan.seed, 0);
+        Self { plan, states, rolls }
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &FaultPlan {
+        &self.plan
+    }
+
+    /// What should happen to `command`, if anything. To be asked once per command, in the order
+    /// in which they are fetched.
+    #[inline]
+    pub fn decide(&mut self, command: &CommandView) -> Option<FaultHit> {
+        if self.plan.rules.is_empty() {
+            return None;
+        }
+        self.search(command)
+    }
+
+    fn search(&mut self, command: &CommandView) -> Option<FaultHit> {
+        let mut hit = None;
+        for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.states).enumerate() {
+            // Later rules count and roll too, so that what they do is independent of this one.
+            if state.fires(rule, command) && hit.is_none() {
+                state.fired += 1;
+                hit = Some((index, rule.then));
+            }
+        }
+        let (rule, action) = hit?;
+        Some(FaultHit { action, rule, roll: self.rolls.next() })
+    }
+}
+
+impl RuleState {
+    fn fires(&mut self, rule: &FaultRule, command: &CommandView) -> bool {
+        let when = &rule.when;
+        if !when.fits(command) {
+            return false;
+        }
+        self.fitting += 1;
+        let lucky = when.probability.is_none_or(|probability| self.rng.unit() < probability);
+        lucky
+            && when.nth.is_none_or(|nth| self.fitting == nth)
+            && when.every.is_none_or(|every| every > 0 && self.fitting.is_multiple_of(every))
+            && rule.limit.is_none_or(|limit| self.fired < limit)
+    }
+}
+
+impl FaultWhen {
+    /// Everything that can be told from the command alone.
+    fn fits(&self, command: &CommandView) -> bool {
+        let touches = |range: LbaRange| {
+            command.lbas.is_some_and(|(first, count)| range.touches(first, count))
+        };
+        self.admin.is_none_or(|admin| admin == command.admin)
+            && self.opcode.is_none_or(|opcode| opcode == command.opcode)
+            && self.nsid.is_none_or(|nsid| nsid == command.nsid)
+            && self.qid.is_none_or(|qid| qid == command.qid)
+            && self.lbas.is_none_or(touches)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! A medium in memory: the fastest there is, one copy per byte.
+#![allow(unsafe_code, reason = "copies between two raw memories")]
+
+use std::{fmt, io, ptr::NonNull, sync::Arc};
+
+use nvme_driver::Nanos;
+
+use super::{Media, MediaDone, MediaError, MediaKind, MediaOp};
+use crate::{
+    domain::{HostPiece, Pieces},
+    memory::{self, HostMap},
+};
+
+/// Bytes in lazily allocated memory: a 1 TB medium costs what has been written to it.
+///
+/// Clones are handles to the same bytes, so a test can restart a controller on what an earlier one
+/// left. Only one of them should be in use at a time: two that write the same bytes at once leave
+/// some mixture of both, as two hosts do on one real drive.
+///
+/// Everything finishes inside [`Media::submit`], with exactly one copy between medium and memory.
+#[derive(Clone)]
+pub struct MemoryMedia {
+    map: Arc<HostMap>,
+    capacity: usize,
+}
+
+impl MemoryMedia {
+    /// `bytes` zero bytes.
+    ///
+    /// # Errors
+    /// When the address space cannot hold them (no memory is reserved).
+    pub fn new(bytes: u64) -> io::Result<Self> {
+        let too_large = || {
+            let text = format!("a medium of {bytes} bytes does not fit the address space");
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        };
+        let capacity = usize::try_from(bytes).map_err(|_| too_large())?;
+        Ok(Self { map: Arc::new(HostMap::anonymous(capacity)?), capacity })
+    }
+
+    /// Copies stored bytes out. For tests and for tools that look behind the controller's back.
+    ///
+    /// # Errors
+    /// [`MediaError::OutOfRange`].
+    pub fn peek(&self, offset: u64, to: &mut [u8]) -> Result<(), MediaError> {
+        let from = self.range(offset, to.len())?;
+        // SAFETY: `range` checked; `to` is Rust's own memory and apart from the mapping.
+        unsafe { memory::copy(from, NonNull::from(&mut *to).cast(), to.len()) };
+        Ok(())
+    }
+
+    /// Overwrites stored bytes, behind the controller's back.
+    ///
+    /// # Errors
+    /// [`MediaError::OutOfRange`].
+    pub fn poke(&self, offset: u64, from: &[u8]) -> Result<(), MediaError> {
+        let to = self.range(offset, from.len())?;
+        // SAFETY: as in `peek`.
+        unsafe { memory::copy(NonNull::from(from).cast(), to, from.len()) };
+        Ok(())
+    }
+
+    fn range(&self, offset: u64, len: usize) -> Result<NonNull<u8>, MediaError> {
+        let end = offset.checked_add(len as u64);
+        match usize::try_from(offset) {
+            Ok(start) if end.is_some_and(|end| end <= self.capacity as u64) => {
+                Ok(self.map.at(start, len))
+            }
+            _ => {
+                let capacity = self.capacity as u64;
+                Err(MediaError::OutOfRange { offset, len: len as u64, capacity })
+            }
+        }
+    }
+
+    /// Does `op`, now.
+    pub(super) fn execute(&self, op: &MediaOp) -> Result<(), MediaError> {
+        op.check(self.capacity as u64)?;
+        match op.kind {
+            MediaKind::Read => self.load(op.offset, &op.pieces),
+            MediaKind::Write { .. } => self.store(op.offset, &op.pieces),
+            MediaKind::Flush => Ok(()),
+            MediaKind::Deallocate | MediaKind::WriteZeroes => self.zero(op.offset, op.len),
+        }
+    }
+
+    fn load(&self, mut offset: u64, pieces: &Pieces) -> Result<(), MediaError> {
+        for HostPiece { host, len } in pieces.as_slice() {
+            let from = self.range(offset, *len)?;
+            if let Some(to) = host {
+                // SAFETY: `range` checked the medium; `pieces` were checked against their mapping
+                // and keep it; medium and mapped memory are different mappings.
+                unsafe { memory::copy(from, *to, *len) };
+            }
+            offset += *len as u64;
+        }
+        Ok(())
+    }
+
+    fn store(&self, mut offset: u64, pieces: &Pieces) -> Result<(), MediaError> {
+        for HostPiece { host, len } in pieces.as_slice() {
+            let to = self.range(offset, *len)?;
+            match host {
+                // SAFETY: as in `load`.
+                Some(from) => unsafe { memory::copy(*from, to, *len) },
+                // SAFETY: `range` checked the medium.
+                None => unsafe { to.write_bytes(0, *len) },
+            }
+            offset += *len as u64;
+        }
+        Ok(())
+    }
+
+    pub(super) fn zero(&self, offset: u64, len: u64) -> Result<(), MediaError> {
+        let capacity = self.capacity as u64;
+        let outside = MediaError::OutOfRange { offset, len, capacity };
+        let (Ok(start), Ok(bytes)) = (usize::try_from(offset), usize::try_from(len)) else {
+            return Err(outside);
+        };
+        self.range(offset, bytes)?;
+        self.map.zero(start, bytes).map_err(|error| MediaError::os("discarding pages", &error))
+    }
+}
+
+impl fmt::Debug for MemoryMedia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryMedia({} bytes)", self.capacity)
+    }
+}
+
+impl Media for MemoryMedia {
+    fn capacity_bytes(&self) -> u64 {
+        self.capacity as u64
+    }
+
+    fn granularity_bytes(&self) -> u32 {
+        1
+    }
+
+    #[inline]
+    fn submit(&mut self, op: MediaOp, _now: Nanos) -> Option<MediaDone> {
+        let result = self.execute(&op);
+        Some(op.done(result))
+    }
+
+    fn poll(&mut self, _now: Nanos, _done: &mut Vec<MediaDone>) {}
+
+    fn next_event(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn cancel(&mut self, _done: &mut Vec<MediaDone>) {}
+
+    fn power_loss(&mut self) {}
+}

@@ -1,0 +1,162 @@
+//! Where the bytes of a namespace live.
+//!
+//! A medium moves bytes between itself and [`Pieces`] and knows nothing of NVMe. It is driven like
+//! the controller: it has no threads, and is told the time.
+
+mod memory;
+mod overlay;
+
+use std::fmt;
+
+use nvme_driver::Nanos;
+
+pub use self::{
+    memory::MemoryMedia,
+    overlay::{Overlay, Twist},
+};
+use crate::domain::Pieces;
+
+/// Stored bytes, read and written by offset.
+pub trait Media: Send + fmt::Debug {
+    /// Size in bytes. Fixed for the life of the medium.
+    fn capacity_bytes(&self) -> u64;
+
+    /// Offsets and lengths of operations are multiples of this (1: anything goes). A namespace's
+    /// LBA size must be one too.
+    fn granularity_bytes(&self) -> u32;
+
+    /// Starts an operation. Given back at once when it is already finished (fast media); else it
+    /// comes out of [`Media::poll`], in any order.
+    ///
+    /// An operation outside the capacity, or whose pieces do not add up to `len`, comes back with
+    /// [`MediaError`] and no byte moved.
+    fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone>;
+
+    /// Appends what has finished by `now`.
+    fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>);
+
+    /// When the next operation in flight will finish, if that is known.
+    fn next_event(&self) -> Option<Nanos>;
+
+    /// Operations in flight.
+    fn in_flight(&self) -> usize;
+
+    /// Ends everything in flight, and appends it: as finished where it has, else as
+    /// [`MediaError::Cancelled`] (a cancelled write may have happened in part). Afterwards no
+    /// memory is touched any more. For controller resets.
+    fn cancel(&mut self, done: &mut Vec<MediaDone>);
+
+    /// Power fails now: what is in flight is dropped (in part it may have happened), and so may be
+    /// what a volatile cache holds. Nothing of it comes out of [`Media::poll`].
+    fn power_loss(&mut self);
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MediaKind {
+    /// Stored bytes into the pieces.
+    Read,
+    /// The pieces' bytes into store.
+    Write {
+        /// Not finished before the bytes are where power loss cannot reach them.
+        fua: bool,
+    },
+    /// Makes all finished writes permanent. Offset, length and pieces are unused.
+    Flush,
+    /// The range is no longer needed. Every medium here makes it read as zeroes.
+    Deallocate,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes,
+}
+
+/// One operation.
+#[derive(Debug)]
+pub struct MediaOp {
+    /// Comes back in [`MediaDone`].
+    pub token: u64,
+    /// What to do.
+    pub kind: MediaKind,
+    /// First byte on the medium.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Memory of a read or write, `len` bytes together; else empty. Travels to [`MediaDone`].
+    pub pieces: Pieces,
+    /// What the [`Overlay`] does wrong with this operation. Media ignore it.
+    pub twist: Twist,
+}
+
+impl MediaOp {
+    /// Whether the operation is one that a medium of `capacity` bytes can do.
+    pub(crate) fn check(&self, capacity: u64) -> Result<(), MediaError> {
+        if self.kind == MediaKind::Flush {
+            return Ok(());
+        }
+        if self.offset.checked_add(self.len).is_none_or(|end| end > capacity) {
+            return Err(MediaError::OutOfRange { offset: self.offset, len: self.len, capacity });
+        }
+        let moves = matches!(self.kind, MediaKind::Read | MediaKind::Write { .. });
+        if moves && self.pieces.bytes() != self.len {
+            return Err(MediaError::Pieces { len: self.len, pieces: self.pieces.bytes() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn done(self, result: Result<(), MediaError>) -> MediaDone {
+        MediaDone { token: self.token, result, pieces: self.pieces }
+    }
+}
+
+/// One finished operation.
+#[derive(Debug)]
+pub struct MediaDone {
+    /// The operation's.
+    pub token: u64,
+    /// How it went.
+    pub result: Result<(), MediaError>,
+    /// The operation's, for reuse: clear them to let go of the memory.
+    pub pieces: Pieces,
+}
+
+/// An operation failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// Past the end of the medium.
+    #[error("{len} bytes at offset {offset} are outside a medium of {capacity} bytes")]
+    OutOfRange {
+        /// Offset asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes there are.
+        capacity: u64,
+    },
+    /// The memory given is not as long as the operation.
+    #[error("an operation of {len} bytes came with memory of {pieces} bytes")]
+    Pieces {
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes of memory.
+        pieces: u64,
+    },
+    /// The operating system failed it (EIO, ENOSPC ...).
+    #[error("{action} failed: {message}")]
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// The operating system's number for the error.
+        errno: i32,
+        /// The operating system's words for it.
+        message: String,
+    },
+    /// Ended by [`Media::cancel`] before it was finished.
+    #[error("cancelled by a reset")]
+    Cancelled,
+}
+
+impl MediaError {
+    pub(crate) fn os(action: &'static str, error: &std::io::Error) -> Self {
+        Self::Os { action, errno: error.raw_os_error().unwrap_or(0), message: error.to_string() }
+    }
+}

@@ -1,0 +1,155 @@
+//! Data faults over a medium that stays pristine itself.
+#![allow(unsafe_code, reason = "flips bits in memory that a read has just filled")]
+
+use std::collections::HashMap;
+
+use nvme_driver::Nanos;
+
+use super::{Media, MediaDone, MediaKind, MediaOp};
+use crate::{domain::Pieces, random::SplitMix64};
+
+/// What goes wrong with the bytes of one operation, while it is reported as a success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Twist {
+    /// Nothing.
+    #[default]
+    None,
+    /// A write stores only its first bytes.
+    Torn {
+        /// How many.
+        keep_bytes: u64,
+    },
+    /// A write goes somewhere else: `delta_bytes` further on, around the end if need be.
+    Misdirected {
+        /// How far, possibly backwards.
+        delta_bytes: i64,
+    },
+    /// A read delivers some flipped bits.
+    Corrupt {
+        /// Which ones.
+        seed: u64,
+    },
+}
+
+/// A medium with [`Twist`]s. Costs one comparison for an operation without one.
+#[derive(Debug)]
+pub struct Overlay {
+    inner: Box<dyn Media>,
+    /// Reads in flight that will be corrupted.
+    corrupt: HashMap<u64, u64>,
+}
+
+impl Overlay {
+    /// Wraps `inner`.
+    #[must_use]
+    pub fn new(inner: Box<dyn Media>) -> Self {
+        Self { inner, corrupt: HashMap::new() }
+    }
+
+    /// Applies a write's twist; `false` when nothing of the operation is left to do.
+    fn twist(op: &mut MediaOp, capacity: u64) -> bool {
+        match op.twist {
+            Twist::Torn { keep_bytes } => {
+                op.len = op.len.min(keep_bytes);
+                op.pieces.truncate(op.len);
+                op.len > 0
+            }
+            Twist::Misdirected { delta_bytes } => {
+                let room = i128::from(capacity.saturating_sub(op.len));
+                let to = i128::from(op.offset) + i128::from(delta_bytes);
+                // `room + 1` places exist; the remainder is one of them.
+                op.offset = u64::try_from(to.rem_euclid(room + 1)).unwrap_or(0);
+                true
+            }
+            Twist::None | Twist::Corrupt { .. } => true,
+        }
+    }
+
+    fn finish(&mut self, done: &MediaDone) {
+        if let Some(seed) = self.corrupt.remove(&done.token)
+            && done.result.is_ok()
+        {
+            flip(&done.pieces, seed);
+        }
+    }
+}
+
+/// Flips one to eight bits of what was read.
+fn flip(pieces: &Pieces, seed: u64) {
+    let mut rng = SplitMix64::new(seed, 0);
+    for _ in 0..=rng.below(8) {
+        let mut at = rng.below(pieces.bytes());
+        for piece in pieces.as_slice() {
+            if at < piece.len as u64 {
+                if let Some(host) = piece.host {
+                    // SAFETY: inside a piece, whose memory `pieces` keeps.
+                    unsafe {
+                        let byte = host.add(usize::try_from(at).unwrap_or(0));
+                        byte.write(byte.read() ^ (1 << rng.below(8)));
+                    }
+                }
+                break;
+            }
+            at -= piece.len as u64;
+        }
+    }
+}
+
+impl Media for Overlay {
+    fn capacity_bytes(&self) -> u64 {
+        self.inner.capacity_bytes()
+    }
+
+    fn granularity_bytes(&self) -> u32 {
+        self.inner.granularity_bytes()
+    }
+
+    #[inline]
+    fn submit(&mut self, mut op: MediaOp, now: Nanos) -> Option<MediaDone> {
+        if op.twist == Twist::None {
+            return self.inner.submit(op, now);
+        }
+        // A bad operation is refused as it would be without the twist.
+        if let Err(error) = op.check(self.capacity_bytes()) {
+            return Some(op.done(Err(error)));
+        }
+        match (op.kind, op.twist) {
+            (MediaKind::Read, Twist::Corrupt { seed }) => {
+                self.corrupt.insert(op.token, seed);
+            }
+            (MediaKind::Write { .. }, _) if !Self::twist(&mut op, self.capacity_bytes()) => {
+                return Some(op.done(Ok(())));
+            }
+            _ => {}
+        }
+        let done = self.inner.submit(op, now)?;
+        self.finish(&done);
+        Some(done)
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
+        let before = done.len();
+        self.inner.poll(now, done);
+        if !self.corrupt.is_empty() {
+            done[before..].iter().for_each(|done| self.finish(done));
+        }
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        self.inner.next_event()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn cancel(&mut self, done: &mut Vec<MediaDone>) {
+        self.inner.cancel(done);
+        self.corrupt.clear();
+    }
+
+    fn power_loss(&mut self) {
+        self.inner.power_loss();
+        self.corrupt.clear();
+    }
+}
