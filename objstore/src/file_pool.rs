@@ -1,0 +1,163 @@
+//! Which GPU files are free.
+//!
+//! Free files are kept as runs of neighbours, because a run of files is contiguous on every device
+//! for every row (see [`crate::layout`]): a request that gets consecutive files is moved by few
+//! large commands instead of many small ones. So an allocation takes the smallest run that holds
+//! all of it, else the largest ones there are, and freed files grow together with their
+//! neighbours. Every step costs O(log runs).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::FileId;
+
+/// The free files of a store.
+#[derive(Debug, Clone)]
+pub struct FilePool {
+    files: u32,
+    free: u32,
+    /// First file of each free run -> its length.
+    by_start: BTreeMap<u32, u32>,
+    /// (length, first file) of each free run.
+    by_len: BTreeSet<(u32, u32)>,
+}
+
+impl FilePool {
+    /// A pool of files 0 to `files - 1`, all free.
+    #[must_use]
+    pub fn new(files: u32) -> Self {
+        let mut pool =
+            Self { files, free: files, by_start: BTreeMap::new(), by_len: BTreeSet::new() };
+        if files > 0 {
+            pool.insert(0, files);
+        }
+        pool
+    }
+
+    /// Files in all.
+    #[must_use]
+    pub fn files(&self) -> u32 {
+        self.files
+    }
+
+    /// Free files.
+    #[must_use]
+    pub fn free_files(&self) -> u32 {
+        self.free
+    }
+
+    /// Runs that the free files form: 1 is not fragmented at all.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        self.by_start.len()
+    }
+
+    /// Takes `count` files, or as many as there are, in as few and as long runs as possible.
+    /// Appends them to `out` and says how many they are.
+    pub fn allocate(&mut self, count: u32, out: &mut Vec<FileId>) -> u32 {
+        let wanted = count.min(self.free);
+        let mut left = wanted;
+        while left > 0 {
+            let best = self.by_len.range((left, 0)..).next().or_else(|| self.by_len.last());
+            let Some(&(len, start)) = best else { unreachable!("free files are in no run") };
+            self.remove(start, len);
+            let take = len.min(left);
+            out.extend((start..start + take).map(FileId));
+            if take < len {
+                self.insert(start + take, len - take);
+            }
+            left -= take;
+        }
+        self.free -= wanted;
+        wanted
+    }
+
+    /// Takes a file back.
+    ///
+    /// # Panics
+    /// When the file does not exist or is free already: two owners of one file would be silent
+    /// corruption.
+    pub fn free(&mut self, file: FileId) {
+        assert!(file.0 < self.files, "file {file} of {}", self.files);
+        let (mut start, mut len) = (file.0, 1);
+        if let Some((&before, &before_len)) = self.by_start.range(..=file.0).next_back() {
+            assert!(before + before_len <= file.0, "file {file} was free already");
+            if before + before_len == file.0 {
+                self.remove(before, before_len);
+                start = before;
+                len += before_len;
+            }
+        }
+        if let Some(&after_len) = self.by_start.get(&(file.0 + 1)) {
+            self.remove(file.0 + 1, after_len);
+            len += after_len;
+        }
+        self.insert(start, len);
+        self.free += 1;
+    }
+
+    fn insert(&mut self, start: u32, len: u32) {
+        self.by_start.insert(start, len);
+        self.by_len.insert((len, start));
+    }
+
+    fn remove(&mut self, start: u32, len: u32) {
+        self.by_start.remove(&start);
+        self.by_len.remove(&(len, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Maximal runs of free files, counted the slow way.
+    fn runs(free: &[bool]) -> usize {
+        free.chunk_by(|a, b| a == b).filter(|run| run[0]).count()
+    }
+
+    proptest! {
+        #[test]
+        fn against_a_bitmap(
+            files in 1u32..200,
+            steps in proptest::collection::vec((any::<bool>(), any::<u16>()), 0..200),
+        ) {
+            let mut pool = FilePool::new(files);
+            let mut free = vec![true; files as usize];
+            for (allocate, number) in steps {
+                if allocate {
+                    let count = u32::from(number) % 40;
+                    let fits = free.chunk_by(|a, b| a == b)
+                        .any(|run| run[0] && run.len() >= count as usize);
+                    let mut got = Vec::new();
+                    let n = pool.allocate(count, &mut got);
+                    prop_assert_eq!(n as usize, got.len());
+                    prop_assert_eq!(n, count.min(free.iter().filter(|f| **f).count() as u32));
+                    for file in &got {
+                        prop_assert!(std::mem::replace(&mut free[file.at()], false));
+                    }
+                    if fits {
+                        prop_assert!(got.windows(2).all(|p| p[1].0 == p[0].0 + 1), "one run");
+                    }
+                } else {
+                    let file = u32::from(number) % files;
+                    if !std::mem::replace(&mut free[file as usize], true) {
+                        pool.free(FileId(file));
+                    }
+                }
+                prop_assert_eq!(pool.free_files() as usize, free.iter().filter(|f| **f).count());
+                prop_assert_eq!(pool.runs(), runs(&free));
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "was free already")]
+    fn a_double_free_is_caught() {
+        let mut pool = FilePool::new(8);
+        pool.allocate(4, &mut Vec::new());
+        pool.free(FileId(2));
+        pool.free(FileId(2));
+    }
+}

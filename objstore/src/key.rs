@@ -1,0 +1,108 @@
+//! Names of KV blocks by content: equal keys mean equal tokens, and equal tokens before them.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::Xxh3;
+
+/// The name of one KV block: a 128-bit hash over its tokens and everything before them.
+///
+/// XXH3 is fast and well distributed, but not made against somebody who looks for collisions.
+/// Where tenants must not be able to aim at each other's blocks, give each a secret salt
+/// ([`KeyChain::new`]), or bring keys of a keyed cryptographic hash: any 128 bits will do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockKey(pub u128);
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockKey({:032x})", self.0)
+    }
+}
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Makes the keys of one sequence, block after block: `key = xxh3_128(previous || tokens)`.
+#[derive(Debug, Clone)]
+pub struct KeyChain {
+    previous: BlockKey,
+}
+
+impl KeyChain {
+    /// A chain for one model. `salt` is everything besides the tokens that changes the KV values:
+    /// model, its revision, data type, adapter, tensor-parallel rank, block size, tenant.
+    #[must_use]
+    pub fn new(salt: &[u8]) -> Self {
+        Self { previous: BlockKey(xxhash_rust::xxh3::xxh3_128(salt)) }
+    }
+
+    /// A chain that goes on after a block whose key is known.
+    #[must_use]
+    pub fn after(key: BlockKey) -> Self {
+        Self { previous: key }
+    }
+
+    /// The key of the next block, which holds exactly these tokens.
+    pub fn next(&mut self, tokens: &[u32]) -> BlockKey {
+        let mut hash = Xxh3::new();
+        hash.update(&self.previous.0.to_le_bytes());
+        for token in tokens {
+            hash.update(&token.to_le_bytes());
+        }
+        self.previous = BlockKey(hash.digest128());
+        self.previous
+    }
+
+    /// The keys of all whole blocks of `tokens`; a partial block at the end has none.
+    ///
+    /// # Panics
+    /// When `block_tokens` is zero.
+    pub fn keys(&mut self, tokens: &[u32], block_tokens: u32) -> Vec<BlockKey> {
+        tokens.chunks_exact(block_tokens as usize).map(|block| self.next(block)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn sequences_share_keys_exactly_as_long_as_they_share_tokens(
+            tokens in proptest::collection::vec(any::<u32>(), 0..200),
+            at in any::<prop::sample::Index>(), block in 1u32..9,
+        ) {
+            let keys = KeyChain::new(b"m").keys(&tokens, block);
+            prop_assert_eq!(keys.len(), tokens.len() / block as usize);
+            prop_assume!(!tokens.is_empty());
+            let at = at.index(tokens.len());
+            let mut other = tokens.clone();
+            other[at] = other[at].wrapping_add(1);
+            let others = KeyChain::new(b"m").keys(&other, block);
+            for (i, (a, b)) in keys.iter().zip(&others).enumerate() {
+                prop_assert_eq!(a == b, i < at / block as usize, "block {}", i);
+            }
+        }
+    }
+
+    #[test]
+    fn salt_and_continuation() {
+        let tokens: Vec<u32> = (0..64).collect();
+        let keys = KeyChain::new(b"llama").keys(&tokens, 16);
+        assert_ne!(keys, KeyChain::new(b"qwen").keys(&tokens, 16));
+        assert_eq!(KeyChain::after(keys[1]).keys(&tokens[32..], 16), keys[2..]);
+    }
+
+    /// The definition, spelled out: engines compute the same keys in other languages.
+    #[test]
+    fn a_key_is_the_hash_of_previous_key_and_little_endian_tokens() {
+        let mut bytes = xxhash_rust::xxh3::xxh3_128(b"s").to_le_bytes().to_vec();
+        bytes.extend([7, 0, 0, 0, 1, 2, 0, 0]);
+        let expected = BlockKey(xxhash_rust::xxh3::xxh3_128(&bytes));
+        assert_eq!(KeyChain::new(b"s").next(&[7, 513]), expected);
+    }
+}

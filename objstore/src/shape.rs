@@ -1,0 +1,85 @@
+//! What one KV block of a model is made of.
+
+use std::ops::Range;
+
+use crate::{
+    error::LayoutError,
+    ids::{Layer, Row},
+};
+
+/// The shape of one KV block: how many objects it consists of, and of what size.
+///
+/// An object is what one layer and segment keep for the tokens of one block: contiguous in the
+/// engine's memory and moved as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers of the model (of this GPU's share of it).
+    pub layers: u32,
+    /// Objects of one layer: 2 where K and V are separate tensors, 1 where they are packed (MLA).
+    pub segments: u32,
+    /// Bytes of one object.
+    pub object_bytes: u32,
+    /// Tokens in a block. Only keys and reports use it.
+    pub block_tokens: u32,
+}
+
+impl KvShape {
+    /// Checks that nothing is zero and that the row count can be represented.
+    ///
+    /// # Errors
+    /// [`LayoutError::Shape`] names the field.
+    pub fn validate(&self) -> Result<(), LayoutError> {
+        for (field, value) in [
+            ("layers", self.layers),
+            ("segments", self.segments),
+            ("object_bytes", self.object_bytes),
+            ("block_tokens", self.block_tokens),
+        ] {
+            if value == 0 {
+                return Err(LayoutError::Shape { field, problem: "is zero" });
+            }
+        }
+        // The layout multiplies rows by files; 2^16 rows are far beyond any model.
+        if self.layers.checked_mul(self.segments).is_none_or(|rows| rows > 1 << 16) {
+            return Err(LayoutError::Shape { field: "layers", problem: "gives over 65536 rows" });
+        }
+        Ok(())
+    }
+
+    /// Objects of one file.
+    #[must_use]
+    pub fn rows(&self) -> u32 {
+        self.layers * self.segments
+    }
+
+    /// The rows of `layer`.
+    #[must_use]
+    pub fn layer_rows(&self, layer: Layer) -> Range<u32> {
+        let first = layer.0 * self.segments;
+        first..first + self.segments
+    }
+
+    /// The layer `row` belongs to.
+    #[must_use]
+    pub fn layer_of(&self, row: Row) -> Layer {
+        Layer(row.0 / self.segments)
+    }
+
+    /// Bytes of one block over all rows, as the engine holds them (without padding).
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        u64::from(self.rows()) * u64::from(self.object_bytes)
+    }
+
+    /// Bytes that one token needs over all layers, rounded up.
+    #[must_use]
+    pub fn token_bytes(&self) -> u64 {
+        self.block_bytes().div_ceil(u64::from(self.block_tokens))
+    }
+
+    /// Blocks that `tokens` tokens fill completely; only whole blocks are stored.
+    #[must_use]
+    pub fn whole_blocks(&self, tokens: u64) -> u64 {
+        tokens / u64::from(self.block_tokens)
+    }
+}
