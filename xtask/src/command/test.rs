@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test that needs no hardware, and the README's first command.
+//! `cargo xtask test`: every test that needs no hardware, and a replay that checks every byte.
 
 use std::process::ExitCode;
 
@@ -19,6 +19,6 @@ pub fn steps() -> Vec<Step> {
         // would mean two ways to fail.
         Step::cargo("tests", "test --workspace --no-fail-fast").tests_at_least(1),
         loom::step(),
-        Step::cargo("replay", "run --release --bin ripieno -- replay"),
+        Step::cargo("replay", "run --release --bin ripieno -- replay --verify full"),
     ]
 }
