@@ -16,7 +16,8 @@ pub const RULES: &[Rule] = &[
                         use loom::sync::atomic::fence;\n\
                         use std::{\n    fs::{self, File},\n    sync::{Arc, atomic::fence},\n};\n";
             let fine = "use std::sync::Arc;\nfn atomic(x: &str) {}\nmod atomic;\n\
-                        use std::{sync::Arc, atomic};\nuse crate::sync::AtomicU32; // atomic::x\n";
+                        use std::{sync::Arc, atomic};\n\
+                        use crate::sync::AtomicU32; // atomic::x\n";
             let allowed = ATOMICS.iter().map(|&(path, _)| (path, "use std::sync::atomic;".into()));
             let mut files = vec![("a.rs", uses.to_owned()), ("b.rs", fine.to_owned())];
             files.extend(allowed.skip(1));
@@ -109,8 +110,8 @@ fn atomics_in_one_place(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// Whether the word at `at` is the `atomic` of `std::sync::atomic` and the like, also where the path
-/// is spread over a tree of `use`.
+/// Whether the word at `at` is the `atomic` of `std::sync::atomic` and the like, also where the
+/// path is spread over a tree of `use`.
 fn is_path_to_atomics(code: &str, at: usize) -> bool {
     let start = code[..at].rfind(';').map_or(0, |semicolon| semicolon + 1);
     // The path so far, and the paths in front of the braces that are still open.
