@@ -316,7 +316,8 @@ impl IdentifyController {
     }
 }
 
-/// An LBA format: metadata bytes in 15:0, log2 of the LBA size in 23:16, relative performance in 25:24.
+/// An LBA format: metadata bytes in 15:0, log2 of the LBA size in 23:16, relative performance in
+/// 25:24.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

@@ -5,10 +5,10 @@
 //!
 //! # Architecture
 //!
-//! One module per part of the specification: [`ids`], [`reg`]isters, [`sqe`] and [`cqe`], [`status`],
-//! [`admin`] commands, [`identify`] data, [`nvm`] commands, [`prp`] and [`sgl`] descriptors, [`log`]
-//! pages. Driver and software controller share them, so a wrong layout here is wrong twice in the same
-//! way: sizes and offsets are therefore asserted beside each type.
+//! One module per part of the specification: [`ids`], [`reg`]isters, [`sqe`] and [`cqe`],
+//! [`status`], [`admin`] commands, [`identify`] data, [`nvm`] commands, [`prp`] and [`sgl`]
+//! descriptors, [`log`] pages. Driver and software controller share them, so a wrong layout here is
+//! wrong twice in the same way: sizes and offsets are therefore asserted beside each type.
 //!
 //! # Invariants
 //!

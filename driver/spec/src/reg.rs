@@ -48,7 +48,9 @@ const fn with_field(value: u64, lo: u32, width: u32, to: u64) -> u64 {
 }
 
 macro_rules! register_fields {
-    ($name:ident($int:ty) { $($(#[$meta:meta])* $get:ident / $with:ident: $ty:ty = $lo:literal, $width:literal;)* }) => {
+    ($name:ident($int:ty) {
+        $($(#[$meta:meta])* $get:ident / $with:ident: $ty:ty = $lo:literal, $width:literal;)*
+    }) => {
         impl $name {
             $(
                 $(#[$meta])*
