@@ -1,1 +1,73 @@
-//! (being written)
+//! I/O control blocks, the rings that carry them, and the seam to whoever runs the I/O kernel.
+//!
+//! The caller names work (a layer of a request's blocks, or explicit runs of bytes); the I/O kernel
+//! on the other side of shared memory turns it into NVMe commands. This crate is everything between
+//! the two: it lays out the memory, checks what goes in, and decodes what comes out.
+//!
+//! ```text
+//!   init_queue -> register_pool, upload_map        once a pool, once a request
+//!     get_iocb -> fill_affine -> issue_io          once a layer: 128 bytes and one ring word
+//!              -> wait_cqe -> map_status
+//!     stop -> (controllers recover) -> restart     when a queue failed
+//! ```
+//!
+//! # Architecture
+//! - [`abi`]: the structs both sides know; the C half, and the one for callers in C, is
+//!   `kernels/include/gio/abi.h`.
+//! - `ring`: submission and completion ring; its `Ordering:` paragraph is the memory model. `sync`
+//!   is the only file that names atomics, and what loom replaces.
+//! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and recycling.
+//! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
+//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name.
+//! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
+//!
+//! # Invariants
+//! - Every address the kernel gets comes from [`IoExecutor::alloc`] or [`IoExecutor::address`].
+//! - An IOCB in flight, and the map, pool and events it names, are not changed, recycled or freed
+//!   before its completion was seen or the executor has proven that its kernel ended. If it cannot
+//!   prove that, the memory is leaked.
+//! - Neither ring can overflow, because an IOCB is published again only after its completion was
+//!   consumed (proof in `ring`).
+//! - No Rust reference to plain data in shared memory exists; what the kernel writes is bounds-checked
+//!   before it is used as an index, and an unknown status is never success.
+//! - Issuing and waiting for an affine operation allocates nothing, and costs the same for any map.
+//!
+//! # Not implemented
+//! - Free arena blocks of different sizes are not merged.
+//! - Events in memory that the caller brings (a CUDA event's word): operations wait only for words
+//!   made by [`Uring::event`], whose [`Event::address`] a GPU stream can write.
+//! - A single operation cannot be cancelled; stopping cancels all.
+//! - Rings shared between processes: handles assume that caller and ring live in one process.
+
+pub mod abi;
+mod arena;
+mod completion;
+mod counters;
+mod error;
+mod event;
+mod executor;
+mod explicit;
+mod iocb;
+mod layout;
+mod map;
+mod options;
+mod pool;
+mod queues;
+mod ring;
+mod shared;
+mod status;
+mod sync;
+mod uring;
+
+pub use abi::{Affine, IoCtx};
+pub use completion::Completion;
+pub use counters::{Counters, Fault, FaultInfo, QueueCounters, UringCounters};
+pub use error::Error;
+pub use event::{Event, Signal, Wait};
+pub use executor::{ExecutorError, IoExecutor, Progress, SharedMemory};
+pub use iocb::{BATCH_MAX, IocbId, Iocbs};
+pub use map::BlockMap;
+pub use options::UringOptions;
+pub use pool::{PoolDesc, PoolHandle};
+pub use status::{IoStatus, NvmeStatus};
+pub use uring::{Flags, Op, Uring};

@@ -1,0 +1,183 @@
+//! Executor memory for maps, pools and events, recycled.
+//!
+//! Allocating from an executor may be slow or may even wait for the GPU, so memory is taken from it
+//! in chunks and never given back before the ring ends. Blocks are powers of two with a free list
+//! each: after the first few requests of a workload, uploads find their sizes there and nothing is
+//! allocated any more. Free blocks of different sizes are not merged; a workload holds at most the
+//! sum of its peaks per size.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    error::Error,
+    executor::{ExecutorError, IoExecutor},
+    shared::Region,
+};
+
+/// Smallest block: a cache line pair, so that an event shares none with its neighbour.
+const BLOCK_BYTES_MIN: usize = 128;
+/// Alignment of the executor's memory; blocks are aligned to their size or to this.
+const CHUNK_ALIGN: usize = 4096;
+
+/// A block of executor memory, at least as long as was asked for. Its contents are whatever the last
+/// owner left.
+#[derive(Debug)]
+pub(crate) struct Block {
+    region: Option<Region>,
+    arena: Arc<Arena>,
+}
+
+impl Block {
+    /// The memory.
+    pub(crate) fn region(&self) -> &Region {
+        self.region.as_ref().expect("taken only by drop")
+    }
+
+    /// The arena it was taken from.
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Whether it was taken from `arena`.
+    pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
+        Arc::ptr_eq(&self.arena, arena)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(region) = self.region.take() {
+            self.arena.give_back(region);
+        }
+    }
+}
+
+/// The allocator.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    chunk_bytes: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Free blocks by log2 of their size.
+    free: Vec<Vec<Region>>,
+    /// The chunk that blocks are cut from, and how much of it was cut.
+    chunk: Option<(Region, usize)>,
+    /// Permutations that maps gave back, empty.
+    orders: Vec<Vec<u32>>,
+    usage: Usage,
+}
+
+/// How much memory there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Bytes taken from the executor.
+    pub bytes: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Times that more was taken.
+    pub growths: u64,
+}
+
+impl Arena {
+    /// An arena that takes chunks of `chunk_bytes`, the first one at once.
+    pub(crate) fn new(chunk_bytes: usize, executor: &dyn IoExecutor) -> Result<Arc<Self>, Error> {
+        let chunk_bytes = chunk_bytes.max(CHUNK_ALIGN).next_multiple_of(CHUNK_ALIGN);
+        let arena = Self { chunk_bytes, state: Mutex::default() };
+        arena.lock().grow(chunk_bytes, executor)?;
+        Ok(Arc::new(arena))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code under the lock leaves the lists half changed, so a poisoned lock is sound.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A block of at least `len` bytes.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        len: usize,
+        executor: &dyn IoExecutor,
+    ) -> Result<Block, Error> {
+        let size = len.max(BLOCK_BYTES_MIN).checked_next_power_of_two().ok_or_else(|| {
+            ExecutorError::Memory {
+                executor: executor.name(),
+                len,
+                cause: "the size is beyond any address space".to_owned(),
+            }
+        })?;
+        let mut state = self.lock();
+        let region = match state.recycled(size).or_else(|| state.cut(size)) {
+            Some(region) => region,
+            None => {
+                state.grow(size.max(self.chunk_bytes), executor)?;
+                state.cut(size).expect("the new chunk is at least as long")
+            }
+        };
+        state.usage.used += size as u64;
+        Ok(Block { region: Some(region), arena: self.clone() })
+    }
+
+    fn give_back(&self, region: Region) {
+        let mut state = self.lock();
+        state.usage.used -= region.len() as u64;
+        state.keep(region);
+    }
+
+    /// An empty vector for a permutation.
+    pub(crate) fn take_order(&self) -> Vec<u32> {
+        self.lock().orders.pop().unwrap_or_default()
+    }
+
+    /// Keeps the memory of a permutation for the next one.
+    pub(crate) fn give_back_order(&self, mut order: Vec<u32>) {
+        order.clear();
+        self.lock().orders.push(order);
+    }
+
+    /// How much memory there is.
+    pub(crate) fn usage(&self) -> Usage {
+        self.lock().usage
+    }
+}
+
+impl State {
+    fn recycled(&mut self, size: usize) -> Option<Region> {
+        self.free.get_mut(size.ilog2() as usize)?.pop()
+    }
+
+    fn keep(&mut self, region: Region) {
+        let class = region.len().ilog2() as usize;
+        if self.free.len() <= class {
+            self.free.resize_with(class + 1, Vec::new);
+        }
+        self.free[class].push(region);
+    }
+
+    /// Cuts a block off the chunk.
+    fn cut(&mut self, size: usize) -> Option<Region> {
+        let (chunk, cut) = self.chunk.as_mut()?;
+        let at = cut.next_multiple_of(size.min(CHUNK_ALIGN));
+        let end = at.checked_add(size).filter(|&end| end <= chunk.len())?;
+        *cut = end;
+        Some(chunk.slice(at, size))
+    }
+
+    /// Takes a new chunk; what was left of the old one goes to the free lists.
+    fn grow(&mut self, len: usize, executor: &dyn IoExecutor) -> Result<(), Error> {
+        let chunk = Region::whole(executor.alloc(len)?);
+        let mut size = CHUNK_ALIGN;
+        while size >= BLOCK_BYTES_MIN {
+            while let Some(rest) = self.cut(size) {
+                self.keep(rest);
+            }
+            size /= 2;
+        }
+        self.usage.bytes += chunk.len() as u64;
+        self.usage.growths += 1;
+        self.chunk = Some((chunk, 0));
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! What the kernel counts: the data plane's only trace.
+
+use std::{
+    fmt,
+    ops::{Add, AddAssign},
+};
+
+use crate::abi;
+
+/// Counts of one queue, or of all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Commands submitted.
+    pub commands: u64,
+    /// Objects done (explicit contexts count as one each).
+    pub objects: u64,
+    /// Bytes read from devices.
+    pub bytes_read: u64,
+    /// Bytes written to devices.
+    pub bytes_written: u64,
+    /// Submission doorbells rung.
+    pub sq_doorbells: u64,
+    /// Completion doorbells rung.
+    pub cq_doorbells: u64,
+    /// Commands and contexts that failed.
+    pub errors: u64,
+    /// Completions that came after their timeout.
+    pub late: u64,
+}
+
+impl Add for Counters {
+    type Output = Self;
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.commands += other.commands;
+        self.objects += other.objects;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+        self.sq_doorbells += other.sq_doorbells;
+        self.cq_doorbells += other.cq_doorbells;
+        self.errors += other.errors;
+        self.late += other.late;
+    }
+}
+
+/// What one queue's warp counted since the last start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueCounters {
+    /// Index of the device.
+    pub device: u32,
+    /// The queue's identifier.
+    pub qid: u16,
+    /// Commands outstanding now.
+    pub outstanding: u32,
+    /// Commands that timed out and keep their slot until the queue is taken back.
+    pub quarantined: u32,
+    /// Why the queue stopped, if it did.
+    pub fault: Option<Fault>,
+    /// The counts.
+    pub counters: Counters,
+}
+
+/// A snapshot of everything counted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UringCounters {
+    /// All queues, restarts included.
+    pub total: Counters,
+    /// Each queue since the last start.
+    pub queues: Vec<QueueCounters>,
+    /// Operations published to the kernel.
+    pub issued: u64,
+    /// Operations whose completion was seen.
+    pub completed: u64,
+    /// Bytes of executor memory that maps, pools and events draw from.
+    pub arena_bytes: u64,
+    /// Bytes of it in use.
+    pub arena_bytes_used: u64,
+    /// How often that memory had to grow.
+    pub arena_growths: u64,
+}
+
+/// Why a queue stopped submitting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A completion for a command identifier that is not outstanding.
+    UnknownCid,
+    /// A completion whose submission queue head is outside the queue.
+    SqHead,
+    /// A completion that names another queue.
+    SqId,
+    /// A command exceeded the timeout.
+    Timeout,
+    /// A word that no kernel of this version writes.
+    Unknown(u32),
+}
+
+impl Fault {
+    /// Decodes [`abi::Warp::fault`].
+    #[must_use]
+    pub fn decode(word: u32) -> Option<Self> {
+        match word {
+            abi::FAULT_NONE => None,
+            abi::FAULT_CID => Some(Self::UnknownCid),
+            abi::FAULT_SQHD => Some(Self::SqHead),
+            abi::FAULT_SQID => Some(Self::SqId),
+            abi::FAULT_TIMEOUT => Some(Self::Timeout),
+            other => Some(Self::Unknown(other)),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownCid => f.write_str("a completion for a command that is not outstanding"),
+            Self::SqHead => f.write_str("a completion with an impossible submission queue head"),
+            Self::SqId => f.write_str("a completion that names another submission queue"),
+            Self::Timeout => f.write_str("a command that did not complete in time"),
+            Self::Unknown(word) => write!(f, "fault {word:#x}, unknown to this version"),
+        }
+    }
+}
+
+/// Which queue stopped, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultInfo {
+    /// Index of the device.
+    pub device: u32,
+    /// The queue's identifier.
+    pub qid: u16,
+    /// The cause.
+    pub fault: Fault,
+    /// Commands that may still be in the device.
+    pub quarantined: u32,
+}
+
+impl fmt::Display for FaultInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, qid, fault, quarantined } = self;
+        write!(f, "device {device} queue {qid}: {fault}; {quarantined} commands quarantined")
+    }
+}

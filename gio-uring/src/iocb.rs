@@ -1,0 +1,210 @@
+//! The caller's side of each IOCB: who holds it, and what it keeps alive.
+
+use std::ops::Deref;
+
+use crate::{
+    completion::Completion,
+    error::Error,
+    event::{Signal, Wait},
+    map::BlockMap,
+    pool::PoolHandle,
+};
+
+/// The most IOCBs that one [`crate::Uring::get_iocb`] gives.
+pub const BATCH_MAX: usize = 32;
+
+/// A taken IOCB. It is good until its completion was waited for, or it was released; the number of
+/// times its IOCB was taken tells a stale one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct IocbId {
+    index: u32,
+    turn: u32,
+}
+
+impl IocbId {
+    /// Index of the IOCB in the ring.
+    #[must_use]
+    pub fn index(self) -> u32 {
+        self.index
+    }
+}
+
+/// The IOCBs that one call gave. Without heap memory: this is on the path of every layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Iocbs {
+    ids: [IocbId; BATCH_MAX],
+    len: usize,
+}
+
+impl Deref for Iocbs {
+    type Target = [IocbId];
+    fn deref(&self) -> &[IocbId] {
+        &self.ids[..self.len]
+    }
+}
+
+/// Where an IOCB is on its way. Only `Issued` ones may be looked at by the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Free,
+    Taken,
+    Filled,
+    Issued,
+    Done,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Taken => "taken, but not filled",
+            Self::Filled => "filled, but not issued",
+            Self::Issued => "issued",
+            Self::Done => "done",
+        }
+    }
+}
+
+/// What the kernel reads on behalf of an IOCB.
+#[derive(Debug, Default)]
+pub(crate) enum Content {
+    #[default]
+    Nothing,
+    /// The IOCB's own area, in the order of [`Entry::order`].
+    Explicit,
+    /// Kept alive until the completion was seen.
+    Affine { map: BlockMap, _pool: PoolHandle },
+}
+
+/// One IOCB.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    turn: u32,
+    pub phase: Phase,
+    pub wait: Option<Wait>,
+    pub signal: Option<Signal>,
+    pub content: Content,
+    /// Explicit: the caller's index of each context in the area. Its memory is kept.
+    pub order: Vec<u32>,
+    /// Objects of a complete success.
+    pub expected: u64,
+    pub completion: Completion,
+}
+
+/// All IOCBs of a ring.
+#[derive(Debug)]
+pub(crate) struct Table {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+impl Table {
+    /// `depth` free IOCBs.
+    pub(crate) fn new(depth: u32) -> Self {
+        let entry = |_| Entry {
+            turn: 0,
+            phase: Phase::Free,
+            wait: None,
+            signal: None,
+            content: Content::Nothing,
+            order: Vec::new(),
+            expected: 0,
+            completion: Completion::default(),
+        };
+        Self { entries: (0..depth).map(entry).collect(), free: (0..depth).rev().collect() }
+    }
+
+    /// Number of IOCBs.
+    pub(crate) fn len(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// How many are free.
+    pub(crate) fn free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Takes `count` IOCBs that wait for `wait`.
+    pub(crate) fn take(&mut self, count: u32, wait: Option<&Wait>) -> Result<Iocbs, Error> {
+        if count as usize > BATCH_MAX {
+            return Err(Error::Batch { asked: count, max: BATCH_MAX as u32 });
+        }
+        if count > self.free() {
+            return Err(Error::Busy { asked: count, free: self.free() });
+        }
+        let mut taken = Iocbs { ids: [IocbId::default(); BATCH_MAX], len: 0 };
+        while taken.len < count as usize {
+            let index = self.free.pop().expect("counted above");
+            let entry = &mut self.entries[index as usize];
+            entry.turn = entry.turn.wrapping_add(1);
+            entry.phase = Phase::Taken;
+            entry.wait = wait.cloned();
+            taken.ids[taken.len] = IocbId { index, turn: entry.turn };
+            taken.len += 1;
+        }
+        Ok(taken)
+    }
+
+    /// The IOCB of `id`, whatever it is doing, as long as nobody took it anew.
+    pub(crate) fn get(&mut self, id: IocbId) -> Result<&mut Entry, Error> {
+        let (index, needed) = (id.index, "taken by the caller from this ring");
+        let entry = self.entries.get_mut(index as usize).filter(|entry| entry.turn == id.turn);
+        entry.ok_or(Error::Id { index, found: "an old or foreign one", needed })
+    }
+
+    /// The IOCB of `id`, which must be in one of `phases`.
+    pub(crate) fn in_phase(
+        &mut self,
+        id: IocbId,
+        phases: &[Phase],
+        needed: &'static str,
+    ) -> Result<&mut Entry, Error> {
+        let entry = self.get(id)?;
+        if !phases.contains(&entry.phase) {
+            return Err(Error::Id { index: id.index, found: entry.phase.name(), needed });
+        }
+        Ok(entry)
+    }
+
+    /// The IOCB that the kernel names, which must be in flight.
+    pub(crate) fn issued(&mut self, index: u32) -> Result<&mut Entry, Error> {
+        let entry = self.entries.get_mut(index as usize);
+        entry.filter(|entry| entry.phase == Phase::Issued).ok_or(Error::Ring { index })
+    }
+
+    /// Indices of all IOCBs in flight.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = u32> + '_ {
+        let issued = |(_, entry): &(usize, &Entry)| entry.phase == Phase::Issued;
+        self.entries.iter().enumerate().filter(issued).map(|(index, _)| index as u32)
+    }
+
+    /// Makes `id` free again. Its explicit statuses stay until it is taken.
+    pub(crate) fn free_again(&mut self, id: IocbId) {
+        let entry = &mut self.entries[id.index as usize];
+        entry.phase = Phase::Free;
+        entry.let_go();
+        self.free.push(id.index);
+    }
+}
+
+impl Entry {
+    /// Lets go of everything the kernel no longer reads.
+    pub(crate) fn let_go(&mut self) {
+        self.wait = None;
+        self.signal = None;
+        if matches!(self.content, Content::Affine { .. }) {
+            self.content = Content::Nothing;
+        }
+    }
+
+    /// The caller's index of the context that the kernel calls `at`.
+    pub(crate) fn caller_index(&self, at: u32) -> u32 {
+        let index = match &self.content {
+            Content::Nothing => None,
+            Content::Explicit => self.order.get(at as usize).copied(),
+            Content::Affine { map, .. } => map.caller_index(at),
+        };
+        // A kernel that names a context that does not exist is reported as it spoke.
+        index.unwrap_or(at)
+    }
+}

@@ -1,0 +1,113 @@
+//! Where rings, IOCBs and explicit areas lie in the ring's memory.
+
+use crate::{
+    abi::{IoCtx, Iocb},
+    error::Error,
+    ring::{CompleteConsumer, SharedWords, SubmitProducer},
+    shared::Region,
+};
+
+/// Most IOCBs of a ring.
+const DEPTH_MAX: u32 = 1 << 16;
+/// Two cache lines: what one side writes often shares none with its neighbour, prefetched or not.
+const APART: usize = 128;
+
+/// Offsets into the ring's memory:
+///
+/// ```text
+///     0  completion ring tail   (warps add)
+///   128  stop word              (caller writes once)
+///   256  virtual time           (caller writes)
+///   384  submission ring        u64[depth]
+///        completion ring        u64[depth]
+///        IOCBs                  gio_iocb[depth]
+///        explicit areas [depth] gio_ioctx[explicit_max], u32 starts[devices + 1], u32 status[..]
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    depth: u32,
+    explicit_max: u32,
+    devices: u32,
+}
+
+impl Layout {
+    /// Offset of the completion ring's tail.
+    pub(crate) const CQ_TAIL: usize = 0;
+    /// Offset of the stop word.
+    pub(crate) const STOP: usize = APART;
+    /// Offset of the virtual time.
+    pub(crate) const CLOCK: usize = 2 * APART;
+    const SQ_RING: usize = 3 * APART;
+
+    pub(crate) fn new(depth: u32, explicit_max: u32, devices: u32) -> Result<Self, Error> {
+        if !depth.is_power_of_two() || depth > DEPTH_MAX {
+            return Err(Error::Depth { asked: depth, max: DEPTH_MAX });
+        }
+        Ok(Self { depth, explicit_max, devices })
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn ring_bytes(&self) -> usize {
+        (self.depth as usize * size_of::<u64>()).next_multiple_of(APART)
+    }
+
+    pub(crate) fn sq_ring(&self) -> usize {
+        Self::SQ_RING
+    }
+
+    pub(crate) fn cq_ring(&self) -> usize {
+        Self::SQ_RING + self.ring_bytes()
+    }
+
+    /// IOCB `index`.
+    pub(crate) fn iocb(&self, index: u32) -> usize {
+        self.cq_ring() + self.ring_bytes() + index as usize * size_of::<Iocb>()
+    }
+
+    fn area_bytes(&self) -> usize {
+        let words = self.devices as usize + 1 + self.explicit_max as usize;
+        let bytes = self.explicit_max as usize * size_of::<IoCtx>() + words * size_of::<u32>();
+        bytes.next_multiple_of(APART)
+    }
+
+    /// The explicit contexts of IOCB `index`.
+    pub(crate) fn contexts(&self, index: u32) -> usize {
+        self.iocb(self.depth) + index as usize * self.area_bytes()
+    }
+
+    /// Their first indices by device.
+    pub(crate) fn starts(&self, index: u32) -> usize {
+        self.contexts(index) + self.explicit_max as usize * size_of::<IoCtx>()
+    }
+
+    /// Their statuses.
+    pub(crate) fn statuses(&self, index: u32) -> usize {
+        self.starts(index) + (self.devices as usize + 1) * size_of::<u32>()
+    }
+
+    /// All of it.
+    pub(crate) fn bytes(&self) -> usize {
+        self.contexts(self.depth)
+    }
+
+    /// The caller's ends of both rings.
+    pub(crate) fn rings(
+        &self,
+        region: &Region,
+    ) -> (SubmitProducer<SharedWords>, CompleteConsumer<SharedWords>) {
+        let words = |at| SharedWords(region.slice(at, self.depth as usize * size_of::<u64>()));
+        let mask = self.depth - 1;
+        (
+            SubmitProducer::new(words(self.sq_ring()), mask),
+            CompleteConsumer::new(words(self.cq_ring()), mask),
+        )
+    }
+
+    /// Empties the rings and clears the stop word, for a kernel that has ended.
+    pub(crate) fn reset(&self, region: &Region) {
+        region.zero(0, self.iocb(0));
+    }
+}

@@ -1,0 +1,165 @@
+//! The (block, file) map of a request: uploaded once, used by every layer.
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{
+    abi::Affine,
+    arena::{Arena, Block},
+    status::IoStatus,
+    sync::Ordering,
+};
+
+/// A request's map in executor memory. Clones are the same map; the memory is recycled when the last
+/// clone is gone and no operation uses it.
+///
+/// The entries are grouped by `file % devices` and sorted by file inside a group, so that
+/// neighbouring files, which are neighbours on the device, become one command. What is reported back
+/// is in the caller's order.
+#[derive(Debug, Clone)]
+pub struct BlockMap {
+    inner: Arc<MapInner>,
+}
+
+#[derive(Debug)]
+struct MapInner {
+    block: Block,
+    /// `order[i]` is the caller's index of the uploaded entry i.
+    order: Vec<u32>,
+    devices: u32,
+}
+
+impl Drop for MapInner {
+    fn drop(&mut self) {
+        let order = std::mem::take(&mut self.order);
+        self.block.arena().give_back_order(order);
+    }
+}
+
+/// Where the parts of a map of `count` entries lie in its block.
+fn layout(count: usize, devices: u32) -> (usize, usize, usize) {
+    let starts = count * size_of::<Affine>();
+    let status = starts + (devices as usize + 1) * size_of::<u32>();
+    (starts, status, status + count * size_of::<u32>())
+}
+
+/// Sorts the indices of `classes` into `order`, by class and then by `key`; fills `starts` through
+/// `put(class, first)`. Stable for neither equal keys nor equal entries, which are alike.
+pub(crate) fn group(
+    count: usize,
+    devices: u32,
+    order: &mut Vec<u32>,
+    class: impl Fn(usize) -> u32,
+    key: impl Fn(usize) -> u64,
+    mut put: impl FnMut(usize, u32),
+) {
+    order.clear();
+    order.resize(count, 0);
+    let mut first = 0usize;
+    // One pass a device: there are few, and it needs no table.
+    for device in 0..devices {
+        put(device as usize, first as u32);
+        let mut end = first;
+        for index in (0..count).filter(|&index| class(index) == device) {
+            order[end] = index as u32;
+            end += 1;
+        }
+        order[first..end].sort_unstable_by_key(|&index| key(index as usize));
+        first = end;
+    }
+    put(devices as usize, first as u32);
+}
+
+impl BlockMap {
+    /// Bytes of executor memory that a map needs.
+    pub(crate) fn bytes(count: usize, devices: u32) -> usize {
+        layout(count, devices).2
+    }
+
+    /// Writes the map into `block`, which has at least [`BlockMap::bytes`].
+    pub(crate) fn upload(entries: &[Affine], devices: u32, block: Block) -> Self {
+        let region = block.region();
+        let (starts, status, end) = layout(entries.len(), devices);
+        let mut order = block.arena().take_order();
+        group(
+            entries.len(),
+            devices,
+            &mut order,
+            |index| entries[index].file % devices,
+            |index| u64::from(entries[index].file),
+            |class, first| region.put(starts, class, first),
+        );
+        for (at, &index) in order.iter().enumerate() {
+            region.put(0, at, entries[index as usize]);
+        }
+        region.zero(status, end - status);
+        Self { inner: Arc::new(MapInner { block, order, devices }) }
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.order.len()
+    }
+
+    /// Whether there are none. A map that a ring gave out never is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.inner.order.is_empty()
+    }
+
+    pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
+        self.inner.block.is_of(arena)
+    }
+
+    /// The addresses of entries, starts and statuses for the kernel.
+    pub(crate) fn addresses(&self) -> [u64; 3] {
+        let (starts, status, _) = layout(self.len(), self.inner.devices);
+        [0, starts, status].map(|offset| self.inner.block.region().address(offset))
+    }
+
+    /// The caller's index of the uploaded entry `at`; `None` for an index no kernel should report.
+    pub(crate) fn caller_index(&self, at: u32) -> Option<u32> {
+        self.inner.order.get(at as usize).copied()
+    }
+
+    /// The status of the uploaded entry `at`. Ordering: Relaxed; a completion that was waited for
+    /// has published the words, and one that was not makes no promise.
+    fn status_at(&self, at: usize) -> IoStatus {
+        let (_, status, _) = layout(self.len(), self.inner.devices);
+        let offset = status + at * size_of::<u32>();
+        IoStatus::decode(self.inner.block.region().load32(offset, Ordering::Relaxed))
+    }
+
+    /// What failed so far, as (index in the caller's order, status), in no particular order.
+    pub fn failures(&self) -> impl Iterator<Item = (u32, IoStatus)> + '_ {
+        let order = self.inner.order.iter().enumerate();
+        order.map(|(at, &index)| (index, self.status_at(at))).filter(|(_, status)| !status.is_ok())
+    }
+
+    /// The status of every entry in the caller's order. Statuses are sticky: an entry that failed in
+    /// one layer stays failed.
+    #[must_use]
+    pub fn statuses(&self) -> Vec<IoStatus> {
+        let mut statuses = vec![IoStatus::Ok; self.len()];
+        for (index, status) in self.failures() {
+            statuses[index as usize] = status;
+        }
+        statuses
+    }
+
+    /// Marks the entries of `range` (uploaded order) that say Ok with `word`.
+    pub(crate) fn mark(&self, range: Range<usize>, word: u32) {
+        let (_, status, _) = layout(self.len(), self.inner.devices);
+        mark(self.inner.block.region(), status, range, word);
+    }
+}
+
+/// Marks the status words of `range` that say Ok with `word`. Only for a kernel that has ended.
+pub(crate) fn mark(region: &crate::shared::Region, status: usize, range: Range<usize>, word: u32) {
+    for at in range {
+        let offset = status + at * size_of::<u32>();
+        if region.load32(offset, Ordering::Relaxed) == crate::abi::STATUS_OK {
+            region.store32(offset, word, Ordering::Relaxed);
+        }
+    }
+}

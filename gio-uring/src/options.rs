@@ -1,0 +1,57 @@
+//! How a ring is set up.
+
+use nvme_driver::Nanos;
+
+use crate::{abi, error::Error};
+
+/// How a ring is set up. The defaults suit a store; tests shorten the timeout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UringOptions {
+    /// How long one NVMe command may take before its queue is given up.
+    pub command_timeout: Nanos,
+    /// Contexts that one explicit IOCB may have, at most [`abi::IOCTX_MAX`]. Each IOCB owns memory
+    /// for so many (28 bytes each).
+    pub explicit_max: u32,
+    /// Bytes of executor memory taken at first for maps, pools and events, and whenever more is
+    /// needed.
+    pub arena_bytes: usize,
+    /// Rounds after which a host thread looks up from the kernel ([`abi::Args::rounds`]).
+    pub rounds: u32,
+    /// The kernel tells time by the ring's [`nvme_driver::Clock`] and not by the processor's. For
+    /// simulated time; the word is renewed whenever the ring polls its executor.
+    pub virtual_time: bool,
+    /// How long dropping a running ring waits for the kernel to end before it leaks the memory.
+    pub stop_timeout: Nanos,
+}
+
+impl Default for UringOptions {
+    fn default() -> Self {
+        Self {
+            command_timeout: Nanos::from_millis(10_000),
+            explicit_max: abi::IOCTX_MAX,
+            arena_bytes: 1 << 20,
+            rounds: 64,
+            virtual_time: false,
+            stop_timeout: Nanos::from_millis(15_000),
+        }
+    }
+}
+
+impl UringOptions {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let wrong = |option, found, hint| Err(Error::Option { option, found, hint });
+        if self.command_timeout.0 == 0 {
+            return wrong("command_timeout", 0, "give the device some time");
+        }
+        if self.explicit_max == 0 || self.explicit_max > abi::IOCTX_MAX {
+            return wrong("explicit_max", self.explicit_max.into(), "choose 1 to 2048");
+        }
+        if self.rounds == 0 {
+            return wrong("rounds", 0, "choose at least 1");
+        }
+        if self.arena_bytes > 1 << 40 {
+            return wrong("arena_bytes", self.arena_bytes as u64, "choose at most 1 TiB");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,294 @@
+//! The registered KV pool: where each object lies in memory and on the devices.
+
+use std::{ops::Range, sync::Arc};
+
+use nvme_driver::{DescriptorMode, Iova};
+
+use crate::{
+    abi::Pool,
+    arena::{Arena, Block},
+    error::Error,
+    queues::Device,
+};
+
+/// A KV pool and the layout of its files.
+///
+/// Object (file f, row r) of KV block b, with `g = f / group` and `k = f % group`, lies in memory at
+/// `row_iova[r] + b * block_stride` and on device `(k + r) % N` at LBA
+/// `data_lba[device] + ((g * rows + r) * (group / N) + k / N) * slot_bytes / LBA size`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolDesc {
+    /// IOVA of block 0's object of each row (rows = layers times segments).
+    pub row_iova: Vec<Iova>,
+    /// First LBA of the data region of each device.
+    pub data_lba: Vec<u64>,
+    /// Bytes from one block's object to the next one's.
+    pub block_stride: u64,
+    /// KV blocks in the pool.
+    pub blocks: u32,
+    /// GPU files in the store.
+    pub files: u32,
+    /// Files of a group: a multiple of the number of devices.
+    pub group: u32,
+    /// Bytes of one object in memory.
+    pub object_bytes: u32,
+    /// Bytes of one object on a device: `object_bytes` padded to the LBA size.
+    pub slot_bytes: u32,
+    /// Neighbouring objects are merged into commands of up to so many bytes.
+    pub run_bytes: u32,
+    /// Where the padding of reads goes: `slot_bytes - object_bytes` bytes that nobody reads. Needed
+    /// with padding, where a controller has no bit bucket.
+    pub pad_read: Option<Iova>,
+    /// Where the padding of writes comes from: `slot_bytes - object_bytes` zeroes. Needed with
+    /// padding.
+    pub pad_write: Option<Iova>,
+}
+
+/// A pool that operations can name. Clones are the same pool.
+#[derive(Debug, Clone)]
+pub struct PoolHandle {
+    inner: Arc<PoolInner>,
+}
+
+#[derive(Debug)]
+struct PoolInner {
+    block: Block,
+    rows: u32,
+    blocks: u32,
+    files: u32,
+}
+
+/// Where the tables lie in the pool's block.
+const ROWS_AT: usize = size_of::<Pool>().next_multiple_of(64);
+
+impl PoolHandle {
+    /// Bytes of executor memory that a pool needs.
+    pub(crate) fn bytes(desc: &PoolDesc) -> usize {
+        ROWS_AT + (desc.row_iova.len() + desc.data_lba.len()) * size_of::<u64>()
+    }
+
+    /// Writes a validated pool into `block`, which has at least [`PoolHandle::bytes`].
+    pub(crate) fn write(desc: &PoolDesc, block: Block) -> Self {
+        let region = block.region();
+        let lbas_at = ROWS_AT + desc.row_iova.len() * size_of::<u64>();
+        for (row, iova) in desc.row_iova.iter().enumerate() {
+            region.put(ROWS_AT, row, iova.0);
+        }
+        for (device, &lba) in desc.data_lba.iter().enumerate() {
+            region.put(lbas_at, device, lba);
+        }
+        let rows = desc.row_iova.len() as u32;
+        let pool = Pool {
+            row_iova: region.address(ROWS_AT),
+            data_lba: region.address(lbas_at),
+            block_stride: desc.block_stride,
+            blocks: desc.blocks,
+            files: desc.files,
+            rows,
+            devices: desc.data_lba.len() as u32,
+            group: desc.group,
+            object_bytes: desc.object_bytes,
+            slot_bytes: desc.slot_bytes,
+            run_bytes: desc.run_bytes,
+            pad_read_iova: desc.pad_read.map_or(0, |iova| iova.0),
+            pad_write_iova: desc.pad_write.map_or(0, |iova| iova.0),
+        };
+        region.write(0, pool);
+        let (blocks, files) = (desc.blocks, desc.files);
+        Self { inner: Arc::new(PoolInner { block, rows, blocks, files }) }
+    }
+
+    pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
+        self.inner.block.is_of(arena)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.inner.block.region().address(0)
+    }
+
+    /// Rows of every file.
+    #[must_use]
+    pub fn rows(&self) -> u32 {
+        self.inner.rows
+    }
+
+    /// KV blocks in the pool.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.inner.blocks
+    }
+
+    /// GPU files in the store.
+    #[must_use]
+    pub fn files(&self) -> u32 {
+        self.inner.files
+    }
+
+    /// Checks rows that an operation names.
+    pub(crate) fn check_rows(&self, rows: &Range<u32>) -> Result<(), Error> {
+        if rows.is_empty() || rows.end > self.rows() {
+            return Err(Error::Rows { first: rows.start, end: rows.end, rows: self.rows() });
+        }
+        Ok(())
+    }
+}
+
+fn wrong<T>(problem: String) -> Result<T, Error> {
+    Err(Error::Pool { problem })
+}
+
+impl PoolDesc {
+    /// Checks that no object can lie outside memory or namespaces, and that every controller can
+    /// describe one.
+    pub(crate) fn validate(&self, devices: &[Device]) -> Result<(), Error> {
+        self.check_shape(devices.len())?;
+        self.check_memory()?;
+        for (index, device) in devices.iter().enumerate() {
+            self.check_device(index, device)?;
+            self.check_descriptors(index, device)?;
+        }
+        Ok(())
+    }
+
+    fn check_shape(&self, devices: usize) -> Result<(), Error> {
+        let Self { group, .. } = *self;
+        if self.data_lba.len() != devices {
+            let (what, found) = ("the pool", self.data_lba.len() as u64);
+            return Err(Error::Devices { what, found, devices: devices as u32 });
+        }
+        if self.row_iova.is_empty() || u32::try_from(self.row_iova.len()).is_err() {
+            return wrong(format!("it has {} rows; 1 to 2^32 - 1 are needed", self.row_iova.len()));
+        }
+        for (what, found) in [
+            ("blocks", self.blocks),
+            ("files", self.files),
+            ("bytes an object", self.object_bytes),
+            ("files a group", group),
+        ] {
+            if found == 0 {
+                return wrong(format!("it has 0 {what}; at least 1 is needed"));
+            }
+        }
+        if !(group as usize).is_multiple_of(devices) {
+            return wrong(format!(
+                "a group has {group} files; a multiple of the {devices} devices is needed"
+            ));
+        }
+        if self.slot_bytes < self.object_bytes {
+            return wrong(format!(
+                "a slot of {} bytes cannot hold an object of {}; pad objects up, not down",
+                self.slot_bytes, self.object_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_memory(&self) -> Result<(), Error> {
+        let (stride, object) = (self.block_stride, u64::from(self.object_bytes));
+        if self.blocks > 1 && stride < object {
+            return wrong(format!(
+                "blocks are {stride} bytes apart, less than an object of {object}; objects would \
+                 overlap"
+            ));
+        }
+        let span = u64::from(self.blocks - 1)
+            .checked_mul(stride)
+            .and_then(|last| last.checked_add(object));
+        for (row, iova) in self.row_iova.iter().enumerate() {
+            if span.and_then(|span| iova.0.checked_add(span)).is_none() {
+                return wrong(format!(
+                    "row {row} from IOVA {iova} with {} blocks {stride} bytes apart leaves the 64-bit \
+                     address space",
+                    self.blocks
+                ));
+            }
+        }
+        let padding = u64::from(self.slot_bytes) - object;
+        for pad in [self.pad_read, self.pad_write].into_iter().flatten() {
+            if pad.0.checked_add(padding).is_none() {
+                return wrong(format!("padding at IOVA {pad} leaves the 64-bit address space"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, index: usize, device: &Device) -> Result<(), Error> {
+        let lba_bytes = 1u32 << device.lba_shift;
+        if !self.slot_bytes.is_multiple_of(lba_bytes) {
+            return wrong(format!(
+                "slots of {} bytes are not whole LBAs of {lba_bytes} bytes on device {index}; pad \
+                 them up",
+                self.slot_bytes
+            ));
+        }
+        let devices = self.data_lba.len() as u64;
+        let (group, rows) = (u64::from(self.group), self.row_iova.len() as u64);
+        let last = u64::from(self.files - 1);
+        // The last slot in use: row rows - 1 of the last file (or of its neighbour on the device).
+        let slots = (last / group)
+            .checked_mul(rows)
+            .and_then(|before| before.checked_add(rows - 1))
+            .and_then(|rows| rows.checked_mul(group / devices))
+            .and_then(|slots| slots.checked_add(last % group / devices + 1));
+        let lbas = slots
+            .and_then(|slots| slots.checked_mul(u64::from(self.slot_bytes >> device.lba_shift)))
+            .and_then(|lbas| lbas.checked_add(self.data_lba[index]));
+        match lbas {
+            Some(end) if end <= device.lbas => Ok(()),
+            end => wrong(format!(
+                "{} files of {rows} rows from LBA {} on end at LBA {}, device {index} has {}; \
+                 register fewer files",
+                self.files,
+                self.data_lba[index],
+                end.map_or("2^64 or more".to_owned(), |end| end.to_string()),
+                device.lbas
+            )),
+        }
+    }
+
+    fn check_descriptors(&self, index: usize, device: &Device) -> Result<(), Error> {
+        let padding = u64::from(self.slot_bytes - self.object_bytes);
+        let unit = match device.mode {
+            DescriptorMode::Prp { page_bytes } => {
+                if padding > 0 {
+                    return wrong(format!(
+                        "slots have {padding} bytes of padding, which PRPs (device {index}) cannot \
+                         describe; use SGLs or objects of whole LBAs"
+                    ));
+                }
+                // Only the first entry of a list may begin inside a page and only the last one end
+                // there, so objects that are to be merged are whole pages.
+                u64::from(page_bytes)
+            }
+            DescriptorMode::Sgl { granularity, bit_bucket } => {
+                let read = bit_bucket || self.pad_read.is_some();
+                if padding > 0 && !(read && self.pad_write.is_some()) {
+                    return wrong(format!(
+                        "slots have {padding} bytes of padding, but there is no memory for it; give \
+                         pad_write{}",
+                        if read { "" } else { " and pad_read" }
+                    ));
+                }
+                u64::from(granularity)
+            }
+        };
+        let stride = if self.blocks > 1 { self.block_stride } else { 0 };
+        let pads = [self.pad_read, self.pad_write].map(|pad| pad.map_or(0, |iova| iova.0));
+        let mut named = vec![
+            ("block_stride", stride),
+            ("object_bytes", u64::from(self.object_bytes)),
+            ("the padding", padding),
+            ("pad_read", if padding > 0 { pads[0] } else { 0 }),
+            ("pad_write", if padding > 0 { pads[1] } else { 0 }),
+        ];
+        named.extend(self.row_iova.iter().map(|iova| ("row_iova", iova.0)));
+        match named.into_iter().find(|(_, value)| !value.is_multiple_of(unit)) {
+            None => Ok(()),
+            Some((name, value)) => wrong(format!(
+                "{name} is {value:#x}; device {index} describes memory in multiples of {unit} bytes \
+                 ({:?})",
+                device.mode
+            )),
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Granted queues: checked, and laid out as the kernel's warps.
+
+use nvme_driver::{DescriptorMode, Place, QueueGrant};
+
+use crate::{
+    abi::{self, Slot, Warp},
+    counters::{Counters, Fault, FaultInfo, QueueCounters},
+    error::Error,
+    executor::{ExecutorError, IoExecutor},
+    shared::Region,
+    sync::Ordering,
+};
+
+/// A deeper queue would leave a CID fewer than two bits of generation.
+const DEPTH_MAX: u32 = 1 << 14;
+
+/// What all queues of one device agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub nsid: u32,
+    pub lba_shift: u8,
+    pub lbas: u64,
+    pub mode: DescriptorMode,
+}
+
+/// The warps of a ring, one a queue, in executor memory.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    region: Region,
+    /// Device and queue of each warp.
+    ids: Vec<(u32, u16)>,
+    pub devices: Vec<Device>,
+}
+
+impl Queues {
+    /// Checks the grants and writes a warp for each. Nothing runs yet.
+    pub(crate) fn lay_out(
+        grants: &[(u32, QueueGrant)],
+        executor: &dyn IoExecutor,
+    ) -> Result<Self, Error> {
+        let devices = devices(grants)?;
+        let mut len = grants.len() * size_of::<Warp>();
+        let mut slots_at = Vec::with_capacity(grants.len());
+        for (_, grant) in grants {
+            slots_at.push(len);
+            // Slots, then the stack of free ones; the next queue starts on its own cache line.
+            len += grant.depth as usize * (size_of::<Slot>() + size_of::<u16>());
+            len = len.next_multiple_of(128);
+        }
+        let region = Region::whole(executor.alloc(len)?);
+        for (index, (device, grant)) in grants.iter().enumerate() {
+            let of_device = |(other, _): &&(u32, QueueGrant)| other == device;
+            let part = grants[..index].iter().filter(of_device).count() as u32;
+            let parts = grants.iter().filter(of_device).count() as u32;
+            let mut warp = warp(*device, grant, executor)?;
+            (warp.part, warp.parts) = (part, parts);
+            let depth = grant.depth as usize;
+            let stack_at = slots_at[index] + depth * size_of::<Slot>();
+            warp.slots = region.address(slots_at[index]);
+            warp.free_slots = region.address(stack_at);
+            // One slot less than the queue has entries: a full queue is depth - 1 commands. The slot
+            // left out is the one whose CID could be FFFFh, which the error log reserves.
+            warp.free_count = grant.depth - 1;
+            for at in 0..depth - 1 {
+                region.put(stack_at, at, (depth - 2 - at) as u16);
+            }
+            region.put(0, index, warp);
+        }
+        let ids = grants.iter().map(|(device, grant)| (*device, grant.qid.0)).collect();
+        Ok(Self { region, ids, devices })
+    }
+
+    /// Number of warps.
+    pub(crate) fn len(&self) -> u32 {
+        self.ids.len() as u32
+    }
+
+    /// A handle that keeps the memory of the warps.
+    pub(crate) fn memory(&self) -> Region {
+        self.region.clone()
+    }
+
+    /// Address of the warps for the kernel.
+    pub(crate) fn address(&self) -> u64 {
+        self.region.address(0)
+    }
+
+    fn word32(&self, warp: usize, offset: usize) -> u32 {
+        // Relaxed: a snapshot of one word, nothing is concluded from it about others.
+        self.region.load32(warp * size_of::<Warp>() + offset, Ordering::Relaxed)
+    }
+
+    fn word64(&self, warp: usize, offset: usize) -> u64 {
+        // Relaxed: as above.
+        self.region.load64(warp * size_of::<Warp>() + offset, Ordering::Relaxed)
+    }
+
+    /// Whether no warp has commands outstanding that it still waits for.
+    pub(crate) fn are_idle(&self) -> bool {
+        (0..self.ids.len()).all(|warp| {
+            let outstanding = self.word32(warp, std::mem::offset_of!(Warp, outstanding));
+            let fault = self.word32(warp, std::mem::offset_of!(Warp, fault));
+            outstanding == 0 || fault != abi::FAULT_NONE
+        })
+    }
+
+    /// The first queue that failed.
+    pub(crate) fn faulted(&self) -> Option<FaultInfo> {
+        (0..self.ids.len()).find_map(|warp| {
+            let fault = Fault::decode(self.word32(warp, std::mem::offset_of!(Warp, fault)))?;
+            let quarantined = self.word32(warp, std::mem::offset_of!(Warp, quarantined));
+            let (device, qid) = self.ids[warp];
+            Some(FaultInfo { device, qid, fault, quarantined })
+        })
+    }
+
+    /// What each warp counted.
+    pub(crate) fn counters(&self) -> Vec<QueueCounters> {
+        let queue = |(warp, &(device, qid)): (usize, &(u32, u16))| {
+            let count = |offset| self.word64(warp, offset);
+            QueueCounters {
+                device,
+                qid,
+                outstanding: self.word32(warp, std::mem::offset_of!(Warp, outstanding)),
+                quarantined: self.word32(warp, std::mem::offset_of!(Warp, quarantined)),
+                fault: Fault::decode(self.word32(warp, std::mem::offset_of!(Warp, fault))),
+                counters: Counters {
+                    commands: count(std::mem::offset_of!(Warp, commands)),
+                    objects: count(std::mem::offset_of!(Warp, objects)),
+                    bytes_read: count(std::mem::offset_of!(Warp, bytes_read)),
+                    bytes_written: count(std::mem::offset_of!(Warp, bytes_written)),
+                    sq_doorbells: count(std::mem::offset_of!(Warp, sq_doorbells)),
+                    cq_doorbells: count(std::mem::offset_of!(Warp, cq_doorbells)),
+                    errors: count(std::mem::offset_of!(Warp, errors)),
+                    late: count(std::mem::offset_of!(Warp, late)),
+                },
+            }
+        };
+        self.ids.iter().enumerate().map(queue).collect()
+    }
+}
+
+/// The devices behind the grants: 0 .. N, all there, their queues of one mind.
+fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error> {
+    if grants.is_empty() || grants.len() > usize::from(u16::MAX) {
+        let problem = format!("{} queues were granted; 1 to 65535 are needed", grants.len());
+        return Err(Error::Grants { problem });
+    }
+    let mut devices: Vec<Option<Device>> = Vec::new();
+    for (device, grant) in grants {
+        check(*device, grant)?;
+        let found = Device {
+            nsid: grant.nsid.0,
+            lba_shift: grant.lba_shift,
+            lbas: grant.lbas,
+            mode: grant.descriptor_mode,
+        };
+        // Numbers must be dense, so none can reach the number of queues.
+        let index = *device as usize;
+        if index >= grants.len() {
+            let problem = format!(
+                "device {device} was named, but {} queues cannot cover devices 0 to {device}; \
+                 number the devices from 0 without holes",
+                grants.len()
+            );
+            return Err(Error::Grants { problem });
+        }
+        if devices.len() <= index {
+            devices.resize(index + 1, None);
+        }
+        match devices[index] {
+            None => devices[index] = Some(found),
+            Some(known) if known == found => {}
+            Some(known) => {
+                let problem = format!("it says {found:?}, another queue of the device {known:?}");
+                return Err(Error::Grant { device: *device, qid: grant.qid.0, problem });
+            }
+        }
+    }
+    let missing = devices.iter().position(Option::is_none);
+    if let Some(missing) = missing {
+        let problem = format!(
+            "no queue of device {missing} was granted; number the devices from 0 without holes"
+        );
+        return Err(Error::Grants { problem });
+    }
+    Ok(devices.into_iter().flatten().collect())
+}
+
+/// Checks what a grant says about itself.
+fn check(device: u32, grant: &QueueGrant) -> Result<(), Error> {
+    let wrong = |problem| Err(Error::Grant { device, qid: grant.qid.0, problem });
+    let depth = grant.depth;
+    if !depth.is_power_of_two() || !(2..=DEPTH_MAX).contains(&depth) {
+        return wrong(format!(
+            "its depth is {depth}; a power of two from 2 to {DEPTH_MAX} is needed"
+        ));
+    }
+    if !(9..=16).contains(&grant.lba_shift) {
+        return wrong(format!("its LBAs have 2^{} bytes; 2^9 to 2^16 work", grant.lba_shift));
+    }
+    let lba_bytes = 1u32 << grant.lba_shift;
+    let transfer = grant.transfer_bytes_max;
+    if transfer == 0 || !transfer.is_multiple_of(lba_bytes) {
+        return wrong(format!(
+            "its longest transfer is {transfer} bytes; a multiple of the LBA size {lba_bytes} is \
+             needed"
+        ));
+    }
+    let (unit, page) = match grant.descriptor_mode {
+        DescriptorMode::Sgl { granularity, .. } => {
+            if !matches!(granularity, 1 | 4) {
+                return wrong(format!("its SGL granularity is {granularity}; 1 or 4 is needed"));
+            }
+            (16, u32::MAX)
+        }
+        DescriptorMode::Prp { page_bytes } => {
+            if !page_bytes.is_power_of_two() || page_bytes < 4096 {
+                return wrong(format!(
+                    "its memory page has {page_bytes} bytes; a power of two from 4096 on is needed"
+                ));
+            }
+            (8, page_bytes)
+        }
+    };
+    let bytes = grant.descriptor_bytes;
+    if !bytes.is_power_of_two() || bytes < unit || bytes > page {
+        return wrong(format!(
+            "its descriptor areas have {bytes} bytes; a power of two from {unit} on, and at most one \
+             memory page, is needed"
+        ));
+    }
+    Ok(())
+}
+
+/// The host's half of a warp, with the addresses that the executor's kernel uses.
+fn warp(device: u32, grant: &QueueGrant, executor: &dyn IoExecutor) -> Result<Warp, Error> {
+    let qid = grant.qid.0;
+    let reach = |place: &Place, what, align: u64| -> Result<u64, Error> {
+        let executor_name = executor.name();
+        let address = executor.address(place).ok_or(ExecutorError::Unreachable {
+            executor: executor_name,
+            what,
+            qid,
+        })?;
+        if address == 0 || !address.is_multiple_of(align) {
+            let problem = format!(
+                "its {what} is at {address:#x} for the {executor_name} executor; a multiple of \
+                 {align} is needed"
+            );
+            return Err(Error::Grant { device, qid, problem });
+        }
+        Ok(address)
+    };
+    let (mode, page_bytes, bit_bucket) = match grant.descriptor_mode {
+        DescriptorMode::Sgl { bit_bucket, .. } => (abi::DESC_SGL, 0, u32::from(bit_bucket)),
+        DescriptorMode::Prp { page_bytes } => (abi::DESC_PRP, page_bytes, 0),
+    };
+    let align = u64::from(grant.descriptor_bytes.min(4096));
+    if !grant.descriptors.iova.0.is_multiple_of(align) {
+        let problem = format!(
+            "its descriptor areas are at IOVA {}; a multiple of {align} is needed",
+            grant.descriptors.iova
+        );
+        return Err(Error::Grant { device, qid, problem });
+    }
+    Ok(Warp {
+        sq: reach(&grant.sq, "submission queue", 64)?,
+        cq: reach(&grant.cq, "completion queue", 16)?,
+        sq_doorbell: reach(&grant.sq_doorbell, "submission doorbell", 4)?,
+        cq_doorbell: reach(&grant.cq_doorbell, "completion doorbell", 4)?,
+        descriptors: reach(&grant.descriptors, "descriptor memory", 16)?,
+        descriptors_iova: grant.descriptors.iova.0,
+        descriptor_bytes: grant.descriptor_bytes,
+        depth_log2: grant.depth.ilog2(),
+        nsid: grant.nsid.0,
+        lba_shift: u32::from(grant.lba_shift),
+        lbas: grant.lbas,
+        transfer_bytes_max: grant.transfer_bytes_max,
+        descriptor_mode: mode,
+        page_bytes,
+        bit_bucket,
+        qid: u32::from(qid),
+        device,
+        cursor_active: abi::WINDOW as u32,
+        ..Warp::default()
+    })
+}
