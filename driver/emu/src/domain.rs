@@ -549,8 +549,7 @@ impl Refusals {
             if self.silent > 0 {
                 tracing::warn!(domain, count = self.silent, "further DMA faults were not logged");
             }
-            *self =
-                Self { total: self.total, window: Some(Instant::now()), logged: 0, silent: 0 };
+            *self = Self { total: self.total, window: Some(Instant::now()), logged: 0, silent: 0 };
         }
         if self.logged < Self::PER_WINDOW {
             self.logged += 1;

@@ -45,6 +45,8 @@ pub mod media;
 mod memory;
 mod progress;
 mod random;
+mod runner;
+mod sim;
 
 pub use bus::EmuBus;
 pub use config::{ConfigError, EmuConfig, NamespaceConfig, SglSupport};
@@ -56,5 +58,10 @@ pub use fault::{
     IdentifyOverrides, IdentifyPatch, LbaRange, RegisterFaults,
 };
 pub use interrupt::Interrupts;
-pub use media::{Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia, Overlay, Twist};
+pub use media::{
+    FileMedia, FileOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia,
+    Overlay, SimMedia, SimOptions, Twist,
+};
 pub use progress::{EmuCounters, Progress};
+pub use runner::{EmuRunner, RunnerOptions};
+pub use sim::SimClock;

@@ -16,6 +16,19 @@ pub struct Progress {
     pub listening: bool,
 }
 
+impl Progress {
+    /// Adds what another controller driven by the same loop did.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.work += other.work;
+        self.outstanding += other.outstanding;
+        self.listening |= other.listening;
+        self.next_event = match (self.next_event, other.next_event) {
+            (Some(mine), Some(its)) => Some(mine.min(its)),
+            (mine, its) => mine.or(its),
+        };
+    }
+}
+
 /// What a controller has done since it was made. Resets do not clear it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EmuCounters {

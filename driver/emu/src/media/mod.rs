@@ -3,16 +3,20 @@
 //! A medium moves bytes between itself and [`Pieces`] and knows nothing of NVMe. It is driven like
 //! the controller: it has no threads, and is told the time.
 
+mod file;
 mod memory;
 mod overlay;
+mod sim;
 
 use std::fmt;
 
 use nvme_driver::Nanos;
 
 pub use self::{
+    file::{FileMedia, FileOptions},
     memory::MemoryMedia,
     overlay::{Overlay, Twist},
+    sim::{Latency, SimMedia, SimOptions},
 };
 use crate::domain::Pieces;
 
@@ -160,3 +164,6 @@ impl MediaError {
         Self::Os { action, errno: error.raw_os_error().unwrap_or(0), message: error.to_string() }
     }
 }
+
+#[cfg(test)]
+mod tests;

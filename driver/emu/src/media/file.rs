@@ -1,0 +1,451 @@
+//! A medium in a file, by `io_uring` and past the page cache.
+//!
+//! Bytes go straight between file and DMA memory where direct I/O can address it; else through a
+//! bounce buffer. Operations are queued in `submit` and handed to the kernel together in `poll`,
+//! with one system call.
+#![allow(unsafe_code, reason = "gives the kernel addresses to read and write asynchronously")]
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use nvme_driver::Nanos;
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags};
+
+use self::transfer::{Limits, Transfer};
+use super::{Media, MediaDone, MediaError, MediaKind, MediaOp};
+use crate::{domain::Pieces, memory::HostMap};
+
+mod transfer;
+
+/// How a [`FileMedia`] is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Past the page cache (`O_DIRECT`). A filesystem that cannot is an error and not a surprise;
+    /// with `false` the file is cached by the kernel, and so are the timings.
+    pub direct: bool,
+    /// Operations the kernel works on at once; more wait their turn.
+    pub depth: u32,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { direct: true, depth: 256 }
+    }
+}
+
+/// Bytes in a file. See the module's documentation.
+pub struct FileMedia {
+    ring: IoUring,
+    file: OwnedFd,
+    path: PathBuf,
+    capacity: u64,
+    limits: Limits,
+    slots: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    backlog: VecDeque<MediaOp>,
+    /// Given to the kernel's queue, but not yet by a system call.
+    unsubmitted: usize,
+    /// Results of the kernel, on their way to `finish`. Kept for its capacity.
+    reaped: Vec<(u64, i32)>,
+    /// Transfers at rest, for reuse.
+    spare: Vec<Transfer>,
+    /// Where holes of reads are read into.
+    drain: HostMap,
+    /// The ring does not work any more.
+    broken: Option<MediaError>,
+}
+
+/// An operation the kernel works on.
+struct Flight {
+    op: MediaOp,
+    transfer: Transfer,
+}
+
+/// Bytes of the drain: a bit bucket of any length is read into it, over and over.
+const DRAIN_BYTES: usize = 64 << 10;
+/// Hand over to the kernel at once when this many operations have been queued.
+const BATCH: usize = 32;
+
+impl FileMedia {
+    /// Opens the file at `path`, made and extended to `bytes` as necessary (0: as long as it is).
+    /// One medium at a time may use it.
+    ///
+    /// # Errors
+    /// Whatever the operating system refuses, with what to do about it: the file, the lock,
+    /// `O_DIRECT`, or `io_uring`.
+    pub fn open(path: &Path, bytes: u64, options: FileOptions) -> io::Result<Self> {
+        let file = open_file(path, options.direct)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+            explain(path, "locking it", error, "is another controller using it?")
+        })?;
+        let capacity = extend(&file, path, bytes)?;
+        let limits = limits(&file, path, options.direct)?;
+        let depth = options.depth.clamp(1, 4096);
+        let ring = IoUring::new(depth).map_err(|error| {
+            let hint = "the kernel or a container's policy forbids it: see io_uring_disabled in \
+                        /proc/sys/kernel, or use memory media";
+            explain(path, "setting up io_uring for it", error, hint)
+        })?;
+        Ok(Self {
+            ring,
+            file,
+            path: path.to_owned(),
+            capacity,
+            limits,
+            slots: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            backlog: VecDeque::new(),
+            unsubmitted: 0,
+            reaped: Vec::new(),
+            spare: Vec::new(),
+            drain: HostMap::anonymous(DRAIN_BYTES)?,
+            broken: None,
+        })
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Starts `op` in a free slot. The caller has checked both.
+    fn start(&mut self, op: MediaOp, slot: u32) -> Option<MediaDone> {
+        let mut transfer = self.spare.pop().unwrap_or_default();
+        if matches!(op.kind, MediaKind::Read | MediaKind::Write { .. })
+            && let Err(error) = transfer.prepare(&op, self.limits, &self.drain, false)
+        {
+            self.free.push(slot);
+            return Some(op.done(Err(MediaError::os("allocating a bounce buffer", &error))));
+        }
+        self.slots[slot as usize] = Some(Flight { op, transfer });
+        self.queue(slot);
+        None
+    }
+
+    /// Puts what is left of a slot's operation into the kernel's queue.
+    fn queue(&mut self, slot: u32) {
+        let Some(flight) = &self.slots[slot as usize] else { return };
+        let entry = flight.entry(types::Fd(self.file.as_raw_fd())).user_data(u64::from(slot));
+        // SAFETY: what the entry points to lives until its completion: the list of parts and the
+        // bounce buffer in the slot, the memory behind them by the operation's pieces, the drain
+        // and the file in `self`. A slot is emptied only by `finish`, or leaked.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        // The queue has at least as many entries as there are slots, and each slot uses one.
+        assert!(pushed.is_ok(), "the kernel's queue is full with a slot free");
+        self.unsubmitted += 1;
+        if self.unsubmitted >= BATCH {
+            self.hand_over(0);
+        }
+    }
+
+    /// One system call: submits what is queued and waits for `wait` results.
+    fn hand_over(&mut self, wait: usize) {
+        match self.ring.submit_and_wait(wait) {
+            Ok(_) => self.unsubmitted = self.ring.submission().len(),
+            // Interrupted or short of memory: the queue is as it was, the next call tries again.
+            Err(error) if transient(&error) => std::thread::yield_now(),
+            Err(error) => {
+                tracing::error!(path = %self.path.display(), %error, "io_uring failed for good");
+                self.broken = Some(MediaError::os("handing operations to io_uring", &error));
+            }
+        }
+    }
+
+    /// After a failure of the ring itself nobody knows what the kernel still does: the memory of
+    /// what is in flight is leaked, and the operations fail.
+    fn abandon(&mut self, error: &MediaError, done: &mut Vec<MediaDone>) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let Some(Flight { op, transfer }) = slot.take() else { continue };
+            let token = op.token;
+            std::mem::forget((op, transfer));
+            let pieces = Pieces::new();
+            done.push(MediaDone { token, result: Err(error.clone()), pieces });
+            self.free.push(u32::try_from(index).unwrap_or(0));
+        }
+        let waiting = self.backlog.drain(..);
+        done.extend(waiting.map(|op| op.done(Err(error.clone()))));
+        let drain = HostMap::anonymous(1).map(|small| std::mem::replace(&mut self.drain, small));
+        std::mem::forget(drain);
+    }
+
+    fn reap(&mut self, done: &mut Vec<MediaDone>) {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        for (slot, result) in reaped.drain(..) {
+            if let Ok(slot) = u32::try_from(slot)
+                && let Some(finished) = self.finish(slot, result)
+            {
+                done.push(finished);
+            }
+        }
+        self.reaped = reaped;
+    }
+
+    /// Deals with one result of the kernel. `None` when the operation goes on.
+    fn finish(&mut self, slot: u32, result: i32) -> Option<MediaDone> {
+        let flight = self.slots.get_mut(slot as usize)?.as_mut()?;
+        let outcome = match flight.advance(result) {
+            // Interrupted: the thread that submitted it ended, or a signal came.
+            Step::Again => {
+                self.queue(slot);
+                return None;
+            }
+            // Memory that the kernel cannot pin, such as a device's: the CPU can still copy it.
+            Step::Unpinnable => {
+                let Flight { op, transfer } = flight;
+                match transfer.prepare(op, self.limits, &self.drain, true) {
+                    Ok(()) => {
+                        self.queue(slot);
+                        return None;
+                    }
+                    Err(error) => Err(MediaError::os("allocating a bounce buffer", &error)),
+                }
+            }
+            Step::NoHoles => self.write_zeroes(slot),
+            Step::Done(outcome) => outcome,
+        };
+        let Flight { op, mut transfer } = self.slots[slot as usize].take()?;
+        self.free.push(slot);
+        if outcome.is_ok() && op.kind == MediaKind::Read {
+            transfer.deliver(&op.pieces);
+        }
+        transfer.rest();
+        self.spare.push(transfer);
+        Some(op.done(outcome))
+    }
+
+    /// Zeroes the slow way, for filesystems without holes.
+    fn write_zeroes(&self, slot: u32) -> Result<(), MediaError> {
+        let Some(Flight { op, .. }) = &self.slots[slot as usize] else { return Ok(()) };
+        let failed = |error: io::Error| MediaError::os("writing zeroes", &error);
+        let zeroes = HostMap::anonymous(DRAIN_BYTES).map_err(failed)?;
+        let (mut at, end) = (op.offset, op.offset + op.len);
+        while at < end {
+            let len = usize::try_from(end - at).unwrap_or(DRAIN_BYTES).min(DRAIN_BYTES);
+            // SAFETY: `zeroes` is ours, as long as that, and nobody writes to it.
+            let bytes = unsafe { std::slice::from_raw_parts(zeroes.ptr().as_ptr(), len) };
+            let wrote =
+                rustix::io::pwrite(&self.file, bytes, at).map_err(|error| failed(error.into()))?;
+            if wrote == 0 {
+                return Err(failed(io::ErrorKind::WriteZero.into()));
+            }
+            at += wrote as u64;
+        }
+        Ok(())
+    }
+
+    fn refill(&mut self, done: &mut Vec<MediaDone>) {
+        while !self.backlog.is_empty()
+            && let Some(slot) = self.free.pop()
+        {
+            if let Some(op) = self.backlog.pop_front() {
+                done.extend(self.start(op, slot));
+            }
+        }
+    }
+
+    fn flying(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+/// What one result of the kernel means for its operation.
+enum Step {
+    Again,
+    Unpinnable,
+    NoHoles,
+    Done(Result<(), MediaError>),
+}
+
+impl Flight {
+    fn entry(&self, fd: types::Fd) -> squeue::Entry {
+        let (parts, count, offset) = self.transfer.rest_of(self.op.offset);
+        match self.op.kind {
+            MediaKind::Read => opcode::Readv::new(fd, parts, count).offset(offset).build(),
+            MediaKind::Write { fua } => {
+                let flags = if fua { libc::RWF_DSYNC } else { 0 };
+                opcode::Writev::new(fd, parts, count).offset(offset).rw_flags(flags).build()
+            }
+            MediaKind::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            MediaKind::Deallocate | MediaKind::WriteZeroes => {
+                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let mode = i32::try_from(mode.bits()).unwrap_or(0);
+                opcode::Fallocate::new(fd, self.op.len).offset(self.op.offset).mode(mode).build()
+            }
+        }
+    }
+
+    fn advance(&mut self, result: i32) -> Step {
+        let action = match self.op.kind {
+            MediaKind::Read => "reading the file",
+            MediaKind::Write { .. } => "writing the file",
+            MediaKind::Flush => "flushing the file",
+            MediaKind::Deallocate | MediaKind::WriteZeroes => "punching a hole",
+        };
+        let Ok(moved) = usize::try_from(result) else {
+            let error = io::Error::from_raw_os_error(-result);
+            let zeroing = matches!(self.op.kind, MediaKind::Deallocate | MediaKind::WriteZeroes);
+            return match -result {
+                libc::EINTR | libc::EAGAIN | libc::ECANCELED => Step::Again,
+                libc::EOPNOTSUPP if zeroing => Step::NoHoles,
+                libc::EFAULT if self.transfer.is_straight() => Step::Unpinnable,
+                _ => Step::Done(Err(MediaError::os(action, &error))),
+            };
+        };
+        if !matches!(self.op.kind, MediaKind::Read | MediaKind::Write { .. }) {
+            return Step::Done(Ok(()));
+        }
+        if self.transfer.advance(moved) {
+            return Step::Done(Ok(()));
+        }
+        if moved == 0 {
+            let error = io::Error::from(io::ErrorKind::UnexpectedEof);
+            return Step::Done(Err(MediaError::os(action, &error)));
+        }
+        Step::Again
+    }
+}
+
+impl Media for FileMedia {
+    fn capacity_bytes(&self) -> u64 {
+        self.capacity
+    }
+
+    fn granularity_bytes(&self) -> u32 {
+        u32::try_from(self.limits.offset_align).unwrap_or(4096)
+    }
+
+    fn submit(&mut self, op: MediaOp, _now: Nanos) -> Option<MediaDone> {
+        if let Err(error) = op.check(self.capacity) {
+            return Some(op.done(Err(error)));
+        }
+        if let Some(error) = self.broken.clone() {
+            return Some(op.done(Err(error)));
+        }
+        if op.len == 0 && op.kind != MediaKind::Flush {
+            return Some(op.done(Ok(())));
+        }
+        match self.free.pop() {
+            Some(slot) => self.start(op, slot),
+            None => {
+                self.backlog.push_back(op);
+                None
+            }
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Vec<MediaDone>) {
+        if self.unsubmitted > 0 {
+            self.hand_over(0);
+        }
+        if self.flying() > 0 {
+            self.reap(done);
+            self.refill(done);
+        }
+        if let Some(error) = self.broken.clone() {
+            self.abandon(&error, done);
+        }
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying() + self.backlog.len()
+    }
+
+    /// Waits for the kernel: what it has begun it cannot take back.
+    fn cancel(&mut self, done: &mut Vec<MediaDone>) {
+        let waiting = self.backlog.drain(..);
+        done.extend(waiting.map(|op| op.done(Err(MediaError::Cancelled))));
+        while self.flying() > 0 {
+            self.hand_over(1);
+            self.reap(done);
+            if let Some(error) = self.broken.clone() {
+                self.abandon(&error, done);
+            }
+        }
+    }
+
+    /// What the kernel has begun is finished, and what is in its page cache stays: the power of
+    /// this machine is on. [`super::SimMedia`] forgets.
+    fn power_loss(&mut self) {
+        self.cancel(&mut Vec::new());
+    }
+}
+
+impl Drop for FileMedia {
+    fn drop(&mut self) {
+        // The kernel writes into memory that our slots keep: it has to end first.
+        self.power_loss();
+    }
+}
+
+impl fmt::Debug for FileMedia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileMedia({}, {} bytes)", self.path.display(), self.capacity)
+    }
+}
+
+fn transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+fn explain(path: &Path, what: &str, error: impl Into<io::Error>, hint: &str) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{}: {what} failed: {error}; {hint}", path.display()))
+}
+
+fn open_file(path: &Path, direct: bool) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let extra = if direct { OFlags::DIRECT } else { OFlags::empty() };
+    let mode = Mode::RUSR | Mode::WUSR;
+    rustix::fs::open(path, flags | extra, mode).map_err(|error| {
+        let hint = if direct && error == rustix::io::Errno::INVAL {
+            "its filesystem has no direct I/O (O_DIRECT): use another one, or say direct: false"
+        } else {
+            "check the path and its permissions"
+        };
+        explain(path, "opening it", error, hint)
+    })
+}
+
+fn extend(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(file)
+        .map_err(|error| explain(path, "looking at it", error, "check the path"))?;
+    let found = u64::try_from(stat.st_size).unwrap_or(0);
+    if found < bytes {
+        rustix::fs::ftruncate(file, bytes)
+            .map_err(|error| explain(path, "extending it", error, "use a smaller medium"))?;
+    }
+    Ok(if bytes == 0 { found } else { bytes })
+}
+
+/// What direct I/O on this file asks for.
+fn limits(file: &OwnedFd, path: &Path, direct: bool) -> io::Result<Limits> {
+    if !direct {
+        return Ok(Limits { memory_align: 1, offset_align: 1 });
+    }
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        .map_err(|error| explain(path, "asking for its alignment", error, "say direct: false"))?;
+    let known = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    if known && found.stx_dio_offset_align == 0 {
+        let error = io::Error::from(io::ErrorKind::Unsupported);
+        let hint = "its filesystem has no direct I/O (O_DIRECT): use another one, or say \
+                    direct: false";
+        return Err(explain(path, "direct I/O", error, hint));
+    }
+    // Kernels before 6.1 and some filesystems do not say; a page satisfies all of them.
+    let or_page = |align: u32| if known { align.max(1) as usize } else { 4096 };
+    Ok(Limits {
+        memory_align: or_page(found.stx_dio_mem_align),
+        offset_align: or_page(found.stx_dio_offset_align),
+    })
+}

@@ -1,0 +1,144 @@
+//! Virtual time: the whole stack on one thread, the same way each time.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme_driver::{Clock, Nanos};
+
+use crate::{emu::Emu, progress::Progress, random::SplitMix64};
+
+/// A clock whose time passes only in [`Clock::pause`], where the registered controllers run.
+///
+/// The seed decides the order of the controllers, how much each does per step and how long that
+/// takes: other seeds give other interleavings, the same seed gives the same ones as long as one
+/// thread uses the clock. More threads are safe, but not repeatable.
+#[derive(Debug)]
+pub struct SimClock {
+    state: Mutex<SimState>,
+}
+
+#[derive(Debug)]
+struct SimState {
+    now: Nanos,
+    rng: SplitMix64,
+    emus: Vec<Arc<Emu>>,
+}
+
+/// Longest time that a step with results takes.
+const STEP_NS_MAX: u64 = 1000;
+/// Commands fetched in one step, at most.
+const BUDGET_MAX: u64 = 32;
+/// Fruitless looks before time jumps: a caller that just looked may have work of its own left.
+const LOOKS_BEFORE_JUMP: u32 = 2;
+
+impl SimClock {
+    /// Time 0, no controllers.
+    #[must_use]
+    pub fn new(seed: u64) -> Arc<Self> {
+        let rng = SplitMix64::new(seed, 0);
+        let state = SimState { now: Nanos::default(), rng, emus: Vec::new() };
+        Arc::new(Self { state: Mutex::new(state) })
+    }
+
+    /// Steps `emu` too from now on. Nobody else should step it.
+    pub fn drive(&self, emu: Arc<Emu>) {
+        self.state().emus.push(emu);
+    }
+
+    /// Lets the controllers run for `span` of virtual time.
+    pub fn run_for(&self, span: Nanos) {
+        let end = self.now() + span;
+        let mut idle = 0;
+        while self.now() < end {
+            let moved = self.state().round(idle, end);
+            idle = if moved { 0 } else { idle + 1 };
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, SimState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for SimClock {
+    fn now(&self) -> Nanos {
+        self.state().now
+    }
+
+    fn pause(&self, idle: u32, until: Nanos) {
+        self.state().round(idle, until);
+    }
+}
+
+impl SimState {
+    /// Steps every controller once and lets time pass, not beyond `until`. Whether anything moved.
+    fn round(&mut self, idle: u32, until: Nanos) -> bool {
+        let mut all = Progress::default();
+        let count = self.emus.len() as u64;
+        let first = usize::try_from(self.rng.below(count)).unwrap_or(0);
+        for index in 0..self.emus.len() {
+            let budget = u32::try_from(1 + self.rng.below(BUDGET_MAX)).unwrap_or(1);
+            let emu = &self.emus[(first + index) % self.emus.len()];
+            all.merge(emu.step(self.now, budget));
+        }
+        let small = Nanos(1 + self.rng.below(STEP_NS_MAX));
+        let next = if all.work > 0 || idle < LOOKS_BEFORE_JUMP {
+            self.now + small
+        } else if let Some(event) = all.next_event {
+            event.max(self.now + Nanos(1))
+        } else {
+            // Nothing is known to come: whoever waits will run into a deadline. Get there in
+            // steps that grow, so that minutes of virtual time take milliseconds.
+            self.now + Nanos(STEP_NS_MAX << (idle / 64).min(20))
+        };
+        self.now = self.now.max(next.min(until));
+        all.work > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EmuConfig, EmuDomain};
+
+    #[test]
+    fn time_passes_only_in_pause_and_not_past_the_deadline() {
+        let clock = SimClock::new(1);
+        assert_eq!(clock.now(), Nanos(0));
+        let mut looks = 0;
+        let deadline = Nanos::from_millis(30_000);
+        while clock.now() < deadline {
+            let before = clock.now();
+            clock.pause(looks, deadline);
+            assert!(clock.now() > before && clock.now() <= deadline);
+            looks += 1;
+        }
+        assert!(looks < 5000, "30 s of virtual time took {looks} looks");
+        clock.pause(0, Nanos(5));
+        assert_eq!(clock.now(), deadline, "a deadline in the past does not turn time back");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_times() {
+        let trace = |seed| {
+            let clock = SimClock::new(seed);
+            let domain = EmuDomain::new("test");
+            for id in ["a", "b"] {
+                clock.drive(Emu::new(domain.clone(), EmuConfig::new(id)).unwrap());
+            }
+            let look = |idle: u32| {
+                clock.pause(idle % 3, Nanos::MAX);
+                clock.now()
+            };
+            (0..50).map(look).collect::<Vec<_>>()
+        };
+        assert_eq!(trace(7), trace(7));
+        assert_ne!(trace(7), trace(8));
+    }
+
+    #[test]
+    fn run_for_ends_on_time() {
+        let clock = SimClock::new(3);
+        clock.run_for(Nanos::from_millis(2));
+        assert_eq!(clock.now(), Nanos::from_millis(2));
+    }
+}
