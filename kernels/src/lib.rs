@@ -1,1 +1,45 @@
-//! (being written)
+//! The I/O kernel: turns operations of a `gio-uring` into NVMe commands, one warp for each granted
+//! queue pair, and completions back into ring entries. One C++ source, for GPUs and host threads.
+//!
+//! # Architecture
+//! The algorithm is in `include/gio`, one header per concept: `order.cuh` (every fence, atomic and
+//! MMIO store), `warp.cuh` (32 lanes in step, or a loop), `state.cuh` (a warp's registers),
+//! `operation.cuh` (ring entry to completion), `queue.cuh` (command slots, doorbells, completions,
+//! timeouts), `descriptor.cuh` (SGL, PRP), `cursor.cuh` (what an I/O context means), `engine.cuh`
+//! (chunks, runs, batches), `kernel.cuh` (entry points), and `abi.h`, whose Rust twin is
+//! [`gio_uring::abi`].
+//!
+//! ```text
+//!   round: reap up to 32 completions -> stop word, timeouts -> submit up to 32 commands
+//!   submit: 32 IOCTXs -> addresses -> runs of neighbours -> descriptors and SQEs
+//!           -> one fence, one doorbell
+//! ```
+//!
+//! [`HostExecutor`] gives warps to threads, [`InlineExecutor`] runs them in the caller's thread
+//! (deterministic with a simulated clock). Both call `gio_host_run`.
+//!
+//! # Invariants
+//! - One warp owns one queue pair; nothing on the submission path is shared, locked or allocated.
+//! - At most depth - 1 commands are outstanding, those given up included: neither queue can overflow.
+//! - A command slot, and the descriptor area that belongs to it, is reused only after a completion
+//!   with the generation of its last use.
+//! - Each operation completes exactly once, whatever a device does: an I/O context that could not be
+//!   moved has a status, and never counts as done.
+//! - What is out of bounds (block, file, range, padding without SGL) is refused and never sent.
+//! - A completion that makes no sense, or none in time, fails the queue for good: nothing is submitted
+//!   to it any more, and its outstanding slots stay quarantined until the controller took it back.
+//! - Control flow is warp-uniform outside of lane bodies, and no lane's state is in local memory.
+//!
+//! # Not implemented
+//! - The CUDA executor: the headers compile to PTX, but nothing here launches it.
+//! - `objects` of an operation is a lower bound when an object of several commands failed in part.
+//! - Runs are merged within 32 I/O contexts at a time, and never across rows or operations.
+
+mod ffi;
+mod host;
+mod inline;
+mod memory;
+
+pub use ffi::{abi_version, layout_table};
+pub use host::{HostExecutor, HostOptions};
+pub use inline::InlineExecutor;

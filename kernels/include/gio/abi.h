@@ -1,8 +1,8 @@
-// The binary interface between host code and the I/O kernel: plain C, for nvcc, NVRTC, g++, bindgen.
+// The binary interface between host code and the I/O kernel: plain C, for nvcc, NVRTC, g++.
 //
 // Every struct here exists exactly twice: here and in gio-uring/src/abi.rs. A test compares sizes
-// and offsets (GIO_ABI_TABLE below lists them). Every address is one the executor that runs the
-// kernel can dereference, unless its name ends in _iova. Little-endian throughout.
+// and offsets (kernels/src/host/abi_table.cpp lists them). Every address is one that the executor
+// running the kernel can dereference, unless its name ends in _iova. Little-endian throughout.
 #ifndef GIO_ABI_H
 #define GIO_ABI_H
 
@@ -67,7 +67,8 @@ typedef struct gio_affine {
 // A registered KV pool and the layout of its files. Read-only for the kernel.
 //   object (f, r): g = f / group, k = f % group, device = (k + r) % devices,
 //   slot = (g * rows + r) * (group / devices) + k / devices,
-//   lba = data_lba[device] + slot * (slot_bytes >> lba_shift),  iova = row_iova[r] + block * block_stride
+//   lba = data_lba[device] + slot * (slot_bytes >> lba_shift),
+//   iova = row_iova[r] + block * block_stride
 typedef struct gio_pool {
   uint64_t row_iova;     // u64[rows]: IOVA of block 0's object of each row
   uint64_t data_lba;     // u64[devices]: first LBA of the data region
@@ -113,9 +114,9 @@ typedef struct gio_iocb {
 // One command slot of a queue: what its CID stands for.
 typedef struct gio_slot {
   uint16_t generation; // of the CID: cid = generation << depth_log2 | slot
-  uint16_t state;      // 0 free, 1 outstanding, 2 timed out (quarantined until the queue is taken back)
+  uint16_t state;      // 0 free, 1 outstanding, 2 given up (quarantined: DMA may still happen)
   uint16_t active;     // index into gio_warp.active
-  uint16_t count;      // IOCTXs merged into the command
+  uint16_t count;      // IOCTXs merged into the command; bit 15: a piece of one, not its last
   uint32_t first;      // index of the first IOCTX
   uint32_t bytes;
   uint64_t since_ns;   // when it was submitted

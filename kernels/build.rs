@@ -1,0 +1,32 @@
+//! Compiles the I/O kernel for host threads. The GPU's copy of the same headers is PTX.
+
+fn main() {
+    for path in ["include/gio", "src/host"] {
+        println!("cargo::rerun-if-changed={path}");
+    }
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++17")
+        .include("include")
+        .file("src/host/kernel.cpp")
+        .file("src/host/abi_table.cpp")
+        // Also in debug builds: lanes are loops, which are slow until they are inlined and unrolled.
+        .opt_level(3)
+        .warnings(true)
+        .extra_warnings(true)
+        // As on the device.
+        .flag("-fno-exceptions")
+        .flag("-fno-rtti")
+        // Rings, slots and entries are words of memory that others write in units of their own.
+        .flag("-fno-strict-aliasing")
+        .flag_if_supported("-Wshadow")
+        .flag_if_supported("-Wconversion")
+        // Nothing of the C++ library is used.
+        .cpp_link_stdlib(None);
+    if std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        // For popcnt, which every lane asks for its rank; in every x86-64 since 2008.
+        build.flag_if_supported("-mpopcnt");
+    }
+    build.compile("gio_host");
+}

@@ -1,0 +1,82 @@
+// Data pointers: how a command names the memory it moves (NVMe Base 2.0, 4.1 PRP, 4.2 SGL).
+//
+// A command that needs more than the 16 bytes in its SQE uses the descriptor area of its CID slot:
+// one SGL segment (always the last one), or one PRP list. Areas are a power of two and at most a
+// controller page, so none crosses a page.
+#pragma once
+#include "warp.cuh"
+
+// SGL descriptor types (figure "SGL Descriptor Type"), as the identifier byte with subtype 0.
+#define GIO_SGL_DATA 0x00u
+#define GIO_SGL_BIT_BUCKET 0x10u
+#define GIO_SGL_LAST_SEGMENT 0x30u
+
+#define GIO_SGL_BYTES 16u
+#define GIO_PRP_BYTES 8u
+
+// What one lane contributes to a command: `data` bytes of memory at `iova`, then `pad` bytes that
+// no KV block holds.
+struct gio_piece {
+  uint64_t iova;
+  uint32_t data;
+  uint32_t pad;
+};
+
+// Where padding goes or comes from.
+struct gio_padding {
+  uint64_t iova;
+  uint32_t type; // GIO_SGL_DATA or GIO_SGL_BIT_BUCKET
+};
+
+GIO_FN gio_u128 gio_sgl(uint64_t iova, uint32_t bytes, uint32_t type) {
+  return gio_u128{iova, static_cast<uint64_t>(type) << 56 | bytes};
+}
+
+GIO_FN uint32_t gio_sgl_entries(const gio_piece &piece) {
+  return (piece.data != 0u ? 1u : 0u) + (piece.pad != 0u ? 1u : 0u);
+}
+
+GIO_FN gio_u128 gio_sgl_padding(const gio_padding &padding, uint32_t bytes) {
+  const bool bucket = padding.type == GIO_SGL_BIT_BUCKET;
+  return gio_sgl(bucket ? 0u : padding.iova, bytes, padding.type);
+}
+
+// The entries of `piece` at `area`, from entry `at` on.
+GIO_FN void gio_sgl_write(gio_u128 *area, uint32_t at, const gio_piece &piece,
+                          const gio_padding &padding) {
+  if (piece.data != 0u) gio_st16(area + at++, gio_sgl(piece.iova, piece.data, GIO_SGL_DATA));
+  if (piece.pad != 0u) gio_st16(area + at, gio_sgl_padding(padding, piece.pad));
+}
+
+// The data pointer of a command whose entries are all in its SQE (`entries` 1) or at `area_iova`.
+GIO_FN gio_u128 gio_sgl_pointer(uint32_t entries, const gio_piece &piece,
+                                const gio_padding &padding, uint64_t area_iova) {
+  if (entries > 1u) return gio_sgl(area_iova, entries * GIO_SGL_BYTES, GIO_SGL_LAST_SEGMENT);
+  if (piece.data != 0u) return gio_sgl(piece.iova, piece.data, GIO_SGL_DATA);
+  return gio_sgl_padding(padding, piece.pad);
+}
+
+// PRP pages that `bytes` from `iova` on touch. The page size is a power of two.
+GIO_FN uint32_t gio_prp_pages(uint64_t iova, uint32_t bytes, uint32_t page_bytes) {
+  const uint64_t offset = iova & (page_bytes - 1u);
+  return static_cast<uint32_t>((offset + bytes + page_bytes - 1u) >> gio_lowest(page_bytes));
+}
+
+// The pages of `piece` as pages `at`, at + 1, ... of its command, which has `pages` in all. Page 0
+// is PRP1; page 1 is PRP2 when it is the last one; the others are list entries.
+GIO_FN void gio_prp_write(uint64_t *list, uint32_t at, uint32_t pages, const gio_piece &piece,
+                          uint32_t page_bytes) {
+  if (pages <= 2u) return;
+  const uint64_t page = piece.iova & ~(static_cast<uint64_t>(page_bytes) - 1u);
+  const uint32_t own = gio_prp_pages(piece.iova, piece.data, page_bytes);
+  for (uint32_t i = at == 0u ? 1u : 0u; i < own; ++i) {
+    list[at + i - 1u] = page + static_cast<uint64_t>(i) * page_bytes;
+  }
+}
+
+// The data pointer of a command of `pages` pages: the first at `first` (any offset into the page),
+// the second, if it is the last, at `second`, and a list of all but the first at `list_iova`.
+GIO_FN gio_u128 gio_prp_pointer(uint32_t pages, uint64_t first, uint64_t second,
+                                uint64_t list_iova) {
+  return gio_u128{first, pages == 1u ? 0u : pages == 2u ? second : list_iova};
+}

@@ -1,0 +1,273 @@
+// One turn of a warp: reap, look after time and the stop word, submit.
+//
+// Submitting goes chunk by chunk: 32 pieces are located, neighbours on the device become runs of
+// one command each, every lane writes its own part of the descriptors and the first lane of a run
+// the SQE. Up to 32 SQEs share one fence and one doorbell.
+#pragma once
+#include "cursor.cuh"
+
+#define GIO_CHUNKS_MAX 64u // chunks of one turn: keeps reaping going when little is submitted
+#define GIO_DRIB 16u       // fewer commands than this wait for more room
+#define GIO_LOOK_EVERY 64u // busy rounds between two looks at stop word and timeouts
+
+// What a turn, or gio_host_run, tells its caller.
+#define GIO_RUN_MOVED 1u    // something was submitted, completed or refused
+#define GIO_RUN_IDLE 2u     // nothing is in progress: only a new submission changes that
+#define GIO_RUN_FINISHED 4u // stopped, or done with everything up to args.until
+
+// The commands of one doorbell.
+struct gio_batch {
+  uint32_t sqes;
+  uint32_t room; // more that may be added
+  uint64_t now;
+};
+
+// Which lanes of a chunk are commands, and of which: bit masks over the lanes.
+struct gio_chunk {
+  uint32_t n;       // lanes used
+  uint32_t go;      // lanes whose piece is sent
+  uint32_t leaders; // the first lane of each command
+  uint32_t refused;
+};
+
+// Lanes that start a run of neighbours, then each merge-th lane of a run.
+GIO_FN uint32_t gio_leaders(const gio_op &op, gio_pieces &p, uint32_t go, uint32_t n) {
+  if (op.merge == 1u) return go;
+  gio_lane<uint64_t> before;
+  gio_lane<uint32_t> flag;
+  gio_from_below(before, p.lba, n);
+  GIO_LANES (l, n) {
+    const bool neighbour =
+        l != 0u && (go >> (l - 1u) & 1u) != 0u && p.lba[l] == before[l] + op.slot_lbas;
+    flag[l] = (go >> l & 1u) != 0u && !neighbour ? 1u : 0u;
+  }
+  const uint32_t heads = gio_ballot(flag, n);
+  GIO_LANES (l, n) {
+    if ((go >> l & 1u) == 0u) {
+      flag[l] = 0;
+    } else {
+      const uint32_t head = gio_highest(heads & gio_low_bits(l + 1u));
+      flag[l] = (l - head) % op.merge == 0u ? 1u : 0u;
+    }
+  }
+  return gio_ballot(flag, n);
+}
+
+// Decides what the located lanes become: not more commands than there is room for, and no run cut
+// off at the end of the chunk that could have been longer.
+GIO_FN gio_chunk gio_plan(gio_state &s, const gio_op &op, gio_pieces &p, uint32_t n,
+                          uint32_t room) {
+  gio_lane<uint32_t> flag;
+  gio_chunk c;
+  GIO_LANES (l, n) {
+    const uint32_t v = p.verdict[l];
+    flag[l] = v == GIO_VERDICT_GO || v == GIO_VERDICT_GO_PIECE ? 1u : 0u;
+  }
+  c.go = gio_ballot(flag, n);
+  c.refused = 0;
+  if (c.go != gio_low_bits(n)) {
+    GIO_LANES (l, n) flag[l] = p.verdict[l] > GIO_VERDICT_GO_PIECE ? 1u : 0u;
+    c.refused = gio_ballot(flag, n);
+  }
+  c.leaders = gio_leaders(op, p, c.go, n);
+  c.n = n;
+  if (gio_popc(c.leaders) > room) {
+    c.n = gio_nth_bit(c.leaders, room);
+  } else if (op.merge > 1u && c.leaders != 0u && n < gio_pieces_left(s, op)) {
+    const uint32_t last = gio_highest(c.leaders);
+    const bool open = c.go >> (n - 1u) != 0u && n - last < op.merge;
+    if (open && last != 0u) c.n = last;
+  }
+  const uint32_t used = gio_low_bits(c.n);
+  c.go &= used;
+  c.leaders &= used;
+  c.refused &= used;
+  return c;
+}
+
+GIO_FN void gio_refuse_lanes(gio_state &s, const gio_op &op, gio_pieces &p, const gio_chunk &c) {
+  GIO_LANES (l, c.n) {
+    if ((c.refused >> l & 1u) != 0u) gio_set_status(op.iocb, p.index[l], p.verdict[l]);
+  }
+  const uint32_t one = gio_lowest(c.refused);
+  const uint64_t error = static_cast<uint64_t>(gio_shfl(p.verdict, one)) << 32;
+  gio_refused(s, s.cursor_active, gio_popc(c.refused), error | gio_shfl(p.index, one));
+}
+
+// The CID and the descriptor area of lane l's command: its leader is lane `lead`, the rank-th of
+// the chunk's leaders. Slots come off the stack in the order of the ranks.
+GIO_FN uint32_t gio_slot_of(const gio_state &s, uint32_t rank) {
+  return s.free_slots[s.free_count - 1u - rank];
+}
+
+// How many lanes the command of leader `lead` has.
+GIO_FN uint32_t gio_run_length(const gio_chunk &c, uint32_t lead) {
+  const uint32_t stops = gio_above(c.leaders | ~c.go, lead);
+  return (stops != 0u ? gio_lowest(stops) : GIO_WARP) - lead;
+}
+
+// Writes lane l's part of the descriptors; returns the data pointer, which only a leader needs.
+// `second` is the address in the next lane.
+GIO_FN gio_u128 gio_describe(const gio_state &s, const gio_op &op, const gio_piece &piece,
+                             uint64_t second, uint32_t slot, uint32_t at, uint32_t count) {
+  const uint64_t offset = static_cast<uint64_t>(slot) * s.w->descriptor_bytes;
+  const uint64_t area = s.w->descriptors + offset;
+  const uint64_t area_iova = s.w->descriptors_iova + offset;
+  if (op.prp != 0u) {
+    const uint32_t own = gio_prp_pages(piece.iova, piece.data, op.page_bytes);
+    const uint32_t pages = own * count; // merged objects are whole pages, all of the same number
+    gio_prp_write(gio_ptr<uint64_t>(area), at * own, pages, piece, op.page_bytes);
+    const uint64_t page = piece.iova & ~(static_cast<uint64_t>(op.page_bytes) - 1u);
+    if (own == 2u) second = page + op.page_bytes;
+    return gio_prp_pointer(pages, piece.iova, second, area_iova);
+  }
+  const uint32_t own = gio_sgl_entries(piece); // merged objects are padded alike
+  if (own * count > 1u) gio_sgl_write(gio_ptr<gio_u128>(area), at * own, piece, op.padding);
+  return gio_sgl_pointer(own * count, piece, op.padding, area_iova);
+}
+
+// Writes the chunk's descriptors, slots and SQEs behind those of the batch.
+GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_pieces &p, const gio_chunk &c,
+                     gio_batch &batch) {
+  gio_command command;
+  command.dword0 = op.iocb->opcode | (op.prp != 0u ? 0u : GIO_SQE_SGL);
+  command.nsid = s.w->nsid;
+  const bool fua = op.iocb->opcode == GIO_OP_WRITE && (op.iocb->flags & GIO_FLAG_FUA) != 0u;
+  command.dword12 = fua ? GIO_SQE_FUA : 0u;
+  gio_lane<uint64_t> second;
+  if (op.prp != 0u && op.merge > 1u) {
+    gio_from_above(second, p.iova, c.n);
+  } else {
+    GIO_LANES (l, c.n) second[l] = 0;
+  }
+  const uint64_t sq = s.w->sq;
+  GIO_LANES (l, c.n) {
+    if ((c.go >> l & 1u) == 0u) continue;
+    const uint32_t lead = gio_highest(c.leaders & gio_low_bits(l + 1u));
+    const uint32_t rank = gio_popc(gio_below(c.leaders, lead));
+    const uint32_t count = gio_run_length(c, lead);
+    const uint32_t slot = gio_slot_of(s, rank);
+    const gio_piece piece{p.iova[l], p.data[l], p.pad[l]};
+    const gio_u128 data = gio_describe(s, op, piece, second[l], slot, l - lead, count);
+    if (l != lead) continue;
+    const uint32_t cid = gio_next_cid(s, slot);
+    const uint32_t bytes = (p.data[l] + p.pad[l]) * count;
+    gio_slot *entry = s.slots + slot;
+    *gio_slot_word(entry) = gio_slot_value(cid >> s.depth_log2, GIO_SLOT_OUTSTANDING);
+    const uint32_t part = p.verdict[l] == GIO_VERDICT_GO_PIECE ? GIO_SLOT_PIECE : 0u;
+    entry->active = static_cast<uint16_t>(s.cursor_active);
+    entry->count = static_cast<uint16_t>(count | part);
+    entry->first = p.index[l];
+    entry->bytes = bytes;
+    entry->since_ns = batch.now;
+    const uint64_t at = (s.sq_tail + batch.sqes + rank) & s.slot_mask;
+    gio_sqe_write(gio_ptr<void>(sq + at * GIO_SQE_BYTES), command, cid, data, p.lba[l],
+                  bytes >> op.lba_shift);
+  }
+  const uint32_t n = gio_popc(c.leaders);
+  GIO_LANES (l, 1) s.w->active[s.cursor_active].outstanding += n;
+  s.free_count -= n;
+  s.outstanding += n;
+  batch.sqes += n;
+  batch.room -= n;
+}
+
+// Refuses up to 32 IOCTXs from the cursor on, each with all its pieces that were not yet sent.
+GIO_FN void gio_refuse(gio_state &s, const gio_op &op) {
+  const uint32_t at = s.cursor_at / op.pieces;
+  const uint32_t n = gio_min(GIO_WARP, op.end - op.begin - at);
+  GIO_LANES (l, n) gio_set_status(op.iocb, op.begin + at + l, op.refuse);
+  gio_refused(s, s.cursor_active, n, static_cast<uint64_t>(op.refuse) << 32 | (op.begin + at));
+  s.cursor_at = (at + n) * op.pieces;
+}
+
+// Advances the operation by one chunk.
+GIO_FN void gio_advance(gio_state &s, gio_op &op, gio_batch &batch) {
+  if (op.refuse != 0u) {
+    gio_refuse(s, op);
+    return;
+  }
+  gio_pieces p;
+  const uint32_t n = gio_min(GIO_WARP, gio_pieces_left(s, op));
+  gio_locate(s, op, p, n);
+  const gio_chunk c = gio_plan(s, op, p, n, batch.room);
+  if (c.refused != 0u) gio_refuse_lanes(s, op, p, c);
+  if (c.leaders != 0u) gio_emit(s, op, p, c, batch);
+  s.cursor_at += c.n;
+}
+
+// Whether to wait for more room: a doorbell for a few commands costs as much as one for many. Not
+// when they are all that is left, and not when the controller has nothing else to do.
+GIO_FN bool gio_hold(const gio_state &s, const gio_op &op, uint32_t room) {
+  if (room >= gio_min(GIO_DRIB, s.slot_mask / 2u + 1u) || s.outstanding == 0u) return false;
+  const uint32_t left = (gio_pieces_left(s, op) + op.merge - 1u) / op.merge;
+  return left + (op.rows - s.cursor_row - 1u) > room;
+}
+
+// Ends the generating of the cursor's operation.
+GIO_FN void gio_generated(gio_state &s) {
+  const uint32_t a = s.cursor_active;
+  GIO_LANES (l, 1) s.w->active[a].state = GIO_ACTIVE_GENERATED;
+  s.cursor_active = GIO_WINDOW;
+  gio_finish_if_done(s, a);
+}
+
+// Moves the cursor past rows in which this warp has no share or nothing left. False at the end.
+GIO_FN bool gio_find_row(gio_state &s, gio_op &op) {
+  while (s.cursor_row < op.rows && gio_pieces_left(s, op) == 0u) {
+    s.cursor_row += 1u;
+    s.cursor_at = 0;
+    gio_op_row(s, op);
+  }
+  return s.cursor_row < op.rows;
+}
+
+// Generates one batch, and gives it to the controller. Returns whether anything moved.
+GIO_FN bool gio_submit(gio_state &s) {
+  bool moved = false;
+  if (s.cursor_active == GIO_WINDOW) {
+    if (!gio_accept(s)) return false;
+    moved = true;
+  }
+  gio_batch batch{0, gio_min(gio_room(s), GIO_WARP), 0};
+  gio_op op{};
+  gio_op_load(s, op);
+  for (uint32_t chunk = 0; chunk < GIO_CHUNKS_MAX; ++chunk) {
+    if (!gio_find_row(s, op)) {
+      gio_generated(s);
+      moved = true;
+      if (!gio_accept(s)) break;
+      gio_op_load(s, op);
+      continue;
+    }
+    if (op.refuse == 0u) {
+      if (batch.room == 0u || (batch.sqes == 0u && gio_hold(s, op, batch.room))) break;
+      if (batch.sqes == 0u) batch.now = gio_now(s);
+    }
+    gio_advance(s, op, batch);
+    moved = true;
+  }
+  if (batch.sqes != 0u) gio_ring_sq(s, batch.sqes);
+  return moved;
+}
+
+// Whether the warp has nothing more to do, ever. True only after a round in which nothing moved.
+GIO_FN bool gio_over(const gio_state &s) {
+  if (s.window != 0u) return false;
+  if (s.stopped != 0u) return true; // gio_submit found the ring empty
+  return s.args->resident == 0u && static_cast<int32_t>(s.ring_head - s.args->until) >= 0;
+}
+
+// One round. Returns whether anything moved.
+GIO_FN bool gio_round(gio_state &s, bool look) {
+  bool moved = gio_reap(s) != 0u;
+  if (look) {
+    s.stopped = gio_common_acquire(gio_ptr<const uint32_t>(s.args->stop));
+    gio_sweep(s);
+  }
+  if (s.trouble != GIO_FAULT_NONE && s.fault == GIO_FAULT_NONE) {
+    gio_fail(s);
+    moved = true;
+  }
+  return gio_submit(s) || moved;
+}

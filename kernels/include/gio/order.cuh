@@ -1,0 +1,231 @@
+// Every fence, atomic, MMIO store, system-scope load and clock of the I/O kernel, and nothing else.
+//
+// On the device one function is one PTX instruction; the section of the PTX ISA that defines it is
+// named above it. Scope is .sys wherever a controller or the host is at the other end; a comment
+// justifies each narrower one.
+//
+// On the host the same names are __atomic operations. Stores that a controller or the host waits
+// for are release stores there although the device uses a relaxed store behind a fence:
+// ThreadSanitizer does not model fences, and on the processors in question a release store costs
+// nothing more.
+//
+// Ordering: (1) SQE and descriptor stores -> gio_fence_release_sys -> gio_doorbell, paired with the
+// controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld16_cqe ->
+// gio_fence_acq_rel_sys, before anything that tells the data is there. (3) status stores and data
+// -> gio_sub_acq_rel_gpu of warps_left -> gio_st_release_sys of the completion ring, paired with
+// the host's acquire load of the ring.
+#pragma once
+#include "abi.h"
+
+#if defined(__CUDACC__) && !defined(GIO_HOST)
+#define GIO_DEVICE 1
+#define GIO_FN __device__ __forceinline__
+#else
+#define GIO_DEVICE 0
+#define GIO_FN static inline __attribute__((always_inline))
+#include <string.h>
+#include <time.h>
+#endif
+
+// A quarter of an SQE, a CQE, or a descriptor: what one 16-byte access moves.
+struct alignas(16) gio_u128 {
+  uint64_t lo, hi;
+};
+
+// An address of the ABI as a pointer.
+template <class T> GIO_FN T *gio_ptr(uint64_t address) { return reinterpret_cast<T *>(address); }
+
+#if GIO_DEVICE
+
+// "Data Movement and Conversion Instructions: ld" (.relaxed, scope .sys).
+GIO_FN uint32_t gio_ld_relaxed_sys(const uint32_t *p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+GIO_FN uint64_t gio_ld_relaxed_sys(const uint64_t *p) {
+  unsigned long long v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// "Data Movement and Conversion Instructions: ld" (.acquire, scope .sys).
+GIO_FN uint32_t gio_ld_acquire_sys(const uint32_t *p) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+GIO_FN uint64_t gio_ld_acquire_sys(const uint64_t *p) {
+  unsigned long long v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// "Data Movement and Conversion Instructions: st" (.relaxed, scope .sys).
+GIO_FN void gio_st_relaxed_sys(uint32_t *p, uint32_t v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+GIO_FN void gio_st_relaxed_sys(uint64_t *p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+// "Data Movement and Conversion Instructions: st" (.release, scope .sys).
+GIO_FN void gio_st_release_sys(uint32_t *p, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+// "Data Movement and Conversion Instructions: ld", .b128: one single-copy-atomic read of a CQE, so
+// that phase, CID and status belong to the same completion (PTX 8.3, sm_70).
+GIO_FN gio_u128 gio_ld16_cqe(const void *p) {
+  unsigned long long lo, hi;
+  asm volatile("{ .reg .b128 t; ld.relaxed.sys.global.b128 t, [%2]; mov.b128 {%0, %1}, t; }"
+               : "=l"(lo), "=l"(hi)
+               : "l"(p)
+               : "memory");
+  return gio_u128{lo, hi};
+}
+
+// "Data Movement and Conversion Instructions: st", weak, vectorised: a quarter of an SQE or a
+// descriptor. gio_fence_release_sys orders it before the doorbell.
+GIO_FN void gio_st16(void *p, gio_u128 v) {
+  asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
+}
+
+// "Parallel Synchronization and Communication Instructions: membar/fence".
+GIO_FN void gio_fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// The same section; the .release form (PTX 8.6, sm_90) spares the L1 its invalidation.
+GIO_FN void gio_fence_release_sys() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.release.sys;" ::: "memory");
+#else
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+
+// "Data Movement and Conversion Instructions: st", .mmio: exactly one 32-bit write, never merged,
+// split or repeated (PTX 8.2, sm_70).
+GIO_FN void gio_doorbell(uint32_t *p, uint32_t v) {
+  asm volatile("st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// "Parallel Synchronization and Communication Instructions: atom". Scope .gpu: every contender for
+// warps_left, cq_tail and the sums of an IOCB is a warp of this GPU, and the host reads them only
+// after the completion ring's release store, which is .sys and cumulative.
+GIO_FN uint32_t gio_add_relaxed_gpu(uint32_t *p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(v)
+               : "memory");
+  return old;
+}
+GIO_FN uint64_t gio_add_relaxed_gpu(uint64_t *p, uint64_t v) {
+  unsigned long long old;
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;"
+               : "=l"(old)
+               : "l"(p), "l"(v)
+               : "memory");
+  return old;
+}
+GIO_FN uint32_t gio_sub_acq_rel_gpu(uint32_t *p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(0u - v)
+               : "memory");
+  return old;
+}
+
+// The same section, .cas. Scope .cta: slots belong to one warp, only its own lanes contend.
+GIO_FN uint32_t gio_cas_relaxed_cta(uint32_t *p, uint32_t expected, uint32_t desired) {
+  uint32_t old;
+  asm volatile("atom.cas.relaxed.cta.global.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(p), "r"(expected), "r"(desired)
+               : "memory");
+  return old;
+}
+
+// "Special Registers: %globaltimer".
+GIO_FN uint64_t gio_clock_ns() {
+  unsigned long long v;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
+  return v;
+}
+
+// "Miscellaneous Instructions: nanosleep".
+GIO_FN void gio_nap(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }
+
+#else // host
+
+GIO_FN uint32_t gio_ld_relaxed_sys(const uint32_t *p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+GIO_FN uint64_t gio_ld_relaxed_sys(const uint64_t *p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+GIO_FN uint32_t gio_ld_acquire_sys(const uint32_t *p) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+GIO_FN uint64_t gio_ld_acquire_sys(const uint64_t *p) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+GIO_FN void gio_st_relaxed_sys(uint32_t *p, uint32_t v) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+GIO_FN void gio_st_relaxed_sys(uint64_t *p, uint64_t v) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+GIO_FN void gio_st_release_sys(uint32_t *p, uint32_t v) {
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+// Not one atomic access on the host: the word with the phase first, then, ordered by its acquire,
+// the others. Right because a controller writes the phase last, and because an entry cannot be
+// written again before the CQ doorbell gave it back.
+GIO_FN gio_u128 gio_ld16_cqe(const void *p) {
+  const uint32_t *word = static_cast<const uint32_t *>(p);
+  const uint64_t last = __atomic_load_n(word + 3, __ATOMIC_ACQUIRE);
+  const uint64_t queue = __atomic_load_n(word + 2, __ATOMIC_RELAXED);
+  return gio_u128{0, last << 32 | queue}; // command-specific words: no NVM command has any
+}
+GIO_FN void gio_st16(void *p, gio_u128 v) { memcpy(__builtin_assume_aligned(p, 16), &v, 16); }
+
+// No fence on the host: the doorbell below is itself a release store, and CQEs are read with
+// acquire.
+GIO_FN void gio_fence_acq_rel_sys() {}
+GIO_FN void gio_fence_release_sys() {}
+GIO_FN void gio_doorbell(uint32_t *p, uint32_t v) {
+  __atomic_store_n(static_cast<volatile uint32_t *>(p), v, __ATOMIC_RELEASE);
+}
+GIO_FN uint32_t gio_add_relaxed_gpu(uint32_t *p, uint32_t v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+GIO_FN uint64_t gio_add_relaxed_gpu(uint64_t *p, uint64_t v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+GIO_FN uint32_t gio_sub_acq_rel_gpu(uint32_t *p, uint32_t v) {
+  return __atomic_fetch_sub(p, v, __ATOMIC_ACQ_REL);
+}
+// The lanes of a host warp run one after the other: no atomic is needed.
+GIO_FN uint32_t gio_cas_relaxed_cta(uint32_t *p, uint32_t expected, uint32_t desired) {
+  const uint32_t old = *p;
+  if (old == expected) *p = desired;
+  return old;
+}
+GIO_FN uint64_t gio_clock_ns() {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+// The executor decides how a host thread waits.
+GIO_FN void gio_nap(uint32_t) {}
+
+#endif

@@ -1,0 +1,222 @@
+// The queue pair: command slots, submission entries, doorbells, completions, timeouts.
+//
+// A CID is generation << depth_log2 | slot. Slots are free (on the stack free_slots), outstanding,
+// or quarantined: given up, although the controller may still do DMA for them. Only a completion
+// frees a slot. SQE positions follow from sq_tail, not from the slot.
+#pragma once
+#include "operation.cuh"
+
+#define GIO_SQE_BYTES 64u
+#define GIO_SQE_SGL (1u << 14)   // PSDT 01b: data by SGL, MPTR an address
+#define GIO_SQE_FUA (1u << 30)   // command dword 12 of read and write
+#define GIO_CID_RESERVED 0xffffu // "should not be used": the error log means "no command" by it
+
+// Commands that may still be given to the controller: it has `depth` entries, and one stays empty.
+GIO_FN uint32_t gio_room(const gio_state &s) {
+  const uint32_t held = s.outstanding + s.quarantined;
+  return held >= s.slot_mask ? 0u : gio_min(s.slot_mask - held, s.free_count);
+}
+
+// Generation and state of a slot are one word, which lanes contend for. The kernel never accesses
+// its halves.
+GIO_FN uint32_t *gio_slot_word(gio_slot *slot) { return reinterpret_cast<uint32_t *>(slot); }
+GIO_FN uint32_t gio_slot_value(uint32_t generation, uint32_t state) {
+  return generation | state << 16;
+}
+GIO_FN bool gio_slot_outstanding(gio_slot *slot) {
+  return *gio_slot_word(slot) >> 16 == GIO_SLOT_OUTSTANDING;
+}
+
+// The CID for the next use of a free slot.
+GIO_FN uint32_t gio_next_cid(const gio_state &s, uint32_t slot) {
+  const uint32_t generations = 0xffffu >> s.depth_log2; // the highest one
+  const uint32_t next = (*gio_slot_word(s.slots + slot) + 1u) & generations;
+  const uint32_t cid = next << s.depth_log2 | slot;
+  return cid == GIO_CID_RESERVED && generations != 0u ? slot : cid;
+}
+
+// What a submission entry says, besides where the data is.
+struct gio_command {
+  uint32_t dword0; // opcode, PSDT; the CID is added
+  uint32_t nsid;
+  uint32_t dword12; // FUA; the number of LBAs is added
+};
+
+GIO_FN void gio_sqe_write(void *sqe, const gio_command &c, uint32_t cid, gio_u128 data,
+                          uint64_t lba, uint32_t lbas) {
+  gio_u128 *quarter = static_cast<gio_u128 *>(sqe);
+  gio_st16(quarter, gio_u128{static_cast<uint64_t>(c.nsid) << 32 | cid << 16 | c.dword0, 0});
+  gio_st16(quarter + 1, gio_u128{0, data.lo});
+  gio_st16(quarter + 2, gio_u128{data.hi, lba});
+  gio_st16(quarter + 3, gio_u128{c.dword12 | (lbas - 1u), 0});
+}
+
+// Gives `n` written entries to the controller: one fence, one doorbell.
+GIO_FN void gio_ring_sq(gio_state &s, uint32_t n) {
+  s.sq_tail = (s.sq_tail + n) & s.slot_mask;
+  GIO_LANES (l, 1) {
+    gio_fence_release_sys();
+    gio_doorbell(gio_ptr<uint32_t>(s.w->sq_doorbell), s.sq_tail);
+    gio_st_relaxed_sys(&s.w->commands, s.w->commands + n);
+    gio_st_relaxed_sys(&s.w->sq_doorbells, s.w->sq_doorbells + 1u);
+    gio_st_relaxed_sys(&s.w->outstanding, s.outstanding);
+  }
+}
+
+// Reads up to 32 completion entries from the head on; returns how many are new. An entry is new
+// when its phase is that of this pass: 1 in the first, then alternating.
+GIO_FN uint32_t gio_look(gio_state &s, gio_lane<uint64_t> &cqe) {
+  const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u);
+#if GIO_DEVICE
+  gio_lane<uint32_t> old;
+  GIO_LANES (l, n) {
+    const uint32_t at = s.cq_head + l;
+    cqe[l] = gio_ld16_cqe(s.cq + (at & s.slot_mask)).hi;
+    old[l] = static_cast<uint32_t>(cqe[l] >> 48 ^ at >> s.depth_log2 ^ 1u) & 1u;
+  }
+  const uint32_t stale = gio_ballot(old, n);
+  return stale != 0u ? gio_lowest(stale) : n;
+#else
+  // One lane after the other: an idle look then costs one load and not 32.
+  uint32_t l = 0;
+  for (; l < n; ++l) {
+    const uint32_t at = s.cq_head + l;
+    cqe[l] = gio_ld16_cqe(s.cq + (at & s.slot_mask)).hi;
+    if (((cqe[l] >> 48 ^ at >> s.depth_log2 ^ 1u) & 1u) != 0u) break;
+  }
+  return l;
+#endif
+}
+
+// What a completion entry turned out to be.
+#define GIO_CQE_DONE 0x10u // of a command that is outstanding
+#define GIO_CQE_LATE 0x20u // of one that was given up; other values are GIO_FAULT_*
+
+// Frees the slot a completion names, if it is right to do so. Two completions of one CID contend
+// for the slot's word, so the second is a fault even when both came in one look.
+GIO_FN uint32_t gio_claim(gio_state &s, uint64_t cqe) {
+  const uint32_t sqhd = static_cast<uint32_t>(cqe) & 0xffffu;
+  const uint32_t sqid = static_cast<uint32_t>(cqe) >> 16;
+  const uint32_t cid = static_cast<uint32_t>(cqe >> 32) & 0xffffu;
+  if (sqid != s.w->qid) return GIO_FAULT_SQID;
+  if (sqhd > s.slot_mask) return GIO_FAULT_SQHD;
+  const uint32_t generation = cid >> s.depth_log2;
+  uint32_t *word = gio_slot_word(s.slots + (cid & s.slot_mask));
+  const uint32_t free = gio_slot_value(generation, GIO_SLOT_FREE);
+  const uint32_t outstanding = gio_slot_value(generation, GIO_SLOT_OUTSTANDING);
+  const uint32_t quarantined = gio_slot_value(generation, GIO_SLOT_QUARANTINED);
+  const uint32_t found = gio_cas_relaxed_cta(word, outstanding, free);
+  if (found == outstanding) return GIO_CQE_DONE;
+  if (found != quarantined) return GIO_FAULT_CID;
+  return gio_cas_relaxed_cta(word, quarantined, free) == quarantined ? GIO_CQE_LATE : GIO_FAULT_CID;
+}
+
+GIO_FN void gio_note_trouble(gio_state &s, uint32_t fault) {
+  if (s.trouble == GIO_FAULT_NONE) s.trouble = fault;
+}
+
+// Takes up to 32 completions: frees their slots, settles their operations, one CQ doorbell. Returns
+// how many there were. What is wrong with one is left in s.trouble.
+GIO_FN uint32_t gio_reap(gio_state &s) {
+  gio_lane<uint64_t> cqe;
+  const uint32_t n = gio_look(s, cqe);
+  if (n == 0u) return 0;
+  gio_fence_acq_rel_sys();
+  gio_lane<uint32_t> kind, flag;
+  gio_ended e;
+  GIO_LANES (l, n) {
+    kind[l] = gio_claim(s, cqe[l]);
+    const gio_slot *slot = s.slots + (static_cast<uint32_t>(cqe[l] >> 32) & s.slot_mask);
+    const uint32_t status = static_cast<uint32_t>(cqe[l] >> 49);
+    e.active[l] = slot->active;
+    e.first[l] = slot->first;
+    e.count[l] = slot->count;
+    e.lbas[l] = slot->bytes >> s.w->lba_shift;
+    e.status[l] = status != 0u ? GIO_STATUS_NVME | status : GIO_STATUS_OK;
+    flag[l] = kind[l] == GIO_CQE_DONE ? 1u : 0u;
+  }
+  const uint32_t done = gio_ballot(flag, n);
+  uint32_t freed = done;
+  if (done != gio_low_bits(n)) { // something late or wrong is among them
+    GIO_LANES (l, n) flag[l] = kind[l] == GIO_CQE_LATE ? 1u : 0u;
+    const uint32_t late = gio_ballot(flag, n);
+    freed |= late;
+    const uint32_t wrong = gio_low_bits(n) & ~freed;
+    if (late != 0u) gio_count(&s.w->late, gio_popc(late));
+    if (wrong != 0u) gio_note_trouble(s, gio_shfl(kind, gio_lowest(wrong)));
+    s.quarantined -= gio_popc(late);
+  }
+  GIO_LANES (l, n) {
+    if ((freed >> l & 1u) == 0u) continue;
+    s.free_slots[s.free_count + gio_popc(gio_below(freed, l))] =
+        static_cast<uint16_t>(static_cast<uint32_t>(cqe[l] >> 32) & s.slot_mask);
+  }
+  s.free_count += gio_popc(freed);
+  s.outstanding -= gio_popc(done);
+  s.cq_head += n;
+  GIO_LANES (l, 1) {
+    gio_doorbell(gio_ptr<uint32_t>(s.w->cq_doorbell), s.cq_head & s.slot_mask);
+    gio_st_relaxed_sys(&s.w->cq_doorbells, s.w->cq_doorbells + 1u);
+    gio_st_relaxed_sys(&s.w->outstanding, s.outstanding);
+    gio_st_relaxed_sys(&s.w->quarantined, s.quarantined);
+  }
+  gio_settle(s, e, n, done);
+  return n;
+}
+
+// Whether a command submitted at `since` has been out for too long. No timeout is 0.
+GIO_FN bool gio_overdue(const gio_state &s, uint64_t now, uint64_t since) {
+  const uint64_t timeout = s.args->timeout_ns;
+  return timeout != 0u && static_cast<int64_t>(now - since) >= static_cast<int64_t>(timeout);
+}
+
+// Looks for overdue commands, at most every eighth of the timeout.
+GIO_FN void gio_sweep(gio_state &s) {
+  if (s.outstanding == 0u || s.args->timeout_ns == 0u) return;
+  const uint64_t now = gio_now(s);
+  if (now - s.swept_ns < s.args->timeout_ns >> 3) return;
+  s.swept_ns = now;
+  for (uint32_t base = 0; base <= s.slot_mask; base += GIO_WARP) {
+    const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u - base);
+    gio_lane<uint32_t> late;
+    GIO_LANES (l, n) {
+      gio_slot *slot = s.slots + base + l;
+      const bool out = gio_slot_outstanding(slot);
+      late[l] = out && gio_overdue(s, now, slot->since_ns) ? 1u : 0u;
+    }
+    if (gio_ballot(late, n) != 0u) gio_note_trouble(s, GIO_FAULT_TIMEOUT);
+  }
+}
+
+// The queue failed: everything outstanding ends now, and its slots stay quarantined, because the
+// controller may still do DMA for them.
+GIO_FN void gio_fail(gio_state &s) {
+  const uint32_t fault = s.trouble;
+  s.fault = fault;
+  GIO_LANES (l, 1) gio_st_relaxed_sys(&s.w->fault, fault);
+  const uint64_t now = gio_now(s);
+  for (uint32_t base = 0; base <= s.slot_mask; base += GIO_WARP) {
+    const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u - base);
+    gio_lane<uint32_t> flag;
+    gio_ended e;
+    GIO_LANES (l, n) {
+      gio_slot *slot = s.slots + base + l;
+      const bool out = gio_slot_outstanding(slot);
+      if (out) *gio_slot_word(slot) += (GIO_SLOT_QUARANTINED - GIO_SLOT_OUTSTANDING) << 16;
+      e.active[l] = slot->active;
+      e.first[l] = slot->first;
+      e.count[l] = slot->count;
+      e.lbas[l] = 0;
+      e.status[l] = gio_overdue(s, now, slot->since_ns) ? GIO_STATUS_TIMEOUT : GIO_STATUS_FAULT;
+      flag[l] = out ? 1u : 0u;
+    }
+    const uint32_t ended = gio_ballot(flag, n);
+    s.outstanding -= gio_popc(ended);
+    s.quarantined += gio_popc(ended);
+    gio_settle(s, e, n, ended);
+  }
+  GIO_LANES (l, 1) {
+    gio_st_relaxed_sys(&s.w->outstanding, s.outstanding);
+    gio_st_relaxed_sys(&s.w->quarantined, s.quarantined);
+  }
+}

@@ -1,0 +1,109 @@
+// What a warp holds in registers while it runs: the changing half of its gio_warp, and the
+// addresses that polling needs. Loaded when a turn begins, stored when it ends. All of it is
+// warp-uniform.
+#pragma once
+#include "warp.cuh"
+
+// gio_slot.state
+#define GIO_SLOT_FREE 0u
+#define GIO_SLOT_OUTSTANDING 1u
+#define GIO_SLOT_QUARANTINED 2u
+// gio_slot.count: this bit marks a piece of an object that is not the object's last one.
+#define GIO_SLOT_PIECE 0x8000u
+
+// gio_active.state
+#define GIO_ACTIVE_UNUSED 0u
+#define GIO_ACTIVE_GENERATING 1u
+#define GIO_ACTIVE_GENERATED 2u
+
+struct gio_state {
+  gio_warp *w;
+  const gio_args *args;
+  gio_iocb *iocbs;
+  gio_slot *slots;
+  uint16_t *free_slots;
+  const gio_u128 *cq;
+  uint32_t depth_log2;
+  uint32_t slot_mask; // depth - 1
+
+  uint32_t sq_tail;
+  uint32_t cq_head;
+  uint32_t ring_head;
+  uint32_t free_count;
+  uint32_t outstanding;
+  uint32_t quarantined;
+  uint32_t cursor_active;
+  uint32_t cursor_row;
+  uint32_t cursor_at;
+  uint32_t fault;
+  uint64_t swept_ns;
+
+  uint32_t window;  // a bit for each operation in progress
+  uint32_t trouble; // GIO_FAULT_* seen in this round, not yet acted upon
+  uint32_t stopped; // the stop word was seen
+  uint32_t waiting; // the next operation of the ring waits for its event
+};
+
+GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
+  gio_warp *w = gio_ptr<gio_warp>(args->warps) + warp;
+  s.w = w;
+  s.args = args;
+  s.iocbs = gio_ptr<gio_iocb>(args->iocbs);
+  s.slots = gio_ptr<gio_slot>(w->slots);
+  s.free_slots = gio_ptr<uint16_t>(w->free_slots);
+  s.cq = gio_ptr<const gio_u128>(w->cq);
+  s.depth_log2 = w->depth_log2;
+  s.slot_mask = (1u << w->depth_log2) - 1u;
+  s.sq_tail = w->sq_tail;
+  s.cq_head = w->cq_head;
+  s.ring_head = w->ring_head;
+  s.free_count = w->free_count;
+  s.outstanding = w->outstanding;
+  s.quarantined = w->quarantined;
+  s.cursor_active = w->cursor_active;
+  s.cursor_row = w->cursor_row;
+  s.cursor_at = w->cursor_at;
+  s.fault = w->fault;
+  s.swept_ns = w->swept_ns;
+  gio_lane<uint32_t> used;
+  GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].state != GIO_ACTIVE_UNUSED ? 1u : 0u;
+  s.window = gio_ballot(used, GIO_WINDOW);
+  s.trouble = GIO_FAULT_NONE;
+  s.stopped = 0;
+  s.waiting = 0;
+}
+
+// fault, outstanding, quarantined and the counters are not here: the host reads those at any time,
+// so gio_st_relaxed_sys stores them when they change.
+GIO_FN void gio_store(gio_state &s) {
+  GIO_LANES (l, 1) {
+    s.w->sq_tail = s.sq_tail;
+    s.w->cq_head = s.cq_head;
+    s.w->ring_head = s.ring_head;
+    s.w->free_count = s.free_count;
+    s.w->cursor_active = s.cursor_active;
+    s.w->cursor_row = s.cursor_row;
+    s.w->cursor_at = s.cursor_at;
+    s.w->swept_ns = s.swept_ns;
+  }
+}
+
+// Nanoseconds: the ring's virtual time, else the processor's own clock. Lane 0 reads, so that no
+// two lanes see different times.
+GIO_FN uint64_t gio_now(gio_state &s) {
+  gio_lane<uint64_t> now;
+  GIO_LANES (l, 1) {
+    const uint64_t *word = gio_ptr<const uint64_t>(s.args->clock);
+    now[l] = word != nullptr ? gio_ld_relaxed_sys(word) : gio_clock_ns();
+  }
+  return gio_shfl(now, 0);
+}
+
+// The status of what can no longer be given to the device; 0 when it can.
+GIO_FN uint32_t gio_refusal(const gio_state &s) {
+  return s.fault != GIO_FAULT_NONE ? GIO_STATUS_FAULT : s.stopped != 0u ? GIO_STATUS_CANCELLED : 0u;
+}
+
+GIO_FN void gio_set_status(gio_iocb *iocb, uint32_t index, uint32_t status) {
+  gio_st_relaxed_sys(gio_ptr<uint32_t>(iocb->status) + index, status);
+}

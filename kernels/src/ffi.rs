@@ -1,0 +1,62 @@
+#![allow(unsafe_code, reason = "calls into the C++ half of this crate")]
+//! The C++ half: `gio_host_run` and the table of its structs.
+
+use std::ffi::{CStr, c_char};
+
+use gio_uring::abi::Args;
+
+/// Something was submitted, completed or refused (`GIO_RUN_MOVED`).
+pub(crate) const RUN_MOVED: u32 = 1;
+/// Nothing is in progress: only a new submission changes that (`GIO_RUN_IDLE`).
+pub(crate) const RUN_IDLE: u32 = 2;
+/// The kernel was stopped and has nothing left to do (`GIO_RUN_FINISHED`).
+pub(crate) const RUN_FINISHED: u32 = 4;
+
+/// A row of `gio_abi_table`.
+#[repr(C)]
+struct Row {
+    name: *const c_char,
+    size: u64,
+    offset: u64,
+}
+
+unsafe extern "C" {
+    fn gio_host_run(args: *const Args, first: u32, count: u32) -> u32;
+    static gio_abi_table: Row;
+    static gio_abi_rows: u64;
+    static gio_abi_version: u32;
+}
+
+/// Gives warps `first .. first + count` a turn each.
+///
+/// # Safety
+/// `args` and all it points to are as [`gio_uring::IoExecutor::start`] demands, and no other thread
+/// runs one of these warps at the same time.
+pub(crate) unsafe fn run(args: &Args, first: u32, count: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { gio_host_run(args, first, count) }
+}
+
+/// Version of the interface that the C++ half was compiled with.
+#[must_use]
+pub fn abi_version() -> u32 {
+    // SAFETY: a constant of src/host/abi_table.cpp.
+    unsafe { gio_abi_version }
+}
+
+/// Every struct and field of `abi.h` as `(name, size, offset)`, as the C++ compiler lays them out.
+/// The twin of [`gio_uring::abi::layout_table`].
+#[must_use]
+pub fn layout_table() -> Vec<(&'static str, usize, usize)> {
+    // SAFETY: src/host/abi_table.cpp defines an array of that many rows and never changes it.
+    let rows = unsafe {
+        std::slice::from_raw_parts(std::ptr::addr_of!(gio_abi_table), gio_abi_rows as usize)
+    };
+    let row = |row: &Row| {
+        // SAFETY: names are string literals.
+        let name = unsafe { CStr::from_ptr(row.name) };
+        let name = name.to_str().expect("names of fields are ASCII");
+        (name, row.size as usize, row.offset as usize)
+    };
+    rows.iter().map(row).collect()
+}

@@ -1,0 +1,93 @@
+#![allow(unsafe_code, reason = "runs the kernel on memory that the ring laid out")]
+//! The caller's thread as every warp in turn.
+
+use std::sync::Arc;
+
+use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
+use nvme_driver::{Clock, Nanos, Place, Quiesced};
+
+use crate::{ffi, memory};
+
+/// What reports call it.
+const NAME: &str = "inline";
+
+/// Runs the I/O kernel inside [`IoExecutor::poll`], in the caller's thread: no threads, and with a
+/// simulated clock no chance either.
+#[derive(Debug)]
+pub struct InlineExecutor {
+    clock: Arc<dyn Clock>,
+    args: Option<Args>,
+}
+
+impl InlineExecutor {
+    /// An executor that has not been started. `clock` must be the one given to the ring: the deadline
+    /// of [`IoExecutor::stop`] is measured with it, and its pauses let the controller run meanwhile.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, args: None }
+    }
+
+    /// A turn for every warp.
+    fn turn(&mut self) -> Result<u32, ExecutorError> {
+        let Some(args) = &self.args else {
+            let cause = "it was not started, or stopped; start it (again)".into();
+            return Err(ExecutorError::Failed { executor: NAME, cause });
+        };
+        // SAFETY: `start` got `args` with the promise that what they point to lives until `stop`
+        // succeeded, which forgets them; `&mut self` keeps other threads away.
+        Ok(unsafe { ffi::run(args, 0, args.warp_count) })
+    }
+}
+
+impl IoExecutor for InlineExecutor {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        memory::alloc(NAME, len)
+    }
+
+    fn address(&self, place: &Place) -> Option<u64> {
+        place.host
+    }
+
+    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+        if self.args.is_some() {
+            let cause = "it is running already; stop it first".into();
+            return Err(ExecutorError::Failed { executor: NAME, cause });
+        }
+        self.args = Some(Args { resident: 1, ..args });
+        Ok(())
+    }
+
+    /// Starts nothing: the work is done by the next [`IoExecutor::poll`].
+    fn submitted(&mut self, _tail: u32, _sms: u32) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Progress, ExecutorError> {
+        let moved = self.turn()? & ffi::RUN_MOVED != 0;
+        Ok(if moved { Progress::Moved } else { Progress::Idle })
+    }
+
+    fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
+        let mut idle = 0;
+        while self.args.is_some() {
+            let result = self.turn()?;
+            if result & ffi::RUN_FINISHED != 0 {
+                self.args = None;
+            } else if result & ffi::RUN_MOVED != 0 {
+                idle = 0;
+            } else {
+                if self.clock.now() >= deadline {
+                    return Err(ExecutorError::StopTimeout { executor: NAME });
+                }
+                self.clock.pause(idle, deadline);
+                idle += 1;
+            }
+        }
+        // SAFETY: only `turn` ever uses the grants, and it has no arguments any more.
+        Ok(unsafe { Quiesced::assert() })
+    }
+}
