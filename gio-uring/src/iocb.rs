@@ -3,11 +3,13 @@
 use std::ops::Deref;
 
 use crate::{
+    abi::Iocb,
     completion::Completion,
     error::Error,
     event::{Signal, Wait},
     map::BlockMap,
     pool::PoolHandle,
+    status::IoStatus,
 };
 
 /// The most IOCBs that one [`crate::Uring::get_iocb`] gives.
@@ -188,13 +190,25 @@ impl Table {
 }
 
 impl Entry {
-    /// Lets go of everything the kernel no longer reads.
+    /// Lets go of everything the kernel no longer reads or writes.
     pub(crate) fn let_go(&mut self) {
         self.wait = None;
         self.signal = None;
         if matches!(self.content, Content::Affine { .. }) {
             self.content = Content::Nothing;
         }
+    }
+
+    /// What the kernel's words in `iocb` say.
+    pub(crate) fn outcome(&self, iocb: &Iocb) -> Completion {
+        let Iocb { objects, errors, error, .. } = *iocb;
+        let status = match IoStatus::decode((error >> 32) as u32) {
+            IoStatus::Ok if errors == 0 && objects == self.expected => None,
+            IoStatus::Ok => Some(IoStatus::Incomplete),
+            failure => Some(failure),
+        };
+        let error = status.map(|status| (status, self.caller_index(error as u32)));
+        Completion { objects, errors, error }
     }
 
     /// The caller's index of the context that the kernel calls `at`.

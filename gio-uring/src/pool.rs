@@ -56,8 +56,12 @@ struct PoolInner {
     rows: u32,
     blocks: u32,
     files: u32,
+    /// LBAs of one object, on the device with the smallest ones.
+    slot_lbas: u32,
 }
 
+/// More rows than any model has; keeps slot numbers within 64 bits (`GIO_ROWS_MAX` of the kernel).
+const ROWS_MAX: usize = 65_535;
 /// Where the tables lie in the pool's block.
 const ROWS_AT: usize = size_of::<Pool>().next_multiple_of(64);
 
@@ -68,7 +72,7 @@ impl PoolHandle {
     }
 
     /// Writes a validated pool into `block`, which has at least [`PoolHandle::bytes`].
-    pub(crate) fn write(desc: &PoolDesc, block: Block) -> Self {
+    pub(crate) fn write(desc: &PoolDesc, devices: &[Device], block: Block) -> Self {
         let region = block.region();
         let lbas_at = ROWS_AT + desc.row_iova.len() * size_of::<u64>();
         for (row, iova) in desc.row_iova.iter().enumerate() {
@@ -95,7 +99,9 @@ impl PoolHandle {
         };
         region.write(0, pool);
         let (blocks, files) = (desc.blocks, desc.files);
-        Self { inner: Arc::new(PoolInner { block, rows, blocks, files }) }
+        let lbas = devices.iter().map(|device| desc.slot_bytes >> device.lba_shift);
+        let slot_lbas = lbas.max().unwrap_or(1);
+        Self { inner: Arc::new(PoolInner { block, rows, blocks, files, slot_lbas }) }
     }
 
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
@@ -124,8 +130,13 @@ impl PoolHandle {
         self.inner.files
     }
 
-    /// Checks rows that an operation names.
-    pub(crate) fn check_rows(&self, rows: &Range<u32>) -> Result<(), Error> {
+    /// Checks what an operation on `count` files names.
+    pub(crate) fn check(&self, count: usize, rows: &Range<u32>) -> Result<(), Error> {
+        // The kernel numbers the pieces of a run in 32 bits, and a piece may be a single LBA.
+        let max = u32::MAX / self.inner.slot_lbas;
+        if count > max as usize {
+            return Err(Error::Count { what: "the map", found: count, max });
+        }
         if rows.is_empty() || rows.end > self.rows() {
             return Err(Error::Rows { first: rows.start, end: rows.end, rows: self.rows() });
         }
@@ -156,8 +167,9 @@ impl PoolDesc {
             let (what, found) = ("the pool", self.data_lba.len() as u64);
             return Err(Error::Devices { what, found, devices: devices as u32 });
         }
-        if self.row_iova.is_empty() || u32::try_from(self.row_iova.len()).is_err() {
-            return wrong(format!("it has {} rows; 1 to 2^32 - 1 are needed", self.row_iova.len()));
+        let rows = self.row_iova.len();
+        if !(1..=ROWS_MAX).contains(&rows) {
+            return wrong(format!("it has {rows} rows; 1 to {ROWS_MAX} work"));
         }
         for (what, found) in [
             ("blocks", self.blocks),
@@ -249,16 +261,16 @@ impl PoolDesc {
     fn check_descriptors(&self, index: usize, device: &Device) -> Result<(), Error> {
         let padding = u64::from(self.slot_bytes - self.object_bytes);
         let unit = match device.mode {
-            DescriptorMode::Prp { page_bytes } => {
+            DescriptorMode::Prp { .. } => {
                 if padding > 0 {
                     return wrong(format!(
                         "slots have {padding} bytes of padding, which PRPs (device {index}) cannot \
                          describe; use SGLs or objects of whole LBAs"
                     ));
                 }
-                // Only the first entry of a list may begin inside a page and only the last one end
-                // there, so objects that are to be merged are whole pages.
-                u64::from(page_bytes)
+                // A PRP entry is a multiple of four bytes. Objects that are not whole pages are not
+                // merged: only the first entry of a list may begin inside a page.
+                4
             }
             DescriptorMode::Sgl { granularity, bit_bucket } => {
                 let read = bit_bucket || self.pad_read.is_some();

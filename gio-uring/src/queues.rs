@@ -212,7 +212,8 @@ fn check(device: u32, grant: &QueueGrant) -> Result<(), Error> {
             if !matches!(granularity, 1 | 4) {
                 return wrong(format!("its SGL granularity is {granularity}; 1 or 4 is needed"));
             }
-            (16, u32::MAX)
+            // An object and its padding.
+            (32, u32::MAX)
         }
         DescriptorMode::Prp { page_bytes } => {
             if !page_bytes.is_power_of_two() || page_bytes < 4096 {

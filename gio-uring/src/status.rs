@@ -23,6 +23,9 @@ pub enum IoStatus {
     Fault,
     /// Never given to the device: the block, the file or the range is wrong.
     Invalid,
+    /// Nothing was reported as failed, but not everything was reported as done: a defect of the
+    /// kernel, which must not be taken for success.
+    Incomplete,
     /// A word that no kernel of this version writes.
     Unknown(u32),
 }
@@ -53,7 +56,7 @@ impl IoStatus {
     /// used for anything else before the ring was stopped and the controller recovered.
     #[must_use]
     pub fn may_still_transfer(self) -> bool {
-        matches!(self, Self::Timeout | Self::Fault | Self::Unknown(_))
+        matches!(self, Self::Timeout | Self::Fault | Self::Incomplete | Self::Unknown(_))
     }
 }
 
@@ -70,6 +73,9 @@ impl fmt::Display for IoStatus {
                 "the queue failed first; the device may still transfer until it is recovered",
             ),
             Self::Invalid => f.write_str("not sent: block, file or range is outside its bounds"),
+            Self::Incomplete => {
+                f.write_str("the kernel did less than it was asked, without an error")
+            }
             Self::Unknown(word) => write!(f, "a status this version does not know ({word:#010x})"),
         }
     }

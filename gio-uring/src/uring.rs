@@ -242,7 +242,7 @@ impl Uring {
     pub fn register_pool(&mut self, desc: &PoolDesc) -> Result<PoolHandle, Error> {
         desc.validate(&self.queues.devices)?;
         let block = self.arena.take(PoolHandle::bytes(desc), self.executor.as_ref())?;
-        Ok(PoolHandle::write(desc, block))
+        Ok(PoolHandle::write(desc, &self.queues.devices, block))
     }
 
     /// A word to wait for or to signal, 0 at first.
@@ -354,7 +354,7 @@ impl Uring {
     ) -> Result<(), Error> {
         self.own("map", map.is_of(&self.arena))?;
         self.own("pool", pool.is_of(&self.arena))?;
-        pool.check_rows(&rows)?;
+        pool.check(map.len(), &rows)?;
         let entry = self.table.in_phase(id, FILLABLE, "taken and not issued")?;
         let row_count = rows.end - rows.start;
         entry.content = Content::Affine { map: map.clone(), _pool: pool.clone() };
@@ -522,13 +522,7 @@ impl Uring {
         while let Some(index) = self.complete.take() {
             let iocb: Iocb = self.region.read(self.layout.iocb(index.min(self.depth() - 1)));
             let entry = self.table.issued(index)?;
-            let word = (iocb.error >> 32) as u32;
-            let failure = (IoStatus::decode(word), entry.caller_index(iocb.error as u32));
-            entry.completion = Completion {
-                objects: iocb.objects,
-                errors: iocb.errors,
-                error: (!failure.0.is_ok()).then_some(failure),
-            };
+            entry.completion = entry.outcome(&iocb);
             entry.phase = Phase::Done;
             entry.let_go();
             self.completed += 1;
@@ -618,15 +612,10 @@ impl Uring {
                 }
                 Content::Nothing => {}
             }
-            let word = match (iocb.error >> 32) as u32 {
-                abi::STATUS_OK => abi::STATUS_CANCELLED,
-                word => word,
-            };
-            let failure = (IoStatus::decode(word), entry.caller_index(iocb.error as u32));
-            entry.completion = Completion {
-                objects: iocb.objects,
-                errors: iocb.errors.max(1),
-                error: Some(failure),
+            let outcome = entry.outcome(&iocb);
+            entry.completion = match outcome.error {
+                Some((status, _)) if status != IoStatus::Incomplete => outcome,
+                _ => Completion { errors: 1, error: Some((IoStatus::Cancelled, 0)), ..outcome },
             };
             entry.phase = Phase::Done;
             entry.let_go();
