@@ -4,16 +4,15 @@
 //!
 //! A mapping has two ends. Dropping its last [`DmaMemory`] handle takes the range out of the table,
 //! under the write lock: from then on no new access finds it, and an access that is going on (it
-//! holds the read lock) has ended. The memory itself goes when its last [`Pieces`] do: a medium that
-//! works asynchronously holds them, so bytes in flight can never land in memory that was given back.
-//! For imported memory "unmapped" in the sense of [`ExternalMemory`] is that second point, when its
-//! owner is dropped.
+//! holds the read lock) has ended. The memory itself goes when its last [`Pieces`] do: a medium
+//! that works asynchronously holds them, so bytes in flight never land in memory that was given
+//! back. For imported memory "unmapped" in the sense of [`ExternalMemory`] is that second point,
+//! when its owner is dropped.
 //!
 //! Nothing here touches memory without one of the two, and only the table hands out addresses.
 #![allow(unsafe_code, reason = "reads and writes memory by address, on a device's behalf")]
 
 use std::{
-    any::Any,
     cell::Cell,
     fmt,
     ptr::NonNull,
@@ -25,7 +24,12 @@ use nvme_driver::{
     DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory, Iova, IovaRange, platform::mmio,
 };
 
-use crate::memory::{self, HostMap, page_bytes, page_ceil};
+use crate::{
+    memory::{self, HostMap, page_bytes, page_ceil},
+    pieces::{Backing, Owner},
+};
+
+pub use crate::pieces::{HostPiece, Pieces};
 
 /// First address given out: above 4 GiB, so that a dropped upper half shows.
 const IOVA_FIRST: u64 = 0x1_0000_0000;
@@ -56,23 +60,6 @@ struct Region {
     len: u64,
     backing: Arc<Backing>,
 }
-
-/// What keeps the bytes allocated.
-struct Backing {
-    host: NonNull<u8>,
-    _owner: Owner,
-}
-
-#[allow(dead_code, reason = "held for what their drops do")]
-enum Owner {
-    Map(HostMap),
-    External(Arc<dyn Any + Send + Sync>),
-}
-
-// SAFETY: an address with an owner that is Send + Sync; all accesses are raw, as `DmaMemory` asks.
-unsafe impl Send for Backing {}
-// SAFETY: as above.
-unsafe impl Sync for Backing {}
 
 impl EmuDomain {
     /// An empty address space.
@@ -369,19 +356,7 @@ impl DmaAccess<'_> {
     #[inline]
     pub fn push(&self, pieces: &mut Pieces, iova: Iova, len: usize) -> Result<(), DmaFault> {
         let (index, host) = self.find(iova, len)?;
-        let backing = &self.table.regions[index].backing;
-        let fresh = pieces.pins.last().is_none_or(|pin| !Arc::ptr_eq(pin, backing));
-        if fresh {
-            pieces.pins.push(backing.clone());
-        } else if let Some(HostPiece { host: Some(last), len: before }) = pieces.list.last_mut()
-            && last.as_ptr().wrapping_add(*before) == host.as_ptr()
-        {
-            *before += len;
-            pieces.bytes += len as u64;
-            return Ok(());
-        }
-        pieces.list.push(HostPiece { host: Some(host), len });
-        pieces.bytes += len as u64;
+        pieces.append(host, len, &self.table.regions[index].backing);
         Ok(())
     }
 
@@ -415,91 +390,6 @@ impl DmaAccess<'_> {
         // SAFETY: offset is below the region's length, which is the length of its host memory.
         let host = unsafe { region.backing.host.add(usize::try_from(offset).unwrap_or(0)) };
         Ok((index, host))
-    }
-}
-
-/// A part of a transfer: memory of this process, or bytes that go nowhere (a bit bucket).
-///
-/// It is an address and no right: whoever dereferences it holds the [`DmaAccess`] or the
-/// [`Pieces`] that it came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostPiece {
-    /// First byte; `None` discards what is read.
-    pub host: Option<NonNull<u8>>,
-    /// Length in bytes.
-    pub len: usize,
-}
-
-// SAFETY: an address; the memory is kept by the `Pieces` around it.
-unsafe impl Send for HostPiece {}
-// SAFETY: as above.
-unsafe impl Sync for HostPiece {}
-
-/// The scattered memory of one transfer, in order, kept allocated for as long as this lives.
-///
-/// Made to be reused: [`Pieces::clear`] keeps the capacity.
-#[derive(Default)]
-pub struct Pieces {
-    list: Vec<HostPiece>,
-    pins: Vec<Arc<Backing>>,
-    bytes: u64,
-}
-
-impl Pieces {
-    /// No pieces.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Appends `len` bytes that go nowhere.
-    pub fn push_hole(&mut self, len: usize) {
-        self.bytes += len as u64;
-        if let Some(HostPiece { host: None, len: before }) = self.list.last_mut() {
-            *before += len;
-        } else {
-            self.list.push(HostPiece { host: None, len });
-        }
-    }
-
-    /// Shortens the transfer to its first `bytes` bytes.
-    pub fn truncate(&mut self, bytes: u64) {
-        while self.bytes > bytes {
-            let Some(last) = self.list.last_mut() else { return };
-            let excess = self.bytes - bytes;
-            if (last.len as u64) <= excess {
-                self.bytes -= last.len as u64;
-                self.list.pop();
-            } else {
-                last.len -= usize::try_from(excess).unwrap_or(last.len);
-                self.bytes = bytes;
-            }
-        }
-    }
-
-    /// The parts, in order.
-    #[must_use]
-    pub fn as_slice(&self) -> &[HostPiece] {
-        &self.list
-    }
-
-    /// Bytes of all parts together.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Lets go of the memory and keeps the capacity.
-    pub fn clear(&mut self) {
-        self.list.clear();
-        self.pins.clear();
-        self.bytes = 0;
-    }
-}
-
-impl fmt::Debug for Pieces {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pieces({} bytes in {} parts)", self.bytes, self.list.len())
     }
 }
 

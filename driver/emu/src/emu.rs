@@ -209,3 +209,44 @@ pub enum EmuError {
         source: io::Error,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use nvme_driver::{Bus, InterruptError, platform::mmio};
+
+    use super::*;
+
+    #[test]
+    fn the_bus_is_the_controller_seen_from_outside() {
+        let domain = EmuDomain::new("test");
+        let config = EmuConfig { io_queues_max: 4, vectors: 2, dstrd: 1, ..EmuConfig::new("emu3") };
+        let emu = Emu::new(domain.clone(), config).unwrap();
+        let bus = emu.bus();
+        assert_eq!(bus.id(), "emu3");
+        assert_eq!(bus.dma().name(), "test");
+        let memory = bus.dma().alloc(4096).unwrap();
+        assert_eq!(domain.mapped(), memory.segments());
+        let page = bus.doorbells();
+        assert_eq!(page.stride, 8);
+        assert!(page.len >= 10 * 8, "four I/O queues and the admin queue");
+        ring(page, 2, 77);
+        assert_eq!(emu.doorbells().sq_tail(1), 77);
+        bus.interrupt(1).unwrap();
+        assert!(emu.interrupts().raise(1));
+        let missing = bus.interrupt(2).unwrap_err();
+        assert!(matches!(missing, InterruptError::NoSuchVector { available: 2, .. }));
+    }
+
+    #[allow(unsafe_code, reason = "rings a doorbell by address, as a driver does")]
+    fn ring(page: nvme_driver::DoorbellPage, index: usize, value: u32) {
+        // SAFETY: the caller's index is inside the page; doorbells are accessed as dwords only.
+        unsafe { mmio::store_release32(page.host.byte_add(index * page.stride as usize), value) };
+    }
+
+    #[test]
+    fn impossible_controllers_are_errors() {
+        let config = EmuConfig { dstrd: 16, ..EmuConfig::default() };
+        let error = Emu::new(EmuDomain::new("test"), config).unwrap_err();
+        assert!(error.to_string().contains("dstrd"), "{error}");
+    }
+}

@@ -211,7 +211,8 @@ pub struct FaultHit {
     pub roll: u64,
 }
 
-/// Matches commands against a plan. Repeatable: state is the plan, its seed and the commands so far.
+/// Matches commands against a plan. Repeatable: all it knows is the plan, its seed and the commands
+/// so far.
 #[derive(Debug, Clone)]
 pub struct FaultEngine {
     plan: FaultPlan,

@@ -43,6 +43,7 @@ mod fault;
 mod interrupt;
 pub mod media;
 mod memory;
+mod pieces;
 mod progress;
 mod random;
 mod runner;

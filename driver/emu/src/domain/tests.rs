@@ -198,7 +198,8 @@ proptest! {
             let start = IOVA_FIRST + offset;
             let expected = live.iter().find_map(|memory| {
                 let range = memory.segments()[0];
-                let inside = range.iova.0 <= start && start + len as u64 <= range.iova.0 + range.len;
+                let end = range.iova.0 + range.len;
+                let inside = range.iova.0 <= start && start + len as u64 <= end;
                 let delta = usize::try_from(start.wrapping_sub(range.iova.0)).unwrap();
                 inside.then(|| memory.host().unwrap().as_ptr().wrapping_add(delta))
             });

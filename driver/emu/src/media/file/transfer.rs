@@ -45,8 +45,8 @@ pub(super) struct Transfer {
     bounced: bool,
 }
 
-// SAFETY: the addresses in `parts` are for the kernel; what they point to is kept by the operation's
-// pieces, by `bounce` and by the medium's drain.
+// SAFETY: the addresses in `parts` are for the kernel; what they point to is kept by the
+// operation's pieces, by `bounce` and by the medium's drain.
 unsafe impl Send for Transfer {}
 
 impl Transfer {
