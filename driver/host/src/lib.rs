@@ -1,15 +1,76 @@
 //! Userspace NVMe driver: brings a controller up, keeps it healthy, and grants its I/O queues to
 //! whoever builds the commands (host threads or a GPU kernel).
+//!
+//! # Architecture
+//!
+//! ```text
+//!   Controller    state machine: attach, reset, shutdown          controller
+//!    |- admin     one admin command at a time, events beside       admin, health
+//!    |- block     blocking read, write, flush, deallocate          block, io
+//!    |- grants    queue pairs for executors                        grant (plain data), grants
+//!    '- recovery  Abort -> delete queue -> controller reset        recovery
+//!   QueuePair     post, update_tail, reap; CID table               queue, cid
+//!   describe      PRP lists and SGLs                               descriptor
+//!   Bus, DmaSpace, Clock    the seams to hardware and time         bus, dma, clock
+//!   platform      all unsafe code                                  platform
+//! ```
+//!
+//! Who implements [`Bus`] decides whether this is a PCIe function or the software controller. Who
+//! implements [`Clock`] decides whether deadlines are real time or virtual time.
+//!
+//! # Invariants
+//!
+//! - Every wait has a deadline: CAP.TO for enabling, RTD3E for a shutdown, the options' timeouts
+//!   for commands. While waiting, CSTS is read now and then: a dead controller is noticed early.
+//! - What a device says is checked before it is used. A lie is an [`Error`] that moves the
+//!   controller to [`State::Failed`], never a panic and never an endless loop.
+//! - Memory a device was told about is freed only after the queue that names it was deleted or
+//!   CSTS.RDY became 0. Memory an executor was granted is freed only against a [`Quiesced`]. Where
+//!   neither can be had, it is leaked and an error is logged.
+//! - A CID carries a generation; an unknown or late one is noticed.
+//! - No Rust reference to device-visible memory exists; all accesses are in [`platform`].
+//! - [`queue::QueuePair`] allocates nothing on post and reap.
+//!
+//! # Not implemented
+//!
+//! Metadata and protection information, namespace management, multi-path, NVM subsystem reset,
+//! weighted round robin, controller memory buffers, power states, persistent event log. VFIO buses
+//! are not here yet; the software controller's bus is in nvme-emu.
 
+mod admin;
+mod block;
 mod bus;
+mod cid;
 mod clock;
+mod controller;
+pub mod descriptor;
 mod dma;
+mod error;
 mod grant;
+mod grants;
+mod health;
+mod info;
+mod io;
+mod namespace;
+mod options;
 pub mod platform;
+pub mod queue;
+mod rate;
+mod recovery;
+mod wait;
 
 pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError};
+pub use cid::DEPTH_MAX;
 pub use clock::{Clock, MonotonicClock, Nanos};
+pub use controller::{Controller, State};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };
+pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
 pub use grant::{DescriptorMode, QueueGrant, Quiesced};
+pub use grants::QueueMemory;
+pub use health::ControllerEvent;
+pub use info::{Capabilities, ControllerInfo};
+pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
+pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
+pub use recovery::{Recovered, RecoveryLevel};

@@ -1,0 +1,314 @@
+//! Blocking reads, writes, flushes and deallocation of a namespace.
+
+use nvme_spec::{
+    identify::Oncs,
+    ids::{Cid, Lba, Nsid},
+    nvm::{DatasetManagement, DatasetRange, NvmOpcode},
+    sqe::Sqe,
+};
+use zerocopy::IntoBytes;
+
+use crate::{
+    admin::{alloc_aligned, unreachable_by_host},
+    controller::Controller,
+    descriptor::transfer_bytes_max,
+    dma::{DmaError, DmaSlice},
+    error::Error,
+    grants::{HOST_QUEUE, QueueShape},
+    io::{AREA_BYTES, Data, Env, HostMemory, HostQueue, Work},
+    namespace::{LbaRange, NamespaceInfo},
+    platform::buffer::Buffer,
+    queue::QueuePair,
+};
+
+/// Ranges of one Dataset Management command.
+const DSM_RANGES: usize = 256;
+/// LBAs that NLB can count.
+const NLB_MAX: u64 = 0x1_0000;
+
+impl Controller {
+    /// Reads `into.len()` bytes, a multiple of the LBA size, from `lba` on.
+    ///
+    /// # Errors
+    /// [`Error::Range`] or [`Error::Namespace`] before anything is sent, [`Error::Command`] when
+    /// the controller refuses a part, [`Error::Timeout`] with what was done about it. `into` has
+    /// some of the data and some of what it had before, then.
+    pub fn read(&mut self, nsid: Nsid, lba: Lba, into: &mut [u8]) -> Result<(), Error> {
+        let len = into.len();
+        self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::In(into), false)
+    }
+
+    /// Writes `from`, a multiple of the LBA size, from `lba` on. With `fua` it is on the medium
+    /// and not only in a volatile cache when the call returns.
+    ///
+    /// # Errors
+    /// As [`Controller::read`]; any part of the data may have been written.
+    pub fn write(&mut self, nsid: Nsid, lba: Lba, from: &[u8], fua: bool) -> Result<(), Error> {
+        self.transfer("write", NvmOpcode::WRITE, nsid, lba, from.len(), Data::Out(from), fua)
+    }
+
+    /// Reads straight into DMA memory, scattered over `into` in order. Byte addresses and lengths
+    /// are free with SGLs; PRPs need whole pages between the first and the last.
+    ///
+    /// # Errors
+    /// As [`Controller::read`]; [`Error::Descriptor`] when the memory cannot be described.
+    pub fn read_dma(&mut self, nsid: Nsid, lba: Lba, into: &[DmaSlice]) -> Result<(), Error> {
+        let len = into.iter().map(DmaSlice::len).sum();
+        self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::Parts(into), false)
+    }
+
+    /// Writes straight from DMA memory, gathered from `from` in order.
+    ///
+    /// # Errors
+    /// As [`Controller::read_dma`].
+    pub fn write_dma(
+        &mut self,
+        nsid: Nsid,
+        lba: Lba,
+        from: &[DmaSlice],
+        fua: bool,
+    ) -> Result<(), Error> {
+        let len = from.iter().map(DmaSlice::len).sum();
+        self.transfer("write", NvmOpcode::WRITE, nsid, lba, len, Data::Parts(from), fua)
+    }
+
+    /// Moves everything written so far from the volatile cache to the medium.
+    ///
+    /// # Errors
+    /// As [`Controller::read`].
+    pub fn flush(&mut self, nsid: Nsid) -> Result<(), Error> {
+        self.usable()?;
+        self.namespace(nsid)?;
+        let sqe = Sqe::new(NvmOpcode::FLUSH.0, Cid(0), nsid);
+        self.single("flush", sqe, Data::None)
+    }
+
+    /// Tells the controller that nobody needs these blocks any more (Dataset Management). What
+    /// they read as afterwards is in [`NamespaceInfo::deallocated_reads_zero`].
+    ///
+    /// # Errors
+    /// As [`Controller::read`]; [`Error::Unsupported`].
+    pub fn deallocate(&mut self, nsid: Nsid, ranges: &[LbaRange]) -> Result<(), Error> {
+        self.usable()?;
+        let namespace = self.namespace(nsid)?.clone();
+        if !self.info.nvm_commands.contains(Oncs::DATASET_MANAGEMENT) {
+            let (what, hint) = ("Dataset Management".into(), "see ONCS; overwrite instead");
+            return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
+        }
+        let mut list = Vec::new();
+        for range in ranges.iter().filter(|range| range.lbas > 0) {
+            self.check_range(&namespace, range.lba, range.lbas)?;
+            let (mut slba, mut left) = (range.lba.0, range.lbas);
+            while left > 0 {
+                let lbas = left.min(u64::from(u32::MAX)) as u32;
+                list.push(DatasetRange { attributes: 0, lbas, slba });
+                slba += u64::from(lbas);
+                left -= u64::from(lbas);
+            }
+        }
+        for ranges in list.chunks(DSM_RANGES) {
+            let mut sqe = Sqe::new(NvmOpcode::DATASET_MANAGEMENT.0, Cid(0), nsid);
+            let nr_z = (ranges.len() - 1) as u8;
+            DatasetManagement { nr_z, deallocate: true }.write_to(&mut sqe);
+            self.single("deallocate", sqe, Data::Out(ranges.as_bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes `range` read as zeroes without sending any. With `deallocate` the controller may
+    /// also free the blocks.
+    ///
+    /// # Errors
+    /// As [`Controller::read`]; [`Error::Unsupported`].
+    pub fn write_zeroes(
+        &mut self,
+        nsid: Nsid,
+        range: LbaRange,
+        deallocate: bool,
+    ) -> Result<(), Error> {
+        self.usable()?;
+        let namespace = self.namespace(nsid)?.clone();
+        if !self.info.nvm_commands.contains(Oncs::WRITE_ZEROES) {
+            let (what, hint) = ("Write Zeroes".into(), "see ONCS; write zeroes instead");
+            return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
+        }
+        self.check_range(&namespace, range.lba, range.lbas)?;
+        self.run(Work {
+            what: "write zeroes",
+            opcode: NvmOpcode::WRITE_ZEROES,
+            nsid,
+            lba_shift: namespace.lba_shift,
+            lba: range.lba.0,
+            lbas: range.lbas,
+            piece_lbas: NLB_MAX,
+            fua: false,
+            deallocate,
+            data: Data::None,
+            single: None,
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one private function behind four public ones")]
+    fn transfer(
+        &mut self,
+        what: &'static str,
+        opcode: NvmOpcode,
+        nsid: Nsid,
+        lba: Lba,
+        len: usize,
+        data: Data<'_>,
+        fua: bool,
+    ) -> Result<(), Error> {
+        self.usable()?;
+        let namespace = self.namespace(nsid)?.clone();
+        let lba_shift = namespace.lba_shift;
+        if !len.is_multiple_of(1 << lba_shift) {
+            let size = namespace.lba_bytes();
+            let what = format!("{len} bytes are not a multiple of the LBA size of {size} bytes");
+            return Err(Error::Range { ctrl: self.id.clone(), nsid, what });
+        }
+        let lbas = (len >> lba_shift) as u64;
+        self.check_range(&namespace, lba, lbas)?;
+        let bounced = !matches!(data, Data::Parts(_));
+        let piece_lbas = self.piece_lbas(lba_shift, bounced)?;
+        let (deallocate, single) = (false, None);
+        self.run(Work {
+            what,
+            opcode,
+            nsid,
+            lba_shift,
+            lba: lba.0,
+            lbas,
+            piece_lbas,
+            fua,
+            deallocate,
+            data,
+            single,
+        })
+    }
+
+    fn single(&mut self, what: &'static str, sqe: Sqe, data: Data<'_>) -> Result<(), Error> {
+        self.run(Work {
+            what,
+            opcode: NvmOpcode(sqe.opcode),
+            nsid: sqe.nsid(),
+            lba_shift: 0,
+            lba: 0,
+            lbas: 1,
+            piece_lbas: 1,
+            fua: false,
+            deallocate: false,
+            data,
+            single: Some(sqe),
+        })
+    }
+
+    fn check_range(&self, namespace: &NamespaceInfo, lba: Lba, lbas: u64) -> Result<(), Error> {
+        if lba.0.checked_add(lbas).is_some_and(|end| end <= namespace.lbas) {
+            return Ok(());
+        }
+        let what = format!("{lbas} LBAs from {lba} on end past its {} LBAs", namespace.lbas);
+        Err(Error::Range { ctrl: self.id.clone(), nsid: namespace.nsid, what })
+    }
+
+    /// LBAs of the largest piece that one command may move.
+    fn piece_lbas(&self, lba_shift: u8, bounced: bool) -> Result<u64, Error> {
+        let bounce =
+            if bounced { u64::from(self.options.bounce_bytes) } else { NLB_MAX << lba_shift };
+        let area = transfer_bytes_max(self.info.descriptor_mode, AREA_BYTES as u32);
+        let mdts = self.info.mdts_bytes.unwrap_or(u64::MAX);
+        let bytes = bounce.min(mdts).min(area.unwrap_or(u64::MAX));
+        let lbas = (bytes >> lba_shift).min(NLB_MAX);
+        if lbas == 0 {
+            let what = format!("at most {bytes} bytes a command, but LBAs of 2^{lba_shift} bytes");
+            return Err(Error::Implausible { ctrl: self.id.clone(), what });
+        }
+        Ok(lbas)
+    }
+
+    /// Does the work on the driver's own queue and turns what goes wrong into errors.
+    fn run(&mut self, mut work: Work<'_>) -> Result<(), Error> {
+        if work.lbas == 0 {
+            return Ok(());
+        }
+        if matches!(work.data, Data::In(_) | Data::Out(_)) {
+            self.ensure_bounce()?;
+        }
+        let (Some(host), Some(memory)) = (self.host.as_mut(), self.host_memory.as_mut()) else {
+            return Err(Error::Closed { ctrl: self.id.clone() });
+        };
+        let env = Env {
+            clock: &*self.clock,
+            bus: &*self.bus,
+            timeout: self.options.command_timeout,
+            mode: self.info.descriptor_mode,
+        };
+        match host.run(&env, memory, &mut work) {
+            Ok(()) => Ok(()),
+            Err(fault) => Err(self.io_failed(&work, fault)),
+        }
+    }
+
+    fn ensure_bounce(&mut self) -> Result<(), Error> {
+        let bounce_bytes = self.options.bounce_bytes as usize;
+        let Some(memory) = self.host_memory.as_mut() else { return Ok(()) };
+        if memory.bounce.is_some() {
+            return Ok(());
+        }
+        let page = self.caps.page_bytes as usize;
+        let bytes = bounce_bytes * memory.lanes as usize;
+        let made = alloc_aligned(&*self.bus, bytes, page)
+            .and_then(|all| Buffer::new(all).ok_or_else(|| unreachable_by_host(&*self.bus)));
+        memory.bounce = Some(made.map_err(|source| Error::Dma { ctrl: self.id.clone(), source })?);
+        memory.bounce_bytes = bounce_bytes;
+        Ok(())
+    }
+
+    /// Makes the queue of the blocking calls, in the same memory as before if there was one.
+    pub(crate) fn create_host_queue(&mut self) -> Result<(), Error> {
+        let ctrl = self.id.clone();
+        let dma = |source: DmaError| Error::Dma { ctrl: ctrl.clone(), source };
+        let memory = match self.host_memory.take() {
+            Some(memory) => memory,
+            None => self.alloc_host_memory().map_err(dma)?,
+        };
+        let (sq, cq, depth, lanes) =
+            (memory.sq.clone(), memory.cq.clone(), memory.depth, memory.lanes);
+        // In place before the controller hears of it, so that it is kept if this fails.
+        self.host_memory = Some(memory);
+        for slice in [&sq, &cq] {
+            let buffer = Buffer::new(slice.clone());
+            buffer.ok_or_else(|| dma(unreachable_by_host(&*self.bus)))?.zero();
+        }
+        // Vector 0 is the admin queue's; a function with one vector shares it.
+        let interrupt = match self.interrupt(1) {
+            Ok(interrupt) => interrupt,
+            Err(_) => self.interrupt(0)?,
+        };
+        let qid = HOST_QUEUE;
+        let vector = interrupt.as_ref().map(|interrupt| interrupt.vector);
+        self.make_on_device(QueueShape { qid, depth, sq: sq.iova(), cq: cq.iova(), vector })?;
+        let pair = QueuePair::new(&self.bus, qid, depth, sq, cq)
+            .map_err(|source| Error::Queue { ctrl: ctrl.clone(), source })?;
+        self.host = Some(HostQueue::new(pair, lanes, interrupt));
+        Ok(())
+    }
+
+    fn alloc_host_memory(&self) -> Result<HostMemory, DmaError> {
+        let page = self.caps.page_bytes as usize;
+        let most = 1 << self.caps.entries_max.ilog2();
+        let depth = (u32::from(self.options.host_depth) + 1).next_power_of_two().min(most);
+        let lanes = self.options.host_depth.min((depth - 1) as u16);
+        let part = |len| alloc_aligned(&*self.bus, len, page);
+        let descriptors = part(lanes as usize * AREA_BYTES)?;
+        Ok(HostMemory {
+            depth,
+            lanes,
+            sq: part(depth as usize * 64)?,
+            cq: part(depth as usize * 16)?,
+            descriptors: Buffer::new(descriptors).ok_or_else(|| unreachable_by_host(&*self.bus))?,
+            bounce: None,
+            bounce_bytes: 0,
+        })
+    }
+}

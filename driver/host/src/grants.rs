@@ -1,0 +1,344 @@
+//! I/O queue pairs: created, granted to executors, taken back.
+//!
+//! A queue's memory is let go only when the device can no longer use it (its queues are deleted or
+//! the controller is disabled) and no executor can either (a [`Quiesced`] was shown).
+
+use nvme_spec::{
+    admin::{AdminOpcode, CreateIoCq, CreateIoSq, DeleteQueue},
+    ids::{Cid, Nsid, QueueId},
+    sqe::Sqe,
+};
+
+use crate::{
+    admin::{AdminFault, alloc_aligned, unreachable_by_host},
+    bus::DoorbellPage,
+    cid::DEPTH_MAX,
+    controller::{Controller, State},
+    descriptor::transfer_bytes_max,
+    dma::{DevicePtr, DmaSlice, Iova, Place},
+    error::{Error, FailCause},
+    grant::{QueueGrant, Quiesced},
+    platform::buffer::Buffer,
+};
+
+/// The queue of the driver's own blocking calls.
+pub(crate) const HOST_QUEUE: QueueId = QueueId(1);
+
+/// Memory of one queue pair. All three are page aligned for the controller.
+#[derive(Debug, Clone)]
+pub struct QueueMemory {
+    /// Submission queue: 64 bytes for each entry; its length says how many there are.
+    pub sq: DmaSlice,
+    /// Completion queue: at least 16 bytes for each entry.
+    pub cq: DmaSlice,
+    /// Descriptor areas: at least 64 bytes for each entry.
+    pub descriptors: DmaSlice,
+}
+
+/// A queue pair that can be granted.
+#[derive(Debug)]
+pub(crate) struct IoQueue {
+    pub(crate) memory: QueueMemory,
+    pub(crate) depth: u32,
+    pub(crate) descriptor_bytes: u32,
+    /// An executor has it.
+    pub(crate) granted: bool,
+    /// The device has it.
+    pub(crate) live: bool,
+}
+
+/// How one queue is made on the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueShape {
+    pub(crate) qid: QueueId,
+    pub(crate) depth: u32,
+    pub(crate) sq: Iova,
+    pub(crate) cq: Iova,
+    pub(crate) vector: Option<u16>,
+}
+
+impl Controller {
+    /// Creates a queue pair of `depth` entries (0: [`crate::ControllerOptions::io_depth`], cut to
+    /// what the controller allows) in memory of the bus.
+    ///
+    /// # Errors
+    /// [`Error::QueueState`] when the depth is not a power of two the controller allows or there
+    /// are no queues left; [`Error::Dma`]; else as any admin command.
+    pub fn create_queue_pair(&mut self, depth: u32) -> Result<QueueId, Error> {
+        self.usable()?;
+        let max = 1 << self.info.entries_max.ilog2();
+        let depth = if depth == 0 { self.options.io_depth.min(max) } else { depth };
+        let qid = self.free_queue_id()?;
+        self.check_depth(qid, depth)?;
+        let page = self.caps.page_bytes as usize;
+        let bytes = depth as usize * self.options.descriptor_bytes as usize;
+        let part = |len: usize| {
+            alloc_aligned(&*self.bus, len, page)
+                .map_err(|source| Error::Dma { ctrl: self.id.clone(), source })
+        };
+        let memory = QueueMemory {
+            sq: part(depth as usize * 64)?,
+            cq: part(depth as usize * 16)?,
+            descriptors: part(bytes)?,
+        };
+        self.create_queue_pair_in(memory)
+    }
+
+    /// Creates a queue pair in memory the caller chose, for instance on a GPU. The depth is what
+    /// fits in `memory.sq`.
+    ///
+    /// # Errors
+    /// As [`Controller::create_queue_pair`]; [`Error::QueueState`] also for memory that is too
+    /// small or misaligned.
+    pub fn create_queue_pair_in(&mut self, memory: QueueMemory) -> Result<QueueId, Error> {
+        self.usable()?;
+        let qid = self.free_queue_id()?;
+        let depth = u32::try_from(memory.sq.len() / 64).unwrap_or(u32::MAX);
+        self.check_depth(qid, depth)?;
+        let descriptor_bytes = self.check_memory(qid, depth, &memory)?;
+        // Kept from here on: the device may know the memory even when making the queue fails.
+        let kept = self.quarantine.len();
+        let QueueMemory { sq, cq, descriptors } = memory.clone();
+        self.quarantine.extend([sq, cq, descriptors]);
+        let made = self.make_io_queue(qid, depth, &memory);
+        if !matches!(self.state, State::Failed(_)) {
+            // It was made, refused, or a reset has ended all DMA (and emptied the quarantine).
+            self.quarantine.truncate(kept);
+        }
+        made?;
+        let queue = IoQueue { memory, depth, descriptor_bytes, granted: false, live: true };
+        self.queues.insert(qid, queue);
+        Ok(qid)
+    }
+
+    fn free_queue_id(&self) -> Result<QueueId, Error> {
+        let last = HOST_QUEUE.0 + self.info.io_queues;
+        let free = (HOST_QUEUE.0 + 1..=last).map(QueueId).find(|q| !self.queues.contains_key(q));
+        free.ok_or_else(|| Error::QueueState {
+            ctrl: self.id.clone(),
+            qid: QueueId(last),
+            what: format!(
+                "all {} queue pairs the controller gave are in use; reclaim one, or ask for more \
+                 with ControllerOptions::io_queues",
+                self.info.io_queues
+            ),
+        })
+    }
+
+    fn check_depth(&self, qid: QueueId, depth: u32) -> Result<(), Error> {
+        let max = self.info.entries_max.min(DEPTH_MAX);
+        if depth.is_power_of_two() && (2..=max).contains(&depth) {
+            return Ok(());
+        }
+        let what = format!("{depth} entries; a power of two from 2 to {max} is possible");
+        Err(Error::QueueState { ctrl: self.id.clone(), qid, what })
+    }
+
+    /// Bytes of one descriptor area.
+    fn check_memory(&self, qid: QueueId, depth: u32, memory: &QueueMemory) -> Result<u32, Error> {
+        let wrong = |what: String| Error::QueueState { ctrl: self.id.clone(), qid, what };
+        let page = u64::from(self.caps.page_bytes);
+        let named = [("sq", &memory.sq), ("cq", &memory.cq), ("descriptors", &memory.descriptors)];
+        for (name, slice) in named {
+            if slice.iova().0 % page != 0 {
+                let iova = slice.iova();
+                return Err(wrong(format!("{name} memory at {iova} is not page aligned ({page})")));
+            }
+        }
+        if memory.cq.len() < depth as usize * 16 {
+            let len = memory.cq.len();
+            return Err(wrong(format!("{len} bytes cannot hold {depth} completions of 16 bytes")));
+        }
+        let each = (memory.descriptors.len() / depth as usize).min(page as usize) as u32;
+        if each < 64 {
+            return Err(wrong(format!("{each} descriptor bytes for each entry; 64 is the least")));
+        }
+        Ok(1 << each.ilog2())
+    }
+
+    /// Zeroes a queue's memory and makes it on the device.
+    fn make_io_queue(
+        &mut self,
+        qid: QueueId,
+        depth: u32,
+        memory: &QueueMemory,
+    ) -> Result<(), Error> {
+        for slice in [&memory.sq, &memory.cq] {
+            let mut buffer = Buffer::new(slice.clone()).ok_or_else(|| Error::Dma {
+                ctrl: self.id.clone(),
+                source: unreachable_by_host(&*self.bus),
+            })?;
+            buffer.zero();
+        }
+        let (sq, cq) = (memory.sq.iova(), memory.cq.iova());
+        self.make_on_device(QueueShape { qid, depth, sq, cq, vector: None })
+    }
+
+    /// Create I/O CQ, then Create I/O SQ. When the second fails, the first is deleted again.
+    pub(crate) fn make_on_device(&mut self, shape: QueueShape) -> Result<(), Error> {
+        let QueueShape { qid, depth, sq, cq, vector } = shape;
+        let qsize_z = (depth - 1) as u16;
+        let mut sqe = Sqe::new(AdminOpcode::CREATE_IO_CQ.0, Cid(0), Nsid(0)).with_prps(cq.0, 0);
+        let (interrupts, vector) = (vector.is_some(), vector.unwrap_or(0));
+        CreateIoCq { qid, qsize_z, contiguous: true, interrupts, vector }.write_to(&mut sqe);
+        self.admin_command("create I/O completion queue", sqe, self.options.admin_timeout)?;
+        let mut sqe = Sqe::new(AdminOpcode::CREATE_IO_SQ.0, Cid(0), Nsid(0)).with_prps(sq.0, 0);
+        CreateIoSq { qid, qsize_z, contiguous: true, priority: 0, cqid: qid }.write_to(&mut sqe);
+        let made =
+            self.admin_command("create I/O submission queue", sqe, self.options.admin_timeout);
+        if let Err(error) = made {
+            if matches!(error, Error::Command { .. })
+                && self.delete_one(AdminOpcode::DELETE_IO_CQ, qid).is_err()
+            {
+                self.fail(FailCause::QueueStuck { qid });
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Delete I/O SQ, then Delete I/O CQ. The device holds no command of the queue afterwards.
+    pub(crate) fn delete_on_device(&mut self, qid: QueueId) -> Result<(), ()> {
+        self.delete_one(AdminOpcode::DELETE_IO_SQ, qid)?;
+        self.delete_one(AdminOpcode::DELETE_IO_CQ, qid)
+    }
+
+    fn delete_one(&mut self, opcode: AdminOpcode, qid: QueueId) -> Result<(), ()> {
+        let mut sqe = Sqe::new(opcode.0, Cid(0), Nsid(0));
+        DeleteQueue { qid }.write_to(&mut sqe);
+        let result = self.admin_raw(&sqe, self.options.admin_timeout);
+        match result {
+            Ok(completion) if completion.status.is_success() => Ok(()),
+            Ok(completion) => {
+                let status = completion.status;
+                tracing::warn!(ctrl = %self.id, qid = qid.0, %opcode, %status, "not deleted");
+                Err(())
+            }
+            Err(fault) => {
+                tracing::warn!(ctrl = %self.id, qid = qid.0, %opcode, ?fault, "not deleted");
+                // A timeout may be healed by a reset; anything else is the controller's fault.
+                if let AdminFault::Device(source) = fault {
+                    self.fail(FailCause::Misbehaved(source));
+                }
+                Err(())
+            }
+        }
+    }
+
+    /// Makes the queues anew that the device does not have and nobody was granted.
+    pub(crate) fn recreate_idle_queues(&mut self) -> Result<(), Error> {
+        let idle = |(qid, queue): (&QueueId, &IoQueue)| {
+            (!queue.granted && !queue.live).then(|| (*qid, queue.depth, queue.memory.clone()))
+        };
+        let idle: Vec<_> = self.queues.iter().filter_map(idle).collect();
+        for (qid, depth, memory) in idle {
+            self.make_io_queue(qid, depth, &memory)?;
+            if let Some(queue) = self.queues.get_mut(&qid) {
+                queue.live = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lends a queue pair to an executor, for one namespace. The queue is empty and its completion
+    /// queue zeroed. Until [`Controller::reclaim`] or [`Controller::recover`] its memory stays
+    /// mapped and allocated, whatever happens.
+    ///
+    /// # Errors
+    /// [`Error::QueueState`] for an unknown queue, one that is granted already or was lost in a
+    /// reset; [`Error::Namespace`].
+    pub fn grant(&mut self, qid: QueueId, nsid: Nsid) -> Result<QueueGrant, Error> {
+        self.usable()?;
+        let ctrl = self.id.clone();
+        let namespace = self.namespace(nsid)?;
+        let (lba_shift, lbas) = (namespace.lba_shift, namespace.lbas);
+        let wrong = |what: &str| Error::QueueState { ctrl: ctrl.clone(), qid, what: what.into() };
+        let page = self.bus.doorbells();
+        let sq_doorbell = doorbell(&page, u32::from(qid.0) * 2);
+        let cq_doorbell = doorbell(&page, u32::from(qid.0) * 2 + 1);
+        let (Some(sq_doorbell), Some(cq_doorbell)) = (sq_doorbell, cq_doorbell) else {
+            return Err(wrong("its doorbells lie outside the page the bus maps"));
+        };
+        let transfer_bytes_max = self.grant_transfer_bytes(qid, lba_shift)?;
+        let mode = self.info.descriptor_mode;
+        let queue = self.queues.get_mut(&qid).ok_or_else(|| wrong("there is no such queue"))?;
+        if queue.granted {
+            return Err(wrong("is granted already; reclaim() or recover() it first"));
+        }
+        if !queue.live {
+            return Err(wrong("the device lost it in a reset; recover() makes it anew"));
+        }
+        queue.granted = true;
+        tracing::debug!(ctrl = %ctrl, qid = qid.0, nsid = nsid.0, "queue granted");
+        Ok(QueueGrant {
+            qid,
+            sq: queue.memory.sq.place(),
+            cq: queue.memory.cq.place(),
+            sq_doorbell,
+            cq_doorbell,
+            descriptors: queue.memory.descriptors.place(),
+            descriptor_bytes: queue.descriptor_bytes,
+            depth: queue.depth,
+            nsid,
+            lba_shift,
+            lbas,
+            transfer_bytes_max,
+            descriptor_mode: mode,
+        })
+    }
+
+    fn grant_transfer_bytes(&self, qid: QueueId, lba_shift: u8) -> Result<u32, Error> {
+        let area = self.queues.get(&qid).map_or(64, |queue| queue.descriptor_bytes);
+        let described = transfer_bytes_max(self.info.descriptor_mode, area).unwrap_or(u64::MAX);
+        // NLB counts at most 65,536 LBAs.
+        let counted = 0x1_0000u64 << lba_shift;
+        let mdts = self.info.mdts_bytes.unwrap_or(u64::MAX);
+        let bytes = described.min(counted).min(mdts).min(1 << 31);
+        let whole = bytes >> lba_shift << lba_shift;
+        if whole == 0 {
+            let what = format!("at most {bytes} bytes a command, but LBAs of 2^{lba_shift} bytes");
+            return Err(Error::Implausible { ctrl: self.id.clone(), what });
+        }
+        Ok(u32::try_from(whole).unwrap_or(1 << 31))
+    }
+
+    /// Takes a queue back from an executor that has ended, deletes it, and gives its memory back.
+    /// A queue that was never granted can be deleted this way as well.
+    ///
+    /// # Errors
+    /// [`Error::QueueState`] for an unknown queue. [`Error::Failed`] when the device does not
+    /// delete it: the controller is failed then and the memory kept until [`Controller::recover`]
+    /// or [`Controller::reset`].
+    pub fn reclaim(&mut self, qid: QueueId, _proof: &Quiesced) -> Result<QueueMemory, Error> {
+        let ctrl = self.id.clone();
+        let Some(queue) = self.queues.get(&qid) else {
+            return Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() });
+        };
+        if queue.live && self.told && self.delete_on_device(qid).is_err() {
+            self.fail(FailCause::QueueStuck { qid });
+            return Err(Error::Failed { ctrl, cause: FailCause::QueueStuck { qid } });
+        }
+        match self.queues.remove(&qid) {
+            Some(queue) => Ok(queue.memory),
+            None => Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() }),
+        }
+    }
+
+    /// The queues there are, granted or not.
+    pub fn queue_ids(&self) -> impl Iterator<Item = QueueId> + '_ {
+        self.queues.keys().copied()
+    }
+}
+
+/// A doorbell as each side addresses it, if the mapped page reaches that far.
+fn doorbell(page: &DoorbellPage, index: u32) -> Option<Place> {
+    let at = u64::from(index) * u64::from(page.stride);
+    if at + 4 > page.len as u64 {
+        return None;
+    }
+    Some(Place {
+        host: Some(page.host.as_ptr().expose_provenance() as u64 + at),
+        device: page.device.map(|base| DevicePtr(base.0 + at)),
+        iova: Iova(0),
+    })
+}

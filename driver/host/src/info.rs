@@ -1,0 +1,262 @@
+//! What a controller says about itself, checked.
+
+use nvme_spec::{
+    identify::{IdentifyController, Oacs, Oncs, SglSupport, Sgls, Vwc},
+    reg::{Cap, Version},
+};
+
+use crate::{cid::DEPTH_MAX, clock::Nanos, grant::DescriptorMode, options::DescriptorPreference};
+
+/// What the registers say (CAP, VS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The register.
+    pub cap: Cap,
+    /// NVMe version.
+    pub version: Version,
+    /// Entries a queue may have (MQES + 1), cut to what CIDs with a generation allow.
+    pub entries_max: u32,
+    /// Memory page size in use (CC.MPS) in bytes.
+    pub page_bytes: u32,
+    /// How long CSTS.RDY may take to follow CC.EN.
+    pub ready_timeout: Nanos,
+}
+
+impl Capabilities {
+    /// What the registers say, if it can be believed and used.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(cap: Cap, version: Version, stride: u32) -> Result<Self, String> {
+        if cap.mqes_z() == 0 {
+            return Err("CAP.MQES is 0, queues have at least 2 entries".into());
+        }
+        if cap.css() & 1 == 0 {
+            return Err(format!("CAP.CSS is {:#x}: it has no NVM command set", cap.css()));
+        }
+        if cap.mpsmin() > cap.mpsmax() {
+            let (min, max) = (cap.mpsmin(), cap.mpsmax());
+            return Err(format!("CAP.MPSMIN {min} is larger than CAP.MPSMAX {max}"));
+        }
+        if cap.mpsmin() > 4 {
+            let bytes = 4096u64 << cap.mpsmin();
+            return Err(format!("its smallest memory page is {bytes} bytes; 64 KiB is supported"));
+        }
+        if stride != 4 << cap.dstrd() {
+            let said = 4u32 << cap.dstrd();
+            return Err(format!(
+                "CAP.DSTRD means doorbells {said} bytes apart, the bus maps them {stride} apart"
+            ));
+        }
+        // A timeout of 0 would leave no time at all; CAP.TO counts 500 ms.
+        let ready_timeout = Nanos::from_millis(u64::from(cap.to_500ms().max(1)) * 500);
+        Ok(Self {
+            cap,
+            version,
+            entries_max: (u32::from(cap.mqes_z()) + 1).min(DEPTH_MAX),
+            page_bytes: 4096 << cap.mpsmin(),
+            ready_timeout,
+        })
+    }
+}
+
+/// A controller, as Identify and the registers describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControllerInfo {
+    /// PCI vendor.
+    pub vendor: u16,
+    /// Model number.
+    pub model: String,
+    /// Serial number.
+    pub serial: String,
+    /// Firmware revision.
+    pub firmware: String,
+    /// Controller identifier in its subsystem.
+    pub controller_id: u16,
+    /// NVMe version.
+    pub version: Version,
+    /// Largest data transfer of one command in bytes; `None` = no limit.
+    pub mdts_bytes: Option<u64>,
+    /// SGL support.
+    pub sgls: Sgls,
+    /// How this driver describes data to it.
+    pub descriptor_mode: DescriptorMode,
+    /// There is a volatile write cache: writes need a flush or FUA to be safe.
+    pub vwc: bool,
+    /// Optional NVM commands.
+    pub nvm_commands: Oncs,
+    /// Optional admin commands.
+    pub admin_commands: Oacs,
+    /// Entries a queue may have.
+    pub entries_max: u32,
+    /// Memory page size in bytes.
+    pub page_bytes: u32,
+    /// Queue pairs that can be created and granted.
+    pub io_queues: u16,
+    /// Largest namespace identifier.
+    pub nn: u32,
+    /// Abort commands that may be outstanding.
+    pub abort_limit: u16,
+    /// Asynchronous event requests that may be outstanding.
+    pub event_limit: u16,
+    /// Optional asynchronous events (OAES).
+    pub oaes: u32,
+    /// Entries of the error log.
+    pub error_log_entries: u16,
+    /// How long a shutdown may take, clamped to something sensible.
+    pub shutdown_timeout: Nanos,
+}
+
+/// MDTS values beyond this exceed what 65,536 LBAs of 64 KiB hold.
+const MDTS_MAX: u8 = 20;
+
+impl ControllerInfo {
+    /// What `data` says, if it can be believed and used. `io_queues` is filled in later.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(
+        data: &IdentifyController,
+        caps: &Capabilities,
+        preference: DescriptorPreference,
+    ) -> Result<Self, String> {
+        entry_size("submission", data.sqes, 6)?;
+        entry_size("completion", data.cqes, 4)?;
+        if data.mdts > MDTS_MAX {
+            return Err(format!(
+                "MDTS {} (2^MDTS pages); at most {MDTS_MAX} makes sense",
+                data.mdts
+            ));
+        }
+        if data.cntrltype > 1 {
+            let kind = data.cntrltype;
+            return Err(format!("controller type {kind}: it is not an I/O controller"));
+        }
+        let page_min = 4096u64 << caps.cap.mpsmin();
+        // RTD3E of 0 means "not reported".
+        let shutdown_ms = match u64::from(data.rtd3e) / 1000 {
+            0 => 5_000,
+            ms => ms.clamp(1_000, 60_000),
+        };
+        Ok(Self {
+            vendor: data.vid,
+            model: data.model().to_owned(),
+            serial: data.serial().to_owned(),
+            firmware: data.firmware().to_owned(),
+            controller_id: data.cntlid,
+            version: caps.version,
+            mdts_bytes: (data.mdts != 0).then(|| page_min << data.mdts),
+            sgls: data.sgls,
+            descriptor_mode: descriptor_mode(data.sgls, caps.page_bytes, preference)?,
+            vwc: data.write_cache().contains(Vwc::PRESENT),
+            nvm_commands: data.nvm_commands(),
+            admin_commands: data.admin_commands(),
+            entries_max: caps.entries_max,
+            page_bytes: caps.page_bytes,
+            io_queues: 0,
+            nn: data.nn,
+            abort_limit: u16::from(data.acl_z) + 1,
+            event_limit: u16::from(data.aerl_z) + 1,
+            oaes: data.oaes,
+            error_log_entries: u16::from(data.elpe_z) + 1,
+            shutdown_timeout: Nanos::from_millis(shutdown_ms),
+        })
+    }
+}
+
+fn entry_size(queue: &str, field: u8, log2: u8) -> Result<(), String> {
+    let (required, maximum) = (field & 0xF, field >> 4);
+    if required > log2 || maximum < log2 {
+        return Err(format!(
+            "{queue} queue entries of 2^{required} to 2^{maximum} bytes; 2^{log2} is the standard"
+        ));
+    }
+    Ok(())
+}
+
+fn descriptor_mode(
+    sgls: Sgls,
+    page_bytes: u32,
+    preference: DescriptorPreference,
+) -> Result<DescriptorMode, String> {
+    let prp = DescriptorMode::Prp { page_bytes };
+    let granularity = match sgls.support() {
+        SglSupport::BYTE => Some(1),
+        SglSupport::DWORD => Some(4),
+        _ => None,
+    };
+    let sgl = granularity
+        .map(|granularity| DescriptorMode::Sgl { bit_bucket: sgls.bit_bucket(), granularity });
+    match preference {
+        DescriptorPreference::Prp => Ok(prp),
+        DescriptorPreference::Auto => Ok(sgl.unwrap_or(prp)),
+        DescriptorPreference::Sgl => sgl.ok_or_else(|| {
+            format!("SGLS {:#x}: it has no SGLs, which were asked for; use Auto or Prp", sgls.0)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cap() -> Cap {
+        Cap::default().with_mqes_z(1023).with_css(1).with_to_500ms(4)
+    }
+
+    fn identify() -> IdentifyController {
+        IdentifyController { sqes: 0x66, cqes: 0x44, mdts: 5, ..Default::default() }
+    }
+
+    fn check(data: &IdentifyController) -> Result<ControllerInfo, String> {
+        let caps = Capabilities::check(cap(), Version::new(1, 4, 0), 4)?;
+        ControllerInfo::check(data, &caps, DescriptorPreference::Auto)
+    }
+
+    #[test]
+    fn a_good_one() {
+        let info = check(&identify()).unwrap();
+        assert_eq!(info.mdts_bytes, Some(128 << 10));
+        assert_eq!(info.entries_max, 1024);
+        assert_eq!(info.descriptor_mode, DescriptorMode::Prp { page_bytes: 4096 });
+    }
+
+    #[test]
+    fn absurd_registers() {
+        let refused = |cap: Cap| Capabilities::check(cap, Version::default(), 4).unwrap_err();
+        assert!(refused(cap().with_mqes_z(0)).contains("MQES"));
+        assert!(refused(cap().with_css(0)).contains("CSS"));
+        assert!(refused(cap().with_mpsmin(3)).contains("MPSMIN"));
+        assert!(refused(cap().with_mpsmin(15).with_mpsmax(15)).contains("page"));
+        assert!(refused(cap().with_dstrd(15)).contains("DSTRD"));
+        // All ones is the sign of a controller that is gone; it must not overflow anything.
+        assert!(Capabilities::check(Cap(u64::MAX), Version(u32::MAX), 4).is_err());
+    }
+
+    #[test]
+    fn absurd_identify() {
+        let refused = |change: fn(&mut IdentifyController)| {
+            let mut data = identify();
+            change(&mut data);
+            check(&data).unwrap_err()
+        };
+        assert!(refused(|d| d.mdts = 255).contains("MDTS"));
+        assert!(refused(|d| d.sqes = 0x77).contains("submission"));
+        assert!(refused(|d| d.cqes = 0).contains("completion"));
+        assert!(refused(|d| d.cntrltype = 2).contains("I/O controller"));
+        assert!(check(&zerocopy::FromBytes::read_from_bytes(&[0xFF; 4096]).unwrap()).is_err());
+    }
+
+    #[test]
+    fn modes() {
+        let mode = |sgls, preference| descriptor_mode(Sgls(sgls), 4096, preference);
+        let byte = DescriptorMode::Sgl { bit_bucket: true, granularity: 1 };
+        let dword = DescriptorMode::Sgl { bit_bucket: false, granularity: 4 };
+        let prp = DescriptorMode::Prp { page_bytes: 4096 };
+        assert_eq!(mode(0x1_0001, DescriptorPreference::Auto), Ok(byte));
+        assert_eq!(mode(2, DescriptorPreference::Sgl), Ok(dword));
+        assert_eq!(mode(3, DescriptorPreference::Auto), Ok(prp));
+        assert_eq!(mode(1, DescriptorPreference::Prp), Ok(prp));
+        assert!(mode(0, DescriptorPreference::Sgl).is_err());
+    }
+}

@@ -1,0 +1,330 @@
+//! The driver's own queue and the blocking calls on it.
+//!
+//! A transfer is split into pieces (MDTS, bounce buffer, descriptor area); up to
+//! [`crate::ControllerOptions::host_depth`] of them are in flight, each in a lane with a bounce
+//! buffer and a descriptor area of its own.
+
+use nvme_spec::{
+    ids::{Cid, Lba, Lbas, Nsid},
+    nvm::{BlockRange, NvmOpcode},
+    sqe::Sqe,
+    status::Status,
+};
+
+use crate::{
+    bus::{Bus, Interrupt},
+    clock::{Clock, Nanos},
+    descriptor::{BufferArea, DescriptorError, describe},
+    dma::{DmaError, DmaSlice, IovaRange},
+    grant::DescriptorMode,
+    platform::buffer::Buffer,
+    queue::{DeviceError, QueuePair},
+    wait::{Dead, Waiter},
+};
+
+/// Bytes of one lane's descriptor area: a list or segment of one page and a chained second one.
+pub(crate) const AREA_BYTES: usize = 8192;
+/// Longest SGL segment; longer lists are chained.
+const SEGMENT_BYTES: u32 = 4096;
+
+/// Memory of the driver's own queue. Allocated once, used again after each reset.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    pub(crate) depth: u32,
+    pub(crate) lanes: u16,
+    pub(crate) sq: DmaSlice,
+    pub(crate) cq: DmaSlice,
+    pub(crate) descriptors: Buffer,
+    /// `bounce_bytes` a lane; allocated with the first call that needs it.
+    pub(crate) bounce: Option<Buffer>,
+    pub(crate) bounce_bytes: usize,
+}
+
+/// One command in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Flight {
+    pub(crate) cid: Cid,
+    pub(crate) lba: u64,
+    pub(crate) lbas: u64,
+    /// Where its data lies in the caller's, and how long it is, in bytes.
+    offset: usize,
+    bytes: usize,
+    deadline: Nanos,
+}
+
+/// The caller's data.
+#[derive(Debug)]
+pub(crate) enum Data<'a> {
+    None,
+    In(&'a mut [u8]),
+    Out(&'a [u8]),
+    Parts(&'a [DmaSlice]),
+}
+
+/// What a blocking call wants done.
+#[derive(Debug)]
+pub(crate) struct Work<'a> {
+    pub(crate) what: &'static str,
+    pub(crate) opcode: NvmOpcode,
+    pub(crate) nsid: Nsid,
+    pub(crate) lba_shift: u8,
+    pub(crate) lba: u64,
+    pub(crate) lbas: u64,
+    pub(crate) piece_lbas: u64,
+    pub(crate) fua: bool,
+    pub(crate) deallocate: bool,
+    pub(crate) data: Data<'a>,
+    /// A command without an LBA range, to be sent once as it is; its data is all of `data`.
+    pub(crate) single: Option<Sqe>,
+}
+
+impl Work<'_> {
+    /// The LBA range of errors.
+    pub(crate) fn range(&self, flight: &Flight) -> Option<(Lba, u64)> {
+        self.single.is_none().then_some((Lba(flight.lba), flight.lbas))
+    }
+}
+
+/// How a blocking call ended badly.
+#[derive(Debug)]
+pub(crate) enum IoFault {
+    Command(Flight, Status),
+    Timeout(Flight),
+    Device(DeviceError),
+    Dead(Dead),
+    Descriptor(DescriptorError),
+    Dma(DmaError),
+}
+
+/// What the queue needs from its controller while it works.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Env<'a> {
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) bus: &'a dyn Bus,
+    pub(crate) timeout: Nanos,
+    pub(crate) mode: DescriptorMode,
+}
+
+#[derive(Debug)]
+pub(crate) struct HostQueue {
+    pair: QueuePair,
+    interrupt: Option<Interrupt>,
+    lanes: Box<[Option<Flight>]>,
+    free: Vec<u16>,
+    parts: Vec<IovaRange>,
+    done: Vec<(u64, Status)>,
+}
+
+impl HostQueue {
+    pub(crate) fn new(pair: QueuePair, lanes: u16, interrupt: Option<Interrupt>) -> Self {
+        Self {
+            pair,
+            interrupt,
+            lanes: vec![None; lanes as usize].into(),
+            free: (0..lanes).rev().collect(),
+            parts: Vec::new(),
+            done: Vec::with_capacity(lanes as usize),
+        }
+    }
+
+    /// Commands in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.lanes.len() - self.free.len()
+    }
+
+    /// Does all of `work`. After the first failure nothing more is sent, but everything in flight
+    /// is waited for. After any fault but `Command`, commands may still be in flight.
+    pub(crate) fn run(
+        &mut self,
+        env: &Env<'_>,
+        memory: &mut HostMemory,
+        work: &mut Work<'_>,
+    ) -> Result<(), IoFault> {
+        let (mut next, mut failure) = (0, None);
+        let interrupt = self.interrupt.clone();
+        let mut waiter = Waiter::new(env.clock, env.bus, interrupt.as_ref());
+        loop {
+            while failure.is_none() && next < work.lbas {
+                let Some(lane) = self.free.pop() else { break };
+                match self.send(env, memory, work, lane, next) {
+                    Ok(lbas) => next += lbas,
+                    Err(fault) => {
+                        self.free.push(lane);
+                        failure = Some(fault);
+                    }
+                }
+            }
+            self.pair.update_tail();
+            if self.in_flight() == 0 {
+                return failure.map_or(Ok(()), Err);
+            }
+            if self.collect(memory, work, &mut failure)? > 0 {
+                waiter.moved();
+                continue;
+            }
+            let deadline = self.lanes.iter().flatten().map(|f| f.deadline).min();
+            if !waiter.wait(deadline.unwrap_or(Nanos::MAX)).map_err(IoFault::Dead)? {
+                // It may have completed while the clock was looked at.
+                self.collect(memory, work, &mut failure)?;
+                let now = env.clock.now();
+                if let Some(late) = self.lanes.iter().flatten().find(|f| f.deadline <= now) {
+                    return Err(IoFault::Timeout(*late));
+                }
+            }
+        }
+    }
+
+    /// Writes the command for the piece that begins `next` LBAs into the work. Returns its LBAs.
+    fn send(
+        &mut self,
+        env: &Env<'_>,
+        memory: &mut HostMemory,
+        work: &Work<'_>,
+        lane: u16,
+        next: u64,
+    ) -> Result<u64, IoFault> {
+        let lbas = work.piece_lbas.min(work.lbas - next);
+        let (mut offset, mut bytes) = (0, 0);
+        let mut sqe = match work.single {
+            Some(sqe) => sqe,
+            None => block_command(work, work.lba + next, lbas),
+        };
+        match &work.data {
+            Data::None => {}
+            _ if work.single.is_none() => {
+                offset = (next << work.lba_shift) as usize;
+                bytes = (lbas << work.lba_shift) as usize;
+            }
+            Data::Out(all) => bytes = all.len(),
+            _ => {}
+        }
+        if bytes > 0 {
+            self.locate(memory, work, lane, offset, bytes).map_err(IoFault::Dma)?;
+            let at = lane as usize * AREA_BYTES;
+            let mut area = BufferArea::new(&mut memory.descriptors, at, AREA_BYTES);
+            let descriptor = describe(env.mode, &self.parts, SEGMENT_BYTES, &mut area)
+                .map_err(IoFault::Descriptor)?;
+            sqe = descriptor.put_into(sqe);
+        }
+        // There are fewer lanes than entries, so the queue cannot be full.
+        let qid = self.pair.qid();
+        let full = |_| IoFault::Device(DeviceError::Overfull { qid });
+        let deadline = env.clock.now() + env.timeout;
+        let cid = self.pair.post(&sqe, u64::from(lane)).map_err(full)?;
+        let lba = work.lba + next;
+        self.lanes[lane as usize] = Some(Flight { cid, lba, lbas, offset, bytes, deadline });
+        Ok(lbas)
+    }
+
+    /// Fills `parts` with where the device finds the data, and the bounce buffer of a write.
+    fn locate(
+        &mut self,
+        memory: &mut HostMemory,
+        work: &Work<'_>,
+        lane: u16,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), DmaError> {
+        self.parts.clear();
+        if let Data::Parts(slices) = &work.data {
+            collect_parts(slices, offset, bytes, &mut self.parts);
+            return Ok(());
+        }
+        let at = lane as usize * memory.bounce_bytes;
+        let outside = DmaError::OutOfRange { offset, len: bytes, total: memory.bounce_bytes };
+        let Some(bounce) = memory.bounce.as_mut() else { return Err(outside) };
+        if bytes > memory.bounce_bytes {
+            return Err(outside);
+        }
+        if let Data::Out(all) = &work.data {
+            bounce.write(at, &all[offset..offset + bytes])?;
+        }
+        let iova = bounce.iova().offset(at as u64);
+        self.parts.push(IovaRange { iova, len: bytes as u64 });
+        Ok(())
+    }
+
+    /// Takes what completed. How much that was.
+    fn collect(
+        &mut self,
+        memory: &HostMemory,
+        work: &mut Work<'_>,
+        failure: &mut Option<IoFault>,
+    ) -> Result<usize, IoFault> {
+        self.reap()?;
+        let count = self.done.len();
+        for (user, status) in self.done.drain(..) {
+            let lane = user as usize;
+            let Some(flight) = self.lanes.get_mut(lane).and_then(Option::take) else { continue };
+            self.free.push(lane as u16);
+            if !status.is_success() {
+                failure.get_or_insert(IoFault::Command(flight, status));
+            } else if let (Data::In(all), Some(bounce)) = (&mut work.data, &memory.bounce) {
+                let to = &mut all[flight.offset..flight.offset + flight.bytes];
+                bounce.read(lane * memory.bounce_bytes, to).map_err(IoFault::Dma)?;
+            }
+        }
+        Ok(count)
+    }
+
+    fn reap(&mut self) -> Result<(), IoFault> {
+        let Self { pair, done, lanes, .. } = self;
+        done.clear();
+        let max = lanes.len() as u32;
+        pair.reap(max, |completion| done.push((completion.user, completion.status)))
+            .map_err(IoFault::Device)?;
+        Ok(())
+    }
+
+    /// Waits until nothing is in flight; the data of what completes is not looked at. Whether
+    /// that was reached before `deadline`.
+    pub(crate) fn drain(&mut self, env: &Env<'_>, deadline: Nanos) -> Result<bool, IoFault> {
+        let interrupt = self.interrupt.clone();
+        let mut waiter = Waiter::new(env.clock, env.bus, interrupt.as_ref());
+        loop {
+            self.reap()?;
+            for (user, _) in self.done.drain(..) {
+                if self.lanes.get_mut(user as usize).and_then(Option::take).is_some() {
+                    self.free.push(user as u16);
+                }
+            }
+            if self.in_flight() == 0 {
+                return Ok(true);
+            }
+            if !waiter.wait(deadline).map_err(IoFault::Dead)? {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+fn block_command(work: &Work<'_>, lba: u64, lbas: u64) -> Sqe {
+    let mut sqe = Sqe::new(work.opcode.0, Cid(0), work.nsid);
+    // Pieces have 1 to 65,536 LBAs.
+    if let Some(range) = BlockRange::new(Lba(lba), Lbas(lbas as u32)) {
+        BlockRange { fua: work.fua, deac: work.deallocate, ..range }.write_to(&mut sqe);
+    }
+    sqe
+}
+
+/// The ranges of `bytes` bytes from `offset` on of all `slices` one after the other. Neighbours
+/// are joined.
+fn collect_parts(slices: &[DmaSlice], offset: usize, bytes: usize, parts: &mut Vec<IovaRange>) {
+    let (mut skip, mut left) = (offset, bytes);
+    for slice in slices {
+        if skip >= slice.len() {
+            skip -= slice.len();
+            continue;
+        }
+        let len = (slice.len() - skip).min(left);
+        if len == 0 {
+            break;
+        }
+        let iova = slice.iova().offset(skip as u64);
+        match parts.last_mut() {
+            Some(last) if last.iova.0 + last.len == iova.0 => last.len += len as u64,
+            _ => parts.push(IovaRange { iova, len: len as u64 }),
+        }
+        (skip, left) = (0, left - len);
+    }
+}

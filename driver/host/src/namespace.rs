@@ -1,0 +1,184 @@
+//! Namespaces, and what may not be true of one.
+
+use nvme_spec::{
+    identify::{IdentifyNamespace, LbaFormat},
+    ids::{Lba, Nsid},
+};
+
+/// A namespace that can be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// Its identifier.
+    pub nsid: Nsid,
+    /// Size in LBAs.
+    pub lbas: u64,
+    /// log2 of the LBA size in bytes, 9 to 16.
+    pub lba_shift: u8,
+    /// Metadata bytes per LBA. Always 0 today: others are refused.
+    pub metadata_bytes: u16,
+    /// Index of the LBA format in use.
+    pub format: u8,
+    /// LBA formats the namespace can be formatted with.
+    pub formats: Vec<LbaFormat>,
+    /// A deallocated block reads as zeroes (DLFEAT).
+    pub deallocated_reads_zero: bool,
+    /// I/O that crosses a multiple of this many LBAs may be slower (NOIOB); 0 = not reported.
+    pub boundary_lbas: u16,
+    /// Globally unique identifier; zeroes when there is none.
+    pub nguid: [u8; 16],
+    /// IEEE extended unique identifier; zeroes when there is none.
+    pub eui64: [u8; 8],
+}
+
+/// A run of LBAs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LbaRange {
+    /// The first.
+    pub lba: Lba,
+    /// How many.
+    pub lbas: u64,
+}
+
+/// Why a namespace cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NamespaceError {
+    /// The controller does not list it.
+    #[error("no such active namespace; namespaces() lists those there are")]
+    Unknown,
+    /// NSZE is 0.
+    #[error("its size is 0 LBAs; it is not attached or not formatted")]
+    Empty,
+    /// FLBAS points outside the formats.
+    #[error("its format index {index} is not one of its {count} formats")]
+    NoFormat {
+        /// The index.
+        index: usize,
+        /// Formats there are.
+        count: usize,
+    },
+    /// LBADS outside 9 to 16.
+    #[error("its LBA size is 2^{lbads} bytes; 512 bytes to 64 KiB (9 to 16) are supported")]
+    LbaSize {
+        /// What it says.
+        lbads: u8,
+    },
+    /// A format with metadata.
+    #[error("its LBAs carry {bytes} bytes of metadata; format it without metadata (nvme format)")]
+    Metadata {
+        /// Metadata bytes per LBA.
+        bytes: u16,
+    },
+    /// Protection information is on.
+    #[error("it uses end-to-end protection (DPS {dps:#x}); format it without (nvme format)")]
+    Protection {
+        /// What it says.
+        dps: u8,
+    },
+    /// More bytes than 64 bits count.
+    #[error("its size of {lbas} LBAs of 2^{shift} bytes cannot be")]
+    TooLarge {
+        /// What it says.
+        lbas: u64,
+        /// log2 of the LBA size.
+        shift: u8,
+    },
+}
+
+impl NamespaceInfo {
+    /// What `data` says, if it can be believed and used.
+    ///
+    /// # Errors
+    /// [`NamespaceError`].
+    pub fn check(nsid: Nsid, data: &IdentifyNamespace) -> Result<Self, NamespaceError> {
+        if data.nsze == 0 {
+            return Err(NamespaceError::Empty);
+        }
+        let (index, count) = (data.format_index(), data.nlbaf_z as usize + 1);
+        let format = data.active_format().ok_or(NamespaceError::NoFormat { index, count })?;
+        let (lbads, bytes, dps) = (format.lbads(), format.ms(), data.dps);
+        if !(9..=16).contains(&lbads) {
+            return Err(NamespaceError::LbaSize { lbads });
+        }
+        if bytes > 0 {
+            return Err(NamespaceError::Metadata { bytes });
+        }
+        if dps & 7 != 0 {
+            return Err(NamespaceError::Protection { dps });
+        }
+        if data.nsze > (i64::MAX as u64) >> lbads {
+            return Err(NamespaceError::TooLarge { lbas: data.nsze, shift: lbads });
+        }
+        Ok(Self {
+            nsid,
+            lbas: data.nsze,
+            lba_shift: lbads,
+            metadata_bytes: bytes,
+            format: index as u8,
+            formats: data.lbaf.iter().take(count).copied().collect(),
+            deallocated_reads_zero: data.dlfeat & 7 == 1,
+            boundary_lbas: data.noiob,
+            nguid: data.nguid,
+            eui64: data.eui64,
+        })
+    }
+
+    /// Bytes of one LBA.
+    #[must_use]
+    pub fn lba_bytes(&self) -> u64 {
+        1 << self.lba_shift
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.lbas << self.lba_shift
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> IdentifyNamespace {
+        let mut data = IdentifyNamespace { nsze: 1000, ncap: 1000, ..Default::default() };
+        data.lbaf[0] = LbaFormat::new(12, 0);
+        data
+    }
+
+    #[test]
+    fn a_good_one() {
+        let info = NamespaceInfo::check(Nsid(3), &good()).unwrap();
+        assert_eq!((info.nsid, info.lbas, info.lba_bytes()), (Nsid(3), 1000, 4096));
+    }
+
+    #[test]
+    fn absurd_ones() {
+        let refused = |change: fn(&mut IdentifyNamespace)| {
+            let mut data = good();
+            change(&mut data);
+            NamespaceInfo::check(Nsid(1), &data).unwrap_err()
+        };
+        assert_eq!(refused(|d| d.nsze = 0), NamespaceError::Empty);
+        assert_eq!(refused(|d| d.flbas = 1), NamespaceError::NoFormat { index: 1, count: 1 });
+        assert_eq!(
+            refused(|d| (d.flbas, d.nlbaf_z) = (0x6F, 255)),
+            NamespaceError::LbaSize { lbads: 0 }
+        );
+        for lbads in [0, 8, 17, 64, 255] {
+            let mut data = good();
+            data.lbaf[0] = LbaFormat::new(lbads, 0);
+            let found = NamespaceInfo::check(Nsid(1), &data).unwrap_err();
+            assert_eq!(found, NamespaceError::LbaSize { lbads });
+        }
+        assert_eq!(
+            refused(|d| d.lbaf[0] = LbaFormat::new(9, 8)),
+            NamespaceError::Metadata { bytes: 8 }
+        );
+        assert_eq!(refused(|d| d.dps = 1), NamespaceError::Protection { dps: 1 });
+        assert_eq!(
+            refused(|d| d.nsze = u64::MAX),
+            NamespaceError::TooLarge { lbas: u64::MAX, shift: 12 }
+        );
+    }
+}

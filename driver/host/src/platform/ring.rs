@@ -1,0 +1,172 @@
+//! Queues and doorbells as safe types: bounds and alignment are checked when they are made.
+#![allow(unsafe_code, reason = "queue entries and doorbells are memory a device also uses")]
+
+use std::{ptr::NonNull, sync::Arc};
+
+use nvme_spec::{ids::Cid, sqe::Sqe};
+
+use super::mmio::{self, CQE_BYTES, SQE_BYTES};
+use crate::{bus::Bus, dma::DmaSlice};
+
+/// Why memory cannot serve as a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RingError {
+    /// The CPU cannot reach the memory.
+    #[error("queue memory is not mapped in this process; the driver must zero and read it")]
+    NoHostAddress,
+    /// Too small, or not aligned.
+    #[error("{len} bytes at {address:#x} cannot hold {need} bytes aligned to {align}")]
+    Shape {
+        /// Bytes given.
+        len: usize,
+        /// Address in this process.
+        address: usize,
+        /// Bytes needed.
+        need: usize,
+        /// Alignment needed.
+        align: usize,
+    },
+    /// A depth that is not a power of two of at least 2.
+    #[error("a queue of {0} entries was asked for; the depth must be a power of two, at least 2")]
+    Depth(u32),
+}
+
+fn check(memory: &DmaSlice, depth: u32, entry: usize) -> Result<NonNull<u8>, RingError> {
+    if depth < 2 || !depth.is_power_of_two() {
+        return Err(RingError::Depth(depth));
+    }
+    let base = memory.host().ok_or(RingError::NoHostAddress)?;
+    let (address, need) = (base.as_ptr().addr(), depth as usize * entry);
+    if memory.len() < need || !address.is_multiple_of(64) {
+        return Err(RingError::Shape { len: memory.len(), address, need, align: 64 });
+    }
+    Ok(base)
+}
+
+/// The entries of a submission queue.
+#[derive(Debug)]
+pub struct SqRing {
+    base: NonNull<u8>,
+    mask: u32,
+    memory: DmaSlice,
+}
+
+// SAFETY: `memory` (Send + Sync) keeps what `base` points to mapped; writes need `&mut self`.
+unsafe impl Send for SqRing {}
+
+impl SqRing {
+    /// A queue of `depth` entries in `memory`.
+    ///
+    /// # Errors
+    /// [`RingError`] when the memory is too small, misaligned or not mapped in this process.
+    pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
+        let base = check(&memory, depth, SQE_BYTES)?;
+        Ok(Self { base, mask: depth - 1, memory })
+    }
+
+    /// Writes `sqe` into entry `index` (taken modulo the depth), with `cid` in place of its own.
+    #[inline]
+    pub fn write(&mut self, index: u32, sqe: &Sqe, cid: Cid) {
+        let at = (index & self.mask) as usize * SQE_BYTES;
+        // The CID is put in on the way, in a register: storing it into a copy and reading that
+        // back with a wide load would stall.
+        let words: &[u64; SQE_BYTES / 8] = zerocopy::transmute_ref!(sqe);
+        let first = words[0] & !0xFFFF_0000 | u64::from(cid.0) << 16;
+        // SAFETY: `check` saw depth * 64 bytes from `base` on, and `at` is below that. The slot
+        // lies outside what the last tail doorbell covers: the owner posts at most depth - 1.
+        unsafe { mmio::write_sqe(self.base.add(at), first, words) };
+    }
+
+    /// The memory the entries live in.
+    #[must_use]
+    pub fn memory(&self) -> &DmaSlice {
+        &self.memory
+    }
+}
+
+/// The entries of a completion queue.
+#[derive(Debug)]
+pub struct CqRing {
+    base: NonNull<u32>,
+    mask: u32,
+    memory: DmaSlice,
+}
+
+// SAFETY: `memory` (Send + Sync) keeps what `base` points to mapped; reads are atomic.
+unsafe impl Send for CqRing {}
+
+impl CqRing {
+    /// A queue of `depth` entries in `memory`.
+    ///
+    /// # Errors
+    /// [`RingError`] when the memory is too small, misaligned or not mapped in this process.
+    pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
+        let base = check(&memory, depth, CQE_BYTES)?.cast();
+        Ok(Self { base, mask: depth - 1, memory })
+    }
+
+    /// Dword 3 of entry `index` (taken modulo the depth): CID, phase and status. What the
+    /// controller wrote before it is visible afterwards.
+    #[must_use]
+    #[inline]
+    pub fn load_dw3(&self, index: u32) -> u32 {
+        // SAFETY: `dword` stays inside the queue; only the device writes there meanwhile.
+        unsafe { mmio::load_acquire32(self.dword(index, 3)) }
+    }
+
+    /// Dword `which` (0 to 2) of entry `index`, after [`CqRing::load_dw3`] showed its phase.
+    #[must_use]
+    #[inline]
+    pub fn load(&self, index: u32, which: u32) -> u32 {
+        // SAFETY: as above.
+        unsafe { mmio::load_relaxed32(self.dword(index, which & 3)) }
+    }
+
+    #[inline]
+    fn dword(&self, index: u32, which: u32) -> NonNull<u32> {
+        let at = (index & self.mask) as usize * (CQE_BYTES / 4) + which as usize;
+        // SAFETY: `check` saw depth * 16 bytes from `base` on; index is masked and which < 4.
+        unsafe { self.base.add(at) }
+    }
+
+    /// The memory the entries live in.
+    #[must_use]
+    pub fn memory(&self) -> &DmaSlice {
+        &self.memory
+    }
+}
+
+/// One doorbell register.
+#[derive(Debug)]
+pub struct Doorbell {
+    register: NonNull<u32>,
+    /// The page is valid as long as the bus is.
+    _bus: Arc<dyn Bus>,
+}
+
+// SAFETY: the register is only ever stored to, atomically; the bus (Send + Sync) keeps it mapped.
+unsafe impl Send for Doorbell {}
+
+impl Doorbell {
+    /// Doorbell `index` of the bus: `2 * qid` is a submission tail, `2 * qid + 1` a completion
+    /// head. `None` when the mapped page does not reach that far.
+    #[must_use]
+    pub fn new(bus: &Arc<dyn Bus>, index: u32) -> Option<Self> {
+        let page = bus.doorbells();
+        let at = (index as usize).checked_mul(page.stride as usize)?;
+        if at.checked_add(4)? > page.len || !at.is_multiple_of(4) || !page.host.is_aligned() {
+            return None;
+        }
+        // SAFETY: `at + 4 <= len`, and the bus promises `len` mapped bytes.
+        let register = unsafe { page.host.byte_add(at) };
+        Some(Self { register, _bus: bus.clone() })
+    }
+
+    /// Rings it; everything written before is visible to a controller that sees the value.
+    #[inline]
+    pub fn ring(&self, value: u32) {
+        // SAFETY: `new` checked the bounds; the bus is still alive.
+        unsafe { mmio::store_release32(self.register, value) };
+    }
+}

@@ -1,0 +1,297 @@
+//! One queue pair: entries in, doorbell, entries out. No allocation, no lock, no clock.
+//!
+//! The verbs are separate so that many commands share one doorbell: [`QueuePair::post`] writes an
+//! entry and tells nobody, [`QueuePair::update_tail`] rings, [`QueuePair::reap`] takes what
+//! completed and rings once for all of it.
+
+use std::sync::Arc;
+
+use crate::{
+    bus::Bus,
+    cid::{CidFault, CidTable, DEPTH_MAX, Finished},
+    dma::DmaSlice,
+    platform::ring::{CqRing, Doorbell, RingError, SqRing},
+};
+use nvme_spec::{
+    ids::{Cid, QueueId},
+    sqe::Sqe,
+    status::Status,
+};
+
+/// A completion that cannot be right. The controller that wrote it is not to be trusted any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// Its CID is not that of an outstanding command.
+    #[error("queue {qid}: completion of CID {:#06x}, which is not outstanding", cid.0)]
+    UnknownCid {
+        /// The completion queue.
+        qid: QueueId,
+        /// What the completion says.
+        cid: Cid,
+    },
+    /// Its CID is that of an earlier command in a slot that is in use again.
+    #[error(
+        "queue {qid}: second or late completion of CID {:#06x}; its slot is in use again", cid.0
+    )]
+    StaleCid {
+        /// The completion queue.
+        qid: QueueId,
+        /// What the completion says.
+        cid: Cid,
+    },
+    /// It names a submission queue that does not complete here.
+    #[error("queue {qid}: completion of CID {:#06x} names submission queue {sqid}", cid.0)]
+    WrongSqid {
+        /// The completion queue.
+        qid: QueueId,
+        /// What the completion says.
+        sqid: u16,
+        /// What the completion says.
+        cid: Cid,
+    },
+    /// More commands are outstanding than the driver itself sent.
+    #[error("queue {qid}: it is full, though the driver has fewer commands outstanding")]
+    Overfull {
+        /// The queue.
+        qid: QueueId,
+    },
+    /// Its submission queue head lies outside the queue.
+    #[error("queue {qid}: completion says submission head {sqhd}, the queue has {depth} entries")]
+    SqHeadOutOfRange {
+        /// The completion queue.
+        qid: QueueId,
+        /// What the completion says.
+        sqhd: u16,
+        /// Entries of the queue.
+        depth: u32,
+    },
+}
+
+/// `depth - 1` commands are outstanding: reap first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the queue is full; reap completions before posting more")]
+pub struct QueueFull;
+
+/// Why a queue pair cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The memory does not fit.
+    #[error("queue {qid}: {source}")]
+    Memory {
+        /// The queue.
+        qid: QueueId,
+        /// Why.
+        source: RingError,
+    },
+    /// More entries than CIDs with a generation.
+    #[error("queue {qid}: {depth} entries were asked for; at most {DEPTH_MAX} are supported")]
+    TooDeep {
+        /// The queue.
+        qid: QueueId,
+        /// Entries asked for.
+        depth: u32,
+    },
+    /// Its doorbells lie outside the mapped page.
+    #[error("queue {qid}: its doorbells lie outside the {len} bytes that the bus maps")]
+    NoDoorbell {
+        /// The queue.
+        qid: QueueId,
+        /// Bytes mapped.
+        len: usize,
+    },
+}
+
+/// A command that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// What was given to [`QueuePair::post`].
+    pub user: u64,
+    /// Command specific (dword 0).
+    pub result: u32,
+    /// How it ended.
+    pub status: Status,
+    /// The command's identifier.
+    pub cid: Cid,
+    /// Nobody was waiting any more ([`QueuePair::abandon`]).
+    pub late: bool,
+}
+
+/// A submission queue and its completion queue, owned by one thread.
+#[derive(Debug)]
+pub struct QueuePair {
+    tail: u32,
+    /// Free running: its bit `log2(depth)` says which phase is expected.
+    head: u32,
+    mask: u32,
+    qid: u16,
+    sq: SqRing,
+    cq: CqRing,
+    cids: CidTable,
+    sq_doorbell: Doorbell,
+    cq_doorbell: Doorbell,
+    // Not on the I/O path.
+    rung: u32,
+}
+
+impl QueuePair {
+    /// A pair of `depth` entries each. `sq` (64 bytes an entry) and `cq` (16 bytes) are zeroed
+    /// memory that the controller was told about (or will be, before the first doorbell).
+    ///
+    /// # Errors
+    /// [`QueueError`] when depth, memory or doorbells do not fit.
+    pub fn new(
+        bus: &Arc<dyn Bus>,
+        qid: QueueId,
+        depth: u32,
+        sq: DmaSlice,
+        cq: DmaSlice,
+    ) -> Result<Self, QueueError> {
+        if depth > DEPTH_MAX {
+            return Err(QueueError::TooDeep { qid, depth });
+        }
+        let memory = |source| QueueError::Memory { qid, source };
+        let doorbell = |is_cq: u32| {
+            Doorbell::new(bus, u32::from(qid.0) * 2 + is_cq)
+                .ok_or(QueueError::NoDoorbell { qid, len: bus.doorbells().len })
+        };
+        Ok(Self {
+            tail: 0,
+            head: 0,
+            mask: depth.wrapping_sub(1),
+            qid: qid.0,
+            sq: SqRing::new(sq, depth).map_err(memory)?,
+            cq: CqRing::new(cq, depth).map_err(memory)?,
+            cids: CidTable::new(depth),
+            sq_doorbell: doorbell(0)?,
+            cq_doorbell: doorbell(1)?,
+            rung: 0,
+        })
+    }
+
+    /// Writes a command into the next entry, with a CID of its own in place of `sqe`'s. The
+    /// controller does not see it before [`QueuePair::update_tail`]. `user` comes back with the
+    /// completion.
+    ///
+    /// # Errors
+    /// [`QueueFull`] when `depth - 1` commands are outstanding.
+    #[inline]
+    pub fn post(&mut self, sqe: &Sqe, user: u64) -> Result<Cid, QueueFull> {
+        let cid = self.cids.take(user).ok_or(QueueFull)?;
+        self.sq.write(self.tail, sqe, cid);
+        self.tail = self.tail.wrapping_add(1) & self.mask;
+        Ok(cid)
+    }
+
+    /// Tells the controller about everything posted since the last time. Does nothing when there
+    /// is nothing new.
+    #[inline]
+    pub fn update_tail(&mut self) {
+        if self.rung != self.tail {
+            self.rung = self.tail;
+            self.sq_doorbell.ring(self.tail);
+        }
+    }
+
+    /// Takes at most `max` completions, gives each to `each`, and rings the completion doorbell
+    /// once. How many there were.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when a completion cannot be right. Those before it were given to `each`;
+    /// the queue must not be used any more.
+    #[inline]
+    pub fn reap(&mut self, max: u32, mut each: impl FnMut(Completion)) -> Result<u32, DeviceError> {
+        let mut count = 0;
+        while count < max {
+            match self.next_completion()? {
+                Some(completion) => each(completion),
+                None => break,
+            }
+            count += 1;
+        }
+        if count != 0 {
+            self.cq_doorbell.ring(self.head & self.mask);
+        }
+        Ok(count)
+    }
+
+    #[inline]
+    fn next_completion(&mut self) -> Result<Option<Completion>, DeviceError> {
+        let dw3 = self.cq.load_dw3(self.head);
+        // The first pass through the zeroed queue has phase 1, the next one 0, and so on.
+        let expected = self.head & (self.mask + 1) == 0;
+        if (dw3 & 1 << 16 != 0) != expected {
+            return Ok(None);
+        }
+        let dw2 = self.cq.load(self.head, 2);
+        let (sqhd, sqid, cid) = (dw2 & 0xFFFF, dw2 >> 16, Cid(dw3 as u16));
+        if sqid != u32::from(self.qid) || sqhd > self.mask {
+            return Err(self.wrong_entry(dw2, cid));
+        }
+        let (user, late) = match self.cids.finish(cid) {
+            Ok(Finished::Live(user)) => (user, false),
+            Ok(Finished::Late(user)) => (user, true),
+            Err(fault) => return Err(self.wrong_cid(cid, fault)),
+        };
+        let result = self.cq.load(self.head, 0);
+        self.head = self.head.wrapping_add(1);
+        Ok(Some(Completion { user, result, status: Status((dw3 >> 17) as u16), cid, late }))
+    }
+
+    #[cold]
+    fn wrong_entry(&self, dw2: u32, cid: Cid) -> DeviceError {
+        let (qid, sqid) = (QueueId(self.qid), (dw2 >> 16) as u16);
+        if sqid != self.qid {
+            return DeviceError::WrongSqid { qid, sqid, cid };
+        }
+        DeviceError::SqHeadOutOfRange { qid, sqhd: dw2 as u16, depth: self.depth() }
+    }
+
+    #[cold]
+    fn wrong_cid(&self, cid: Cid, fault: CidFault) -> DeviceError {
+        let qid = QueueId(self.qid);
+        match fault {
+            CidFault::Unknown => DeviceError::UnknownCid { qid, cid },
+            CidFault::Stale => DeviceError::StaleCid { qid, cid },
+        }
+    }
+
+    /// Nobody waits for `cid` any more. Its slot stays taken until the controller completes it;
+    /// [`QueuePair::reap`] then says `late`. Whether it was outstanding.
+    pub fn abandon(&mut self, cid: Cid) -> bool {
+        self.cids.abandon(cid)
+    }
+
+    /// The pair's identifier.
+    #[must_use]
+    pub fn qid(&self) -> QueueId {
+        QueueId(self.qid)
+    }
+
+    /// Entries of each queue.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Commands that may be posted now.
+    #[must_use]
+    #[inline]
+    pub fn free(&self) -> u32 {
+        self.cids.free()
+    }
+
+    /// Commands posted and not completed.
+    #[must_use]
+    #[inline]
+    pub fn outstanding(&self) -> u32 {
+        self.cids.outstanding()
+    }
+
+    /// The memory of the submission and of the completion queue.
+    #[must_use]
+    pub fn memory(&self) -> (&DmaSlice, &DmaSlice) {
+        (self.sq.memory(), self.cq.memory())
+    }
+}

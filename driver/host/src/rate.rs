@@ -1,0 +1,38 @@
+//! At most one message a second about what a device can provoke at will.
+
+use crate::clock::Nanos;
+
+/// Least time between two messages.
+const EVERY: Nanos = Nanos::from_millis(1_000);
+
+#[derive(Debug, Default)]
+pub(crate) struct RateLimit {
+    next: Nanos,
+    suppressed: u64,
+}
+
+impl RateLimit {
+    /// Whether a message may be written at `now`; if so, how many were kept back before it.
+    pub(crate) fn allow(&mut self, now: Nanos) -> Option<u64> {
+        if now < self.next {
+            self.suppressed += 1;
+            return None;
+        }
+        self.next = now + EVERY;
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_a_second() {
+        let mut limit = RateLimit::default();
+        assert_eq!(limit.allow(Nanos(0)), Some(0));
+        assert_eq!(limit.allow(Nanos(5)), None);
+        assert_eq!(limit.allow(Nanos::from_millis(999)), None);
+        assert_eq!(limit.allow(Nanos::from_millis(1_000)), Some(2));
+    }
+}

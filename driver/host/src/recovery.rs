@@ -1,0 +1,180 @@
+//! What is done about commands that are not answered: the ladder Abort, delete queue, reset.
+//!
+//! Memory a command may still use is kept, unused, until a rung of the ladder has ended the
+//! command. When the last rung fails it is kept for good.
+
+use nvme_spec::ids::QueueId;
+
+use crate::{
+    admin::AdminFault,
+    controller::{Controller, State},
+    error::{CommandId, Error, FailCause, TimeoutOutcome},
+    grant::Quiesced,
+    grants::HOST_QUEUE,
+    health::abort_sqe,
+    io::{Data, Env, Flight, IoFault, Work},
+    wait::health,
+};
+
+/// How much it took to get the granted queues back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecoveryLevel {
+    /// The queues were deleted and created anew.
+    Queues,
+    /// The controller was reset.
+    Controller,
+}
+
+/// What [`Controller::recover`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    /// How much it took.
+    pub level: RecoveryLevel,
+    /// The queues that can be granted again: same identifiers, same memory, zeroed.
+    pub queues: Vec<QueueId>,
+}
+
+impl Controller {
+    /// Ends everything that executors left outstanding and makes their queues anew, in the same
+    /// memory: first by deleting the queues, and if the controller does not do that in time or has
+    /// failed, by resetting it. All grants are void afterwards; take new ones.
+    ///
+    /// Outstanding commands are not aborted one by one: their identifiers are the executor's, and
+    /// deleting a queue aborts all of them (Base, "Delete I/O Submission Queue").
+    ///
+    /// # Errors
+    /// [`Error`] when the reset fails: the controller stays failed, and the queues' memory is
+    /// kept, in this value and for good when it is dropped. [`Error::Closed`] after a shutdown.
+    pub fn recover(&mut self, _proof: &Quiesced) -> Result<Recovered, Error> {
+        let span = tracing::info_span!("recover", ctrl = %self.id);
+        let _entered = span.enter();
+        if self.state == State::Shutdown {
+            return Err(Error::Closed { ctrl: self.id.clone() });
+        }
+        let mut level = RecoveryLevel::Queues;
+        if !(self.state == State::Ready && health(&*self.bus).is_ok() && self.remake_queues()) {
+            level = RecoveryLevel::Controller;
+            // The proof covers all grants, and the reset ends all DMA.
+            for queue in self.queues.values_mut() {
+                queue.granted = false;
+            }
+            let whole =
+                |c: &Self| c.state == State::Ready && c.queues.values().all(|queue| queue.live);
+            // An admin timeout on the way has reset the controller already.
+            if !(whole(self) && health(&*self.bus).is_ok()) {
+                self.reset_controller()?;
+            }
+        }
+        let queues = self.queues.keys().copied().collect();
+        tracing::info!(ctrl = %self.id, ?level, ?queues, "queues recovered");
+        Ok(Recovered { level, queues })
+    }
+
+    /// Deletes the granted queues and makes them and all lost ones anew. Whether all of it worked.
+    fn remake_queues(&mut self) -> bool {
+        let granted: Vec<QueueId> =
+            self.queues.iter().filter(|(_, q)| q.granted).map(|(qid, _)| *qid).collect();
+        for qid in granted {
+            let live = self.queues.get(&qid).is_some_and(|queue| queue.live);
+            if live && self.delete_on_device(qid).is_err() {
+                return false;
+            }
+            if let Some(queue) = self.queues.get_mut(&qid) {
+                (queue.live, queue.granted) = (false, false);
+            }
+        }
+        self.recreate_idle_queues().is_ok()
+    }
+
+    /// Turns what went wrong in a blocking call into an error, and does what has to be done.
+    pub(crate) fn io_failed(&mut self, work: &Work<'_>, fault: IoFault) -> Error {
+        let ctrl = self.id.clone();
+        if self.host.as_ref().is_some_and(|host| host.in_flight() > 0)
+            && let Data::Parts(slices) = &work.data
+        {
+            self.quarantine.extend(slices.iter().cloned());
+        }
+        let error = match fault {
+            IoFault::Command(flight, status) => {
+                Error::Command { command: self.io_id(work, &flight), status }
+            }
+            IoFault::Timeout(flight) => self.io_timeout(work, &flight),
+            IoFault::Device(source) => {
+                self.fail(FailCause::Misbehaved(source));
+                Error::Misbehaved { ctrl, source }
+            }
+            IoFault::Dead(dead) => self.dead(dead),
+            IoFault::Descriptor(source) => Error::Descriptor { ctrl, source },
+            IoFault::Dma(source) => Error::Dma { ctrl, source },
+        };
+        if let Some(suppressed) = self.warnings.allow(self.clock.now()) {
+            tracing::warn!(ctrl = %self.id, nsid = work.nsid.0, %error, suppressed, "I/O failed");
+        }
+        error
+    }
+
+    fn io_id(&self, work: &Work<'_>, flight: &Flight) -> Box<CommandId> {
+        Box::new(CommandId {
+            ctrl: self.id.clone(),
+            what: work.what,
+            nsid: work.nsid,
+            qid: HOST_QUEUE,
+            cid: flight.cid,
+            range: work.range(flight),
+        })
+    }
+
+    fn io_timeout(&mut self, work: &Work<'_>, flight: &Flight) -> Error {
+        let command = self.io_id(work, flight);
+        tracing::warn!(ctrl = %self.id, %command, "not answered in time");
+        let outcome = if self.abort_host_command(flight) {
+            TimeoutOutcome::Aborted
+        } else if self.remake_host_queue() {
+            TimeoutOutcome::QueueRecreated
+        } else if self.reset_controller().is_ok() {
+            TimeoutOutcome::ControllerReset
+        } else {
+            TimeoutOutcome::ControllerFailed
+        };
+        if outcome != TimeoutOutcome::ControllerFailed {
+            // Each of these rungs ends all commands of the queue.
+            self.quarantine.clear();
+        }
+        Error::Timeout { command, waited: self.options.command_timeout, outcome }
+    }
+
+    /// First rung. Whether nothing is in flight on the host queue any more.
+    fn abort_host_command(&mut self, flight: &Flight) -> bool {
+        let sqe = abort_sqe(HOST_QUEUE, flight.cid);
+        match self.admin_raw(&sqe, self.options.admin_timeout) {
+            // Whatever it answers, the command may be about to complete.
+            Ok(completion) => {
+                let status = completion.status;
+                tracing::debug!(ctrl = %self.id, %status, result = completion.result, "abort");
+            }
+            Err(AdminFault::Timeout(_) | AdminFault::Full) => return false,
+            Err(fault) => {
+                tracing::warn!(ctrl = %self.id, ?fault, "abort failed");
+                return false;
+            }
+        }
+        let env = Env {
+            clock: &*self.clock,
+            bus: &*self.bus,
+            timeout: self.options.command_timeout,
+            mode: self.info.descriptor_mode,
+        };
+        let deadline = self.clock.now() + self.options.abort_grace;
+        self.host.as_mut().is_some_and(|host| host.drain(&env, deadline).unwrap_or(false))
+    }
+
+    /// Second rung: the host queue is deleted, which ends its commands, and made anew.
+    fn remake_host_queue(&mut self) -> bool {
+        if self.delete_on_device(HOST_QUEUE).is_err() {
+            return false;
+        }
+        self.host = None;
+        self.create_host_queue().is_ok()
+    }
+}
