@@ -65,11 +65,11 @@ impl Words for SharedWords {
 }
 
 /// The completion ring's tail in shared memory.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[derive(Debug, Clone)]
 pub(crate) struct SharedTail(pub(crate) Region);
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 impl Tail for SharedTail {
     fn next(&self, order: Ordering) -> u32 {
         self.0.add32(0, 1, order)

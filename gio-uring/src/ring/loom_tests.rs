@@ -1,1 +1,253 @@
+#![allow(unsafe_code, reason = "loom's UnsafeCell is how the model sees plain memory")]
+//! Both rings under loom: every interleaving that the C++11 memory model allows, within a bound on
+//! preemptions. Run with `RUSTFLAGS="--cfg loom" cargo test -p gio-uring --release --lib loom`.
+//!
+//! Payloads are loom's `UnsafeCell`s: an access that is not ordered after the other side's is a
+//! failure of the model, even where the value happens to be right. What loom cannot show is pair 3
+//! of the ring's `Ordering:` paragraph, because its stores to one word are ordered as they ran.
 
+use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+use super::{CompleteConsumer, CompleteProducer, SubmitConsumer, SubmitProducer, Tail, Words};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// A ring's words as loom models them.
+#[derive(Clone)]
+struct Ring(Arc<Vec<AtomicU64>>);
+
+impl Ring {
+    fn new(len: usize) -> Self {
+        Self(Arc::new((0..len).map(|_| AtomicU64::new(0)).collect()))
+    }
+}
+
+impl Words for Ring {
+    fn load(&self, slot: u32, order: Ordering) -> u64 {
+        self.0[slot as usize].load(order)
+    }
+
+    fn store(&self, slot: u32, word: u64, order: Ordering) {
+        self.0[slot as usize].store(word, order);
+    }
+}
+
+/// The same ring with a seeded defect: what must be Release is Relaxed.
+#[derive(Clone)]
+struct Weakened(Ring);
+
+impl Words for Weakened {
+    fn load(&self, slot: u32, order: Ordering) -> u64 {
+        self.0.load(slot, order)
+    }
+
+    fn store(&self, slot: u32, word: u64, _order: Ordering) {
+        self.0.store(slot, word, Ordering::Relaxed);
+    }
+}
+
+#[derive(Clone)]
+struct SharedTail(Arc<AtomicU32>);
+
+impl SharedTail {
+    fn new() -> Self {
+        Self(Arc::new(AtomicU32::new(0)))
+    }
+}
+
+impl Tail for SharedTail {
+    fn next(&self, order: Ordering) -> u32 {
+        self.0.fetch_add(1, order)
+    }
+}
+
+/// Looks a few times. Loom explores all ways in which others run meanwhile, so a few are enough for
+/// executions that find something, while a wait without a bound would have endless ones.
+fn look_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    (0..2).find_map(|_| {
+        let found = look();
+        if found.is_none() {
+            thread::yield_now();
+        }
+        found
+    })
+}
+
+/// Checks every execution of `body`, which says whether it got to its end; some must.
+fn model(preemptions: usize, body: impl Fn() -> Option<()> + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    // Not loom's mutex: this one is outside the model.
+    let ends = std::sync::Arc::new(std::sync::Mutex::new(0u64));
+    let counted = ends.clone();
+    builder.check(move || *counted.lock().unwrap() += u64::from(body().is_some()));
+    assert!(*ends.lock().unwrap() > 0, "no execution got to its end");
+}
+
+/// One IOCB: the caller's half, and a result from each warp.
+struct Job {
+    order: UnsafeCell<u32>,
+    results: [UnsafeCell<u32>; 2],
+    warps_left: AtomicU32,
+}
+
+impl Job {
+    fn new() -> Self {
+        Self {
+            order: UnsafeCell::new(0),
+            results: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            warps_left: AtomicU32::new(0),
+        }
+    }
+
+    fn set(cell: &UnsafeCell<u32>, value: u32) {
+        // SAFETY: loom itself checks that no other thread accesses the cell at the same time.
+        cell.with_mut(|cell| unsafe { *cell = value });
+    }
+
+    fn get(cell: &UnsafeCell<u32>) -> u32 {
+        // SAFETY: as above.
+        cell.with(|cell| unsafe { *cell })
+    }
+
+    /// The caller's part before publication.
+    fn fill(&self, order: u32) {
+        Self::set(&self.order, order);
+        self.warps_left.store(2, Ordering::Relaxed);
+    }
+
+    /// A warp's part; true for the last one.
+    fn work(&self, warp: usize) -> bool {
+        Self::set(&self.results[warp], Self::get(&self.order) + 1 + warp as u32);
+        self.warps_left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// The caller's part after the completion.
+    fn check(&self, order: u32) {
+        for (warp, result) in self.results.iter().enumerate() {
+            assert_eq!(Self::get(result), order + 1 + warp as u32);
+        }
+    }
+}
+
+/// `rounds` operations through rings of `depth` entries, two warps that each do their part of all of
+/// them, over submission words made by `weaken`.
+fn circulate<W: Words + Clone + Send + 'static>(
+    depth: u32,
+    rounds: u32,
+    submission: impl Fn(Ring) -> W,
+    completion: impl Fn(Ring) -> W,
+) -> Option<()> {
+    let (sq, cq) = (submission(Ring::new(depth as usize)), completion(Ring::new(depth as usize)));
+    let (mask, tail) = (depth - 1, SharedTail::new());
+    let jobs: Arc<Vec<Job>> = Arc::new((0..depth).map(|_| Job::new()).collect());
+    let warps: Vec<_> = (0..2usize)
+        .map(|warp| {
+            let mut entries = SubmitConsumer::new(sq.clone(), mask);
+            let done = CompleteProducer::new(cq.clone(), tail.clone(), mask);
+            let jobs = jobs.clone();
+            thread::spawn(move || {
+                for _ in 0..rounds {
+                    let Some(id) = look_for(|| entries.take()) else { return };
+                    if jobs[id as usize].work(warp) {
+                        done.complete(id);
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut issue = SubmitProducer::new(sq, mask);
+    let mut completions = CompleteConsumer::new(cq, mask);
+    let (mut free, mut orders): (Vec<u32>, _) = ((0..depth).collect(), vec![0; depth as usize]);
+    let (mut issued, mut completed) = (0, 0);
+    while completed < rounds {
+        while issued < rounds
+            && let Some(id) = free.pop()
+        {
+            orders[id as usize] = 100 * issued;
+            jobs[id as usize].fill(100 * issued);
+            issue.publish(id);
+            issued += 1;
+        }
+        let Some(id) = look_for(|| completions.take()) else { break };
+        jobs[id as usize].check(orders[id as usize]);
+        free.push(id);
+        completed += 1;
+    }
+    for warp in warps {
+        warp.join().unwrap();
+    }
+    (completed == rounds).then_some(())
+}
+
+/// Every entry is read by both warps before its slot is reused, at once in a ring of one.
+#[test]
+fn a_ring_of_one_wraps_around() {
+    model(2, || circulate(1, 2, |ring| ring, |ring| ring));
+}
+
+/// With two in flight, completions can come in either order, and positions wrap.
+#[test]
+fn a_ring_of_two_wraps_around() {
+    model(2, || circulate(2, 3, |ring| ring, |ring| ring));
+}
+
+/// Two warps that complete different operations at the same time, without a submission ring between.
+#[test]
+fn two_producers_of_completions() {
+    model(3, || {
+        let (cq, tail) = (Ring::new(2), SharedTail::new());
+        let payload: Arc<[UnsafeCell<u32>; 2]> = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
+        for id in 0..2u32 {
+            let done = CompleteProducer::new(cq.clone(), tail.clone(), 1);
+            let payload = payload.clone();
+            thread::spawn(move || {
+                Job::set(&payload[id as usize], 7 + id);
+                done.complete(id);
+            });
+        }
+        let mut completions = CompleteConsumer::new(cq, 1);
+        let first = look_for(|| completions.take())?;
+        let second = look_for(|| completions.take())?;
+        assert_eq!(first + second, 1, "each of 0 and 1 once");
+        for id in [first, second] {
+            assert_eq!(Job::get(&payload[id as usize]), 7 + id);
+        }
+        assert_eq!(completions.take(), None);
+        Some(())
+    });
+}
+
+/// The model notices a publication that is not a release: it is the same test with one word changed.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_relaxed_publication_is_found() {
+    model(3, || circulate(1, 2, Weakened, |ring| Weakened(ring)));
+}
+
+/// The model notices a warp that reuses a completion position: reservation by load and store.
+#[test]
+#[should_panic(expected = "the second completion was lost")]
+fn a_torn_reservation_is_found() {
+    struct Torn(SharedTail);
+    impl Tail for Torn {
+        fn next(&self, _order: Ordering) -> u32 {
+            let position = self.0.0.load(Ordering::Acquire);
+            self.0.0.store(position + 1, Ordering::Release);
+            position
+        }
+    }
+    model(3, || {
+        let (cq, tail) = (Ring::new(2), SharedTail::new());
+        let warps = [0, 1].map(|id| {
+            let done = CompleteProducer::new(cq.clone(), Torn(tail.clone()), 1);
+            thread::spawn(move || done.complete(id))
+        });
+        for warp in warps {
+            warp.join().unwrap();
+        }
+        let mut completions = CompleteConsumer::new(cq, 1);
+        assert!(completions.take().is_some());
+        assert!(completions.take().is_some(), "the second completion was lost");
+        Some(())
+    });
+}
