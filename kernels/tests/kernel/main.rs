@@ -1,0 +1,10 @@
+//! The I/O kernel against a strict controller, with everything on one thread and virtual time.
+
+#![allow(clippy::print_stdout, reason = "seeds and counts, shown when a test fails")]
+
+mod device;
+mod memory;
+mod moves;
+mod rig;
+mod shape;
+mod trouble;

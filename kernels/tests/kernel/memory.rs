@@ -1,0 +1,137 @@
+#![allow(unsafe_code, reason = "memory that kernel and controller reach by address")]
+//! One arena for everything: queues, rings, KV blocks. The controller sees it at other addresses.
+
+use gio_kernels::InlineExecutor;
+use gio_uring::{IoExecutor, SharedMemory};
+
+/// Where the arena begins for the controller: nothing is at the same address for both.
+const IOVA_BASE: u64 = 0x7_0000_0000;
+
+/// A part of the arena that a controller may reach.
+#[derive(Debug, Clone, Copy)]
+pub struct Region {
+    pub address: u64,
+    pub len: u64,
+}
+
+impl Region {
+    pub fn at(&self, offset: u64) -> u64 {
+        assert!(offset <= self.len);
+        self.address + offset
+    }
+}
+
+pub struct Memory {
+    pages: SharedMemory,
+    used: u64,
+    /// What data of commands may name.
+    pub data: Vec<Region>,
+}
+
+impl Memory {
+    pub fn new(executor: &InlineExecutor, len: usize) -> Self {
+        Self { pages: executor.alloc(len).expect("an arena"), used: 0, data: Vec::new() }
+    }
+
+    /// Zeroed bytes; a multiple of `align`, and never directly behind the previous ones.
+    pub fn take(&mut self, len: u64, align: u64) -> Region {
+        let start = (self.used + 64).next_multiple_of(align);
+        self.used = start + len;
+        assert!(self.used <= self.pages.len() as u64, "the arena is too small");
+        Region { address: self.pages.address() + start, len }
+    }
+
+    /// The same, for data of commands.
+    pub fn take_data(&mut self, len: u64, align: u64) -> Region {
+        let region = self.take(len, align);
+        self.data.push(region);
+        region
+    }
+
+    pub fn iova(&self, address: u64) -> u64 {
+        address - self.pages.address() + IOVA_BASE
+    }
+
+    /// The address of `len` bytes at `iova`, which must lie inside one of `regions`.
+    pub fn translate(&self, iova: u64, len: u64, regions: &[Region]) -> u64 {
+        let address = iova.wrapping_sub(IOVA_BASE).wrapping_add(self.pages.address());
+        let inside = |r: &&Region| r.address <= address && address + len <= r.address + r.len;
+        assert!(regions.iter().any(|r| inside(&r)), "{len} bytes at IOVA {iova:#x} are nobody's");
+        address
+    }
+
+    fn check(&self, address: u64, len: u64) -> *mut u8 {
+        let start = self.pages.address();
+        let end = start + self.pages.len() as u64;
+        assert!(address >= start && address + len <= end, "{address:#x} is outside the arena");
+        std::ptr::with_exposed_provenance_mut(address as usize)
+    }
+
+    pub fn peek<T: Copy>(&self, address: u64) -> T {
+        let pointer = self.check(address, size_of::<T>() as u64).cast::<T>();
+        assert!(pointer.is_aligned());
+        // SAFETY: inside the arena and aligned; every T used here is plain data.
+        unsafe { pointer.read_volatile() }
+    }
+
+    pub fn poke<T: Copy>(&self, address: u64, value: T) {
+        let pointer = self.check(address, size_of::<T>() as u64).cast::<T>();
+        assert!(pointer.is_aligned());
+        // SAFETY: as for peek().
+        unsafe { pointer.write_volatile(value) }
+    }
+
+    /// Copies an array to fresh memory; returns its address.
+    pub fn place<T: Copy>(&mut self, values: &[T]) -> u64 {
+        let region = self.take(size_of_val(values) as u64, 64);
+        for (index, value) in values.iter().enumerate() {
+            self.poke(region.address + (index * size_of::<T>()) as u64, *value);
+        }
+        region.address
+    }
+
+    pub fn read(&self, address: u64, into: &mut [u8]) {
+        let pointer = self.check(address, into.len() as u64);
+        // SAFETY: inside the arena; one thread runs everything.
+        unsafe { std::ptr::copy_nonoverlapping(pointer, into.as_mut_ptr(), into.len()) }
+    }
+
+    pub fn write(&self, address: u64, from: &[u8]) {
+        let pointer = self.check(address, from.len() as u64);
+        // SAFETY: as for read().
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), pointer, from.len()) }
+    }
+
+    pub fn bytes(&self, region: Region) -> Vec<u8> {
+        let mut bytes = vec![0; region.len as usize];
+        self.read(region.address, &mut bytes);
+        bytes
+    }
+}
+
+/// A small generator: every failure prints the seed it began with.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at as u64 + 1) as usize);
+        }
+    }
+}
