@@ -15,6 +15,9 @@ pub(crate) fn page_ceil(len: usize) -> Option<usize> {
     len.max(1).checked_next_multiple_of(page_bytes())
 }
 
+/// From here on, mappings ask for large pages: copies then miss the TLB less.
+const LARGE_BYTES: usize = 4 << 20;
+
 /// Pages of our own, unmapped on drop. No Rust reference into them is ever made.
 #[derive(Debug)]
 pub(crate) struct HostMap {
@@ -41,7 +44,13 @@ impl HostMap {
                 flags,
             )
         }?;
-        Self::adopt(raw, len)
+        let map = Self::adopt(raw, len)?;
+        if len >= LARGE_BYTES {
+            // A hint: where the kernel has no large pages, small ones do.
+            // SAFETY: the range is the mapping just made.
+            let _ = unsafe { rustix::mm::madvise(raw, len, Advice::LinuxHugepage) };
+        }
+        Ok(map)
     }
 
     /// The first `len` bytes of `fd`, shared with whoever else maps it.
