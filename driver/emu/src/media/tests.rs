@@ -99,9 +99,10 @@ enum Action {
     Flush,
 }
 
-/// Parts of one transfer: places in the arena that do not overlap, lengths as `unit` allows.
-fn parts(unit: usize) -> impl Strategy<Value = Vec<(usize, usize)>> {
-    let part = (0..2048usize, 1..8usize);
+/// Parts of one transfer: places in the arena that do not overlap, multiples of `unit` long, and
+/// whole blocks of `block` bytes altogether.
+fn parts(unit: usize, block: usize) -> impl Strategy<Value = Vec<(usize, usize)>> {
+    let part = (0..2048usize, 1..(14_336 / unit).clamp(2, 8));
     proptest::collection::vec(part, 1..5).prop_map(move |parts| {
         let place = |(index, (shift, count))| {
             let slack = shift / unit * unit;
@@ -109,21 +110,27 @@ fn parts(unit: usize) -> impl Strategy<Value = Vec<(usize, usize)>> {
         };
         let mut parts: Vec<_> = parts.into_iter().enumerate().map(place).collect();
         let total: usize = parts.iter().map(|(_, len)| len).sum();
-        // Whole blocks altogether, whatever the parts are.
-        let rest = total.next_multiple_of(512) - total;
-        parts.push((100 * 1024, rest + 512));
+        let rest = total.next_multiple_of(block) - total;
+        parts.push((100 * 1024, rest + block));
         parts
     })
 }
 
 fn action(unit: usize) -> impl Strategy<Value = Action> {
-    let block = 0..CAPACITY / UNIT - 40;
+    action_on(unit, 512)
+}
+
+/// Actions on multiples of `block` bytes; places on the medium are counted in `UNIT`s.
+fn action_on(unit: usize, block: usize) -> impl Strategy<Value = Action> {
+    let scale = block as u64 / UNIT;
+    let place = (0..(CAPACITY - (72 << 10)) / block as u64).prop_map(move |place| place * scale);
+    let blocks = (0..40 / scale).prop_map(move |blocks| blocks * scale);
     prop_oneof![
-        4 => (block.clone(), parts(unit), any::<u8>(), any::<bool>())
+        4 => (place.clone(), parts(unit, block), any::<u8>(), any::<bool>())
             .prop_map(|(block, parts, fill, fua)| Action::Write { block, parts, fill, fua }),
-        4 => (block.clone(), parts(unit), any::<bool>())
+        4 => (place.clone(), parts(unit, block), any::<bool>())
             .prop_map(|(block, parts, hole)| Action::Read { block, parts, hole }),
-        2 => (block, 0..40u64, any::<bool>())
+        2 => (place, blocks, any::<bool>())
             .prop_map(|(block, blocks, deallocate)| Action::Zero { block, blocks, deallocate }),
         1 => Just(Action::Flush),
     ]
@@ -231,17 +238,17 @@ proptest! {
         check_against_vector(&mut Rig::new(media), &actions);
     }
 
-    /// Parts of any length and address (bounced) and of whole blocks (straight).
+    /// Parts of any length and address (bounced) and of whole blocks (straight), of blocks that
+    /// every filesystem's direct I/O takes.
     #[test]
     fn direct_file_is_a_vector(
-        bounced in proptest::collection::vec(action(1), 1..10),
-        straight in proptest::collection::vec(action(512), 1..10),
+        bounced in proptest::collection::vec(action_on(1, 4096), 1..10),
+        straight in proptest::collection::vec(action_on(4096, 4096), 1..10),
     ) {
         let (_dir, media) = file(true);
-        if media.granularity_bytes() <= 512 {
-            let actions: Vec<_> = bounced.into_iter().chain(straight).collect();
-            check_against_vector(&mut Rig::new(media), &actions);
-        }
+        prop_assert!(media.granularity_bytes() <= 4096);
+        let actions: Vec<_> = bounced.into_iter().chain(straight).collect();
+        check_against_vector(&mut Rig::new(media), &actions);
     }
 
     /// After power loss every block has a content it had since it was made permanent.
