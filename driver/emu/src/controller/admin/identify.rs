@@ -1,0 +1,217 @@
+//! Identify (Base, "Identify command"; NVM, "Identify Namespace").
+
+use nvme_spec::{
+    admin::{Cns, Identify},
+    identify::{
+        ActiveNamespaces, IdentifyController, IdentifyNamespace, LbaFormat, Oacs, Oncs, Vwc,
+    },
+    sqe::Sqe,
+    status::Status,
+};
+use zerocopy::IntoBytes;
+
+use super::super::{
+    Controller,
+    command::Flow,
+    namespace::{LBA_SHIFTS, Namespace},
+    registers::VERSION,
+};
+use crate::{config::EmuConfig, domain::DmaAccess};
+
+/// Bytes of every identify structure.
+const PAGE: usize = 4096;
+/// Asynchronous Event Requests that wait at most, zero-based (AERL).
+pub(super) const AERL_Z: u8 = 3;
+/// Abort commands that wait at most, zero-based (ACL).
+pub(super) const ACL_Z: u8 = 3;
+/// Entries of the error log, zero-based (ELPE).
+pub(super) const ELPE_Z: u8 = 63;
+/// Temperature in kelvins above which drives warn.
+pub(super) const WCTEMP: u16 = 343;
+/// Optional asynchronous events: namespace attribute notices.
+pub(super) const OAES: u32 = 1 << 8;
+
+/// What the controller says about itself and cannot change.
+#[derive(Debug)]
+pub(in super::super) struct Identity {
+    id: String,
+    serial: [u8; 20],
+    model: [u8; 40],
+    firmware: [u8; 8],
+    mdts: u8,
+    /// Whether there is a volatile write cache.
+    pub vwc: bool,
+    /// Different for every serial number.
+    unique: u64,
+}
+
+/// ASCII padded with spaces.
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    let len = text.len().min(N);
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+    field
+}
+
+impl Identity {
+    pub(in super::super) fn new(config: &EmuConfig) -> Self {
+        // FNV-1a: two serial numbers should give two identifiers, nothing more.
+        let unique = config.serial.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        Self {
+            id: config.id.clone(),
+            serial: padded(&config.serial),
+            model: padded(&config.model),
+            firmware: padded(&config.firmware),
+            mdts: config.mdts_bytes.map_or(0, |bytes| (bytes / 4096).trailing_zeros() as u8),
+            vwc: config.vwc,
+            unique,
+        }
+    }
+
+    pub(in super::super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn firmware(&self) -> [u8; 8] {
+        self.firmware
+    }
+
+    fn nguid(&self, nsid: u32) -> [u8; 16] {
+        let mut nguid = [0; 16];
+        nguid[..8].copy_from_slice(&self.unique.to_be_bytes());
+        nguid[12..].copy_from_slice(&nsid.to_be_bytes());
+        nguid
+    }
+
+    fn eui64(&self, nsid: u32) -> [u8; 8] {
+        (self.unique ^ u64::from(nsid)).to_be_bytes()
+    }
+}
+
+impl Controller {
+    pub(super) fn identify(&mut self, dma: &DmaAccess<'_>, sqe: &Sqe) -> Result<Flow, Status> {
+        let cns = Identify::from_sqe(sqe).cns;
+        let mut page = match cns {
+            Cns::NAMESPACE => self.identify_namespace(sqe.nsid)?,
+            Cns::CONTROLLER => self.identify_controller(),
+            Cns::ACTIVE_NAMESPACES => self.active_namespaces(sqe.nsid)?,
+            Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(sqe.nsid)?,
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        self.faults.plan().identify.patch(cns.0, &mut page);
+        self.deliver(dma, sqe, &page, PAGE as u64)
+    }
+
+    fn identify_controller(&self) -> [u8; PAGE] {
+        let lies = &self.faults.plan().identify;
+        let identity = &self.identity;
+        let vwc = if identity.vwc { Vwc::PRESENT } else { Vwc::empty() };
+        let optional = Oncs::DATASET_MANAGEMENT | Oncs::WRITE_ZEROES | Oncs::FEATURE_SAVE;
+        let mut data = IdentifyController {
+            vid: 0x1af4,
+            ssvid: 0x1af4,
+            sn: identity.serial,
+            mn: identity.model,
+            fr: identity.firmware,
+            rab: 3,
+            ieee: [0x00, 0x54, 0x52],
+            mdts: lies.mdts.unwrap_or(identity.mdts),
+            ver: VERSION.0,
+            rtd3e: 1_000_000,
+            oaes: OAES,
+            cntrltype: 1,
+            oacs: Oacs::FORMAT.bits(),
+            acl_z: ACL_Z,
+            aerl_z: AERL_Z,
+            // One firmware slot, read-only; log pages: effects, extended data, supported pages.
+            frmw: 0b0000_0011,
+            lpa: 1 << 1 | 1 << 2 | 1 << 5,
+            elpe_z: ELPE_Z,
+            wctemp: WCTEMP,
+            cctemp: WCTEMP + 15,
+            sqes: lies.sqes.unwrap_or(0x66),
+            cqes: 0x44,
+            nn: self.namespaces.len() as u32,
+            oncs: optional.bits(),
+            vwc: (vwc | Vwc::FLUSH_ALL | Vwc::FLUSH_ALL_KNOWN).bits(),
+            awun_z: 0,
+            awupf_z: 0,
+            sgls: lies.sgls.map_or(self.sgls(), nvme_spec::identify::Sgls),
+            ..IdentifyController::default()
+        };
+        let serial = std::str::from_utf8(&identity.serial).unwrap_or("").trim();
+        let nqn = format!("nqn.2024-01.io.ripieno:nvme-emu:{serial}");
+        data.subnqn[..nqn.len()].copy_from_slice(nqn.as_bytes());
+        data.psd[0][..2].copy_from_slice(&2500u16.to_le_bytes());
+        copy(data.as_bytes())
+    }
+
+    fn identify_namespace(&self, nsid: u32) -> Result<[u8; PAGE], Status> {
+        // Without Namespace Management there is nothing common to report for FFFFFFFFh, and
+        // identifiers above NN are invalid.
+        let namespace = self.active(nsid)?;
+        let lies = &self.faults.plan().identify;
+        let lbas = lies.nsze.unwrap_or(namespace.lbas);
+        let index = LBA_SHIFTS.iter().position(|shift| *shift == namespace.lba_shift);
+        let mut data = IdentifyNamespace {
+            nsze: lbas,
+            ncap: lbas,
+            nuse: lbas,
+            nlbaf_z: LBA_SHIFTS.len() as u8 - 1,
+            flbas: index.unwrap_or(0) as u8,
+            // Deallocated blocks read as zeroes; Write Zeroes may deallocate.
+            dlfeat: 0b1001,
+            nvmcap: u128::from(namespace.bytes()).to_le_bytes(),
+            nguid: self.identity.nguid(nsid),
+            eui64: self.identity.eui64(nsid),
+            ..IdentifyNamespace::default()
+        };
+        for (format, shift) in data.lbaf.iter_mut().zip(LBA_SHIFTS) {
+            // A format of size 0 is not available.
+            let lbads = if namespace.can_format(shift) { shift } else { 0 };
+            *format = LbaFormat::new(lies.lbads.unwrap_or(lbads), 0);
+        }
+        Ok(copy(data.as_bytes()))
+    }
+
+    fn active_namespaces(&self, above: u32) -> Result<[u8; PAGE], Status> {
+        // "Active Namespace ID list": these two could not be followed by anything.
+        if above >= 0xffff_fffe {
+            return Err(Status::INVALID_NAMESPACE);
+        }
+        let mut list = ActiveNamespaces::default();
+        let nsids = above + 1..=self.namespaces.len() as u32;
+        for (place, nsid) in list.nsids.iter_mut().zip(nsids) {
+            *place = nsid;
+        }
+        Ok(copy(list.as_bytes()))
+    }
+
+    fn namespace_descriptors(&self, nsid: u32) -> Result<[u8; PAGE], Status> {
+        self.active(nsid)?;
+        let mut page = [0; PAGE];
+        let mut at = 0;
+        // "Namespace Identification Descriptor": type, length, two reserved bytes, identifier.
+        let mut put = |kind: u8, id: &[u8]| {
+            page[at..at + 2].copy_from_slice(&[kind, id.len() as u8]);
+            page[at + 4..at + 4 + id.len()].copy_from_slice(id);
+            at += 4 + id.len();
+        };
+        put(1, &self.identity.eui64(nsid));
+        put(2, &self.identity.nguid(nsid));
+        put(4, &[0]);
+        Ok(page)
+    }
+
+    fn active(&self, nsid: u32) -> Result<&Namespace, Status> {
+        self.namespaces.get(nsid.wrapping_sub(1) as usize).ok_or(Status::INVALID_NAMESPACE)
+    }
+}
+
+fn copy(bytes: &[u8]) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    page.copy_from_slice(bytes);
+    page
+}

@@ -1,0 +1,178 @@
+//! Completions, and the interrupts that announce them.
+
+use nvme_spec::{admin::AdminOpcode, cqe::Cqe, ids::Cid, nvm::NvmOpcode, status::Status};
+use zerocopy::IntoBytes;
+
+use super::{
+    Controller,
+    command::{Flow, Outcome, Spoil, Ticket},
+};
+use crate::domain::DmaAccess;
+
+/// Status bit 13, More: the error log has an entry about it.
+const MORE: u16 = 1 << 13;
+
+/// `status` with Do Not Retry, for what would fail again in the same way.
+pub(super) fn definite(status: Status) -> Status {
+    match status {
+        Status::DATA_TRANSFER_ERROR
+        | Status::INTERNAL_ERROR
+        | Status::ABORTED_BY_REQUEST
+        | Status::ABORTED_SQ_DELETED
+        | Status::FORMAT_IN_PROGRESS
+        | Status::UNRECOVERED_READ_ERROR
+        | Status::WRITE_FAULT => status,
+        _ => status.with_dnr(),
+    }
+}
+
+impl Controller {
+    /// Completes a command that is finished; leaves one that is not.
+    #[inline]
+    pub(super) fn conclude(&mut self, dma: &DmaAccess<'_>, ticket: Ticket, flow: Flow) {
+        if let Flow::Done(mut outcome) = flow {
+            if !outcome.status.is_success() {
+                self.counters.refused_dma +=
+                    u64::from(outcome.status == Status::DATA_TRANSFER_ERROR);
+                outcome.status = definite(outcome.status);
+            }
+            self.complete(dma, ticket, outcome);
+        }
+    }
+
+    /// Posts the completion of a command into the slot that was reserved for it.
+    #[inline]
+    pub(super) fn complete(&mut self, dma: &DmaAccess<'_>, ticket: Ticket, outcome: Outcome) {
+        let mut status = outcome.status;
+        if status.is_success() {
+            self.count_success(ticket, outcome.bytes);
+        } else {
+            self.counters.errors += 1;
+            self.logs.command_failed(ticket, status);
+            status = Status(status.0 | MORE);
+        }
+        let Some(sq) = self.queues.sq(ticket.sqid) else { return };
+        let mut cqe =
+            Cqe::new(outcome.dw0, sq.head as u16, ticket.sqid, Cid(ticket.cid), status, false);
+        if ticket.tracked {
+            sq.outstanding -= 1;
+            sq.cids.remove(ticket.cid);
+        }
+        match ticket.spoil {
+            Spoil::Nothing | Spoil::Duplicate | Spoil::Phase => {}
+            Spoil::Cid => cqe.cid = sq.cids.absent(ticket.cid),
+            Spoil::Sqhd => cqe.sqhd = (sq.ring.size as u16).wrapping_add(7),
+            Spoil::Sqid => cqe.sqid = ticket.sqid.wrapping_add(1),
+        }
+        let cqid = sq.cqid;
+        if let Some(cq) = self.queues.cq(cqid) {
+            cq.reserved -= 1;
+        }
+        self.post(dma, cqid, cqe, ticket.spoil == Spoil::Phase);
+        let again = ticket.spoil == Spoil::Duplicate;
+        // The second one has no slot of its own, and a full queue is not overrun even so.
+        if again && self.queues.cq(cqid).is_some_and(|cq| cq.free() > 0) {
+            self.post(dma, cqid, cqe, false);
+        }
+    }
+
+    /// Writes an entry: the dword with the phase last, so that a host which sees it sees all.
+    #[inline]
+    fn post(&mut self, dma: &DmaAccess<'_>, cqid: u16, mut cqe: Cqe, stale: bool) {
+        let Some(cq) = self.queues.cq(cqid) else { return };
+        let at = cq.ring.at(cq.tail);
+        cqe.status_phase |= u16::from(cq.phase != stale);
+        let last = u32::from(cqe.cid) | u32::from(cqe.status_phase) << 16;
+        let written = dma
+            .write(at, &cqe.as_bytes()[..12])
+            .and_then(|()| dma.store_release32(at.offset(12), last));
+        cq.tail = cq.ring.after(cq.tail);
+        cq.phase ^= cq.tail == 0;
+        if !cq.signal && cq.vector.is_some() {
+            cq.signal = true;
+            self.signals.push(cqid);
+        }
+        self.counters.completions += 1;
+        if written.is_err() {
+            self.counters.refused_dma += 1;
+            self.fail("a completion queue entry could not be written");
+        }
+    }
+
+    fn count_success(&mut self, ticket: Ticket, bytes: u64) {
+        let counters = &mut self.counters;
+        if ticket.sqid == 0 {
+            return;
+        }
+        match NvmOpcode(ticket.opcode) {
+            NvmOpcode::READ => {
+                counters.reads += 1;
+                counters.bytes_read += bytes;
+            }
+            NvmOpcode::WRITE => {
+                counters.writes += 1;
+                counters.bytes_written += bytes;
+            }
+            NvmOpcode::FLUSH => counters.flushes += 1,
+            _ => {}
+        }
+    }
+
+    /// Takes a slot of the completion queue of `sqid`; `false` when there is none.
+    #[inline]
+    pub(super) fn reserve(&mut self, sqid: u16) -> bool {
+        let Some(cqid) = self.queues.sq(sqid).map(|sq| sq.cqid) else { return false };
+        if self.queues.cq(cqid).is_some_and(|cq| cq.free() == 0) {
+            // The host may have moved on since this step began.
+            self.observe_head(cqid);
+        }
+        match self.queues.cq(cqid) {
+            Some(cq) if cq.free() > 0 => {
+                cq.reserved += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Gives the slot of `sqid`'s completion queue back: the command waits without one.
+    pub(super) fn unreserve(&mut self, sqid: u16) {
+        let Some(cqid) = self.queues.sq(sqid).map(|sq| sq.cqid) else { return };
+        if let Some(cq) = self.queues.cq(cqid) {
+            cq.reserved -= 1;
+        }
+    }
+
+    /// Signals the vectors of the queues that got entries: once a step, however many there were.
+    pub(super) fn signal(&mut self) {
+        while let Some(cqid) = self.signals.pop() {
+            let Some(cq) = self.queues.cq(cqid) else { continue };
+            cq.signal = false;
+            let Some(vector) = cq.vector else { continue };
+            self.signal_vector(vector);
+        }
+    }
+
+    fn signal_vector(&mut self, vector: u16) {
+        let bit = 1u32.checked_shl(vector.into()).unwrap_or(0);
+        if self.registers.masked & bit != 0 {
+            self.withheld |= bit;
+        } else if self.interrupts.raise(vector) {
+            self.counters.interrupts += 1;
+        }
+    }
+
+    /// Signals what INTMC has unmasked.
+    pub(super) fn signal_withheld(&mut self) {
+        let now = self.withheld & !self.registers.masked;
+        self.withheld &= !now;
+        for vector in (0..32u16).filter(|vector| now & 1 << vector != 0) {
+            self.signal_vector(vector);
+        }
+    }
+
+    /// Whether `opcode` on the admin queue is `which`.
+    pub(super) fn is_admin(ticket: &Ticket, which: AdminOpcode) -> bool {
+        ticket.sqid == 0 && AdminOpcode(ticket.opcode) == which
+    }
+}

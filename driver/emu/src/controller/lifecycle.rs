@@ -1,0 +1,271 @@
+//! Enable, reset, shutdown, failure (Base, "Controller Initialization", "Resets", "Shutdown").
+
+use nvme_driver::Nanos;
+use nvme_spec::reg::{Cc, Csts, ShutdownNotification, ShutdownStatus};
+
+use super::{
+    Controller,
+    queues::{CompletionQueue, Ring, SubmissionQueue},
+};
+use crate::{
+    domain::Pieces,
+    fault::RegisterFaults,
+    media::{MediaKind, MediaOp, Twist},
+};
+
+/// Token of the flushes of a shutdown; the slab never gives it.
+pub(super) const SHUTDOWN_TOKEN: u64 = u64::MAX;
+
+/// Where the controller is between power-on and its end.
+#[derive(Debug, Default)]
+pub(super) struct Lifecycle {
+    phase: Phase,
+    shutdown: Shutdown,
+    /// CSTS.CFS.
+    pub fatal: bool,
+    /// No longer on the bus.
+    pub gone: bool,
+}
+
+/// CC.EN and what CSTS.RDY makes of it. `at` is when it follows; `None`: never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    #[default]
+    Disabled,
+    Enabling {
+        at: Option<Nanos>,
+    },
+    Ready,
+    Disabling {
+        at: Option<Nanos>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Shutdown {
+    #[default]
+    None,
+    /// Waits until media have nothing in flight.
+    Draining {
+        flush: bool,
+    },
+    /// Waits for this many flushes.
+    Flushing(u32),
+    Complete,
+}
+
+impl Lifecycle {
+    /// CSTS.
+    pub(super) fn status(&self) -> Csts {
+        let ready = matches!(self.phase, Phase::Ready | Phase::Disabling { .. });
+        let shutdown = match self.shutdown {
+            Shutdown::None => ShutdownStatus::NORMAL,
+            Shutdown::Draining { .. } | Shutdown::Flushing(_) => ShutdownStatus::OCCURRING,
+            Shutdown::Complete => ShutdownStatus::COMPLETE,
+        };
+        Csts::default().with_rdy(ready.into()).with_cfs(self.fatal.into()).with_shst(shutdown.0)
+    }
+
+    /// Whether commands are fetched and completed.
+    #[inline]
+    pub(super) fn serving(&self) -> bool {
+        self.phase == Phase::Ready
+            && !self.fatal
+            && !self.gone
+            && matches!(self.shutdown, Shutdown::None | Shutdown::Draining { .. })
+    }
+
+    /// Whether a shutdown was asked for: what was fetched completes, and nothing more is fetched.
+    #[inline]
+    pub(super) fn draining(&self) -> bool {
+        self.shutdown != Shutdown::None
+    }
+
+    /// Whether the last shutdown was complete, so that losing power now is no accident.
+    pub(super) fn safe(&self) -> bool {
+        self.shutdown == Shutdown::Complete
+    }
+
+    pub(super) fn next_event(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Enabling { at } | Phase::Disabling { at } => at,
+            Phase::Disabled | Phase::Ready => None,
+        }
+    }
+
+    /// A plan without the fault that holds a transition back lets it happen.
+    pub(super) fn faults_changed(&mut self, faults: &RegisterFaults) {
+        match &mut self.phase {
+            Phase::Enabling { at } if !faults.stuck_rdy => *at = at.or(Some(Nanos(0))),
+            Phase::Disabling { at } if !faults.rdy_never_clears => *at = at.or(Some(Nanos(0))),
+            _ => {}
+        }
+    }
+
+    /// A flush of the shutdown has ended.
+    pub(super) fn shutdown_flushed(&mut self) {
+        if let Shutdown::Flushing(left) = &mut self.shutdown {
+            *left = left.saturating_sub(1);
+        }
+    }
+}
+
+impl Controller {
+    /// Lets CSTS.RDY follow CC.EN where its time has come; the number of changes.
+    pub(super) fn tick(&mut self, now: Nanos) -> u32 {
+        let due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
+        match self.lifecycle.phase {
+            Phase::Enabling { at } if due(at) => self.lifecycle.phase = Phase::Ready,
+            Phase::Disabling { at } if due(at) => {
+                self.lifecycle.phase = Phase::Disabled;
+                // Enabled again before RDY was 0: a host should wait, but the bit is a level.
+                if self.registers.cc.en() == 1 {
+                    self.enable(now);
+                }
+            }
+            _ => return 0,
+        }
+        1
+    }
+
+    pub(super) fn write_cc(&mut self, value: u32, now: Nanos) {
+        let (old, new) = (self.registers.cc, Cc(value));
+        self.registers.cc = match (old.en(), new.en()) {
+            // "Controller Configuration": while enabled, only these may change.
+            (1, 1) => old.with_shn(new.shn()).with_iosqes(new.iosqes()).with_iocqes(new.iocqes()),
+            _ => new,
+        };
+        match (old.en(), new.en()) {
+            (0, 1) => self.enable(now),
+            (1, 0) => self.reset(now),
+            _ => {}
+        }
+        let shn = ShutdownNotification(new.shn());
+        let asked = shn != ShutdownNotification::NONE && new.shn() != old.shn();
+        if asked && self.lifecycle.shutdown == Shutdown::None {
+            self.counters.resets += 1;
+            let flush = shn == ShutdownNotification::NORMAL;
+            self.lifecycle.shutdown = Shutdown::Draining { flush };
+        }
+    }
+
+    /// CC.EN went to 1: "Controller Initialization".
+    fn enable(&mut self, now: Nanos) {
+        if self.lifecycle.phase != Phase::Disabled {
+            return;
+        }
+        if let Some(why) = self.registers.refusal() {
+            self.fail(why);
+            return;
+        }
+        let registers = &self.registers;
+        let sq_size = u32::from(registers.aqa.asqs_z()) + 1;
+        let cq_size = u32::from(registers.aqa.acqs_z()) + 1;
+        let cq = CompletionQueue::new(Ring::contiguous(registers.acq, 16, cq_size), Some(0));
+        let sq = SubmissionQueue::new(Ring::contiguous(registers.asq, 64, sq_size), 0);
+        self.rules.page_bytes = registers.page_bytes();
+        self.doorbells.clear_all();
+        self.queues.add_cq(0, cq);
+        self.queues.add_sq(0, sq);
+        let faults = &self.faults.plan().registers;
+        let at = (!faults.stuck_rdy).then(|| now + Nanos(faults.slow_rdy_ns.unwrap_or(0)));
+        self.lifecycle.phase = Phase::Enabling { at };
+        self.tick(now);
+    }
+
+    /// CC.EN went to 0: "Controller Level Reset". Commands end without completions, I/O queues are
+    /// deleted, and no DMA happens after it.
+    fn reset(&mut self, now: Nanos) {
+        self.counters.resets += 1;
+        for namespace in &mut self.namespaces {
+            namespace.cancel(&mut self.done);
+        }
+        self.forget();
+        self.features.reset();
+        self.update_write_cache();
+        self.lifecycle.fatal = false;
+        self.lifecycle.shutdown = Shutdown::None;
+        let faults = &self.faults.plan().registers;
+        self.lifecycle.phase = match self.lifecycle.phase {
+            Phase::Disabled | Phase::Enabling { .. } => Phase::Disabled,
+            Phase::Ready | Phase::Disabling { .. } => {
+                let late = Nanos(faults.slow_rdy_ns.unwrap_or(0));
+                Phase::Disabling { at: (!faults.rdy_never_clears).then(|| now + late) }
+            }
+        };
+        self.tick(now);
+    }
+
+    /// Everything in the controller and in volatile caches is lost.
+    pub(super) fn lose_power(&mut self) {
+        for namespace in &mut self.namespaces {
+            namespace.power_loss();
+        }
+        if !self.lifecycle.safe() {
+            self.logs.unsafe_shutdown();
+        }
+        self.forget();
+        self.features.reset();
+        self.update_write_cache();
+        self.registers.clear();
+        self.lifecycle = Lifecycle { gone: self.lifecycle.gone, ..Lifecycle::default() };
+    }
+
+    /// Drops all commands and queues.
+    fn forget(&mut self) {
+        for mut done in self.done.drain(..) {
+            done.pieces.clear();
+            self.spare.push(done.pieces);
+        }
+        self.commands.clear();
+        self.delayed.clear();
+        self.finished.clear();
+        self.signals.clear();
+        self.withheld = 0;
+        self.deletions = 0;
+        self.misfortune = None;
+        self.queues.clear();
+        self.events.clear();
+        self.doorbells.clear_all();
+    }
+
+    /// CSTS.CFS: nothing is done any more until a reset.
+    #[cold]
+    pub(super) fn fail(&mut self, why: &'static str) {
+        if !self.lifecycle.fatal {
+            tracing::warn!(ctrl = self.identity.id(), "controller fatal status: {why}");
+        }
+        self.lifecycle.fatal = true;
+    }
+
+    /// "Shutdown": finish what is in flight, make it permanent, say so.
+    pub(super) fn advance_shutdown(&mut self, now: Nanos) -> u32 {
+        let idle = !self.namespaces.iter().any(|namespace| namespace.busy());
+        match self.lifecycle.shutdown {
+            Shutdown::Draining { flush } if idle => {
+                let left = if flush { self.flush_all(now) } else { 0 };
+                self.lifecycle.shutdown = Shutdown::Flushing(left);
+            }
+            Shutdown::Flushing(0) => self.lifecycle.shutdown = Shutdown::Complete,
+            _ => return 0,
+        }
+        1
+    }
+
+    /// Starts a flush of each namespace; how many have not ended.
+    fn flush_all(&mut self, now: Nanos) -> u32 {
+        let mut left = 0;
+        for namespace in &mut self.namespaces {
+            let op = MediaOp {
+                token: SHUTDOWN_TOKEN,
+                kind: MediaKind::Flush,
+                offset: 0,
+                len: 0,
+                pieces: Pieces::new(),
+                twist: Twist::None,
+            };
+            left += u32::from(namespace.submit(op, now).is_none());
+        }
+        left
+    }
+}

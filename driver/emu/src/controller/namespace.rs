@@ -1,0 +1,91 @@
+//! A namespace: a medium, and how it is cut into blocks.
+
+use nvme_driver::Nanos;
+
+use crate::{
+    config::NamespaceConfig,
+    media::{Media, MediaDone, MediaOp, Overlay},
+};
+
+/// log2 of the block sizes a namespace can be formatted to, in the order of its LBA formats.
+pub(super) const LBA_SHIFTS: [u8; 2] = [9, 12];
+
+/// A namespace.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    media: Overlay,
+    capacity: u64,
+    /// log2 of the block size in bytes.
+    pub lba_shift: u8,
+    /// Size in blocks.
+    pub lbas: u64,
+    /// Being formatted: other commands are refused.
+    pub formatting: bool,
+}
+
+impl Namespace {
+    pub(super) fn new(config: NamespaceConfig) -> Self {
+        let media = Overlay::new(config.media);
+        let capacity = media.capacity_bytes();
+        let lba_shift = config.lba_bytes.trailing_zeros() as u8;
+        Self { media, capacity, lba_shift, lbas: capacity >> lba_shift, formatting: false }
+    }
+
+    /// Bytes that blocks of the current size fill.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lbas << self.lba_shift
+    }
+
+    /// Smallest unit that a write can be torn into.
+    pub(super) fn tear_bytes(&self) -> u64 {
+        u64::from(self.media.granularity_bytes()).max(512)
+    }
+
+    /// Whether the medium can hold blocks of `1 << lba_shift` bytes.
+    pub(super) fn can_format(&self, lba_shift: u8) -> bool {
+        (1u32 << lba_shift).is_multiple_of(self.media.granularity_bytes().max(1))
+            && self.capacity >> lba_shift > 0
+    }
+
+    /// Cuts it into blocks of another size.
+    pub(super) fn format(&mut self, lba_shift: u8) {
+        self.lba_shift = lba_shift;
+        self.lbas = self.capacity >> lba_shift;
+    }
+
+    /// The range in bytes, if it lies inside. NVM, "LBA Out of Range".
+    #[inline]
+    pub(super) fn range(&self, slba: u64, lbas: u64) -> Option<(u64, u64)> {
+        let end = slba.checked_add(lbas)?;
+        (end <= self.lbas).then_some((slba << self.lba_shift, lbas << self.lba_shift))
+    }
+
+    #[inline]
+    pub(super) fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone> {
+        self.media.submit(op, now)
+    }
+
+    /// Whether operations are in flight.
+    #[inline]
+    pub(super) fn busy(&self) -> bool {
+        self.media.in_flight() > 0
+    }
+
+    pub(super) fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
+        self.media.poll(now, done);
+    }
+
+    pub(super) fn cancel(&mut self, done: &mut Vec<MediaDone>) {
+        self.media.cancel(done);
+        self.formatting = false;
+    }
+
+    pub(super) fn power_loss(&mut self) {
+        self.media.power_loss();
+        self.formatting = false;
+    }
+
+    pub(super) fn media_event(&self) -> Option<Nanos> {
+        self.media.next_event()
+    }
+}

@@ -1,0 +1,112 @@
+//! The register file (Base, "Controller Properties"), apart from what the registers cause.
+
+use nvme_driver::Nanos;
+use nvme_spec::reg::{self, Aqa, Cap, Cc, Version};
+
+use crate::config::EmuConfig;
+
+/// log2 of the largest memory page over 4 KiB (CAP.MPSMAX): 64 KiB.
+const MPSMAX: u8 = 4;
+/// CAP.CRMS: the controller is ready when its media are (bit 59), as 2.0 asks.
+const CAP_CRWMS: u64 = 1 << 59;
+/// Controller Ready Timeouts, a register of 2.0.
+const CRTO: u32 = 0x68;
+/// The version that VS and the identify data report.
+pub(super) const VERSION: Version = Version::new(2, 0, 0);
+
+/// Values that the host wrote, and constants.
+#[derive(Debug)]
+pub(super) struct Registers {
+    pub cap: Cap,
+    pub cc: Cc,
+    pub aqa: Aqa,
+    pub asq: u64,
+    pub acq: u64,
+    /// Vectors masked by INTMS, 1 bit each.
+    pub masked: u32,
+}
+
+impl Registers {
+    pub(super) fn new(config: &EmuConfig) -> Self {
+        let half_seconds = config.ready_timeout.0.div_ceil(Nanos::from_millis(500).0).clamp(1, 255);
+        let cap = Cap(CAP_CRWMS)
+            .with_mqes_z(config.mqes - 1)
+            .with_cqr(config.contiguous_queues.into())
+            .with_to_500ms(half_seconds as u8)
+            .with_dstrd(config.dstrd)
+            .with_css(1)
+            .with_mpsmax(MPSMAX);
+        Self { cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 }
+    }
+
+    /// As after power-on.
+    pub(super) fn clear(&mut self) {
+        *self = Self { cap: self.cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 };
+    }
+
+    /// Bytes of a memory page as CC.MPS has it.
+    pub(super) fn page_bytes(&self) -> u64 {
+        4096 << self.cc.mps()
+    }
+
+    /// Entries an I/O queue may have.
+    pub(super) fn queue_entries_max(&self) -> u32 {
+        u32::from(self.cap.mqes_z()) + 1
+    }
+
+    /// Reads a dword; what is reserved reads as 0. CSTS is not here: it follows from the state.
+    pub(super) fn read(&self, offset: u32) -> u32 {
+        match offset {
+            reg::CAP => self.cap.0 as u32,
+            0x04 => (self.cap.0 >> 32) as u32,
+            reg::VS => VERSION.0,
+            reg::INTMS | reg::INTMC => self.masked,
+            reg::CC => self.cc.0,
+            reg::AQA => self.aqa.0,
+            reg::ASQ => self.asq as u32,
+            0x2c => (self.asq >> 32) as u32,
+            reg::ACQ => self.acq as u32,
+            0x34 => (self.acq >> 32) as u32,
+            CRTO => u32::from(self.cap.to_500ms()),
+            _ => 0,
+        }
+    }
+
+    /// Writes a register that has no effect until the controller is enabled.
+    pub(super) fn write(&mut self, offset: u32, value: u32) {
+        // Bits 11:0 of the base addresses are reserved.
+        let low = |old: u64| old & !0xffff_ffff | u64::from(value & !0xfff);
+        let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
+        match offset {
+            reg::AQA => self.aqa = Aqa(value & 0x0fff_0fff),
+            reg::ASQ => self.asq = low(self.asq),
+            0x2c => self.asq = high(self.asq),
+            reg::ACQ => self.acq = low(self.acq),
+            0x34 => self.acq = high(self.acq),
+            _ => {}
+        }
+    }
+
+    /// Why the controller cannot be enabled as the registers are, if it cannot.
+    pub(super) fn refusal(&self) -> Option<&'static str> {
+        // "Controller Configuration" and "Admin Queue Attributes": what CAP does not announce, and
+        // queues of fewer than two entries, are invalid. Entry sizes may still be 0: they are only
+        // needed when the first I/O queue is created.
+        let (cc, page) = (self.cc, self.page_bytes());
+        if cc.css() != 0 {
+            Some("CC.CSS selects a command set that CAP.CSS does not have")
+        } else if cc.mps() > MPSMAX {
+            Some("CC.MPS is above CAP.MPSMAX")
+        } else if cc.ams() != 0 {
+            Some("CC.AMS selects an arbitration that CAP.AMS does not have")
+        } else if !matches!(cc.iosqes(), 0 | 6) || !matches!(cc.iocqes(), 0 | 4) {
+            Some("CC.IOSQES is not 6 or CC.IOCQES is not 4")
+        } else if self.aqa.asqs_z() == 0 || self.aqa.acqs_z() == 0 {
+            Some("AQA asks for an admin queue of one entry")
+        } else if self.asq & (page - 1) != 0 || self.acq & (page - 1) != 0 {
+            Some("ASQ or ACQ is not aligned to a memory page")
+        } else {
+            None
+        }
+    }
+}

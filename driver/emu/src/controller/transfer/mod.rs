@@ -1,0 +1,135 @@
+//! From a command's data pointer to the memory it names.
+
+pub(super) mod prp;
+pub(super) mod sgl;
+
+use nvme_driver::Iova;
+use nvme_spec::{
+    sqe::{Psdt, Sqe},
+    status::Status,
+};
+
+use crate::{
+    config::SglSupport,
+    domain::{DmaAccess, DmaFault, Pieces},
+};
+
+/// What data pointers may look like on this controller, as it was enabled.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// Bytes of a memory page (CC.MPS).
+    pub page_bytes: u64,
+    /// Which SGLs are taken.
+    pub sgl: SglSupport,
+    /// Whether bit buckets are.
+    pub bit_bucket: bool,
+}
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToHost,
+    FromHost,
+}
+
+/// Who is told about each run of bytes that a data pointer names, in order.
+pub(super) trait Sink {
+    /// `len` bytes at `iova`.
+    fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault>;
+    /// `len` bytes that go nowhere.
+    fn hole(&mut self, len: usize);
+}
+
+/// Hands `len` bytes as `sqe` describes them to `sink`.
+///
+/// # Errors
+/// The status for the command, if its description is wrong. The sink has then seen a part of it.
+#[inline]
+pub(super) fn walk(
+    dma: &DmaAccess<'_>,
+    rules: &Rules,
+    sqe: &Sqe,
+    direction: Direction,
+    len: u64,
+    sink: &mut impl Sink,
+) -> Result<(), Status> {
+    // Base, "Common Command Format": PSDT. SGLs only where SGLS says so; 10b needs MPTR SGLs,
+    // which this controller does not have; 11b is reserved.
+    match sqe.psdt() {
+        Psdt::PRP => prp::walk(dma, rules.page_bytes, sqe.dptr, len, sink),
+        Psdt::SGL_MPTR_ADDRESS if rules.sgl != SglSupport::None => {
+            sgl::walk(dma, rules, sqe.dptr, direction, len, sink)
+        }
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+/// An access that the domain refused is a transfer error (Base, "Generic Command Status").
+pub(super) fn refused(_: DmaFault) -> Status {
+    Status::DATA_TRANSFER_ERROR
+}
+
+/// Collects [`Pieces`] for the media.
+pub(super) struct Gather<'a, 'b> {
+    pub dma: &'a DmaAccess<'b>,
+    pub pieces: &'a mut Pieces,
+    /// Bytes of holes so far.
+    pub holes: u64,
+}
+
+impl Sink for Gather<'_, '_> {
+    #[inline]
+    fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault> {
+        self.dma.push(self.pieces, iova, len)
+    }
+
+    fn hole(&mut self, len: usize) {
+        self.pieces.push_hole(len);
+        self.holes += len as u64;
+    }
+}
+
+/// Copies bytes of the controller to the host: identify data, log pages. Where `from` has ended,
+/// zeroes follow.
+pub(super) struct Deliver<'a, 'b> {
+    pub dma: &'a DmaAccess<'b>,
+    pub from: &'a [u8],
+}
+
+impl Sink for Deliver<'_, '_> {
+    fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault> {
+        let (now, later) = self.from.split_at(len.min(self.from.len()));
+        self.from = later;
+        // One check for all of it, so that the address of the zeroes cannot overflow.
+        self.dma.resolve(iova, len)?;
+        if !now.is_empty() {
+            self.dma.write(iova, now)?;
+        }
+        if now.len() < len {
+            self.dma.fill(iova.offset(now.len() as u64), 0, len - now.len())?;
+        }
+        Ok(())
+    }
+
+    fn hole(&mut self, len: usize) {
+        self.from = &self.from[len.min(self.from.len())..];
+    }
+}
+
+/// Copies bytes of the host to the controller, as many as `to` is long: range lists.
+pub(super) struct Collect<'a, 'b> {
+    pub dma: &'a DmaAccess<'b>,
+    pub to: &'a mut [u8],
+    pub filled: usize,
+}
+
+impl Sink for Collect<'_, '_> {
+    fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault> {
+        let start = self.filled.min(self.to.len());
+        let end = (start + len).min(self.to.len());
+        self.filled = end;
+        self.dma.read(iova, &mut self.to[start..end])
+    }
+
+    fn hole(&mut self, _len: usize) {}
+}
