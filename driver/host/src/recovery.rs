@@ -77,11 +77,17 @@ impl Controller {
             self.queues.iter().filter(|(_, q)| q.granted).map(|(qid, _)| *qid).collect();
         for qid in granted {
             let live = self.queues.get(&qid).is_some_and(|queue| queue.live);
-            if live && self.delete_on_device(qid).is_err() {
+            let deleted = !live || self.delete_on_device(qid).is_ok();
+            if let Some(queue) = self.queues.get_mut(&qid) {
+                // Whatever the device makes of it, it is not a queue to be used: only a reset
+                // can make all queues live again.
+                queue.live = false;
+            }
+            if !deleted {
                 return false;
             }
             if let Some(queue) = self.queues.get_mut(&qid) {
-                (queue.live, queue.granted) = (false, false);
+                queue.granted = false;
             }
         }
         self.recreate_idle_queues().is_ok()

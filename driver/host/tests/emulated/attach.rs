@@ -1,0 +1,150 @@
+//! Bringing a controller up, and controllers that cannot be brought up.
+
+use nvme_driver::{
+    ControllerOptions, DescriptorMode, DescriptorPreference, Error, NamespaceError, State,
+};
+use nvme_emu::{
+    EmuConfig, FaultPlan, IdentifyOverrides, IdentifyPatch, RegisterFaults, SglSupport,
+};
+use nvme_spec::ids::Nsid;
+
+use crate::{LBAS, Rig, SEED};
+
+fn refused(faults: FaultPlan) -> Error {
+    let rig = Rig::new(EmuConfig::new("emu0").faults(faults));
+    rig.attach_with(ControllerOptions::default()).expect_err("it must be refused")
+}
+
+fn identify(identify: IdentifyOverrides) -> FaultPlan {
+    FaultPlan { seed: SEED, identify, ..FaultPlan::default() }
+}
+
+#[test]
+fn a_good_drive_is_ready() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    assert_eq!(ctrl.state(), State::Ready);
+    let info = ctrl.info();
+    assert_eq!(info.model, "Ripieno software controller");
+    assert_eq!(info.mdts_bytes, Some(512 << 10));
+    assert_eq!(info.entries_max, 1024);
+    assert!(info.vwc && info.io_queues >= 1);
+    assert_eq!(info.descriptor_mode, DescriptorMode::Sgl { bit_bucket: true, granularity: 1 });
+    let [namespace] = ctrl.namespaces() else { panic!("one namespace") };
+    assert_eq!((namespace.nsid, namespace.lbas, namespace.lba_shift), (Nsid(1), LBAS, 9));
+    ctrl.shutdown().unwrap();
+    assert_eq!(ctrl.state(), State::Shutdown);
+    assert!(matches!(ctrl.flush(Nsid(1)), Err(Error::Closed { .. })));
+    assert!(matches!(ctrl.reset(), Err(Error::Closed { .. })));
+    drop(ctrl);
+    // And it can be attached to again.
+    rig.attach();
+}
+
+#[test]
+fn descriptor_modes_follow_the_drive() {
+    let mode = |sgl, descriptors| {
+        let rig = Rig::new(EmuConfig { sgl, ..EmuConfig::new("emu0") });
+        let options = ControllerOptions { descriptors, ..Default::default() };
+        rig.attach_with(options).map(|ctrl| ctrl.info().descriptor_mode)
+    };
+    let prp = DescriptorMode::Prp { page_bytes: 4096 };
+    assert_eq!(mode(SglSupport::None, DescriptorPreference::Auto).unwrap(), prp);
+    assert_eq!(mode(SglSupport::Byte, DescriptorPreference::Prp).unwrap(), prp);
+    assert!(matches!(
+        mode(SglSupport::Dword, DescriptorPreference::Auto).unwrap(),
+        DescriptorMode::Sgl { granularity: 4, .. }
+    ));
+    assert!(mode(SglSupport::None, DescriptorPreference::Sgl).is_err());
+}
+
+#[test]
+fn registers_that_do_not_answer() {
+    let stuck = RegisterFaults { stuck_rdy: true, ..Default::default() };
+    let error = refused(FaultPlan { registers: stuck, ..FaultPlan::default() });
+    assert!(matches!(error, Error::NotReady { ready: 1, .. }), "{error}");
+
+    let rig = Rig::good();
+    rig.emu.unplug();
+    let error = rig.attach_with(ControllerOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::Gone { .. }), "{error}");
+}
+
+#[test]
+fn a_reset_that_does_not_end_fails_the_controller() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let registers = RegisterFaults { rdy_never_clears: true, ..Default::default() };
+    rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
+    let error = ctrl.reset().unwrap_err();
+    assert!(matches!(error, Error::NotReady { ready: 0, .. }), "{error}");
+    assert!(matches!(ctrl.state(), State::Failed(_)));
+    assert!(matches!(ctrl.flush(Nsid(1)), Err(Error::Failed { .. })));
+    // When it behaves again, it can be had back.
+    rig.emu.set_faults(FaultPlan::default());
+    ctrl.reset().unwrap();
+    ctrl.flush(Nsid(1)).unwrap();
+}
+
+#[test]
+fn a_slow_drive_is_waited_for() {
+    let registers = RegisterFaults { slow_rdy_ns: Some(2_000_000_000), ..Default::default() };
+    let plan = FaultPlan { registers, ..FaultPlan::default() };
+    let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
+    rig.attach();
+}
+
+#[test]
+fn lies_about_the_controller_are_refused() {
+    let lie = |overrides: IdentifyOverrides| {
+        let error = refused(identify(overrides));
+        assert!(matches!(error, Error::Implausible { .. }), "{error}");
+    };
+    lie(IdentifyOverrides { mdts: Some(200), ..Default::default() });
+    lie(IdentifyOverrides { sqes: Some(0x77), ..Default::default() });
+    // An active namespace list that does not ascend.
+    let bytes = [9u32, 9].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let patches = vec![IdentifyPatch { cns: 2, offset: 0, bytes }];
+    lie(IdentifyOverrides { patches, ..Default::default() });
+    // One that never ends: every page is full.
+    let bytes = (1..=1024u32).flat_map(u32::to_le_bytes).collect();
+    let patches = vec![IdentifyPatch { cns: 2, offset: 0, bytes }];
+    lie(IdentifyOverrides { patches, ..Default::default() });
+}
+
+#[test]
+fn any_identify_page_is_an_answer() {
+    // Pages of one repeated byte: an error or a controller, never a panic.
+    for byte in [0x00, 0x01, 0x44, 0x7F, 0x80, 0xFF] {
+        for cns in [0u8, 1, 2] {
+            let patches = vec![IdentifyPatch { cns, offset: 0, bytes: vec![byte; 4096] }];
+            let plan = identify(IdentifyOverrides { patches, ..Default::default() });
+            let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
+            let _ = rig.attach_with(ControllerOptions::default());
+        }
+    }
+}
+
+#[test]
+fn unusable_namespaces_say_why() {
+    let why = |overrides: IdentifyOverrides| {
+        let rig = Rig::new(EmuConfig::new("emu0").faults(identify(overrides)));
+        let mut ctrl = rig.attach();
+        assert!(ctrl.namespaces().is_empty());
+        match ctrl.read(Nsid(1), nvme_spec::ids::Lba(0), &mut [0; 512]).unwrap_err() {
+            Error::Namespace { source, .. } => source,
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(
+        why(IdentifyOverrides { nsze: Some(0), ..Default::default() }),
+        NamespaceError::Empty
+    );
+    assert_eq!(
+        why(IdentifyOverrides { lbads: Some(40), ..Default::default() }),
+        NamespaceError::LbaSize { lbads: 40 }
+    );
+    let rig = Rig::good();
+    let error = rig.attach().flush(Nsid(77)).unwrap_err();
+    assert!(matches!(error, Error::Namespace { source: NamespaceError::Unknown, .. }), "{error}");
+}

@@ -1,0 +1,230 @@
+//! Commands that fail, are late, or are answered by lies.
+
+use nvme_driver::{ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome};
+use nvme_emu::{FaultAction, FaultPlan, FaultWhen, LbaRange, RegisterFaults};
+use nvme_spec::{
+    admin::AdminOpcode,
+    ids::{Lba, Nsid, QueueId},
+    nvm::NvmOpcode,
+    status::Status,
+};
+
+use crate::{LBA, Rig, admin, always, io, once, pattern};
+
+const NS: Nsid = Nsid(1);
+const READ: u8 = NvmOpcode::READ.0;
+
+fn outcome(error: &Error) -> TimeoutOutcome {
+    match error {
+        Error::Timeout { outcome, .. } => *outcome,
+        other => panic!("expected a timeout, found: {other}"),
+    }
+}
+
+#[test]
+fn an_error_status_names_the_command() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let lbas = Some(LbaRange { first: 1030, count: 1 });
+    let status = Status::UNRECOVERED_READ_ERROR;
+    let then = FaultAction::Status { code: status.0, dnr: true };
+    rig.faults([always(FaultWhen { lbas, ..io(READ) }, then)]);
+    let mut back = vec![0; 4096 * LBA];
+    let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+    assert_eq!(error.status().map(Status::code), Some(status));
+    let command = error.command().unwrap();
+    assert_eq!((command.qid, command.nsid), (QueueId(1), NS));
+    let (lba, lbas) = command.range.unwrap();
+    assert!(lba.0 <= 1030 && 1030 < lba.0 + lbas, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("emu0") && text.contains("Unrecovered Read Error"), "{text}");
+    // The others were waited for and the controller is as good as before.
+    assert_eq!(ctrl.state(), State::Ready);
+    rig.faults([]);
+    ctrl.read(NS, Lba(0), &mut back).unwrap();
+}
+
+#[test]
+fn a_lost_completion_climbs_the_ladder() {
+    // Each case takes away one more rung: a command that is held can be aborted, one that is lost
+    // cannot, and so on.
+    let held = FaultAction::Delay { ns: 60_000_000_000 };
+    let lost = FaultAction::Drop;
+    let drop_always = |opcode: AdminOpcode| always(admin(opcode.0), FaultAction::Drop);
+    let cases = [
+        (held, vec![], TimeoutOutcome::Aborted),
+        (lost, vec![], TimeoutOutcome::QueueRecreated),
+        (
+            held,
+            vec![always(
+                admin(AdminOpcode::ABORT.0),
+                FaultAction::Status { code: Status::ABORT_LIMIT_EXCEEDED.0, dnr: false },
+            )],
+            TimeoutOutcome::QueueRecreated,
+        ),
+        (held, vec![drop_always(AdminOpcode::ABORT)], TimeoutOutcome::QueueRecreated),
+        (
+            held,
+            vec![drop_always(AdminOpcode::ABORT), drop_always(AdminOpcode::DELETE_IO_SQ)],
+            TimeoutOutcome::ControllerReset,
+        ),
+    ];
+    for (case, (then, rungs, expected)) in cases.into_iter().enumerate() {
+        let rig = Rig::good();
+        let mut ctrl = rig.attach();
+        ctrl.write(NS, Lba(0), &pattern(LBA, 3), false).unwrap();
+        rig.faults(rungs.into_iter().chain([once(io(READ), then)]));
+        let mut back = vec![0; LBA];
+        let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+        assert_eq!(outcome(&error), expected, "case {case}: {error}");
+        assert_eq!(ctrl.state(), State::Ready, "case {case}");
+        ctrl.read(NS, Lba(0), &mut back).unwrap();
+        assert!(back == pattern(LBA, 3), "case {case}");
+    }
+}
+
+#[test]
+fn when_even_the_reset_fails_memory_is_kept() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let data = rig.alloc(4096);
+    let range = data.iova();
+    rig.emu.set_faults(FaultPlan {
+        rules: vec![
+            always(io(READ), FaultAction::Drop),
+            always(admin(AdminOpcode::ABORT.0), FaultAction::Drop),
+            always(admin(AdminOpcode::DELETE_IO_SQ.0), FaultAction::Drop),
+        ],
+        registers: RegisterFaults { rdy_never_clears: true, ..Default::default() },
+        ..FaultPlan::default()
+    });
+    let error = ctrl.read_dma(NS, Lba(0), std::slice::from_ref(&data)).unwrap_err();
+    assert_eq!(outcome(&error), TimeoutOutcome::ControllerFailed);
+    assert!(matches!(ctrl.state(), State::Failed(FailCause::NotReady { ready: 0, .. })));
+    drop(data);
+    drop(ctrl);
+    let mapped = rig.domain.mapped();
+    assert!(mapped.iter().any(|part| part.iova == range), "the caller's memory stays mapped");
+}
+
+#[test]
+fn memory_of_a_dropped_controller_is_unmapped() {
+    let rig = Rig::good();
+    let before = rig.domain.mapped().len();
+    let mut ctrl = rig.attach();
+    ctrl.write(NS, Lba(0), &pattern(LBA, 1), false).unwrap();
+    ctrl.create_queue_pair(64).unwrap();
+    assert!(rig.domain.mapped().len() > before);
+    drop(ctrl);
+    assert_eq!(rig.domain.mapped().len(), before);
+}
+
+#[test]
+fn a_late_completion_is_not_taken_for_another_ones() {
+    let rig = Rig::good();
+    let options = ControllerOptions {
+        command_timeout: Nanos::from_millis(100),
+        abort_grace: Nanos::from_millis(10),
+        ..Default::default()
+    };
+    let mut ctrl = rig.attach_with(options).unwrap();
+    let then = FaultAction::Delay { ns: 5_000_000_000 };
+    rig.faults([once(io(READ), then)]);
+    let mut back = vec![0; LBA];
+    let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+    assert_ne!(outcome(&error), TimeoutOutcome::ControllerFailed);
+    for i in 0..50 {
+        ctrl.write(NS, Lba(i), &pattern(LBA, i), false).unwrap();
+        ctrl.read(NS, Lba(i), &mut back).unwrap();
+        assert!(back == pattern(LBA, i));
+        rig.clock.run_for(Nanos::from_millis(200));
+    }
+    assert_eq!(ctrl.state(), State::Ready);
+}
+
+#[test]
+fn completions_that_cannot_be_right_fail_the_controller() {
+    for then in [FaultAction::WrongCid, FaultAction::WrongSqhd, FaultAction::WrongSqid] {
+        let rig = Rig::good();
+        let mut ctrl = rig.attach();
+        rig.faults([once(io(READ), then)]);
+        let mut back = vec![0; LBA];
+        let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+        assert!(matches!(error, Error::Misbehaved { .. }), "{then:?}: {error}");
+        assert!(matches!(ctrl.state(), State::Failed(FailCause::Misbehaved(_))), "{then:?}");
+        let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+        assert!(matches!(error, Error::Failed { .. }), "{error}");
+        ctrl.reset().unwrap();
+        ctrl.read(NS, Lba(0), &mut back).unwrap();
+    }
+}
+
+#[test]
+fn a_duplicate_completion_is_noticed() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    rig.faults([once(io(READ), FaultAction::Duplicate)]);
+    let mut back = vec![0; LBA];
+    // The duplicate may be seen by this call or by a later one, but it is seen.
+    let found = (0..10).find_map(|_| ctrl.read(NS, Lba(0), &mut back).err());
+    assert!(matches!(found, Some(Error::Misbehaved { .. })), "{found:?}");
+}
+
+#[test]
+fn an_invisible_completion_is_a_timeout() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    rig.faults([once(io(READ), FaultAction::WrongPhase)]);
+    let mut back = vec![0; LBA];
+    let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+    outcome(&error);
+    assert_eq!(ctrl.state(), State::Ready);
+    ctrl.read(NS, Lba(0), &mut back).unwrap();
+}
+
+#[test]
+fn a_dead_controller_is_noticed_long_before_the_timeout() {
+    use nvme_driver::Clock;
+    for (then, cause) in
+        [(FaultAction::Gone, FailCause::Gone), (FaultAction::FatalStatus, FailCause::Fatal)]
+    {
+        let rig = Rig::good();
+        let mut ctrl = rig.attach();
+        rig.faults([once(io(READ), then)]);
+        let start = rig.clock.now();
+        let mut back = vec![0; LBA];
+        let error = ctrl.read(NS, Lba(0), &mut back).unwrap_err();
+        assert!(matches!(error, Error::Gone { .. } | Error::Fatal { .. }), "{error}");
+        assert_eq!(ctrl.state(), State::Failed(cause));
+        assert!(rig.clock.now() - start < Nanos::from_millis(1_000));
+        if cause == FailCause::Fatal {
+            ctrl.reset().unwrap();
+            ctrl.read(NS, Lba(0), &mut back).unwrap();
+        } else {
+            assert!(matches!(ctrl.reset(), Err(Error::Gone { .. })));
+        }
+    }
+}
+
+#[test]
+fn an_admin_command_without_an_answer_resets_the_controller() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    rig.faults([once(admin(AdminOpcode::GET_LOG_PAGE.0), FaultAction::Drop)]);
+    let error = ctrl.smart_log().unwrap_err();
+    assert_eq!(outcome(&error), TimeoutOutcome::ControllerReset);
+    assert_eq!(ctrl.state(), State::Ready);
+    ctrl.smart_log().unwrap();
+}
+
+#[test]
+fn attach_ends_when_admin_commands_do_not() {
+    for opcode in [AdminOpcode::IDENTIFY, AdminOpcode::SET_FEATURES, AdminOpcode::CREATE_IO_SQ] {
+        let rig = Rig::good();
+        rig.faults([always(admin(opcode.0), FaultAction::Drop)]);
+        let error = rig.attach_with(ControllerOptions::default()).unwrap_err();
+        assert_eq!(outcome(&error), TimeoutOutcome::ControllerFailed, "{opcode}");
+        rig.faults([]);
+        rig.attach();
+    }
+}

@@ -1,0 +1,67 @@
+//! Logs, features, events, format.
+
+use nvme_driver::{ControllerEvent, Error, Nanos, State, platform::ring::Doorbell};
+use nvme_spec::{
+    admin::{FeatureId, FormatNvm},
+    ids::{Lba, Nsid},
+};
+
+use crate::{LBA, Rig, pattern};
+
+const NS: Nsid = Nsid(1);
+
+#[test]
+fn logs_and_features() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    ctrl.write(NS, Lba(0), &pattern(4096 * LBA, 1), false).unwrap();
+    assert!(ctrl.smart_log().unwrap().temperature_kelvin() > 0);
+    ctrl.error_log().unwrap();
+    ctrl.firmware_slot_log().unwrap();
+    let cache = ctrl.get_feature(FeatureId::VOLATILE_WRITE_CACHE, Nsid(0)).unwrap();
+    assert_eq!(cache & 1, 1);
+    let error = ctrl.get_feature(FeatureId(0xEE), Nsid(0)).unwrap_err();
+    assert!(error.status().is_some(), "{error}");
+    let wire = ctrl.identify_controller().unwrap();
+    assert_eq!(wire.model(), ctrl.info().model);
+    assert_eq!(ctrl.identify_namespace(NS).unwrap().nsze, ctrl.namespaces()[0].lbas);
+}
+
+#[test]
+fn a_quiet_controller_has_no_events() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    assert_eq!(ctrl.poll_events().unwrap(), []);
+    rig.emu.unplug();
+    assert!(matches!(ctrl.poll_events(), Err(Error::Gone { .. })));
+    assert!(matches!(ctrl.state(), State::Failed(_)));
+}
+
+#[test]
+fn an_event_is_reported_and_asked_for_again() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    // More often than requests are outstanding, so each must be replaced, and each event cleared.
+    for tail in 1..=20 {
+        // A doorbell of a queue that does not exist: the controller reports an error event.
+        let bell = Doorbell::new(ctrl.bus(), 2 * 9).unwrap();
+        bell.ring(tail);
+        rig.clock.run_for(Nanos::from_millis(5));
+        let events = ctrl.poll_events().unwrap();
+        assert_eq!(events, [ControllerEvent::Error { info: 0 }], "{tail}");
+        assert_eq!(ctrl.poll_events().unwrap(), []);
+    }
+    assert_eq!(ctrl.state(), State::Ready);
+}
+
+#[test]
+fn format_loses_the_data_and_looks_again() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    ctrl.write(NS, Lba(0), &pattern(LBA, 1), false).unwrap();
+    ctrl.format(NS, FormatNvm::default()).unwrap();
+    let mut back = vec![1; LBA];
+    ctrl.read(NS, Lba(0), &mut back).unwrap();
+    assert!(back.iter().all(|b| *b == 0));
+    assert_eq!(ctrl.namespaces().len(), 1);
+}
