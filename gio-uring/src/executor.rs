@@ -32,6 +32,7 @@ impl SharedMemory {
     /// # Safety
     /// `len` zeroed bytes at `host` (for this process) and at `address` (for the kernel) are the
     /// same memory, aligned to 4096 bytes, valid until `owner` is dropped, and not otherwise used.
+    /// For this process it is ordinary cacheable memory: release and acquire order it.
     #[allow(unsafe_code, reason = "the executor vouches for its memory")]
     pub unsafe fn new(
         host: NonNull<u8>,
@@ -80,7 +81,8 @@ pub enum Progress {
 ///
 /// Life: `alloc` as often as needed, `start`, then `submitted` and `poll`, then `stop`. After a
 /// successful `stop` it may be started again with new arguments (queues that were recovered), whose
-/// ring positions begin at 0 again.
+/// ring positions begin at 0 again. Dropped without a successful `stop`, it neither waits without end
+/// nor frees what its kernel may still use; the ring leaks its own memory then.
 pub trait IoExecutor: Send + fmt::Debug {
     /// What a report calls it: `host`, `inline`, `cuda`.
     fn name(&self) -> &'static str;

@@ -37,6 +37,8 @@
 //! - Events in memory that the caller brings (a CUDA event's word): operations wait only for words
 //!   made by [`Uring::event`], whose [`Event::address`] a GPU stream can write.
 //! - A single operation cannot be cancelled; stopping cancels all.
+//! - Rings in memory that the CPU sees through a write-combining mapping (a GPU's BAR): publishing
+//!   would need a fence that ordinary memory does not. Executors allocate ordinary memory.
 //! - Rings shared between processes: handles assume that caller and ring live in one process.
 
 pub mod abi;
@@ -57,6 +59,8 @@ mod ring;
 mod shared;
 mod status;
 mod sync;
+#[cfg(all(test, not(loom)))]
+mod testing;
 mod uring;
 
 pub use abi::{Affine, IoCtx};
@@ -67,7 +71,8 @@ pub use event::{Event, Signal, Wait};
 pub use executor::{ExecutorError, IoExecutor, Progress, SharedMemory};
 pub use iocb::{BATCH_MAX, IocbId, Iocbs};
 pub use map::BlockMap;
+pub use nvme_spec::status::Status as NvmeStatus;
 pub use options::UringOptions;
 pub use pool::{PoolDesc, PoolHandle};
-pub use status::{IoStatus, NvmeStatus};
+pub use status::IoStatus;
 pub use uring::{Flags, Op, Uring};

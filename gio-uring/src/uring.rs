@@ -1,21 +1,20 @@
 //! The engine: IOCBs out, completions in.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
-use nvme_driver::{Clock, Nanos, QueueGrant, Quiesced};
+use nvme_driver::{Clock, Nanos, QueueGrant};
 
 use crate::{
-    abi::{self, Affine, Args, IoCtx, Iocb},
+    abi::{Affine, Args, Iocb},
     arena::Arena,
     completion::Completion,
-    counters::{Counters, FaultInfo, UringCounters},
+    counters::Counters,
     error::Error,
-    event::{Event, Signal, Wait},
+    event::Event,
     executor::{IoExecutor, Progress},
-    explicit,
-    iocb::{Content, IocbId, Iocbs, Phase, Table},
+    iocb::{Content, IocbId, Phase, Table},
     layout::Layout,
-    map::{self, BlockMap},
+    map::BlockMap,
     options::UringOptions,
     pool::{PoolDesc, PoolHandle},
     queues::Queues,
@@ -24,6 +23,9 @@ use crate::{
     status::IoStatus,
     sync::Ordering,
 };
+
+mod fill;
+mod life;
 
 /// Direction of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -257,143 +259,6 @@ impl Uring {
         if owned { Ok(()) } else { Err(Error::Foreign { what }) }
     }
 
-    // Taking and filling.
-
-    /// Takes `count` IOCBs (at most [`crate::BATCH_MAX`]) whose operations start once `wait` is
-    /// reached.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] when fewer are free, [`Error::Batch`], [`Error::Foreign`] for another ring's
-    /// event.
-    pub fn get_iocb(&mut self, count: u32, wait: Option<&Wait>) -> Result<Iocbs, Error> {
-        self.own("event", wait.is_none_or(|wait| wait.event.is_of(&self.arena)))?;
-        self.table.take(count, wait)
-    }
-
-    /// Gives an IOCB back that will not be issued.
-    ///
-    /// # Errors
-    /// [`Error::Id`] when it was issued, or is not the caller's.
-    pub fn release(&mut self, id: IocbId) -> Result<(), Error> {
-        self.table.in_phase(id, &[Phase::Taken, Phase::Filled], "taken and not issued")?;
-        self.table.free_again(id);
-        Ok(())
-    }
-
-    /// Makes the operation that `id` will be filled with signal an event when it completed.
-    ///
-    /// # Errors
-    /// [`Error::Id`] unless it is taken and not yet filled, [`Error::Foreign`].
-    pub fn signal(&mut self, id: IocbId, signal: &Signal) -> Result<(), Error> {
-        self.own("event", signal.event.is_of(&self.arena))?;
-        let entry = self.table.in_phase(id, &[Phase::Taken], "taken and not filled")?;
-        entry.signal = Some(signal.clone());
-        Ok(())
-    }
-
-    /// Fills an IOCB with contexts that name memory and LBAs. They are copied, grouped by device.
-    ///
-    /// # Errors
-    /// [`Error::Count`], [`Error::IoCtx`] for an unknown device, a range outside its namespace, a
-    /// length that is not whole LBAs, or misaligned memory; [`Error::Id`].
-    pub fn fill_explicit(
-        &mut self,
-        id: IocbId,
-        op: Op,
-        flags: Flags,
-        contexts: &[IoCtx],
-    ) -> Result<(), Error> {
-        let max = self.options.explicit_max;
-        if contexts.is_empty() || contexts.len() > max as usize {
-            return Err(Error::Count { what: "the IOCB", found: contexts.len(), max });
-        }
-        let bytes_max = explicit::check(contexts, &self.queues.devices)?;
-        let (layout, region, devices) = (&self.layout, &self.region, self.queues.devices.len());
-        let entry = self.table.in_phase(id, FILLABLE, "taken and not issued")?;
-        let index = id.index();
-        let (at, starts) = (layout.contexts(index), layout.starts(index));
-        map::group(
-            contexts.len(),
-            devices as u32,
-            &mut entry.order,
-            |index| contexts[index].device,
-            |index| contexts[index].lba,
-            |class, first| region.put(starts, class, first),
-        );
-        for (slot, &index) in entry.order.iter().enumerate() {
-            region.put(at, slot, contexts[index as usize]);
-        }
-        region.zero(layout.statuses(index), contexts.len() * size_of::<u32>());
-        entry.content = Content::Explicit;
-        entry.expected = contexts.len() as u64;
-        let iocb = Iocb {
-            kind: abi::KIND_EXPLICIT,
-            count: contexts.len() as u32,
-            ioctx: region.address(at),
-            starts: region.address(starts),
-            status: region.address(layout.statuses(index)),
-            bytes_max,
-            ..Iocb::default()
-        };
-        self.fill(id, op, flags, iocb);
-        Ok(())
-    }
-
-    /// Fills an IOCB with rows `rows` of every file of `map`. Costs the same for any map.
-    ///
-    /// # Errors
-    /// [`Error::Rows`] outside the pool, [`Error::Foreign`], [`Error::Id`].
-    pub fn fill_affine(
-        &mut self,
-        id: IocbId,
-        op: Op,
-        flags: Flags,
-        map: &BlockMap,
-        pool: &PoolHandle,
-        rows: Range<u32>,
-    ) -> Result<(), Error> {
-        self.own("map", map.is_of(&self.arena))?;
-        self.own("pool", pool.is_of(&self.arena))?;
-        pool.check(map.len(), &rows)?;
-        let entry = self.table.in_phase(id, FILLABLE, "taken and not issued")?;
-        let row_count = rows.end - rows.start;
-        entry.content = Content::Affine { map: map.clone(), _pool: pool.clone() };
-        entry.expected = map.len() as u64 * u64::from(row_count);
-        let [ioctx, starts, status] = map.addresses();
-        let iocb = Iocb {
-            kind: abi::KIND_AFFINE,
-            count: map.len() as u32,
-            ioctx,
-            starts,
-            status,
-            pool: pool.address(),
-            row_first: rows.start,
-            row_count,
-            ..Iocb::default()
-        };
-        self.fill(id, op, flags, iocb);
-        Ok(())
-    }
-
-    fn fill(&mut self, id: IocbId, op: Op, flags: Flags, mut iocb: Iocb) {
-        let devices = self.devices();
-        let entry = self.table.get(id).expect("the caller looked it up");
-        iocb.opcode = match op {
-            Op::Read => abi::OP_READ,
-            Op::Write => abi::OP_WRITE,
-        };
-        iocb.flags = if flags.fua { abi::FLAG_FUA } else { 0 };
-        iocb.devices = devices;
-        if let Some(Wait { event, value }) = &entry.wait {
-            (iocb.wait, iocb.wait_value) = (event.address(), *value);
-        }
-        if let Some(Signal { event, value }) = &entry.signal {
-            (iocb.signal, iocb.signal_value) = (event.address(), *value);
-        }
-        self.region.write(self.layout.iocb(id.index()), iocb);
-        entry.phase = Phase::Filled;
-    }
-
     // Issuing and waiting.
 
     /// Publishes filled IOCBs in this order. `sms` is how many SMs the executor should spend on them,
@@ -529,139 +394,7 @@ impl Uring {
         }
         Ok(())
     }
-
-    // Health and life.
-
-    /// What was counted so far.
-    #[must_use]
-    pub fn counters(&self) -> UringCounters {
-        let queues = self.queues.counters();
-        let total = queues.iter().fold(self.before, |sum, queue| sum + queue.counters);
-        let usage = self.arena.usage();
-        UringCounters {
-            total,
-            queues,
-            issued: self.issued,
-            completed: self.completed,
-            arena_bytes: usage.bytes,
-            arena_bytes_used: usage.used,
-            arena_growths: usage.growths,
-        }
-    }
-
-    /// The first queue that stopped because its device misbehaved or timed out. Everything on it
-    /// fails from then on; stop the ring, recover the controller, and restart.
-    #[must_use]
-    pub fn faulted(&self) -> Option<FaultInfo> {
-        self.queues.faulted()
-    }
-
-    /// Ends the kernel. Commands that a device already has are waited for; what was not sent is
-    /// cancelled. Every IOCB in flight is done afterwards, and can be waited for. The token takes the
-    /// grants back.
-    ///
-    /// # Errors
-    /// [`Error::Executor`] when the kernel did not end before `deadline`: the ring is stuck, may be
-    /// stopped again, and leaks its memory when dropped. [`Error::State`] when it is stopped already.
-    pub fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, Error> {
-        if self.state == State::Stopped {
-            self.expect(State::Running)?;
-        }
-        // Release: a warp that sees the word sees everything published before it.
-        self.region.store32(Layout::STOP, 1, Ordering::Release);
-        self.state = State::Stuck;
-        // Turns first: an executor without threads (or time) of its own cannot wait inside `stop`.
-        let mut idle = 0;
-        while !self.queues.are_idle() && self.clock.now() < deadline {
-            match self.turn() {
-                Ok(Progress::Moved) => idle = 0,
-                Ok(Progress::Idle) => {
-                    self.clock.pause(idle, deadline);
-                    idle += 1;
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "polling while stopping");
-                    break;
-                }
-            }
-        }
-        self.tell_time();
-        let quiesced = self.executor.stop(deadline)?;
-        self.state = State::Stopped;
-        // A ring that holds nonsense is of no further interest: nothing writes it any more.
-        if let Err(error) = self.reap() {
-            tracing::error!(%error, "completion ring after the stop");
-        }
-        self.cancel_the_rest();
-        Ok(quiesced)
-    }
-
-    /// Completes what the kernel did not. Which of its contexts were done is not known, so all of
-    /// them that say Ok are marked.
-    fn cancel_the_rest(&mut self) {
-        let left: Vec<u32> = self.table.in_flight().collect();
-        for index in left {
-            let iocb: Iocb = self.region.read(self.layout.iocb(index));
-            let statuses = self.layout.statuses(index);
-            let entry = self.table.issued(index).expect("listed as in flight");
-            match &entry.content {
-                Content::Affine { map, .. } => map.mark(0..map.len(), abi::STATUS_CANCELLED),
-                Content::Explicit => {
-                    let all = 0..entry.order.len();
-                    map::mark(&self.region, statuses, all, abi::STATUS_CANCELLED);
-                }
-                Content::Nothing => {}
-            }
-            let outcome = entry.outcome(&iocb);
-            entry.completion = match outcome.error {
-                Some((status, _)) if status != IoStatus::Incomplete => outcome,
-                _ => Completion { errors: 1, error: Some((IoStatus::Cancelled, 0)), ..outcome },
-            };
-            entry.phase = Phase::Done;
-            entry.let_go();
-            self.completed += 1;
-        }
-    }
-
-    /// Starts the kernel again after a [`Uring::stop`], on queues that were recovered: fresh grants
-    /// of the same devices. Maps, pools and events stay good.
-    ///
-    /// # Errors
-    /// As [`Uring::init_queue`]; [`Error::State`] unless stopped; [`Error::Grants`] when the devices
-    /// are not the same.
-    pub fn restart(&mut self, grants: &[(u32, QueueGrant)]) -> Result<(), Error> {
-        self.expect(State::Stopped)?;
-        let queues = Queues::lay_out(grants, self.executor.as_ref())?;
-        if queues.devices != self.queues.devices {
-            let problem = format!(
-                "the devices changed from {:?} to {:?}; open a new ring",
-                self.queues.devices, queues.devices
-            );
-            return Err(Error::Grants { problem });
-        }
-        for queue in self.queues.counters() {
-            self.before += queue.counters;
-        }
-        self.queues = queues;
-        self.layout.reset(&self.region);
-        (self.submit, self.complete) = self.layout.rings(&self.region);
-        self.start()
-    }
 }
 
-/// Phases in which an IOCB can be filled (again).
-const FILLABLE: &[Phase] = &[Phase::Taken, Phase::Filled];
-
-impl Drop for Uring {
-    fn drop(&mut self) {
-        if self.state == State::Stopped {
-            return;
-        }
-        let deadline = self.clock.now() + self.options.stop_timeout;
-        if let Err(error) = self.stop(deadline) {
-            tracing::error!(%error, "dropping a ring whose kernel runs on; its memory is leaked");
-            // A kernel that may still run must never see this memory used for something else.
-            std::mem::forget((self.region.clone(), self.queues.memory(), self.arena.clone()));
-        }
-    }
-}
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,411 @@
+#![allow(unsafe_code, reason = "a stand-in for an executor vouches for the memory it allocates")]
+//! An executor for this crate's own tests: reads IOCBs through the kernel's halves of the rings and
+//! moves numbers between a model of memory and a model of devices, one word an object.
+//!
+//! It sees memory only through the addresses that the engine gave it. They differ from this
+//! process's addresses, and each access finds the allocation anew, so that an address that is wrong
+//! or whose memory was freed ends the test.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System, alloc_zeroed, dealloc},
+    cell::Cell,
+    collections::HashMap,
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, Weak},
+};
+
+use nvme_driver::{Clock, DescriptorMode, DevicePtr, Iova, Nanos, Place, QueueGrant, Quiesced};
+
+use nvme_spec::ids::{Nsid, QueueId};
+
+use crate::{
+    abi::{self, Affine, Args, IoCtx, Iocb, Pool, Warp},
+    executor::{ExecutorError, IoExecutor, Progress, SharedMemory},
+    ring::{CompleteProducer, SharedTail, SharedWords, SubmitConsumer},
+    shared::{Plain, Region},
+    sync::Ordering,
+};
+
+/// Kernel addresses are so much higher than this process's.
+const SHIFT: u64 = 0x1000_0000_0000;
+const NAME: &str = "test";
+
+/// Memory that knows when it is freed.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    host: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address range; accesses go through Region.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, 4096).expect("small")
+    }
+
+    fn new(len: usize) -> Self {
+        let len = len.max(1).next_multiple_of(4096);
+        // SAFETY: the layout is not empty.
+        let host = unsafe { alloc_zeroed(Self::layout(len)) };
+        Self { host: NonNull::new(host).expect("memory"), len }
+    }
+
+    fn address(&self) -> u64 {
+        self.host.as_ptr().expose_provenance() as u64 + SHIFT
+    }
+
+    fn shared(self: &Arc<Self>) -> SharedMemory {
+        let owner = Box::new(self.clone());
+        // SAFETY: the owner keeps the bytes; both sides access them volatile or atomically only.
+        unsafe { SharedMemory::new(self.host, self.address(), self.len, owner) }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated by new() with this layout.
+        unsafe { dealloc(self.host.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+/// What a test sets and looks at, beside the engine.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    allocations: Vec<Weak<Allocation>>,
+    pub allocated: usize,
+    pub starts: usize,
+    pub sms: u32,
+    run: Option<Run>,
+    /// Objects on the devices by (device, LBA), and in memory by IOVA.
+    pub disk: HashMap<(u32, u64), u64>,
+    pub memory: HashMap<u64, u64>,
+    /// Status for contexts whose first LBA on a device is listed.
+    pub failing: HashMap<(u32, u64), u32>,
+    /// Turns do nothing.
+    pub hold: bool,
+    /// Stopping fails.
+    pub stuck: bool,
+    /// Stopping ends the kernel at once, without refusing what is in the ring.
+    pub abrupt: bool,
+    /// The named part of a grant cannot be reached.
+    pub unreachable: Option<u64>,
+    /// Forget to report one object of each operation.
+    pub lazy: bool,
+    /// Put this into the completion ring at the next turn.
+    pub nonsense: Option<u32>,
+    /// Virtual time as the kernel saw it last.
+    pub time: u64,
+    next_warp: usize,
+}
+
+#[derive(Debug)]
+struct Run {
+    args: Args,
+    warps: Vec<(SubmitConsumer<SharedWords>, Option<u32>)>,
+    done: CompleteProducer<SharedWords, SharedTail>,
+}
+
+/// The executor; a clone of its model stays with the test.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TestExecutor(pub Arc<Mutex<Model>>);
+
+impl TestExecutor {
+    pub(crate) fn model(&self) -> MutexGuard<'_, Model> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Model {
+    /// Allocations that are not freed.
+    pub(crate) fn living(&self) -> usize {
+        self.allocations.iter().filter(|memory| memory.strong_count() > 0).count()
+    }
+
+    /// Makes a warp say that its queue failed.
+    pub(crate) fn fail(&mut self, warp: usize, fault: u32) {
+        let warps = self.run.as_ref().expect("running").args.warps;
+        let failed = Warp { fault, quarantined: 3, ..self.read(warps, warp) };
+        self.write(warps, warp, failed);
+    }
+
+    /// `len` bytes at `address`.
+    fn region(&self, address: u64, len: usize) -> Region {
+        let holds = |memory: &Arc<Allocation>| {
+            address >= memory.address()
+                && address + len as u64 <= memory.address() + memory.len as u64
+        };
+        let memory = self.allocations.iter().filter_map(Weak::upgrade).find(holds);
+        let memory = memory.unwrap_or_else(|| panic!("{len} bytes at {address:#x}: not mapped"));
+        Region::whole(memory.shared()).slice((address - memory.address()) as usize, len)
+    }
+
+    fn read<T: Plain>(&self, address: u64, index: usize) -> T {
+        let at = address + (index * size_of::<T>()) as u64;
+        self.region(at, size_of::<T>()).read(0)
+    }
+
+    fn write<T: Plain>(&self, address: u64, index: usize, value: T) {
+        let at = address + (index * size_of::<T>()) as u64;
+        self.region(at, size_of::<T>()).write(0, value);
+    }
+
+    fn attach(&self, args: Args) -> Run {
+        let bytes = (args.ring_mask as usize + 1) * size_of::<u64>();
+        let sq = SharedWords(self.region(args.sq_ring, bytes));
+        let cq = SharedWords(self.region(args.cq_ring, bytes));
+        let tail = SharedTail(self.region(args.cq_tail, size_of::<u32>()));
+        let warp = |_| (SubmitConsumer::new(sq.clone(), args.ring_mask), None);
+        let warps = (0..args.warp_count).map(warp).collect();
+        Run { args, warps, done: CompleteProducer::new(cq, tail, args.ring_mask) }
+    }
+
+    /// One warp's turn: at most one operation. The warps take turns in an order that varies.
+    fn turn(&mut self, refusal: u32) -> Progress {
+        let Some(mut run) = self.run.take() else { return Progress::Idle };
+        if run.args.clock != 0 {
+            self.time = self.read(run.args.clock, 0);
+        }
+        if let Some(id) = self.nonsense.take() {
+            run.done.complete(id);
+        }
+        let mut progress = Progress::Idle;
+        for _ in 0..run.warps.len() {
+            let warp = self.next_warp % run.warps.len();
+            self.next_warp += 1;
+            let (ring, waiting) = &mut run.warps[warp];
+            let Some(id) = waiting.take().or_else(|| ring.take()) else { continue };
+            let iocb: Iocb = self.read(run.args.iocbs, id as usize);
+            if iocb.wait != 0 && refusal == 0 {
+                let value: u32 = self.read(iocb.wait, 0);
+                if value.wrapping_sub(iocb.wait_value).cast_signed() < 0 {
+                    *waiting = Some(id);
+                    continue;
+                }
+            }
+            self.part(&run, warp, id, iocb, refusal);
+            progress = Progress::Moved;
+            // Lets the other warps lag behind now and then.
+            if self.next_warp.is_multiple_of(3) {
+                break;
+            }
+        }
+        self.run = Some(run);
+        progress
+    }
+
+    /// `warp` does its part of an operation; the last one completes it.
+    fn part(&mut self, run: &Run, warp: usize, id: u32, iocb: Iocb, refusal: u32) {
+        let warp: Warp = self.read(run.args.warps, warp);
+        let (mut objects, mut failures) = (0u64, Vec::new());
+        let rows = if iocb.kind == abi::KIND_AFFINE { iocb.row_count } else { 1 };
+        for row in (0..rows).map(|row| iocb.row_first + row) {
+            let class = match iocb.kind {
+                abi::KIND_AFFINE => {
+                    (warp.device + iocb.devices - row % iocb.devices) % iocb.devices
+                }
+                _ => warp.device,
+            };
+            let first: u32 = self.read(iocb.starts, class as usize);
+            let end: u32 = self.read(iocb.starts, class as usize + 1);
+            let share = |part: u32| first + (end - first) * part / warp.parts;
+            for index in share(warp.part)..share(warp.part + 1) {
+                let status =
+                    if refusal != 0 { refusal } else { self.transfer(&iocb, &warp, row, index) };
+                match status {
+                    abi::STATUS_OK => objects += 1,
+                    status => failures.push((status, index)),
+                }
+            }
+        }
+        if self.lazy {
+            objects -= 1;
+        }
+        let shared = self.region(run.args.iocbs + u64::from(id) * 128, 128);
+        let at = |offset| shared.load64(offset, Ordering::Relaxed);
+        shared.store64(104, at(104) + objects, Ordering::Relaxed);
+        for (status, index) in &failures {
+            self.write(iocb.status, *index as usize, *status);
+            shared.store64(96, u64::from(*status) << 32 | u64::from(*index), Ordering::Relaxed);
+        }
+        shared.add32(92, failures.len() as u32, Ordering::Relaxed);
+        self.count(run, &warp, objects);
+        if shared.add32(88, u32::MAX, Ordering::AcqRel) == 1 {
+            if iocb.signal != 0 {
+                self.region(iocb.signal, 4).store32(0, iocb.signal_value, Ordering::Release);
+            }
+            run.done.complete(id);
+        }
+    }
+
+    fn count(&self, run: &Run, warp: &Warp, objects: u64) {
+        let of_warp = |index: &usize| self.read::<Warp>(run.args.warps, *index).slots == warp.slots;
+        let index = (0..run.args.warp_count as usize).find(of_warp).expect("a warp");
+        let mut warp: Warp = self.read(run.args.warps, index);
+        warp.objects += objects;
+        warp.commands += 1;
+        self.write(run.args.warps, index, warp);
+    }
+
+    /// One object of one context; its status.
+    fn transfer(&mut self, iocb: &Iocb, warp: &Warp, row: u32, index: u32) -> u32 {
+        let (iova, lba) = if iocb.kind == abi::KIND_EXPLICIT {
+            let context: IoCtx = self.read(iocb.ioctx, index as usize);
+            assert_eq!(context.device, warp.device, "grouped by device");
+            assert!(context.bytes <= iocb.bytes_max);
+            (context.iova, context.lba)
+        } else {
+            let Affine { block, file } = self.read(iocb.ioctx, index as usize);
+            let pool: Pool = self.read(iocb.pool, 0);
+            if block >= pool.blocks || file >= pool.files {
+                return abi::STATUS_INVALID;
+            }
+            let (g, k) = (file / pool.group, file % pool.group);
+            assert_eq!((k + row) % pool.devices, warp.device, "grouped by class");
+            let slot = (g * pool.rows + row) * (pool.group / pool.devices) + k / pool.devices;
+            let data_lba: u64 = self.read(pool.data_lba, warp.device as usize);
+            let row_iova: u64 = self.read(pool.row_iova, row as usize);
+            (
+                row_iova + u64::from(block) * pool.block_stride,
+                data_lba + u64::from(slot) * u64::from(pool.slot_bytes >> warp.lba_shift),
+            )
+        };
+        let place = (warp.device, lba);
+        if let Some(&status) = self.failing.get(&place) {
+            return status;
+        }
+        if iocb.opcode == abi::OP_WRITE {
+            self.disk.insert(place, self.memory.get(&iova).copied().unwrap_or(0));
+        } else {
+            self.memory.insert(iova, self.disk.get(&place).copied().unwrap_or(0));
+        }
+        abi::STATUS_OK
+    }
+}
+
+impl IoExecutor for TestExecutor {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        if len > 1 << 32 {
+            let cause = "the model is small".to_owned();
+            return Err(ExecutorError::Memory { executor: NAME, len, cause });
+        }
+        let memory = Arc::new(Allocation::new(len));
+        let mut model = self.model();
+        model.allocations.push(Arc::downgrade(&memory));
+        model.allocated += 1;
+        Ok(memory.shared())
+    }
+
+    fn address(&self, place: &Place) -> Option<u64> {
+        let host = place.host.filter(|&host| Some(host) != self.model().unreachable)?;
+        Some(host + SHIFT)
+    }
+
+    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+        let mut model = self.model();
+        assert!(model.run.is_none(), "started twice");
+        let run = model.attach(args);
+        model.run = Some(run);
+        model.starts += 1;
+        Ok(())
+    }
+
+    fn submitted(&mut self, _tail: u32, sms: u32) -> Result<(), ExecutorError> {
+        self.model().sms = sms;
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Progress, ExecutorError> {
+        let mut model = self.model();
+        if model.hold { Ok(Progress::Idle) } else { Ok(model.turn(0)) }
+    }
+
+    fn stop(&mut self, _deadline: Nanos) -> Result<Quiesced, ExecutorError> {
+        let mut model = self.model();
+        if model.stuck {
+            return Err(ExecutorError::StopTimeout { executor: NAME });
+        }
+        let run = model.run.as_ref().expect("running");
+        assert_eq!(model.read::<u32>(run.args.stop, 0), 1, "the stop word comes first");
+        while !model.abrupt && model.turn(abi::STATUS_CANCELLED) == Progress::Moved {}
+        model.run = None;
+        // SAFETY: the model runs in the caller's thread only, and has let go of the queues.
+        Ok(unsafe { Quiesced::assert() })
+    }
+}
+
+/// Time that passes only while somebody waits.
+#[derive(Debug, Default)]
+pub(crate) struct TestClock(Mutex<u64>);
+
+impl Clock for TestClock {
+    fn now(&self) -> Nanos {
+        Nanos(*self.0.lock().unwrap())
+    }
+
+    fn pause(&self, _idle: u32, until: Nanos) {
+        let mut now = self.0.lock().unwrap();
+        *now = (*now + 1000).min(until.0.max(*now + 1));
+    }
+}
+
+/// A grant that passes every check.
+pub(crate) fn grant(qid: u16) -> QueueGrant {
+    let place = |at: u64| Place {
+        host: Some(0x10_0000 * u64::from(qid) + at),
+        device: None::<DevicePtr>,
+        iova: Iova(0x8000_0000 + 0x10_0000 * u64::from(qid) + at),
+    };
+    QueueGrant {
+        qid: QueueId(qid),
+        sq: place(0x1000),
+        cq: place(0x9000),
+        sq_doorbell: place(0xa000),
+        cq_doorbell: place(0xa004),
+        descriptors: place(0x2_0000),
+        descriptor_bytes: 4096,
+        depth: 16,
+        nsid: Nsid(1),
+        lba_shift: 9,
+        lbas: 1 << 20,
+        transfer_bytes_max: 128 << 10,
+        descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 4 },
+    }
+}
+
+/// Counts what this thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often this thread allocated.
+pub(crate) fn heap_allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+// SAFETY: passes everything on to the system's allocator; the counter is plain thread-local data
+// without a destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
