@@ -19,8 +19,8 @@ const BLOCK_BYTES_MIN: usize = 128;
 /// Alignment of the executor's memory; blocks are aligned to their size or to this.
 const CHUNK_ALIGN: usize = 4096;
 
-/// A block of executor memory, at least as long as was asked for. Its contents are whatever the last
-/// owner left.
+/// A block of executor memory, at least as long as was asked for. Its contents are whatever the
+/// last owner left.
 #[derive(Debug)]
 pub(crate) struct Block {
     region: Option<Region>,

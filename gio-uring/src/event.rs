@@ -10,8 +10,8 @@ use crate::{
 /// A 32-bit word that both sides reach. It counts: an operation that waits for `value` starts once
 /// `word - value` is not negative as a signed number, so a counter may wrap.
 ///
-/// On a GPU the engine's own stream writes it (`cuStreamWriteValue32` at [`Event::address`]); a host
-/// sets it with [`Event::set`]. Clones are the same word.
+/// On a GPU the engine's own stream writes it (`cuStreamWriteValue32` at [`Event::address`]); a
+/// host sets it with [`Event::set`]. Clones are the same word.
 #[derive(Debug, Clone)]
 pub struct Event {
     block: Arc<Block>,
@@ -44,7 +44,8 @@ impl Event {
 
     /// The word.
     ///
-    /// Ordering: Acquire; who sees a value that an operation signalled sees the operation's results.
+    /// Ordering: Acquire; who sees a value that an operation signalled sees the operation's
+    /// results.
     #[must_use]
     pub fn read(&self) -> u32 {
         self.block.region().load32(0, Ordering::Acquire)

@@ -81,8 +81,8 @@ pub enum Progress {
 ///
 /// Life: `alloc` as often as needed, `start`, then `submitted` and `poll`, then `stop`. After a
 /// successful `stop` it may be started again with new arguments (queues that were recovered), whose
-/// ring positions begin at 0 again. Dropped without a successful `stop`, it neither waits without end
-/// nor frees what its kernel may still use; the ring leaks its own memory then.
+/// ring positions begin at 0 again. Dropped without a successful `stop`, it neither waits without
+/// end nor frees what its kernel may still use; the ring leaks its own memory then.
 pub trait IoExecutor: Send + fmt::Debug {
     /// What a report calls it: `host`, `inline`, `cuda`.
     fn name(&self) -> &'static str;
@@ -97,7 +97,8 @@ pub trait IoExecutor: Send + fmt::Debug {
     fn address(&self, place: &Place) -> Option<u64>;
 
     /// Begins to run the kernel. `args` is a filled `gio_args`; everything it points to lives in
-    /// memory of [`IoExecutor::alloc`] or behind the grants, and stays valid until `stop` succeeded.
+    /// memory of [`IoExecutor::alloc`] or behind the grants, and stays valid until `stop`
+    /// succeeded.
     ///
     /// # Errors
     /// [`ExecutorError`] when threads or kernels cannot be started; nothing runs then.

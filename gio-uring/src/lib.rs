@@ -16,7 +16,8 @@
 //!   `kernels/include/gio/abi.h`.
 //! - `ring`: submission and completion ring; its `Ordering:` paragraph is the memory model. `sync`
 //!   is the only file that names atomics, and what loom replaces.
-//! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and recycling.
+//! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
+//!   recycling.
 //! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
 //!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
@@ -28,8 +29,8 @@
 //!   prove that, the memory is leaked.
 //! - Neither ring can overflow, because an IOCB is published again only after its completion was
 //!   consumed (proof in `ring`).
-//! - No Rust reference to plain data in shared memory exists; what the kernel writes is bounds-checked
-//!   before it is used as an index, and an unknown status is never success.
+//! - No Rust reference to plain data in shared memory exists; what the kernel writes is
+//!   bounds-checked before it is used as an index, and an unknown status is never success.
 //! - Issuing and waiting for an affine operation allocates nothing, and costs the same for any map.
 //!
 //! # Not implemented

@@ -9,12 +9,12 @@ use crate::{
     sync::Ordering,
 };
 
-/// A request's map in executor memory. Clones are the same map; the memory is recycled when the last
-/// clone is gone and no operation uses it.
+/// A request's map in executor memory. Clones are the same map; the memory is recycled when the
+/// last clone is gone and no operation uses it.
 ///
 /// The entries are grouped by `file % devices` and sorted by file inside a group, so that
-/// neighbouring files, which are neighbours on the device, become one command. What is reported back
-/// is in the caller's order.
+/// neighbouring files, which are neighbours on the device, become one command. What is reported
+/// back is in the caller's order.
 #[derive(Debug, Clone)]
 pub struct BlockMap {
     inner: Arc<MapInner>,
@@ -136,8 +136,8 @@ impl BlockMap {
         order.map(|(at, &index)| (index, self.status_at(at))).filter(|(_, status)| !status.is_ok())
     }
 
-    /// The status of every entry in the caller's order. Statuses are sticky: an entry that failed in
-    /// one layer stays failed.
+    /// The status of every entry in the caller's order. Statuses are sticky: an entry that failed
+    /// in one layer stays failed.
     #[must_use]
     pub fn statuses(&self) -> Vec<IoStatus> {
         let mut statuses = vec![IoStatus::Ok; self.len()];

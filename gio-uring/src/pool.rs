@@ -13,8 +13,8 @@ use crate::{
 
 /// A KV pool and the layout of its files.
 ///
-/// Object (file f, row r) of KV block b, with `g = f / group` and `k = f % group`, lies in memory at
-/// `row_iova[r] + b * block_stride` and on device `(k + r) % N` at LBA
+/// Object (file f, row r) of KV block b, with `g = f / group` and `k = f % group`, lies in memory
+/// at `row_iova[r] + b * block_stride` and on device `(k + r) % N` at LBA
 /// `data_lba[device] + ((g * rows + r) * (group / N) + k / N) * slot_bytes / LBA size`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolDesc {
@@ -209,8 +209,8 @@ impl PoolDesc {
         for (row, iova) in self.row_iova.iter().enumerate() {
             if span.and_then(|span| iova.0.checked_add(span)).is_none() {
                 return wrong(format!(
-                    "row {row} from IOVA {iova} with {} blocks {stride} bytes apart leaves the 64-bit \
-                     address space",
+                    "row {row} from IOVA {iova} with {} blocks {stride} bytes apart leaves the \
+                     64-bit address space",
                     self.blocks
                 ));
             }
@@ -276,8 +276,8 @@ impl PoolDesc {
                 let read = bit_bucket || self.pad_read.is_some();
                 if padding > 0 && !(read && self.pad_write.is_some()) {
                     return wrong(format!(
-                        "slots have {padding} bytes of padding, but there is no memory for it; give \
-                         pad_write{}",
+                        "slots have {padding} bytes of padding, but there is no memory for it; \
+                         give pad_write{}",
                         if read { "" } else { " and pad_read" }
                     ));
                 }
@@ -297,8 +297,8 @@ impl PoolDesc {
         match named.into_iter().find(|(_, value)| !value.is_multiple_of(unit)) {
             None => Ok(()),
             Some((name, value)) => wrong(format!(
-                "{name} is {value:#x}; device {index} describes memory in multiples of {unit} bytes \
-                 ({:?})",
+                "{name} is {value:#x}; device {index} describes memory in multiples of {unit} \
+                 bytes ({:?})",
                 device.mode
             )),
         }

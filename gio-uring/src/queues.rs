@@ -58,8 +58,8 @@ impl Queues {
             let stack_at = slots_at[index] + depth * size_of::<Slot>();
             warp.slots = region.address(slots_at[index]);
             warp.free_slots = region.address(stack_at);
-            // One slot less than the queue has entries: a full queue is depth - 1 commands. The slot
-            // left out is the one whose CID could be FFFFh, which the error log reserves.
+            // One slot less than the queue has entries: a full queue is depth - 1 commands. The
+            // slot left out is the one whose CID could be FFFFh, which the error log reserves.
             warp.free_count = grant.depth - 1;
             for at in 0..depth - 1 {
                 region.put(stack_at, at, (depth - 2 - at) as u16);
@@ -227,8 +227,8 @@ fn check(device: u32, grant: &QueueGrant) -> Result<(), Error> {
     let bytes = grant.descriptor_bytes;
     if !bytes.is_power_of_two() || bytes < unit || bytes > page {
         return wrong(format!(
-            "its descriptor areas have {bytes} bytes; a power of two from {unit} on, and at most one \
-             memory page, is needed"
+            "its descriptor areas have {bytes} bytes; a power of two from {unit} on, and at most \
+             one memory page, is needed"
         ));
     }
     Ok(())

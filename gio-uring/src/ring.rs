@@ -2,8 +2,8 @@
 //!
 //! **Submission ring.** One producer (the caller), and *every* warp reads *every* entry, because an
 //! operation is one IOCB and each warp does its own part of it. An entry is
-//! `(position + 1) << 32 | iocb`: a warp that waits for position p looks at slot `p & mask` until the
-//! high half says p + 1, so there is no shared tail to poll and zeroed memory is an empty ring.
+//! `(position + 1) << 32 | iocb`: a warp that waits for position p looks at slot `p & mask` until
+//! the high half says p + 1, so there is no shared tail to poll and zeroed memory is an empty ring.
 //!
 //! **Completion ring.** Many producers (the last warp to finish an operation) and one consumer (the
 //! caller). A producer reserves a position by adding 1 to the shared tail and then writes the same
@@ -20,15 +20,15 @@
 //! 1. [`SubmitProducer::publish`] stores the entry with Release, [`SubmitConsumer::take`] (in the
 //!    kernel: the ring load of `engine.cuh`, relaxed plus an acquire fence) loads it with Acquire:
 //!    the IOCB, its contexts, and the pool are visible to the warp that sees the entry.
-//! 2. [`CompleteProducer::complete`] stores the entry with Release, [`CompleteConsumer::take`] loads
-//!    it with Acquire: results and statuses are visible to the caller, and so is the end of every
-//!    warp's use of the IOCB, because the counter `warps_left` that chose the last warp is itself
-//!    decremented with Acquire and Release.
+//! 2. [`CompleteProducer::complete`] stores the entry with Release, [`CompleteConsumer::take`]
+//!    loads it with Acquire: results and statuses are visible to the caller, and so is the end of
+//!    every warp's use of the IOCB, because the counter `warps_left` that chose the last warp is
+//!    itself decremented with Acquire and Release.
 //! 3. The reservation of a completion position is Acquire and Release as well. Position p may be
 //!    reserved by a warp that has seen nothing newer than its own old IOCB; the chain consumer of
-//!    p - n -> publication of a later IOCB -> reservation of an earlier position -> reservation of p
-//!    is what orders the consumer's load of p - n before the store of p. With Relaxed the old store
-//!    could be ordered after the new one, and position p would never be seen.
+//!    p - n -> publication of a later IOCB -> reservation of an earlier position -> reservation of
+//!    p is what orders the consumer's load of p - n before the store of p. With Relaxed the old
+//!    store could be ordered after the new one, and position p would never be seen.
 //!
 //! The kernel has its own halves of both rings in C++. The Rust halves of them here serve the loom
 //! model and the engine's tests; they are the reference for the C++ ones.

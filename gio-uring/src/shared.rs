@@ -3,8 +3,8 @@
 //!
 //! No reference to plain data there ever exists: values are copied in and out by volatile accesses,
 //! and words that both sides change are accessed atomically. Bounds and alignment are asserted in
-//! [`Region::at`] and nowhere else. Offsets come from this crate's own layout, never from the kernel,
-//! so a failed assertion is a defect of this crate.
+//! [`Region::at`] and nowhere else. Offsets come from this crate's own layout, never from the
+//! kernel, so a failed assertion is a defect of this crate.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -74,8 +74,8 @@ impl Region {
     /// Copies a value out.
     pub(crate) fn read<T: Plain>(&self, offset: usize) -> T {
         // SAFETY: at() checked bounds and alignment, the memory lives as long as `self.memory`, and
-        // Plain means that every bit pattern is a T. Callers read only what the kernel has published
-        // to them (ring.rs, `Ordering:`).
+        // Plain means that every bit pattern is a T. Callers read only what the kernel has
+        // published to them (ring.rs, `Ordering:`).
         unsafe { self.at::<T>(offset).read_volatile() }
     }
 
@@ -98,8 +98,8 @@ impl Region {
     }
 
     fn word32(&self, offset: usize) -> &raw::AtomicU32 {
-        // SAFETY: at() checked bounds and alignment; the memory lives as long as `self`. The word is
-        // only accessed atomically while the kernel runs.
+        // SAFETY: at() checked bounds and alignment; the memory lives as long as `self`. The word
+        // is only accessed atomically while the kernel runs.
         unsafe { raw::AtomicU32::from_ptr(self.at::<u32>(offset).as_ptr()) }
     }
 

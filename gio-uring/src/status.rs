@@ -54,8 +54,8 @@ impl IoStatus {
         self == Self::Ok
     }
 
-    /// Whether the device may still write to or read from the memory of the transfer. It must not be
-    /// used for anything else before the ring was stopped and the controller recovered.
+    /// Whether the device may still write to or read from the memory of the transfer. It must not
+    /// be used for anything else before the ring was stopped and the controller recovered.
     #[must_use]
     pub fn may_still_transfer(self) -> bool {
         matches!(self, Self::Timeout | Self::Fault | Self::Incomplete | Self::Unknown(_))

@@ -89,8 +89,9 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// Lays out rings of `depth` IOCBs (a power of two) and a warp per granted queue, and starts the
-    /// kernel. `queues` pairs each grant with the index of its device; devices are 0 .. N, all there.
+    /// Lays out rings of `depth` IOCBs (a power of two) and a warp per granted queue, and starts
+    /// the kernel. `queues` pairs each grant with the index of its device; devices are 0 .. N, all
+    /// there.
     ///
     /// # Errors
     /// [`Error::Depth`], [`Error::Option`], [`Error::Grant`], [`Error::Grants`], or
@@ -206,8 +207,8 @@ impl Uring {
 
     // Maps, pools, events.
 
-    /// Puts a request's map into executor memory, grouped for `devices` devices. Its cost grows with
-    /// the number of entries; every operation that uses it afterwards costs the same.
+    /// Puts a request's map into executor memory, grouped for `devices` devices. Its cost grows
+    /// with the number of entries; every operation that uses it afterwards costs the same.
     ///
     /// # Errors
     /// [`Error::Devices`] for another number of devices than the ring's, [`Error::Count`] for an
@@ -261,8 +262,8 @@ impl Uring {
 
     // Issuing and waiting.
 
-    /// Publishes filled IOCBs in this order. `sms` is how many SMs the executor should spend on them,
-    /// where it has some.
+    /// Publishes filled IOCBs in this order. `sms` is how many SMs the executor should spend on
+    /// them, where it has some.
     ///
     /// # Errors
     /// [`Error::Id`] (none is issued then) or [`Error::State`]; [`Error::Executor`] when the kernel
@@ -295,8 +296,8 @@ impl Uring {
     /// The completion of `id`, if it is there; `id` is free then.
     ///
     /// # Errors
-    /// [`Error::Id`] when it was not issued, [`Error::State`] when it never will complete because the
-    /// ring is stuck, [`Error::Ring`].
+    /// [`Error::Id`] when it was not issued, [`Error::State`] when it never will complete because
+    /// the ring is stuck, [`Error::Ring`].
     pub fn try_cqe(&mut self, id: IocbId) -> Result<Option<Completion>, Error> {
         self.reap()?;
         let entry = self.table.in_phase(id, &[Phase::Issued, Phase::Done], "issued")?;
@@ -315,8 +316,8 @@ impl Uring {
     /// then. Statuses are found at [`Uring::map_status`] or [`Uring::iocb_status`].
     ///
     /// # Errors
-    /// [`Error::Timeout`] (`id` stays issued, and may be waited for again), [`Error::Executor`] when
-    /// the kernel failed, and as [`Uring::try_cqe`].
+    /// [`Error::Timeout`] (`id` stays issued, and may be waited for again), [`Error::Executor`]
+    /// when the kernel failed, and as [`Uring::try_cqe`].
     pub fn wait_cqe(&mut self, id: IocbId, deadline: Nanos) -> Result<Completion, Error> {
         let mut idle = 0;
         loop {
@@ -350,8 +351,8 @@ impl Uring {
         Ok(if self.completed == before { progress } else { Progress::Moved })
     }
 
-    /// The status of every explicit context in the caller's order, after its completion was seen and
-    /// until the IOCB is taken again.
+    /// The status of every explicit context in the caller's order, after its completion was seen
+    /// and until the IOCB is taken again.
     ///
     /// # Errors
     /// [`Error::Id`].

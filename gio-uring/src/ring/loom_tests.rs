@@ -129,8 +129,8 @@ impl Job {
     }
 }
 
-/// `rounds` operations through rings of `depth` entries, two warps that each do their part of all of
-/// them, over submission words made by `weaken`.
+/// `rounds` operations through rings of `depth` entries, two warps that each do their part of all
+/// of them, over ring words made by `submission` and `completion`.
 fn circulate<W: Words + Clone + Send + 'static>(
     depth: u32,
     rounds: u32,
@@ -191,7 +191,8 @@ fn a_ring_of_two_wraps_around() {
     model(2, || circulate(2, 3, |ring| ring, |ring| ring));
 }
 
-/// Two warps that complete different operations at the same time, without a submission ring between.
+/// Two warps that complete different operations at the same time, without a submission ring
+/// between.
 #[test]
 fn two_producers_of_completions() {
     model(3, || {
@@ -217,7 +218,8 @@ fn two_producers_of_completions() {
     });
 }
 
-/// The model notices a publication that is not a release: it is the same test with one word changed.
+/// The model notices a publication that is not a release: it is the same test with one word
+/// changed.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_relaxed_publication_is_found() {

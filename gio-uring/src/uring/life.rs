@@ -43,12 +43,13 @@ impl Uring {
     }
 
     /// Ends the kernel. Commands that a device already has are waited for; what was not sent is
-    /// cancelled. Every IOCB in flight is done afterwards, and can be waited for. The token takes the
-    /// grants back.
+    /// cancelled. Every IOCB in flight is done afterwards, and can be waited for. The token takes
+    /// the grants back.
     ///
     /// # Errors
     /// [`Error::Executor`] when the kernel did not end before `deadline`: the ring is stuck, may be
-    /// stopped again, and leaks its memory when dropped. [`Error::State`] when it is stopped already.
+    /// stopped again, and leaks its memory when dropped. [`Error::State`] when it is stopped
+    /// already.
     pub fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, Error> {
         if self.state == State::Stopped {
             self.expect(State::Running)?;
@@ -113,8 +114,8 @@ impl Uring {
     /// of the same devices. Maps, pools and events stay good.
     ///
     /// # Errors
-    /// As [`Uring::init_queue`]; [`Error::State`] unless stopped; [`Error::Grants`] when the devices
-    /// are not the same.
+    /// As [`Uring::init_queue`]; [`Error::State`] unless stopped; [`Error::Grants`] when the
+    /// devices are not the same.
     pub fn restart(&mut self, grants: &[(u32, QueueGrant)]) -> Result<(), Error> {
         self.expect(State::Stopped)?;
         let queues = Queues::lay_out(grants, self.executor.as_ref())?;
