@@ -1,6 +1,11 @@
 //! What can go wrong.
 
+use std::fmt;
+
+use gio_uring::{ExecutorError, IoStatus};
 use nvme_driver::DmaError;
+
+use crate::ids::{BlockId, DeviceIndex, FileId, Layer};
 
 /// A layout cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,5 +97,174 @@ pub enum RegistrationError {
         first: usize,
         /// The other one.
         second: usize,
+    },
+}
+
+/// Which way data was to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the devices to the engine's memory.
+    Retrieve,
+    /// From the engine's memory to the devices.
+    Store,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Retrieve => "retrieving",
+            Self::Store => "storing",
+        })
+    }
+}
+
+/// One transfer that failed: which layer, whose block, on what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// Which way.
+    pub direction: Direction,
+    /// The layer.
+    pub layer: Layer,
+    /// Position of the block in the request.
+    pub position: u32,
+    /// The file.
+    pub file: FileId,
+    /// What became of it.
+    pub status: IoStatus,
+    /// Commands and objects of the layer that failed; this is one of them.
+    pub errors: u32,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { direction, layer, position, file, status, errors } = self;
+        write!(
+            f,
+            "{direction} layer {layer}: {errors} failures, one of them block {position} of the \
+             request (file {file}): {status}"
+        )
+    }
+}
+
+/// The store could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The layout does not fit.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The configuration contradicts itself or the devices.
+    #[error("{field}: {problem}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// What was found, and what to do.
+        problem: String,
+    },
+    /// A controller refused.
+    #[error("device {device}: {source}")]
+    Driver {
+        /// The device.
+        device: DeviceIndex,
+        /// Why.
+        source: nvme_driver::Error,
+    },
+    /// The ring refused.
+    #[error(transparent)]
+    Ring(#[from] gio_uring::Error),
+    /// No executor could be made.
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    /// All IOCBs are in flight.
+    #[error("{in_flight} layer operations are in flight, which is all there may be; wait for one")]
+    Busy {
+        /// Operations in flight.
+        in_flight: u32,
+    },
+    /// Two lists of a request do not belong together.
+    #[error("{blocks} blocks were given for {positions} {what}; give one for each")]
+    Positions {
+        /// Blocks given.
+        blocks: usize,
+        /// Positions they are for.
+        positions: usize,
+        /// What the positions are.
+        what: &'static str,
+    },
+    /// A block that does not exist.
+    #[error("block {block} was given, but {blocks} blocks are registered")]
+    NoSuchBlock {
+        /// The block.
+        block: BlockId,
+        /// Blocks there are.
+        blocks: u32,
+    },
+    /// A block given twice as a destination.
+    #[error("block {block} is the destination of two blocks of one request")]
+    DuplicateBlock {
+        /// The block.
+        block: BlockId,
+    },
+    /// A layer that does not exist.
+    #[error("layer {layer} was asked for, but the model has {layers}")]
+    NoSuchLayer {
+        /// The layer.
+        layer: Layer,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// The layer is being moved already.
+    #[error("layer {layer} of this request is in flight already; wait for its ticket first")]
+    InFlight {
+        /// The layer.
+        layer: Layer,
+    },
+    /// A handle of another store.
+    #[error("the {what} belongs to another store")]
+    Foreign {
+        /// The kind of handle.
+        what: &'static str,
+    },
+    /// The transfer a ticket belongs to is gone.
+    #[error("the request this ticket of layer {layer} belongs to has ended")]
+    Ended {
+        /// The ticket's layer.
+        layer: Layer,
+    },
+    /// A file of the prefix was dropped from the index after the lookup.
+    #[error("block {position} (file {file}) was dropped after this lookup; look up again")]
+    Stale {
+        /// Position in the prefix.
+        position: usize,
+        /// The file.
+        file: FileId,
+    },
+    /// Data did not get where it was to go. The devices work, or have been recovered: nothing
+    /// touches the request's blocks any more.
+    #[error("{failure}")]
+    Transfer {
+        /// What failed.
+        failure: Failure,
+    },
+    /// An earlier layer of the request failed, so no further one is started.
+    #[error("the request failed before: {failure}")]
+    RequestFailed {
+        /// The first failure.
+        failure: Failure,
+    },
+    /// A layer of the request was never stored, so it cannot be committed.
+    #[error("layer {layer} was not stored; nothing of the request is visible, its files are free")]
+    Incomplete {
+        /// The first such layer.
+        layer: Layer,
+    },
+    /// The store has failed and does nothing any more.
+    #[error(
+        "the store has failed and has to be opened anew: {cause}; memory the devices might still \
+         reach was leaked"
+    )]
+    Failed {
+        /// What happened.
+        cause: String,
     },
 }

@@ -1,0 +1,118 @@
+//! What a store is opened with.
+
+use std::{fmt, sync::Arc};
+
+use gio_uring::{ExecutorError, IoExecutor};
+use nvme_driver::{Clock, Controller, Nanos};
+use nvme_spec::ids::{Lba, Nsid};
+
+use crate::{registration::KvPool, shape::KvShape};
+
+/// Makes the executor that runs the I/O kernel: on opening, and again should one be lost.
+pub type ExecutorFactory = Box<dyn FnMut() -> Result<Box<dyn IoExecutor>, ExecutorError> + Send>;
+
+/// A device of a store. Whatever its data region holds is overwritten.
+#[derive(Debug)]
+pub struct StoreDevice {
+    /// The controller, ready. The store owns it until it is closed.
+    pub controller: Controller,
+    /// The namespace; the first one there is if `None`.
+    pub nsid: Option<Nsid>,
+    /// First LBA and number of LBAs of the data region; the whole namespace if `None`.
+    pub region: Option<(Lba, u64)>,
+}
+
+impl From<Controller> for StoreDevice {
+    /// All of the first namespace.
+    fn from(controller: Controller) -> Self {
+        Self { controller, nsid: None, region: None }
+    }
+}
+
+/// When written data counts as stored (decision 6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// With force unit access where a device has a volatile write cache, plainly elsewhere: a
+    /// drive that loses power while the store runs can then not take committed data with it.
+    #[default]
+    Auto,
+    /// Always with force unit access.
+    Fua,
+    /// Never: right where a drive cannot lose power without this host.
+    Volatile,
+}
+
+/// The numbers of a store. The defaults suit a current data-centre drive.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// Queue pairs per device, each served by one warp.
+    pub queues_per_device: u16,
+    /// Entries of each queue, a power of two; cut to what the controller allows.
+    pub queue_depth: u32,
+    /// Bytes of file data over all devices, padding included; all that fits if `None`.
+    pub capacity_bytes: Option<u64>,
+    /// Files of a group, a multiple of the device count; chosen by the region's size if `None`.
+    pub group: Option<u32>,
+    /// Neighbouring objects are merged into commands of up to this many bytes.
+    pub run_bytes: u32,
+    /// Layer operations that may be in flight, a power of two.
+    pub iocbs: u32,
+    /// SMs that one operation may use; executors without SMs ignore it.
+    pub sms: u32,
+    /// How long the I/O kernel waits for one command.
+    pub command_timeout: Nanos,
+    /// How long [`crate::Store::wait`] waits before it takes the I/O kernel or a device for dead.
+    /// Has to cover all operations queued before the one waited for.
+    pub wait_timeout: Nanos,
+    /// How long the I/O kernel may take to stop.
+    pub stop_timeout: Nanos,
+    /// When written data counts as stored.
+    pub durability: Durability,
+    /// The I/O kernel tells time by the store's clock, which is a simulated one.
+    pub virtual_time: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            queues_per_device: 2,
+            queue_depth: 256,
+            capacity_bytes: None,
+            group: None,
+            run_bytes: 512 << 10,
+            iocbs: 256,
+            sms: 1,
+            command_timeout: Nanos::from_millis(5_000),
+            wait_timeout: Nanos::from_millis(30_000),
+            stop_timeout: Nanos::from_millis(10_000),
+            durability: Durability::Auto,
+            virtual_time: false,
+        }
+    }
+}
+
+/// Everything a store is opened with.
+pub struct StoreConfig {
+    /// The devices. All of their controllers have to share one DMA address space with the pool.
+    pub devices: Vec<StoreDevice>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Makes the executor of the I/O kernel.
+    pub executor: ExecutorFactory,
+    /// What a KV block is made of.
+    pub shape: KvShape,
+    /// The engine's KV memory.
+    pub pool: KvPool,
+    /// The numbers.
+    pub options: StoreOptions,
+}
+
+impl fmt::Debug for StoreConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreConfig")
+            .field("devices", &self.devices)
+            .field("shape", &self.shape)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,72 @@
+//! What a store reports about itself.
+
+use std::fmt;
+
+/// The route data takes between SSD and the engine's KV memory (decision 7). It is a value that
+/// the store reports, never a silent fallback.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Path {
+    /// SSD to GPU memory and back, peer to peer.
+    Direct,
+    /// SSD to pinned host memory, copied from and to the GPU.
+    Staged,
+    /// SSD to host memory; there is no GPU.
+    Host,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Direct => "direct",
+            Self::Staged => "staged",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// Counts since the store was opened, and what it holds now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStats {
+    /// The route of the data.
+    pub path: Path,
+    /// Files in all.
+    pub files: u32,
+    /// Files that hold nothing.
+    pub files_free: u32,
+    /// Runs of neighbours that the free files form; 1 is not fragmented at all.
+    pub free_runs: u32,
+    /// Files that lookups can find.
+    pub files_stored: u32,
+    /// Files that are being written.
+    pub files_writing: u32,
+    /// Files in use by prefixes, transfers and writings.
+    pub files_referenced: u32,
+    /// Files with at least one pin.
+    pub files_pinned: u32,
+    /// Bytes that one file takes on the devices, padding included.
+    pub file_bytes: u64,
+    /// Calls of `lookup`.
+    pub lookups: u64,
+    /// Blocks that lookups asked for.
+    pub blocks_looked_up: u64,
+    /// Blocks that they found.
+    pub blocks_hit: u64,
+    /// Files that made room for others.
+    pub evictions: u64,
+    /// Files that lost their key because reading them failed.
+    pub files_lost: u64,
+    /// Bytes written to the devices, without padding.
+    pub stored_bytes: u64,
+    /// Bytes read from the devices, without padding.
+    pub retrieved_bytes: u64,
+    /// Times the controllers were recovered from a timeout or a fault.
+    pub recoveries: u64,
+    /// NVMe commands of the I/O kernel.
+    pub commands: u64,
+    /// Submission queue doorbells it rang.
+    pub sq_doorbells: u64,
+    /// Completion queue doorbells it rang.
+    pub cq_doorbells: u64,
+}

@@ -1,0 +1,282 @@
+//! The store: what an engine calls.
+
+use std::{collections::HashMap, sync::Arc, sync::mpsc::Receiver};
+
+use gio_uring::{Affine, IocbId, PoolHandle, Uring};
+use nvme_driver::{Clock, Controller, DmaMemory};
+use nvme_spec::ids::{Nsid, QueueId};
+
+use crate::{
+    config::{ExecutorFactory, StoreOptions},
+    error::StoreError,
+    file_pool::FilePool,
+    ids::{FileId, Layer},
+    index::{Found, Index},
+    key::BlockKey,
+    layout::{Geometry, Region},
+    registration::KvPool,
+    shape::KvShape,
+    stats::{Path, StoreStats},
+    transfer::{Home, Message, Prefix, Request, RequestId},
+};
+
+mod complete;
+mod open;
+mod recover;
+mod request;
+
+/// A device and what the store has of it.
+#[derive(Debug)]
+struct Device {
+    controller: Controller,
+    nsid: Nsid,
+    region: Region,
+    /// The queue pairs that are granted to the I/O kernel.
+    queues: Vec<QueueId>,
+}
+
+/// A layer operation in the ring.
+#[derive(Debug, Clone, Copy)]
+struct Op {
+    iocb: IocbId,
+    request: RequestId,
+    layer: Layer,
+}
+
+/// What the store counts itself.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    lookups: u64,
+    blocks_looked_up: u64,
+    blocks_hit: u64,
+    evictions: u64,
+    files_lost: u64,
+    stored_bytes: u64,
+    retrieved_bytes: u64,
+    recoveries: u64,
+}
+
+/// Memory reused from call to call.
+#[derive(Debug, Default)]
+struct Scratch {
+    freed: Vec<FileId>,
+    map: Vec<Affine>,
+    /// By block: the request that last used it as a destination.
+    used: Vec<u64>,
+}
+
+/// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
+///
+/// One thread owns it. Handles it gives out may be dropped on any thread.
+#[derive(Debug)]
+pub struct Store {
+    /// `None` only after the store failed: then it was leaked, with everything its kernel uses.
+    ring: Option<Uring>,
+    ring_pool: PoolHandle,
+    devices: Vec<Device>,
+    clock: Arc<dyn Clock>,
+    executor: Factory,
+    options: StoreOptions,
+    fua: bool,
+    shape: KvShape,
+    geometry: Geometry,
+    path: Path,
+    pool: KvPool,
+    /// Where padding comes from and goes to. Never read; kept because the devices use it.
+    pads: Option<Arc<dyn DmaMemory>>,
+    index: Index,
+    files: FilePool,
+    requests: HashMap<RequestId, Request>,
+    requests_ever: u64,
+    ops: Vec<Op>,
+    /// Requests without a handle whose last operation has ended.
+    ended: Vec<RequestId>,
+    home: Home,
+    messages: Receiver<Message>,
+    tally: Tally,
+    scratch: Scratch,
+    /// Why controllers have to be recovered before anything else is done.
+    fault: Option<String>,
+    /// Why the store does nothing any more.
+    failed: Option<String>,
+}
+
+/// A boxed closure that can be printed.
+struct Factory(ExecutorFactory);
+
+impl std::fmt::Debug for Factory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ExecutorFactory")
+    }
+}
+
+impl Store {
+    /// The shape of the KV blocks.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// Where files live on the devices.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The engine's memory.
+    #[must_use]
+    pub fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    /// Whether `key` is stored now. Refers to nothing: it may be gone with the next call.
+    #[must_use]
+    pub fn contains(&self, key: BlockKey) -> bool {
+        matches!(self.index.find(key), Some(Found::Stored(_)))
+    }
+
+    /// The longest run of leading `keys` that is stored. Those blocks stay until the result is
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`], or why recovering from an earlier operation's fault failed.
+    pub fn lookup(&mut self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
+        self.sync()?;
+        let mut files = Vec::new();
+        let hits = self.index.lookup(keys, &mut files);
+        self.tally.lookups += 1;
+        self.tally.blocks_looked_up += keys.len() as u64;
+        self.tally.blocks_hit += hits as u64;
+        Ok(Prefix { files, home: self.home.clone() })
+    }
+
+    /// Keeps the leading `keys` that are stored from eviction, and says how many they are. Pins
+    /// count: each takes one [`Store::unpin`].
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn pin(&mut self, keys: &[BlockKey]) -> Result<usize, StoreError> {
+        self.sync()?;
+        Ok(keys.iter().take_while(|key| self.index.pin(**key)).count())
+    }
+
+    /// Takes one pin of each of `keys` back, tail first, and says how many there were.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn unpin(&mut self, keys: &[BlockKey]) -> Result<usize, StoreError> {
+        self.sync()?;
+        Ok(keys.iter().rev().filter(|key| self.index.unpin(**key)).count())
+    }
+
+    /// Drops `keys` from the index, used and pinned ones too, and says how many were stored. Their
+    /// files are reused once nobody refers to them.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn remove(&mut self, keys: &[BlockKey]) -> Result<usize, StoreError> {
+        self.sync()?;
+        let mut removed = 0;
+        for key in keys {
+            if let Some(Found::Stored(file)) = self.index.find(*key) {
+                self.index.invalidate(file, &mut self.scratch.freed);
+                removed += 1;
+            }
+        }
+        self.free();
+        Ok(removed)
+    }
+
+    /// Evicts up to `files` files, those unused for longest first, and says how many it found.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn evict(&mut self, files: u32) -> Result<u32, StoreError> {
+        self.sync()?;
+        Ok(self.make_room(files))
+    }
+
+    /// Counts, and what the store holds now.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn stats(&mut self) -> Result<StoreStats, StoreError> {
+        self.sync()?;
+        let counts = self.index.counts();
+        let ring = self.ring()?.counters().total;
+        let tally = self.tally;
+        Ok(StoreStats {
+            path: self.path,
+            files: self.files.files(),
+            files_free: self.files.free_files(),
+            free_runs: self.files.runs() as u32,
+            files_stored: counts.stored,
+            files_writing: counts.writing,
+            files_referenced: counts.referenced,
+            files_pinned: counts.pinned,
+            file_bytes: self.geometry.file_bytes(),
+            lookups: tally.lookups,
+            blocks_looked_up: tally.blocks_looked_up,
+            blocks_hit: tally.blocks_hit,
+            evictions: tally.evictions,
+            files_lost: tally.files_lost,
+            stored_bytes: tally.stored_bytes,
+            retrieved_bytes: tally.retrieved_bytes,
+            recoveries: tally.recoveries,
+            commands: ring.commands,
+            sq_doorbells: ring.sq_doorbells,
+            cq_doorbells: ring.cq_doorbells,
+        })
+    }
+
+    /// Refuses to go on with a failed store.
+    fn check(&self) -> Result<(), StoreError> {
+        match &self.failed {
+            Some(cause) => Err(StoreError::Failed { cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn ring(&mut self) -> Result<&mut Uring, StoreError> {
+        match (&mut self.ring, &self.failed) {
+            (Some(ring), None) => Ok(ring),
+            (_, cause) => Err(StoreError::Failed { cause: cause.clone().unwrap_or_default() }),
+        }
+    }
+
+    /// Takes note of what happened since the last call: completions, then dropped handles.
+    fn sync(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        self.reap()?;
+        while let Ok(message) = self.messages.try_recv() {
+            match message {
+                Message::Release(files) => {
+                    self.index.release(&files, &mut self.scratch.freed);
+                    self.free();
+                }
+                Message::End(id) => self.end(id),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the files that the index let go back to the pool.
+    fn free(&mut self) {
+        for file in self.scratch.freed.drain(..) {
+            self.files.free(file);
+        }
+    }
+
+    /// Evicts up to `files` files.
+    fn make_room(&mut self, files: u32) -> u32 {
+        let mut evicted = 0;
+        while evicted < files
+            && let Some(file) = self.index.evict()
+        {
+            self.files.free(file);
+            evicted += 1;
+        }
+        self.tally.evictions += u64::from(evicted);
+        evicted
+    }
+}

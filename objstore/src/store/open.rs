@@ -1,0 +1,294 @@
+//! Opening a store, and closing it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gio_uring::{PoolDesc, Uring, UringOptions};
+use nvme_driver::{Controller, DmaMemory, QueueGrant};
+use nvme_spec::ids::Lba;
+
+use super::{Device, Factory, Scratch, Store, Tally};
+use crate::{
+    config::{Durability, StoreConfig, StoreDevice, StoreOptions},
+    error::StoreError,
+    file_pool::FilePool,
+    ids::DeviceIndex,
+    index::Index,
+    layout::{Geometry, Region},
+    registration::KvPool,
+    shape::KvShape,
+    stats::Path,
+    transfer::Home,
+};
+
+impl Store {
+    /// Opens an empty store: creates and grants the queues, and starts the I/O kernel.
+    ///
+    /// # Errors
+    /// [`StoreError::Config`] and [`StoreError::Layout`] when the numbers do not fit together;
+    /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
+    /// refuses.
+    pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
+        let StoreConfig { devices, clock, mut executor, shape, pool, options } = config;
+        check(&shape, &pool, &devices, &options)?;
+        let mut devices = devices
+            .into_iter()
+            .enumerate()
+            .map(|(at, device)| prepare(at, device, &options))
+            .collect::<Result<Vec<Device>, _>>()?;
+        let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
+        let geometry = geometry(&shape, &regions, &options)?;
+        let files = geometry.files_in(&regions, options.capacity_bytes)?;
+        let grants = grant_all(&mut devices)?;
+        let ring_options = ring_options(&options);
+        let mut ring =
+            Uring::init_queue(options.iocbs, executor()?, clock.clone(), &grants, ring_options)?;
+        let pads = pads(&devices[0].controller, &geometry)?;
+        let desc = describe(&pool, &geometry, &regions, files, pads.as_ref(), &options);
+        let ring_pool = ring.register_pool(&desc)?;
+        let fua = match options.durability {
+            Durability::Auto => devices.iter().any(|device| device.controller.info().vwc),
+            Durability::Fua => true,
+            Durability::Volatile => false,
+        };
+        let path = if pool.memory().device().is_some() { Path::Direct } else { Path::Host };
+        tracing::info!(
+            files,
+            file_bytes = geometry.file_bytes(),
+            group = geometry.group(),
+            devices = devices.len(),
+            executor = ring.executor_name(),
+            %path,
+            fua,
+            "store opened"
+        );
+        let (home, messages) = Home::new();
+        let used = vec![0; pool.blocks() as usize];
+        Ok(Self {
+            ring: Some(ring),
+            ring_pool,
+            devices,
+            clock,
+            executor: Factory(executor),
+            fua,
+            shape,
+            geometry,
+            path,
+            pool,
+            pads,
+            index: Index::new(files),
+            files: FilePool::new(files),
+            requests: HashMap::new(),
+            requests_ever: 0,
+            ops: Vec::with_capacity(options.iocbs as usize),
+            options,
+            ended: Vec::new(),
+            home,
+            messages,
+            tally: Tally::default(),
+            scratch: Scratch { used, ..Scratch::default() },
+            fault: None,
+            failed: None,
+        })
+    }
+
+    /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
+    /// controllers. Handles still around are of no more use.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] when the kernel did not stop or a controller did not give a queue up;
+    /// memory is leaked then.
+    pub fn close(mut self) -> Result<Vec<Controller>, StoreError> {
+        self.drain()?;
+        self.shut()?;
+        Ok(std::mem::take(&mut self.devices).into_iter().map(|device| device.controller).collect())
+    }
+
+    /// Ends the kernel and takes the queues back.
+    fn shut(&mut self) -> Result<(), StoreError> {
+        let deadline = self.clock.now() + self.options.stop_timeout;
+        let quiesced = match self.ring()?.stop(deadline) {
+            Ok(quiesced) => quiesced,
+            Err(error) => return Err(self.fail(error.to_string())),
+        };
+        for at in 0..self.devices.len() {
+            let device = &mut self.devices[at];
+            while let Some(qid) = device.queues.last().copied() {
+                // A queue that is not given up the easy way is worth a reset.
+                let taken = device.controller.reclaim(qid, &quiesced).or_else(|_| {
+                    device.controller.recover(&quiesced)?;
+                    device.controller.reclaim(qid, &quiesced)
+                });
+                if let Err(error) = taken {
+                    return Err(self.fail(error.to_string()));
+                }
+                device.queues.pop();
+            }
+        }
+        // Stopped, and nothing is granted: dropping it frees its memory.
+        self.ring = None;
+        self.failed = Some("it was closed".to_owned());
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.failed.is_none() && self.ring.is_some() {
+            // On failure everything a device might reach was leaked, which is all a drop can do.
+            if let Err(error) = self.shut() {
+                tracing::error!(%error, "dropping a store");
+            }
+        }
+    }
+}
+
+fn config_error<T>(field: &'static str, problem: String) -> Result<T, StoreError> {
+    Err(StoreError::Config { field, problem })
+}
+
+fn check(
+    shape: &KvShape,
+    pool: &KvPool,
+    devices: &[StoreDevice],
+    options: &StoreOptions,
+) -> Result<(), StoreError> {
+    shape.validate()?;
+    if devices.is_empty() {
+        return config_error("devices", "a store needs at least one device".to_owned());
+    }
+    let (rows, bytes) = (pool.row_iova().len(), pool.object_bytes());
+    if rows != shape.rows() as usize || bytes != shape.object_bytes {
+        let problem = format!(
+            "the pool has {rows} rows of {bytes}-byte objects, the shape {} of {}; register the \
+             pool with the store's shape",
+            shape.rows(),
+            shape.object_bytes
+        );
+        return config_error("pool", problem);
+    }
+    if options.queues_per_device == 0 {
+        return config_error("queues_per_device", "at least one queue is needed".to_owned());
+    }
+    let first = devices[0].controller.bus();
+    for device in &devices[1..] {
+        let bus = device.controller.bus();
+        if !Arc::ptr_eq(first.dma(), bus.dma()) {
+            let problem = format!(
+                "{} is in address space {}, {} in {}; all devices of a store share one",
+                first.id(),
+                first.dma().name(),
+                bus.id(),
+                bus.dma().name()
+            );
+            return config_error("devices", problem);
+        }
+    }
+    Ok(())
+}
+
+/// Chooses namespace and region, and creates the queues.
+fn prepare(at: usize, device: StoreDevice, options: &StoreOptions) -> Result<Device, StoreError> {
+    let StoreDevice { mut controller, nsid, region } = device;
+    let index = DeviceIndex(at as u32);
+    let driver = |source| StoreError::Driver { device: index, source };
+    let Some(nsid) = nsid.or_else(|| controller.namespaces().first().map(|space| space.nsid))
+    else {
+        return config_error("devices", format!("{} has no usable namespace", controller.id()));
+    };
+    let space = controller.namespace(nsid).map_err(driver)?;
+    let (first, lbas) = region.unwrap_or((Lba(0), space.lbas));
+    if first.0.checked_add(lbas).is_none_or(|end| end > space.lbas) {
+        let problem = format!(
+            "{lbas} LBAs from LBA {first} on were given to the store, but namespace {nsid} of {} \
+             has {} LBAs",
+            controller.id(),
+            space.lbas
+        );
+        return config_error("region", problem);
+    }
+    let region = Region { first, lbas, lba_shift: space.lba_shift };
+    let depth = options.queue_depth.min(1 << controller.info().entries_max.ilog2());
+    let mut queues = Vec::new();
+    for _ in 0..options.queues_per_device {
+        queues.push(controller.create_queue_pair(depth).map_err(driver)?);
+    }
+    Ok(Device { controller, nsid, region, queues })
+}
+
+fn geometry(
+    shape: &KvShape,
+    regions: &[Region],
+    options: &StoreOptions,
+) -> Result<Geometry, StoreError> {
+    let Some(group) = options.group else {
+        return Ok(Geometry::for_regions(shape, regions)?);
+    };
+    let lba_bytes = regions.iter().map(|region| 1 << region.lba_shift).max().unwrap_or(1);
+    Ok(Geometry::new(shape, regions.len() as u32, group, lba_bytes)?)
+}
+
+/// Grants every queue of every device.
+pub(super) fn grant_all(devices: &mut [Device]) -> Result<Vec<(u32, QueueGrant)>, StoreError> {
+    let mut grants = Vec::new();
+    for (at, device) in devices.iter_mut().enumerate() {
+        let index = DeviceIndex(at as u32);
+        for qid in &device.queues {
+            let grant = device.controller.grant(*qid, device.nsid);
+            let grant = grant.map_err(|source| StoreError::Driver { device: index, source })?;
+            grants.push((index.0, grant));
+        }
+    }
+    Ok(grants)
+}
+
+pub(super) fn ring_options(options: &StoreOptions) -> UringOptions {
+    UringOptions {
+        command_timeout: options.command_timeout,
+        virtual_time: options.virtual_time,
+        stop_timeout: options.stop_timeout,
+        // The store has no explicit contexts.
+        explicit_max: 1,
+        ..UringOptions::default()
+    }
+}
+
+/// Memory for the padding of objects: zeroes to write, then a place to read to.
+fn pads(
+    controller: &Controller,
+    geometry: &Geometry,
+) -> Result<Option<Arc<dyn DmaMemory>>, StoreError> {
+    let padding = (geometry.slot_bytes() - geometry.object_bytes()) as usize;
+    if padding == 0 {
+        return Ok(None);
+    }
+    let memory = controller.bus().dma().alloc(2 * padding.next_multiple_of(4096));
+    match memory {
+        Ok(memory) => Ok(Some(memory)),
+        Err(source) => config_error("padding", source.to_string()),
+    }
+}
+
+pub(super) fn describe(
+    pool: &KvPool,
+    geometry: &Geometry,
+    regions: &[Region],
+    files: u32,
+    pads: Option<&Arc<dyn DmaMemory>>,
+    options: &StoreOptions,
+) -> PoolDesc {
+    let pad = pads.map(|memory| memory.segments()[0].iova);
+    let half = pads.map_or(0, |memory| memory.len() as u64 / 2);
+    PoolDesc {
+        row_iova: pool.row_iova().to_vec(),
+        data_lba: regions.iter().map(|region| region.first.0).collect(),
+        block_stride: pool.block_stride(),
+        blocks: pool.blocks(),
+        files,
+        group: geometry.group(),
+        object_bytes: geometry.object_bytes(),
+        slot_bytes: geometry.slot_bytes(),
+        run_bytes: options.run_bytes,
+        pad_read: pad.map(|iova| iova.offset(half)),
+        pad_write: pad,
+    }
+}

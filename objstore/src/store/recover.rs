@@ -1,0 +1,107 @@
+//! After a timeout or a fault: nothing goes on before no device can touch anything any more.
+//!
+//! The order is the point. Stop the I/O kernel, so that nobody rings a doorbell; then recover the
+//! controllers, so that no command of the past is carried out any more; only then tell callers that
+//! their blocks are theirs again, free files, and start the kernel on new queues. If any step
+//! fails, nothing that a device might still reach is ever freed, and the store says so for good.
+
+use gio_uring::{Completion, IoStatus, Uring};
+
+use super::{Store, open};
+use crate::{
+    error::{Failure, StoreError},
+    ids::Layer,
+    transfer::LayerState,
+};
+
+impl Store {
+    /// Brings controllers and kernel back. Everything in flight has failed afterwards.
+    pub(super) fn recover(&mut self, cause: &str) -> Result<(), StoreError> {
+        tracing::warn!(cause, "stopping the I/O kernel and recovering the controllers");
+        self.check()?;
+        let deadline = self.clock.now() + self.options.stop_timeout;
+        let quiesced = match self.ring()?.stop(deadline) {
+            Ok(quiesced) => quiesced,
+            Err(error) => return Err(self.fail(format!("{cause}; then {error}"))),
+        };
+        for at in 0..self.devices.len() {
+            if let Err(error) = self.devices[at].controller.recover(&quiesced) {
+                return Err(self.fail(format!("{cause}; then {error}")));
+            }
+        }
+        self.collect();
+        self.fault = None;
+        if let Err(error) = self.restart() {
+            return Err(self.fail(format!("{cause}; then {error}")));
+        }
+        self.tally.recoveries += 1;
+        Ok(())
+    }
+
+    /// Takes note of everything that was in flight when the kernel was stopped.
+    fn collect(&mut self) {
+        while let Some(op) = self.ops.last().copied() {
+            let found = self.ring.as_mut().and_then(|ring| ring.try_cqe(op.iocb).ok().flatten());
+            // Without a word the command may have got as far as the device.
+            let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
+            self.complete(op.iocb, found.unwrap_or(lost));
+        }
+    }
+
+    /// Starts the kernel on new grants; on a new executor if the old one cannot any more.
+    fn restart(&mut self) -> Result<(), StoreError> {
+        let grants = open::grant_all(&mut self.devices)?;
+        let error = match self.ring()?.restart(&grants) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        tracing::warn!(%error, "the executor cannot go on; making a new one");
+        let executor = (self.executor.0)()?;
+        let (clock, options) = (self.clock.clone(), open::ring_options(&self.options));
+        let mut ring = Uring::init_queue(self.options.iocbs, executor, clock, &grants, options)?;
+        let regions: Vec<_> = self.devices.iter().map(|device| device.region).collect();
+        let desc = open::describe(
+            &self.pool,
+            &self.geometry,
+            &regions,
+            self.files.files(),
+            self.pads.as_ref(),
+            &self.options,
+        );
+        self.ring_pool = ring.register_pool(&desc)?;
+        self.ring = Some(ring);
+        // Maps live in the old executor's memory: the requests that have one have to start anew.
+        for request in self.requests.values_mut() {
+            if let (Some(_), Some(&(position, file))) = (&request.map, request.entries.first()) {
+                request.failure.get_or_insert(Failure {
+                    direction: request.direction,
+                    layer: Layer(0),
+                    position,
+                    file,
+                    status: IoStatus::Cancelled,
+                    errors: 1,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the store: every later call says why. What a device or kernel might still reach is
+    /// leaked; the controllers do the same with their queues.
+    pub(super) fn fail(&mut self, cause: String) -> StoreError {
+        tracing::error!(cause, "the store has failed");
+        std::mem::forget(self.ring.take());
+        std::mem::forget(self.pool.memory().clone());
+        std::mem::forget(self.pads.take());
+        self.ops.clear();
+        for request in self.requests.values_mut() {
+            for state in &mut request.layers {
+                if matches!(state, LayerState::InFlight(_)) {
+                    *state = LayerState::Idle;
+                }
+            }
+        }
+        self.failed = Some(cause.clone());
+        StoreError::Failed { cause }
+    }
+}

@@ -1,0 +1,381 @@
+//! What the store does when devices fail: nothing wrong is ever called right, nothing touches a
+//! caller's blocks after a wait has returned, and afterwards the store works again or says why not.
+
+mod stack;
+
+use std::sync::Arc;
+
+use gio_kernels::InlineExecutor;
+use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, abi::Args};
+use nvme_driver::{Nanos, Place, Quiesced};
+use nvme_emu::{FaultAction, FaultRule, FaultWhen, LbaRange, SimClock};
+use objstore::{Direction, Failure, Layer, Row, StoreError};
+use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
+
+/// No merging: one command for each object.
+fn single() -> Plan {
+    let mut plan = Plan::default();
+    plan.options.run_bytes = 4096;
+    plan
+}
+
+fn failure(error: StoreError) -> Failure {
+    match error {
+        StoreError::Transfer { failure } => failure,
+        other => panic!("not a failed transfer: {other}"),
+    }
+}
+
+/// Status code type and status code.
+fn nvme(status: IoStatus) -> (u8, u8) {
+    match status {
+        IoStatus::Nvme(status) => (status.sct(), status.sc()),
+        other => panic!("not from the controller: {other}"),
+    }
+}
+
+#[test]
+fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
+    let mut stack = Stack::new(&single());
+    let keys = keys(0..10);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let (position, row) = (6, Row(3));
+    let file = prefix.files()[position];
+    let place = stack.store.geometry().object(file, row);
+    let lbas = Some(LbaRange { first: place.slot.0, count: 1 });
+    let when = FaultWhen { lbas, admin: Some(false), ..FaultWhen::default() };
+    let device = &stack.emus[place.device.0 as usize];
+    device.set_faults(nvme_emu::FaultPlan {
+        rules: vec![FaultRule::new(when, READ_ERROR)],
+        ..Default::default()
+    });
+    let error = stack.read(&prefix, 20).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("layer 1") && text.contains("block 6"), "{text}");
+    assert!(text.contains("Unrecovered Read Error"), "{text}");
+    let failed = failure(error);
+    let status = nvme(failed.status);
+    let expected = Failure {
+        direction: Direction::Retrieve,
+        layer: Layer(1),
+        position: 6,
+        file,
+        status: failed.status,
+        errors: 1,
+    };
+    assert_eq!((failed, status), (expected, (2, 0x81)));
+    drop(prefix);
+    assert_eq!(stack.get(&keys, 20), 6);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_lost, stats.files_stored, stats.recoveries), (1, 9, 0));
+    assert_eq!(stats.files_free, stats.files - 9);
+    // Stored again, it is found again (the file may be another one).
+    stack.faults(None);
+    assert_eq!(stack.put(&keys, 0), 10);
+    assert_eq!(stack.get(&keys, 20), 10);
+}
+
+#[test]
+fn after_a_failed_layer_the_request_goes_no_further() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..4);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+    stack.faults(Some(on(READ, READ_ERROR)));
+    let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    failure(stack.store.wait(ticket).unwrap_err());
+    stack.faults(None);
+    let error = stack.store.retrieve_layer(&transfer, Layer(1)).unwrap_err();
+    assert!(matches!(error, StoreError::RequestFailed { .. }), "{error}");
+    assert_eq!(stack.store.lookup(&keys).unwrap().len(), 0);
+}
+
+#[test]
+fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..8);
+    stack.faults(Some(on(WRITE, WRITE_FAULT).limit(1)));
+    let writing = stack.begin(&keys, 0);
+    for layer in (0..stack.shape.layers).map(Layer) {
+        // Nobody waits: the commit finds out.
+        let _ = stack.store.store_layer(&writing, layer).unwrap();
+    }
+    let failed = failure(stack.store.commit(writing).unwrap_err());
+    assert_eq!(failed.direction, Direction::Store);
+    assert_eq!(nvme(failed.status), (2, 0x80));
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_free, stats.files_stored), (stats.files, 0));
+    assert_eq!(stack.get(&keys, 20), 0);
+    assert_eq!(stack.put(&keys, 0), 8);
+    assert_eq!(stack.get(&keys, 20), 8);
+}
+
+/// Faults of the device that end in a recovery, by whatever means that needs.
+const BROKEN: [FaultAction; 6] = [
+    FaultAction::Drop,
+    FaultAction::WrongCid,
+    FaultAction::WrongPhase,
+    FaultAction::WrongSqhd,
+    FaultAction::WrongSqid,
+    FaultAction::FatalStatus,
+];
+
+#[test]
+fn after_a_read_that_breaks_the_queue_the_store_recovers_and_works() {
+    for action in BROKEN {
+        let mut stack = Stack::new(&Plan::default());
+        let (a, b) = (keys(0..6), keys(10..16));
+        stack.put(&a, 0);
+        stack.put(&b, 10);
+        stack.emus[0].set_faults(nvme_emu::FaultPlan {
+            rules: vec![on(READ, action).limit(1)],
+            ..Default::default()
+        });
+        let prefix = stack.store.lookup(&a).unwrap();
+        let failed = failure(stack.read(&prefix, 20).unwrap_err());
+        assert!(!failed.status.is_ok(), "{action:?}: {failed}");
+        drop(prefix);
+        assert!(stack.store.stats().unwrap().recoveries >= 1, "{action:?}");
+        assert!(stack.get(&a, 20) < 6, "{action:?}: what failed is a miss");
+        assert_eq!(stack.get(&b, 30), 6, "{action:?}");
+        assert_eq!(stack.put(&a, 0), 6, "{action:?}");
+        assert_eq!(stack.get(&a, 20), 6, "{action:?}");
+        let stats = stack.store.stats().unwrap();
+        assert_eq!((stats.files_stored, stats.files_referenced), (12, 0), "{action:?}");
+        assert_eq!(stack.refused_dma(), 0, "{action:?}");
+    }
+}
+
+#[test]
+fn after_a_write_that_breaks_the_queue_nothing_is_visible_and_the_store_works() {
+    for action in BROKEN {
+        let mut stack = Stack::new(&Plan::default());
+        let (a, b) = (keys(0..6), keys(10..16));
+        stack.put(&b, 10);
+        stack.faults(Some(on(WRITE, action).limit(1)));
+        let writing = stack.begin(&a, 0);
+        let failed = failure(stack.write_all(&writing).unwrap_err());
+        assert_eq!(failed.layer, Layer(0), "{action:?}: {failed}");
+        failure(stack.store.commit(writing).unwrap_err());
+        stack.faults(None);
+        assert_eq!(stack.get(&a, 20), 0, "{action:?}");
+        assert_eq!(stack.get(&b, 30), 6, "{action:?}");
+        assert_eq!(stack.put(&a, 0), 6, "{action:?}");
+        assert_eq!(stack.get(&a, 20), 6, "{action:?}");
+        let stats = stack.store.stats().unwrap();
+        assert_eq!((stats.files_stored, stats.files_writing), (12, 0), "{action:?}");
+    }
+}
+
+#[test]
+fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
+    let mut stack = Stack::new(&Plan::default());
+    let (a, b, c) = (keys(0..4), keys(10..14), keys(20..24));
+    stack.put(&a, 0);
+    stack.put(&b, 10);
+    stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+    let prefixes = [&a, &b].map(|keys| stack.store.lookup(keys).unwrap());
+    let first = stack.store.retrieve(&prefixes[0], &blocks(20, 4)).unwrap();
+    let second = stack.store.retrieve(&prefixes[1], &blocks(30, 4)).unwrap();
+    let writing = stack.begin(&c, 40);
+    let broken = stack.store.retrieve_layer(&first, Layer(0)).unwrap();
+    let write = stack.store.store_layer(&writing, Layer(0)).unwrap();
+    let other = stack.store.retrieve_layer(&second, Layer(0)).unwrap();
+    failure(stack.store.wait(broken).unwrap_err());
+    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    // They ended before the queue broke, or failed with it; no time passes for either now.
+    for ticket in [write, other] {
+        match stack.store.poll(&ticket) {
+            Ok(done) => assert!(done.is_some(), "in flight after a recovery"),
+            Err(error) => assert!(!failure(error).status.is_ok()),
+        }
+    }
+    drop((first, second, prefixes));
+    stack.store.abort(writing).unwrap();
+    assert_eq!(stack.put(&a, 0), 4);
+    assert_eq!(stack.put(&b, 0), 4);
+    assert_eq!(stack.put(&c, 0), 4);
+    for keys in [&a, &b, &c] {
+        assert_eq!(stack.get(keys, 20), 4);
+    }
+}
+
+#[test]
+fn a_late_read_does_not_touch_blocks_the_caller_has_back() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..4);
+    stack.put(&keys, 0);
+    // Longer than the command timeout of 100 ms.
+    let late = FaultAction::Delay { ns: 400_000_000 };
+    stack.faults(Some(on(READ, late)));
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let failed = failure(stack.read(&prefix, 20).unwrap_err());
+    assert!(matches!(failed.status, IoStatus::Timeout | IoStatus::Fault), "{failed}");
+    for (key, block) in keys.iter().zip(blocks(20, 4)) {
+        stack.fill(block, *key);
+    }
+    let other = stack::keys(50..54);
+    for (key, block) in other.iter().zip(blocks(20, 4)) {
+        stack.fill(block, *key);
+    }
+    stack.clock.run_for(Nanos::from_millis(2_000));
+    for (key, block) in other.iter().zip(blocks(20, 4)) {
+        assert!(stack.holds(block, *key), "a command of the past wrote to {block}");
+    }
+}
+
+#[test]
+fn a_late_write_does_not_touch_files_that_were_reused() {
+    let mut stack = Stack::new(&Plan::default());
+    let (a, b) = (keys(0..4), keys(10..14));
+    let late = FaultAction::Delay { ns: 400_000_000 };
+    stack.faults(Some(on(WRITE, late)));
+    let writing = stack.begin(&a, 0);
+    failure(stack.write_all(&writing).unwrap_err());
+    drop(writing);
+    stack.faults(None);
+    // The same files, as they are the first free ones.
+    assert_eq!(stack.put(&b, 10), 4);
+    stack.clock.run_for(Nanos::from_millis(2_000));
+    assert_eq!(stack.get(&b, 20), 4);
+}
+
+#[test]
+fn handles_dropped_while_a_command_hangs() {
+    let mut stack = Stack::new(&Plan::default());
+    let (a, b) = (keys(0..4), keys(10..14));
+    stack.put(&a, 0);
+    stack.emus[0].set_faults(nvme_emu::FaultPlan {
+        rules: vec![on(READ, FaultAction::Drop).limit(1), on(WRITE, FaultAction::Drop).limit(1)],
+        ..Default::default()
+    });
+    let prefix = stack.store.lookup(&a).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+    let _ = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let writing = stack.begin(&b, 10);
+    let _ = stack.store.store_layer(&writing, Layer(0)).unwrap();
+    drop((prefix, transfer, writing));
+    stack.store.drain().unwrap();
+    let stats = stack.store.stats().unwrap();
+    assert!(stats.recoveries >= 1);
+    assert_eq!((stats.files_referenced, stats.files_writing), (0, 0));
+    assert_eq!(stats.files_free + stats.files_stored, stats.files);
+    assert_eq!(stack.put(&a, 0), 4);
+    assert_eq!(stack.put(&b, 10), 4);
+    assert_eq!(stack.get(&a, 20), 4);
+    assert_eq!(stack.get(&b, 30), 4);
+}
+
+#[test]
+fn a_device_that_is_gone_fails_the_store_for_good() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..4);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    stack.emus[1].unplug();
+    let cause = match stack.read(&prefix, 20).unwrap_err() {
+        StoreError::Failed { cause } => cause,
+        other => panic!("{other}"),
+    };
+    assert!(cause.contains("emu1"), "{cause}");
+    let error = stack.store.lookup(&keys).unwrap_err();
+    assert!(matches!(&error, StoreError::Failed { cause: same } if *same == cause), "{error}");
+    assert!(stack.store.stats().is_err());
+    assert!(stack.store.allocate(&keys, &blocks(0, 4)).is_err());
+    assert!(stack.store.retrieve(&prefix, &blocks(20, 4)).is_err());
+    let Stack { store, .. } = stack;
+    assert!(store.close().is_err());
+}
+
+#[test]
+fn committed_data_survives_a_drive_that_loses_its_cache() {
+    let mut plan = Plan { volatile_cache: true, ..Plan::default() };
+    let survives = |plan: &Plan| {
+        let mut stack = Stack::new(plan);
+        let keys = keys(0..6);
+        stack.put(&keys, 0);
+        stack.emus.iter().for_each(|emu| emu.power_loss());
+        // The first read finds dead queues and brings them back.
+        let prefix = stack.store.lookup(&keys[..1]).unwrap();
+        stack.read(&prefix, 20).unwrap_err();
+        drop(prefix);
+        let mut held = 0;
+        for key in &keys[1..] {
+            let prefix = stack.store.lookup(std::slice::from_ref(key)).unwrap();
+            if prefix.is_empty() {
+                continue;
+            }
+            stack.read(&prefix, 20).unwrap();
+            held += usize::from(stack.holds(blocks(20, 1)[0], *key));
+        }
+        held
+    };
+    assert_eq!(survives(&plan), 5);
+    // And this is what the option is for: without it bytes are gone, and nobody notices.
+    plan.options.durability = objstore::Durability::Volatile;
+    assert!(survives(&plan) < 5);
+}
+
+/// An executor that cannot be started a second time.
+#[derive(Debug)]
+struct Once {
+    inner: InlineExecutor,
+    started: bool,
+}
+
+impl IoExecutor for Once {
+    fn name(&self) -> &'static str {
+        "once"
+    }
+    fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        self.inner.alloc(len)
+    }
+    fn address(&self, place: &Place) -> Option<u64> {
+        self.inner.address(place)
+    }
+    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+        if std::mem::replace(&mut self.started, true) {
+            let cause = "it starts only once".to_owned();
+            return Err(ExecutorError::Failed { executor: "once", cause });
+        }
+        self.inner.start(args)
+    }
+    fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {
+        self.inner.submitted(tail, sms)
+    }
+    fn poll(&mut self) -> Result<Progress, ExecutorError> {
+        self.inner.poll()
+    }
+    fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
+        self.inner.stop(deadline)
+    }
+}
+
+#[test]
+fn an_executor_that_cannot_go_on_is_replaced() {
+    let plan = Plan::default();
+    let clock = SimClock::new(plan.seed);
+    let ticks: Arc<SimClock> = clock.clone();
+    let mut stack = Stack::with_executor(&plan, clock, move |_| {
+        Box::new(Once { inner: InlineExecutor::new(ticks.clone()), started: false })
+    })
+    .unwrap();
+    let (a, b) = (keys(0..4), keys(10..14));
+    stack.put(&a, 0);
+    stack.put(&b, 10);
+    // A transfer from before: its map went with the old executor.
+    let prefix = stack.store.lookup(&b).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
+    stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+    let broken = stack.store.lookup(&a).unwrap();
+    failure(stack.read(&broken, 20).unwrap_err());
+    stack.faults(None);
+    let error = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap_err();
+    assert!(matches!(error, StoreError::RequestFailed { .. }), "{error}");
+    drop((prefix, transfer, broken));
+    assert_eq!(stack.get(&b, 20), 4);
+    assert_eq!(stack.put(&a, 0), 4);
+    assert_eq!(stack.get(&a, 30), 4);
+}

@@ -1,0 +1,372 @@
+//! Random operations against a store, compared with a map of what should be in it.
+
+#![allow(clippy::print_stdout, reason = "a failing test shows its seed")]
+
+mod stack;
+
+use std::collections::BTreeMap;
+
+use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
+use objstore::{BlockId, BlockKey, Layer, Prefix, StoreError, Transfer, Writing};
+use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
+use stack::{Plan, READ_ERROR, Stack, WRITE_FAULT, keys};
+
+const KEYS: usize = 40;
+/// Blocks are handed out in rounds, so that nothing in flight shares one.
+const BLOCKS: u32 = 256;
+
+/// What a caller holds across operations.
+enum Held {
+    Prefix(Vec<BlockKey>, Prefix),
+    Transfer(Transfer),
+    Writing(Writing),
+}
+
+struct World {
+    stack: Stack,
+    rng: SmallRng,
+    all: Vec<BlockKey>,
+    /// Key -> pins, of what was committed and not seen to be evicted.
+    model: BTreeMap<BlockKey, u32>,
+    held: Vec<Held>,
+    next_block: u32,
+    /// Devices fail now and then.
+    faults: bool,
+    failures: u32,
+    checked: u32,
+}
+
+impl World {
+    fn new(seed: u64, plan: &Plan, faults: bool) -> Self {
+        let plan = Plan { seed, blocks: BLOCKS, ..plan.clone() };
+        Self {
+            stack: Stack::new(&plan),
+            rng: SmallRng::seed_from_u64(seed),
+            all: keys(0..KEYS as u128),
+            model: BTreeMap::new(),
+            held: Vec::new(),
+            next_block: 0,
+            faults,
+            failures: 0,
+            checked: 0,
+        }
+    }
+
+    /// A run of keys that starts at one of a few places, as requests share their heads.
+    fn request(&mut self) -> Vec<BlockKey> {
+        let first = self.rng.random_range(0..4) * 10;
+        let len = self.rng.random_range(1..=10);
+        self.all[first..first + len].to_vec()
+    }
+
+    fn blocks(&mut self, count: usize) -> Vec<BlockId> {
+        if self.next_block + count as u32 > BLOCKS {
+            self.next_block = 0;
+            self.stack.store.drain().unwrap();
+        }
+        let mut blocks = stack::blocks(self.next_block, count);
+        self.next_block += count as u32;
+        blocks.shuffle(&mut self.rng);
+        blocks
+    }
+
+    fn layers(&mut self) -> Vec<Layer> {
+        let mut layers: Vec<Layer> = (0..self.stack.shape.layers).map(Layer).collect();
+        layers.shuffle(&mut self.rng);
+        layers
+    }
+
+    /// A failed operation is fine where devices fail; and a key may be removed under a prefix.
+    fn note(&mut self, error: &StoreError) {
+        match error {
+            StoreError::Stale { .. } => {}
+            StoreError::Transfer { .. } | StoreError::RequestFailed { .. } if self.faults => {
+                self.failures += 1;
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    fn begin(&mut self) -> (Vec<BlockKey>, Writing) {
+        let keys = self.request();
+        let blocks = self.blocks(keys.len());
+        for (key, block) in keys.iter().zip(&blocks) {
+            self.stack.fill(*block, *key);
+        }
+        let writing = self.stack.store.allocate(&keys, &blocks).unwrap();
+        self.forget_evicted();
+        assert!(writing.accepted() <= keys.len() && writing.written() <= writing.accepted());
+        (keys, writing)
+    }
+
+    /// Starts layers in any order; waits for some of them.
+    fn store_layers(&mut self, writing: &Writing) -> Result<(), StoreError> {
+        let mut tickets = Vec::new();
+        for layer in self.layers() {
+            tickets.push(self.stack.store.store_layer(writing, layer)?);
+            if self.rng.random_bool(0.5) {
+                let at = self.rng.random_range(0..tickets.len());
+                self.stack.store.wait(tickets.swap_remove(at))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self) {
+        let (keys, writing) = self.begin();
+        if let Err(error) = self.store_layers(&writing) {
+            self.note(&error);
+        }
+        match self.stack.store.commit(writing) {
+            Ok(done) => {
+                for key in &keys[..done.accepted] {
+                    // Accepted may also mean that another writing, still held, has it.
+                    if self.stack.store.contains(*key) {
+                        self.model.entry(*key).or_default();
+                    }
+                }
+            }
+            Err(error) => self.note(&error),
+        }
+    }
+
+    fn get(&mut self, keys: &[BlockKey], prefix: &Prefix) {
+        let blocks = self.blocks(prefix.len());
+        blocks.iter().for_each(|block| self.stack.wipe(*block));
+        let transfer = match self.stack.store.retrieve(prefix, &blocks) {
+            Ok(transfer) => transfer,
+            Err(error) => return self.note(&error),
+        };
+        let mut tickets = Vec::new();
+        for layer in self.layers() {
+            match self.stack.store.retrieve_layer(&transfer, layer) {
+                Ok(ticket) => tickets.push(ticket),
+                Err(error) => self.note(&error),
+            }
+        }
+        tickets.shuffle(&mut self.rng);
+        for ticket in tickets {
+            let layer = ticket.layer();
+            match self.stack.store.wait(ticket) {
+                Err(error) => self.note(&error),
+                Ok(_) => {
+                    for (key, block) in keys.iter().zip(&blocks) {
+                        let right = self.stack.holds_layer(*block, *key, layer);
+                        assert!(right, "{block} layer {layer}: not the bytes of {key}");
+                        self.checked += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    fn lookup(&mut self) -> (Vec<BlockKey>, Prefix) {
+        let keys = self.request();
+        let prefix = self.stack.store.lookup(&keys).unwrap();
+        self.forget_evicted();
+        let expected = keys.iter().take_while(|key| self.model.contains_key(key)).count();
+        assert_eq!(prefix.len(), expected);
+        (keys, prefix)
+    }
+
+    /// The model does not know the order of eviction (the index's own test does): it learns from
+    /// the store which files went, and checks that none of them may not have gone.
+    fn forget_evicted(&mut self) {
+        let store = &self.stack.store;
+        let gone: Vec<BlockKey> =
+            self.model.keys().filter(|key| !store.contains(**key)).copied().collect();
+        for key in gone {
+            let pins = self.model.remove(&key);
+            assert!(pins == Some(0) || self.faults, "{key} was evicted under a pin");
+            let held = self.held.iter().any(|held| {
+                matches!(held, Held::Prefix(keys, prefix) if keys[..prefix.len()].contains(&key))
+            });
+            assert!(!held || self.faults, "{key} was evicted under a prefix");
+        }
+        for key in &self.all {
+            let (stored, known) = (store.contains(*key), self.model.contains_key(key));
+            assert!(!stored || known, "{key} was never committed");
+        }
+    }
+
+    fn hold(&mut self) {
+        let held = match self.rng.random_range(0..3) {
+            0 => {
+                let (keys, prefix) = self.lookup();
+                Held::Prefix(keys, prefix)
+            }
+            1 => {
+                let (_, prefix) = self.lookup();
+                let blocks = self.blocks(prefix.len());
+                match self.stack.store.retrieve(&prefix, &blocks) {
+                    Ok(transfer) => Held::Transfer(transfer),
+                    Err(error) => return self.note(&error),
+                }
+            }
+            _ => Held::Writing(self.begin().1),
+        };
+        self.held.push(held);
+    }
+
+    /// Uses something held, or drops it with an operation in flight.
+    fn let_go(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let at = self.rng.random_range(0..self.held.len());
+        let layer = Layer(self.rng.random_range(0..self.stack.shape.layers));
+        let started = match self.held.swap_remove(at) {
+            Held::Prefix(keys, prefix) => return self.get(&keys, &prefix),
+            Held::Transfer(transfer) => self.stack.store.retrieve_layer(&transfer, layer),
+            Held::Writing(writing) => self.stack.store.store_layer(&writing, layer),
+        };
+        if let Err(error) = started {
+            self.note(&error);
+        }
+    }
+
+    fn pin(&mut self) {
+        let keys = self.request();
+        let pinned = self.stack.store.pin(&keys).unwrap();
+        self.forget_evicted();
+        for key in &keys[..pinned] {
+            *self.model.get_mut(key).unwrap() += 1;
+        }
+        assert!(keys.get(pinned).is_none_or(|key| !self.model.contains_key(key)));
+    }
+
+    fn unpin(&mut self) {
+        let keys = self.request();
+        let unpinned = self.stack.store.unpin(&keys).unwrap();
+        self.forget_evicted();
+        let mut expected = 0;
+        for key in &keys {
+            if let Some(pins) = self.model.get_mut(key).filter(|pins| **pins > 0) {
+                *pins -= 1;
+                expected += 1;
+            }
+        }
+        assert_eq!(unpinned, expected);
+    }
+
+    fn step(&mut self) {
+        match self.rng.random_range(0..100) {
+            0..30 => self.put(),
+            30..60 => {
+                let (keys, prefix) = self.lookup();
+                self.get(&keys, &prefix);
+            }
+            60..72 => self.hold(),
+            72..88 => self.let_go(),
+            88..91 => self.pin(),
+            91..96 => self.unpin(),
+            96..98 => {
+                let count = self.rng.random_range(0..4);
+                self.stack.store.evict(count).unwrap();
+            }
+            _ => {
+                let keys = self.request();
+                let removed = self.stack.store.remove(&keys).unwrap();
+                // Failed reads may have taken some since.
+                let known = keys.iter().filter(|key| self.model.remove(key).is_some()).count();
+                assert!(removed == known || self.faults && removed < known);
+            }
+        }
+        self.forget_evicted();
+    }
+
+    /// Lets go of everything, and checks that nothing was lost on the way.
+    fn finish(mut self) -> (u32, u32) {
+        self.held.clear();
+        self.stack.faults(None);
+        self.stack.store.drain().unwrap();
+        self.forget_evicted();
+        let all = self.all.clone();
+        while self.stack.store.unpin(&all).unwrap() > 0 {}
+        let stats = self.stack.store.stats().unwrap();
+        assert_eq!(stats.files_stored as usize, self.model.len());
+        assert_eq!((stats.files_referenced, stats.files_pinned, stats.files_writing), (0, 0, 0));
+        assert_eq!(stats.files_free + stats.files_stored, stats.files);
+        assert_eq!(self.stack.store.evict(u32::MAX).unwrap(), stats.files_stored);
+        let stats = self.stack.store.stats().unwrap();
+        assert_eq!((stats.files_free, stats.free_runs), (stats.files, 1));
+        assert_eq!(self.stack.refused_dma(), 0);
+        (self.checked, self.failures)
+    }
+}
+
+fn run(seed: u64, steps: u32, plan: &Plan, faults: Option<FaultPlan>) -> (u32, u32) {
+    println!("seed {seed}");
+    let mut world = World::new(seed, plan, faults.is_some());
+    for step in 0..steps {
+        if let Some(faults) = &faults
+            && step == 5
+        {
+            world.stack.emus.iter().for_each(|emu| emu.set_faults(faults.clone()));
+        }
+        world.step();
+    }
+    world.finish()
+}
+
+#[test]
+fn a_store_is_a_map() {
+    let plan = Plan::default();
+    let checked: u32 = (0..4).map(|seed| run(seed, 150, &plan, None).0).sum();
+    assert!(checked > 1000, "only {checked} layers of blocks were read and compared");
+}
+
+#[test]
+fn a_store_that_is_too_small_is_a_map_that_forgets() {
+    let mut plan = Plan::default();
+    plan.options.group = Some(4);
+    plan.options.capacity_bytes = Some(11 * plan.shape.block_bytes());
+    let checked: u32 = (10..14).map(|seed| run(seed, 200, &plan, None).0).sum();
+    assert!(checked > 500, "only {checked} layers of blocks were read and compared");
+}
+
+fn faulty(seed: u64, actions: &[(FaultAction, f64)]) -> FaultPlan {
+    let rule = |&(action, probability): &(FaultAction, f64)| {
+        let (admin, probability) = (Some(false), Some(probability));
+        FaultRule::new(FaultWhen { admin, probability, ..FaultWhen::default() }, action)
+    };
+    FaultPlan { seed, rules: actions.iter().map(rule).collect(), ..FaultPlan::default() }
+}
+
+#[test]
+fn devices_that_report_errors_cost_hits_but_never_bytes() {
+    let plan = Plan::default();
+    let mut failures = 0;
+    for seed in 20..23 {
+        let faults = faulty(seed, &[(READ_ERROR, 0.02), (WRITE_FAULT, 0.02)]);
+        failures += run(seed, 150, &plan, Some(faults)).1;
+    }
+    assert!(failures > 10, "only {failures} operations failed");
+}
+
+#[test]
+fn devices_that_misbehave_cost_time_but_never_bytes() {
+    let mut plan = Plan::default();
+    plan.options.group = Some(4);
+    plan.options.capacity_bytes = Some(24 * plan.shape.block_bytes());
+    let mut failures = 0;
+    for seed in 30..34 {
+        let late = FaultAction::Delay { ns: 300_000_000 };
+        let rare = 0.006;
+        let faults = faulty(
+            seed,
+            &[
+                (FaultAction::Drop, rare),
+                (FaultAction::WrongCid, rare),
+                (FaultAction::WrongSqhd, rare),
+                (FaultAction::WrongPhase, rare),
+                (FaultAction::Duplicate, rare),
+                (FaultAction::FatalStatus, rare),
+                (late, rare),
+                (READ_ERROR, rare),
+            ],
+        );
+        failures += run(seed, 120, &plan, Some(faults)).1;
+    }
+    assert!(failures > 10, "only {failures} operations failed");
+}

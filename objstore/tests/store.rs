@@ -1,0 +1,384 @@
+//! The store's promises, one by one, on the whole stack.
+
+mod stack;
+
+use objstore::{BlockId, Geometry, KvShape, Layer, LayoutError, Path, StoreError, StoreOptions};
+use stack::{Plan, Stack, blocks, keys};
+
+#[test]
+fn what_was_committed_is_found_and_every_byte_is_right() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..20);
+    assert_eq!(stack.put(&keys, 0), 20);
+    assert_eq!(stack.get(&keys, 30), 20);
+    // A prefix ends where the keys differ.
+    let mut other = keys.clone();
+    other[7].0 += 1;
+    assert_eq!(stack.get(&other, 30), 7);
+    let stats = stack.store.stats().unwrap();
+    let bytes = 20 * stack.shape.block_bytes();
+    assert_eq!((stats.stored_bytes, stats.retrieved_bytes), (bytes, bytes + bytes * 7 / 20));
+    assert_eq!((stats.lookups, stats.blocks_looked_up, stats.blocks_hit), (2, 40, 27));
+    assert_eq!((stats.files_stored, stats.files_free), (20, stats.files - 20));
+    assert_eq!((stats.files_referenced, stats.free_runs), (0, 1));
+    assert_eq!(stats.path, Path::Host);
+    assert_eq!(stack.refused_dma(), 0);
+    // Neighbouring files are merged: per layer, segment and device one command at the best, and
+    // there are no more doorbells than commands.
+    let objects = (20 + 20 + 7) * u64::from(stack.shape.rows());
+    assert!(stats.commands < objects / 2, "{} commands, {objects} objects", stats.commands);
+    assert!(stats.sq_doorbells <= stats.commands);
+}
+
+#[test]
+fn nothing_is_visible_before_the_commit_and_only_all_of_it_after() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..6);
+    let writing = stack.begin(&keys, 0);
+    assert_eq!((writing.accepted(), writing.written()), (6, 6));
+    stack.write_all(&writing).unwrap();
+    assert_eq!(stack.store.lookup(&keys).unwrap().len(), 0);
+    assert!(!stack.store.contains(keys[0]));
+    stack.store.commit(writing).unwrap();
+    assert_eq!(stack.get(&keys, 10), 6);
+}
+
+#[test]
+fn a_commit_without_all_layers_is_refused_and_frees_the_files() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..6);
+    let writing = stack.begin(&keys, 0);
+    for layer in [Layer(0), Layer(2)] {
+        let _ = stack.store.store_layer(&writing, layer).unwrap();
+    }
+    let error = stack.store.commit(writing).unwrap_err();
+    assert!(matches!(error, StoreError::Incomplete { layer: Layer(1) }), "{error}");
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_free, stats.files_writing), (stats.files, 0));
+    assert_eq!(stack.get(&keys, 10), 0);
+}
+
+#[test]
+fn a_commit_waits_for_tickets_nobody_waited_for() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..6);
+    let writing = stack.begin(&keys, 0);
+    for layer in (0..stack.shape.layers).map(Layer) {
+        let _ = stack.store.store_layer(&writing, layer).unwrap();
+    }
+    stack.store.commit(writing).unwrap();
+    assert_eq!(stack.get(&keys, 10), 6);
+}
+
+#[test]
+fn a_key_is_stored_once() {
+    let mut stack = Stack::new(&Plan::default());
+    let all = keys(0..10);
+    assert_eq!(stack.put(&all[..4], 0), 4);
+    // Known ones, one that another writing has, one that occurs twice.
+    let other = stack.begin(&all[8..9], 20);
+    let mut request = all.clone();
+    request.push(all[5]);
+    let writing = stack.begin(&request, 0);
+    assert_eq!((writing.accepted(), writing.written()), (11, 5));
+    stack.write_all(&writing).unwrap();
+    stack.store.commit(writing).unwrap();
+    // The other one has not committed.
+    assert_eq!(stack.get(&all, 32), 8);
+    stack.write_all(&other).unwrap();
+    stack.store.commit(other).unwrap();
+    assert_eq!(stack.get(&all, 32), 10);
+    assert_eq!(stack.store.stats().unwrap().files_stored, 10);
+    // All of it again: nothing to write.
+    let again = stack.begin(&all, 0);
+    assert_eq!((again.accepted(), again.written()), (10, 0));
+    stack.write_all(&again).unwrap();
+    assert_eq!(stack.store.commit(again).unwrap().written, 0);
+    let stored = stack.store.stats().unwrap().stored_bytes;
+    assert_eq!(stored, 10 * stack.shape.block_bytes());
+}
+
+#[test]
+fn a_writing_that_relied_on_an_aborted_one_leaves_a_miss() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..3);
+    let first = stack.begin(&keys[..1], 0);
+    let second = stack.begin(&keys, 10);
+    assert_eq!((second.accepted(), second.written()), (3, 2));
+    stack.store.abort(first).unwrap();
+    stack.write_all(&second).unwrap();
+    stack.store.commit(second).unwrap();
+    assert_eq!(stack.get(&keys, 20), 0);
+    assert!(stack.store.contains(keys[1]));
+    assert_eq!(stack.put(&keys[..1], 0), 1);
+    assert_eq!(stack.get(&keys, 20), 3);
+    assert_eq!(stack.store.stats().unwrap().files_stored, 3);
+}
+
+/// 2 devices, groups of 4 files, 8 files in all.
+fn tiny() -> Plan {
+    let mut plan = Plan::default();
+    plan.options.group = Some(4);
+    plan.options.capacity_bytes = Some(8 * plan.shape.block_bytes());
+    plan
+}
+
+#[test]
+fn eviction_takes_what_was_unused_longest_and_tails_first() {
+    let mut stack = Stack::new(&tiny());
+    let (a, b, c) = (keys(0..4), keys(10..14), keys(20..22));
+    stack.put(&a, 0);
+    stack.put(&b, 0);
+    assert_eq!(stack.get(&a, 20), 4);
+    // Two files have to go: the tail of b.
+    assert_eq!(stack.put(&c, 0), 2);
+    assert_eq!(stack.get(&b, 20), 2);
+    assert_eq!(stack.get(&a, 20), 4);
+    assert_eq!(stack.get(&c, 20), 2);
+    assert_eq!(stack.store.stats().unwrap().evictions, 2);
+}
+
+#[test]
+fn referenced_and_pinned_files_stay() {
+    let mut stack = Stack::new(&tiny());
+    let (a, b, c) = (keys(0..4), keys(10..14), keys(20..30));
+    stack.put(&a, 0);
+    stack.put(&b, 0);
+    assert_eq!(stack.store.pin(&b[..3]).unwrap(), 3);
+    let prefix = stack.store.lookup(&a).unwrap();
+    // Only b's last file may go; the request gets its head.
+    assert_eq!(stack.put(&c, 0), 1);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_referenced, stats.files_pinned, stats.evictions), (4, 3, 1));
+    stack.read(&prefix, 40).unwrap();
+    drop(prefix);
+    assert_eq!(stack.store.evict(100).unwrap(), 5);
+    assert_eq!(stack.get(&b, 20), 3);
+    assert_eq!(stack.store.unpin(&b).unwrap(), 3);
+    assert_eq!(stack.store.evict(100).unwrap(), 3);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_free, stats.free_runs), (8, 1));
+}
+
+#[test]
+fn a_request_larger_than_the_store_gets_its_head_or_nothing() {
+    let mut stack = Stack::new(&tiny());
+    let all = keys(0..12);
+    assert_eq!(stack.put(&all, 0), 8);
+    assert_eq!(stack.get(&all, 20), 8);
+    let held = stack.store.lookup(&all).unwrap();
+    let none = stack.begin(&keys(50..52), 0);
+    assert_eq!((none.accepted(), none.written()), (0, 0));
+    stack.store.commit(none).unwrap();
+    drop(held);
+}
+
+#[test]
+fn removed_keys_are_gone_but_not_under_a_reader() {
+    let mut stack = Stack::new(&tiny());
+    let all = keys(0..8);
+    stack.put(&all, 0);
+    let prefix = stack.store.lookup(&all).unwrap();
+    let blocks = blocks(20, 8);
+    let transfer = stack.store.retrieve(&prefix, &blocks).unwrap();
+    assert_eq!(stack.store.remove(&all[..2]).unwrap(), 2);
+    assert_eq!(stack.store.lookup(&all).unwrap().len(), 0);
+    // Their files are not reused while the transfer reads them.
+    let other = keys(30..34);
+    assert_eq!(stack.put(&other, 40), 0);
+    for layer in (0..stack.shape.layers).map(Layer) {
+        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        let done = stack.store.wait(ticket).unwrap();
+        assert_eq!(done.objects, 8 * u64::from(stack.shape.segments));
+        assert!(all.iter().zip(&blocks).all(|(key, block)| stack.holds_layer(*block, *key, layer)));
+    }
+    // But a new transfer of them is refused.
+    let stale = stack.store.retrieve(&prefix, &blocks).unwrap_err();
+    assert!(matches!(stale, StoreError::Stale { position: 0, .. }), "{stale}");
+    drop((prefix, transfer));
+    assert_eq!(stack.put(&other, 40), 4);
+    assert_eq!(stack.get(&other, 20), 4);
+}
+
+#[test]
+fn part_of_a_prefix() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..9);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let blocks = [BlockId(50), BlockId(33), BlockId(41)];
+    let transfer = stack.store.retrieve_from(&prefix, 4, &blocks).unwrap();
+    for layer in (0..stack.shape.layers).map(Layer) {
+        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        stack.store.wait(ticket).unwrap();
+    }
+    for (key, block) in keys[4..7].iter().zip(blocks) {
+        assert!(stack.holds(block, *key));
+    }
+    let error = stack.store.retrieve_from(&prefix, 7, &blocks).unwrap_err();
+    assert!(matches!(error, StoreError::Positions { blocks: 3, positions: 2, .. }), "{error}");
+}
+
+#[test]
+fn handles_dropped_in_flight_are_drained_by_the_store() {
+    let mut stack = Stack::new(&tiny());
+    let (a, b) = (keys(0..4), keys(10..14));
+    stack.put(&a, 0);
+    for _ in 0..20 {
+        let writing = stack.begin(&b, 10);
+        let _ = stack.store.store_layer(&writing, Layer(1)).unwrap();
+        drop(writing);
+        let prefix = stack.store.lookup(&a).unwrap();
+        let transfer = stack.store.retrieve(&prefix, &blocks(20, 4)).unwrap();
+        let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+        drop((prefix, transfer));
+        stack.store.drain().unwrap();
+        let error = stack.store.wait(ticket).unwrap_err();
+        assert!(matches!(error, StoreError::Ended { layer: Layer(0) }), "{error}");
+    }
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_free, stats.files_stored, stats.files_referenced), (4, 4, 0));
+    assert_eq!(stack.get(&a, 20), 4);
+}
+
+#[test]
+fn tickets_can_be_polled_and_layers_moved_in_any_order() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..6);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(20, 6)).unwrap();
+    for layer in [2, 0, 1, 1].map(Layer) {
+        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        let twice = stack.store.retrieve_layer(&transfer, layer).unwrap_err();
+        assert!(matches!(twice, StoreError::InFlight { .. }), "{twice}");
+        let mut looks = 0;
+        while stack.store.poll(&ticket).unwrap().is_none() {
+            nvme_driver::Clock::pause(&*stack.clock, looks, nvme_driver::Nanos::MAX);
+            looks += 1;
+            assert!(looks < 10_000);
+        }
+        assert_eq!(stack.store.wait(ticket).unwrap().layer, layer);
+    }
+    assert!(keys.iter().zip(blocks(20, 6)).all(|(key, block)| stack.holds(block, *key)));
+}
+
+#[test]
+fn when_all_iocbs_are_in_flight_the_caller_is_told() {
+    let mut plan = Plan::default();
+    plan.options.iocbs = 2;
+    let mut stack = Stack::new(&plan);
+    let keys = keys(0..2);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(20, 2)).unwrap();
+    let first = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let second = stack.store.retrieve_layer(&transfer, Layer(1)).unwrap();
+    let busy = stack.store.retrieve_layer(&transfer, Layer(2)).unwrap_err();
+    assert!(matches!(busy, StoreError::Busy { in_flight: 2 }), "{busy}");
+    stack.store.wait(first).unwrap();
+    let third = stack.store.retrieve_layer(&transfer, Layer(2)).unwrap();
+    stack.store.wait(third).unwrap();
+    stack.store.wait(second).unwrap();
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let mut stack = Stack::new(&Plan::default());
+    let mut other = Stack::new(&Plan::default());
+    let keys = keys(0..2);
+    stack.put(&keys, 0);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let wrong = |result: Result<_, StoreError>| result.map(|_| ()).unwrap_err().to_string();
+    let twice = [BlockId(3), BlockId(3)];
+    assert!(wrong(stack.store.retrieve(&prefix, &twice)).contains("destination of two"));
+    let outside = [BlockId(3), BlockId(64)];
+    assert!(wrong(stack.store.retrieve(&prefix, &outside)).contains("64 blocks are registered"));
+    assert!(wrong(stack.store.retrieve(&prefix, &blocks(0, 3))).contains("3 blocks"));
+    assert!(wrong(other.store.retrieve(&prefix, &blocks(0, 2))).contains("another store"));
+    let transfer = stack.store.retrieve(&prefix, &blocks(0, 2)).unwrap();
+    let layer = stack.store.retrieve_layer(&transfer, Layer(3)).unwrap_err().to_string();
+    assert!(layer.contains("layer 3") && layer.contains("has 3"), "{layer}");
+    let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let foreign = other.store.wait(ticket).unwrap_err().to_string();
+    assert!(foreign.contains("ticket"), "{foreign}");
+    let few = stack.store.allocate(&keys, &blocks(0, 1)).unwrap_err().to_string();
+    assert!(few.contains("1 blocks were given for 2 keys"), "{few}");
+}
+
+#[test]
+fn capacity_below_one_file_is_an_error_that_says_so() {
+    let mut plan = Plan::default();
+    let file = plan.shape.block_bytes();
+    plan.options.capacity_bytes = Some(file - 1);
+    let error = Stack::open(&plan).err().unwrap();
+    let StoreError::Layout(LayoutError::TooSmall { needed, given, .. }) = error else {
+        panic!("{error}");
+    };
+    assert_eq!((needed, given), (file, file - 1));
+    plan.options.capacity_bytes = Some(file);
+    let mut stack = Stack::open(&plan).unwrap();
+    assert_eq!(stack.put(&keys(0..2), 0), 1);
+    assert_eq!(stack.get(&keys(0..2), 10), 1);
+}
+
+#[test]
+fn closing_gives_controllers_back_that_can_be_used_again() {
+    let plan = Plan::default();
+    let mut stack = Stack::new(&plan);
+    stack.put(&keys(0..4), 0);
+    let Stack { store, pool, clock, domain, emus, shape } = stack;
+    let controllers = store.close().unwrap();
+    assert_eq!(controllers.len(), 2);
+    let inline = clock.clone();
+    let store = objstore::Store::open(objstore::StoreConfig {
+        devices: controllers.into_iter().map(objstore::StoreDevice::from).collect(),
+        clock: clock.clone(),
+        executor: Box::new(move || {
+            Ok(Box::new(gio_kernels::InlineExecutor::new(inline.clone())) as Box<_>)
+        }),
+        shape,
+        pool: pool.clone(),
+        options: plan.options,
+    })
+    .unwrap();
+    let mut stack = Stack { store, shape, pool, domain, emus, clock };
+    assert_eq!(stack.get(&keys(0..4), 10), 0, "a new store is empty");
+    stack.put(&keys(0..4), 0);
+    assert_eq!(stack.get(&keys(0..4), 10), 4);
+}
+
+/// Shapes that differ in what they ask of the layers below: padding, one device, 512-byte LBAs,
+/// objects larger than MDTS, one segment.
+#[test]
+fn every_shape_comes_back_as_it_was() {
+    let shape = |layers, segments, object_bytes| {
+        let block_tokens = 16;
+        KvShape { layers, segments, object_bytes, block_tokens }
+    };
+    for (devices, lba_bytes, shape) in [
+        (1, 512, shape(2, 2, 512)),
+        (3, 4096, shape(2, 2, 4096)),
+        (2, 4096, shape(3, 1, 18 * 1024)),
+        (2, 4096, shape(2, 2, 6000)),
+        (1, 512, shape(1, 1, 516)),
+        (4, 4096, shape(1, 2, 640 * 1024)),
+    ] {
+        let plan = Plan { devices, lba_bytes, shape, ..Plan::default() };
+        let mut stack = Stack::new(&plan);
+        let geometry: Geometry = *stack.store.geometry();
+        let wanted = keys(0..5);
+        let stored = stack.put(&wanted, 3);
+        assert!(stored > 0, "{geometry:?}");
+        assert_eq!(stack.get(&wanted, 20), stored, "{geometry:?}");
+        assert_eq!(stack.refused_dma(), 0);
+    }
+}
+
+#[test]
+fn default_options_suit_a_default_controller() {
+    let options = StoreOptions { virtual_time: true, ..StoreOptions::default() };
+    let mut stack = Stack::new(&Plan { options, ..Plan::default() });
+    assert_eq!(stack.put(&keys(0..4), 0), 4);
+    assert_eq!(stack.get(&keys(0..4), 10), 4);
+}
