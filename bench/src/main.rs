@@ -1,0 +1,60 @@
+//! Benchmarks of Ripieno. Each result is a ratio of two things measured side by side in one run,
+//! because absolute speeds of a shared machine say little.
+//!
+//! Results never make the exit code fail: a benchmark informs, tests judge.
+
+mod instant;
+mod path;
+mod plot;
+mod report;
+mod sample;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Benchmarks of Ripieno, each a ratio measured side by side in one run.
+///
+/// Exit codes: 0 measured, 1 something failed, 2 wrong usage. A ratio that misses its aim is
+/// reported, and is not a failure.
+#[derive(Parser)]
+#[command(name = "bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The whole path on software controllers: retrieve against memcpy, the caller's CPU time a
+    /// layer, and cycles a command of both submit-and-reap paths
+    Path(PathArgs),
+}
+
+/// What `path` takes.
+#[derive(clap::Args, Debug)]
+pub struct PathArgs {
+    /// Rounds of each measurement; the two sides of a ratio take turns
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=1000))]
+    rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Where to write the plots (SVG)
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    plots: PathBuf,
+}
+
+#[allow(clippy::print_stderr, reason = "the program's error report")]
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Path(args) => path::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `bench path`: the whole path on software controllers.
+
+mod caller;
+mod command;
+mod retrieve;
+mod stack;
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    PathArgs,
+    plot::{self, Line},
+    report::{Aim, Ratio, Report},
+    sample,
+};
+
+/// Object size of the headline ratio.
+const HEADLINE_BYTES: u32 = 128 << 10;
+/// Object sizes of the plot: 16 to 64 tokens of one segment, smaller and larger.
+const SIZES: [u32; 5] = [4 << 10, 16 << 10, 32 << 10, HEADLINE_BYTES, 512 << 10];
+/// Cycles a command of the best published CPU path.
+const BEST_PUBLISHED: f64 = 107.0;
+/// Cycles a command of SPDK's driver, as published.
+const SPDK_PUBLISHED: f64 = 370.0;
+
+/// Measures everything and prints it.
+///
+/// # Errors
+/// When a part of the stack refuses, or a byte is wrong.
+pub fn run(args: &PathArgs) -> Result<()> {
+    let mut report = Report {
+        benchmark: "path",
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
+        ratios: Vec::new(),
+        counts: Vec::new(),
+        plots: Vec::new(),
+    };
+    retrieve_ratios(args, &mut report).context("retrieve against memcpy")?;
+    caller_ratios(args, &mut report).context("CPU time of the caller")?;
+    command_ratios(args, &mut report).context("cycles of a command")?;
+    report.print(args.json)
+}
+
+fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
+    let mut ours = Line { name: "retrieve", points: Vec::new() };
+    let mut copy = Line { name: "memcpy, one thread", points: Vec::new() };
+    for bytes in SIZES {
+        let found = retrieve::measure(bytes, args.rounds)?;
+        let x = f64::from(bytes >> 10);
+        ours.points.push((x, found.retrieve.median()));
+        copy.points.push((x, found.memcpy.median()));
+        if bytes == HEADLINE_BYTES {
+            let (value, against) = (found.retrieve.median(), found.memcpy.median());
+            let mut ratio =
+                Ratio::new("retrieve, 128 KiB objects, one device", "GiB/s", value, against)
+                    .aim(Aim::AtLeast(0.6, 0.8));
+            ratio.spread = Some((found.ratio.quantile(0.0), found.ratio.quantile(1.0)));
+            report.ratios.push(ratio);
+            report.counts.push((
+                "commands per submission doorbell, 512 objects of 128 KiB".into(),
+                found.commands_per_doorbell,
+            ));
+        }
+    }
+    let path = args.plots.join("path-retrieve.svg");
+    plot::lines(&path, "Retrieve over memory media", "object, KiB", "GiB/s", &[ours, copy])?;
+    report.plots.push(path.display().to_string());
+    Ok(())
+}
+
+fn caller_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
+    let found = caller::measure(args.rounds)?;
+    let (many, few) = (found.many.median(), found.few.median());
+    let name = format!("caller's CPU time of retrieve_layer, {} blocks", caller::MANY);
+    let mut ratio = Ratio::new(name, "ns (64 blocks)", many, few).aim(Aim::AtMost(1.2));
+    ratio.spread = Some((found.ratio.quantile(0.0), found.ratio.quantile(1.0)));
+    report.ratios.push(ratio);
+    Ok(())
+}
+
+fn command_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
+    let host = command::host_queue(args.rounds)?;
+    let kernel = command::kernel(args.rounds)?;
+    for (name, samples) in [
+        ("submit and reap a command, host queue pair", host),
+        ("submit and reap a command, I/O kernel on a CPU", kernel),
+    ] {
+        for (against, source) in
+            [(BEST_PUBLISHED, "best published CPU path"), (SPDK_PUBLISHED, "SPDK, published")]
+        {
+            report.ratios.push(
+                Ratio::new(name, sample::TICK, samples.median(), against)
+                    .published(source)
+                    .aim(Aim::AtMost(1.0)),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Results for people and for scripts.
+
+use comfy_table::{Cell, Table, presets};
+use serde::Serialize;
+
+/// One ratio.
+#[derive(Debug, Serialize)]
+pub struct Ratio {
+    /// What was measured.
+    pub name: String,
+    /// The measured side.
+    pub value: f64,
+    /// What it is held against.
+    pub against: f64,
+    /// Where the other side comes from: measured in this run, or published.
+    pub source: &'static str,
+    /// Unit of both.
+    pub unit: &'static str,
+    /// `value / against`.
+    pub ratio: f64,
+    /// The aim for the ratio.
+    pub aim: Aim,
+    /// Lowest and highest ratio of a single round; `None` when the other side is published.
+    pub spread: Option<(f64, f64)>,
+}
+
+/// What a ratio should be.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aim {
+    /// Not under the first; the second is hoped for.
+    AtLeast(f64, f64),
+    /// Not over this.
+    AtMost(f64),
+}
+
+impl Aim {
+    fn text(self) -> String {
+        match self {
+            Self::AtLeast(floor, aim) => format!(">= {aim}, not under {floor}"),
+            Self::AtMost(limit) => format!("<= {limit}"),
+        }
+    }
+
+    fn verdict(self, ratio: f64) -> &'static str {
+        match self {
+            Self::AtLeast(_, aim) if ratio >= aim => "met",
+            Self::AtLeast(floor, _) if ratio >= floor => "between",
+            Self::AtMost(limit) if ratio <= limit => "met",
+            _ => "missed",
+        }
+    }
+}
+
+impl Ratio {
+    /// A ratio of `value` to `against`.
+    pub fn new(name: impl Into<String>, unit: &'static str, value: f64, against: f64) -> Self {
+        Self {
+            name: name.into(),
+            value,
+            against,
+            source: "this run",
+            unit,
+            ratio: if against > 0.0 { value / against } else { f64::NAN },
+            aim: Aim::AtMost(f64::INFINITY),
+            spread: None,
+        }
+    }
+
+    /// With what it should be.
+    pub fn aim(self, aim: Aim) -> Self {
+        Self { aim, ..self }
+    }
+
+    /// Held against a published number.
+    pub fn published(self, source: &'static str) -> Self {
+        Self { source, ..self }
+    }
+}
+
+/// Everything one benchmark found.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The benchmark.
+    pub benchmark: &'static str,
+    /// Processors it could use.
+    pub processors: usize,
+    /// The ratios.
+    pub ratios: Vec<Ratio>,
+    /// Other counts, by name.
+    pub counts: Vec<(String, f64)>,
+    /// Plots written.
+    pub plots: Vec<String>,
+}
+
+impl Report {
+    /// Prints to stdout.
+    ///
+    /// # Errors
+    /// When it cannot be serialised.
+    #[allow(clippy::print_stdout, reason = "the result is what the program prints")]
+    pub fn print(&self, json: bool) -> anyhow::Result<()> {
+        if json {
+            println!("{}", serde_json::to_string(self)?);
+            return Ok(());
+        }
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED);
+        table.set_header(["measured", "ours", "against", "unit", "ratio", "spread", "aim", ""]);
+        for ratio in &self.ratios {
+            let spread = ratio.spread.map_or("-".into(), |(a, b)| format!("{a:.2} - {b:.2}"));
+            table.add_row([
+                Cell::new(&ratio.name),
+                Cell::new(format!("{:.2}", ratio.value)),
+                Cell::new(format!("{:.2} ({})", ratio.against, ratio.source)),
+                Cell::new(ratio.unit),
+                Cell::new(format!("{:.2}", ratio.ratio)),
+                Cell::new(spread),
+                Cell::new(ratio.aim.text()),
+                Cell::new(ratio.aim.verdict(ratio.ratio)),
+            ]);
+        }
+        println!("{table}");
+        for (name, value) in &self.counts {
+            println!("{name}: {value:.1}");
+        }
+        println!("processors: {}; medians of interleaved rounds", self.processors);
+        for plot in &self.plots {
+            println!("plot: {plot}");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_follow_the_aim() {
+        let aim = Aim::AtLeast(0.6, 0.8);
+        assert_eq!([0.9, 0.7, 0.5].map(|r| aim.verdict(r)), ["met", "between", "missed"]);
+        assert_eq!([1.2, 1.3].map(|r| Aim::AtMost(1.2).verdict(r)), ["met", "missed"]);
+        assert_eq!(aim.verdict(f64::NAN), "missed");
+    }
+}

@@ -1,0 +1,75 @@
+//! Clocks and statistics: medians of interleaved rounds.
+
+use std::time::{Duration, Instant};
+
+/// The measurements of one side.
+#[derive(Debug, Default, Clone)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Adds a measurement.
+    pub fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// The middle one; 0 without any.
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// The value below which `q` of the measurements lie.
+    pub fn quantile(&self, q: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().saturating_sub(1);
+        sorted.get((last as f64 * q).round() as usize).copied().unwrap_or(0.0)
+    }
+}
+
+/// How long `work` takes.
+pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed())
+}
+
+/// CPU time of the calling thread so far.
+pub fn thread_cpu() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// What [`ticks`] counts.
+pub const TICK: &str = if cfg!(target_arch = "x86_64") { "TSC cycles" } else { "ns" };
+
+/// A time stamp for very short spans: the time stamp counter, which runs at the processor's base
+/// frequency; nanoseconds on other architectures.
+#[allow(unsafe_code, reason = "reads the time stamp counter")]
+pub fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and it has no side effects.
+    return unsafe { core::arch::x86_64::_rdtsc() };
+    #[cfg(not(target_arch = "x86_64"))]
+    return {
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        let mut samples = Samples::default();
+        assert_eq!(samples.median(), 0.0);
+        for value in [9.0, 1.0, 5.0] {
+            samples.push(value);
+        }
+        assert_eq!(
+            (samples.median(), samples.quantile(0.0), samples.quantile(1.0)),
+            (5.0, 1.0, 9.0)
+        );
+    }
+}
