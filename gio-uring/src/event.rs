@@ -67,7 +67,8 @@ pub struct Wait {
     pub value: u32,
 }
 
-/// What an operation does when it completed: `event` becomes `value`.
+/// What an operation does when it completed, with or without errors: `event` becomes `value`. Who
+/// waits for it still has to look at the completion.
 #[derive(Debug, Clone)]
 pub struct Signal {
     /// The word.

@@ -104,6 +104,10 @@ impl Uring {
                 Some((status, _)) if status != IoStatus::Incomplete => outcome,
                 _ => Completion { errors: 1, error: Some((IoStatus::Cancelled, 0)), ..outcome },
             };
+            // Who waits for the event, perhaps on a GPU, must not wait forever.
+            if let Some(signal) = &entry.signal {
+                signal.event.set(signal.value);
+            }
             entry.phase = Phase::Done;
             entry.let_go();
             self.completed += 1;

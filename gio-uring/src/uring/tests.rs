@@ -319,13 +319,19 @@ fn stopping_cancels_and_restarting_goes_on() {
         executor.model().hold = true;
         executor.model().abrupt = abrupt;
         let pending = [0, 1].map(|row| issue(&mut uring, Op::Write, &fresh, &pool, row..row + 1));
+        let end = uring.event().unwrap();
+        let signalling = uring.get_iocb(1, None).unwrap()[0];
+        uring.signal(signalling, &Signal { event: end.clone(), value: 5 }).unwrap();
+        uring.fill_affine(signalling, Op::Write, Flags::NONE, &fresh, &pool, 2..3).unwrap();
+        uring.issue_io(&[signalling], 1).unwrap();
         let filled = uring.get_iocb(1, None).unwrap()[0];
         uring.fill_affine(filled, Op::Write, Flags::NONE, &map, &pool, 0..1).unwrap();
         let deadline = uring.now() + SECOND;
         uring.stop(deadline).unwrap();
         assert!(uring.stop(deadline).is_err(), "only once");
         assert!(uring.issue_io(&[filled], 1).is_err());
-        for id in pending {
+        assert_eq!(end.read(), 5);
+        for id in [pending[0], pending[1], signalling] {
             let done = wait(&mut uring, id);
             assert_eq!(done.objects, 0);
             assert!(matches!(done.error, Some((IoStatus::Cancelled, _))), "{done:?}");
@@ -345,7 +351,7 @@ fn stopping_cancels_and_restarting_goes_on() {
         assert!(uring.faulted().is_none());
     }
     let counters = uring.counters();
-    assert_eq!((counters.issued, counters.completed), (8, 8));
+    assert_eq!((counters.issued, counters.completed), (10, 10));
     assert_eq!(counters.total.objects, 2 * (2 * 3 + 2));
     assert_eq!(counters.queues.len(), 6);
     assert_eq!(executor.model().starts, 3);
