@@ -11,8 +11,8 @@ use crate::{
     memory::{self, HostMap},
 };
 
-/// Bytes in lazily allocated memory: a 1 TB medium costs what has been written to it, counted in the
-/// large pages (2 MiB) that make copies half as fast again.
+/// Bytes in lazily allocated memory: a 1 TB medium costs what has been written to it, counted in
+/// the large pages (2 MiB) that make copies half as fast again.
 ///
 /// Clones are handles to the same bytes, so a test can restart a controller on what an earlier one
 /// left. Only one of them should be in use at a time: two that write the same bytes at once leave
