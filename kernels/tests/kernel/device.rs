@@ -100,6 +100,8 @@ pub struct Device {
     pub queues: Vec<Queue>,
     /// Completes nothing while set.
     pub stalled: bool,
+    /// Commands of a queue that one step completes at the most.
+    pub at_once: u64,
 }
 
 impl Queue {
@@ -188,7 +190,7 @@ impl Device {
                 continue;
             }
             let most = self.queues[index].pending.len() as u64;
-            let wanted = random.below(most + 1);
+            let wanted = random.below(most + 1).min(self.at_once);
             for _ in 0..wanted.min(self.queues[index].room(memory)) {
                 let at = random.below(self.queues[index].pending.len() as u64) as usize;
                 let command = self.queues[index].pending.swap_remove(at);

@@ -151,7 +151,13 @@ impl Rig {
             let media = (0..config.lbas << config.lba_shift >> 3)
                 .flat_map(|_| random.next().to_le_bytes())
                 .collect();
-            devices.push(Device { rules: rules(&config), media, queues, stalled: false });
+            devices.push(Device {
+                rules: rules(&config),
+                media,
+                queues,
+                stalled: false,
+                at_once: u64::MAX,
+            });
         }
         let clock = memory.place(&[EPOCH]);
         let args = Args {
@@ -307,6 +313,10 @@ impl Rig {
     pub fn pass(&self, ns: u64) {
         let now: u64 = self.memory.peek(self.args.clock);
         self.memory.poke(self.args.clock, now + ns);
+    }
+
+    pub fn set_warp(&self, index: u32, warp: Warp) {
+        self.memory.poke(self.args.warps + u64::from(index) * size_of::<Warp>() as u64, warp);
     }
 
     pub fn warp(&self, index: u32) -> Warp {

@@ -203,6 +203,7 @@ fn no_dribs_while_more_remains() {
     let mut list = list(&mut rig, 500, 0);
     let iocb = rig.explicit(abi::OP_READ, &mut list);
     rig.issue(iocb);
+    rig.devices[0].at_once = 3;
     let mut before = (0, 0);
     let mut small = 0;
     while rig.completion().is_none() {
@@ -216,6 +217,25 @@ fn no_dribs_while_more_remains() {
     }
     assert!(small <= 1, "{small} batches of fewer than 16 commands; only the last one may be");
     assert_eq!(rig.warp(0).commands, 500);
+}
+
+/// Even when the stack has a slot for each entry.
+#[test]
+fn one_entry_of_the_queue_stays_empty() {
+    let mut rig = Rig::new(Config { depth_log2: 3, ..Config::default() }, 1);
+    let mut warp = rig.warp(0);
+    warp.free_slots = rig.memory.place(&[0u16, 1, 2, 3, 4, 5, 6, 7]);
+    warp.free_count = 8;
+    rig.set_warp(0, warp);
+    let mut list = list(&mut rig, 20, 0);
+    let iocb = rig.explicit(abi::OP_READ, &mut list);
+    rig.issue(iocb);
+    rig.devices[0].stalled = true;
+    rig.settle();
+    assert_eq!((rig.warp(0).outstanding, rig.warp(0).free_count), (7, 1));
+    rig.devices[0].stalled = false;
+    rig.finish(1);
+    assert_eq!(rig.warp(0).free_count, 8);
 }
 
 #[test]

@@ -108,6 +108,21 @@ fn what_is_out_of_bounds_is_refused_and_the_rest_done() {
     rig.assert_at_rest();
 }
 
+/// A file in the wrong class would be looked for on the wrong device, where its slot is another's.
+#[test]
+fn files_in_the_wrong_class_are_refused() {
+    let mut rig = Rig::new(Config { devices: 2, ..Config::default() }, 4);
+    let kv = rig.kv(Shape::default());
+    let mut map: Vec<Affine> = (0..8).map(|i| Affine { block: i, file: i }).collect();
+    let mut iocb = rig.affine(&kv, abi::OP_WRITE, &mut map, [0, 1]);
+    iocb.starts = rig.memory.place(&[0u32, 8, 8]);
+    rig.issue(iocb);
+    let done = rig.finish(1).remove(0);
+    let bad = abi::STATUS_INVALID;
+    assert_eq!(done.statuses, [0, 0, 0, 0, bad, bad, bad, bad]);
+    assert_eq!((rig.devices[0].queues[0].log.len(), rig.devices[1].queues[0].log.len()), (1, 0));
+}
+
 #[test]
 fn explicit_contexts_are_checked_too() {
     let mut rig = Rig::new(Config { lbas: 100, ..Config::default() }, 4);

@@ -1,0 +1,313 @@
+//! The kernel under its real neighbours: driver, software controller, ring, with each executor.
+
+#![allow(clippy::print_stdout, reason = "the measurement's result")]
+
+use std::{sync::Arc, time::Instant};
+
+use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
+use gio_uring::{Affine, Flags, IoExecutor, Op, PoolDesc, PoolHandle, Uring, UringOptions};
+use nvme_driver::{
+    Clock, Controller, ControllerOptions, DmaSlice, DmaSpace, MonotonicClock, Nanos, QueueGrant,
+    platform::buffer::Buffer,
+};
+use nvme_emu::{
+    Emu, EmuConfig, EmuDomain, EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen,
+    MemoryMedia, SimClock,
+};
+use nvme_spec::ids::{Nsid, QueueId};
+
+const NS: Nsid = Nsid(1);
+
+struct Stack {
+    clock: Arc<dyn Clock>,
+    domain: Arc<EmuDomain>,
+    emus: Vec<Arc<Emu>>,
+    controllers: Vec<Controller>,
+    queues: Vec<Vec<QueueId>>,
+    runner: Option<EmuRunner>,
+}
+
+impl Stack {
+    /// `devices` drives of `bytes` each, with `parts` queues of `depth` each. Driven by `sim` if there
+    /// is one, else by threads.
+    fn new(
+        devices: usize,
+        parts: usize,
+        depth: u32,
+        bytes: u64,
+        sim: Option<&Arc<SimClock>>,
+    ) -> Self {
+        let domain = EmuDomain::new("stack");
+        let emu = |index| {
+            let media = MemoryMedia::new(bytes).expect("address space");
+            let config = EmuConfig::new(format!("emu{index}")).namespace(media, 4096);
+            Emu::new(domain.clone(), config).expect("a good drive")
+        };
+        let emus: Vec<Arc<Emu>> = (0..devices).map(emu).collect();
+        let clock: Arc<dyn Clock> = match sim {
+            Some(sim) => sim.clone(),
+            None => Arc::new(MonotonicClock::default()),
+        };
+        let mut runner = None;
+        match sim {
+            Some(sim) => emus.iter().for_each(|emu| sim.drive(emu.clone())),
+            None => runner = Some(EmuRunner::spawn(emus.clone(), clock.clone()).expect("threads")),
+        }
+        let mut stack =
+            Self { clock, domain, emus, controllers: Vec::new(), queues: Vec::new(), runner };
+        for emu in &stack.emus {
+            let options =
+                ControllerOptions { io_queues: parts as u16, ..ControllerOptions::default() };
+            let attached = Controller::attach(emu.bus(), stack.clock.clone(), options);
+            let mut controller = attached.expect("attaches");
+            let create = |_| controller.create_queue_pair(depth).expect("a queue");
+            stack.queues.push((0..parts).map(create).collect());
+            stack.controllers.push(controller);
+        }
+        stack
+    }
+
+    fn grants(&mut self) -> Vec<(u32, QueueGrant)> {
+        let mut grants = Vec::new();
+        for (device, (controller, queues)) in
+            self.controllers.iter_mut().zip(&self.queues).enumerate()
+        {
+            for queue in queues {
+                grants.push((device as u32, controller.grant(*queue, NS).expect("a grant")));
+            }
+        }
+        grants
+    }
+
+    fn ring(&mut self, executor: Box<dyn IoExecutor>, options: UringOptions) -> Uring {
+        let grants = self.grants();
+        Uring::init_queue(16, executor, self.clock.clone(), &grants, options).expect("a ring")
+    }
+
+    fn pool(&self, ring: &mut Uring, rows: u32, blocks: u32, object_bytes: u32) -> Pool {
+        let devices = self.emus.len() as u32;
+        let len = rows as usize * blocks as usize * object_bytes as usize;
+        let memory = DmaSlice::whole(self.domain.alloc(len).expect("memory")).expect("one range");
+        let row_bytes = u64::from(blocks) * u64::from(object_bytes);
+        let desc = PoolDesc {
+            row_iova: (0..rows).map(|r| memory.iova().offset(u64::from(r) * row_bytes)).collect(),
+            data_lba: vec![8; devices as usize],
+            block_stride: u64::from(object_bytes),
+            blocks,
+            files: blocks,
+            group: devices * 16,
+            object_bytes,
+            slot_bytes: object_bytes,
+            run_bytes: 512 << 10,
+            pad_read: None,
+            pad_write: None,
+        };
+        let handle = ring.register_pool(&desc).expect("a pool");
+        Pool { handle, memory: Buffer::new(memory).expect("reachable"), rows, blocks, object_bytes }
+    }
+}
+
+struct Pool {
+    handle: PoolHandle,
+    memory: Buffer,
+    rows: u32,
+    blocks: u32,
+    object_bytes: u32,
+}
+
+impl Pool {
+    fn fill(&mut self, salt: u32) {
+        let len = self.rows as usize * self.blocks as usize * self.object_bytes as usize;
+        for (index, at) in (0..len).step_by(4096).enumerate() {
+            let word = (index as u32 ^ salt).wrapping_mul(0x9e37_79b9).to_le_bytes();
+            self.memory.write(at, &word).expect("in the pool");
+        }
+    }
+
+    fn word(&self, row: u32, block: u32) -> u32 {
+        let object = row as usize * self.blocks as usize + block as usize;
+        let mut word = [0; 4];
+        self.memory.read(object * self.object_bytes as usize, &mut word).expect("in the pool");
+        u32::from_le_bytes(word)
+    }
+}
+
+/// Every row of `map`, a layer an operation, all of them in flight.
+fn all_rows(ring: &mut Uring, pool: &Pool, op: Op, map: &[Affine]) -> (u64, u32) {
+    let devices = ring.devices();
+    let map = ring.upload_map(map, devices).expect("a map");
+    let mut sums = (0, 0);
+    for first in (0..pool.rows).step_by(8) {
+        let rows = first..(first + 8).min(pool.rows);
+        let ids = ring.get_iocb(rows.len() as u32, None).expect("free IOCBs");
+        for (id, row) in ids.iter().zip(rows) {
+            let filled = ring.fill_affine(*id, op, Flags::NONE, &map, &pool.handle, row..row + 1);
+            filled.expect("a layer");
+        }
+        ring.issue_io(&ids, 0).expect("issued");
+        let deadline = ring.now() + Nanos::from_millis(60_000);
+        for id in ids.iter() {
+            let done = ring.wait_cqe(*id, deadline).expect("done in time");
+            sums = (sums.0 + done.objects, sums.1 + done.errors);
+        }
+    }
+    sums
+}
+
+/// Blocks go to files in one order and come back in another: every object must be found again.
+fn round_trip(mut stack: Stack, executor: Box<dyn IoExecutor>, options: UringOptions) {
+    let mut ring = stack.ring(executor, options);
+    let mut pool = stack.pool(&mut ring, 12, 96, 8192);
+    pool.fill(7);
+    let n = pool.blocks;
+    let objects = u64::from(n * pool.rows);
+    let written = |row: u32, block: u32| {
+        let page = (row * n + block) * 2;
+        (page ^ 7).wrapping_mul(0x9e37_79b9)
+    };
+    let to: Vec<Affine> = (0..n).map(|i| Affine { block: i * 37 % n, file: i }).collect();
+    assert_eq!(all_rows(&mut ring, &pool, Op::Write, &to), (objects, 0));
+    pool.fill(99);
+    let back: Vec<Affine> = (0..n).map(|i| Affine { block: i, file: i * 5 % n }).collect();
+    assert_eq!(all_rows(&mut ring, &pool, Op::Read, &back), (objects, 0));
+    for (row, entry) in (0..pool.rows).flat_map(|row| back.iter().map(move |e| (row, e))) {
+        let from = entry.file * 37 % n;
+        assert_eq!(pool.word(row, entry.block), written(row, from), "row {row}, {entry:?}");
+    }
+    assert!(ring.faulted().is_none());
+    let counters = ring.counters();
+    let deadline = ring.now() + Nanos::from_millis(10_000);
+    let proof = ring.stop(deadline).expect("stops");
+    for (controller, queues) in stack.controllers.iter_mut().zip(&stack.queues) {
+        for queue in queues {
+            controller.reclaim(*queue, &proof).expect("taken back");
+        }
+    }
+    println!("{counters:?}");
+}
+
+#[test]
+fn host_threads_move_the_right_bytes() {
+    for (devices, parts, threads) in [(1, 1, 1), (2, 2, 2), (2, 1, 1)] {
+        let stack = Stack::new(devices, parts, 32, 64 << 20, None);
+        let options = HostOptions { threads: Some(threads) };
+        let executor = HostExecutor::new(options, stack.clock.clone());
+        round_trip(stack, Box::new(executor), UringOptions::default());
+    }
+}
+
+#[test]
+fn inline_in_virtual_time_moves_the_right_bytes() {
+    for seed in [1, 2, 3] {
+        let sim = SimClock::new(seed);
+        let stack = Stack::new(3, 1, 16, 64 << 20, Some(&sim));
+        let executor = InlineExecutor::new(stack.clock.clone());
+        let options = UringOptions { virtual_time: true, ..UringOptions::default() };
+        round_trip(stack, Box::new(executor), options);
+    }
+}
+
+/// A command is lost; its queue fails; driver and ring recover; the same operation then works. With
+/// either executor.
+fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: bool) {
+    let options = UringOptions {
+        command_timeout: Nanos::from_millis(200),
+        virtual_time,
+        ..UringOptions::default()
+    };
+    let mut ring = stack.ring(executor, options);
+    let pool = stack.pool(&mut ring, 2, 64, 4096);
+    let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
+    let rules = vec![FaultRule::new(when, FaultAction::Drop).limit(1)];
+    stack.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+    // Every other file: nothing merges, so there are commands enough.
+    let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
+    let (objects, errors) = all_rows(&mut ring, &pool, Op::Read, &map);
+    assert!(errors > 0 && objects < 64, "{objects} objects, {errors} errors");
+    assert!(ring.faulted().is_some());
+    let deadline = ring.now() + Nanos::from_millis(10_000);
+    let proof = ring.stop(deadline).expect("stops, because nothing is waited for any more");
+    stack.controllers[0].recover(&proof).expect("recovers");
+    let grants = stack.grants();
+    ring.restart(&grants).expect("starts again");
+    assert_eq!(all_rows(&mut ring, &pool, Op::Read, &map), (64, 0));
+}
+
+#[test]
+fn a_lost_command_is_recovered_from_with_host_threads() {
+    let stack = Stack::new(1, 1, 64, 16 << 20, None);
+    let executor = HostExecutor::new(HostOptions::default(), stack.clock.clone());
+    lost_command(stack, Box::new(executor), false);
+}
+
+#[test]
+fn a_lost_command_is_recovered_from_in_virtual_time() {
+    let sim = SimClock::new(5);
+    let stack = Stack::new(1, 1, 64, 16 << 20, Some(&sim));
+    let executor = InlineExecutor::new(stack.clock.clone());
+    lost_command(stack, Box::new(executor), true);
+}
+
+/// Controllers that never answer: the stop says so when its deadline is over, and works once the
+/// commands' own timeout is.
+#[test]
+fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
+    let mut stack = Stack::new(1, 2, 16, 16 << 20, None);
+    let executor = HostExecutor::new(HostOptions { threads: Some(2) }, stack.clock.clone());
+    let options =
+        UringOptions { command_timeout: Nanos::from_millis(400), ..UringOptions::default() };
+    let mut ring = stack.ring(Box::new(executor), options);
+    stack.runner = None; // the controllers stand still
+    let pool = stack.pool(&mut ring, 1, 8, 4096);
+    let map = ring.upload_map(&[Affine { block: 0, file: 0 }], 1).expect("a map");
+    let ids = ring.get_iocb(1, None).expect("free");
+    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    filled.expect("a row");
+    ring.issue_io(&ids, 0).expect("issued");
+    while ring.counters().total.commands == 0 {
+        std::thread::yield_now();
+    }
+    let soon = ring.now() + Nanos::from_millis(20);
+    ring.stop(soon).expect_err("a command is outstanding");
+    let later = ring.now() + Nanos::from_millis(5_000);
+    ring.stop(later).expect("given up by now");
+    let done = ring.wait_cqe(ids[0], later).expect("completed");
+    assert_eq!((done.objects, done.errors), (0, 1));
+    // The controllers have to run for their driver to shut them down.
+    stack.runner =
+        Some(EmuRunner::spawn(stack.emus.clone(), stack.clock.clone()).expect("threads"));
+}
+
+/// 128 KiB objects through the whole stack against the machine's own memcpy of as many bytes:
+/// `cargo test --release -p gio-kernels --test stack -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn throughput_against_memcpy() {
+    const BYTES: usize = 1 << 30;
+    let mut stack = Stack::new(1, 1, 256, 2 << 30, None);
+    let executor = HostExecutor::new(HostOptions::default(), stack.clock.clone());
+    let mut ring = stack.ring(Box::new(executor), UringOptions::default());
+    let mut pool = stack.pool(&mut ring, 16, 512, 128 << 10);
+    pool.fill(1);
+    let map: Vec<Affine> = (0..512).map(|i| Affine { block: i, file: i }).collect();
+    all_rows(&mut ring, &pool, Op::Write, &map);
+    let scattered: Vec<Affine> = (0..512).map(|i| Affine { block: i, file: i * 5 % 512 }).collect();
+    for (name, map) in [("runs", &map), ("scattered", &scattered)] {
+        let before = ring.counters().total;
+        let start = Instant::now();
+        all_rows(&mut ring, &pool, Op::Read, map);
+        let rate = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
+        let after = ring.counters().total;
+        let commands = after.commands - before.commands;
+        let doorbells = after.sq_doorbells - before.sq_doorbells;
+        println!("read, {name}: {rate:.2} GB/s, {commands} commands, {doorbells} doorbells");
+    }
+    let from = vec![1u8; BYTES];
+    let mut to = vec![2u8; BYTES];
+    let start = Instant::now();
+    for (to, from) in to.chunks_mut(128 << 10).zip(from.chunks(128 << 10)) {
+        to.copy_from_slice(from);
+    }
+    let rate = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
+    println!("memcpy, one thread: {rate:.2} GB/s ({})", to[BYTES - 1]);
+}
