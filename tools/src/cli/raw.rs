@@ -1,0 +1,200 @@
+//! The flags as they are typed.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use crate::size;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    everything was replayed and every checked byte was right
+  1    wrong bytes were found, or I/O failed
+  2    bad input: the command line, the trace, or more than this machine has
+  130  interrupted by Ctrl-C; what was done until then is reported";
+
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  A made workload, on two software controllers with their media in memory:
+    ripieno replay
+  A recorded one, with every retrieved byte checked:
+    ripieno replay --trace conversation_trace.jsonl --verify full
+  Real shapes with too little room, so that files are evicted:
+    ripieno replay --model llama-3-8b --capacity 1GiB
+  Media in files, through io_uring and O_DIRECT, numbers as JSON:
+    ripieno replay --media file:/mnt/scratch --json
+
+Sizes are whole numbers with a unit: 512, 4K, 64MiB, 2GiB (powers of 1024), 500GB (of 1000).
+
+Data goes to stdout: a table, or with --json exactly one JSON object. Progress (only on a
+terminal), notes, warnings and logs go to stderr.
+
+What is measured:
+  retrieve, store  bytes over the time in which at least one transfer of that direction was
+                   issued and not yet seen complete; that includes the work done on other
+                   layers meanwhile (making contents, checking bytes), because it competes
+                   for the same processors. `--verify off` measures with the least of it.
+  memcpy           one thread copying objects of the same size between scattered places of
+                   two buffers, measured before the replay in the same run
+
+Ctrl-C finishes the current transfers, shuts the devices down and reports what was done; a
+second Ctrl-C ends at once. Media files are nameless from the start (unlinked once they are
+open), so that nothing is left in the directory however the replay ends.
+
+";
+
+/// NVMe SSDs as a memory tier for GPUs.
+#[derive(Debug, Parser)]
+#[command(name = "ripieno", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Raw {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Replay LLM serving traffic through the whole stack, and check the bytes
+    ///
+    /// For each request, the longest stored prefix is looked up and retrieved layer by layer into
+    /// scattered blocks of a KV pool; the missing blocks are made, stored layer by layer, and
+    /// committed. No GPU and no spare SSD are needed: by default, software NVMe controllers and
+    /// the I/O kernel compiled for the host stand in.
+    #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
+    Replay(ReplayFlags),
+}
+
+/// Flags of `ripieno replay`.
+#[derive(Debug, Args)]
+pub(crate) struct ReplayFlags {
+    /// Trace in Mooncake's format: a JSON object a line with timestamp, input_length,
+    /// output_length and hash_ids (blocks of 512 tokens). Other fields are ignored, and so is
+    /// the pace: requests follow each other at once. [default: a made workload of conversations]
+    #[arg(long, value_name = "FILE", help_heading = "Workload")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Stop after this many requests [default: all of the trace; of the made workload 4000, or
+    /// as many as 2 GiB hold]
+    #[arg(long, value_name = "N", help_heading = "Workload")]
+    pub(crate) requests: Option<usize>,
+
+    /// Seed of the made workload, of the order of pool blocks, and of what is sampled
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
+    pub(crate) seed: u64,
+
+    /// Whose KV cache it is: tiny (1 KiB objects, for long traces on small machines),
+    /// llama-3-8b, qwen3-32b or deepseek-v3-mla
+    #[arg(long, value_name = "NAME", default_value = "tiny", help_heading = "Workload")]
+    pub(crate) model: String,
+
+    /// Tokens of a block, a divisor of 512 [default: 512 for tiny, else 64]
+    #[arg(long, value_name = "N", help_heading = "Workload")]
+    pub(crate) block_tokens: Option<u32>,
+
+    /// Blocks in the KV pool; longer requests go through it in windows [default: what the
+    /// longest request needs, but 64 to 256 MiB]
+    #[arg(long, value_name = "N", help_heading = "Workload")]
+    pub(crate) pool_blocks: Option<u32>,
+
+    /// Which bytes to check. full: every retrieved byte, and at the end everything that is still
+    /// stored. sampled: the first and last 64 bytes of every retrieved object, and 1 object in
+    /// 16 as a whole. off: none
+    #[arg(long, value_enum, default_value_t = VerifyFlag::Sampled, help_heading = "Workload")]
+    pub(crate) verify: VerifyFlag,
+
+    /// What the devices are: emu (software controllers); vfio is not built in yet
+    #[arg(long, value_name = "KIND", default_value = "emu", help_heading = "Devices")]
+    pub(crate) device: String,
+
+    /// How many devices the objects are spread over, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Devices")]
+    pub(crate) devices: u32,
+
+    /// Where the software controllers keep their bytes: memory, or file:DIR (io_uring, O_DIRECT)
+    #[arg(long, value_name = "KIND", default_value = "memory", help_heading = "Devices")]
+    pub(crate) media: String,
+
+    /// Room for objects, over all devices [default: what the whole workload needs]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
+    pub(crate) capacity: Option<u64>,
+
+    /// Bytes of a logical block, 512 or 4096 [default: 512 for tiny, else 4096]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, help_heading = "Devices")]
+    pub(crate) lba: Option<u64>,
+
+    /// Largest transfer of one command (MDTS), a power of two from 8KiB to 64MiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "512KiB",
+        help_heading = "Devices")]
+    pub(crate) mdts: u64,
+
+    /// Queue pairs of each device; each is driven by a warp of its own
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "I/O")]
+    pub(crate) queues: u16,
+
+    /// Entries of each queue, a power of two from 2 to 1024
+    #[arg(long, value_name = "N", default_value_t = 256, help_heading = "I/O")]
+    pub(crate) depth: u32,
+
+    /// Who runs the I/O kernel: host (threads), inline (the calling thread); cuda is not built
+    /// in yet
+    #[arg(long, value_name = "KIND", default_value = "host", help_heading = "I/O")]
+    pub(crate) executor: String,
+
+    /// Merge objects that are neighbours on the device into commands of up to this many bytes,
+    /// or off: a command for each object [default: as much as the device takes]
+    #[arg(long, value_name = "SIZE|off", help_heading = "I/O")]
+    pub(crate) coalesce: Option<String>,
+
+    /// How commands describe memory; auto takes SGLs where the device has them
+    #[arg(long, value_enum, default_value_t = DescriptorsFlag::Auto, help_heading = "I/O")]
+    pub(crate) descriptors: DescriptorsFlag,
+
+    /// Print one JSON object on stdout in place of the table
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+
+    /// Whether to show progress: auto (when stderr is a terminal) or never
+    #[arg(long, value_enum, default_value_t = ProgressFlag::Auto, help_heading = "Output")]
+    pub(crate) progress: ProgressFlag,
+
+    /// More logs; repeat for more
+    #[arg(short, long, action = ArgAction::Count, help_heading = "Output")]
+    pub(crate) verbose: u8,
+
+    /// Only errors on stderr: no notes, no warnings
+    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
+    pub(crate) quiet: bool,
+}
+
+/// `--verify`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VerifyFlag {
+    Full,
+    Sampled,
+    Off,
+}
+
+/// `--descriptors`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DescriptorsFlag {
+    Auto,
+    Sgl,
+    Prp,
+}
+
+/// `--progress`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProgressFlag {
+    Auto,
+    Never,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn flags_are_consistent() {
+        super::Raw::command().debug_assert();
+    }
+}

@@ -1,0 +1,44 @@
+//! The command line of Ripieno. `ripieno replay` drives LLM serving traffic through the whole
+//! stack and checks the bytes that come back.
+//!
+//! # Architecture
+//!
+//! ```text
+//!   cli      raw flags -> checked arguments, or a message with a hint and exit code 2
+//!   trace, synthetic   -> requests        model -> shape of a block
+//!   replay   plan (requests as keys) -> engine (look up, retrieve, store) -> report
+//!            pool (the KV memory), verify (what is checked), rate (what is measured)
+//!   stack    software controllers, driver and store: the only place that knows how to build them
+//!   report   one JSON object, or tables
+//! ```
+//!
+//! # Invariants
+//!
+//! - The contents of a block follow from its key, layer and segment ([`contents`]). Nothing that was
+//!   stored is remembered, so nothing but the store can bring it back.
+//! - What is going to be checked is overwritten before it is retrieved: bytes that nobody moved are
+//!   found.
+//! - Data goes to stdout, everything else to stderr; with `--json`, stdout is one JSON object.
+//! - Bad input is refused before anything is built, and names what to do.
+//!
+//! # Not implemented
+//!
+//! - Real drives (`--device vfio:...`) and the GPU's executor (`--executor cuda`): refused by name.
+//! - The pace of a trace: requests follow each other at once, one at a time.
+//! - The tokens an engine generates: as in the trace's format, only prompts are stored.
+
+mod cli;
+mod contents;
+mod interrupt;
+mod machine;
+mod model;
+mod problem;
+mod progress;
+mod replay;
+mod report;
+mod size;
+mod stack;
+mod synthetic;
+mod trace;
+
+pub use cli::run;

@@ -1,0 +1,51 @@
+//! What this machine has left: memory and disk space.
+
+use std::fs;
+use std::path::Path;
+
+/// Memory that can still be used without swapping, in bytes, as the kernel estimates it; less where
+/// this process's control group allows less. `None` where nobody says.
+pub(crate) fn memory_available() -> Option<u64> {
+    let free = meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    Some(group_allows().map_or(free, |allowed| allowed.min(free)))
+}
+
+/// Free bytes on the file system of `directory`, for this user.
+pub(crate) fn disk_available(directory: &Path) -> std::io::Result<u64> {
+    let stat = rustix::fs::statvfs(directory)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+fn meminfo(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Containers see the whole machine in meminfo, but not their own limit.
+fn group_allows() -> Option<u64> {
+    let number = |name: &str| {
+        let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_found() {
+        let text = "MemTotal:       24117248 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n";
+        assert_eq!(meminfo(text), Some(1 << 20));
+        assert_eq!(meminfo("MemTotal: 1 kB"), None);
+    }
+
+    #[test]
+    fn this_machine_says_something() {
+        assert!(memory_available().is_some_and(|bytes| bytes > 1 << 20));
+        assert!(disk_available(Path::new("/")).is_ok());
+        assert!(disk_available(Path::new("/no/such/place")).is_err());
+    }
+}

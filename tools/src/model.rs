@@ -1,0 +1,167 @@
+//! The KV cache shapes of models, and what one object of the store holds.
+
+use crate::problem::Problem;
+
+/// Tokens of one block of a Mooncake trace.
+pub(crate) const TRACE_BLOCK_TOKENS: u32 = 512;
+
+/// The KV cache of a model in bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Model {
+    /// What `--model` calls it.
+    pub(crate) name: &'static str,
+    /// Attention layers.
+    pub(crate) layers: u32,
+    /// Separate tensors of one layer: 2 for K and V, 1 where they are one (MLA).
+    pub(crate) segments: u32,
+    /// Bytes of one token in one segment of one layer.
+    pub(crate) token_bytes: u32,
+    /// Tokens of a block unless `--block-tokens` says otherwise.
+    pub(crate) block_tokens: u32,
+    /// LBA size unless `--lba` says otherwise.
+    pub(crate) lba_bytes: u32,
+}
+
+/// All models, the default first.
+pub(crate) const MODELS: [Model; 4] = [
+    // Not a real model: 1 KiB objects, so that a long trace fits into the memory of a laptop.
+    Model {
+        name: "tiny",
+        layers: 2,
+        segments: 2,
+        token_bytes: 2,
+        block_tokens: TRACE_BLOCK_TOKENS,
+        lba_bytes: 512,
+    },
+    // 8 KV heads of 128 elements of 2 bytes.
+    Model {
+        name: "llama-3-8b",
+        layers: 32,
+        segments: 2,
+        token_bytes: 8 * 128 * 2,
+        block_tokens: 64,
+        lba_bytes: 4096,
+    },
+    Model {
+        name: "qwen3-32b",
+        layers: 64,
+        segments: 2,
+        token_bytes: 8 * 128 * 2,
+        block_tokens: 64,
+        lba_bytes: 4096,
+    },
+    // Multi-head latent attention: one latent of 512 and one rotary key of 64 elements.
+    Model {
+        name: "deepseek-v3-mla",
+        layers: 61,
+        segments: 1,
+        token_bytes: 576 * 2,
+        block_tokens: 64,
+        lba_bytes: 4096,
+    },
+];
+
+/// A model cut into blocks: the shape of everything that is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// The model's name.
+    pub(crate) model: &'static str,
+    /// Layers.
+    pub(crate) layers: u32,
+    /// Segments of a layer.
+    pub(crate) segments: u32,
+    /// Tokens of a store block.
+    pub(crate) block_tokens: u32,
+    /// Bytes of one object: one block of one segment of one layer.
+    pub(crate) object_bytes: u32,
+}
+
+impl Shape {
+    /// Cuts `model` into blocks of `block_tokens` tokens.
+    ///
+    /// # Errors
+    /// When a trace block is not a whole number of blocks, or an object not one of 4-byte words.
+    pub(crate) fn new(model: &Model, block_tokens: u32) -> Result<Self, Problem> {
+        if block_tokens == 0 || !TRACE_BLOCK_TOKENS.is_multiple_of(block_tokens) {
+            return Err(Problem::new(
+                format!(
+                    "--block-tokens {block_tokens}: a trace block of {TRACE_BLOCK_TOKENS} tokens \
+                     cannot be cut into blocks of that size"
+                ),
+                format!("choose a power of two from 1 to {TRACE_BLOCK_TOKENS}"),
+            ));
+        }
+        let object_bytes = model.token_bytes * block_tokens;
+        if !object_bytes.is_multiple_of(4) {
+            return Err(Problem::new(
+                format!(
+                    "--block-tokens {block_tokens}: an object of model {} would have \
+                     {object_bytes} bytes, which is not a multiple of 4",
+                    model.name
+                ),
+                format!("choose at least {} tokens", 4 / model.token_bytes),
+            ));
+        }
+        Ok(Self {
+            model: model.name,
+            layers: model.layers,
+            segments: model.segments,
+            block_tokens,
+            object_bytes,
+        })
+    }
+
+    /// Objects of one block: one for each segment of each layer.
+    pub(crate) fn rows(&self) -> u32 {
+        self.layers * self.segments
+    }
+
+    /// Bytes of one block over all layers.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        u64::from(self.rows()) * u64::from(self.object_bytes)
+    }
+
+    /// Store blocks of one trace block.
+    pub(crate) fn subs(&self) -> u32 {
+        TRACE_BLOCK_TOKENS / self.block_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(name: &str, block_tokens: u32) -> Result<Shape, Problem> {
+        Shape::new(MODELS.iter().find(|model| model.name == name).unwrap(), block_tokens)
+    }
+
+    /// The sizes that the models' authors and the paper state.
+    #[test]
+    fn objects_have_the_known_sizes() {
+        for (model, tokens, object, token) in [
+            ("llama-3-8b", 16, 32 << 10, 128 << 10),
+            ("llama-3-8b", 64, 128 << 10, 128 << 10),
+            ("qwen3-32b", 64, 128 << 10, 256 << 10),
+            ("deepseek-v3-mla", 16, 18 << 10, 61 * 1152),
+            ("deepseek-v3-mla", 64, 72 << 10, 61 * 1152),
+        ] {
+            let shape = shape(model, tokens).unwrap();
+            assert_eq!(shape.object_bytes, object, "{model}");
+            assert_eq!(shape.block_bytes() / u64::from(tokens), token, "{model}");
+            assert_eq!(shape.subs() * tokens, 512);
+        }
+        let tiny = shape("tiny", 512).unwrap();
+        assert_eq!((tiny.object_bytes, tiny.rows(), tiny.subs()), (1024, 4, 1));
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_refused() {
+        for tokens in [0, 3, 48, 100, 513, 1024] {
+            let problem = shape("llama-3-8b", tokens).unwrap_err();
+            assert!(problem.to_string().contains(&format!("--block-tokens {tokens}")));
+        }
+        let problem = shape("tiny", 1).unwrap_err();
+        assert!(problem.to_string().contains("not a multiple of 4"), "{problem}");
+        assert!(problem.hint().contains("at least 2"), "{}", problem.hint());
+    }
+}

@@ -1,0 +1,39 @@
+//! What went wrong, in words for the person at the terminal, and the exit code that goes with it.
+
+use std::fmt;
+
+/// Exit code of bad input: the command line, the trace, or what the machine cannot do.
+pub(crate) const EXIT_USAGE: u8 = 2;
+/// Exit code of wrong bytes or failed I/O.
+pub(crate) const EXIT_FAILED: u8 = 1;
+/// Exit code after Ctrl-C, as shells count it (128 + SIGINT).
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
+/// Bad input. Says what was asked and found, and in the hint what to do about it.
+///
+/// Everything else travels as [`anyhow::Error`] and ends with [`EXIT_FAILED`].
+#[derive(Debug)]
+pub(crate) struct Problem {
+    message: String,
+    hint: String,
+}
+
+impl Problem {
+    /// `hint` may be empty where the message says it all.
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into() }
+    }
+
+    /// What to do about it; may be empty.
+    pub(crate) fn hint(&self) -> &str {
+        &self.hint
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Problem {}

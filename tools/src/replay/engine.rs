@@ -1,0 +1,329 @@
+//! Plays the part of the serving engine: one request after the other, layer by layer.
+
+use std::collections::{HashSet, VecDeque};
+
+use anyhow::Context as _;
+use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, Ticket};
+
+use crate::interrupt::Interrupt;
+use crate::model::Shape;
+use crate::replay::plan::Plan;
+use crate::replay::pool::Pool;
+use crate::replay::rate::Meter;
+use crate::replay::verify::{Findings, Mismatch, Sampler};
+
+/// Layers of one request that are under way at the same time: as in an engine, the next layers
+/// move while this one is worked on.
+const LAYERS_AHEAD: usize = 8;
+/// After this many transfers that failed the replay gives up.
+const IO_ERRORS_MAX: u64 = 8;
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Requests replayed.
+    pub(crate) requests: u64,
+    /// Trace blocks of them.
+    pub(crate) trace_blocks: u64,
+    /// Leading trace blocks of a request of which all store blocks were found.
+    pub(crate) trace_blocks_hit: u64,
+    /// Store blocks for which there was no room.
+    pub(crate) blocks_left_out: u64,
+    /// Store blocks that were looked at at the end.
+    pub(crate) blocks_looked_at: u64,
+    /// Devices to pool.
+    pub(crate) retrieve: Meter,
+    /// Pool to devices.
+    pub(crate) store: Meter,
+    /// Devices to pool, at the last look at everything.
+    pub(crate) last_look: Meter,
+    /// Transfers that failed.
+    pub(crate) io_errors: u64,
+    /// What the checks found.
+    pub(crate) findings: Findings,
+}
+
+impl Tally {
+    /// The state of things in a few words.
+    pub(crate) fn line(&self) -> String {
+        format!(
+            "retrieve {:.2} GiB/s, store {:.2} GiB/s, hits {:.1} %",
+            self.retrieve.gib_s(),
+            self.store.gib_s(),
+            100.0 * crate::report::ratio(self.trace_blocks_hit, self.trace_blocks)
+        )
+    }
+}
+
+/// A window of a request: some of its blocks, and where they are in the pool.
+struct Window<'a> {
+    /// None at the last look.
+    request: Option<u64>,
+    /// Index of its first block in the request.
+    first: usize,
+    keys: &'a [BlockKey],
+    blocks: Vec<BlockId>,
+}
+
+/// The engine: a store, a pool, and the books.
+#[derive(Debug)]
+pub(crate) struct Engine<'a> {
+    pub(crate) store: &'a mut Store,
+    pub(crate) pool: Pool,
+    pub(crate) shape: Shape,
+    pub(crate) sampler: Sampler,
+    pub(crate) interrupt: &'a mut Interrupt,
+    pub(crate) tally: Tally,
+}
+
+impl Engine<'_> {
+    /// Whether to end: somebody asked, or too much failed.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.interrupt.asked() || self.tally.io_errors >= IO_ERRORS_MAX
+    }
+
+    /// Replays one request: look up, retrieve what is there, store what is not.
+    ///
+    /// # Errors
+    /// When the store cannot go on. Transfers that failed are only counted.
+    pub(crate) fn request(&mut self, index: usize, plan: &Plan) -> anyhow::Result<()> {
+        let keys = plan.keys(index);
+        let prefix = self.store.lookup(keys).with_context(|| format!("request {index}: lookup"))?;
+        let hits = self
+            .retrieve(Some(index as u64), 0, keys, &prefix)
+            .with_context(|| format!("request {index}: retrieving"))?;
+        self.tally.requests += 1;
+        self.tally.trace_blocks += (keys.len() / plan.subs()) as u64;
+        self.tally.trace_blocks_hit += (hits / plan.subs()) as u64;
+        self.store_rest(keys, hits, prefix).with_context(|| format!("request {index}: storing"))
+    }
+
+    /// Retrieves and checks whatever is stored of all requests, each block once.
+    ///
+    /// # Errors
+    /// As for [`Engine::request`].
+    pub(crate) fn look_at_everything(&mut self, plan: &Plan) -> anyhow::Result<()> {
+        let mut seen = HashSet::new();
+        for index in 0..plan.requests() {
+            if self.is_over() {
+                break;
+            }
+            let keys = plan.keys(index);
+            // What was seen of a request is always a prefix: keys are chained.
+            let start = keys.iter().take_while(|key| seen.contains(&key.0)).count();
+            if start == keys.len() {
+                continue;
+            }
+            let prefix = self.store.lookup(keys).context("the last look: lookup")?;
+            let done = self.retrieve(None, start, keys, &prefix).context("the last look")?;
+            seen.extend(keys[start..start + done].iter().map(|key| key.0));
+            self.tally.blocks_looked_at += done as u64;
+        }
+        Ok(())
+    }
+
+    /// Retrieves the blocks of `prefix` from `start` on, in windows that fit the pool. Returns how
+    /// many of them arrived, in order.
+    fn retrieve(
+        &mut self,
+        request: Option<u64>,
+        start: usize,
+        keys: &[BlockKey],
+        prefix: &Prefix,
+    ) -> anyhow::Result<usize> {
+        let mut at = start;
+        while at < prefix.len() && (at == start || !self.is_over()) {
+            let end = prefix.len().min(at + self.pool.blocks());
+            let blocks = self.pool.take(end - at);
+            let window = Window { request, first: at, keys: &keys[at..end], blocks };
+            if !self.retrieve_window(&window, prefix)? {
+                break;
+            }
+            at = end;
+        }
+        Ok(at - start)
+    }
+
+    fn retrieve_window(&mut self, window: &Window<'_>, prefix: &Prefix) -> anyhow::Result<bool> {
+        let transfer = self.store.retrieve_from(prefix, window.first, &window.blocks)?;
+        let mut tickets = VecDeque::new();
+        let mut failed = None;
+        let mut next = 0;
+        while next < self.shape.layers && failed.is_none() || !tickets.is_empty() {
+            if next < self.shape.layers && failed.is_none() && tickets.len() < LAYERS_AHEAD {
+                self.poison(window, next);
+                self.meter(window).begin();
+                match self.store.retrieve_layer(&transfer, Layer(next)) {
+                    Ok(ticket) => tickets.push_back((next, ticket)),
+                    Err(error) => {
+                        self.meter(window).end(0);
+                        failed = Some(error);
+                    }
+                }
+                next += 1;
+            } else if let Some((layer, ticket)) = tickets.pop_front() {
+                match self.store.wait(ticket) {
+                    Ok(done) => {
+                        self.meter(window).end(done.bytes);
+                        self.check(window, layer);
+                    }
+                    Err(error) => {
+                        self.meter(window).end(0);
+                        failed.get_or_insert(error);
+                    }
+                }
+            }
+        }
+        drop(transfer);
+        self.settle(failed)
+    }
+
+    /// Makes and stores the blocks from `start` on, as many as there is room for.
+    fn store_rest(
+        &mut self,
+        keys: &[BlockKey],
+        start: usize,
+        mut held: Prefix,
+    ) -> anyhow::Result<()> {
+        let mut at = start;
+        while at < keys.len() && !self.is_over() {
+            let end = keys.len().min(at + self.pool.blocks());
+            let blocks = self.pool.take(end - at);
+            let window = Window { request: None, first: at, keys: &keys[at..end], blocks };
+            let stored = self.store_window(&window)?;
+            at += stored;
+            if at < end {
+                self.tally.blocks_left_out += (keys.len() - at) as u64;
+                break;
+            }
+            if at < keys.len() {
+                // The request's head must not be evicted to make room for its tail.
+                held = self.store.lookup(&keys[..at])?;
+            }
+        }
+        drop(held);
+        Ok(())
+    }
+
+    /// Returns how many leading blocks of the window are stored now.
+    fn store_window(&mut self, window: &Window<'_>) -> anyhow::Result<usize> {
+        let writing = self.store.allocate(window.keys, &window.blocks)?;
+        let accepted = writing.accepted();
+        if accepted == 0 {
+            return Ok(0);
+        }
+        let mut tickets: VecDeque<Ticket> = VecDeque::new();
+        let mut failed = None;
+        for layer in 0..self.shape.layers {
+            if tickets.len() == LAYERS_AHEAD {
+                self.wait_stored(tickets.pop_front(), &mut failed);
+            }
+            if failed.is_some() {
+                break;
+            }
+            for (&block, &key) in window.blocks.iter().zip(window.keys).take(accepted) {
+                for segment in 0..self.shape.segments {
+                    self.pool.make(block, key, layer, segment);
+                }
+            }
+            self.tally.store.begin();
+            match self.store.store_layer(&writing, Layer(layer)) {
+                Ok(ticket) => tickets.push_back(ticket),
+                Err(error) => {
+                    self.tally.store.end(0);
+                    failed = Some(error);
+                }
+            }
+        }
+        while let Some(ticket) = tickets.pop_front() {
+            self.wait_stored(Some(ticket), &mut failed);
+        }
+        let failed = match failed {
+            None => self.store.commit(writing).err(),
+            Some(error) => {
+                drop(writing);
+                Some(error)
+            }
+        };
+        Ok(if self.settle(failed)? { accepted } else { 0 })
+    }
+
+    fn wait_stored(&mut self, ticket: Option<Ticket>, failed: &mut Option<StoreError>) {
+        let Some(ticket) = ticket else { return };
+        let bytes = match self.store.wait(ticket) {
+            Ok(done) => done.bytes,
+            Err(error) => {
+                failed.get_or_insert(error);
+                0
+            }
+        };
+        self.tally.store.end(bytes);
+    }
+
+    /// Counts a transfer that failed while the store works on; gives any other error back.
+    fn settle(&mut self, failed: Option<StoreError>) -> anyhow::Result<bool> {
+        match failed {
+            None => Ok(true),
+            Some(error @ (StoreError::Transfer { .. } | StoreError::RequestFailed { .. })) => {
+                tracing::error!("{error}");
+                self.tally.io_errors += 1;
+                Ok(false)
+            }
+            Some(error) => Err(error.into()),
+        }
+    }
+
+    fn meter(&mut self, window: &Window<'_>) -> &mut Meter {
+        match window.request {
+            Some(_) => &mut self.tally.retrieve,
+            None => &mut self.tally.last_look,
+        }
+    }
+
+    /// Makes sure that what is checked later was not there before.
+    fn poison(&mut self, window: &Window<'_>, layer: u32) {
+        if self.sampler.is_off() {
+            return;
+        }
+        for (&block, &key) in window.blocks.iter().zip(window.keys) {
+            for segment in 0..self.shape.segments {
+                for part in self.parts(window, key, layer, segment) {
+                    self.pool.poison(block, layer, segment, part);
+                }
+            }
+        }
+    }
+
+    fn check(&mut self, window: &Window<'_>, layer: u32) {
+        if self.sampler.is_off() {
+            return;
+        }
+        for (index, (&block, &key)) in window.blocks.iter().zip(window.keys).enumerate() {
+            for segment in 0..self.shape.segments {
+                for part in self.parts(window, key, layer, segment) {
+                    self.tally.findings.bytes += part.1 as u64;
+                    let checked = self.pool.check(block, key, layer, segment, part);
+                    if let Err(difference) = checked {
+                        let block = (window.first + index) as u64;
+                        let place = (layer, segment);
+                        let found = Mismatch::new(window.request, block, place, difference);
+                        self.tally.findings.add(found);
+                        // One mismatch an object is enough.
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn parts(
+        &self,
+        window: &Window<'_>,
+        key: BlockKey,
+        layer: u32,
+        segment: u32,
+    ) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let row = layer * self.shape.segments + segment;
+        self.sampler.parts(window.request.unwrap_or(u64::MAX), key, row)
+    }
+}

@@ -1,0 +1,212 @@
+//! `ripieno replay`: serving traffic through the whole stack, with every byte accounted for.
+
+mod engine;
+mod plan;
+mod pool;
+mod rate;
+mod room;
+mod verify;
+
+use std::time::Instant;
+
+use crate::cli::{Executor, MediaChoice, ReplayArgs, Verify};
+use crate::interrupt::Interrupt;
+use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
+use crate::progress::Progress;
+use crate::report::{Report, ratio};
+use crate::size::Size;
+use crate::stack::Stack;
+use crate::{synthetic, trace};
+
+use engine::{Engine, Tally};
+use plan::Plan;
+use verify::Sampler;
+
+pub(crate) use pool::Pool;
+pub(crate) use room::{Room, kv_shape};
+pub(crate) use verify::Mismatch;
+
+/// Requests of the made workload, where nobody asked for a number.
+const SYNTHETIC_REQUESTS: usize = 4000;
+/// ... but no more than what fits here.
+const SYNTHETIC_BYTES: u64 = 2 << 30;
+
+/// What was measured and counted when the last request was done.
+struct Outcome {
+    tally: Tally,
+    stats: objstore::StoreStats,
+    wall_s: f64,
+    memcpy_gib_s: f64,
+    interrupted: bool,
+}
+
+/// Replays and reports. Returns the exit code.
+///
+/// # Errors
+/// [`crate::problem::Problem`] for bad input; anything else is a failure of the stack.
+pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
+    // Before any other thread starts: they inherit which signals are blocked.
+    let mut interrupt = Interrupt::listen()?;
+    let plan = plan(&args)?;
+    let room = Room::new(&args, &plan)?;
+    room.check_machine(&args)?;
+    notes(&args, &plan, &room);
+    let (mut stack, pool) = Stack::build(&args, &room)?;
+    let outcome = drive(&args, &plan, &mut stack, pool, &mut interrupt)?;
+    let closed = stack.close();
+    let report = report(&args, &plan, &room, outcome);
+    report.print(args.json)?;
+    closed?;
+    Ok(match (report.is_clean(), report.interrupted) {
+        (false, _) => EXIT_FAILED,
+        (true, true) => EXIT_INTERRUPTED,
+        (true, false) => 0,
+    })
+}
+
+fn plan(args: &ReplayArgs) -> anyhow::Result<Plan> {
+    let Some(path) = &args.trace else {
+        let count = args.requests.unwrap_or(SYNTHETIC_REQUESTS);
+        let made = synthetic::requests(args.seed, count);
+        let file = room::file_bytes(&args.shape, args.lba_bytes);
+        let most = args.requests.is_none().then(|| (SYNTHETIC_BYTES / file).max(1));
+        return Ok(Plan::new(&made, &args.shape, most));
+    };
+    Ok(Plan::new(&trace::read(path, args.requests)?, &args.shape, None))
+}
+
+/// What a person should know before the numbers come.
+#[allow(clippy::print_stderr, reason = "notes for the person at the terminal")]
+fn notes(args: &ReplayArgs, plan: &Plan, room: &Room) {
+    if args.quiet {
+        return;
+    }
+    eprintln!(
+        "capacity {} for {} blocks on {} devices; the whole workload needs {}",
+        Size(room.capacity_bytes()),
+        room.files,
+        args.devices,
+        Size(room.needed_bytes)
+    );
+    if plan.uneven() > 0 {
+        eprintln!(
+            "warning: {} of {} requests have an input_length that does not match their number of \
+             hash_ids (512 tokens each); the ids count",
+            plan.uneven(),
+            plan.requests()
+        );
+    }
+    if args.requests.is_some_and(|asked| asked > plan.requests()) {
+        eprintln!("note: the trace has only {} requests", plan.requests());
+    }
+}
+
+fn drive(
+    args: &ReplayArgs,
+    plan: &Plan,
+    stack: &mut Stack,
+    pool: Pool,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<Outcome> {
+    let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.seed);
+    let progress = Progress::new(plan.requests(), args.progress);
+    let mut engine = Engine {
+        store: stack.store(),
+        pool,
+        shape: args.shape,
+        sampler: Sampler::new(args.verify, args.seed, args.shape.object_bytes),
+        interrupt,
+        tally: Tally::default(),
+    };
+    let start = Instant::now();
+    for index in 0..plan.requests() {
+        if engine.is_over() {
+            break;
+        }
+        engine.request(index, plan)?;
+        progress.advance(index + 1, || engine.tally.line());
+    }
+    let wall_s = start.elapsed().as_secs_f64();
+    // Before the last look, which is not part of the replay.
+    let stats = engine.store.stats()?;
+    if args.verify == Verify::Full && !engine.is_over() {
+        progress.note("looking at everything that is still stored");
+        engine.look_at_everything(plan)?;
+    }
+    progress.finish();
+    let interrupted = engine.interrupt.asked();
+    Ok(Outcome { tally: engine.tally, stats, wall_s, memcpy_gib_s, interrupted })
+}
+
+fn report(args: &ReplayArgs, plan: &Plan, room: &Room, outcome: Outcome) -> Report {
+    let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
+    let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
+    let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
+    Report {
+        version: env!("CARGO_PKG_VERSION"),
+        path: stats.path.to_string(),
+        executor: match args.executor {
+            Executor::Host => "host",
+            Executor::Inline => "inline",
+        },
+        device: "emu",
+        devices: args.devices,
+        media: match &args.media {
+            MediaChoice::Memory => "memory".to_owned(),
+            MediaChoice::File(directory) => format!("file:{}", directory.display()),
+        },
+        lba_bytes: args.lba_bytes,
+        mdts_bytes: args.mdts,
+        queues_per_device: args.queues,
+        queue_depth: args.depth,
+        coalesce_bytes: (args.coalesce != u32::MAX).then_some(args.coalesce),
+        descriptors: args.descriptors.name(),
+        model: args.shape.model,
+        layers: args.shape.layers,
+        segments: args.shape.segments,
+        block_tokens: args.shape.block_tokens,
+        object_bytes: args.shape.object_bytes,
+        pool_blocks: room.pool_blocks,
+        trace: args.trace.as_ref().map(|path| path.display().to_string()),
+        seed: args.seed,
+        requests: tally.requests,
+        requests_planned: plan.requests() as u64,
+        trace_blocks: tally.trace_blocks,
+        trace_blocks_planned: plan.trace_blocks(),
+        trace_blocks_hit: tally.trace_blocks_hit,
+        hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
+        trace_blocks_hit_unlimited: plan.ideal_hits(),
+        requests_uneven: plan.uneven(),
+        capacity_bytes: room.capacity_bytes(),
+        needed_bytes: room.needed_bytes,
+        stored_bytes,
+        retrieved_bytes,
+        objects,
+        evicted_files: stats.evictions,
+        blocks_left_out: tally.blocks_left_out,
+        verify: args.verify.name(),
+        verified_bytes: tally.findings.bytes,
+        mismatches: tally.findings.mismatches,
+        mismatches_shown: tally.findings.shown,
+        last_look_blocks: tally.blocks_looked_at,
+        last_look_bytes: tally.last_look.bytes(),
+        io_errors: tally.io_errors,
+        recoveries: stats.recoveries,
+        retrieve_gib_s: tally.retrieve.gib_s(),
+        store_gib_s: tally.store.gib_s(),
+        memcpy_gib_s,
+        retrieve_s: tally.retrieve.busy_s(),
+        store_s: tally.store.busy_s(),
+        commands: stats.commands,
+        sq_doorbells: stats.sq_doorbells,
+        cq_doorbells: stats.cq_doorbells,
+        commands_per_sq_doorbell: ratio(stats.commands, stats.sq_doorbells),
+        objects_per_sq_doorbell: ratio(objects, stats.sq_doorbells),
+        objects_per_command: ratio(objects, stats.commands),
+        wall_s,
+        interrupted,
+    }
+}
+
+#[cfg(test)]
+mod tests;

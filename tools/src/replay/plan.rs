@@ -1,0 +1,199 @@
+//! The workload as keys: which blocks each request needs, and what that adds up to.
+
+use std::collections::HashSet;
+
+use objstore::{BlockKey, KeyChain};
+
+use crate::model::Shape;
+use crate::trace::Request;
+
+/// All requests of a replay, as the keys of their store blocks.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The keys of all requests, one after the other.
+    keys: Vec<BlockKey>,
+    /// For each request, where its keys end.
+    ends: Vec<usize>,
+    /// Store blocks of a trace block.
+    subs: usize,
+    distinct: u64,
+    longest: usize,
+    ideal_hits: u64,
+    uneven: u64,
+}
+
+impl Plan {
+    /// Gives the blocks of `requests` their keys, up to the request that would bring the distinct
+    /// store blocks over `distinct_max`. The first request is always in.
+    pub(crate) fn new(requests: &[Request], shape: &Shape, distinct_max: Option<u64>) -> Self {
+        let subs = shape.subs() as usize;
+        let salt = format!("ripieno replay: {}, {} tokens", shape.model, shape.block_tokens);
+        let root = KeyChain::new(salt.as_bytes());
+        let mut seen = HashSet::new();
+        let mut plan = Self {
+            keys: Vec::new(),
+            ends: Vec::new(),
+            subs,
+            distinct: 0,
+            longest: 0,
+            ideal_hits: 0,
+            uneven: 0,
+        };
+        for request in requests {
+            let before = plan.keys.len();
+            let mut chain = root.clone();
+            for &id in &request.hash_ids {
+                let (low, high) = (id as u32, (id >> 32) as u32);
+                plan.keys.extend((0..subs as u32).map(|sub| chain.next(&[low, high, sub])));
+            }
+            let new = plan.keys[before..].iter().filter(|key| !seen.contains(&key.0)).count();
+            let distinct = plan.distinct + new as u64;
+            if distinct_max.is_some_and(|max| distinct > max) && !plan.ends.is_empty() {
+                plan.keys.truncate(before);
+                break;
+            }
+            // Keys are chained, so what was seen before is always a prefix.
+            let old = plan.keys.len() - before - new;
+            seen.extend(plan.keys[before + old..].iter().map(|key| key.0));
+            plan.distinct = distinct;
+            plan.ideal_hits += (old / subs) as u64;
+            plan.longest = plan.longest.max(plan.keys.len() - before);
+            plan.uneven += u64::from(request.is_uneven());
+            plan.ends.push(plan.keys.len());
+        }
+        plan
+    }
+
+    /// Number of requests.
+    pub(crate) fn requests(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The keys of the store blocks of one request.
+    pub(crate) fn keys(&self, request: usize) -> &[BlockKey] {
+        let start = if request == 0 { 0 } else { self.ends[request - 1] };
+        &self.keys[start..self.ends[request]]
+    }
+
+    /// Trace blocks of all requests.
+    pub(crate) fn trace_blocks(&self) -> u64 {
+        (self.keys.len() / self.subs) as u64
+    }
+
+    /// Store blocks of one trace block.
+    pub(crate) fn subs(&self) -> usize {
+        self.subs
+    }
+
+    /// Different store blocks: what a store must hold to lose nothing.
+    pub(crate) fn distinct(&self) -> u64 {
+        self.distinct
+    }
+
+    /// Store blocks of the longest request.
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Trace blocks that a cache without limits would hit.
+    pub(crate) fn ideal_hits(&self) -> u64 {
+        self.ideal_hits
+    }
+
+    /// Requests whose number of blocks does not follow from the length of their prompt.
+    pub(crate) fn uneven(&self) -> u64 {
+        self.uneven
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::MODELS;
+
+    /// The prefix cache without limits, as a tree: an id names a block only below its parent.
+    #[derive(Default)]
+    struct Tree {
+        children: HashMap<(usize, u64), usize>,
+    }
+
+    impl Tree {
+        fn hits(&mut self, ids: &[u64]) -> u64 {
+            let (mut node, mut hits) = (0, 0);
+            for &id in ids {
+                let fresh = self.children.len() + 1;
+                let next = *self.children.entry((node, id)).or_insert(fresh);
+                hits += u64::from(next != fresh);
+                node = next;
+            }
+            hits
+        }
+    }
+
+    fn plan(requests: &[&[u64]], block_tokens: u32, max: Option<u64>) -> Plan {
+        let requests: Vec<Request> = requests
+            .iter()
+            .map(|ids| Request { input_tokens: 512 * ids.len() as u64, hash_ids: ids.to_vec() })
+            .collect();
+        Plan::new(&requests, &Shape::new(&MODELS[0], block_tokens).unwrap(), max)
+    }
+
+    #[test]
+    fn the_same_id_behind_another_prefix_is_another_block() {
+        let plan = plan(&[&[1, 2, 3], &[4, 2, 3], &[1, 2, 9], &[3], &[], &[4, 2, 3, 1]], 512, None);
+        assert_eq!(plan.ideal_hits(), 2 + 3);
+        assert_eq!(plan.trace_blocks(), 3 + 3 + 3 + 1 + 4);
+        assert_eq!(plan.distinct(), 3 + 3 + 1 + 1 + 1);
+        assert_eq!((plan.requests(), plan.longest()), (6, 4));
+        assert_eq!(plan.keys(0)[..2], plan.keys(2)[..2]);
+        assert_ne!(plan.keys(0)[1], plan.keys(1)[1]);
+        assert!(plan.keys(4).is_empty());
+    }
+
+    #[test]
+    fn ids_are_more_than_32_bits() {
+        let plan = plan(&[&[1], &[1 | 1 << 32], &[1 << 32]], 512, None);
+        assert_eq!((plan.ideal_hits(), plan.distinct()), (0, 3));
+    }
+
+    #[test]
+    fn small_blocks_are_parts_of_trace_blocks() {
+        let plan = plan(&[&[1, 2], &[1, 3]], 128, None);
+        assert_eq!((plan.subs(), plan.keys(0).len(), plan.longest()), (4, 8, 8));
+        assert_eq!((plan.ideal_hits(), plan.trace_blocks(), plan.distinct()), (1, 4, 12));
+        assert_eq!(plan.keys(0)[..4], plan.keys(1)[..4]);
+        assert!(plan.keys(0)[4..].iter().all(|key| !plan.keys(1).contains(key)));
+    }
+
+    #[test]
+    fn a_plan_ends_where_the_room_does() {
+        let requests: [&[u64]; 4] = [&[1, 2, 3], &[1, 2], &[7, 8], &[1]];
+        for (max, wanted) in [(0, 1), (3, 2), (4, 2), (5, 4)] {
+            let plan = plan(&requests, 512, Some(max));
+            assert_eq!(plan.requests(), wanted, "{max}");
+            assert_eq!(plan.keys(plan.requests() - 1).len(), requests[wanted - 1].len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn hits_are_those_of_a_cache_without_limits(
+            requests in prop::collection::vec(prop::collection::vec(0u64..4, 0..7), 0..40),
+            log2 in 0u32..3,
+        ) {
+            let mut tree = Tree::default();
+            let hits: u64 = requests.iter().map(|ids| tree.hits(ids)).sum();
+            let slices: Vec<&[u64]> = requests.iter().map(Vec::as_slice).collect();
+            let plan = plan(&slices, 512 >> log2, None);
+            prop_assert_eq!(plan.ideal_hits(), hits);
+            prop_assert_eq!(plan.distinct(), (tree.children.len() as u64) << log2);
+            for (request, ids) in requests.iter().enumerate() {
+                prop_assert_eq!(plan.keys(request).len(), ids.len() << log2);
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! How much room the store gets, and whether this machine has it.
+
+use objstore::{Geometry, KvShape};
+
+use crate::cli::{MediaChoice, ReplayArgs};
+use crate::machine;
+use crate::model::Shape;
+use crate::problem::Problem;
+use crate::replay::plan::Plan;
+use crate::replay::pool::Pool;
+use crate::size::Size;
+
+/// Objects of one row that a group puts next to each other on a device, at the most.
+const WIDTH_MAX: u64 = 64;
+/// Groups that a store has at least, if its files suffice.
+const GROUPS_WANTED: u64 = 8;
+/// A default pool has at least this many bytes, so that it does not live in the caches ...
+const POOL_BYTES_MIN: u64 = 64 << 20;
+/// ... and at most this many.
+const POOL_BYTES_MAX: u64 = 256 << 20;
+/// What the process needs besides media and pool: queues, tables, the buffers of the plain copy.
+const OTHER_BYTES: u64 = 256 << 20;
+/// What the tables of the store take for each file, about.
+const FILE_TABLE_BYTES: u64 = 128;
+
+/// The store's size, on the devices and in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Files the store may use.
+    pub(crate) files: u32,
+    /// Files of a group of the layout.
+    pub(crate) group: u32,
+    /// Bytes of a file on the devices, padding included.
+    pub(crate) file_bytes: u64,
+    /// Bytes of each device.
+    pub(crate) device_bytes: u64,
+    /// Bytes of all blocks of the workload.
+    pub(crate) needed_bytes: u64,
+    /// Blocks of the KV pool.
+    pub(crate) pool_blocks: u32,
+    /// Files that the workload can fill.
+    filled: u64,
+}
+
+/// Bytes of one file on the devices: each object is padded to whole LBAs.
+pub(crate) fn file_bytes(shape: &Shape, lba_bytes: u32) -> u64 {
+    u64::from(shape.rows()) * u64::from(shape.object_bytes.next_multiple_of(lba_bytes))
+}
+
+impl Room {
+    /// Room for `plan`, or as much of it as was asked for.
+    ///
+    /// # Errors
+    /// When that is not even one file, or more files than the layout can number.
+    pub(crate) fn new(args: &ReplayArgs, plan: &Plan) -> Result<Self, Problem> {
+        let file_bytes = file_bytes(&args.shape, args.lba_bytes);
+        let needed = plan.distinct().max(1);
+        let files = args.capacity.map_or(needed, |bytes| bytes / file_bytes);
+        if files == 0 {
+            let asked = args.capacity.unwrap_or(0);
+            return Err(Problem::new(
+                format!(
+                    "--capacity {asked} bytes: one block of model {} in {} layers needs \
+                     {file_bytes} bytes ({})",
+                    args.shape.model,
+                    args.shape.layers,
+                    Size(file_bytes)
+                ),
+                format!("ask for {} or more, or for fewer --block-tokens", Size(file_bytes)),
+            ));
+        }
+        let files =
+            u32::try_from(files).ok().filter(|&files| files < u32::MAX).ok_or_else(|| {
+                Problem::new(
+                    format!("a store of {files} blocks is more than the layout can number (2^32)"),
+                    "use a smaller --capacity, fewer --requests, or more --block-tokens",
+                )
+            })?;
+        let devices = u64::from(args.devices);
+        let mut width = WIDTH_MAX;
+        while width > 1 && u64::from(files) < GROUPS_WANTED * width * devices {
+            width /= 2;
+        }
+        let group = (width * devices) as u32;
+        let geometry = Geometry::new(&kv_shape(&args.shape), args.devices, group, args.lba_bytes)
+            .map_err(|error| Problem::new(error.to_string(), ""))?;
+        Ok(Self {
+            files,
+            group,
+            file_bytes,
+            device_bytes: geometry.bytes_per_device(u64::from(files)),
+            needed_bytes: plan.distinct() * file_bytes,
+            pool_blocks: args.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
+            filled: u64::from(files).min(plan.distinct()),
+        })
+    }
+
+    /// Bytes that the store may use over all devices, padding included.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        u64::from(self.files) * self.file_bytes
+    }
+
+    /// Refuses what would drive this machine out of memory or fill its disk.
+    ///
+    /// # Errors
+    /// When there is less than the replay will fill.
+    pub(crate) fn check_machine(&self, args: &ReplayArgs) -> Result<(), Problem> {
+        let data = self.filled * self.file_bytes;
+        let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
+        let pool = Pool::bytes(&args.shape, self.pool_blocks);
+        let mut memory = pool.saturating_add(tables);
+        if let MediaChoice::File(directory) = &args.media {
+            let free = machine::disk_available(directory).map_err(|error| {
+                Problem::new(
+                    format!("--media file:{}: {error}", directory.display()),
+                    "name a directory that exists and that you may write to",
+                )
+            })?;
+            if free < data {
+                return Err(Problem::new(
+                    format!(
+                        "--media file:{}: the replay will write {}, but {} are free there",
+                        directory.display(),
+                        Size(data),
+                        Size(free)
+                    ),
+                    "name a directory on a larger file system, or set --capacity or --requests",
+                ));
+            }
+        } else {
+            memory = memory.saturating_add(data);
+        }
+        match machine::memory_available() {
+            Some(free) if free < memory => Err(Problem::new(
+                format!(
+                    "the replay needs about {} of memory ({} in the store, {} in the KV pool), \
+                     but {} are available",
+                    Size(memory),
+                    Size(data),
+                    Size(pool),
+                    Size(free)
+                ),
+                "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, \
+                 or keep the bytes in files with --media file:DIR",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The model's shape as the store wants it.
+pub(crate) fn kv_shape(shape: &Shape) -> KvShape {
+    KvShape {
+        layers: shape.layers,
+        segments: shape.segments,
+        object_bytes: shape.object_bytes,
+        block_tokens: shape.block_tokens,
+    }
+}
+
+fn pool_blocks(shape: &Shape, plan: &Plan) -> u32 {
+    let at_least = (POOL_BYTES_MIN / shape.block_bytes()).max(1);
+    let at_most = (POOL_BYTES_MAX / shape.block_bytes()).max(1);
+    (plan.longest() as u64).clamp(at_least, at_most) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Command, Raw};
+    use crate::synthetic;
+
+    fn args(line: &str) -> ReplayArgs {
+        let words = ["ripieno", "replay"].into_iter().chain(line.split_whitespace());
+        let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command;
+        ReplayArgs::check(&flags).unwrap()
+    }
+
+    fn plan(args: &ReplayArgs, requests: usize) -> Plan {
+        Plan::new(&synthetic::requests(1, requests), &args.shape, None)
+    }
+
+    #[test]
+    fn the_default_is_what_the_workload_needs() {
+        let args = args("");
+        let plan = plan(&args, 1000);
+        let room = Room::new(&args, &plan).unwrap();
+        assert_eq!(u64::from(room.files), plan.distinct());
+        assert_eq!(room.capacity_bytes(), room.needed_bytes);
+        assert_eq!((room.file_bytes, room.group), (4096, 128));
+        assert!(2 * room.device_bytes >= room.needed_bytes);
+        assert!(2 * room.device_bytes < room.needed_bytes + 2 * 128 * 4096);
+        assert_eq!(room.pool_blocks, 16384);
+        room.check_machine(&args).unwrap();
+    }
+
+    #[test]
+    fn objects_are_padded_on_the_device() {
+        let args = args("--lba 4096 --capacity 1MiB --devices 3");
+        let room = Room::new(&args, &plan(&args, 10)).unwrap();
+        assert_eq!((room.file_bytes, room.files), (4 * 4096, 64));
+        assert_eq!(room.group % 3, 0);
+        assert!(room.device_bytes * 3 >= room.capacity_bytes());
+    }
+
+    #[test]
+    fn too_little_and_too_much_are_refused() {
+        let little = args("--model llama-3-8b --capacity 8191KiB");
+        let problem = Room::new(&little, &plan(&little, 1)).unwrap_err();
+        assert!(problem.to_string().contains("needs 8388608 bytes (8 MiB)"), "{problem}");
+        let much = args("--model qwen3-32b");
+        let room = Room::new(&much, &plan(&much, 50_000)).unwrap();
+        let problem = room.check_machine(&much).unwrap_err();
+        assert!(problem.to_string().contains("of memory"), "{problem}");
+        assert!(problem.hint().contains("--capacity"));
+        let disk = args("--model qwen3-32b --media file:/tmp");
+        let problem = room.check_machine(&disk).unwrap_err();
+        assert!(problem.to_string().contains("are free there"), "{problem}");
+    }
+}

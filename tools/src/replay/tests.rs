@@ -1,0 +1,83 @@
+//! Devices that misbehave: the checks have to notice, or they are worth nothing.
+
+use clap::Parser as _;
+use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
+
+use super::*;
+use crate::cli::{Command, Raw};
+
+const READ: u8 = 2;
+const WRITE: u8 = 1;
+
+/// Replays with every `every`-th command of this kind going wrong on each device.
+fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
+    let words = ["ripieno", "replay", "-q"].into_iter().chain(line.split_whitespace());
+    let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command;
+    let args = ReplayArgs::check(&flags).unwrap();
+    let plan = plan(&args).unwrap();
+    let room = Room::new(&args, &plan).unwrap();
+    let (mut stack, pool) = Stack::build(&args, &room).unwrap();
+    let when = FaultWhen {
+        admin: Some(false),
+        opcode: Some(opcode),
+        every: Some(every),
+        ..FaultWhen::default()
+    };
+    for emu in stack.emus() {
+        let rules = vec![FaultRule::new(when.clone(), then)];
+        emu.set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+    }
+    let outcome =
+        drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
+    let report = report(&args, &plan, &room, outcome);
+    stack.close().expect("the devices still work");
+    report
+}
+
+#[test]
+fn without_faults_nothing_is_found() {
+    let report = replay("--requests 50 --verify full", READ, u64::MAX, FaultAction::CorruptRead);
+    assert!(report.is_clean(), "{report:?}");
+    assert!(report.verified_bytes > 0 && report.verdict().contains("OK"));
+}
+
+#[test]
+fn flipped_bits_are_found() {
+    let report = replay("--requests 50 --verify full", READ, 7, FaultAction::CorruptRead);
+    assert!(report.mismatches > 0, "{report:?}");
+    assert!(!report.mismatches_shown.is_empty() && report.verdict().contains("FAILED"));
+}
+
+#[test]
+fn lost_writes_are_found() {
+    let report = replay("--requests 50 --verify full", WRITE, 5, FaultAction::TornWrite);
+    assert!(report.mismatches > 0, "{report:?}");
+}
+
+#[test]
+fn misplaced_writes_are_found_even_by_samples() {
+    let away = FaultAction::MisdirectedWrite { lba_delta: 2 };
+    for verify in ["full", "sampled"] {
+        let report = replay(&format!("--requests 50 --verify {verify}"), WRITE, 3, away);
+        assert!(report.mismatches > 0, "{verify}: {report:?}");
+    }
+}
+
+#[test]
+fn without_checks_wrong_bytes_are_not_found() {
+    let report = replay("--requests 50 --verify off", READ, 2, FaultAction::CorruptRead);
+    assert_eq!((report.mismatches, report.verified_bytes), (0, 0));
+    assert!(report.verdict().contains("not checked"));
+}
+
+/// Unrecovered read error: the block is lost and stored anew; nothing wrong is ever delivered.
+#[test]
+fn failed_transfers_are_counted_and_are_no_mismatches() {
+    let failed = FaultAction::Status { code: 0x281, dnr: true };
+    let report = replay("--requests 50 --verify full", READ, 40, failed);
+    assert!(report.io_errors > 0 && report.mismatches == 0, "{report:?}");
+    assert!(!report.is_clean());
+    let full = FaultAction::Status { code: 0x280, dnr: true };
+    let report = replay("--requests 50 --verify full", WRITE, 40, full);
+    assert!(report.io_errors > 0 && report.mismatches == 0, "{report:?}");
+}

@@ -1,0 +1,180 @@
+//! Which bytes of a retrieve are checked, and what was found.
+
+use std::fmt;
+
+use objstore::BlockKey;
+
+use crate::cli::Verify;
+use crate::contents::Difference;
+use crate::replay::pool::Part;
+
+/// `--verify sampled`: one object in so many is checked as a whole.
+pub(crate) const SAMPLE_ONE_IN: u64 = 16;
+/// `--verify sampled`: bytes checked at each end of every other object.
+const SAMPLE_END_BYTES: usize = 64;
+/// Mismatches that are shown; the rest is only counted.
+const SHOWN_MAX: usize = 5;
+
+/// Chooses what is checked: the same for the same seed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sampler {
+    verify: Verify,
+    seed: u64,
+    object_bytes: usize,
+}
+
+impl Sampler {
+    pub(crate) fn new(verify: Verify, seed: u64, object_bytes: u32) -> Self {
+        Self { verify, seed, object_bytes: object_bytes as usize }
+    }
+
+    /// Whether anything is checked at all.
+    pub(crate) fn is_off(&self) -> bool {
+        self.verify == Verify::Off
+    }
+
+    /// The parts of one object that are checked in this request. Another request checks others.
+    pub(crate) fn parts(
+        &self,
+        request: u64,
+        key: BlockKey,
+        row: u32,
+    ) -> impl Iterator<Item = Part> + use<> {
+        let all = (0, self.object_bytes);
+        let [first, second] = match self.verify {
+            Verify::Off => [None, None],
+            Verify::Full => [Some(all), None],
+            Verify::Sampled if self.chosen(request, key, row) => [Some(all), None],
+            Verify::Sampled if self.object_bytes <= 2 * SAMPLE_END_BYTES => [Some(all), None],
+            Verify::Sampled => {
+                // Parts start at 8-byte words.
+                let start = (self.object_bytes - SAMPLE_END_BYTES) / 8 * 8;
+                [Some((0, SAMPLE_END_BYTES)), Some((start, self.object_bytes - start))]
+            }
+        };
+        first.into_iter().chain(second)
+    }
+
+    fn chosen(&self, request: u64, key: BlockKey, row: u32) -> bool {
+        let mut z = self.seed ^ (key.0 as u64) ^ u64::from(row) << 32 ^ request.rotate_left(16);
+        z = (z ^ (z >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (z >> 32).is_multiple_of(SAMPLE_ONE_IN)
+    }
+}
+
+/// An object with wrong bytes.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub(crate) struct Mismatch {
+    /// Which request, from 0; none at the last look at everything.
+    pub(crate) request: Option<u64>,
+    /// Which store block of the request, from 0.
+    pub(crate) block: u64,
+    /// Layer.
+    pub(crate) layer: u32,
+    /// Segment of the layer.
+    pub(crate) segment: u32,
+    /// Bytes from the start of the object.
+    pub(crate) offset: usize,
+    /// The 4-byte word that should be there.
+    pub(crate) expected: u32,
+    /// The word that is.
+    pub(crate) found: u32,
+}
+
+impl Mismatch {
+    pub(crate) fn new(
+        request: Option<u64>,
+        block: u64,
+        (layer, segment): (u32, u32),
+        difference: Difference,
+    ) -> Self {
+        let Difference { offset, expected, found } = difference;
+        Self { request, block, layer, segment, offset, expected, found }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.request {
+            Some(request) => write!(f, "request {request}")?,
+            None => write!(f, "last look")?,
+        }
+        write!(
+            f,
+            ", block {}, layer {}, segment {}, offset {}: expected {:#010x}, found {:#010x}",
+            self.block, self.layer, self.segment, self.offset, self.expected, self.found
+        )
+    }
+}
+
+/// What the checks found.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// Bytes that were compared.
+    pub(crate) bytes: u64,
+    /// Objects with wrong bytes.
+    pub(crate) mismatches: u64,
+    /// The first of them.
+    pub(crate) shown: Vec<Mismatch>,
+}
+
+impl Findings {
+    pub(crate) fn add(&mut self, mismatch: Mismatch) {
+        self.mismatches += 1;
+        if self.shown.len() < SHOWN_MAX {
+            self.shown.push(mismatch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(verify: Verify, object: u32, key: u128, row: u32) -> Vec<Part> {
+        Sampler::new(verify, 1, object).parts(3, BlockKey(key), row).collect()
+    }
+
+    #[test]
+    fn parts_cover_what_is_documented() {
+        assert_eq!(parts(Verify::Full, 1024, 9, 1), [(0, 1024)]);
+        assert!(parts(Verify::Off, 1024, 9, 1).is_empty());
+        assert_eq!(parts(Verify::Sampled, 128, 9, 1), [(0, 128)]);
+        for object in [1024, 1028] {
+            let mut whole = 0;
+            for key in 0..1000u128 {
+                for row in 0..16 {
+                    match parts(Verify::Sampled, object, key << 17, row)[..] {
+                        [all] => {
+                            assert_eq!(all, (0, object as usize));
+                            whole += 1;
+                        }
+                        [first, (start, len)] => {
+                            assert_eq!(first, (0, 64));
+                            assert!(start.is_multiple_of(8) && (64..72).contains(&len));
+                            assert_eq!(start + len, object as usize);
+                        }
+                        _ => panic!("no part of an object is checked"),
+                    }
+                }
+            }
+            assert!((800..1200).contains(&whole), "{whole} of 16000 objects as a whole");
+        }
+    }
+
+    #[test]
+    fn only_the_first_mismatches_are_kept() {
+        let mut findings = Findings::default();
+        let difference = Difference { offset: 8, expected: 1, found: 0xDEAD_BEEF };
+        for block in 0..100 {
+            findings.add(Mismatch::new(Some(4), block, (1, 0), difference));
+        }
+        assert_eq!((findings.mismatches, findings.shown.len()), (100, SHOWN_MAX));
+        assert_eq!(
+            findings.shown[2].to_string(),
+            "request 4, block 2, layer 1, segment 0, offset 8: expected 0x00000001, found \
+             0xdeadbeef"
+        );
+    }
+}

@@ -1,0 +1,278 @@
+//! What a replay reports: one JSON object for programs, tables for people.
+
+use std::io::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::replay::Mismatch;
+use crate::size::{Size, grouped};
+
+/// All there is to say about a replay. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Of this program.
+    pub(crate) version: &'static str,
+    /// The route of the data: host, staged or direct.
+    pub(crate) path: String,
+    /// Who ran the I/O kernel.
+    pub(crate) executor: &'static str,
+    /// What the devices are.
+    pub(crate) device: &'static str,
+    /// How many.
+    pub(crate) devices: u32,
+    /// Where the software controllers kept their bytes.
+    pub(crate) media: String,
+    pub(crate) lba_bytes: u32,
+    pub(crate) mdts_bytes: u32,
+    pub(crate) queues_per_device: u16,
+    pub(crate) queue_depth: u32,
+    /// Bytes up to which neighbours were merged; null for as much as the device takes.
+    pub(crate) coalesce_bytes: Option<u32>,
+    pub(crate) descriptors: &'static str,
+
+    pub(crate) model: &'static str,
+    pub(crate) layers: u32,
+    pub(crate) segments: u32,
+    pub(crate) block_tokens: u32,
+    pub(crate) object_bytes: u32,
+    pub(crate) pool_blocks: u32,
+
+    /// The trace file; null for the made workload.
+    pub(crate) trace: Option<String>,
+    pub(crate) seed: u64,
+    /// Requests that were replayed, and how many there are.
+    pub(crate) requests: u64,
+    pub(crate) requests_planned: u64,
+    /// Trace blocks of the requests replayed, and of all.
+    pub(crate) trace_blocks: u64,
+    pub(crate) trace_blocks_planned: u64,
+    /// Leading trace blocks found.
+    pub(crate) trace_blocks_hit: u64,
+    pub(crate) hit_ratio: f64,
+    /// Hits of a cache without limits, over all requests planned.
+    pub(crate) trace_blocks_hit_unlimited: u64,
+    /// Requests whose input_length does not match their number of blocks.
+    pub(crate) requests_uneven: u64,
+
+    /// What the store was given, over all devices.
+    pub(crate) capacity_bytes: u64,
+    /// What the whole workload needs to lose nothing.
+    pub(crate) needed_bytes: u64,
+    pub(crate) stored_bytes: u64,
+    pub(crate) retrieved_bytes: u64,
+    /// Objects stored and retrieved.
+    pub(crate) objects: u64,
+    pub(crate) evicted_files: u64,
+    /// Store blocks for which there was no room.
+    pub(crate) blocks_left_out: u64,
+
+    pub(crate) verify: &'static str,
+    pub(crate) verified_bytes: u64,
+    pub(crate) mismatches: u64,
+    /// The first of them.
+    pub(crate) mismatches_shown: Vec<Mismatch>,
+    /// Stored blocks that were retrieved and checked at the end, and their bytes.
+    pub(crate) last_look_blocks: u64,
+    pub(crate) last_look_bytes: u64,
+    /// Transfers that failed.
+    pub(crate) io_errors: u64,
+    /// Times the store had to recover its controllers.
+    pub(crate) recoveries: u64,
+
+    pub(crate) retrieve_gib_s: f64,
+    pub(crate) store_gib_s: f64,
+    pub(crate) memcpy_gib_s: f64,
+    pub(crate) retrieve_s: f64,
+    pub(crate) store_s: f64,
+    pub(crate) commands: u64,
+    pub(crate) sq_doorbells: u64,
+    pub(crate) cq_doorbells: u64,
+    pub(crate) commands_per_sq_doorbell: f64,
+    pub(crate) objects_per_sq_doorbell: f64,
+    pub(crate) objects_per_command: f64,
+    /// From the first request to the last, without the last look.
+    pub(crate) wall_s: f64,
+    /// Whether somebody ended the replay early.
+    pub(crate) interrupted: bool,
+}
+
+/// `a / b`, and 0 where there is nothing to divide by.
+pub(crate) fn ratio(a: u64, b: u64) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+}
+
+impl Report {
+    /// Whether nothing was wrong.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.mismatches == 0 && self.io_errors == 0
+    }
+
+    /// Writes the report to stdout.
+    ///
+    /// # Errors
+    /// When stdout cannot be written to.
+    pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
+        let text = if json { serde_json::to_string(self)? } else { self.text() };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{text}")?;
+        Ok(out.flush()?)
+    }
+
+    /// The report for people.
+    fn text(&self) -> String {
+        let mut text = format!("ripieno {} replay\n\n", self.version);
+        text += &table(&self.setting());
+        text += "\n\n";
+        text += &table(&self.results());
+        text += "\n";
+        for mismatch in &self.mismatches_shown {
+            text += &format!("\n  {mismatch}");
+        }
+        let hidden = self.mismatches - self.mismatches_shown.len() as u64;
+        if hidden > 0 {
+            text += &format!("\n  ... and {} more", grouped(hidden));
+        }
+        text + "\n" + &self.verdict()
+    }
+
+    fn setting(&self) -> Vec<[String; 3]> {
+        let workload = self.trace.clone().unwrap_or_else(|| format!("made, seed {}", self.seed));
+        let merged = match self.coalesce_bytes {
+            Some(bytes) if bytes <= self.object_bytes => "no merging".to_owned(),
+            Some(bytes) => format!("merged up to {}", Size(u64::from(bytes))),
+            None => "merged up to MDTS".to_owned(),
+        };
+        vec![
+            row("workload", workload, format!("{} requests", grouped(self.requests_planned))),
+            row(
+                "model",
+                self.model,
+                format!(
+                    "{} layers x {} segments, {} tokens a block, objects of {}",
+                    self.layers,
+                    self.segments,
+                    self.block_tokens,
+                    Size(u64::from(self.object_bytes))
+                ),
+            ),
+            row("path", &self.path, format!("{} executor; no GPU is involved", self.executor)),
+            row(
+                "devices",
+                format!("{} x {}", self.devices, self.device),
+                format!(
+                    "software controllers, media: {}, LBA {} bytes, MDTS {}",
+                    self.media,
+                    self.lba_bytes,
+                    Size(u64::from(self.mdts_bytes))
+                ),
+            ),
+            row(
+                "queues",
+                format!("{} x {}", u32::from(self.queues_per_device) * self.devices, "1 warp"),
+                format!("depth {}, descriptors: {}, {merged}", self.queue_depth, self.descriptors),
+            ),
+            row(
+                "capacity",
+                Size(self.capacity_bytes),
+                format!("the whole workload needs {}", Size(self.needed_bytes)),
+            ),
+        ]
+    }
+
+    fn results(&self) -> Vec<[String; 3]> {
+        let rate = |rate: f64| {
+            let share = if self.memcpy_gib_s > 0.0 { rate / self.memcpy_gib_s } else { 0.0 };
+            format!("{rate:.2} GiB/s while under way, {share:.2} of memcpy")
+        };
+        let mut rows = vec![
+            row(
+                "requests",
+                grouped(self.requests),
+                format!(
+                    "in {:.2} s{}",
+                    self.wall_s,
+                    if self.interrupted { ", ended early" } else { "" }
+                ),
+            ),
+            row(
+                "hits",
+                format!("{} of {}", grouped(self.trace_blocks_hit), grouped(self.trace_blocks)),
+                format!(
+                    "{:.1} % of trace blocks; without limits {}",
+                    100.0 * self.hit_ratio,
+                    grouped(self.trace_blocks_hit_unlimited)
+                ),
+            ),
+            row("retrieved", Size(self.retrieved_bytes), rate(self.retrieve_gib_s)),
+            row("stored", Size(self.stored_bytes), rate(self.store_gib_s)),
+            row(
+                "memcpy",
+                format!("{:.2} GiB/s", self.memcpy_gib_s),
+                "one thread, scattered objects of the same size".to_owned(),
+            ),
+            row(
+                "commands",
+                grouped(self.commands),
+                format!("{:.1} objects a command", self.objects_per_command),
+            ),
+            row(
+                "doorbells",
+                format!("{} SQ, {} CQ", grouped(self.sq_doorbells), grouped(self.cq_doorbells)),
+                format!(
+                    "{:.1} commands, {:.1} objects an SQ doorbell",
+                    self.commands_per_sq_doorbell, self.objects_per_sq_doorbell
+                ),
+            ),
+            row(
+                "evicted",
+                format!("{} files", grouped(self.evicted_files)),
+                format!("{} blocks found no room", grouped(self.blocks_left_out)),
+            ),
+        ];
+        if self.last_look_blocks > 0 {
+            rows.push(row(
+                "last look",
+                format!("{} blocks", grouped(self.last_look_blocks)),
+                format!("{}: everything still stored", Size(self.last_look_bytes)),
+            ));
+        }
+        rows
+    }
+
+    /// One line: whether the bytes were right.
+    pub(crate) fn verdict(&self) -> String {
+        let verified = Size(self.verified_bytes);
+        let moved = Size(self.retrieved_bytes + self.last_look_bytes);
+        if !self.is_clean() {
+            return format!(
+                "Integrity: FAILED: {} wrong objects, {} failed transfers; {verified} of {moved} \
+                 retrieved were checked",
+                grouped(self.mismatches),
+                grouped(self.io_errors)
+            );
+        }
+        match self.verify {
+            "off" => {
+                format!("Integrity: not checked (--verify off); {moved} retrieved, no I/O failed")
+            }
+            "full" => format!("Integrity: OK: every retrieved byte was checked, {verified}"),
+            _ => format!(
+                "Integrity: OK: {verified} of {moved} retrieved were checked (--verify sampled)"
+            ),
+        }
+    }
+}
+
+fn row(name: &str, value: impl ToString, note: impl ToString) -> [String; 3] {
+    [name.to_owned(), value.to_string(), note.to_string()]
+}
+
+fn table(rows: &[[String; 3]]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).add_rows(rows);
+    if let Some(column) = table.column_mut(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}

@@ -1,0 +1,230 @@
+//! Reads traces in the format of Mooncake: one request a line, as a JSON object.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::model::TRACE_BLOCK_TOKENS;
+use crate::problem::Problem;
+
+/// A file without line ends (a device, a binary) must not be read into memory as one line.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+const FORMAT: &str = "each line must be one JSON object such as \
+    {\"timestamp\": 0, \"input_length\": 700, \"output_length\": 50, \"hash_ids\": [0, 1]}";
+
+/// One request of a trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Tokens of the prompt.
+    pub(crate) input_tokens: u64,
+    /// One id for each 512 tokens of the prompt. The same id behind another prefix is other content.
+    pub(crate) hash_ids: Vec<u64>,
+}
+
+impl Request {
+    /// Whether the number of ids does not follow from the prompt's length.
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.input_tokens.div_ceil(u64::from(TRACE_BLOCK_TOKENS)) != self.hash_ids.len() as u64
+    }
+}
+
+/// Reads the first `limit` requests of the trace at `path`, or all.
+///
+/// # Errors
+/// When the file cannot be read or holds no request, and for the first line that is none: the
+/// message names file, line and field.
+pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
+    let unreadable = |error: std::io::Error| {
+        Problem::new(
+            format!("--trace {}: cannot be read: {error}", path.display()),
+            "check the path and its permissions; leave --trace out for a synthetic workload",
+        )
+    };
+    let file = File::open(path).map_err(unreadable)?;
+    let mut reader = BufReader::with_capacity(1 << 18, file);
+    let mut requests = Vec::new();
+    let mut line = Vec::new();
+    let mut number = 0;
+    while limit.is_none_or(|limit| requests.len() < limit) {
+        line.clear();
+        let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+        if read.map_err(unreadable)? == 0 {
+            break;
+        }
+        number += 1;
+        let at = Place { path: path.to_owned(), line: number };
+        if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
+            return Err(at.problem("the line is longer than 16 MiB"));
+        }
+        if !line.iter().all(u8::is_ascii_whitespace) {
+            requests.push(request(&line, &at)?);
+        }
+    }
+    if requests.is_empty() {
+        return Err(Problem::new(
+            format!("--trace {}: the trace holds no request", path.display()),
+            FORMAT,
+        ));
+    }
+    Ok(requests)
+}
+
+/// Where in a trace something is wrong.
+struct Place {
+    path: PathBuf,
+    line: u64,
+}
+
+impl Place {
+    fn problem(&self, what: &str) -> Problem {
+        Problem::new(format!("{}:{}: {what}", self.path.display(), self.line), FORMAT)
+    }
+}
+
+fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
+    let value: Value = serde_json::from_slice(line).map_err(|error| {
+        // The parser counts lines from the start of what it was given, which is one line.
+        let text = error.to_string();
+        let text = text.split(" at line ").next().unwrap_or_default();
+        at.problem(&format!("not a JSON object: {text} (column {})", error.column()))
+    })?;
+    if !value.is_object() {
+        return Err(at.problem(&format!("expected a JSON object, found {}", kind(&value))));
+    }
+    let input_tokens = count(&value, "input_length", at)?;
+    count(&value, "output_length", at)?;
+    let timestamp = field(&value, "timestamp", at)?;
+    if timestamp.as_f64().is_none_or(|time| time < 0.0) {
+        let found = kind(timestamp);
+        return Err(at.problem(&format!(
+            "field `timestamp`: expected milliseconds, zero or more, found {found}"
+        )));
+    }
+    let ids = field(&value, "hash_ids", at)?;
+    let Some(ids) = ids.as_array() else {
+        return Err(at.problem(&format!(
+            "field `hash_ids`: expected a list of block ids, found {}",
+            kind(ids)
+        )));
+    };
+    let hash_ids = ids
+        .iter()
+        .enumerate()
+        .map(|(index, id)| whole(id, &format!("hash_ids[{index}]"), at))
+        .collect::<Result<_, _>>()?;
+    Ok(Request { input_tokens, hash_ids })
+}
+
+fn field<'a>(value: &'a Value, name: &str, at: &Place) -> Result<&'a Value, Problem> {
+    value.get(name).ok_or_else(|| at.problem(&format!("field `{name}` is missing")))
+}
+
+fn count(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
+    whole(field(value, name, at)?, name, at)
+}
+
+fn whole(value: &Value, name: &str, at: &Place) -> Result<u64, Problem> {
+    value.as_u64().ok_or_else(|| {
+        let found = kind(value);
+        at.problem(&format!("field `{name}`: expected a whole number, zero or more, found {found}"))
+    })
+}
+
+/// What a value is, in words; numbers and short strings are shown.
+fn kind(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) if number.as_i64().is_some_and(|n| n < 0) => {
+            format!("the negative number {number}")
+        }
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) if text.len() <= 40 => format!("the string {text:?}"),
+        Value::String(_) => "a string".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const GOOD: &str =
+        r#"{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}"#;
+
+    fn read_text(text: &str, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        read(file.path(), limit)
+    }
+
+    #[test]
+    fn requests_are_read() {
+        let more = GOOD.replace("[0, 1]", "[7, 18446744073709551615], \"extra\": {\"a\": [1]}");
+        let requests = read_text(&format!("{GOOD}\n\n{more}\r\n"), None).unwrap();
+        assert_eq!(requests.len(), 2);
+        assert_eq!(requests[0], Request { input_tokens: 700, hash_ids: vec![0, 1] });
+        assert_eq!(requests[1].hash_ids, [7, u64::MAX]);
+        assert!(!requests[0].is_uneven());
+        assert_eq!(read_text(&format!("{GOOD}\n{more}"), Some(1)).unwrap().len(), 1);
+        // What lies behind the limit is not looked at.
+        assert_eq!(read_text(&format!("{GOOD}\nnonsense"), Some(1)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn prompts_of_another_length_are_noticed() {
+        for (tokens, ids, uneven) in
+            [(0, 0, false), (1, 1, false), (512, 1, false), (513, 1, true), (5, 0, true)]
+        {
+            let request = Request { input_tokens: tokens, hash_ids: vec![0; ids] };
+            assert_eq!(request.is_uneven(), uneven, "{tokens} tokens, {ids} ids");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (old, new, wanted) in [
+            ("\"hash_ids\": [0, 1]", "\"x\": 1", "field `hash_ids` is missing"),
+            ("\"input_length\": 700, ", "", "field `input_length` is missing"),
+            ("\"timestamp\": 0, ", "", "field `timestamp` is missing"),
+            ("\"output_length\": 5, ", "", "field `output_length` is missing"),
+            ("\"timestamp\": 0", "\"timestamp\": \"now\"", "found the string \"now\""),
+            (
+                "700",
+                "-700",
+                "field `input_length`: expected a whole number, zero or more, found \
+                the negative number -700",
+            ),
+            ("700", "700.5", "found the number 700.5"),
+            ("[0, 1]", "\"0 1\"", "field `hash_ids`: expected a list of block ids, found the"),
+            ("[0, 1]", "[0, -1]", "field `hash_ids[1]`"),
+            ("[0, 1]", "[0, null]", "found null"),
+            ("[0, 1]}", "[0, 1]", "not a JSON object: EOF while parsing"),
+        ] {
+            let bad = GOOD.replace(old, new);
+            assert_ne!(bad, GOOD);
+            let problem = read_text(&format!("{GOOD}\n{bad}\n"), None).unwrap_err().to_string();
+            assert!(problem.contains(":2: ") && problem.contains(wanted), "{problem}");
+        }
+        let problem = read_text("[1]\n", None).unwrap_err().to_string();
+        assert!(problem.ends_with(":1: expected a JSON object, found a list"), "{problem}");
+    }
+
+    #[test]
+    fn nothing_to_replay_is_an_error() {
+        assert!(read_text("", None).unwrap_err().to_string().contains("holds no request"));
+        assert!(read_text("\n \n", None).unwrap_err().to_string().contains("holds no request"));
+        let problem = read(Path::new("/no/such/trace"), None).unwrap_err().to_string();
+        assert!(problem.contains("/no/such/trace") && problem.contains("No such file"));
+        let problem = read(Path::new("/"), None).unwrap_err().to_string();
+        assert!(problem.contains("cannot be read"), "{problem}");
+        let problem = read(Path::new("/dev/zero"), None).unwrap_err().to_string();
+        assert!(problem.contains("/dev/zero:1: the line is longer"), "{problem}");
+    }
+}

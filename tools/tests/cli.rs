@@ -1,0 +1,316 @@
+//! Runs the command as a person or a script would.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+fn ripieno(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.arg("replay").args(line.split_whitespace()).env_remove("RUST_LOG");
+    command
+}
+
+fn run(line: &str) -> Output {
+    ripieno(line).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs with --json and checks what holds for every replay that went well.
+fn report(line: &str) -> Value {
+    let output = run(&format!("{line} --json"));
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{line}\n{out}\n{err}");
+    assert_eq!(out.trim_end().lines().count(), 1, "one JSON object and nothing else: {out}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((count(&report, "mismatches"), count(&report, "io_errors")), (0, 0), "{out}");
+    assert_eq!(report["requests"], report["requests_planned"]);
+    assert!(count(&report, "trace_blocks_hit") <= count(&report, "trace_blocks_hit_unlimited"));
+    if count(&report, "evicted_files") + count(&report, "blocks_left_out") == 0 {
+        assert_eq!(report["trace_blocks_hit"], report["trace_blocks_hit_unlimited"]);
+        let misses = count(&report, "trace_blocks") - count(&report, "trace_blocks_hit");
+        assert_eq!(count(&report, "stored_bytes"), misses * trace_block_bytes(&report));
+    }
+    let hits = count(&report, "trace_blocks_hit") * trace_block_bytes(&report);
+    assert!(count(&report, "retrieved_bytes") >= hits);
+    if report["verify"] == "full" {
+        let moved = count(&report, "retrieved_bytes") + count(&report, "last_look_bytes");
+        assert_eq!(count(&report, "verified_bytes"), moved);
+    }
+    report
+}
+
+fn count(report: &Value, field: &str) -> u64 {
+    report[field].as_u64().unwrap_or_else(|| panic!("{field} is no count in {report}"))
+}
+
+fn trace_block_bytes(report: &Value) -> u64 {
+    let rows = count(report, "layers") * count(report, "segments");
+    512 / count(report, "block_tokens") * rows * count(report, "object_bytes")
+}
+
+fn trace(lines: &[&str]) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    for line in lines {
+        writeln!(file, "{line}").unwrap();
+    }
+    file
+}
+
+fn request(ids: &[u64]) -> String {
+    let tokens = 512 * ids.len();
+    format!(
+        r#"{{"timestamp": 1, "input_length": {tokens}, "output_length": 1, "hash_ids": {ids:?}}}"#
+    )
+}
+
+/// Bad input ends with 2, says `error:` with these words, and gives a hint; nothing is on stdout.
+fn refused(line: &str, wanted: &str) {
+    let output = run(line);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{line}\n{err}");
+    assert!(output.stdout.is_empty(), "{line}: {}", text(&output.stdout));
+    assert!(err.starts_with("error: "), "{line}: {err}");
+    assert!(err.contains(wanted), "{line}: {err}");
+}
+
+fn refused_with_hint(line: &str, wanted: &str) {
+    refused(line, wanted);
+    assert!(text(&run(line).stderr).contains("\n hint: "), "{line}");
+}
+
+#[test]
+fn help_states_units_examples_and_exit_codes() {
+    let output = run("--help");
+    let out = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    for wanted in ["Exit codes:", "Examples:", "130", "--verify", "MiB", "memcpy"] {
+        assert!(out.contains(wanted), "{wanted} is not in {out}");
+    }
+    let nothing = Command::new(env!("CARGO_BIN_EXE_ripieno")).output().unwrap();
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(text(&nothing.stderr).contains("replay"));
+}
+
+#[test]
+fn bad_flags_are_refused() {
+    for (line, wanted) in [
+        ("--device vfio:0000:65:00.0", "not built in yet"),
+        ("--executor cuda", "not built in yet"),
+        ("--block-tokens 48", "--block-tokens 48"),
+        ("--block-tokens 1", "multiple of 4"),
+        ("--model llama-9", "no such model"),
+        ("--devices 0", "1 to 64"),
+        ("--devices 65", "1 to 64"),
+        ("--queues 65", "controller offers"),
+        ("--depth 3", "power of two"),
+        ("--lba 1024", "512 or 4096"),
+        ("--descriptors prp --lba 4096", "cannot pad"),
+        ("--requests 0", "nothing to replay"),
+        ("--media file:/no/such/dir", "No such file"),
+        ("--capacity 4095", "needs 4096 bytes"),
+        ("--model llama-3-8b --capacity 1MiB", "needs 8388608 bytes"),
+        ("--model qwen3-32b --requests 100000", "of memory"),
+        ("--pool-blocks 4000000000", "of memory"),
+    ] {
+        refused_with_hint(line, wanted);
+    }
+    // These are the parser's own, which says it in its own way.
+    refused("--capacity lots", "whole number");
+    refused("--seed=-3", "invalid digit");
+    refused("--verify maybe", "full");
+    refused("--no-such-flag", "unexpected argument");
+}
+
+#[test]
+fn bad_traces_are_refused_by_file_line_and_field() {
+    let good = request(&[0, 1]);
+    for (bad, wanted) in [
+        (good.replace("[0, 1]", "[0, -1]"), "hash_ids[1]"),
+        (good.replace("1024", "\"long\""), "input_length"),
+        (good.replace("\"hash_ids\"", "\"ids\""), "field `hash_ids` is missing"),
+        ("{".to_owned(), "not a JSON object"),
+    ] {
+        let file = trace(&[&good, &bad, &good]);
+        let name = file.path().display();
+        refused_with_hint(&format!("--trace {name}"), wanted);
+        refused_with_hint(&format!("--trace {name}"), &format!("{name}:2: "));
+    }
+    let empty = trace(&[]);
+    refused_with_hint(&format!("--trace {}", empty.path().display()), "holds no request");
+    refused_with_hint("--trace /no/such/trace", "No such file");
+}
+
+#[test]
+fn a_trace_hits_as_a_cache_without_limits_does() {
+    let lines = [&[1, 2, 3][..], &[4, 2, 3], &[1, 2, 9], &[], &[4, 2, 3, 1], &[1, 2, 3]];
+    let lines: Vec<String> = lines.iter().map(|ids| request(ids)).collect();
+    let file = trace(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    for flags in ["", "--block-tokens 64 --descriptors sgl", "--executor inline --devices 3"] {
+        let report = report(&format!("--trace {} --verify full {flags}", file.path().display()));
+        assert_eq!(count(&report, "trace_blocks"), 3 + 3 + 3 + 4 + 3);
+        assert_eq!(count(&report, "trace_blocks_hit"), 2 + 3 + 3, "{flags}");
+        assert_eq!(count(&report, "evicted_files"), 0);
+        // 1, 2, 3; 4, 2, 3; 9; 1: each is looked at once more at the end.
+        let blocks = 8 * 512 / count(&report, "block_tokens");
+        assert_eq!(count(&report, "last_look_blocks"), blocks);
+    }
+}
+
+#[test]
+fn lengths_that_do_not_match_are_only_warned_about() {
+    let file = trace(&[&request(&[1, 2]).replace("1024", "9"), &request(&[1, 2])]);
+    let line = format!("--trace {} --json", file.path().display());
+    let output = run(&line);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stderr).contains("warning: 1 of 2 requests"));
+    assert!(run(&format!("{line} -q")).stderr.is_empty());
+    assert_eq!(count(&report(&format!("--trace {}", file.path().display())), "requests_uneven"), 1);
+}
+
+#[test]
+fn the_report_has_every_promised_field() {
+    let report = report("--requests 20");
+    for field in [
+        "path",
+        "executor",
+        "devices",
+        "model",
+        "requests",
+        "trace_blocks",
+        "trace_blocks_hit",
+        "stored_bytes",
+        "retrieved_bytes",
+        "verified_bytes",
+        "mismatches",
+        "evicted_files",
+        "retrieve_gib_s",
+        "store_gib_s",
+        "memcpy_gib_s",
+        "commands",
+        "sq_doorbells",
+        "cq_doorbells",
+        "wall_s",
+        "hit_ratio",
+        "objects",
+        "capacity_bytes",
+        "needed_bytes",
+        "object_bytes",
+        "layers",
+        "segments",
+        "block_tokens",
+        "seed",
+        "verify",
+        "media",
+        "lba_bytes",
+        "commands_per_sq_doorbell",
+        "objects_per_sq_doorbell",
+        "io_errors",
+        "version",
+    ] {
+        assert!(!report[field].is_null(), "{field} is missing in {report}");
+    }
+    assert_eq!((&report["path"], &report["executor"]), (&"host".into(), &"host".into()));
+    for rate in ["retrieve_gib_s", "store_gib_s", "memcpy_gib_s", "wall_s"] {
+        assert!(report[rate].as_f64().unwrap() > 0.0, "{rate}: {report}");
+    }
+    let doorbells = count(&report, "sq_doorbells");
+    assert!(0 < doorbells && doorbells <= count(&report, "commands"));
+    assert!(count(&report, "verified_bytes") < count(&report, "retrieved_bytes"), "sampled");
+}
+
+#[test]
+fn every_way_of_moving_bytes_moves_the_same() {
+    let mut results = Vec::new();
+    for flags in [
+        "--devices 1 --queues 1 --depth 2",
+        "--devices 3 --executor inline",
+        "--coalesce off",
+        "--lba 4096",
+        "--descriptors prp --block-tokens 256",
+        "--mdts 8KiB --block-tokens 128",
+        "--pool-blocks 3",
+    ] {
+        let report = report(&format!("--requests 60 --seed 5 --verify full {flags}"));
+        let result = ["trace_blocks", "trace_blocks_hit", "stored_bytes", "retrieved_bytes"]
+            .map(|field| count(&report, field));
+        results.push(result);
+        assert_eq!(result, results[0], "{flags}");
+    }
+}
+
+#[test]
+fn real_shapes_are_replayed() {
+    for (model, lba) in [("llama-3-8b", 4096), ("deepseek-v3-mla", 4096)] {
+        let report = report(&format!(
+            "--model {model} --requests 6 --capacity 96MiB --verify full --block-tokens 16"
+        ));
+        assert_eq!((count(&report, "lba_bytes"), &report["model"]), (lba, &model.into()));
+        assert!(count(&report, "stored_bytes") > 0);
+    }
+}
+
+#[test]
+fn too_little_room_means_eviction_and_not_wrong_bytes() {
+    // Some requests alone are longer than this: 64 blocks.
+    for flags in ["", "--pool-blocks 5", "--executor inline --block-tokens 128"] {
+        let report =
+            report(&format!("--requests 300 --capacity 256KiB --verify full --seed 9 {flags}"));
+        assert!(count(&report, "evicted_files") > 0, "{flags}");
+        assert!(count(&report, "last_look_bytes") <= 256 << 10);
+        assert!(count(&report, "trace_blocks_hit") > 0);
+    }
+    let one = report("--requests 30 --capacity 4KiB --verify full");
+    assert_eq!(count(&one, "last_look_blocks"), 1);
+    assert!(count(&one, "blocks_left_out") > 0);
+}
+
+#[test]
+fn file_media_leave_nothing_behind() {
+    // Not the temporary directory: that may be a tmpfs without direct I/O.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path: &Path = directory.path();
+    let line = format!("--requests 30 --lba 4096 --verify full --media file:{}", path.display());
+    let report = report(&line);
+    assert!(report["media"].as_str().unwrap().starts_with("file:"));
+    assert_eq!(std::fs::read_dir(path).unwrap().count(), 0);
+}
+
+#[test]
+fn people_get_a_table_and_a_verdict() {
+    let output = run("--requests 20 --verify full");
+    let out = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    for wanted in ["tiny", "GiB/s", "Integrity: OK: every retrieved byte was checked"] {
+        assert!(out.contains(wanted), "{wanted} is not in\n{out}");
+    }
+    // No terminal, no bar.
+    assert!(!text(&output.stderr).contains('\r'));
+    let unchecked = text(&run("--requests 5 --verify off").stdout);
+    assert!(unchecked.contains("Integrity: not checked"), "{unchecked}");
+}
+
+#[test]
+fn ctrl_c_ends_in_an_orderly_way() {
+    use std::process::Stdio;
+    let child =
+        ripieno("--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    // Long enough to be in the middle of it; if not, the signal still has to be obeyed.
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert!(count(&report, "requests") < count(&report, "requests_planned"));
+}
