@@ -5,6 +5,8 @@ mod faults;
 mod grants;
 mod health;
 mod io;
+mod seams;
+mod soak;
 
 use std::sync::Arc;
 

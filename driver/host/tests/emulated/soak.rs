@@ -1,0 +1,166 @@
+//! Random work on a controller that fails in random ways, against a plain vector.
+//!
+//! What must hold: a read that returns Ok returns what was last written; a command that was given
+//! up never touches its memory again; the controller never reaches memory that is not its own; and
+//! whatever happened, a reset without faults brings it back.
+
+use nvme_driver::{ControllerOptions, DescriptorPreference, Error, Nanos, State, TimeoutOutcome};
+use nvme_emu::{EmuConfig, FaultAction, FaultPlan, FaultRule, FaultWhen};
+use nvme_spec::{
+    ids::{Lba, Nsid},
+    status::Status,
+};
+
+use crate::{LBA, Rig, bytes, fill, pattern};
+
+const NS: Nsid = Nsid(1);
+/// Blocks the work is about.
+const SPAN: u64 = 4096;
+
+/// Small, fast, and the same everywhere.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+fn plan(rng: &mut Rng) -> FaultPlan {
+    let actions = [
+        FaultAction::Drop,
+        FaultAction::Delay { ns: 1_000_000 },
+        FaultAction::Delay { ns: 30_000_000_000 },
+        FaultAction::Status { code: Status::UNRECOVERED_READ_ERROR.0, dnr: true },
+        FaultAction::Status { code: Status::INTERNAL_ERROR.0, dnr: false },
+        FaultAction::WrongPhase,
+        FaultAction::WrongCid,
+        FaultAction::WrongSqhd,
+        FaultAction::WrongSqid,
+        FaultAction::Duplicate,
+        FaultAction::FatalStatus,
+    ];
+    let rules = (0..rng.below(4))
+        .map(|_| {
+            let admin = match rng.below(4) {
+                0 => Some(true),
+                1 => None,
+                _ => Some(false),
+            };
+            let probability = Some(0.002 * (1 << rng.below(5)) as f64);
+            let when = FaultWhen { admin, probability, ..FaultWhen::default() };
+            FaultRule::new(when, actions[rng.below(actions.len() as u64) as usize])
+        })
+        .collect();
+    FaultPlan { seed: rng.next(), rules, ..FaultPlan::default() }
+}
+
+/// What each block holds: `None` = a write to it failed half way.
+struct Model(Vec<Option<u64>>);
+
+impl Model {
+    fn block(salt: u64, lba: u64) -> Vec<u8> {
+        pattern(LBA, salt.wrapping_mul(1 << 20) + lba)
+    }
+
+    fn data(salt: u64, lba: u64, lbas: u64) -> Vec<u8> {
+        (lba..lba + lbas).flat_map(|lba| Self::block(salt, lba)).collect()
+    }
+
+    fn check(&self, lba: u64, found: &[u8], context: &str) {
+        for (i, block) in found.chunks_exact(LBA).enumerate() {
+            let lba = lba + i as u64;
+            if let Some(salt) = self.0[lba as usize] {
+                let zero = salt == 0 && block.iter().all(|b| *b == 0);
+                assert!(zero || block == Self::block(salt, lba), "LBA {lba}, {context}");
+            }
+        }
+    }
+}
+
+fn soak(seed: u64) {
+    let mut rng = Rng(seed);
+    let rig = Rig::new(EmuConfig { mdts_bytes: Some(64 << 10), ..EmuConfig::new("emu0") });
+    let descriptors = [DescriptorPreference::Sgl, DescriptorPreference::Prp][rng.below(2) as usize];
+    let options = ControllerOptions {
+        descriptors,
+        command_timeout: Nanos::from_millis(200),
+        admin_timeout: Nanos::from_millis(300),
+        abort_grace: Nanos::from_millis(20),
+        ..Default::default()
+    };
+    let mut ctrl = rig.attach_with(options).unwrap();
+    let mut model = Model(vec![Some(0); SPAN as usize]);
+    rig.emu.set_faults(plan(&mut rng));
+    for step in 1..=40u64 {
+        let context = format!("seed {seed}, step {step}, {descriptors:?}");
+        let lba = rng.below(SPAN - 512);
+        let lbas = 1 + rng.below(512);
+        let range = lba as usize..(lba + lbas) as usize;
+        let mut given_up = None;
+        let result = match rng.below(6) {
+            0 | 1 => {
+                let data = Model::data(step, lba, lbas);
+                let result = ctrl.write(NS, Lba(lba), &data, false);
+                model.0[range].fill(result.is_ok().then_some(step));
+                result
+            }
+            2 | 3 => {
+                let mut back = vec![0; lbas as usize * LBA];
+                let result = ctrl.read(NS, Lba(lba), &mut back);
+                if result.is_ok() {
+                    model.check(lba, &back, &context);
+                }
+                result
+            }
+            4 => {
+                let slice = rig.alloc(lbas as usize * LBA);
+                let part = slice.slice(0, lbas as usize * LBA).unwrap();
+                let result = ctrl.read_dma(NS, Lba(lba), std::slice::from_ref(&part));
+                match &result {
+                    Ok(()) => model.check(lba, &bytes(&part), &context),
+                    Err(Error::Timeout { outcome, .. })
+                        if *outcome != TimeoutOutcome::ControllerFailed =>
+                    {
+                        given_up = Some(part);
+                    }
+                    Err(_) => {}
+                }
+                result
+            }
+            _ => ctrl.smart_log().map(|_| ()).and_then(|()| ctrl.flush(NS)),
+        };
+        if let Some(part) = given_up {
+            fill(&part, &vec![0xA5; part.len()]);
+            rig.clock.run_for(Nanos::from_millis(40_000));
+            assert!(bytes(&part).iter().all(|b| *b == 0xA5), "memory given up, {context}");
+        }
+        if let (Err(_), State::Failed(_)) = (&result, ctrl.state()) {
+            rig.emu.set_faults(FaultPlan::default());
+            ctrl.reset().unwrap_or_else(|error| panic!("{error}, {context}"));
+            rig.emu.set_faults(plan(&mut rng));
+        }
+    }
+    rig.emu.set_faults(FaultPlan::default());
+    ctrl.reset().unwrap_or_else(|error| panic!("{error}, seed {seed}"));
+    let mut back = vec![0; SPAN as usize * LBA];
+    ctrl.read(NS, Lba(0), &mut back).unwrap();
+    model.check(0, &back, &format!("seed {seed}, at the end"));
+    drop(ctrl);
+    assert_eq!(rig.domain.refused(), 0, "DMA to memory not its own, seed {seed}");
+}
+
+#[test]
+fn random_faults_never_give_wrong_bytes() {
+    for seed in 0..60 {
+        soak(seed);
+    }
+}
