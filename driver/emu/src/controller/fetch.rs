@@ -19,7 +19,7 @@ use crate::{
 impl Controller {
     /// Takes over new doorbell values. `true` when there may be something to do for this step.
     pub(super) fn observe_doorbells(&mut self, now: Nanos) -> bool {
-        let mut busy = !self.finished.is_empty() || self.deletions > 0 || self.events.waiting();
+        let mut busy = !self.finished.is_empty() || self.deletions > 0;
         busy |= self.delayed.iter().any(|(time, _)| *time <= now);
         for index in 0..self.queues.active.len() {
             let qid = self.queues.active[index];
@@ -30,7 +30,7 @@ impl Controller {
             self.observe_head(cqid);
         }
         self.patrol();
-        busy
+        busy || self.events.waiting()
     }
 
     /// Takes over the tail of `qid`; whether the queue has entries to fetch.

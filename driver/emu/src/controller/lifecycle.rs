@@ -81,6 +81,11 @@ impl Lifecycle {
         self.shutdown != Shutdown::None
     }
 
+    /// Whether a shutdown is going on.
+    pub(super) fn shutting_down(&self) -> bool {
+        !self.gone && !matches!(self.shutdown, Shutdown::None | Shutdown::Complete)
+    }
+
     /// Whether the last shutdown was complete, so that losing power now is no accident.
     pub(super) fn safe(&self) -> bool {
         self.shutdown == Shutdown::Complete

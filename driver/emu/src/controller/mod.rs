@@ -193,7 +193,7 @@ impl Controller {
             work,
             outstanding: u32::try_from(self.commands.len()).unwrap_or(u32::MAX),
             next_event: self.next_event(),
-            listening: self.lifecycle.serving(),
+            listening: self.lifecycle.serving() || self.lifecycle.shutting_down(),
         }
     }
 
