@@ -11,7 +11,7 @@ fn main() {
         .include("include")
         .file("src/host/kernel.cpp")
         .file("src/host/abi_table.cpp")
-        // Also in debug builds: lanes are loops, which are slow until they are inlined and unrolled.
+        // Also in debug builds: lanes are loops, slow until they are inlined and unrolled.
         .opt_level(3)
         .warnings(true)
         .extra_warnings(true)

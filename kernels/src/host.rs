@@ -43,8 +43,8 @@ pub struct HostExecutor {
 }
 
 impl HostExecutor {
-    /// An executor that has not been started. `clock` must be the one given to the ring: the deadline
-    /// of [`IoExecutor::stop`] is measured with it.
+    /// An executor that has not been started. `clock` must be the one given to the ring: the
+    /// deadline of [`IoExecutor::stop`] is measured with it.
     #[must_use]
     pub fn new(options: HostOptions, clock: Arc<dyn Clock>) -> Self {
         Self { options, clock, threads: Vec::new(), running: false }

@@ -20,8 +20,9 @@ pub struct InlineExecutor {
 }
 
 impl InlineExecutor {
-    /// An executor that has not been started. `clock` must be the one given to the ring: the deadline
-    /// of [`IoExecutor::stop`] is measured with it, and its pauses let the controller run meanwhile.
+    /// An executor that has not been started. `clock` must be the one given to the ring: the
+    /// deadline of [`IoExecutor::stop`] is measured with it, and its pauses let the controller
+    /// run meanwhile.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, args: None }

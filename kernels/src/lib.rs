@@ -20,14 +20,15 @@
 //!
 //! # Invariants
 //! - One warp owns one queue pair; nothing on the submission path is shared, locked or allocated.
-//! - At most depth - 1 commands are outstanding, those given up included: neither queue can overflow.
+//! - At most depth - 1 commands are outstanding, those given up included: no queue can overflow.
 //! - A command slot, and the descriptor area that belongs to it, is reused only after a completion
 //!   with the generation of its last use.
-//! - Each operation completes exactly once, whatever a device does: an I/O context that could not be
-//!   moved has a status, and never counts as done.
+//! - Each operation completes exactly once, whatever a device does: an I/O context that could not
+//!   be moved has a status, and never counts as done.
 //! - What is out of bounds (block, file, range, padding without SGL) is refused and never sent.
-//! - A completion that makes no sense, or none in time, fails the queue for good: nothing is submitted
-//!   to it any more, and its outstanding slots stay quarantined until the controller took it back.
+//! - A completion that makes no sense, or none in time, fails the queue for good: nothing is
+//!   submitted to it any more, and its outstanding slots stay quarantined until the controller took
+//!   it back.
 //! - Control flow is warp-uniform outside of lane bodies, and no lane's state is in local memory.
 //!
 //! # Not implemented

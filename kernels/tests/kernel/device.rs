@@ -1,5 +1,5 @@
-//! A strict little controller: it refuses nothing and forgives nothing. Whatever a command says that
-//! the rules of the kernel do not allow is a failed assertion.
+//! A strict little controller: it refuses nothing and forgives nothing. Whatever a command says
+//! that the rules of the kernel do not allow is a failed assertion.
 //!
 //! Commands are fetched in order and completed in any order; data pointers are walked only at
 //! completion, so an SGL or PRP list that was overwritten too early is found.

@@ -1,5 +1,5 @@
-//! Bytes: whatever the queue, the descriptors and the order of completions, an operation moves exactly
-//! what the layout says.
+//! Bytes: whatever the queue, the descriptors and the order of completions, an operation moves
+//! exactly what the layout says.
 
 use gio_uring::abi::{self, Affine, IoCtx};
 

@@ -211,7 +211,7 @@ impl Rig {
         kv
     }
 
-    /// The IOCB of an affine operation over `map`, which it sorts by class and file. Not yet issued.
+    /// The IOCB of an affine operation over `map`, which it sorts by class and file. Not issued.
     pub fn affine(&mut self, kv: &Kv, op: u32, map: &mut [Affine], rows: [u32; 2]) -> Iocb {
         let n = self.config.devices;
         map.sort_by_key(|entry| (entry.file % n, entry.file));

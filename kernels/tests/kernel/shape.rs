@@ -1,5 +1,5 @@
-//! What commands look like and how many there are: merging, batches, doorbells, several operations at
-//! once.
+//! What commands look like and how many there are: merging, batches, doorbells, several
+//! operations at once.
 
 use gio_uring::abi::{self, Affine, IoCtx};
 

@@ -1,5 +1,5 @@
-//! Devices and callers that misbehave: every operation still completes exactly once, nothing wrong is
-//! sent, and what may still be under DMA stays quarantined.
+//! Devices and callers that misbehave: every operation still completes exactly once, nothing wrong
+//! is sent, and what may still be under DMA stays quarantined.
 
 use gio_uring::{
     IoExecutor,
