@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use gio_uring::{PoolDesc, Uring, UringOptions};
-use nvme_driver::{Controller, DmaMemory, QueueGrant};
+use nvme_driver::{Controller, DmaMemory, Nanos, QueueGrant};
 use nvme_spec::ids::Lba;
 
 use super::{Device, Factory, Scratch, Store, Tally};
@@ -38,18 +38,24 @@ impl Store {
         let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
         let geometry = geometry(&shape, &regions, &options)?;
         let files = geometry.files_in(&regions, options.capacity_bytes)?;
+        let kernel = executor()?;
         let grants = grant_all(&mut devices)?;
         let ring_options = ring_options(&options);
         let mut ring =
-            Uring::init_queue(options.iocbs, executor()?, clock.clone(), &grants, ring_options)?;
-        let pads = pads(&devices[0].controller, &geometry)?;
-        let desc = describe(&pool, &geometry, &regions, files, pads.as_ref(), &options);
-        let ring_pool = ring.register_pool(&desc)?;
-        let fua = match options.durability {
-            Durability::Auto => devices.iter().any(|device| device.controller.info().vwc),
-            Durability::Fua => true,
-            Durability::Volatile => false,
+            Uring::init_queue(options.iocbs, kernel, clock.clone(), &grants, ring_options)?;
+        let registered = pads(&devices[0].controller, &geometry).and_then(|pads| {
+            let desc = describe(&pool, &geometry, &regions, files, pads.as_ref(), &options);
+            Ok((ring.register_pool(&desc)?, pads))
+        });
+        let (ring_pool, pads) = match registered {
+            Ok(registered) => registered,
+            Err(error) => {
+                let deadline = clock.now() + options.stop_timeout;
+                undo(ring, &mut devices, deadline);
+                return Err(error);
+            }
         };
+        let fua = fua(&options, &devices);
         let path = if pool.memory().device().is_some() { Path::Direct } else { Path::Host };
         tracing::info!(
             files,
@@ -142,6 +148,18 @@ impl Drop for Store {
     }
 }
 
+/// Takes the queues back from a ring of which nothing came. What does not work out is leaked.
+fn undo(mut ring: Uring, devices: &mut [Device], deadline: Nanos) {
+    let Ok(quiesced) = ring.stop(deadline) else { return };
+    for device in devices {
+        for qid in device.queues.drain(..) {
+            if let Err(error) = device.controller.reclaim(qid, &quiesced) {
+                tracing::warn!(%error, "giving up on a store that could not be opened");
+            }
+        }
+    }
+}
+
 fn config_error<T>(field: &'static str, problem: String) -> Result<T, StoreError> {
     Err(StoreError::Config { field, problem })
 }
@@ -213,6 +231,15 @@ fn prepare(at: usize, device: StoreDevice, options: &StoreOptions) -> Result<Dev
         queues.push(controller.create_queue_pair(depth).map_err(driver)?);
     }
     Ok(Device { controller, nsid, region, queues })
+}
+
+/// Whether writes bypass volatile caches.
+fn fua(options: &StoreOptions, devices: &[Device]) -> bool {
+    match options.durability {
+        Durability::Auto => devices.iter().any(|device| device.controller.info().vwc),
+        Durability::Fua => true,
+        Durability::Volatile => false,
+    }
 }
 
 fn geometry(

@@ -1,0 +1,166 @@
+//! The stack as it runs outside of tests: controllers, I/O kernel and caller on their own threads,
+//! in real time. And what a layer costs the caller's thread: the same for any number of blocks.
+
+#![allow(unsafe_code, reason = "counts what the calling thread allocates")]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    sync::Arc,
+};
+
+use gio_kernels::{HostExecutor, HostOptions};
+use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DmaSpace, MonotonicClock};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use objstore::{
+    BlockId, BlockKey, KvPool, KvShape, Layer, Row, Store, StoreConfig, StoreDevice, StoreOptions,
+};
+
+/// The system's allocator, with a count for each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that is ending has nothing to count any more.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is the system's requirement.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is the system's requirement.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is the system's requirement.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const BLOCKS: u32 = 1024;
+const SHAPE: KvShape = KvShape { layers: 4, segments: 2, object_bytes: 4096, block_tokens: 16 };
+
+/// A store in real time, the threads of its controllers, and the address space.
+fn stack() -> (Store, EmuRunner, Arc<EmuDomain>) {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let domain = EmuDomain::new("test");
+    let emus: Vec<Arc<Emu>> = (0..2)
+        .map(|at| {
+            let media = MemoryMedia::new(128 << 20).unwrap();
+            let config = EmuConfig::new(format!("emu{at}")).namespace(media, 4096);
+            Emu::new(domain.clone(), config).unwrap()
+        })
+        .collect();
+    let runner = EmuRunner::spawn(emus.clone(), clock.clone()).unwrap();
+    let devices = emus
+        .iter()
+        .map(|emu| {
+            let bus: Arc<dyn Bus> = emu.bus();
+            let options = ControllerOptions::default();
+            StoreDevice::from(Controller::attach(bus, clock.clone(), options).unwrap())
+        })
+        .collect();
+    let memory = domain.alloc(BLOCKS as usize * SHAPE.block_bytes() as usize).unwrap();
+    let ticks = clock.clone();
+    let store = Store::open(StoreConfig {
+        devices,
+        clock,
+        executor: Box::new(move || {
+            Ok(Box::new(HostExecutor::new(HostOptions::default(), ticks.clone())) as Box<_>)
+        }),
+        shape: SHAPE,
+        pool: KvPool::contiguous(memory, &SHAPE, BLOCKS).unwrap(),
+        options: StoreOptions::default(),
+    });
+    (store.unwrap(), runner, domain)
+}
+
+fn keys(count: u32) -> Vec<BlockKey> {
+    (0..u128::from(count)).map(|n| BlockKey(n << 64 | 7)).collect()
+}
+
+fn object(key: BlockKey, row: Row) -> Vec<u8> {
+    let word = (key.0 >> 64) as u32 * 1000 + row.0;
+    (0..SHAPE.object_bytes / 4).flat_map(|at| (word ^ at << 20).to_le_bytes()).collect()
+}
+
+fn store_all(store: &mut Store, domain: &EmuDomain, keys: &[BlockKey]) {
+    let blocks: Vec<BlockId> = (0..keys.len() as u32).map(BlockId).collect();
+    for (key, block) in keys.iter().zip(&blocks) {
+        for row in (0..SHAPE.rows()).map(Row) {
+            let iova = store.pool().iova(*block, row).unwrap();
+            domain.access().write(iova, &object(*key, row)).unwrap();
+        }
+    }
+    let writing = store.allocate(keys, &blocks).unwrap();
+    let tickets: Vec<_> =
+        (0..SHAPE.layers).map(|layer| store.store_layer(&writing, Layer(layer)).unwrap()).collect();
+    for ticket in tickets {
+        store.wait(ticket).unwrap();
+    }
+    assert_eq!(store.commit(writing).unwrap().accepted, keys.len());
+}
+
+#[test]
+fn a_round_trip_with_threads() {
+    let (mut store, runner, domain) = stack();
+    let keys = keys(200);
+    store_all(&mut store, &domain, &keys);
+    let prefix = store.lookup(&keys).unwrap();
+    assert_eq!(prefix.len(), 200);
+    // Back to front, so that every block comes from another one's place.
+    let blocks: Vec<BlockId> = (500..700).rev().map(BlockId).collect();
+    let transfer = store.retrieve(&prefix, &blocks).unwrap();
+    // Handles may be dropped by other threads, at any time.
+    std::thread::spawn(move || drop(prefix)).join().unwrap();
+    for layer in (0..SHAPE.layers).map(Layer) {
+        let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+        assert_eq!(store.wait(ticket).unwrap().objects, 400);
+        let mut bytes = vec![0; SHAPE.object_bytes as usize];
+        for (key, block) in keys.iter().zip(&blocks) {
+            for row in SHAPE.layer_rows(layer).map(Row) {
+                let iova = store.pool().iova(*block, row).unwrap();
+                domain.access().read(iova, &mut bytes).unwrap();
+                assert!(bytes == object(*key, row), "{key}, row {row}");
+            }
+        }
+    }
+    drop(transfer);
+    assert_eq!(store.stats().unwrap().files_referenced, 0);
+    assert_eq!(store.close().unwrap().len(), 2);
+    drop(runner);
+}
+
+#[test]
+fn a_layer_allocates_nothing_for_any_number_of_blocks() {
+    let (mut store, runner, domain) = stack();
+    let keys = keys(1000);
+    store_all(&mut store, &domain, &keys);
+    for count in [1, 30, 1000] {
+        let blocks: Vec<BlockId> = (0..count as u32).map(BlockId).collect();
+        let prefix = store.lookup(&keys[..count]).unwrap();
+        let transfer = store.retrieve(&prefix, &blocks).unwrap();
+        let before = ALLOCATIONS.get();
+        for layer in (0..SHAPE.layers).map(Layer) {
+            let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+            store.wait(ticket).unwrap();
+        }
+        assert_eq!(ALLOCATIONS.get() - before, 0, "with {count} blocks");
+    }
+    assert!(ALLOCATIONS.get() > 0, "the counter does not count");
+    // In this order: without its controllers a store would wait for them to time out.
+    store.close().unwrap();
+    drop(runner);
+}
