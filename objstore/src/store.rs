@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, sync::mpsc::Receiver};
 
-use gio_uring::{Affine, IocbId, PoolHandle, Uring};
+use gio_uring::{Affine, Event, IocbId, PoolHandle, Uring};
 use nvme_driver::{Clock, Controller, DmaMemory};
 use nvme_spec::ids::{Nsid, QueueId};
 
@@ -194,6 +194,15 @@ impl Store {
     pub fn evict(&mut self, files: u32) -> Result<u32, StoreError> {
         self.sync()?;
         Ok(self.make_room(files))
+    }
+
+    /// A word that layers can be made to wait for ([`Store::store_layer_after`]) and that the
+    /// engine's stream sets. Good until the store is closed, or had to replace its executor.
+    ///
+    /// # Errors
+    /// [`StoreError::Ring`] without memory, [`StoreError::Failed`].
+    pub fn event(&mut self) -> Result<Event, StoreError> {
+        Ok(self.ring()?.event()?)
     }
 
     /// Counts, and what the store holds now.

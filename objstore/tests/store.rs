@@ -2,6 +2,8 @@
 
 mod stack;
 
+use gio_uring::Wait;
+use nvme_driver::{Clock, Nanos};
 use objstore::{BlockId, Geometry, KvShape, Layer, LayoutError, Path, StoreError, StoreOptions};
 use stack::{Plan, Stack, blocks, keys};
 
@@ -161,6 +163,45 @@ fn referenced_and_pinned_files_stay() {
 }
 
 #[test]
+fn a_request_does_not_evict_its_own_head() {
+    let mut stack = Stack::new(&tiny());
+    let (a, b) = (keys(0..6), keys(10..14));
+    stack.put(&a[..4], 0);
+    stack.put(&b, 0);
+    // The head is the oldest there is, and two files have to go.
+    assert_eq!(stack.put(&a, 0), 6);
+    assert_eq!(stack.get(&a, 20), 6);
+    assert_eq!(stack.get(&b, 20), 2);
+}
+
+#[test]
+fn a_layer_starts_only_after_its_event() {
+    let mut stack = Stack::new(&Plan::default());
+    let keys = keys(0..4);
+    let blocks = blocks(0, 4);
+    blocks.iter().for_each(|block| stack.wipe(*block));
+    let event = stack.store.event().unwrap();
+    let writing = stack.store.allocate(&keys, &blocks).unwrap();
+    let mut tickets = Vec::new();
+    for layer in 0..stack.shape.layers {
+        let wait = Wait { event: event.clone(), value: layer + 1 };
+        tickets.push(stack.store.store_layer_after(&writing, Layer(layer), &wait).unwrap());
+    }
+    for looks in 0..200 {
+        stack.clock.pause(looks, Nanos::MAX);
+        assert!(tickets.iter().all(|ticket| stack.store.poll(ticket).unwrap().is_none()));
+    }
+    // The engine computes only now, and says so layer by layer.
+    keys.iter().zip(&blocks).for_each(|(key, block)| stack.fill(*block, *key));
+    for (layer, ticket) in tickets.into_iter().enumerate() {
+        event.set(layer as u32 + 1);
+        stack.store.wait(ticket).unwrap();
+    }
+    stack.store.commit(writing).unwrap();
+    assert_eq!(stack.get(&keys, 20), 4);
+}
+
+#[test]
 fn a_request_larger_than_the_store_gets_its_head_or_nothing() {
     let mut stack = Stack::new(&tiny());
     let all = keys(0..12);
@@ -254,7 +295,7 @@ fn tickets_can_be_polled_and_layers_moved_in_any_order() {
         assert!(matches!(twice, StoreError::InFlight { .. }), "{twice}");
         let mut looks = 0;
         while stack.store.poll(&ticket).unwrap().is_none() {
-            nvme_driver::Clock::pause(&*stack.clock, looks, nvme_driver::Nanos::MAX);
+            stack.clock.pause(looks, Nanos::MAX);
             looks += 1;
             assert!(looks < 10_000);
         }
