@@ -20,7 +20,7 @@ impl Progress {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(requests as u64), target);
-        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} requests  {msg}";
+        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} requests  {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }

@@ -20,7 +20,7 @@ const FORMAT: &str = "each line must be one JSON object such as \
 pub(crate) struct Request {
     /// Tokens of the prompt.
     pub(crate) input_tokens: u64,
-    /// One id for each 512 tokens of the prompt. The same id behind another prefix is other content.
+    /// One id for each 512 tokens of the prompt. Behind another prefix, an id is another block.
     pub(crate) hash_ids: Vec<u64>,
 }
 

@@ -31,9 +31,11 @@ terminal), notes, warnings and logs go to stderr.
 
 What is measured:
   retrieve, store  bytes over the time in which at least one transfer of that direction was
-                   issued and not yet seen complete; that includes the work done on other
-                   layers meanwhile (making contents, checking bytes), because it competes
-                   for the same processors. `--verify off` measures with the least of it.
+                   issued and not yet seen complete. The engine makes and checks bytes of
+                   other layers meanwhile, and looks for completions every 256 KiB of that;
+                   it competes for the same processors. `--verify off` has the least of it.
+                   Media in memory are allocated as they are first written, which is part of
+                   the time of storing.
   memcpy           one thread copying objects of the same size between scattered places of
                    two buffers, measured before the replay in the same run
 

@@ -1,20 +1,24 @@
 //! Plays the part of the serving engine: one request after the other, layer by layer.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use anyhow::Context as _;
-use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, Ticket};
+use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError};
 
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
+use crate::replay::flight::Flights;
 use crate::replay::plan::Plan;
-use crate::replay::pool::Pool;
+use crate::replay::pool::{Part, Pool};
 use crate::replay::rate::Meter;
 use crate::replay::verify::{Findings, Mismatch, Sampler};
 
 /// Layers of one request that are under way at the same time: as in an engine, the next layers
 /// move while this one is worked on.
 const LAYERS_AHEAD: usize = 8;
+/// While layers are under way, the engine looks after them at least this often, in bytes made,
+/// overwritten or checked.
+const LOOK_BYTES: usize = 256 << 10;
 /// After this many transfers that failed the replay gives up.
 const IO_ERRORS_MAX: u64 = 8;
 
@@ -63,6 +67,13 @@ struct Window<'a> {
     first: usize,
     keys: &'a [BlockKey],
     blocks: Vec<BlockId>,
+}
+
+impl Window<'_> {
+    /// What counts a retrieve of this window.
+    fn meter<'t>(&self, tally: &'t mut Tally) -> &'t mut Meter {
+        if self.request.is_some() { &mut tally.retrieve } else { &mut tally.last_look }
+    }
 }
 
 /// The engine: a store, a pool, and the books.
@@ -146,32 +157,24 @@ impl Engine<'_> {
 
     fn retrieve_window(&mut self, window: &Window<'_>, prefix: &Prefix) -> anyhow::Result<bool> {
         let transfer = self.store.retrieve_from(prefix, window.first, &window.blocks)?;
-        let mut tickets = VecDeque::new();
+        let mut flights = Flights::default();
         let mut failed = None;
         let mut next = 0;
-        while next < self.shape.layers && failed.is_none() || !tickets.is_empty() {
-            if next < self.shape.layers && failed.is_none() && tickets.len() < LAYERS_AHEAD {
-                self.poison(window, next);
-                self.meter(window).begin();
-                match self.store.retrieve_layer(&transfer, Layer(next)) {
-                    Ok(ticket) => tickets.push_back((next, ticket)),
-                    Err(error) => {
-                        self.meter(window).end(0);
-                        failed = Some(error);
-                    }
-                }
+        loop {
+            if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
+                self.poison(window, next, &mut flights);
+                window.meter(&mut self.tally).begin();
+                let issued = self.store.retrieve_layer(&transfer, Layer(next));
+                flights.push(next, issued, window.meter(&mut self.tally));
                 next += 1;
-            } else if let Some((layer, ticket)) = tickets.pop_front() {
-                match self.store.wait(ticket) {
-                    Ok(done) => {
-                        self.meter(window).end(done.bytes);
-                        self.check(window, layer);
-                    }
-                    Err(error) => {
-                        self.meter(window).end(0);
-                        failed.get_or_insert(error);
-                    }
+                continue;
+            }
+            match flights.next(self.store, window.meter(&mut self.tally)) {
+                Some((layer, Ok(_))) => self.check(window, layer, &mut flights),
+                Some((_, Err(error))) => {
+                    failed.get_or_insert(error);
                 }
+                None => break,
             }
         }
         drop(transfer);
@@ -212,31 +215,25 @@ impl Engine<'_> {
         if accepted == 0 {
             return Ok(0);
         }
-        let mut tickets: VecDeque<Ticket> = VecDeque::new();
+        let mut flights = Flights::default();
         let mut failed = None;
-        for layer in 0..self.shape.layers {
-            if tickets.len() == LAYERS_AHEAD {
-                self.wait_stored(tickets.pop_front(), &mut failed);
+        let mut next = 0;
+        loop {
+            if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
+                self.make(window, accepted, next, &mut flights);
+                self.tally.store.begin();
+                let issued = self.store.store_layer(&writing, Layer(next));
+                flights.push(next, issued, &mut self.tally.store);
+                next += 1;
+                continue;
             }
-            if failed.is_some() {
-                break;
-            }
-            for (&block, &key) in window.blocks.iter().zip(window.keys).take(accepted) {
-                for segment in 0..self.shape.segments {
-                    self.pool.make(block, key, layer, segment);
+            match flights.next(self.store, &mut self.tally.store) {
+                Some((_, Ok(_))) => {}
+                Some((_, Err(error))) => {
+                    failed.get_or_insert(error);
                 }
+                None => break,
             }
-            self.tally.store.begin();
-            match self.store.store_layer(&writing, Layer(layer)) {
-                Ok(ticket) => tickets.push_back(ticket),
-                Err(error) => {
-                    self.tally.store.end(0);
-                    failed = Some(error);
-                }
-            }
-        }
-        while let Some(ticket) = tickets.pop_front() {
-            self.wait_stored(Some(ticket), &mut failed);
         }
         let failed = match failed {
             None => self.store.commit(writing).err(),
@@ -246,18 +243,6 @@ impl Engine<'_> {
             }
         };
         Ok(if self.settle(failed)? { accepted } else { 0 })
-    }
-
-    fn wait_stored(&mut self, ticket: Option<Ticket>, failed: &mut Option<StoreError>) {
-        let Some(ticket) = ticket else { return };
-        let bytes = match self.store.wait(ticket) {
-            Ok(done) => done.bytes,
-            Err(error) => {
-                failed.get_or_insert(error);
-                0
-            }
-        };
-        self.tally.store.end(bytes);
     }
 
     /// Counts a transfer that failed while the store works on; gives any other error back.
@@ -273,35 +258,51 @@ impl Engine<'_> {
         }
     }
 
-    fn meter(&mut self, window: &Window<'_>) -> &mut Meter {
-        match window.request {
-            Some(_) => &mut self.tally.retrieve,
-            None => &mut self.tally.last_look,
-        }
-    }
-
-    /// Makes sure that what is checked later was not there before.
-    fn poison(&mut self, window: &Window<'_>, layer: u32) {
-        if self.sampler.is_off() {
-            return;
-        }
-        for (&block, &key) in window.blocks.iter().zip(window.keys) {
+    /// Makes one layer of the first `count` blocks, as the engine's model would.
+    fn make(&mut self, window: &Window<'_>, count: usize, layer: u32, flights: &mut Flights) {
+        let mut since_look = 0;
+        for (&block, &key) in window.blocks.iter().zip(window.keys).take(count) {
             for segment in 0..self.shape.segments {
-                for part in self.parts(window, key, layer, segment) {
-                    self.pool.poison(block, layer, segment, part);
-                }
+                self.pool.make(block, key, layer, segment);
+                since_look += self.shape.object_bytes as usize;
+            }
+            if since_look >= LOOK_BYTES {
+                since_look = 0;
+                flights.look(self.store, &mut self.tally.store);
             }
         }
     }
 
-    fn check(&mut self, window: &Window<'_>, layer: u32) {
+    /// Makes sure that what is checked later was not there before.
+    fn poison(&mut self, window: &Window<'_>, layer: u32, flights: &mut Flights) {
         if self.sampler.is_off() {
             return;
         }
+        let mut since_look = 0;
+        for (&block, &key) in window.blocks.iter().zip(window.keys) {
+            for segment in 0..self.shape.segments {
+                for part in self.parts(window, key, layer, segment) {
+                    self.pool.poison(block, layer, segment, part);
+                    since_look += part.1;
+                }
+            }
+            if since_look >= LOOK_BYTES {
+                since_look = 0;
+                flights.look(self.store, window.meter(&mut self.tally));
+            }
+        }
+    }
+
+    fn check(&mut self, window: &Window<'_>, layer: u32, flights: &mut Flights) {
+        if self.sampler.is_off() {
+            return;
+        }
+        let mut since_look = 0;
         for (index, (&block, &key)) in window.blocks.iter().zip(window.keys).enumerate() {
             for segment in 0..self.shape.segments {
                 for part in self.parts(window, key, layer, segment) {
                     self.tally.findings.bytes += part.1 as u64;
+                    since_look += part.1;
                     let checked = self.pool.check(block, key, layer, segment, part);
                     if let Err(difference) = checked {
                         let block = (window.first + index) as u64;
@@ -313,6 +314,10 @@ impl Engine<'_> {
                     }
                 }
             }
+            if since_look >= LOOK_BYTES {
+                since_look = 0;
+                flights.look(self.store, window.meter(&mut self.tally));
+            }
         }
     }
 
@@ -322,7 +327,7 @@ impl Engine<'_> {
         key: BlockKey,
         layer: u32,
         segment: u32,
-    ) -> impl Iterator<Item = (usize, usize)> + use<> {
+    ) -> impl Iterator<Item = Part> + use<> {
         let row = layer * self.shape.segments + segment;
         self.sampler.parts(window.request.unwrap_or(u64::MAX), key, row)
     }

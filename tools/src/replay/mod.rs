@@ -1,6 +1,7 @@
 //! `ripieno replay`: serving traffic through the whole stack, with every byte accounted for.
 
 mod engine;
+mod flight;
 mod plan;
 mod pool;
 mod rate;

@@ -132,7 +132,7 @@ impl Pool {
     }
 }
 
-// SAFETY: `base` is an address inside `memory`, which is Send + Sync; accesses need the pool itself.
+// SAFETY: `base` is an address inside `memory`, which is Send + Sync; only the pool accesses it.
 unsafe impl Send for Pool {}
 
 #[cfg(test)]
