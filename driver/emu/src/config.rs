@@ -56,7 +56,8 @@ pub struct EmuConfig {
     pub io_queues_max: u16,
     /// Entries a queue may have at most. A count: CAP.MQES holds one less.
     pub mqes: u16,
-    /// Bytes one command may move, a power of two times 4096; `None`: no limit.
+    /// Bytes one command may move, a power of two from 8192 on (MDTS cannot express one page: 0
+    /// means no limit); `None`: no limit.
     pub mdts_bytes: Option<u32>,
     /// Which SGLs it takes.
     pub sgl: SglSupport,
@@ -147,9 +148,9 @@ impl EmuConfig {
         if self.mqes < 2 {
             return bad("mqes", self.mqes.to_string(), "at least 2 entries");
         }
-        let mdts_fits = |bytes: u32| bytes >= 4096 && bytes.is_power_of_two();
+        let mdts_fits = |bytes: u32| bytes >= 8192 && bytes.is_power_of_two();
         if let Some(bytes) = self.mdts_bytes.filter(|bytes| !mdts_fits(*bytes)) {
-            return bad("mdts_bytes", bytes.to_string(), "a power of two, at least 4096");
+            return bad("mdts_bytes", bytes.to_string(), "a power of two, at least 8192");
         }
         if self.dstrd > 15 {
             return bad("dstrd", self.dstrd.to_string(), "at most 15");

@@ -15,7 +15,7 @@ use super::{
     transfer::{self, Collect, Direction, Gather},
 };
 use crate::{
-    domain::{DmaAccess, Pieces},
+    domain::DmaAccess,
     media::{MediaDone, MediaError, MediaKind, MediaOp, Twist},
 };
 
@@ -199,11 +199,13 @@ impl Controller {
         let token = self.commands.next_token();
         let (mut pending, mut failed) = (0, None);
         for (index, kind, offset, len) in operations {
-            let op =
-                MediaOp { token, kind, offset, len, pieces: Pieces::new(), twist: Twist::None };
+            // Without memory, and yet from the pool: what media give back goes there.
+            let pieces = self.spare.pop().unwrap_or_default();
+            let op = MediaOp { token, kind, offset, len, pieces, twist: Twist::None };
             match self.namespaces[index].submit(op, now) {
                 None => pending += 1,
                 Some(done) => {
+                    self.spare.push(done.pieces);
                     if let Err(error) = done.result {
                         self.logs.media_errors += 1;
                         failed.get_or_insert_with(|| status_of(ticket.opcode, &error));

@@ -8,7 +8,6 @@ use super::{
     queues::{CompletionQueue, Ring, SubmissionQueue},
 };
 use crate::{
-    domain::Pieces,
     fault::RegisterFaults,
     media::{MediaKind, MediaOp, Twist},
 };
@@ -266,10 +265,13 @@ impl Controller {
                 kind: MediaKind::Flush,
                 offset: 0,
                 len: 0,
-                pieces: Pieces::new(),
+                pieces: self.spare.pop().unwrap_or_default(),
                 twist: Twist::None,
             };
-            left += u32::from(namespace.submit(op, now).is_none());
+            match namespace.submit(op, now) {
+                Some(done) => self.spare.push(done.pieces),
+                None => left += 1,
+            }
         }
         left
     }

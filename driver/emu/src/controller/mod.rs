@@ -5,6 +5,14 @@
 //! when it is fetched; only what media, delays or events hold back lives in a slab until later.
 //! Each part of the protocol is a file with an `impl Controller` of its own.
 //!
+//! # Not implemented
+//!
+//! Compare, Verify, Write Uncorrectable and fused commands; metadata; weighted round robin; NVM
+//! Subsystem Reset. Interrupts are signalled once per queue and step instead of being coalesced by
+//! time. Abort stops what has not begun, and nothing that a medium works on.
+//!
+//! # Sources
+//!
 //! Checks name the section of the NVMe Base Specification 2.1 that asks for them, or of the NVM
 //! Command Set Specification 1.1 as "NVM".
 
@@ -174,9 +182,7 @@ impl Controller {
             return Progress::default();
         }
         let mut work = self.tick(now);
-        if !self.lifecycle.fatal {
-            work += self.take_finished(now);
-        }
+        work += self.take_finished(now);
         if self.lifecycle.serving() && self.observe_doorbells(now) {
             let domain = Arc::clone(&self.domain);
             let dma = domain.access();
@@ -222,10 +228,10 @@ impl Controller {
     }
 
     /// Cuts the power and restores it.
-    pub fn power_loss(&mut self, now: Nanos) {
+    pub fn power_loss(&mut self, _now: Nanos) {
         if !self.lifecycle.gone {
             self.lose_power();
-            self.logs.power_cycle(now);
+            self.logs.power_cycle();
         }
     }
 

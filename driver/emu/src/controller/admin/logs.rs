@@ -93,7 +93,7 @@ impl Logs {
         self.unsafe_shutdowns += 1;
     }
 
-    pub(in super::super) fn power_cycle(&mut self, _now: Nanos) {
+    pub(in super::super) fn power_cycle(&mut self) {
         self.power_cycles += 1;
     }
 }

@@ -73,7 +73,7 @@ fn unmapped_memory_is_a_transfer_error() {
     let buffer = host.alloc(PAGE);
     for (prp1, prp2, lbas) in [
         (0x10_0000, 0, 8),
-        (u64::MAX & !0xfff, 0, 8),
+        (!0xfff, 0, 8),
         (at(&buffer).0, 0x5000, 16),
         (at(&buffer).0, 0x5000, 24),
     ] {

@@ -3,12 +3,14 @@
 #![allow(unsafe_code, reason = "rings doorbells by address")]
 
 mod admin;
+mod allocations;
 mod arbitration;
 mod commands;
 mod events;
 mod faults;
 mod lifecycle;
 mod queues;
+mod reset;
 mod sgl;
 mod speed;
 mod walkers;

@@ -42,8 +42,12 @@ fn speed_of_small_and_large_commands() {
             let place = u64::from(index) * u64::from(size) % MEDIUM;
             read(place, size, MEDIUM - place - u64::from(size))
         };
-        let each = batches(&mut host, count, far);
-        let plain = copies(&host, &mut bytes.clone(), base, u64::from(size), MEDIUM);
+        // The best of some, taken in turns: others may be using this machine.
+        let (mut each, mut plain) = (f64::MAX, f64::MAX);
+        for _ in 0..5 {
+            each = each.min(batches(&mut host, count, far));
+            plain = plain.min(copies(&host, &mut bytes.clone(), base, u64::from(size), MEDIUM));
+        }
         let rate = |each: f64| f64::from(size) / each;
         println!(
             "{size} bytes: {each:.0} ns, {:.2} GB/s; a plain copy {plain:.0} ns, {:.2} GB/s",
