@@ -14,7 +14,7 @@
 //!
 //! # Invariants
 //!
-//! - The contents of a block follow from its key, layer and segment ([`contents`]). Nothing that
+//! - The contents of a block follow from its key, layer and segment (`contents`). Nothing that
 //!   was stored is remembered, so nothing but the store can bring it back.
 //! - What is going to be checked is overwritten before it is retrieved: bytes that nobody moved are
 //!   found.

@@ -183,7 +183,7 @@ impl Report {
     fn results(&self) -> Vec<[String; 3]> {
         let rate = |rate: f64| {
             let share = if self.memcpy_gib_s > 0.0 { rate / self.memcpy_gib_s } else { 0.0 };
-            format!("{rate:.2} GiB/s while under way, {share:.2} of memcpy")
+            format!("{} while under way, {share:.2} of memcpy", per_second(rate))
         };
         let mut rows = vec![
             row(
@@ -208,7 +208,7 @@ impl Report {
             row("stored", Size(self.stored_bytes), rate(self.store_gib_s)),
             row(
                 "memcpy",
-                format!("{:.2} GiB/s", self.memcpy_gib_s),
+                per_second(self.memcpy_gib_s),
                 "one thread, scattered objects of the same size".to_owned(),
             ),
             row(
@@ -262,6 +262,10 @@ impl Report {
             ),
         }
     }
+}
+
+fn per_second(gib_s: f64) -> String {
+    format!("{}/s", Size((gib_s * (1u64 << 30) as f64) as u64))
 }
 
 fn row(name: &str, value: impl ToString, note: impl ToString) -> [String; 3] {
