@@ -6,7 +6,7 @@ mod stack;
 use std::sync::Arc;
 
 use gio_kernels::InlineExecutor;
-use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, abi::Args};
+use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, Wait, abi::Args};
 use nvme_driver::{Nanos, Place, Quiesced};
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, LbaRange, SimClock};
 use objstore::{Direction, Failure, Layer, Row, StoreError};
@@ -200,6 +200,26 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     for keys in [&a, &b, &c] {
         assert_eq!(stack.get(keys, 20), 4);
     }
+}
+
+#[test]
+fn what_was_cancelled_before_it_reached_a_device_loses_nothing() {
+    let mut stack = Stack::new(&Plan::default());
+    let (a, b) = (keys(0..4), keys(10..14));
+    stack.put(&a, 0);
+    stack.put(&b, 10);
+    let prefix = stack.store.lookup(&b).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
+    // It waits for something that never comes.
+    let wait = Wait { event: stack.store.event().unwrap(), value: 1 };
+    let ticket = stack.store.retrieve_layer_after(&transfer, Layer(0), &wait).unwrap();
+    stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+    let broken = stack.store.lookup(&a).unwrap();
+    failure(stack.read(&broken, 20).unwrap_err());
+    stack.faults(None);
+    assert_eq!(failure(stack.store.wait(ticket).unwrap_err()).status, IoStatus::Cancelled);
+    drop((prefix, transfer, broken));
+    assert_eq!(stack.get(&b, 30), 4);
 }
 
 #[test]

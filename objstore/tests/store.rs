@@ -4,6 +4,7 @@ mod stack;
 
 use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};
+use nvme_emu::{EmuConfig, SglSupport};
 use objstore::{BlockId, Geometry, KvShape, Layer, LayoutError, Path, StoreError, StoreOptions};
 use stack::{Plan, Stack, blocks, keys};
 
@@ -96,8 +97,9 @@ fn a_key_is_stored_once() {
     assert_eq!((again.accepted(), again.written()), (10, 0));
     stack.write_all(&again).unwrap();
     assert_eq!(stack.store.commit(again).unwrap().written, 0);
-    let stored = stack.store.stats().unwrap().stored_bytes;
-    assert_eq!(stored, 10 * stack.shape.block_bytes());
+    let stats = stack.store.stats().unwrap();
+    assert_eq!(stats.stored_bytes, 10 * stack.shape.block_bytes());
+    assert_eq!(stats.files_free, stats.files - 10);
 }
 
 #[test]
@@ -211,6 +213,15 @@ fn a_request_larger_than_the_store_gets_its_head_or_nothing() {
     let none = stack.begin(&keys(50..52), 0);
     assert_eq!((none.accepted(), none.written()), (0, 0));
     stack.store.commit(none).unwrap();
+    drop(held);
+    // What is found beyond the point where the room ends is not kept.
+    stack.store.remove(&all[..2]).unwrap();
+    assert_eq!(stack.put(&keys(60..62), 0), 2);
+    let held = stack.store.lookup(&keys(60..62)).unwrap();
+    stack.store.pin(&all[2..8]).unwrap();
+    let none = stack.begin(&all, 0);
+    assert_eq!((none.accepted(), none.written()), (0, 0));
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 2);
     drop(held);
 }
 
@@ -389,23 +400,33 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
     assert_eq!(stack.get(&keys(0..4), 10), 4);
 }
 
-/// Shapes that differ in what they ask of the layers below: padding, one device, 512-byte LBAs,
-/// objects larger than MDTS, one segment.
+/// Shapes and drives that differ in what they ask of the layers between: padding with and without
+/// bit buckets, 512-byte LBAs, objects larger than MDTS, one segment, PRPs, dword SGLs.
 #[test]
-fn every_shape_comes_back_as_it_was() {
+fn every_shape_comes_back_as_it_was_from_every_drive() {
     let shape = |layers, segments, object_bytes| {
         let block_tokens = 16;
         KvShape { layers, segments, object_bytes, block_tokens }
     };
-    for (devices, lba_bytes, shape) in [
-        (1, 512, shape(2, 2, 512)),
-        (3, 4096, shape(2, 2, 4096)),
-        (2, 4096, shape(3, 1, 18 * 1024)),
-        (2, 4096, shape(2, 2, 6000)),
-        (1, 512, shape(1, 1, 516)),
-        (4, 4096, shape(1, 2, 640 * 1024)),
+    let good: fn(&mut EmuConfig) = |_| {};
+    let prp: fn(&mut EmuConfig) = |drive| drive.sgl = SglSupport::None;
+    let plain: fn(&mut EmuConfig) = |drive| {
+        (drive.sgl, drive.bit_bucket) = (SglSupport::Dword, false);
+        drive.mdts_bytes = Some(64 << 10);
+    };
+    for (devices, lba_bytes, shape, drive) in [
+        (1, 512, shape(2, 2, 512), good),
+        (3, 4096, shape(2, 2, 4096), good),
+        (2, 4096, shape(3, 1, 18 * 1024), good),
+        (2, 4096, shape(2, 2, 6001), good),
+        (1, 512, shape(1, 1, 516), good),
+        (4, 4096, shape(1, 2, 640 * 1024), good),
+        (2, 4096, shape(2, 2, 32 * 1024), prp),
+        (1, 512, shape(2, 1, 4096), prp),
+        (2, 4096, shape(2, 2, 6000), plain),
+        (3, 512, shape(1, 2, 100 * 1024), plain),
     ] {
-        let plan = Plan { devices, lba_bytes, shape, ..Plan::default() };
+        let plan = Plan { devices, lba_bytes, shape, drive, ..Plan::default() };
         let mut stack = Stack::new(&plan);
         let geometry: Geometry = *stack.store.geometry();
         let wanted = keys(0..5);
@@ -414,6 +435,15 @@ fn every_shape_comes_back_as_it_was() {
         assert_eq!(stack.get(&wanted, 20), stored, "{geometry:?}");
         assert_eq!(stack.refused_dma(), 0);
     }
+}
+
+#[test]
+fn a_pool_that_a_drive_cannot_describe_is_refused() {
+    let prp: fn(&mut EmuConfig) = |drive| drive.sgl = SglSupport::None;
+    let shape = KvShape { layers: 1, segments: 1, object_bytes: 6000, block_tokens: 16 };
+    let error = Stack::open(&Plan { shape, drive: prp, ..Plan::default() }).err().unwrap();
+    assert!(matches!(error, StoreError::Ring(_)), "{error}");
+    assert!(error.to_string().contains("PRP"), "{error}");
 }
 
 #[test]

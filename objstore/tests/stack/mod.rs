@@ -28,6 +28,8 @@ pub struct Plan {
     pub options: StoreOptions,
     /// Writes are lost with the power until they are flushed, or had FUA.
     pub volatile_cache: bool,
+    /// Makes the controllers different from good modern drives.
+    pub drive: fn(&mut EmuConfig),
 }
 
 impl Default for Plan {
@@ -40,6 +42,7 @@ impl Default for Plan {
             shape: KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 },
             blocks: 64,
             volatile_cache: false,
+            drive: |_| {},
             options: StoreOptions {
                 queues_per_device: 2,
                 queue_depth: 64,
@@ -85,12 +88,13 @@ impl Stack {
         for at in 0..plan.devices {
             let media = MemoryMedia::new(plan.device_bytes).unwrap();
             let config = EmuConfig::new(format!("emu{at}"));
-            let config = if plan.volatile_cache {
+            let mut config = if plan.volatile_cache {
                 let options = SimOptions { seed: plan.seed, ..SimOptions::default() };
                 config.namespace(SimMedia::new(media, options), plan.lba_bytes)
             } else {
                 config.namespace(media, plan.lba_bytes)
             };
+            (plan.drive)(&mut config);
             let emu = Emu::new(domain.clone(), config).unwrap();
             clock.drive(emu.clone());
             let bus: Arc<dyn Bus> = emu.bus();
