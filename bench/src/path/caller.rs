@@ -1,25 +1,48 @@
 //! CPU time that the engine's thread spends in `retrieve_layer`, for few and for many blocks.
+//!
+//! Measured twice. *Held*: all layers are issued ahead and wait for an event, as an engine that
+//! runs ahead of its GPU does; nothing else competes for the processors. *Running*: the I/O starts
+//! at once, so with few processors the threads of the I/O kernel and of the software controller
+//! push the caller's data out of its cache and the caller off its processor.
+//!
+//! The first layer of a request wakes the host executor's sleeping thread: a system call, and on a
+//! virtual machine tens of microseconds. It is measured apart, as it is paid once per burst and has
+//! no counterpart on a GPU.
 
-use std::time::Duration;
+use std::{hint::black_box, time::Duration};
 
 use anyhow::Result;
+use gio_uring::Wait;
 use objstore::{BlockId, KvShape, Layer};
 
 use super::stack::Stack;
 use crate::sample::{Samples, thread_cpu};
 
 /// Blocks of the small request.
-const FEW: u32 = 64;
+pub const FEW: u32 = 64;
 /// Blocks of the large one.
 pub const MANY: u32 = 8192;
 const LAYERS: u32 = 32;
 /// Passes over all layers of one sample: thread CPU time is read only around them.
 const PASSES: u32 = 8;
-/// Long enough for the executor's threads to fall asleep: the first call of each pass then wakes
-/// one, whatever the number of blocks.
+/// Long enough for the executor's threads to fall asleep, whatever the number of blocks.
 const IDLE: Duration = Duration::from_millis(2);
+/// Read before each pass, so that both sides start with the same cold cache: an engine has done
+/// other things between two layers, and the larger request would otherwise be charged for what
+/// its I/O, and not its issuing, put into the cache.
+const CACHE_BYTES: usize = 16 << 20;
+
+/// Whether the I/O runs while the caller issues more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Io {
+    /// It waits for an event.
+    Held,
+    /// It starts at once.
+    Running,
+}
 
 /// Nanoseconds a call.
+#[derive(Default)]
 pub struct Found {
     /// With [`MANY`] blocks.
     pub many: Samples,
@@ -27,43 +50,61 @@ pub struct Found {
     pub few: Samples,
     /// Round by round.
     pub ratio: Samples,
+    /// The first call of a burst, which wakes the executor.
+    pub wake: Samples,
 }
 
-/// Measures both in turn.
-pub fn measure(rounds: u32) -> Result<Found> {
+/// Measures [`MANY`] and [`FEW`] in turn.
+pub fn measure(io: Io, rounds: u32) -> Result<Found> {
     let shape = KvShape { layers: LAYERS, segments: 2, object_bytes: 512, block_tokens: 16 };
     let mut stack = Stack::filled(shape, MANY)?;
-    let mut found =
-        Found { many: Samples::default(), few: Samples::default(), ratio: Samples::default() };
+    let other = vec![1u8; CACHE_BYTES];
+    let mut found = Found::default();
     for round in 0..=rounds {
-        let many = call_ns(&mut stack, MANY)?;
-        let few = call_ns(&mut stack, FEW)?;
+        let many = call_ns(&mut stack, &other, io, MANY)?;
+        let few = call_ns(&mut stack, &other, io, FEW)?;
         if round > 0 {
-            found.many.push(many);
-            found.few.push(few);
-            found.ratio.push(many / few);
+            found.many.push(many.rest);
+            found.few.push(few.rest);
+            found.ratio.push(many.rest / few.rest);
+            found.wake.push(few.first);
+            found.wake.push(many.first);
         }
     }
     Ok(found)
 }
 
-/// Mean nanoseconds of CPU time of one `retrieve_layer` over `blocks` blocks.
-fn call_ns(stack: &mut Stack, blocks: u32) -> Result<f64> {
-    let mut spent = Duration::ZERO;
+/// Mean nanoseconds of CPU time of one call.
+struct Call {
+    first: f64,
+    rest: f64,
+}
+
+/// Retrieves `blocks` blocks, [`PASSES`] times all layers.
+fn call_ns(stack: &mut Stack, other: &[u8], io: Io, blocks: u32) -> Result<Call> {
+    let (mut first, mut rest) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..PASSES {
+        let event = stack.store.event()?;
+        let wait = Wait { event: event.clone(), value: u32::from(io == Io::Held) };
         let prefix = stack.store.lookup(&stack.keys[..blocks as usize])?;
         let ids: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         let transfer = stack.store.retrieve(&prefix, &ids)?;
         let mut tickets = Vec::with_capacity(LAYERS as usize);
         std::thread::sleep(IDLE);
+        black_box(other.iter().step_by(64).map(|byte| u64::from(*byte)).sum::<u64>());
         let start = thread_cpu();
-        for layer in 0..LAYERS {
-            tickets.push(stack.store.retrieve_layer(&transfer, Layer(layer))?);
+        tickets.push(stack.store.retrieve_layer_after(&transfer, Layer(0), &wait)?);
+        let woken = thread_cpu();
+        for layer in 1..LAYERS {
+            tickets.push(stack.store.retrieve_layer_after(&transfer, Layer(layer), &wait)?);
         }
-        spent += thread_cpu() - start;
+        rest += thread_cpu() - woken;
+        first += woken - start;
+        event.set(1);
         for ticket in tickets {
             stack.store.wait(ticket)?;
         }
     }
-    Ok(spent.as_nanos() as f64 / f64::from(PASSES * LAYERS))
+    let mean = |time: Duration, calls: u32| time.as_nanos() as f64 / f64::from(calls);
+    Ok(Call { first: mean(first, PASSES), rest: mean(rest, PASSES * (LAYERS - 1)) })
 }

@@ -7,6 +7,7 @@ mod stack;
 
 use anyhow::{Context as _, Result};
 
+use self::caller::Io;
 use crate::{
     PathArgs,
     plot::{self, Line},
@@ -69,12 +70,22 @@ fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
 }
 
 fn caller_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
-    let found = caller::measure(args.rounds)?;
-    let (many, few) = (found.many.median(), found.few.median());
-    let name = format!("caller's CPU time of retrieve_layer, {} blocks", caller::MANY);
-    let mut ratio = Ratio::new(name, "ns (64 blocks)", many, few).aim(Aim::AtMost(1.2));
-    ratio.spread = Some((found.ratio.quantile(0.0), found.ratio.quantile(1.0)));
-    report.ratios.push(ratio);
+    for (io, name) in [(Io::Held, "held by an event"), (Io::Running, "running")] {
+        let found = caller::measure(io, args.rounds)?;
+        let (many, few) = (found.many.median(), found.few.median());
+        let name = format!(
+            "caller's CPU time a retrieve_layer, {} against {} blocks, I/O {name}",
+            caller::MANY,
+            caller::FEW
+        );
+        let mut ratio = Ratio::new(name, "ns", many, few).aim(Aim::AtMost(1.2));
+        ratio.spread = Some((found.ratio.quantile(0.0), found.ratio.quantile(1.0)));
+        report.ratios.push(ratio);
+        if io == Io::Held {
+            let name = "CPU time of waking the host executor's thread, once a burst, ns".into();
+            report.counts.push((name, found.wake.median()));
+        }
+    }
     Ok(())
 }
 
