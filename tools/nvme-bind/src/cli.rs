@@ -1,0 +1,307 @@
+//! The command line: flags as they are typed, and where the answers go.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use serde_json::json;
+
+use crate::command::{self, Host, Reply, bind, release};
+use crate::doctor;
+use crate::journal::Journal;
+use crate::machine::Live;
+use crate::problem::{Problem, Result};
+use crate::report::Paint;
+use crate::root::Root;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done, or there was nothing to do
+  1  the machine said no; what had been begun was put back (or: not root)
+  2  the command line, or a device that is not there
+  3  refused: the drive, or its VFIO group, is in use
+  4  refused: VFIO cannot take it (no IOMMU, or others in its group)
+  5  a drive is between two drivers; `nvme-bind restore` puts it back
+  6  doctor --strict: a check failed
+
+Data goes to stdout, as a table or with --json as one JSON object; notes and errors go to stderr.
+With --json an error is an object on stdout, too: {\"error\": {\"kind\", \"message\", \"hint\"}}.";
+
+const EXAMPLES: &str = "\
+Examples:
+  What is there, and what stands in the way:
+    nvme-bind list
+    nvme-bind doctor
+  See what would be done, then hand a drive to user alice:
+    nvme-bind bind 65:00.0 --user alice --dry-run
+    sudo nvme-bind bind 65:00.0 --user alice
+  Two drives, for a group of users, now and after each reboot:
+    sudo nvme-bind bind nvme1n1 nvme2n1 --group kvcache --persist
+  Back to the kernel:
+    sudo nvme-bind unbind 65:00.0
+  Everything back, also after a crash in the middle:
+    sudo nvme-bind restore
+
+";
+
+/// Hands NVMe drives to userspace drivers through VFIO, and back.
+///
+/// A drive that is mounted, open, swap, or part of an array, volume group or pool is never touched.
+/// The former driver is remembered and put back. Every intention is written to a journal before the
+/// first change, so that a crash at any point can be undone with `restore`.
+#[derive(Debug, Parser)]
+#[command(name = "nvme-bind", version, arg_required_else_help = true)]
+#[command(after_help = format!("{EXAMPLES}{EXIT_CODES}"))]
+struct Raw {
+    /// Answer with one JSON object on stdout
+    #[arg(long, global = true)]
+    json: bool,
+    /// Keep the journal in this folder [default: /run/nvme-bind; /var/lib/nvme-bind for --persist]
+    #[arg(long, global = true, value_name = "DIR", value_parser = absolute)]
+    state_dir: Option<String>,
+    /// Look below this folder instead of / (a copy of another machine's /sys, /proc, /dev and /etc)
+    #[arg(long, global = true, value_name = "DIR", default_value = "/", hide_default_value = true)]
+    root: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the NVMe drives: driver, IOMMU group, NUMA node, who uses them, the nearest GPU
+    List {
+        /// Show serial numbers (--json always does)
+        #[arg(long)]
+        serials: bool,
+    },
+    /// Show what is bound, what was left half-done, and what is bound at boot
+    ///
+    /// Ends with exit code 5 if a drive was left half-done.
+    Status,
+    /// Check IOMMU, VFIO, groups, ACS, limits, GPU and distances, and say how to mend what is wrong
+    ///
+    /// It changes nothing and needs no rights; as root it sees more (ACS, open files of others).
+    Doctor {
+        /// End with exit code 6 if a check failed
+        #[arg(long)]
+        strict: bool,
+    },
+    /// Hand drives to vfio-pci
+    ///
+    /// All drives that are named are bound, or none: if a step fails, those before it are undone.
+    Bind(BindArgs),
+    /// Give drives back to the driver they had, also those that others bound
+    Unbind(UnbindArgs),
+    /// Give back everything the journal knows of, finished or half-done
+    Restore(RestoreArgs),
+    /// Print the manual page (nvme-bind man > nvme-bind.1)
+    #[command(hide = true)]
+    Man,
+}
+
+#[derive(Debug, Args)]
+struct BindArgs {
+    /// Addresses (0000:65:00.0, 65:00.0) or disks (nvme0n1, /dev/disk/by-id/...)
+    #[arg(required = true, value_name = "DEVICE")]
+    devices: Vec<String>,
+    /// Let this user, by name or number, open the VFIO group
+    #[arg(long, short)]
+    user: Option<String>,
+    /// Let the members of this group, by name or number, open the VFIO group
+    #[arg(long, short)]
+    group: Option<String>,
+    /// Bind the other functions of the IOMMU group, too, after the same checks
+    #[arg(long)]
+    whole_group: bool,
+    /// Bind the drives again at each boot (a systemd unit, a udev rule, the order of modules)
+    #[arg(long)]
+    persist: bool,
+    /// Take a drive that is a member of a RAID, volume group or pool which is not active
+    #[arg(long)]
+    ignore_members: bool,
+    /// Refuse if the drive has another serial number; what --persist uses at boot
+    #[arg(long, value_name = "SERIAL")]
+    expect_serial: Option<String>,
+    /// Make all checks, then print what would be written instead of writing it
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+struct UnbindArgs {
+    /// Addresses (0000:65:00.0, 65:00.0) or disks
+    #[arg(required = true, value_name = "DEVICE")]
+    devices: Vec<String>,
+    /// Give it to this driver instead of the former one; `none` leaves it without
+    #[arg(long)]
+    driver: Option<String>,
+    /// Also remove what binds it at boot
+    #[arg(long)]
+    persist: bool,
+    /// Print what would be written instead of writing it
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+struct RestoreArgs {
+    /// Only these drives [default: all that the journal knows of]
+    #[arg(value_name = "DEVICE")]
+    devices: Vec<String>,
+    /// Also remove what binds them at boot
+    #[arg(long)]
+    persist: bool,
+    /// Print what would be written instead of writing it
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+}
+
+/// Runs the program with the arguments of this process.
+#[must_use]
+pub fn run() -> ExitCode {
+    let is_terminal = io::stdout().is_terminal();
+    let paint = Paint(is_terminal && std::env::var_os("NO_COLOR").is_none());
+    let outcome = answer(std::env::args_os(), paint);
+    // Nobody is left to be told if these cannot be written.
+    let _ = io::stderr().write_all(outcome.log.as_bytes());
+    let _ = io::stdout().write_all(outcome.data.as_bytes());
+    ExitCode::from(outcome.code)
+}
+
+/// What a run leaves behind.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) data: String,
+    pub(crate) log: String,
+    pub(crate) code: u8,
+}
+
+/// Runs the program with these arguments, the first of which is its name.
+pub(crate) fn answer(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    paint: Paint,
+) -> Outcome {
+    let raw = match Raw::try_parse_from(arguments) {
+        Ok(raw) => raw,
+        Err(error) => {
+            let text = error.render();
+            let text = if paint.0 { text.ansi().to_string() } else { text.to_string() };
+            let code = u8::try_from(error.exit_code()).unwrap_or(2);
+            let (data, log) =
+                if error.use_stderr() { (String::new(), text) } else { (text, String::new()) };
+            return Outcome { data, log, code };
+        }
+    };
+    let as_json = raw.json;
+    let notes = RefCell::new(Vec::new());
+    let result = dispatch(raw, paint, &notes);
+    let mut log: String =
+        notes.into_inner().iter().map(|note: &String| format!("note: {note}\n")).collect();
+    match result {
+        Ok(reply) => {
+            let data = if as_json { format!("{:#}\n", reply.json) } else { lines(reply.text) };
+            Outcome { data, log, code: reply.code }
+        }
+        Err(problem) => {
+            log.push_str(&format!("error: {problem}\n"));
+            if !problem.hint.is_empty() {
+                log.push_str(&format!("hint: {}\n", problem.hint));
+            }
+            let json = json!({ "error": problem });
+            let data = if as_json { format!("{json:#}\n") } else { String::new() };
+            Outcome { data, log, code: problem.kind.exit_code() }
+        }
+    }
+}
+
+fn lines(text: String) -> String {
+    if text.is_empty() || text.ends_with('\n') { text } else { text + "\n" }
+}
+
+fn dispatch(raw: Raw, paint: Paint, notes: &RefCell<Vec<String>>) -> Result<Reply> {
+    if matches!(raw.command, Command::Man) {
+        return manual();
+    }
+    let opened = Root::new(&raw.root);
+    let root = opened.map_err(|error| Problem::io(raw.root.display(), &error))?;
+    let machine = Live::new(root.clone());
+    let exe = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("nvme-bind"));
+    let host = Host {
+        root: &root,
+        machine: &machine,
+        journal: Journal::new(raw.state_dir.as_deref()),
+        exe: exe.to_string_lossy().into_owned(),
+        notes: RefCell::default(),
+    };
+    let reply = match raw.command {
+        Command::List { serials } => Ok(command::list::run(&host, serials)),
+        Command::Status => Ok(command::status::run(&host)),
+        Command::Doctor { strict } => Ok(doctor::run(&host, strict, paint)),
+        Command::Bind(args) => bind::run(&host, &args.into()),
+        Command::Unbind(args) => release::unbind(&host, &args.into()),
+        Command::Restore(args) => release::restore(&host, &args.into()),
+        Command::Man => manual(),
+    };
+    notes.replace(host.notes.into_inner());
+    reply
+}
+
+fn manual() -> Result<Reply> {
+    let mut page = Vec::new();
+    let written = clap_mangen::Man::new(Raw::command()).render(&mut page);
+    written.map_err(|error| Problem::io("writing the manual page", &error))?;
+    let text = String::from_utf8_lossy(&page).into_owned();
+    Ok(Reply::new(text.clone(), json!({ "roff": text })))
+}
+
+fn absolute(text: &str) -> std::result::Result<String, String> {
+    if !Path::new(text).is_absolute() {
+        return Err("the folder must be given as an absolute path".into());
+    }
+    Ok(text.trim_end_matches('/').to_owned())
+}
+
+impl From<BindArgs> for bind::Request {
+    fn from(args: BindArgs) -> Self {
+        let BindArgs { devices, user, group, whole_group, persist, .. } = args;
+        let BindArgs { ignore_members, expect_serial, dry_run, .. } = args;
+        Self { devices, user, group, whole_group, persist, ignore_members, expect_serial, dry_run }
+    }
+}
+
+impl From<UnbindArgs> for release::Request {
+    fn from(args: UnbindArgs) -> Self {
+        let UnbindArgs { devices, driver, persist, dry_run } = args;
+        Self { devices, driver, persist, dry_run }
+    }
+}
+
+impl From<RestoreArgs> for release::Request {
+    fn from(args: RestoreArgs) -> Self {
+        let RestoreArgs { devices, persist, dry_run } = args;
+        Self { devices, driver: None, persist, dry_run }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Raw::command().debug_assert();
+        let page = manual().unwrap().text;
+        assert!(page.contains("vfio\\-pci") && page.contains("Exit codes"), "{page}");
+    }
+
+    #[test]
+    fn help_is_data_and_a_mistake_is_not() {
+        let help = answer(["nvme-bind", "--help"], Paint(false));
+        assert!(help.code == 0 && help.data.contains("Examples:") && help.log.is_empty());
+        let wrong = answer(["nvme-bind", "bind"], Paint(false));
+        assert!(wrong.code == 2 && wrong.data.is_empty() && wrong.log.contains("DEVICE"));
+    }
+}

@@ -1,0 +1,262 @@
+//! `bind`: drives to VFIO.
+
+use serde_json::json;
+
+use super::{Host, Reply};
+use crate::drive::{self, Drive};
+use crate::execute::half_done;
+use crate::journal::{Phase, Record};
+use crate::owner::Owner;
+use crate::pci::{self, Bdf, Function};
+use crate::persist;
+use crate::plan::{self, Former, Step};
+use crate::problem::{Kind, Problem, Result};
+use crate::usage::{Kind as UseKind, Scene, Usage, Use};
+
+/// What was asked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Request {
+    pub(crate) devices: Vec<String>,
+    pub(crate) user: Option<String>,
+    pub(crate) group: Option<String>,
+    pub(crate) whole_group: bool,
+    pub(crate) persist: bool,
+    pub(crate) ignore_members: bool,
+    pub(crate) expect_serial: Option<String>,
+    pub(crate) dry_run: bool,
+}
+
+pub(crate) fn run(host: &Host<'_>, request: &Request) -> Result<Reply> {
+    let owner = Owner::named(host.root, request.user.as_deref(), request.group.as_deref())?;
+    let lock = match request.dry_run {
+        true => None,
+        false => {
+            host.require_root_user()?;
+            Some(host.journal.lock(host.root)?)
+        }
+    };
+    let drives = chosen(host, request)?;
+    let others = companions(host, &drives, request.whole_group)?;
+    let functions: Vec<Function> =
+        drives.iter().map(|drive| drive.function.clone()).chain(others).collect();
+    // Held until the drivers have changed: nobody can mount in between.
+    let usages = unused(host, request, &functions)?;
+    let records = records(host, request, &functions, owner)?;
+    let reply = if request.dry_run {
+        host.rehearse(|site| site.bind(records))?
+    } else {
+        host.site().bind(records.clone())?;
+        report(&records)
+    };
+    drop((usages, lock));
+    Ok(reply)
+}
+
+/// The drives that were named.
+fn chosen(host: &Host<'_>, request: &Request) -> Result<Vec<Drive>> {
+    let mut drives: Vec<Drive> = Vec::new();
+    for name in &request.devices {
+        let (function, note) = drive::named(host.root, name)?;
+        note.into_iter().for_each(|note| host.note(note));
+        if !function.is_nvme() {
+            let message = format!("{} is a {}, not an NVMe drive", function.bdf, function.kind());
+            return Err(Problem::usage(message, "`nvme-bind list` shows the drives"));
+        }
+        if !drives.iter().any(|drive| drive.function.bdf == function.bdf) {
+            drives.push(Drive::read(host.root, function));
+        }
+    }
+    let Some(wanted) = &request.expect_serial else { return Ok(drives) };
+    let [drive] = &drives[..] else {
+        return Err(Problem::usage("--expect-serial goes with one drive", ""));
+    };
+    match &drive.serial {
+        Some(found) if found != wanted => {
+            let message = format!("{} has serial {found}, not {wanted}", drive.function.bdf);
+            Err(Problem::usage(message, "the drives have moved; look at `nvme-bind list`"))
+        }
+        None if !drive.function.is_vfio() => {
+            let message = format!("the serial of {} cannot be read now", drive.function.bdf);
+            Err(Problem::usage(message, "the kernel's nvme driver must have it for that"))
+        }
+        _ => Ok(drives),
+    }
+}
+
+/// The other functions that have to be bound for the groups of `drives` to be of use.
+fn companions(host: &Host<'_>, drives: &[Drive], whole_group: bool) -> Result<Vec<Function>> {
+    let mut others: Vec<Function> = Vec::new();
+    for drive in drives {
+        let function = &drive.function;
+        let Some(group) = function.group else {
+            return Err(Problem::new(
+                Kind::NotViable,
+                format!(
+                    "{} is in no IOMMU group: the IOMMU is off, or there is none",
+                    function.bdf
+                ),
+                "`nvme-bind doctor` says how to turn it on",
+            ));
+        };
+        let is_chosen = |bdf: Bdf| drives.iter().any(|drive| drive.function.bdf == bdf);
+        let members = pci::group_members(host.root, group).into_iter();
+        let blocking: Vec<Function> =
+            members.filter(|other| !is_chosen(other.bdf) && !other.is_viable()).collect();
+        if let Some(bridge) = blocking.iter().find(|other| other.is_bridge()) {
+            let driver = bridge.driver.clone().unwrap_or_default();
+            let message = format!("bridge {} in group {group} has driver {driver}", bridge.bdf);
+            let hint = "VFIO shares a group only with bridges of pcieport or without a driver";
+            return Err(Problem::new(Kind::NotViable, message, hint));
+        }
+        if !blocking.is_empty() && !whole_group {
+            return Err(not_viable(function.bdf, group, &blocking));
+        }
+        for other in blocking {
+            if !others.iter().any(|known| known.bdf == other.bdf) {
+                host.note(format!("{} ({}) is bound with group {group}", other.bdf, other.kind()));
+                others.push(other);
+            }
+        }
+    }
+    Ok(others)
+}
+
+fn not_viable(bdf: Bdf, group: u32, blocking: &[Function]) -> Problem {
+    let list: Vec<String> = blocking
+        .iter()
+        .map(|other| {
+            let driver = other.driver.as_deref().unwrap_or("none");
+            format!("{} ({}, driver {driver})", other.bdf, other.kind())
+        })
+        .collect();
+    Problem::new(
+        Kind::NotViable,
+        format!(
+            "{bdf} shares IOMMU group {group} with {}: VFIO hands out whole groups, because \
+             functions of one can reach each other past the IOMMU",
+            list.join(", ")
+        ),
+        "--whole-group binds them all; or put the drive into a slot with ACS above it",
+    )
+}
+
+/// Makes sure that nobody uses any of `functions`.
+fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<Vec<Usage>> {
+    let scene = Scene::read(host.root);
+    let mut usages = Vec::new();
+    let mut refused: Vec<Use> = Vec::new();
+    for function in functions.iter().filter(|function| !function.is_vfio()) {
+        let usage = scene.usage(host.root, function, !request.dry_run);
+        for found in &usage.uses {
+            match found.kind {
+                UseKind::Data => host.note(format!("{}; it stays untouched", found.sentence())),
+                UseKind::Member if request.ignore_members => host.note(found.sentence()),
+                _ => refused.push(found.clone()),
+            }
+        }
+        usage.blind.iter().for_each(|why| host.note(format!("not checked: {why}")));
+        usages.push(usage);
+    }
+    if refused.is_empty() {
+        return Ok(usages);
+    }
+    let list: Vec<String> = refused.iter().map(Use::sentence).collect();
+    let hint = if refused.iter().any(Use::is_active) {
+        "unmount, swapoff, stop or close what uses it; there is no option to override this"
+    } else {
+        "if the array, group or pool is given up: wipefs, or --ignore-members"
+    };
+    Err(Problem::new(Kind::InUse, format!("in use: {}", list.join("; ")), hint))
+}
+
+/// The journals, with all the steps.
+fn records(
+    host: &Host<'_>,
+    request: &Request,
+    functions: &[Function],
+    owner: Option<Owner>,
+) -> Result<Vec<Record>> {
+    let root = host.root;
+    let (known, wrong) = host.journal.read(root);
+    host.warn_about(&wrong);
+    // Also of those in the same group: they belong to the same bind.
+    let concerns = |record: &&Record| {
+        let same_group = |function: &Function| function.group == record.group;
+        record.is_half_done(root)
+            && functions.iter().any(|other| other.bdf == record.bdf || same_group(other))
+    };
+    if let Some(record) = known.iter().find(concerns) {
+        return Err(half_done(format!("an earlier run left {} half-done", record.bdf)));
+    }
+    let mut modules = plan::modules(root);
+    let mut records = Vec::new();
+    for function in functions {
+        let bdf = function.bdf;
+        let same = |record: &&Record| record.bdf == bdf && record.ids == function.ids();
+        let before = known.iter().find(same);
+        let drive = Drive::read(root, function.clone());
+        let mut record = Record::new(root, bdf, function.ids());
+        record.steps = std::mem::take(&mut modules);
+        if function.is_vfio() {
+            host.note(format!("{bdf} has a VFIO driver already"));
+            record.former = before.and_then(|record| record.former.clone());
+        } else {
+            record.former = Some(Former::read(root, function));
+            record.steps.extend(plan::bind(function));
+        }
+        record.group = function.group;
+        record.owner = owner.or(before.and_then(|record| record.owner));
+        record.model = drive.model.clone().or(before.and_then(|record| record.model.clone()));
+        record.serial = drive.serial.clone().or(before.and_then(|record| record.serial.clone()));
+        record.bytes = drive.bytes().or(before.and_then(|record| record.bytes));
+        record.persist = before.map(|record| record.persist.clone()).unwrap_or_default();
+        if request.persist && function.is_nvme() {
+            record.persist = persist::files(&drive, record.serial.as_deref(), owner, &host.exe);
+        }
+        records.push(record);
+    }
+    // The nodes of the groups are there only once the drives are bound.
+    if let Some(last) = records.len().checked_sub(1) {
+        let nodes = owner.into_iter().flat_map(|owner| nodes(functions, owner));
+        let nodes: Vec<Step> = nodes.collect();
+        records[last].steps.extend(nodes);
+    }
+    if request.persist {
+        for record in &mut records {
+            record.steps.extend(record.persist.clone());
+        }
+    }
+    Ok(records)
+}
+
+fn nodes(functions: &[Function], owner: Owner) -> Vec<Step> {
+    let mut groups: Vec<u32> = functions.iter().filter_map(|function| function.group).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups.iter().map(|group| Step::Own { path: format!("/dev/vfio/{group}"), owner }).collect()
+}
+
+fn report(records: &[Record]) -> Reply {
+    let lines: Vec<String> = records
+        .iter()
+        .map(|record| {
+            let node = record.group.map(|group| format!(", /dev/vfio/{group}")).unwrap_or_default();
+            let again = if record.persist.is_empty() { "" } else { ", again at each boot" };
+            format!("{} is bound to {}{node}{again}", record.bdf, pci::VFIO)
+        })
+        .collect();
+    let bound: Vec<_> = records
+        .iter()
+        .map(|record| {
+            json!({
+                "bdf": record.bdf,
+                "group": record.group,
+                "node": record.group.map(|group| format!("/dev/vfio/{group}")),
+                "former": record.former,
+                "persist": record.kept(),
+                "phase": Phase::Bound,
+            })
+        })
+        .collect();
+    Reply::new(lines.join("\n"), json!({ "bound": bound }))
+}

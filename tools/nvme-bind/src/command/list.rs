@@ -1,0 +1,88 @@
+//! `list`: the drives of this machine.
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::{Host, Reply};
+use crate::drive::{self, Drive};
+use crate::gpu;
+use crate::pci::Bdf;
+use crate::report;
+use crate::topology::{self, Distance};
+use crate::usage::{Scene, Use};
+
+/// A line of the list.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) bdf: Bdf,
+    pub(crate) controller: Option<String>,
+    pub(crate) disks: Vec<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) serial: Option<String>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) ids: String,
+    pub(crate) driver: Option<String>,
+    pub(crate) group: Option<u32>,
+    /// All functions of the group are bound to VFIO, without a driver, or can be shared with.
+    pub(crate) others_in_group: Vec<Bdf>,
+    pub(crate) numa: Option<u32>,
+    pub(crate) uses: Vec<Use>,
+    pub(crate) in_use: bool,
+    pub(crate) nearest_gpu: Option<Near>,
+}
+
+/// The nearest GPU.
+#[derive(Debug, Serialize)]
+pub(crate) struct Near {
+    pub(crate) bdf: Bdf,
+    pub(crate) name: String,
+    #[serde(flatten)]
+    pub(crate) distance: Distance,
+}
+
+pub(crate) fn run(host: &Host<'_>, serials: bool) -> Reply {
+    let root = host.root;
+    let scene = Scene::read(root);
+    let gpus = gpu::gpus(root);
+    let (records, _) = host.journal.read(root);
+    let mut rows = Vec::new();
+    for drive in drive::drives(root) {
+        let usage = scene.usage(root, &drive.function, false);
+        usage.blind.iter().for_each(|why| host.note(format!("not seen: {why}")));
+        let Drive { function, controller, model, serial, disks } = &drive;
+        let record = records
+            .iter()
+            .find(|record| record.bdf == function.bdf && record.ids == function.ids());
+        let mut uses = usage.uses;
+        uses.extend(function.group.into_iter().flat_map(|group| scene.group_users(group)));
+        let near = topology::nearest(function, &gpus).map(|(gpu, distance)| Near {
+            bdf: gpu.function.bdf,
+            name: gpu.name.clone(),
+            distance,
+        });
+        let others = function.group.into_iter().flat_map(|n| crate::pci::group_members(root, n));
+        rows.push(Row {
+            bdf: function.bdf,
+            controller: controller.clone(),
+            disks: disks.iter().map(|disk| disk.name.clone()).collect(),
+            model: model.clone().or_else(|| record?.model.clone()),
+            serial: serial.clone().or_else(|| record?.serial.clone()),
+            bytes: drive.bytes().or_else(|| record?.bytes),
+            ids: function.ids(),
+            driver: function.driver.clone(),
+            group: function.group,
+            others_in_group: others
+                .filter(|other| other.bdf != function.bdf && !other.is_viable())
+                .map(|other| other.bdf)
+                .collect(),
+            numa: function.numa,
+            in_use: uses.iter().any(Use::is_active),
+            uses,
+            nearest_gpu: near,
+        });
+    }
+    if rows.is_empty() {
+        host.note("no NVMe drive on the PCI bus; `nvme-bind doctor` looks at the rest");
+    }
+    Reply::new(report::list(&rows, serials), json!({ "drives": rows }))
+}

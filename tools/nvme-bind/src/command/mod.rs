@@ -1,0 +1,79 @@
+//! The subcommands: each turns what was asked into a reply.
+
+pub(crate) mod bind;
+pub(crate) mod list;
+pub(crate) mod release;
+pub(crate) mod status;
+
+use std::cell::RefCell;
+
+use serde_json::Value;
+
+use crate::execute::Site;
+use crate::journal::Journal;
+use crate::machine::{Machine, Recorder};
+use crate::problem::{Kind, Problem, Result};
+use crate::root::Root;
+
+/// What a subcommand works on.
+pub(crate) struct Host<'a> {
+    pub(crate) root: &'a Root,
+    pub(crate) machine: &'a dyn Machine,
+    pub(crate) journal: Journal,
+    /// This program, for the unit that runs it at boot.
+    pub(crate) exe: String,
+    /// Remarks for stderr, in order.
+    pub(crate) notes: RefCell<Vec<String>>,
+}
+
+/// What goes to stdout, in both forms, and the exit code.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) text: String,
+    pub(crate) json: Value,
+    pub(crate) code: u8,
+}
+
+impl Reply {
+    pub(crate) fn new(text: impl Into<String>, json: Value) -> Self {
+        Self { text: text.into(), json, code: 0 }
+    }
+}
+
+impl Host<'_> {
+    pub(crate) fn note(&self, text: impl Into<String>) {
+        let text = text.into();
+        let mut notes = self.notes.borrow_mut();
+        if !notes.contains(&text) {
+            notes.push(text);
+        }
+    }
+
+    pub(crate) fn site(&self) -> Site<'_> {
+        Site { root: self.root, machine: self.machine, journal: &self.journal }
+    }
+
+    /// Runs `work` on a recorder and replies with what it would have done.
+    fn rehearse(&self, work: impl FnOnce(&Site<'_>) -> Result<()>) -> Result<Reply> {
+        let recorder = Recorder::default();
+        work(&Site { root: self.root, machine: &recorder, journal: &self.journal })?;
+        let lines = recorder.lines();
+        let json = serde_json::json!({ "dry_run": true, "would_do": lines });
+        Ok(Reply::new(lines.join("\n"), json))
+    }
+
+    fn require_root_user(&self) -> Result<()> {
+        if self.root.is_real() && !rustix::process::geteuid().is_root() {
+            let hint = "run it with sudo; --dry-run needs no rights";
+            return Err(Problem::new(Kind::Failed, "only root can change drivers", hint));
+        }
+        Ok(())
+    }
+
+    /// Says which files of the journal are of no use.
+    fn warn_about(&self, wrong: &[String]) {
+        for text in wrong {
+            self.note(format!("{text}; move it away once the drive is where it should be"));
+        }
+    }
+}

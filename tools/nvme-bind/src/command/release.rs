@@ -1,0 +1,145 @@
+//! `unbind` and `restore`: drives back to the kernel.
+
+use serde_json::json;
+
+use super::{Host, Reply};
+use crate::drive;
+use crate::execute::{Site, half_done};
+use crate::journal::Record;
+use crate::pci::{Bdf, Function};
+use crate::plan::Former;
+use crate::problem::{Kind, Problem, Result};
+use crate::usage::{Scene, Use};
+
+/// What was asked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Request {
+    pub(crate) devices: Vec<String>,
+    /// Instead of the former one; `none` leaves the drive without.
+    pub(crate) driver: Option<String>,
+    pub(crate) persist: bool,
+    pub(crate) dry_run: bool,
+}
+
+/// Gives the named drives back, recorded or not.
+pub(crate) fn unbind(host: &Host<'_>, request: &Request) -> Result<Reply> {
+    let mut records = Vec::new();
+    for name in &request.devices {
+        let (function, note) = drive::named(host.root, name)?;
+        note.into_iter().for_each(|note| host.note(note));
+        let known = host.journal.find(host.root, function.bdf);
+        let record = match known.filter(|record| record.ids == function.ids()) {
+            Some(record) => record,
+            None if function.is_vfio() => {
+                host.note(format!("{} was not bound by nvme-bind", function.bdf));
+                Record::new(host.root, function.bdf, function.ids())
+            }
+            None => {
+                let driver = function.driver.as_deref().unwrap_or("no driver");
+                host.note(format!("nothing to do: {} has {driver}", function.bdf));
+                continue;
+            }
+        };
+        records.push(record);
+    }
+    run(host, request, records)
+}
+
+/// Gives back what the journal knows: the named drives, or all.
+pub(crate) fn restore(host: &Host<'_>, request: &Request) -> Result<Reply> {
+    let (all, wrong) = host.journal.read(host.root);
+    host.warn_about(&wrong);
+    if request.devices.is_empty() {
+        return run(host, request, all);
+    }
+    let mut records = Vec::new();
+    for name in &request.devices {
+        // A drive that is gone still has its record.
+        let bdf = match drive::named(host.root, name) {
+            Ok((function, note)) => {
+                note.into_iter().for_each(|note| host.note(note));
+                function.bdf
+            }
+            Err(problem) => name.parse::<Bdf>().map_err(|_| problem)?,
+        };
+        let record = all.iter().find(|record| record.bdf == bdf).ok_or_else(|| {
+            let hint = "`nvme-bind status` shows the records, `unbind` works without one";
+            Problem::usage(format!("there is no record of {bdf}"), hint)
+        })?;
+        records.push(record.clone());
+    }
+    run(host, request, records)
+}
+
+fn run(host: &Host<'_>, request: &Request, mut records: Vec<Record>) -> Result<Reply> {
+    if let Some(driver) = &request.driver {
+        let driver = Some(driver.clone()).filter(|driver| driver != "none");
+        for record in &mut records {
+            record.former = Some(Former { driver: driver.clone(), ..Former::default() });
+        }
+    }
+    unused(host, &records)?;
+    if request.dry_run {
+        return host.rehearse(|site| {
+            records.iter().try_for_each(|record| site.release(record, request.persist, false))
+        });
+    }
+    if records.is_empty() {
+        return Ok(Reply::new("nothing to give back", json!({ "released": [] })));
+    }
+    host.require_root_user()?;
+    let _lock = host.journal.lock(host.root)?;
+    let (mut released, mut failed) = (Vec::new(), Vec::new());
+    for record in &records {
+        match one(host, &host.site(), record, request.persist) {
+            Ok(driver) => released.push((record.bdf, driver)),
+            Err(problem) => failed.push(problem.message),
+        }
+    }
+    if !failed.is_empty() {
+        return Err(half_done(failed.join("; ")));
+    }
+    let lines: Vec<String> = released
+        .iter()
+        .map(|(bdf, driver)| format!("{bdf} has {}", driver.as_deref().unwrap_or("no driver")))
+        .collect();
+    let json: Vec<_> =
+        released.iter().map(|(bdf, driver)| json!({ "bdf": bdf, "driver": driver })).collect();
+    Ok(Reply::new(lines.join("\n"), json!({ "released": json })))
+}
+
+/// Gives one drive back; the driver that it has then.
+fn one(host: &Host<'_>, site: &Site<'_>, record: &Record, forget: bool) -> Result<Option<String>> {
+    site.release(record, forget, false)?;
+    if !forget && host.journal.find(host.root, record.bdf).is_some() {
+        let bdf = record.bdf;
+        host.note(format!("the next boot binds {bdf} again; --persist ends that"));
+    }
+    let function = Function::read(host.root, record.bdf);
+    match &function {
+        None => host.note(format!("{} is no longer there; its record is closed", record.bdf)),
+        Some(function) if function.ids() != record.ids => {
+            host.note(format!("another card is at {} now; it was left alone", record.bdf));
+        }
+        Some(_) => {}
+    }
+    Ok(function.and_then(|function| function.driver))
+}
+
+/// A group that somebody drives cannot be taken away: the kernel would wait for its user forever.
+fn unused(host: &Host<'_>, records: &[Record]) -> Result<()> {
+    let scene = Scene::read(host.root);
+    let mut users: Vec<Use> = Vec::new();
+    for record in records {
+        let function = Function::read(host.root, record.bdf).filter(Function::is_vfio);
+        let group = function.and_then(|function| function.group);
+        users.extend(group.into_iter().flat_map(|group| scene.group_users(group)));
+    }
+    users.dedup();
+    if users.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<String> = users.iter().map(Use::sentence).collect();
+    let hint = "stop the programs that drive the drive, then try again";
+    Err(Problem::new(Kind::InUse, format!("in use: {}", list.join("; ")), hint))
+}

@@ -1,0 +1,103 @@
+//! The GPU's side: driver, window and the modules that open it.
+
+use super::{Finding, Patient, Verdict};
+use crate::report::binary_size;
+
+/// What cards have as their window without Resizable BAR.
+const SMALL_WINDOW_BYTES: u64 = 256 << 20;
+
+const NO_GPU: &str = "no GPU on the PCI bus; host memory is what drives can reach here";
+
+pub(super) fn driver(patient: &Patient<'_>) -> Finding {
+    let looked_at = [
+        "/proc/driver/nvidia/version",
+        "/proc/driver/nvidia/params",
+        "/sys/bus/pci/devices/*/driver",
+    ];
+    let finding = Finding::new("nvidia", "NVIDIA driver", &looked_at);
+    let nvidia: Vec<_> = patient.gpus.iter().filter(|gpu| gpu.function.vendor == 0x10de).collect();
+    if nvidia.is_empty() {
+        let found = if patient.gpus.is_empty() { NO_GPU } else { "no GPU of NVIDIA" };
+        return finding.says(Verdict::Skip, found);
+    }
+    let root = patient.root;
+    let version = root.text("/proc/driver/nvidia/version").unwrap_or_default();
+    let Some(line) = version.lines().next().filter(|line| !line.is_empty()) else {
+        let without = nvidia.iter().filter(|gpu| gpu.function.driver.as_deref() != Some("nvidia"));
+        let found = format!("not loaded; {} GPUs are not with it", without.count());
+        return finding.says(Verdict::Fail, found).mend("install the driver with its open modules");
+    };
+    let found = line.trim_start_matches("NVRM version:").trim();
+    let is_open = found.contains("Open Kernel Module");
+    let parameters = root.text("/proc/driver/nvidia/params").unwrap_or_default();
+    let may_map = parameters.contains("PeerMappingOverride=1");
+    let mapping =
+        if may_map { "PeerMappingOverride=1 is set" } else { "PeerMappingOverride is not set" };
+    let found = format!("{found}; {mapping}");
+    if !is_open {
+        let mend = "the open kernel modules are needed to hand out GPU memory as a dma-buf: \
+                    install the driver with them (nvidia-open)";
+        return finding.says(Verdict::Warn, found).mend(mend);
+    }
+    if !may_map {
+        let mend = "only if the GPU cannot map a drive's doorbells (cuMemHostRegister with \
+                    IOMEMORY fails): options nvidia \
+                    NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d";
+        return finding.says(Verdict::Ok, found).mend(mend);
+    }
+    finding.says(Verdict::Ok, found)
+}
+
+pub(super) fn window(patient: &Patient<'_>) -> Finding {
+    let looked_at = ["/sys/bus/pci/devices/*/resource", "/sys/bus/pci/devices/*/resource*_resize"];
+    let finding = Finding::new("bar1", "Window into GPU memory (BAR1)", &looked_at);
+    if patient.gpus.is_empty() {
+        return finding.says(Verdict::Skip, NO_GPU);
+    }
+    let size = |bytes: u64| match bytes {
+        0 => "no address".to_owned(),
+        bytes => binary_size(bytes),
+    };
+    let mut parts = Vec::new();
+    for gpu in &patient.gpus {
+        let more = gpu.sizes.iter().max().filter(|&&most| most > gpu.window_bytes);
+        let more = more.map(|&most| format!(" of up to {}", size(most))).unwrap_or_default();
+        let (bdf, name, window) = (gpu.function.bdf, &gpu.name, size(gpu.window_bytes));
+        parts.push(format!("{bdf} {name}: {window}{more}"));
+    }
+    let found = parts.join("; ");
+    let smallest = patient.gpus.iter().map(|gpu| gpu.window_bytes).min().unwrap_or(0);
+    let mend = "peers see only what is in the window: turn on Above 4G Decoding and Resizable BAR \
+                in the firmware; on data centre cards, nvidia-smi and displaymodeselector can set \
+                the size of BAR1";
+    match smallest {
+        0 => finding.says(Verdict::Fail, found).mend(mend),
+        bytes if bytes <= SMALL_WINDOW_BYTES => finding.says(Verdict::Warn, found).mend(mend),
+        _ => finding.says(Verdict::Ok, found),
+    }
+}
+
+pub(super) fn gdrdrv(patient: &Patient<'_>) -> Finding {
+    let looked_at = ["/sys/module/gdrdrv", "/dev/gdrdrv"];
+    let finding = Finding::new("gdrdrv", "GDRCopy (gdrdrv)", &looked_at);
+    if patient.gpus.iter().all(|gpu| gpu.function.vendor != 0x10de) {
+        return finding.says(Verdict::Skip, "no GPU of NVIDIA");
+    }
+    let root = patient.root;
+    let mend = "it maps GPU memory into a process, which VFIO can then hand to the drive: install \
+                the gdrdrv-dkms package of GDRCopy and `modprobe gdrdrv`";
+    match (root.exists("/sys/module/gdrdrv"), root.owner("/dev/gdrdrv")) {
+        (true, Some((_, _, mode))) if mode & 0o006 == 0o006 => {
+            finding.says(Verdict::Ok, "loaded, and open to all users")
+        }
+        (true, Some((uid, gid, mode))) => {
+            let found = format!("loaded; /dev/gdrdrv is {uid}:{gid} {mode:04o}");
+            finding.says(Verdict::Warn, found).mend("let the user of the drive open /dev/gdrdrv")
+        }
+        (true, None) => {
+            let found = "loaded, but /dev/gdrdrv is not there";
+            finding.says(Verdict::Warn, found).mend("the insmod.sh of GDRCopy makes the node")
+        }
+        (false, _) => finding.says(Verdict::Warn, "not loaded").mend(mend),
+    }
+}

@@ -1,0 +1,146 @@
+//! The way between drive and GPU.
+
+use super::{Finding, Patient, Verdict};
+use crate::pci::{self, Bdf};
+use crate::root::Root;
+use crate::topology::{self, Meeting};
+
+/// Extended capabilities start here, and cannot be more than fit into the 4 KiB.
+const EXTENDED: usize = 0x100;
+const CAPABILITIES_MAX: usize = (4096 - EXTENDED) / 8;
+const ACS_ID: u32 = 0x000d;
+/// P2P Request Redirect and P2P Completion Redirect (PCIe 6.1, 7.9.13.3).
+const REDIRECT: u16 = 0b1100;
+
+/// What the configuration space of a bridge says about ACS.
+#[derive(Debug, PartialEq, Eq)]
+enum Acs {
+    /// Only root sees that far.
+    Hidden,
+    None,
+    Control(u16),
+}
+
+pub(super) fn acs(patient: &Patient<'_>) -> Finding {
+    let looked_at = ["/sys/bus/pci/devices/*/config of the bridges", "/proc/cmdline"];
+    let finding = Finding::new("acs", "ACS between drives and GPUs", &looked_at);
+    let mut words = Vec::new();
+    for name in ["pcie_acs_override", "pci"] {
+        let value = patient.parameter(name).filter(|value| name != "pci" || value.contains("acs"));
+        words.extend(value.map(|value| format!("the command line has {name}={value}")));
+    }
+    // Only where both are below a common bridge does ACS decide between the short and the long way.
+    let mut bridges: Vec<Bdf> = Vec::new();
+    for drive in &patient.drives {
+        for gpu in &patient.gpus {
+            if topology::distance(&drive.function, &gpu.function).meeting.is_below_root() {
+                bridges.extend(drive.function.chain.iter().rev().skip(1));
+                bridges.extend(gpu.function.chain.iter().rev().skip(1));
+            }
+        }
+    }
+    bridges.sort();
+    bridges.dedup();
+    if bridges.is_empty() {
+        words.push("no drive and GPU are below a common bridge, so it does not matter".into());
+        return finding.says(Verdict::Skip, words.join("; "));
+    }
+    let states: Vec<(Bdf, Acs)> =
+        bridges.iter().map(|&bdf| (bdf, read_acs(patient.root, bdf))).collect();
+    if states.iter().all(|(_, state)| *state == Acs::Hidden) {
+        words.push("the bridges show their ACS only to root".into());
+        return finding.says(Verdict::Skip, words.join("; ")).mend("run doctor as root");
+    }
+    let redirecting: Vec<String> = states
+        .iter()
+        .filter(|(_, state)| matches!(state, Acs::Control(bits) if bits & REDIRECT != 0))
+        .map(|(bdf, _)| bdf.to_string())
+        .collect();
+    if redirecting.is_empty() {
+        words.push("peer traffic may take the short way through the switch".into());
+        return finding.says(Verdict::Ok, words.join("; "));
+    }
+    words.push(format!("peer traffic is redirected to the root by {}", redirecting.join(", ")));
+    let mend = "it works, more slowly, and it is what keeps groups small. For the short way: \
+                pci=config_acs=...@BDF or pci=disable_acs_redir=BDF on the kernel command line, \
+                for the ports of this one switch (its devices then share a group)";
+    finding.says(Verdict::Warn, words.join("; ")).mend(mend)
+}
+
+fn read_acs(root: &Root, bdf: Bdf) -> Acs {
+    let config = root.bytes(format!("{}/config", pci::sysfs(bdf)), 0, 4096).unwrap_or_default();
+    let word = |at: usize| {
+        let bytes = config.get(at..)?.first_chunk()?;
+        Some(u32::from_le_bytes(*bytes))
+    };
+    let mut at = EXTENDED;
+    for _ in 0..CAPABILITIES_MAX {
+        let Some(header) = word(at) else { return Acs::Hidden };
+        if header & 0xffff == ACS_ID {
+            // Capability in the lower half, control in the upper.
+            return word(at + 4).map_or(Acs::Hidden, |both| Acs::Control((both >> 16) as u16));
+        }
+        at = (header >> 20) as usize;
+        if at < EXTENDED {
+            return Acs::None;
+        }
+    }
+    Acs::None
+}
+
+pub(super) fn nearest(patient: &Patient<'_>) -> Finding {
+    let looked_at = ["the device tree of /sys/devices", "/sys/bus/pci/devices/*/numa_node"];
+    let finding = Finding::new("distance", "Drive and GPU under one switch", &looked_at);
+    if patient.drives.is_empty() || patient.gpus.is_empty() {
+        return finding.says(Verdict::Skip, "a drive and a GPU are needed to be near each other");
+    }
+    let mut parts = Vec::new();
+    let mut worst = Meeting::SameSwitch;
+    for drive in &patient.drives {
+        if let Some((gpu, way)) = topology::nearest(&drive.function, &patient.gpus) {
+            let (drive, gpu) = (drive.function.bdf, gpu.function.bdf);
+            parts.push(format!("{drive} to {gpu}: {}, {} hops", way.meeting.words(), way.hops));
+            worst = worst.max(way.meeting);
+        }
+    }
+    let found = parts.join("; ");
+    match worst {
+        Meeting::SameSwitch | Meeting::SameRootPort => finding.says(Verdict::Ok, found),
+        Meeting::SameHostBridge | Meeting::SameNode => finding.says(Verdict::Warn, found).mend(
+            "it works through the CPU's root complex, where bandwidth differs much between models; \
+             use a slot under the GPU's switch if there is one",
+        ),
+        Meeting::AcrossNodes => finding.says(Verdict::Warn, found).mend(
+            "traffic between sockets is slow and may stop altogether under load: use a drive that \
+             is near the GPU",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acs_is_read_from_configuration_space() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::new(folder.path()).unwrap();
+        let bdf: Bdf = "01:00.0".parse().unwrap();
+        let file = root.at(format!("{}/config", pci::sysfs(bdf)));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let mut config = vec![0_u8; 4096];
+        let mut put =
+            |at: usize, word: u32| config[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        put(0x100, 0x148 << 20 | 1 << 16 | 0x0001);
+        put(0x148, 1 << 16 | ACS_ID);
+        put(0x14c, 0x001d << 16 | 0x005f);
+        std::fs::write(&file, &config).unwrap();
+        assert_eq!(read_acs(&root, bdf), Acs::Control(0x1d));
+        // Without root, sysfs shows 64 bytes; and a capability that points at itself must end.
+        std::fs::write(&file, &config[..64]).unwrap();
+        assert_eq!(read_acs(&root, bdf), Acs::Hidden);
+        config[0x100..0x104].copy_from_slice(&(0x100_u32 << 20 | 1).to_le_bytes());
+        std::fs::write(&file, &config).unwrap();
+        assert_eq!(read_acs(&root, bdf), Acs::None);
+    }
+}

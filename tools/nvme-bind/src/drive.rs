@@ -1,0 +1,172 @@
+//! NVMe drives: what sysfs knows of them, and how people name them.
+
+use std::path::Path;
+
+use crate::pci::{self, Bdf, Function};
+use crate::problem::{Problem, Result};
+use crate::root::Root;
+
+/// A disk, partition or stacked device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// `nvme0n1`.
+    pub(crate) name: String,
+    /// `major:minor`.
+    pub(crate) number: String,
+    pub(crate) bytes: u64,
+}
+
+impl Block {
+    pub(crate) fn read(root: &Root, name: &str) -> Option<Self> {
+        let folder = format!("/sys/class/block/{name}");
+        let number = root.text(format!("{folder}/dev"))?;
+        let sectors: u64 = root.number(format!("{folder}/size")).unwrap_or(0);
+        Some(Self { name: name.to_owned(), number, bytes: sectors.saturating_mul(512) })
+    }
+}
+
+/// A function of class NVMe; what is behind it is known only while the kernel's driver has it.
+#[derive(Debug, Clone)]
+pub(crate) struct Drive {
+    pub(crate) function: Function,
+    /// `nvme0`.
+    pub(crate) controller: Option<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) serial: Option<String>,
+    pub(crate) disks: Vec<Block>,
+}
+
+impl Drive {
+    pub(crate) fn read(root: &Root, function: Function) -> Self {
+        let folder = format!("{}/nvme", pci::sysfs(function.bdf));
+        let controller = root.names(&folder).into_iter().find(|name| name.starts_with("nvme"));
+        let about = |what: &str| {
+            let name = controller.as_ref()?;
+            root.text(format!("{folder}/{name}/{what}")).filter(|text| !text.is_empty())
+        };
+        let (model, serial) = (about("model"), about("serial"));
+        let disks = disks(root, function.bdf);
+        Self { function, controller, model, serial, disks }
+    }
+
+    /// None while no block device shows it.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        (!self.disks.is_empty()).then(|| self.disks.iter().map(|disk| disk.bytes).sum())
+    }
+}
+
+/// All NVMe drives on the PCI bus.
+pub(crate) fn drives(root: &Root) -> Vec<Drive> {
+    let functions = pci::functions(root).into_iter().filter(Function::is_nvme);
+    functions.map(|function| Drive::read(root, function)).collect()
+}
+
+/// The whole disks behind a function, whatever kind of controller it is.
+pub(crate) fn disks(root: &Root, bdf: Bdf) -> Vec<Block> {
+    let mut names: Vec<String> = root
+        .names("/sys/block")
+        .into_iter()
+        .filter(|name| below(root, name).contains(&bdf))
+        .collect();
+    // With native multipath the function has a hidden path and the disk hangs in no PCI tree.
+    for controller in root.names(format!("{}/nvme", pci::sysfs(bdf))) {
+        let paths = root.names(format!("{}/nvme/{controller}", pci::sysfs(bdf)));
+        names.extend(paths.iter().filter_map(|path| multipath_head(path)));
+    }
+    names.sort();
+    names.dedup();
+    names.iter().filter_map(|name| Block::read(root, name)).collect()
+}
+
+/// The functions above a block device in the device tree.
+fn below(root: &Root, block: &str) -> Vec<Bdf> {
+    let Some(path) = root.resolve(format!("/sys/class/block/{block}")) else { return Vec::new() };
+    in_path(&path)
+}
+
+fn in_path(path: &Path) -> Vec<Bdf> {
+    path.iter().filter_map(|part| part.to_str()).filter_map(pci::full_bdf).collect()
+}
+
+/// `nvme2c5n1` is a path through controller 5 to the disk `nvme2n1` of subsystem 2.
+fn multipath_head(path: &str) -> Option<String> {
+    let (subsystem, rest) = path.strip_prefix("nvme")?.split_once('c')?;
+    let (controller, namespace) = rest.split_once('n')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let all = digits(subsystem) && digits(controller) && digits(namespace);
+    all.then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+/// The function that a person means, and a note where that took more than reading an address.
+pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>)> {
+    if let Ok(bdf) = text.parse::<Bdf>() {
+        return by_address(root, text, bdf);
+    }
+    let name = text.strip_prefix("/dev/").unwrap_or(text);
+    // /dev/disk/by-id and the like are links.
+    let resolved = root.resolve(format!("/dev/{name}"));
+    let name = resolved.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    let name = name.unwrap_or_else(|| text.rsplit('/').next().unwrap_or(text));
+    let mut owners = ["/sys/class/block", "/sys/class/nvme"]
+        .iter()
+        .find_map(|class| root.resolve(format!("{class}/{name}")))
+        .map(|path| in_path(&path).into_iter().next_back().into_iter().collect::<Vec<_>>())
+        .unwrap_or_default();
+    if owners.is_empty() && name.starts_with("nvme") {
+        let disk = name.split('p').next().unwrap_or(name);
+        let nvme = pci::functions(root).into_iter().filter(Function::is_nvme);
+        let behind = |bdf: Bdf| disks(root, bdf).iter().any(|block| block.name == disk);
+        owners = nvme.map(|function| function.bdf).filter(|&bdf| behind(bdf)).collect();
+    }
+    match owners[..] {
+        [bdf] => {
+            let function = Function::read(root, bdf).ok_or_else(|| unknown(text))?;
+            Ok((function, Some(format!("{text} is {bdf}"))))
+        }
+        [] => Err(unknown(text)),
+        _ => {
+            let list: Vec<String> = owners.iter().map(Bdf::to_string).collect();
+            let message =
+                format!("{text} is reached through several functions: {}", list.join(", "));
+            Err(Problem::usage(message, "name the functions themselves"))
+        }
+    }
+}
+
+fn by_address(root: &Root, text: &str, bdf: Bdf) -> Result<(Function, Option<String>)> {
+    if let Some(function) = Function::read(root, bdf) {
+        return Ok((function, None));
+    }
+    let short = text.matches(':').count() == 1;
+    let same = |other: &Function| Bdf { domain: 0, ..other.bdf } == bdf;
+    let others: Vec<Function> =
+        pci::functions(root).into_iter().filter(|other| short && same(other)).collect();
+    match &others[..] {
+        [one] => Ok((one.clone(), Some(format!("{text} is {}", one.bdf)))),
+        [] => Err(unknown(text)),
+        _ => Err(Problem::usage(
+            format!("{text} is there in {} PCI domains", others.len()),
+            "write the address in full, as `nvme-bind list` does",
+        )),
+    }
+}
+
+fn unknown(text: &str) -> Problem {
+    Problem::usage(
+        format!("no PCI function or NVMe disk `{text}` here"),
+        "`nvme-bind list` shows the drives; addresses look like 65:00.0, disks like nvme0n1",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_multipath_lead_to_their_disk() {
+        assert_eq!(multipath_head("nvme2c5n1").as_deref(), Some("nvme2n1"));
+        for other in ["nvme2n1", "nvme2", "hwmon3", "nvme2c5", "nvmecn"] {
+            assert_eq!(multipath_head(other), None, "{other}");
+        }
+    }
+}

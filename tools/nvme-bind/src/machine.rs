@@ -1,0 +1,247 @@
+//! Everything that changes the machine goes through one trait: carried out, or written down.
+
+use std::cell::RefCell;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::owner::Owner;
+use crate::pci::{self, Bdf};
+use crate::root::Root;
+
+/// How long a device node or a driver may take to appear after the write that brings it.
+const SETTLE_MAX: Duration = Duration::from_secs(3);
+const SETTLE_STEP: Duration = Duration::from_millis(20);
+
+/// The things that can be done to a machine.
+pub(crate) trait Machine {
+    /// Writes `value` and a newline into a sysfs file.
+    fn write(&self, path: &str, value: &str) -> io::Result<()>;
+
+    /// Loads a kernel module.
+    fn load(&self, module: &str) -> io::Result<()>;
+
+    /// Hands a device node to its new owner; waits for it to appear.
+    fn own(&self, path: &str, owner: &Owner) -> io::Result<()>;
+
+    /// Writes a whole file, so that after a crash there is the old one or the new one.
+    fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()>;
+
+    /// Makes a symbolic link, in the place of one that is there.
+    fn link(&self, path: &str, target: &str) -> io::Result<()>;
+
+    /// Removes a file or link; it is fine if there is none.
+    fn remove(&self, path: &str) -> io::Result<()>;
+
+    /// Waits until `bdf` has this driver, or none.
+    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()>;
+}
+
+/// The machine itself.
+#[derive(Debug)]
+pub(crate) struct Live {
+    root: Root,
+}
+
+impl Live {
+    pub(crate) fn new(root: Root) -> Self {
+        Self { root }
+    }
+
+    /// Polls until `done`, up to the deadline.
+    fn settle(done: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        while !done() {
+            if start.elapsed() > SETTLE_MAX {
+                return false;
+            }
+            thread::sleep(SETTLE_STEP);
+        }
+        true
+    }
+}
+
+impl Machine for Live {
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).open(self.root.at(path))?;
+        // One write: sysfs takes each as a command of its own.
+        file.write_all(format!("{value}\n").as_bytes())
+    }
+
+    fn load(&self, module: &str) -> io::Result<()> {
+        if !self.root.is_real() {
+            return Err(io::Error::other("modules are loaded only into the running kernel"));
+        }
+        let output = Command::new("modprobe").arg(module).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(io::Error::other(format!("modprobe {module}: {said} ({})", output.status)))
+    }
+
+    fn own(&self, path: &str, owner: &Owner) -> io::Result<()> {
+        let file = self.root.at(path);
+        Self::settle(|| file.exists());
+        // Before the mode, so that no group has it that was not meant to.
+        chown(&file, owner.uid, owner.gid)?;
+        fs::set_permissions(&file, Permissions::from_mode(owner.mode()))
+    }
+
+    fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()> {
+        let file = self.root.at(path);
+        let folder = file.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)?;
+        let fresh = fresh(&file);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(mode);
+        let mut out = options.open(&fresh)?;
+        out.set_permissions(Permissions::from_mode(mode))?;
+        out.write_all(contents.as_bytes())?;
+        out.sync_all()?;
+        fs::rename(&fresh, &file)?;
+        File::open(folder)?.sync_all()
+    }
+
+    fn link(&self, path: &str, target: &str) -> io::Result<()> {
+        let file = self.root.at(path);
+        let folder = file.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)?;
+        self.remove(path)?;
+        symlink(target, &file)?;
+        File::open(folder)?.sync_all()
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        let file = self.root.at(path);
+        // What a crash in the middle of `put` leaves behind.
+        for path in [fresh(&file), file.clone()] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        match File::open(file.parent().unwrap_or(Path::new("/"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            folder => folder?.sync_all(),
+        }
+    }
+
+    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()> {
+        let now = || self.root.link_name(format!("{}/driver", pci::sysfs(bdf)));
+        if Self::settle(|| now().as_deref() == driver) {
+            return Ok(());
+        }
+        let word = |name: Option<String>| name.unwrap_or_else(|| "no driver".into());
+        let (found, wanted) = (word(now()), word(driver.map(str::to_owned)));
+        let message = format!("{bdf} has {found} and not {wanted}; the kernel log says why");
+        Err(io::Error::other(message))
+    }
+}
+
+/// Where the new contents of `file` are until they are complete.
+fn fresh(file: &Path) -> PathBuf {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    file.with_file_name(format!(".{name}.new"))
+}
+
+/// Writes down what would be done, as shell commands.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    lines: RefCell<Vec<String>>,
+}
+
+impl Recorder {
+    pub(crate) fn lines(self) -> Vec<String> {
+        self.lines.into_inner()
+    }
+
+    fn note(&self, line: String) -> io::Result<()> {
+        self.lines.borrow_mut().push(line);
+        Ok(())
+    }
+}
+
+impl Machine for Recorder {
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        let space = if value.is_empty() { "" } else { " " };
+        self.note(format!("echo {value}{space}> {path}"))
+    }
+
+    fn load(&self, module: &str) -> io::Result<()> {
+        self.note(format!("modprobe {module}"))
+    }
+
+    fn own(&self, path: &str, owner: &Owner) -> io::Result<()> {
+        self.note(format!("chown {} {path}", owner.spec()))?;
+        self.note(format!("chmod {:04o} {path}", owner.mode()))
+    }
+
+    fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()> {
+        if path.ends_with(crate::journal::SUFFIX) {
+            // It is written again after each step; once is enough for a reader.
+            let line = format!("# journal: {path}");
+            let known = self.lines.borrow().contains(&line);
+            return if known { Ok(()) } else { self.note(line) };
+        }
+        let body = contents.trim_end_matches('\n');
+        self.note(format!("cat > {path} <<'EOF'\n{body}\nEOF"))?;
+        self.note(format!("chmod {mode:04o} {path}"))
+    }
+
+    fn link(&self, path: &str, target: &str) -> io::Result<()> {
+        self.note(format!("ln -sfn {target} {path}"))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.note(format!("rm -f {path}"))
+    }
+
+    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()> {
+        let driver = driver.unwrap_or("no driver");
+        self.note(format!("# then checked: {bdf} has {driver}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_replaced_as_a_whole_and_removed_with_what_a_crash_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::new(folder.path()).unwrap();
+        let live = Live::new(root.clone());
+        let path = "/etc/a/b.conf";
+        for text in ["first", "second"] {
+            live.put(path, text, 0o640).unwrap();
+            assert_eq!(root.text(path).as_deref(), Some(text));
+        }
+        assert_eq!(root.owner(path).unwrap().2, 0o640);
+        live.link("/etc/a/link", "b.conf").unwrap();
+        live.link("/etc/a/link", "c.conf").unwrap();
+        assert_eq!(root.link("/etc/a/link").as_deref(), Some("c.conf"));
+        fs::write(root.at("/etc/a/.b.conf.new"), "half").unwrap();
+        for path in [path, "/etc/a/link", "/etc/a/link", "/etc/none/x"] {
+            live.remove(path).unwrap();
+        }
+        assert!(root.names("/etc/a").is_empty());
+    }
+
+    #[test]
+    fn sysfs_files_are_written_and_never_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::new(folder.path()).unwrap();
+        let live = Live::new(root.clone());
+        assert!(live.write("/unbind", "x").is_err());
+        assert!(!root.exists("/unbind"));
+        fs::write(root.at("/unbind"), "").unwrap();
+        live.write("/unbind", "0000:65:00.0").unwrap();
+        assert_eq!(fs::read_to_string(root.at("/unbind")).unwrap(), "0000:65:00.0\n");
+        assert!(live.load("vfio-pci").is_err(), "not into this machine");
+    }
+}

@@ -1,0 +1,103 @@
+//! The files that bind a drive again at each boot.
+//!
+//! The unit does the work: it runs `nvme-bind bind` with all its checks, and with the serial
+//! number of the drive, so that a drive that has become something else is left alone. The udev rule
+//! and the order of modules only keep the kernel's driver from taking the drive first, where it
+//! comes as a module after them; they never take a drive away from a driver.
+
+use crate::drive::Drive;
+use crate::journal::Record;
+use crate::owner::Owner;
+use crate::pci::{Bdf, VFIO};
+use crate::plan::Step;
+
+const MODPROBE: &str = "/etc/modprobe.d/nvme-bind.conf";
+const MODULES: &str = "/etc/modules-load.d/nvme-bind.conf";
+const RULES: &str = "/etc/udev/rules.d";
+const UNITS: &str = "/etc/systemd/system";
+const HEADER: &str = "# Written by nvme-bind; `nvme-bind restore --persist` removes it.";
+
+/// The steps that write all files for `drive`.
+pub(crate) fn files(
+    drive: &Drive,
+    serial: Option<&str>,
+    owner: Option<Owner>,
+    exe: &str,
+) -> Vec<Step> {
+    let function = &drive.function;
+    let bdf = function.bdf;
+    let put = |path: String, body: String| Step::Put {
+        path,
+        contents: format!("{HEADER}\n{body}"),
+        mode: 0o644,
+    };
+    let rule = format!(
+        "ACTION==\"add\", SUBSYSTEM==\"pci\", KERNEL==\"{bdf}\", ATTR{{vendor}}==\"0x{:04x}\", \
+         ATTR{{device}}==\"0x{:04x}\", ATTR{{driver_override}}=\"{VFIO}\"\n",
+        function.vendor, function.device
+    );
+    vec![
+        put(MODULES.into(), format!("{VFIO}\nvfio_iommu_type1\n")),
+        put(MODPROBE.into(), format!("softdep nvme pre: {VFIO}\n")),
+        put(format!("{RULES}/60-{}.rules", stem(bdf)), rule),
+        put(format!("{UNITS}/{}.service", stem(bdf)), unit(bdf, serial, owner, exe)),
+        Step::Link {
+            path: format!("{UNITS}/multi-user.target.wants/{}.service", stem(bdf)),
+            target: format!("../{}.service", stem(bdf)),
+        },
+    ]
+}
+
+/// The files of `paths` that no other record needs.
+pub(crate) fn unshared(paths: Vec<String>, bdf: Bdf, records: &[Record]) -> Vec<Step> {
+    let others: Vec<String> = records
+        .iter()
+        .filter(|record| record.bdf != bdf)
+        .flat_map(|record| record.persist.iter().filter_map(Step::creates).map(str::to_owned))
+        .collect();
+    let own = paths.into_iter().filter(|path| !others.contains(path));
+    // The link goes before the unit that it points at.
+    let mut own: Vec<String> = own.collect();
+    own.sort_by_key(|path| !path.contains(".wants/"));
+    own.into_iter().map(|path| Step::Remove { path }).collect()
+}
+
+/// File names and unit names without colons, which systemd would want escaped.
+fn stem(bdf: Bdf) -> String {
+    format!("nvme-bind-{}", bdf.to_string().replace([':', '.'], "-"))
+}
+
+fn unit(bdf: Bdf, serial: Option<&str>, owner: Option<Owner>, exe: &str) -> String {
+    let mut arguments = format!("bind {bdf}");
+    if let Some(serial) = serial {
+        arguments.push_str(&format!(" --expect-serial {}", quoted(serial)));
+    }
+    let uid = owner.and_then(|owner| owner.uid).map(|uid| format!(" --user {uid}"));
+    let gid = owner.and_then(|owner| owner.gid).map(|gid| format!(" --group {gid}"));
+    arguments.extend([uid, gid].into_iter().flatten());
+    // After the mounts: a drive that fstab mounts is then in use, and left alone.
+    format!(
+        "[Unit]\n\
+         Description=Hand the NVMe drive {bdf} to VFIO\n\
+         After=systemd-modules-load.service systemd-udev-settle.service local-fs.target\n\
+         \n\
+         [Service]\n\
+         Type=oneshot\n\
+         RemainAfterExit=yes\n\
+         ExecStart={} {arguments}\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n",
+        quoted(exe)
+    )
+}
+
+/// For systemd, which expands `%` and `$` and takes quotes and backslashes as C does.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{}\"", text.replace('%', "%%").replace('$', "$$"))
+}

@@ -1,0 +1,127 @@
+//! The doctor on machines with something wrong, and with nothing to judge.
+
+use super::fixture::{FREE, Fixture, GPU};
+use super::kernel::{Fault, Kernel};
+use crate::doctor::{self, EXIT_UNFIT, Finding, Verdict};
+use crate::report::Paint;
+
+fn find(fixture: &Fixture, id: &str) -> Finding {
+    let findings = doctor::examine(&fixture.root);
+    findings.into_iter().find(|finding| finding.id == id).unwrap()
+}
+
+/// Makes the server one on which everything is as it should be.
+fn healthy() -> Fixture {
+    let fixture = Fixture::server();
+    for module in ["vfio", "vfio_iommu_type1", "gdrdrv"] {
+        fixture.folder(&format!("/sys/module/{module}"));
+    }
+    fixture.folder("/sys/bus/pci/drivers/vfio-pci");
+    for node in ["/dev/vfio/vfio", "/dev/gdrdrv"] {
+        use std::os::unix::fs::PermissionsExt;
+        fixture.file(node, "");
+        let open = std::fs::Permissions::from_mode(0o666);
+        std::fs::set_permissions(fixture.root.at(node), open).unwrap();
+    }
+    let limits = "Limit  Soft Limit  Hard Limit  Units\n\
+                  Max locked memory         unlimited            unlimited            bytes\n";
+    fixture.file("/proc/self/limits", limits);
+    fixture.file("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+    let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65\nGCC\n";
+    fixture.file("/proc/driver/nvidia/version", version);
+    fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"PeerMappingOverride=1\"\n");
+    let about = format!("/proc/driver/nvidia/gpus/{GPU}/information");
+    fixture.file(&about, "Model: \t\t NVIDIA H100\n");
+    window(&fixture, 128 << 30);
+    fixture
+}
+
+fn window(fixture: &Fixture, bytes: u64) {
+    let start = 0x3800_0000_0000_u64;
+    let line = format!("{start:#018x} {:#018x} 0x000000000014220c\n", start + bytes - 1);
+    fixture.file(&format!("/sys/bus/pci/devices/{GPU}/resource"), &line);
+}
+
+#[test]
+fn nothing_is_wrong_with_a_good_server_but_what_it_shares() {
+    let fixture = healthy();
+    for finding in doctor::examine(&fixture.root) {
+        let wanted = match finding.id {
+            // One drive sits at the other socket, one shares its group; ACS only root can see.
+            "groups" | "distance" => Verdict::Warn,
+            "acs" => Verdict::Skip,
+            _ => Verdict::Ok,
+        };
+        assert_eq!(finding.verdict, wanted, "{finding:?}");
+        assert!(!finding.found.is_empty() && !finding.looked_at.is_empty());
+    }
+    let bar = find(&fixture, "bar1").found;
+    assert!(bar.contains("NVIDIA H100: 128 GiB"), "{bar}");
+}
+
+#[test]
+fn each_fault_is_found_and_has_a_remedy() {
+    type Break = fn(&Fixture);
+    let breaks: &[(&str, Verdict, &str, Break)] = &[
+        ("iommu", Verdict::Fail, "DMAR", |f| {
+            std::fs::remove_dir_all(f.root.at("/sys/kernel/iommu_groups")).unwrap();
+            std::fs::remove_dir_all(f.root.at("/sys/class/iommu")).unwrap();
+            f.file("/sys/firmware/acpi/tables/DMAR", "");
+        }),
+        ("iommu", Verdict::Fail, "intel_iommu=off", |f| {
+            std::fs::remove_dir_all(f.root.at("/sys/kernel/iommu_groups")).unwrap();
+            f.file("/proc/cmdline", "quiet intel_iommu=off");
+        }),
+        ("vfio-modules", Verdict::Warn, "not loaded: vfio_iommu_type1", |f| {
+            std::fs::remove_dir(f.root.at("/sys/module/vfio_iommu_type1")).unwrap();
+            let list = "kernel/drivers/vfio/vfio_iommu_type1.ko.xz: kernel/drivers/vfio/vfio.ko\n";
+            f.file("/lib/modules/6.1.0-test/modules.dep", list);
+        }),
+        ("vfio-modules", Verdict::Fail, "not there: vfio-pci", |f| {
+            std::fs::remove_dir(f.root.at("/sys/bus/pci/drivers/vfio-pci")).unwrap();
+        }),
+        ("vfio-container", Verdict::Warn, "iommufd", |f| {
+            std::fs::remove_dir(f.root.at("/sys/module/vfio_iommu_type1")).unwrap();
+            f.file("/dev/iommu", "");
+        }),
+        ("groups", Verdict::Fail, FREE, |f| {
+            let link = format!("/sys/bus/pci/devices/{FREE}/iommu_group");
+            std::fs::remove_file(f.root.at(link)).unwrap();
+        }),
+        ("memlock", Verdict::Warn, "8 MiB", |f| {
+            f.file("/proc/self/limits", "Max locked memory  8388608  8388608  bytes\n");
+        }),
+        ("bar1", Verdict::Warn, "256 MiB", |f| window(f, 256 << 20)),
+        ("nvidia", Verdict::Fail, "not loaded", |f| {
+            std::fs::remove_file(f.root.at("/proc/driver/nvidia/version")).unwrap();
+        }),
+        ("gdrdrv", Verdict::Warn, "not loaded", |f| {
+            std::fs::remove_dir(f.root.at("/sys/module/gdrdrv")).unwrap();
+        }),
+        ("machine", Verdict::Warn, "virtual", |f| {
+            f.file("/proc/cpuinfo", "flags\t\t: fpu hypervisor sse\n");
+        }),
+    ];
+    for (id, verdict, words, set_up) in breaks {
+        let fixture = healthy();
+        assert_ne!(find(&fixture, id).verdict, Verdict::Fail, "{id}");
+        set_up(&fixture);
+        let finding = find(&fixture, id);
+        assert_eq!(finding.verdict, *verdict, "{finding:?}");
+        assert!(finding.found.contains(words), "`{words}` is not in {finding:?}");
+        assert!(finding.mend.is_some(), "{finding:?}");
+    }
+}
+
+#[test]
+fn an_empty_folder_gets_a_report_and_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = crate::root::Root::new(folder.path()).unwrap();
+    let findings = doctor::examine(&root);
+    assert!(findings.iter().all(|finding| !finding.found.is_empty()), "{findings:#?}");
+    let fixture = Fixture::bare();
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let reply = doctor::run(&kernel.host(), false, Paint(false));
+    assert!(reply.code == 0 && reply.text.contains("found "), "{}", reply.text);
+    assert_eq!(doctor::run(&kernel.host(), true, Paint(false)).code, EXIT_UNFIT);
+}

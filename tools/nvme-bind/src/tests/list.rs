@@ -1,0 +1,107 @@
+//! The list, and the way from drive to GPU.
+
+use super::fixture::{Card, FREE, Fixture, GPU, SYSTEM};
+use super::kernel::{Fault, Kernel};
+use crate::cli;
+use crate::command::list;
+use crate::drive;
+use crate::gpu::gpus;
+use crate::report::Paint;
+use crate::topology::{Meeting, nearest};
+
+#[test]
+fn drives_are_listed_with_users_and_neighbours() {
+    let fixture = Fixture::server();
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let reply = list::run(&kernel.host(), true);
+    let rows: Vec<&str> = reply.text.lines().collect();
+    assert_eq!(rows.len(), 4, "{}", reply.text);
+    let words = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let system = words(rows[1]).join(" ");
+    let wanted = format!("{SYSTEM} nvme1n1 ACME DC 1920 SN-nvme1 1.92 TB nvme 14 0 /, /boot/efi");
+    assert!(system.starts_with(&wanted), "{system}");
+    assert!(system.ends_with(&format!("{GPU} (across NUMA nodes)")), "{system}");
+    assert!(rows[2].contains(FREE) && rows[2].ends_with("(same switch)"), "{}", rows[2]);
+    assert!(rows[3].contains("15 (+1)"), "{}", rows[3]);
+    let drives = reply.json["drives"].as_array().unwrap();
+    assert_eq!(drives[1]["nearest_gpu"]["distance"]["hops"], serde_json::Value::Null);
+    assert_eq!(drives[1]["nearest_gpu"]["hops"], 4);
+    assert_eq!(drives[0]["in_use"], true);
+}
+
+#[test]
+fn the_whole_program_on_a_copy_of_a_machine() {
+    let fixture = Fixture::server();
+    let root = fixture.root.at("/").display().to_string();
+    let run = |arguments: &[&str]| {
+        let all = ["nvme-bind", "--root", &root].into_iter().chain(arguments.iter().copied());
+        cli::answer(all.collect::<Vec<_>>(), Paint(false))
+    };
+    let list = run(&["list"]);
+    assert!(list.code == 0 && list.data.contains(FREE) && list.log.is_empty(), "{list:?}");
+    let refused = run(&["bind", SYSTEM]);
+    assert!(refused.code == 3 && refused.data.is_empty(), "{refused:?}");
+    assert!(refused.log.contains("error: in use") && refused.log.contains("hint: "), "{refused:?}");
+    let refused = run(&["--json", "bind", SYSTEM]);
+    let json: serde_json::Value = serde_json::from_str(&refused.data).unwrap();
+    assert_eq!(json["error"]["kind"], "in-use");
+    let dry = run(&["bind", "67:00.0", "--dry-run", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&dry.data).unwrap();
+    assert_eq!(json["would_do"].as_array().unwrap().len(), 7, "{dry:?}");
+    for command in ["list", "status", "doctor", "restore"] {
+        let reply = run(&[command, "--json"]);
+        assert_eq!(reply.code, 0, "{reply:?}");
+        serde_json::from_str::<serde_json::Value>(&reply.data).unwrap();
+    }
+}
+
+#[test]
+fn the_nearest_gpu_is_the_one_on_the_shortest_way() {
+    let fixture = Fixture::bare();
+    let card = |path: &str, class, numa| {
+        fixture.card(&Card {
+            path: path.into(),
+            class,
+            ids: (0x10de, 0x2330),
+            driver: None,
+            group: None,
+            numa,
+        });
+    };
+    let meeting = |drive: &str| {
+        let (function, _) = drive::named(&fixture.root, drive).unwrap();
+        let gpus = gpus(&fixture.root);
+        let (gpu, way) = nearest(&function, &gpus).unwrap();
+        (gpu.function.bdf.to_string(), way.meeting, way.hops)
+    };
+    card("pci0000:00/0000:00:01.0/0000:01:00.0", 0x01_0802, 0);
+    card("pci0000:80/0000:80:01.0/0000:81:00.0", 0x03_0200, 1);
+    let far = ("0000:81:00.0".to_owned(), Meeting::AcrossNodes, 4);
+    assert_eq!(meeting("01:00.0"), far);
+    card("pci0000:40/0000:40:01.0/0000:41:00.0", 0x03_0200, 0);
+    assert_eq!(meeting("01:00.0"), ("0000:41:00.0".to_owned(), Meeting::SameNode, 4));
+    card("pci0000:00/0000:00:02.0/0000:02:00.0", 0x03_0200, 0);
+    assert_eq!(meeting("01:00.0"), ("0000:02:00.0".to_owned(), Meeting::SameHostBridge, 4));
+    // Two switches below one root port.
+    card("pci0000:c0/0000:c0:01.0/0000:c1:00.0/0000:c2:00.0/0000:c3:00.0", 0x01_0802, 0);
+    card(
+        "pci0000:c0/0000:c0:01.0/0000:c1:00.0/0000:c2:01.0/0000:c4:00.0/0000:c5:00.0/0000:c6:00.0",
+        0x03_0200,
+        0,
+    );
+    assert_eq!(meeting("c3:00.0"), ("0000:c6:00.0".to_owned(), Meeting::SameRootPort, 6));
+}
+
+#[test]
+fn disks_behind_multipath_belong_to_their_controllers() {
+    let fixture = Fixture::server();
+    let real = fixture.root.resolve(format!("/sys/bus/pci/devices/{FREE}")).unwrap();
+    // A path without a device number, and its disk outside of the PCI tree.
+    fixture.folder(&format!("{}/nvme/nvme0/nvme7c0n1", real.display()));
+    fixture.block("/sys/devices/virtual/nvme-subsystem/nvme-subsys7/nvme7n1", "259:70", 1 << 20);
+    let (function, note) = drive::named(&fixture.root, "nvme7n1").unwrap();
+    assert_eq!((function.bdf.to_string().as_str(), note.is_some()), (FREE, true));
+    let disks = drive::disks(&fixture.root, function.bdf);
+    let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
+    assert_eq!(names, ["nvme0n1", "nvme7n1"]);
+}

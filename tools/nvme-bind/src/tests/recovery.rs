@@ -1,0 +1,164 @@
+//! A crash or a refusal at every single operation of a bind, and of the restore after it.
+
+use super::bind::request;
+use super::fixture::{FREE, Fixture, SHARED};
+use super::kernel::{Fault, Kernel};
+use crate::command::{bind, release, status};
+use crate::problem::Kind;
+
+/// Everything at once: two drives, a whole group, an owner, files for the next boot.
+fn wanted() -> bind::Request {
+    bind::Request {
+        user: Some("alice".into()),
+        group: Some("kvcache".into()),
+        whole_group: true,
+        persist: true,
+        ..request(&[FREE, SHARED])
+    }
+}
+
+/// How many operations a bind takes, and a restore after it.
+fn operations() -> (usize, usize) {
+    let fixture = Fixture::server();
+    let before = fixture.snapshot();
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &wanted()).unwrap();
+    let bind = kernel.operations();
+    let forget = release::Request { persist: true, ..Default::default() };
+    release::restore(&kernel.host(), &forget).unwrap();
+    assert_eq!(fixture.snapshot(), before);
+    (bind, kernel.operations() - bind)
+}
+
+fn restore(fixture: &Fixture, fault: Fault) -> (crate::problem::Result<String>, bool) {
+    let kernel = Kernel::new(fixture, fault);
+    let forget = release::Request { persist: true, ..Default::default() };
+    let outcome = release::restore(&kernel.host(), &forget);
+    (outcome.map(|reply| reply.text), kernel.is_dead())
+}
+
+#[test]
+fn restore_recovers_from_a_crash_at_every_operation() {
+    let (count, _) = operations();
+    assert!(count > 30, "only {count} operations: is this still the whole bind?");
+    let mut half_done = 0;
+    // One machine for all: it is the same again at the end of each turn.
+    let fixture = Fixture::server();
+    let before = fixture.snapshot();
+    for at in 0..count {
+        for fault in [Fault::CrashBefore(at), Fault::CrashAfter(at)] {
+            fixture.unload();
+            let kernel = Kernel::new(&fixture, fault);
+            let problem = bind::run(&kernel.host(), &wanted());
+            assert!(kernel.is_dead() && problem.is_err(), "{fault:?}");
+
+            let kernel = Kernel::new(&fixture, Fault::None);
+            let shown = status::run(&kernel.host());
+            let is_last = fault == Fault::CrashAfter(count - 1);
+            if fixture.snapshot() != before && !is_last {
+                assert_eq!(shown.code, Kind::HalfDone.exit_code(), "{fault:?}\n{}", shown.text);
+                half_done += 1;
+                // Nothing more is done on top of it.
+                let again = bind::run(&kernel.host(), &wanted()).unwrap_err();
+                assert_eq!(again.kind, Kind::HalfDone, "{fault:?}");
+                assert_eq!(kernel.operations(), 0);
+            }
+            let (outcome, _) = restore(&fixture, Fault::None);
+            assert!(outcome.is_ok(), "{fault:?}: {outcome:?}");
+            assert_eq!(fixture.snapshot(), before, "{fault:?}");
+            assert_eq!(status::run(&kernel.host()).text, "", "{fault:?}");
+        }
+    }
+    assert!(half_done >= 2 * (count - 2), "{half_done} of {count}");
+}
+
+#[test]
+fn a_restore_that_crashes_can_be_repeated() {
+    let (bind_count, restore_count) = operations();
+    let fixture = Fixture::server();
+    let before = fixture.snapshot();
+    // After the whole bind, and from two places within it.
+    for bind_at in [bind_count / 3, 2 * bind_count / 3, bind_count] {
+        for at in 0..restore_count {
+            for fault in [Fault::CrashBefore(at), Fault::CrashAfter(at)] {
+                fixture.unload();
+                let kernel = Kernel::new(&fixture, Fault::CrashAfter(bind_at));
+                let _ = bind::run(&kernel.host(), &wanted());
+                let (first, is_dead) = restore(&fixture, fault);
+                // Fewer operations are needed after a bind that did not get far.
+                assert_eq!(first.is_err(), is_dead, "{bind_at} {fault:?}: {first:?}");
+                let (second, _) = restore(&fixture, Fault::None);
+                assert!(second.is_ok(), "{bind_at} {fault:?}: {second:?}");
+                assert_eq!(fixture.snapshot(), before, "{bind_at} {fault:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refused_step_is_undone_at_once() {
+    let (count, _) = operations();
+    let fixture = Fixture::server();
+    let before = fixture.snapshot();
+    for at in 0..count {
+        fixture.unload();
+        let kernel = Kernel::new(&fixture, Fault::Refuse(at));
+        let problem = bind::run(&kernel.host(), &wanted()).unwrap_err();
+        assert_eq!(problem.kind, Kind::Failed, "{at}: {problem}");
+        assert_eq!(fixture.snapshot(), before, "{at}: {problem}");
+    }
+}
+
+#[test]
+fn a_refused_change_of_owner_leaves_a_bound_drive_bound() {
+    let fixture = Fixture::server();
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    let own = |fault| {
+        let kernel = Kernel::new(&fixture, fault);
+        let wanted = bind::Request { user: Some("alice".into()), ..request(&[FREE]) };
+        (bind::run(&kernel.host(), &wanted), kernel.operations())
+    };
+    let node = fixture.root.text("/dev/vfio/12");
+    // Saving the record, then the change itself.
+    let (outcome, _) = own(Fault::Refuse(1));
+    assert_eq!(outcome.unwrap_err().kind, Kind::Failed);
+    assert_eq!(fixture.root.text("/dev/vfio/12"), node);
+    let reply = release::restore(&Kernel::new(&fixture, Fault::None).host(), &Default::default());
+    assert_eq!(reply.unwrap().text, format!("{FREE} has nvme"));
+}
+
+#[test]
+fn a_reboot_ends_what_was_half_done() {
+    let fixture = Fixture::server();
+    let kernel = Kernel::new(&fixture, Fault::CrashAfter(6));
+    let before = fixture.snapshot();
+    let _ = bind::run(&kernel.host(), &request(&[FREE]));
+    assert_ne!(fixture.snapshot(), before);
+    // The driver is back, as after each boot; the journal is still there, in another folder than
+    // /run if that was asked for.
+    let _ = restore(&fixture, Fault::None);
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    let record = format!("/run/nvme-bind/{FREE}.drive.json");
+    let text = fixture.root.text(&record).unwrap();
+    restore(&fixture, Fault::None).0.unwrap();
+    fixture.file(&record, &text);
+    fixture.file("/proc/sys/kernel/random/boot_id", "boot-2");
+    let shown = status::run(&kernel.host());
+    assert!(shown.code == 0 && shown.text.contains("earlier boot"), "{}", shown.text);
+    let operations = kernel.operations();
+    bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    assert!(kernel.operations() > operations);
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_named() {
+    let fixture = Fixture::server();
+    fixture.file("/run/nvme-bind/0000:01:00.0.drive.json", "{ \"version\": 1,");
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let host = kernel.host();
+    status::run(&host);
+    let notes = host.notes.borrow().join("\n");
+    assert!(notes.contains("0000:01:00.0.drive.json cannot be read"), "{notes}");
+}

@@ -1,0 +1,221 @@
+//! Who uses a function: everything that would lose its ground if the kernel's driver let go.
+
+mod disks;
+mod mounts;
+mod open;
+mod signature;
+
+use serde::Serialize;
+
+use crate::drive::{self, Block};
+use crate::pci::{self, Function};
+use crate::root::{Claim, Root};
+
+pub(crate) use mounts::Mount;
+pub(crate) use open::OpenFile;
+
+/// Kinds of use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    RootFilesystem,
+    Mount,
+    Swap,
+    Md,
+    Lvm,
+    Crypt,
+    DeviceMapper,
+    Zfs,
+    Btrfs,
+    Bcache,
+    Loop,
+    NvmeTarget,
+    Holder,
+    OpenFile,
+    Claimed,
+    Network,
+    Display,
+    /// A RAID, LVM or ZFS member that is not active now.
+    Member,
+    /// A filesystem or partition table that nobody uses now.
+    Data,
+}
+
+impl Kind {
+    fn words(self) -> &'static str {
+        match self {
+            Kind::RootFilesystem => "the root filesystem",
+            Kind::Mount => "mounted",
+            Kind::Swap => "swap",
+            Kind::Md => "md RAID",
+            Kind::Lvm => "LVM",
+            Kind::Crypt => "dm-crypt",
+            Kind::DeviceMapper => "device mapper",
+            Kind::Zfs => "ZFS pool",
+            Kind::Btrfs => "btrfs",
+            Kind::Bcache => "bcache",
+            Kind::Loop => "loop device",
+            Kind::NvmeTarget => "NVMe target",
+            Kind::Holder => "held by",
+            Kind::OpenFile => "open in",
+            Kind::Claimed => "claimed",
+            Kind::Network => "network",
+            Kind::Display => "display",
+            Kind::Member => "inactive member",
+            Kind::Data => "holds data",
+        }
+    }
+}
+
+/// One use of one device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Use {
+    pub(crate) kind: Kind,
+    /// The device that is used: `nvme0n1p2`.
+    pub(crate) device: String,
+    /// By what: a mount point, a process, an array.
+    pub(crate) by: String,
+}
+
+impl Use {
+    fn new(kind: Kind, device: impl Into<String>, by: impl Into<String>) -> Self {
+        Self { kind, device: device.into(), by: by.into() }
+    }
+
+    /// Whether somebody depends on it at this moment.
+    pub(crate) fn is_active(&self) -> bool {
+        !matches!(self.kind, Kind::Member | Kind::Data)
+    }
+
+    /// Everything about it in one line.
+    pub(crate) fn sentence(&self) -> String {
+        let space = if self.by.is_empty() { "" } else { " " };
+        format!("{}: {}{space}{}", self.device, self.kind.words(), self.by)
+    }
+
+    /// The same for a narrow column.
+    pub(crate) fn short(&self) -> String {
+        match self.kind {
+            Kind::RootFilesystem => "/".into(),
+            Kind::Mount => self.by.split(' ').next().unwrap_or_default().into(),
+            Kind::Swap => "swap".into(),
+            Kind::Claimed | Kind::Member | Kind::Data => self.kind.words().into(),
+            _ => format!("{} {}", self.kind.words(), self.by),
+        }
+    }
+}
+
+/// All uses of a function, and where we could not look.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) uses: Vec<Use>,
+    /// Reasons why there may be uses that are not listed.
+    pub(crate) blind: Vec<String>,
+    /// The disks as files that nobody else can claim while they are open.
+    pub(crate) claims: Vec<std::fs::File>,
+}
+
+/// What has to be read once for all functions.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    mounts: Vec<Mount>,
+    open: Vec<OpenFile>,
+    hidden_processes: usize,
+}
+
+impl Scene {
+    pub(crate) fn read(root: &Root) -> Self {
+        let (open, hidden_processes) = open::read(root);
+        Self { mounts: mounts::read(root), open, hidden_processes }
+    }
+
+    /// Who has the VFIO group open.
+    pub(crate) fn group_users(&self, group: u32) -> Vec<Use> {
+        let node = format!("/dev/vfio/{group}");
+        let users = self.open.iter().filter(|file| file.path == node);
+        users.map(|file| Use::new(Kind::OpenFile, node.clone(), file.process())).collect()
+    }
+
+    /// Says where we could not look, if anywhere.
+    fn blind(&self) -> Option<String> {
+        let hidden = self.hidden_processes;
+        let text = || format!("the open files of {hidden} processes are visible only to root");
+        (hidden > 0).then(text)
+    }
+
+    /// Who uses `function`. With `claim`, its disks are claimed for as long as the answer lives.
+    pub(crate) fn usage(&self, root: &Root, function: &Function, claim: bool) -> Usage {
+        let mut usage = Usage { blind: self.blind().into_iter().collect(), ..Usage::default() };
+        let disks = drive::disks(root, function.bdf);
+        usage.uses.extend(self.nodes_in_use(root, function, &disks));
+        for disk in &disks {
+            let stack = disks::stack(root, disk);
+            usage.uses.extend(disks::holders(root, &stack));
+            usage.uses.extend(disks::mounted(root, &stack, &self.mounts));
+            usage.uses.extend(disks::elsewhere(root, &stack));
+            for block in stack.iter().filter(|node| node.is_own) {
+                let (found, blind) = signature::uses(root, &block.block);
+                usage.uses.extend(found);
+                usage.blind.extend(blind);
+            }
+            if claim {
+                self.claim(root, disk, &mut usage);
+            }
+        }
+        usage.uses.extend(network(root, function));
+        if function.is_display() {
+            usage.uses.push(Use::new(Kind::Display, function.bdf.to_string(), ""));
+        }
+        usage.uses.sort();
+        usage.uses.dedup();
+        usage
+    }
+
+    fn claim(&self, root: &Root, disk: &Block, usage: &mut Usage) {
+        match root.claim(&format!("/dev/{}", disk.name)) {
+            Claim::Held(file) => usage.claims.push(file),
+            // Mounts in namespaces that are not visible, ZFS, and kernel users without a sign.
+            Claim::Busy if usage.uses.iter().any(Use::is_active) => {}
+            Claim::Busy => {
+                let by = "by the kernel, for something that is not visible from here";
+                usage.uses.push(Use::new(Kind::Claimed, disk.name.clone(), by));
+            }
+            Claim::Unknown(why) => usage.blind.push(format!("not claimed: {why}")),
+        }
+    }
+
+    fn nodes_in_use(&self, root: &Root, function: &Function, disks: &[Block]) -> Vec<Use> {
+        let folder = pci::sysfs(function.bdf);
+        let mut names = root.names(format!("{folder}/nvme"));
+        let mut numbers = Vec::new();
+        for disk in disks {
+            for node in disks::stack(root, disk).into_iter().filter(|node| node.is_own) {
+                // The generic character device of a namespace.
+                names.push(node.block.name.replacen("nvme", "ng", 1));
+                numbers.push(node.block.number);
+                names.push(node.block.name);
+            }
+        }
+        let users = self.open.iter().filter_map(|file| {
+            let name = file.path.strip_prefix("/dev/").unwrap_or(&file.path);
+            let same_name = names.iter().any(|own| own == name);
+            let same_number = file.number.as_ref().is_some_and(|number| numbers.contains(number));
+            let by = || Use::new(Kind::OpenFile, name, file.process());
+            (same_name || same_number).then(by)
+        });
+        users.collect()
+    }
+}
+
+/// Network interfaces of the function that are up.
+fn network(root: &Root, function: &Function) -> Vec<Use> {
+    let folder = format!("{}/net", pci::sysfs(function.bdf));
+    let is_up = |name: &String| {
+        let flags = root.text(format!("{folder}/{name}/flags")).unwrap_or_default();
+        let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
+        let state = root.text(format!("{folder}/{name}/operstate")).unwrap_or_default();
+        flags & 1 == 1 || state == "up"
+    };
+    let names = root.names(&folder).into_iter().filter(is_up);
+    names.map(|name| Use::new(Kind::Network, name, "interface is up")).collect()
+}

@@ -1,0 +1,51 @@
+//! Device nodes that processes have open.
+
+use crate::root::Root;
+
+/// A descriptor that leads into /dev.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenFile {
+    pub(crate) pid: u32,
+    pub(crate) command: String,
+    pub(crate) path: String,
+    /// `major:minor`, if it is a block device.
+    pub(crate) number: Option<String>,
+}
+
+impl OpenFile {
+    pub(crate) fn process(&self) -> String {
+        format!("{} (pid {})", self.command, self.pid)
+    }
+}
+
+/// All of them, and how many processes do not show theirs.
+pub(crate) fn read(root: &Root) -> (Vec<OpenFile>, usize) {
+    let (mut found, mut hidden) = (Vec::new(), 0);
+    let own = std::process::id();
+    for pid in root.names("/proc").iter().filter_map(|name| name.parse::<u32>().ok()) {
+        if root.is_real() && pid == own {
+            continue;
+        }
+        let folder = format!("/proc/{pid}/fd");
+        let names = match root.try_names(&folder) {
+            Ok(names) => names,
+            Err(error) => {
+                // Others have just ended.
+                hidden += usize::from(error.kind() == std::io::ErrorKind::PermissionDenied);
+                continue;
+            }
+        };
+        for name in names {
+            let file = format!("{folder}/{name}");
+            let Some(path) = root.link(&file).filter(|path| path.starts_with("/dev/")) else {
+                continue;
+            };
+            // A container may have the disk under another name. In a copy of a machine the link
+            // would lead out of it.
+            let number = root.is_real().then(|| root.block_device(&file)).flatten();
+            let command = root.text(format!("/proc/{pid}/comm")).unwrap_or_default();
+            found.push(OpenFile { pid, command, path, number });
+        }
+    }
+    (found, hidden)
+}
