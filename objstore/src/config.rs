@@ -53,7 +53,8 @@ pub struct StoreOptions {
     pub capacity_bytes: Option<u64>,
     /// Files of a group, a multiple of the device count; chosen by the region's size if `None`.
     pub group: Option<u32>,
-    /// Neighbouring objects are merged into commands of up to this many bytes.
+    /// Neighbouring objects are merged into commands of up to this many bytes. Drives reach their
+    /// bandwidth at about 128 KiB; larger ones leave them fewer commands to work on at once.
     pub run_bytes: u32,
     /// Layer operations that may be in flight, a power of two.
     pub iocbs: u32,
@@ -75,11 +76,11 @@ pub struct StoreOptions {
 impl Default for StoreOptions {
     fn default() -> Self {
         Self {
-            queues_per_device: 2,
+            queues_per_device: 1,
             queue_depth: 256,
             capacity_bytes: None,
             group: None,
-            run_bytes: 512 << 10,
+            run_bytes: 128 << 10,
             iocbs: 256,
             sms: 1,
             command_timeout: Nanos::from_millis(5_000),

@@ -28,7 +28,7 @@ pub(crate) struct Report {
     pub(crate) queues_per_device: u16,
     pub(crate) queue_depth: u32,
     /// Bytes up to which neighbours were merged; null for as much as the device takes.
-    pub(crate) coalesce_bytes: Option<u32>,
+    pub(crate) coalesce_bytes: u32,
     pub(crate) descriptors: &'static str,
 
     pub(crate) model: &'static str,
@@ -139,9 +139,8 @@ impl Report {
     fn setting(&self) -> Vec<[String; 3]> {
         let workload = self.trace.clone().unwrap_or_else(|| format!("made, seed {}", self.seed));
         let merged = match self.coalesce_bytes {
-            Some(bytes) if bytes <= self.object_bytes => "no merging".to_owned(),
-            Some(bytes) => format!("merged up to {}", Size(u64::from(bytes))),
-            None => "merged up to MDTS".to_owned(),
+            bytes if bytes < 2 * self.object_bytes => "no merging".to_owned(),
+            bytes => format!("merged up to {}", Size(u64::from(bytes))),
         };
         vec![
             row("workload", workload, format!("{} requests", grouped(self.requests_planned))),

@@ -45,7 +45,7 @@ impl Stack {
             }),
             shape,
             pool,
-            options: StoreOptions { queues_per_device: 1, ..StoreOptions::default() },
+            options: StoreOptions::default(),
         })
         .context("opening the store")?;
         let mut chain = KeyChain::new(b"bench");

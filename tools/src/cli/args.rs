@@ -158,7 +158,7 @@ impl ReplayArgs {
             queues: flags.queues,
             depth: flags.depth,
             executor: executor(&flags.executor)?,
-            coalesce: coalesce(flags.coalesce.as_deref(), shape.object_bytes)?,
+            coalesce: coalesce(&flags.coalesce, shape.object_bytes)?,
             descriptors,
             json: flags.json,
             progress: flags.progress == ProgressFlag::Auto && !flags.json && !flags.quiet,
@@ -314,25 +314,18 @@ fn mdts(bytes: u64) -> Result<u32, Problem> {
     ))
 }
 
-fn coalesce(text: Option<&str>, object_bytes: u32) -> Result<u32, Problem> {
+fn coalesce(text: &str, object_bytes: u32) -> Result<u32, Problem> {
     let wrong = |why: String| {
-        Problem::new(
-            format!("--coalesce {}: {why}", text.unwrap_or_default()),
-            "use a size such as 256KiB, or off",
-        )
+        Problem::new(format!("--coalesce {text}: {why}"), "use a size such as 256KiB, or off")
     };
-    match text {
-        // The kernel merges up to what one command can move.
-        None => Ok(u32::MAX),
-        Some("off") => Ok(object_bytes),
-        Some(size) => {
-            let bytes = crate::size::parse(size).map_err(wrong)?;
-            if bytes == 0 {
-                return Err(wrong("a command cannot move less than one object".to_owned()));
-            }
-            Ok(u32::try_from(bytes).unwrap_or(u32::MAX))
-        }
+    if text == "off" {
+        return Ok(object_bytes);
     }
+    let bytes = crate::size::parse(text).map_err(wrong)?;
+    if bytes == 0 {
+        return Err(wrong("a command cannot move less than one object".to_owned()));
+    }
+    Ok(u32::try_from(bytes).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -352,7 +345,7 @@ mod tests {
     fn defaults_follow_the_model() {
         let args = check("").unwrap();
         assert_eq!((args.shape.object_bytes, args.lba_bytes, args.devices), (1024, 512, 2));
-        assert_eq!((args.coalesce, args.mdts), (u32::MAX, 512 << 10));
+        assert_eq!((args.coalesce, args.mdts), (128 << 10, 512 << 10));
         assert_eq!(args.verify, Verify::Sampled);
         let args = check("--model deepseek-v3-mla --coalesce off").unwrap();
         assert_eq!((args.shape.block_tokens, args.lba_bytes), (64, 4096));

@@ -130,7 +130,7 @@ pub(crate) struct ReplayFlags {
     pub(crate) mdts: u64,
 
     /// Queue pairs of each device; each is driven by a warp of its own
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "I/O")]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O")]
     pub(crate) queues: u16,
 
     /// Entries of each queue, a power of two from 2 to 1024
@@ -142,10 +142,11 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_name = "KIND", default_value = "host", help_heading = "I/O")]
     pub(crate) executor: String,
 
-    /// Merge objects that are neighbours on the device into commands of up to this many bytes,
-    /// or off: a command for each object [default: as much as the device takes]
-    #[arg(long, value_name = "SIZE|off", help_heading = "I/O")]
-    pub(crate) coalesce: Option<String>,
+    /// Merge objects that are neighbours on the device into commands of up to this many bytes (and
+    /// MDTS), or off: a command for each object. Drives reach their bandwidth at about 128KiB; more
+    /// leaves them fewer commands to work on at once
+    #[arg(long, value_name = "SIZE|off", default_value = "128KiB", help_heading = "I/O")]
+    pub(crate) coalesce: String,
 
     /// How commands describe memory; auto takes SGLs where the device has them
     #[arg(long, value_enum, default_value_t = DescriptorsFlag::Auto, help_heading = "I/O")]

@@ -160,7 +160,7 @@ fn report(args: &ReplayArgs, plan: &Plan, room: &Room, outcome: Outcome) -> Repo
         mdts_bytes: args.mdts,
         queues_per_device: args.queues,
         queue_depth: args.depth,
-        coalesce_bytes: (args.coalesce != u32::MAX).then_some(args.coalesce),
+        coalesce_bytes: args.coalesce,
         descriptors: args.descriptors.name(),
         model: args.shape.model,
         layers: args.shape.layers,
