@@ -17,7 +17,7 @@ use crate::{
     clock::{Clock, Nanos},
     dma::DmaSlice,
     error::{CommandId, Error, FailCause, TimeoutOutcome},
-    grants::IoQueue,
+    grants::{IoQueue, OnDevice},
     info::{Capabilities, ControllerInfo},
     io::{HostMemory, HostQueue},
     namespace::{NamespaceError, NamespaceInfo},
@@ -197,9 +197,6 @@ impl Controller {
         let span = tracing::info_span!("reset", ctrl = %self.id);
         let _entered = span.enter();
         self.set_state(State::Resetting);
-        for queue in self.queues.values_mut() {
-            queue.live = false;
-        }
         let done = self.bring_up().and_then(|()| self.recreate_idle_queues());
         if let Err(error) = &done {
             tracing::error!(ctrl = %self.id, %error, "the controller could not be reset");
@@ -242,6 +239,9 @@ impl Controller {
         }
         self.wait_ready(0)?;
         self.told = false;
+        for queue in self.queues.values_mut() {
+            queue.device = OnDevice::Absent;
+        }
         self.quarantine.clear();
         Ok(())
     }

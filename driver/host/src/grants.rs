@@ -43,8 +43,19 @@ pub(crate) struct IoQueue {
     pub(crate) descriptor_bytes: u32,
     /// An executor has it.
     pub(crate) granted: bool,
-    /// The device has it.
-    pub(crate) live: bool,
+    /// What the device makes of it.
+    pub(crate) device: OnDevice,
+}
+
+/// What the device makes of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnDevice {
+    /// It can be used.
+    Live,
+    /// It was to be deleted and was not: it cannot be used, and its memory may still be.
+    Stuck,
+    /// Deleted, or ended by a reset: the device uses none of its memory.
+    Absent,
 }
 
 /// How one queue is made on the device.
@@ -106,7 +117,8 @@ impl Controller {
             self.quarantine.truncate(kept);
         }
         made?;
-        let queue = IoQueue { memory, depth, descriptor_bytes, granted: false, live: true };
+        let queue =
+            IoQueue { memory, depth, descriptor_bytes, granted: false, device: OnDevice::Live };
         self.queues.insert(qid, queue);
         Ok(qid)
     }
@@ -228,13 +240,14 @@ impl Controller {
     /// Makes the queues anew that the device does not have and nobody was granted.
     pub(crate) fn recreate_idle_queues(&mut self) -> Result<(), Error> {
         let idle = |(qid, queue): (&QueueId, &IoQueue)| {
-            (!queue.granted && !queue.live).then(|| (*qid, queue.depth, queue.memory.clone()))
+            (!queue.granted && queue.device == OnDevice::Absent)
+                .then(|| (*qid, queue.depth, queue.memory.clone()))
         };
         let idle: Vec<_> = self.queues.iter().filter_map(idle).collect();
         for (qid, depth, memory) in idle {
             self.make_io_queue(qid, depth, &memory)?;
             if let Some(queue) = self.queues.get_mut(&qid) {
-                queue.live = true;
+                queue.device = OnDevice::Live;
             }
         }
         Ok(())
@@ -265,7 +278,7 @@ impl Controller {
         if queue.granted {
             return Err(wrong("is granted already; reclaim() or recover() it first"));
         }
-        if !queue.live {
+        if queue.device != OnDevice::Live {
             return Err(wrong("the device lost it in a reset; recover() makes it anew"));
         }
         queue.granted = true;
@@ -314,7 +327,7 @@ impl Controller {
         let Some(queue) = self.queues.get(&qid) else {
             return Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() });
         };
-        if queue.live && self.told && self.delete_on_device(qid).is_err() {
+        if queue.device != OnDevice::Absent && self.told && self.delete_on_device(qid).is_err() {
             self.fail(FailCause::QueueStuck { qid });
             return Err(Error::Failed { ctrl, cause: FailCause::QueueStuck { qid } });
         }

@@ -10,7 +10,7 @@ use crate::{
     controller::{Controller, State},
     error::{CommandId, Error, FailCause, TimeoutOutcome},
     grant::Quiesced,
-    grants::HOST_QUEUE,
+    grants::{HOST_QUEUE, OnDevice},
     health::abort_sqe,
     io::{Data, Env, Flight, IoFault, Work},
     wait::health,
@@ -59,8 +59,10 @@ impl Controller {
             for queue in self.queues.values_mut() {
                 queue.granted = false;
             }
-            let whole =
-                |c: &Self| c.state == State::Ready && c.queues.values().all(|queue| queue.live);
+            let whole = |c: &Self| {
+                let mut queues = c.queues.values();
+                c.state == State::Ready && queues.all(|queue| queue.device == OnDevice::Live)
+            };
             // An admin timeout on the way has reset the controller already.
             if !(whole(self) && health(&*self.bus).is_ok()) {
                 self.reset_controller()?;
@@ -76,19 +78,18 @@ impl Controller {
         let granted: Vec<QueueId> =
             self.queues.iter().filter(|(_, q)| q.granted).map(|(qid, _)| *qid).collect();
         for qid in granted {
-            let live = self.queues.get(&qid).is_some_and(|queue| queue.live);
-            let deleted = !live || self.delete_on_device(qid).is_ok();
-            if let Some(queue) = self.queues.get_mut(&qid) {
-                // Whatever the device makes of it, it is not a queue to be used: only a reset
-                // can make all queues live again.
-                queue.live = false;
-            }
+            let absent = |c: &Self| c.queues.get(&qid).map(|q| q.device) == Some(OnDevice::Absent);
+            let deleted = absent(self) || self.delete_on_device(qid).is_ok();
+            let Some(queue) = self.queues.get_mut(&qid) else { continue };
             if !deleted {
+                // An admin timeout on the way resets the controller, and then it is absent.
+                if queue.device == OnDevice::Live {
+                    queue.device = OnDevice::Stuck;
+                }
                 return false;
             }
-            if let Some(queue) = self.queues.get_mut(&qid) {
-                queue.granted = false;
-            }
+            queue.device = OnDevice::Absent;
+            queue.granted = false;
         }
         self.recreate_idle_queues().is_ok()
     }

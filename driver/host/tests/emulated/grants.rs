@@ -5,7 +5,7 @@ use nvme_driver::{
     QueueMemory, Quiesced, RecoveryLevel, State, TimeoutOutcome,
     queue::{Completion, QueuePair},
 };
-use nvme_emu::{EmuConfig, FaultAction};
+use nvme_emu::{EmuConfig, FaultAction, FaultPlan, RegisterFaults};
 use nvme_spec::{
     admin::AdminOpcode,
     ids::{Cid, Lba, Nsid, QueueId},
@@ -205,6 +205,25 @@ fn a_stuck_queue_keeps_its_memory_until_recovery() {
     assert_eq!(ctrl.recover(&quiesced()).unwrap().level, RecoveryLevel::Controller);
     ctrl.reclaim(qid, &quiesced()).unwrap();
     assert!(!kept(&rig));
+}
+
+#[test]
+fn memory_is_not_handed_out_after_a_recovery_that_failed() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let executor = Executor::new(&rig, &mut ctrl, 32);
+    let (qid, sq) = (executor.pair.qid(), executor.memory.sq.iova());
+    drop(executor);
+    rig.emu.set_faults(FaultPlan {
+        rules: vec![always(admin(AdminOpcode::DELETE_IO_SQ.0), FaultAction::Drop)],
+        registers: RegisterFaults { rdy_never_clears: true, ..Default::default() },
+        ..FaultPlan::default()
+    });
+    ctrl.recover(&quiesced()).unwrap_err();
+    assert!(matches!(ctrl.reclaim(qid, &quiesced()), Err(Error::Failed { .. })));
+    drop(ctrl);
+    let mapped = rig.domain.mapped();
+    assert!(mapped.iter().any(|part| part.iova == sq), "the device may still use the queue");
 }
 
 #[test]
