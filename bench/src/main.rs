@@ -31,12 +31,26 @@ enum Command {
     Path(PathArgs),
 }
 
+/// The parts of `path`.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Retrieve against memcpy
+    Retrieve,
+    /// The caller's CPU time a layer
+    Caller,
+    /// Cycles a command
+    Command,
+}
+
 /// What `path` takes.
 #[derive(clap::Args, Debug)]
 pub struct PathArgs {
     /// Rounds of each measurement; the two sides of a ratio take turns
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=1000))]
     rounds: u32,
+    /// Measure only this part
+    #[arg(long, value_enum)]
+    only: Option<Part>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,

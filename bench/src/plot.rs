@@ -45,7 +45,7 @@ fn draw(
         .x_label_area_size(44)
         .y_label_area_size(60)
         .build_cartesian_2d((low..high).log_scale().base(2.0), 0.0..top)?;
-    chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
+    chart.configure_mesh().max_light_lines(0).x_desc(x).y_desc(y).draw()?;
     for (index, line) in lines.iter().enumerate() {
         let color = Palette99::pick(index).stroke_width(2);
         chart

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use self::caller::Io;
 use crate::{
-    PathArgs,
+    Part, PathArgs,
     plot::{self, Line},
     report::{Aim, Ratio, Report},
     sample,
@@ -36,9 +36,16 @@ pub fn run(args: &PathArgs) -> Result<()> {
         counts: Vec::new(),
         plots: Vec::new(),
     };
-    retrieve_ratios(args, &mut report).context("retrieve against memcpy")?;
-    caller_ratios(args, &mut report).context("CPU time of the caller")?;
-    command_ratios(args, &mut report).context("cycles of a command")?;
+    let wanted = |part| args.only.is_none_or(|only| only == part);
+    if wanted(Part::Retrieve) {
+        retrieve_ratios(args, &mut report).context("retrieve against memcpy")?;
+    }
+    if wanted(Part::Caller) {
+        caller_ratios(args, &mut report).context("CPU time of the caller")?;
+    }
+    if wanted(Part::Command) {
+        command_ratios(args, &mut report).context("cycles of a command")?;
+    }
     report.print(args.json)
 }
 
