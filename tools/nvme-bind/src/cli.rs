@@ -237,8 +237,8 @@ fn dispatch(raw: Raw, paint: Paint, notes: &RefCell<Vec<String>>) -> Result<Repl
         notes: RefCell::default(),
     };
     let reply = match raw.command {
-        Command::List { serials } => Ok(command::list::run(&host, serials)),
-        Command::Status => Ok(command::status::run(&host)),
+        Command::List { serials } => Ok(command::list::run(&host, serials, paint)),
+        Command::Status => Ok(command::status::run(&host, paint)),
         Command::Doctor { strict } => Ok(doctor::run(&host, strict, paint)),
         Command::Bind(args) => bind::run(&host, &args.into()),
         Command::Unbind(args) => release::unbind(&host, &args.into()),
@@ -250,11 +250,42 @@ fn dispatch(raw: Raw, paint: Paint, notes: &RefCell<Vec<String>>) -> Result<Repl
 }
 
 fn manual() -> Result<Reply> {
-    let mut page = Vec::new();
-    let written = clap_mangen::Man::new(Raw::command()).render(&mut page);
-    written.map_err(|error| Problem::io("writing the manual page", &error))?;
-    let text = String::from_utf8_lossy(&page).into_owned();
+    let text = page().map_err(|error| Problem::io("writing the manual page", &error))?;
     Ok(Reply::new(text.clone(), json!({ "roff": text })))
+}
+
+/// One page for all: the program's own, then a section for each subcommand.
+fn page() -> io::Result<String> {
+    let mut program = Raw::command();
+    program.build();
+    let mut page = Vec::new();
+    let man = clap_mangen::Man::new(program.clone());
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = command.get_name().to_owned();
+        if name == "help" {
+            continue;
+        }
+        let man = clap_mangen::Man::new(command.clone());
+        let mut section = Vec::new();
+        man.render_synopsis_section(&mut section)?;
+        man.render_description_section(&mut section)?;
+        man.render_options_section(&mut section)?;
+        let section = String::from_utf8_lossy(&section).replace(".SH ", ".SS ");
+        writeln!(page, ".SH \"COMMAND {}\"", name.to_uppercase())?;
+        page.write_all(section.as_bytes())?;
+    }
+    for (title, text) in [("EXAMPLES", EXAMPLES), ("EXIT STATUS", EXIT_CODES)] {
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        // A backslash and a line that starts with a dot or quote would be roff.
+        let body = lines.join("\n").replace('\\', "\\e").replace("\n.", "\n\\&.");
+        writeln!(page, ".SH \"{title}\"\n.nf\n{}\n.fi", body.trim_end())?;
+    }
+    Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
 fn absolute(text: &str) -> std::result::Result<String, String> {
@@ -294,7 +325,7 @@ mod tests {
     fn the_definition_holds_together() {
         Raw::command().debug_assert();
         let page = manual().unwrap().text;
-        assert!(page.contains("vfio\\-pci") && page.contains("Exit codes"), "{page}");
+        assert!(page.contains("vfio\\-pci") && page.contains("COMMAND RESTORE"), "{page}");
     }
 
     #[test]

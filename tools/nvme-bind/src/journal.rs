@@ -2,6 +2,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -23,6 +25,9 @@ pub(crate) const SUFFIX: &str = ".drive.json";
 /// The kernel changes this with each boot.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const VERSION: u32 = 1;
+/// How long to wait for another run of this program, which takes seconds at most.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
+const LOCK_WAIT_STEP: Duration = Duration::from_millis(50);
 
 /// Where a drive is on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +130,11 @@ impl Journal {
         Self { folders }
     }
 
+    /// The folder that the command line named.
+    pub(crate) fn chosen(&self) -> Option<&str> {
+        self.folders.first().map(String::as_str).filter(|first| *first != RUN)
+    }
+
     /// The records that can be read, by address, and what is wrong with the others.
     pub(crate) fn read(&self, root: &Root) -> (Vec<Record>, Vec<String>) {
         let (mut records, mut wrong): (Vec<Record>, Vec<String>) = Default::default();
@@ -203,10 +213,15 @@ impl Journal {
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).write(true).mode(0o600);
         let lock = options.open(root.at(&path)).map_err(|error| failed(&error))?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            let message = format!("another nvme-bind is at work (it holds {path})");
-            Problem::new(Kind::Failed, message, "wait for it and try again")
-        })?;
+        // At boot the units of several drives start at once.
+        let start = Instant::now();
+        while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if start.elapsed() > LOCK_WAIT_MAX {
+                let message = format!("another nvme-bind is at work (it holds {path})");
+                return Err(Problem::new(Kind::Failed, message, "wait for it and try again"));
+            }
+            thread::sleep(LOCK_WAIT_STEP);
+        }
         Ok(lock)
     }
 }

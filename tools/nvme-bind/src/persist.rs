@@ -17,13 +17,18 @@ const RULES: &str = "/etc/udev/rules.d";
 const UNITS: &str = "/etc/systemd/system";
 const HEADER: &str = "# Written by nvme-bind; `nvme-bind restore --persist` removes it.";
 
+/// What the command of the unit says besides the drive.
+#[derive(Debug)]
+pub(crate) struct Boot<'a> {
+    pub(crate) exe: &'a str,
+    pub(crate) state_dir: Option<&'a str>,
+    pub(crate) serial: Option<&'a str>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) whole_group: bool,
+}
+
 /// The steps that write all files for `drive`.
-pub(crate) fn files(
-    drive: &Drive,
-    serial: Option<&str>,
-    owner: Option<Owner>,
-    exe: &str,
-) -> Vec<Step> {
+pub(crate) fn files(drive: &Drive, boot: &Boot<'_>) -> Vec<Step> {
     let function = &drive.function;
     let bdf = function.bdf;
     let put = |path: String, body: String| Step::Put {
@@ -40,7 +45,7 @@ pub(crate) fn files(
         put(MODULES.into(), format!("{VFIO}\nvfio_iommu_type1\n")),
         put(MODPROBE.into(), format!("softdep nvme pre: {VFIO}\n")),
         put(format!("{RULES}/60-{}.rules", stem(bdf)), rule),
-        put(format!("{UNITS}/{}.service", stem(bdf)), unit(bdf, serial, owner, exe)),
+        put(format!("{UNITS}/{}.service", stem(bdf)), unit(bdf, boot)),
         Step::Link {
             path: format!("{UNITS}/multi-user.target.wants/{}.service", stem(bdf)),
             target: format!("../{}.service", stem(bdf)),
@@ -67,14 +72,20 @@ fn stem(bdf: Bdf) -> String {
     format!("nvme-bind-{}", bdf.to_string().replace([':', '.'], "-"))
 }
 
-fn unit(bdf: Bdf, serial: Option<&str>, owner: Option<Owner>, exe: &str) -> String {
+fn unit(bdf: Bdf, boot: &Boot<'_>) -> String {
+    let option = |name: &str, value: Option<String>| match value {
+        Some(value) => format!(" --{name} {value}"),
+        None => String::new(),
+    };
+    let id = |id: Option<u32>| id.map(|id| id.to_string());
     let mut arguments = format!("bind {bdf}");
-    if let Some(serial) = serial {
-        arguments.push_str(&format!(" --expect-serial {}", quoted(serial)));
+    arguments += &option("expect-serial", boot.serial.map(quoted));
+    arguments += &option("user", id(boot.owner.and_then(|owner| owner.uid)));
+    arguments += &option("group", id(boot.owner.and_then(|owner| owner.gid)));
+    if boot.whole_group {
+        arguments += " --whole-group";
     }
-    let uid = owner.and_then(|owner| owner.uid).map(|uid| format!(" --user {uid}"));
-    let gid = owner.and_then(|owner| owner.gid).map(|gid| format!(" --group {gid}"));
-    arguments.extend([uid, gid].into_iter().flatten());
+    arguments += &option("state-dir", boot.state_dir.map(quoted));
     // After the mounts: a drive that fstab mounts is then in use, and left alone.
     format!(
         "[Unit]\n\
@@ -88,7 +99,7 @@ fn unit(bdf: Bdf, serial: Option<&str>, owner: Option<Owner>, exe: &str) -> Stri
          \n\
          [Install]\n\
          WantedBy=multi-user.target\n",
-        quoted(exe)
+        quoted(boot.exe)
     )
 }
 

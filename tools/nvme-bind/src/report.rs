@@ -22,10 +22,25 @@ impl Paint {
     }
 }
 
-fn table(header: &[&str]) -> Table {
+/// A terminal that is narrower does not know its width: a serial line says 0.
+const TERMINAL_COLUMNS_MIN: u16 = 60;
+
+fn table(header: &[&str], paint: Paint) -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_preset(NOTHING);
+    if paint.0 {
+        table.enforce_styling();
+    } else {
+        table.force_no_tty();
+    }
+    // Lines of a pipe are never wrapped: a script reads them.
+    if paint.0 && table.width().is_some_and(|columns| columns >= TERMINAL_COLUMNS_MIN) {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    }
     table.set_header(header.iter().map(|text| Cell::new(text).add_attribute(Attribute::Bold)));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
     table
 }
 
@@ -56,7 +71,7 @@ pub(crate) fn binary_size(bytes: u64) -> String {
 }
 
 /// The drives.
-pub(crate) fn list(rows: &[list::Row], serials: bool) -> String {
+pub(crate) fn list(rows: &[list::Row], serials: bool, paint: Paint) -> String {
     if rows.is_empty() {
         return String::new();
     }
@@ -65,7 +80,7 @@ pub(crate) fn list(rows: &[list::Row], serials: bool) -> String {
         header.push("SERIAL");
     }
     header.extend(["SIZE", "DRIVER", "GROUP", "NUMA", "IN USE BY", "NEAREST GPU"]);
-    let mut table = table(&header);
+    let mut table = table(&header, paint);
     for row in rows {
         let mut cells = vec![
             Cell::new(row.bdf),
@@ -113,11 +128,12 @@ fn in_use(uses: &[Use]) -> Cell {
 }
 
 /// What is bound and recorded.
-pub(crate) fn status(rows: &[status::Row]) -> String {
+pub(crate) fn status(rows: &[status::Row], paint: Paint) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let mut table = table(&["BDF", "STATE", "DRIVER", "FORMER", "NODE", "USED BY", "AT BOOT"]);
+    let mut table =
+        table(&["BDF", "STATE", "DRIVER", "FORMER", "NODE", "USED BY", "AT BOOT"], paint);
     for row in rows {
         let mut state = row.state.words().to_owned();
         if row.state.is_half_done() {

@@ -8,7 +8,7 @@ use crate::execute::half_done;
 use crate::journal::{Phase, Record};
 use crate::owner::Owner;
 use crate::pci::{self, Bdf, Function};
-use crate::persist;
+use crate::persist::{self, Boot};
 use crate::plan::{self, Former, Step};
 use crate::problem::{Kind, Problem, Result};
 use crate::usage::{Kind as UseKind, Scene, Usage, Use};
@@ -146,7 +146,7 @@ fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<
     let mut usages = Vec::new();
     let mut refused: Vec<Use> = Vec::new();
     for function in functions.iter().filter(|function| !function.is_vfio()) {
-        let usage = scene.usage(host.root, function, !request.dry_run);
+        let usage = scene.usage(host.root, function, true);
         for found in &usage.uses {
             match found.kind {
                 UseKind::Data => host.note(format!("{}; it stays untouched", found.sentence())),
@@ -211,7 +211,14 @@ fn records(
         record.bytes = drive.bytes().or(before.and_then(|record| record.bytes));
         record.persist = before.map(|record| record.persist.clone()).unwrap_or_default();
         if request.persist && function.is_nvme() {
-            record.persist = persist::files(&drive, record.serial.as_deref(), owner, &host.exe);
+            let boot = Boot {
+                exe: &host.exe,
+                state_dir: host.journal.chosen(),
+                serial: record.serial.as_deref(),
+                owner,
+                whole_group: request.whole_group,
+            };
+            record.persist = persist::files(&drive, &boot);
         }
         records.push(record);
     }

@@ -7,7 +7,7 @@ use super::{Host, Reply};
 use crate::drive::{self, Drive};
 use crate::gpu;
 use crate::pci::Bdf;
-use crate::report;
+use crate::report::{self, Paint};
 use crate::topology::{self, Distance};
 use crate::usage::{Scene, Use};
 
@@ -40,7 +40,7 @@ pub(crate) struct Near {
     pub(crate) distance: Distance,
 }
 
-pub(crate) fn run(host: &Host<'_>, serials: bool) -> Reply {
+pub(crate) fn run(host: &Host<'_>, serials: bool, paint: Paint) -> Reply {
     let root = host.root;
     let scene = Scene::read(root);
     let gpus = gpu::gpus(root);
@@ -84,5 +84,5 @@ pub(crate) fn run(host: &Host<'_>, serials: bool) -> Reply {
     if rows.is_empty() {
         host.note("no NVMe drive on the PCI bus; `nvme-bind doctor` looks at the rest");
     }
-    Reply::new(report::list(&rows, serials), json!({ "drives": rows }))
+    Reply::new(report::list(&rows, serials, paint), json!({ "drives": rows }))
 }

@@ -7,7 +7,7 @@ use super::{Host, Reply};
 use crate::journal::{Phase, Record};
 use crate::pci::{self, Bdf, Function};
 use crate::problem::Kind;
-use crate::report;
+use crate::report::{self, Paint};
 use crate::usage::{Scene, Use};
 
 /// A line of the status.
@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-pub(crate) fn run(host: &Host<'_>) -> Reply {
+pub(crate) fn run(host: &Host<'_>, paint: Paint) -> Reply {
     let root = host.root;
     let (records, wrong) = host.journal.read(root);
     host.warn_about(&wrong);
@@ -89,7 +89,7 @@ pub(crate) fn run(host: &Host<'_>) -> Reply {
     rows.sort_by_key(|row| row.bdf);
     let half_done = rows.iter().any(|row| row.state.is_half_done());
     let mut reply = Reply::new(
-        report::status(&rows),
+        report::status(&rows, paint),
         json!({ "drives": rows, "half_done": half_done, "unreadable": wrong }),
     );
     if half_done {

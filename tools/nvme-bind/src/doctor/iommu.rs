@@ -15,10 +15,7 @@ pub(super) fn present(patient: &Patient<'_>) -> Finding {
     let units = patient.root.names("/sys/class/iommu");
     let groups = patient.root.names("/sys/kernel/iommu_groups").len();
     if !units.is_empty() && groups > 0 {
-        return finding.says(
-            Verdict::Ok,
-            format!("{} units ({}), {groups} groups", units.len(), units.join(" ")),
-        );
+        return finding.says(Verdict::Ok, format!("{} with {groups} groups", units.join(" ")));
     }
     if groups > 0 {
         return finding.says(Verdict::Ok, format!("{groups} groups"));

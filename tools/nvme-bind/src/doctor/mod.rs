@@ -130,7 +130,8 @@ fn machine(patient: &Patient<'_>) -> Finding {
     if flags.is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor")) {
         let found = format!("a virtual machine with Linux {kernel}");
         let mend = "only what the hypervisor passes through can be bound: it must give this \
-                    machine the drive, the GPU, and an IOMMU (QEMU: -device intel-iommu,intremap=on)";
+                    machine the drive, the GPU, and an IOMMU (QEMU: -device \
+                    intel-iommu,intremap=on)";
         return finding.says(Verdict::Warn, found).mend(mend);
     }
     finding.says(Verdict::Ok, format!("Linux {kernel}"))

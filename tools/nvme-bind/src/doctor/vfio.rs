@@ -59,7 +59,8 @@ pub(super) fn node(patient: &Patient<'_>) -> Finding {
     let root = patient.root;
     let Some((uid, gid, mode)) = root.owner("/dev/vfio/vfio") else {
         let found = "/dev/vfio/vfio is not there";
-        return finding.says(Verdict::Fail, found).mend("modprobe vfio-pci vfio_iommu_type1");
+        let mend = "modprobe -a vfio-pci vfio_iommu_type1, once the modules are there";
+        return finding.says(Verdict::Fail, found).mend(mend);
     };
     let found = format!("/dev/vfio/vfio is {uid}:{gid} {mode:04o}");
     if !root.exists("/sys/module/vfio_iommu_type1") && root.exists("/dev/iommu") {

@@ -4,6 +4,7 @@ use super::fixture::{FREE, Fixture, GPU, NETWORK, SHARED, SYSTEM};
 use super::kernel::{Fault, Kernel};
 use crate::command::{bind, release, status};
 use crate::problem::Kind;
+use crate::report::Paint;
 
 pub(super) fn request(devices: &[&str]) -> bind::Request {
     let devices = devices.iter().map(|&device| device.to_owned()).collect();
@@ -38,7 +39,7 @@ fn a_free_drive_goes_to_vfio_and_back() {
     ];
     assert_eq!(*kernel.writes.borrow(), writes);
     assert_eq!(fixture.root.text("/dev/vfio/12").as_deref(), Some("1000 0600"));
-    let shown = status::run(&kernel.host());
+    let shown = status::run(&kernel.host(), Paint(false));
     assert!(shown.code == 0 && shown.text.contains("bound"), "{}", shown.text);
 
     let request = release::Request { devices: vec![FREE.into()], ..Default::default() };
@@ -154,7 +155,7 @@ fn a_drive_bound_by_others_can_be_given_back() {
     bind::run(&kernel.host(), &request(&[FREE])).unwrap();
     let record = format!("/run/nvme-bind/{FREE}.drive.json");
     std::fs::remove_file(fixture.root.at(&record)).unwrap();
-    let shown = status::run(&kernel.host());
+    let shown = status::run(&kernel.host(), Paint(false));
     assert!(shown.text.contains("not by nvme-bind"), "{}", shown.text);
     let wanted = release::Request { devices: vec![FREE.into()], ..Default::default() };
     assert_eq!(release::restore(&kernel.host(), &wanted).unwrap_err().kind, Kind::Usage);

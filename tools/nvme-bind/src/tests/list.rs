@@ -13,7 +13,7 @@ use crate::topology::{Meeting, nearest};
 fn drives_are_listed_with_users_and_neighbours() {
     let fixture = Fixture::server();
     let kernel = Kernel::new(&fixture, Fault::None);
-    let reply = list::run(&kernel.host(), true);
+    let reply = list::run(&kernel.host(), true, Paint(false));
     let rows: Vec<&str> = reply.text.lines().collect();
     assert_eq!(rows.len(), 4, "{}", reply.text);
     let words = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();

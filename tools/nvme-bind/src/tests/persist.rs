@@ -4,6 +4,7 @@ use super::bind::request;
 use super::fixture::{FREE, Fixture};
 use super::kernel::{Fault, Kernel};
 use crate::command::{bind, release, status};
+use crate::report::Paint;
 
 const UNIT: &str = "/etc/systemd/system/nvme-bind-0000-67-00-0.service";
 const RULE: &str = "/etc/udev/rules.d/60-nvme-bind-0000-67-00-0.rules";
@@ -44,7 +45,7 @@ fn a_plain_release_keeps_them_and_persist_removes_them() {
     bind::run(&kernel.host(), &wanted()).unwrap();
     release::restore(&kernel.host(), &release::Request::default()).unwrap();
     assert!(fixture.root.exists(UNIT));
-    let shown = status::run(&kernel.host());
+    let shown = status::run(&kernel.host(), Paint(false));
     assert!(shown.text.contains("released until the next boot"), "{}", shown.text);
     let forget =
         release::Request { devices: vec![FREE.into()], persist: true, ..Default::default() };
@@ -66,7 +67,7 @@ fn the_unit_of_the_next_boot_finds_its_way_and_back() {
         ..request(&[FREE])
     };
     bind::run(&kernel.host(), &unit).unwrap();
-    let shown = status::run(&kernel.host());
+    let shown = status::run(&kernel.host(), Paint(false));
     assert!(shown.text.contains("bound again") && shown.code == 0, "{}", shown.text);
     let forget = release::Request { persist: true, ..Default::default() };
     let reply = release::restore(&kernel.host(), &forget).unwrap();
@@ -88,6 +89,9 @@ fn files_of_two_drives_stay_until_the_second_is_gone() {
         let request = release::Request { devices, persist: true, ..Default::default() };
         release::restore(&kernel.host(), &request).unwrap();
     };
+    // Either unit may come first, and each must be able to take the group.
+    let unit = fixture.root.text(UNIT.replace("67", "6a")).unwrap();
+    assert!(unit.contains("--expect-serial SN-nvme2 --whole-group\n"), "{unit}");
     forget(&[FREE]);
     assert!(!fixture.root.exists(UNIT) && !fixture.root.exists(RULE));
     assert!(fixture.root.exists("/etc/modprobe.d/nvme-bind.conf"));

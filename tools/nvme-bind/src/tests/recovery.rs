@@ -5,6 +5,7 @@ use super::fixture::{FREE, Fixture, SHARED};
 use super::kernel::{Fault, Kernel};
 use crate::command::{bind, release, status};
 use crate::problem::Kind;
+use crate::report::Paint;
 
 /// Everything at once: two drives, a whole group, an owner, files for the next boot.
 fn wanted() -> bind::Request {
@@ -53,7 +54,7 @@ fn restore_recovers_from_a_crash_at_every_operation() {
             assert!(kernel.is_dead() && problem.is_err(), "{fault:?}");
 
             let kernel = Kernel::new(&fixture, Fault::None);
-            let shown = status::run(&kernel.host());
+            let shown = status::run(&kernel.host(), Paint(false));
             let is_last = fault == Fault::CrashAfter(count - 1);
             if fixture.snapshot() != before && !is_last {
                 assert_eq!(shown.code, Kind::HalfDone.exit_code(), "{fault:?}\n{}", shown.text);
@@ -66,7 +67,7 @@ fn restore_recovers_from_a_crash_at_every_operation() {
             let (outcome, _) = restore(&fixture, Fault::None);
             assert!(outcome.is_ok(), "{fault:?}: {outcome:?}");
             assert_eq!(fixture.snapshot(), before, "{fault:?}");
-            assert_eq!(status::run(&kernel.host()).text, "", "{fault:?}");
+            assert_eq!(status::run(&kernel.host(), Paint(false)).text, "", "{fault:?}");
         }
     }
     assert!(half_done >= 2 * (count - 2), "{half_done} of {count}");
@@ -145,7 +146,7 @@ fn a_reboot_ends_what_was_half_done() {
     restore(&fixture, Fault::None).0.unwrap();
     fixture.file(&record, &text);
     fixture.file("/proc/sys/kernel/random/boot_id", "boot-2");
-    let shown = status::run(&kernel.host());
+    let shown = status::run(&kernel.host(), Paint(false));
     assert!(shown.code == 0 && shown.text.contains("earlier boot"), "{}", shown.text);
     let operations = kernel.operations();
     bind::run(&kernel.host(), &request(&[FREE])).unwrap();
@@ -158,7 +159,7 @@ fn a_record_that_cannot_be_read_is_named() {
     fixture.file("/run/nvme-bind/0000:01:00.0.drive.json", "{ \"version\": 1,");
     let kernel = Kernel::new(&fixture, Fault::None);
     let host = kernel.host();
-    status::run(&host);
+    status::run(&host, Paint(false));
     let notes = host.notes.borrow().join("\n");
     assert!(notes.contains("0000:01:00.0.drive.json cannot be read"), "{notes}");
 }

@@ -100,6 +100,13 @@ const CASES: &[Case] = &[
     (|f| f.process(88, "spdk", &["/dev/ng0n1"]), &["ng0n1: open in spdk (pid 88)"]),
     (|f| f.process(88, "nvme", &["/dev/nvme0"]), &["nvme0: open in nvme (pid 88)"]),
     (
+        |f| {
+            f.folder(&format!("/sys/bus/pci/devices/{FREE}/uio/uio3"));
+            f.process(88, "spdk", &["/dev/uio3"]);
+        },
+        &["uio3: open in spdk (pid 88)"],
+    ),
+    (
         // Known by udev only, because the device cannot be read.
         |f| {
             std::fs::remove_file(f.root.at("/dev/nvme0n1")).unwrap();

@@ -187,6 +187,8 @@ impl Scene {
     fn nodes_in_use(&self, root: &Root, function: &Function, disks: &[Block]) -> Vec<Use> {
         let folder = pci::sysfs(function.bdf);
         let mut names = root.names(format!("{folder}/nvme"));
+        // What other userspace drivers have open, on machines without an IOMMU.
+        names.extend(root.names(format!("{folder}/uio")));
         let mut numbers = Vec::new();
         for disk in disks {
             for node in disks::stack(root, disk).into_iter().filter(|node| node.is_own) {
