@@ -12,8 +12,9 @@ pub(super) fn memlock(patient: &Patient<'_>) -> Finding {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let soft = line.and_then(|line| line.split_whitespace().next());
     let mend = "VFIO locks all memory that a drive may reach, and counts it: `ulimit -l \
-                unlimited`, for good in /etc/security/limits.d (`@kvcache - memlock unlimited`), for \
-                a service with LimitMEMLOCK=infinity, for a container with --ulimit memlock=-1";
+                unlimited`; for good in /etc/security/limits.d (`@kvcache - memlock \
+                unlimited`), for a service with LimitMEMLOCK=infinity, for a container with \
+                --ulimit memlock=-1";
     match soft {
         None => finding.says(Verdict::Skip, "no limit is shown"),
         Some("unlimited") => finding.says(Verdict::Ok, "unlimited for this shell"),
