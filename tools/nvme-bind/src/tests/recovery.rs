@@ -74,6 +74,19 @@ fn restore_recovers_from_a_crash_at_every_operation() {
 }
 
 #[test]
+fn status_names_the_step_before_which_it_stopped() {
+    let fixture = Fixture::server();
+    // Each operation before the probe: the record, then two modules, the override and the unbind,
+    // each with the record after it.
+    let kernel = Kernel::new(&fixture, Fault::CrashBefore(9));
+    bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
+    let shown = status::run(&Kernel::new(&fixture, Fault::None).host(), Paint(false));
+    assert!(shown.text.contains("half-done bind (4 of 6 steps)"), "{}", shown.text);
+    let next = format!("{FREE} stopped before: echo {FREE} > /sys/bus/pci/drivers_probe");
+    assert!(shown.text.ends_with(&next), "{}", shown.text);
+}
+
+#[test]
 fn a_restore_that_crashes_can_be_repeated() {
     let (bind_count, restore_count) = operations();
     let fixture = Fixture::server();
