@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use gio_uring::{ExecutorError, IoExecutor};
-use nvme_driver::{Clock, Controller, Nanos};
+use nvme_driver::{Clock, Controller, Nanos, QueueMemory};
 use nvme_spec::ids::{Lba, Nsid};
 
 use crate::{registration::KvPool, shape::KvShape};
@@ -20,12 +20,15 @@ pub struct StoreDevice {
     pub nsid: Option<Nsid>,
     /// First LBA and number of LBAs of the data region; the whole namespace if `None`.
     pub region: Option<(Lba, u64)>,
+    /// Where its queues live, one entry for each; memory of the controller's address space if
+    /// empty.
+    pub queue_memory: Vec<QueueMemory>,
 }
 
 impl From<Controller> for StoreDevice {
     /// All of the first namespace.
     fn from(controller: Controller) -> Self {
-        Self { controller, nsid: None, region: None }
+        Self { controller, nsid: None, region: None, queue_memory: Vec::new() }
     }
 }
 

@@ -206,7 +206,7 @@ fn check(
 
 /// Chooses namespace and region, and creates the queues.
 fn prepare(at: usize, device: StoreDevice, options: &StoreOptions) -> Result<Device, StoreError> {
-    let StoreDevice { mut controller, nsid, region } = device;
+    let StoreDevice { mut controller, nsid, region, queue_memory } = device;
     let index = DeviceIndex(at as u32);
     let driver = |source| StoreError::Driver { device: index, source };
     let Some(nsid) = nsid.or_else(|| controller.namespaces().first().map(|space| space.nsid))
@@ -226,9 +226,18 @@ fn prepare(at: usize, device: StoreDevice, options: &StoreOptions) -> Result<Dev
     }
     let region = Region { first, lbas, lba_shift: space.lba_shift };
     let depth = options.queue_depth.min(1 << controller.info().entries_max.ilog2());
+    if !queue_memory.is_empty() && queue_memory.len() != usize::from(options.queues_per_device) {
+        let (given, queues) = (queue_memory.len(), options.queues_per_device);
+        let problem = format!("memory was given for {given} queues, but {queues} are to be made");
+        return config_error("queue_memory", problem);
+    }
     let mut queues = Vec::new();
-    for _ in 0..options.queues_per_device {
-        queues.push(controller.create_queue_pair(depth).map_err(driver)?);
+    for at in 0..usize::from(options.queues_per_device) {
+        let made = match queue_memory.get(at) {
+            Some(memory) => controller.create_queue_pair_in(memory.clone()),
+            None => controller.create_queue_pair(depth),
+        };
+        queues.push(made.map_err(driver)?);
     }
     Ok(Device { controller, nsid, region, queues })
 }
