@@ -5,3 +5,4 @@ pub mod ci;
 pub mod lint;
 pub mod loom;
 pub mod test;
+pub mod vm;

@@ -24,6 +24,7 @@ mod needs;
 mod report;
 mod step;
 mod tally;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -56,9 +57,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test
+    /// Run all that CI runs: lint, then test, then vm
     ///
-    /// A machine without a C++ compiler gets one where that is possible (Debian, as root).
+    /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root).
     Ci(RunArgs),
     /// Check formatting, clippy, rustdoc and the tidy rules
     Lint(RunArgs),
@@ -68,6 +69,11 @@ enum Command {
     ///
     /// Built into a target folder of its own, because `--cfg loom` changes every dependency.
     Loom(RunArgs),
+    /// Run the driver, nvme-bind and a replay in a virtual machine, through VFIO
+    ///
+    /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM. Installs QEMU
+    /// where that is possible (Debian, as root); needs neither hardware nor rights otherwise.
+    Vm(command::vm::VmArgs),
     /// Run one benchmark
     ///
     /// Without a name, the benchmark program lists what it has.
@@ -98,6 +104,7 @@ fn main() -> ExitCode {
         Command::Lint(args) => command::lint::run(args),
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),
+        Command::Vm(args) => command::vm::run(&args),
         Command::Bench(args) => command::bench::run(&args),
     };
     done.unwrap_or_else(|error| {

@@ -17,25 +17,37 @@ pub fn cxx_compiler() -> Result<()> {
     if std::env::var_os("CXX").is_some() || is_installed("c++") {
         return Ok(());
     }
+    install("c++", "g++", "neither `c++` on the PATH nor $CXX")
+}
+
+/// Makes sure of a program that is in Debian's `package`.
+pub fn program(program: &str, package: &str) -> Result<()> {
+    if is_installed(program) {
+        return Ok(());
+    }
+    install(program, package, &format!("no `{program}` on the PATH"))
+}
+
+fn install(program: &str, package: &str, missing: &str) -> Result<()> {
     if !rustix::process::geteuid().is_root() || !Path::new("/usr/bin/apt-get").exists() {
         bail!(
-            "no C++ compiler: neither `c++` on the PATH nor $CXX\n  \
-             hint: install one, such as `sudo apt-get install g++`, and run this again"
+            "{missing}\n  \
+             hint: install it, such as with `sudo apt-get install {package}`, and run this again"
         );
     }
-    let install = "apt-get install -y --no-install-recommends g++";
-    eprintln!("no C++ compiler (`c++`) on the PATH; we are root, so install one:");
+    let install = format!("apt-get install -y --no-install-recommends {package}");
+    eprintln!("{missing}; we are root, so install it:");
     // A new machine has no package lists, an old one may have stale ones: update, and try again.
-    if !(succeeds(install) || succeeds("apt-get update") && succeeds(install))
-        || !is_installed("c++")
+    if !(succeeds(&install) || succeeds("apt-get update") && succeeds(&install))
+        || !is_installed(program)
     {
-        bail!("no C++ compiler, and `{install}` gave none\n  hint: its output is above");
+        bail!("{missing}, and `{install}` gave none\n  hint: its output is above");
     }
     Ok(())
 }
 
 /// Shows a command line of plain words, and runs it.
-fn succeeds(line: &str) -> bool {
+pub fn succeeds(line: &str) -> bool {
     eprintln!("    $ {line}");
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or("true");

@@ -1,0 +1,109 @@
+//! `nvme-bind` killed in the middle, and two of it at the same time.
+
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{NVME, VFIO, as_at_boot, entry, journals, nvme_bind};
+use crate::hardware::{DRIVE_A, DRIVE_B};
+use crate::pci;
+use crate::program;
+
+/// Moments, spread over the time that a whole run takes.
+const MOMENTS: u32 = 16;
+
+/// Kills a bind, and then an unbind, at every moment there is. `status` must tell the truth, and
+/// one `restore` must bring everything back.
+pub fn killed_at_any_moment() -> Result<()> {
+    as_at_boot()?;
+    let time = |arguments: &[&str]| -> Result<Duration> {
+        let start = Instant::now();
+        nvme_bind(arguments)?.success()?;
+        Ok(start.elapsed())
+    };
+    let bind = time(&["bind", DRIVE_A])?;
+    let unbind = time(&["unbind", DRIVE_A])?;
+    let (mut half_done, mut bound) = (0, 0);
+    for moment in 0..MOMENTS {
+        let is_bind = moment % 2 == 0;
+        let (command, whole) = if is_bind { ("bind", bind) } else { ("unbind", unbind) };
+        if !is_bind {
+            nvme_bind(&["bind", DRIVE_A])?.success()?;
+        }
+        // Most of the time goes into starting the program and looking around; the steps come last.
+        let delay = whole.mul_f64(0.4 + 0.6 * f64::from(moment) / f64::from(MOMENTS));
+        kill_after(&[command, DRIVE_A], delay)?;
+        let what = format!("{command} killed after {delay:?} of {whole:?}");
+        // A write that a driver's removal waits in ends later than the process that made it.
+        thread::sleep(Duration::from_millis(50));
+        let status = nvme_bind(&["status", "--json"])?;
+        let answer = status.json().with_context(|| what.clone())?;
+        if answer["half_done"] == true {
+            half_done += 1;
+            ensure!(status.code == Some(5), "{what}: {status:?}");
+            let refused = nvme_bind(&["bind", DRIVE_A])?.with_code(5)?;
+            ensure!(refused.err.contains("restore"), "{what}: {}", refused.err);
+        } else {
+            ensure!(status.code == Some(0), "{what}: {status:?}");
+            bound += u32::from(pci::driver(DRIVE_A).as_deref() == VFIO);
+        }
+        nvme_bind(&["restore"])?.success().with_context(|| what.clone())?;
+        as_at_boot().with_context(|| what)?;
+    }
+    println!("of {MOMENTS} killed runs {half_done} were half-done and {bound} left it bound");
+    ensure!(half_done > 0, "no run was killed in the middle; the moments are wrong");
+    Ok(())
+}
+
+fn kill_after(arguments: &[&str], delay: Duration) -> Result<()> {
+    let mut child = program::start("nvme-bind", arguments)?;
+    thread::sleep(delay);
+    child.kill()?;
+    child.wait()?;
+    Ok(())
+}
+
+/// One of the two does it. The other one says so, or finds it done.
+pub fn two_at_once_on_one_drive() -> Result<()> {
+    as_at_boot()?;
+    for round in 0..4 {
+        let runs = at_once(&["bind", DRIVE_A], &["bind", DRIVE_A])?;
+        ensure!(runs.contains(&Some(0)), "round {round}: neither did it: {runs:?}");
+        for code in runs {
+            ensure!(code == Some(0) || code == Some(1), "round {round}: {code:?}");
+        }
+        ensure!(pci::driver(DRIVE_A).as_deref() == VFIO);
+        let status = nvme_bind(&["status", "--json"])?.success()?.json()?;
+        ensure!(entry(&status, DRIVE_A)?["state"] == "bound", "{status}");
+        ensure!(entry(&status, DRIVE_A)?["former"] == "nvme", "{status}");
+        // And back, by two again.
+        let runs = at_once(&["restore"], &["unbind", DRIVE_A])?;
+        ensure!(runs.contains(&Some(0)), "round {round}: neither gave it back: {runs:?}");
+        as_at_boot().with_context(|| format!("round {round}: {runs:?}"))?;
+    }
+    Ok(())
+}
+
+pub fn two_at_once_on_two_drives() -> Result<()> {
+    as_at_boot()?;
+    let runs = at_once(&["bind", DRIVE_A], &["bind", DRIVE_B])?;
+    for (bdf, code) in [DRIVE_A, DRIVE_B].into_iter().zip(runs) {
+        let wanted = if code == Some(0) { VFIO } else { NVME };
+        ensure!(pci::driver(bdf).as_deref() == wanted, "{bdf}: {code:?}");
+    }
+    ensure!(runs.contains(&Some(0)), "{runs:?}");
+    let records = journals().len();
+    ensure!(records == runs.iter().filter(|code| **code == Some(0)).count(), "{records} journals");
+    nvme_bind(&["restore"])?.success()?;
+    let lock = fs::metadata("/run/nvme-bind/lock");
+    ensure!(lock.is_ok(), "nothing was locked");
+    as_at_boot()
+}
+
+/// Exit codes of two runs that start together.
+fn at_once(first: &[&str], second: &[&str]) -> Result<[Option<i32>; 2]> {
+    let mut first = program::start("nvme-bind", first)?;
+    let mut second = program::start("nvme-bind", second)?;
+    Ok([first.wait()?.code(), second.wait()?.code()])
+}

@@ -1,0 +1,109 @@
+//! Which driver has which function, read and changed without the program under test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::program;
+
+const VFIO: &str = "vfio-pci";
+
+/// The folder of a function.
+pub fn folder(bdf: &str) -> PathBuf {
+    Path::new("/sys/bus/pci/devices").join(bdf)
+}
+
+/// The driver that has a function.
+pub fn driver(bdf: &str) -> Option<String> {
+    link_name(&folder(bdf).join("driver"))
+}
+
+/// The IOMMU group of a function.
+pub fn group(bdf: &str) -> Result<String> {
+    link_name(&folder(bdf).join("iommu_group"))
+        .with_context(|| format!("{bdf} is in no IOMMU group"))
+}
+
+/// A file of a function, without the newline.
+pub fn attribute(bdf: &str, name: &str) -> Result<String> {
+    let path = folder(bdf).join(name);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(text.trim().to_owned())
+}
+
+/// The kernel's names of the disks of an NVMe function: one for each namespace, by number.
+pub fn disks(bdf: &str) -> Result<Vec<String>> {
+    let mut disks = Vec::new();
+    for controller in names(&folder(bdf).join("nvme"))? {
+        let found = names(&folder(bdf).join("nvme").join(&controller))?;
+        disks.extend(found.into_iter().filter(|name| name.starts_with(&format!("{controller}n"))));
+    }
+    disks.sort();
+    Ok(disks)
+}
+
+/// Waits until `bdf` has `driver`: the kernel probes drives in the background.
+pub fn wait_for_driver(bdf: &str, wanted: Option<&str>) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(10);
+    while driver(bdf).as_deref() != wanted {
+        ensure!(Instant::now() < until, "{bdf} has {:?}, not {wanted:?}", driver(bdf));
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Waits for the disks of a drive to be there.
+pub fn wait_for_disks(bdf: &str, number: usize) -> Result<Vec<String>> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let disks = disks(bdf).unwrap_or_default();
+        if disks.len() == number && disks.iter().all(|disk| Path::new("/dev").join(disk).exists()) {
+            return Ok(disks);
+        }
+        if Instant::now() > until {
+            bail!("{bdf} has the disks {disks:?}, not {number}");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Loads what VFIO consists of.
+pub fn load_vfio() -> Result<()> {
+    for module in [VFIO, "vfio_iommu_type1"] {
+        program::run("modprobe", &[module])?.success()?;
+    }
+    ensure!(Path::new("/dev/vfio/vfio").exists(), "there is no /dev/vfio/vfio");
+    Ok(())
+}
+
+/// Gives functions to vfio-pci.
+pub fn give_to_vfio(functions: &[&str]) -> Result<()> {
+    load_vfio()?;
+    for bdf in functions {
+        if driver(bdf).as_deref() == Some(VFIO) {
+            continue;
+        }
+        ensure!(driver(bdf).is_none(), "{bdf} has {:?}", driver(bdf));
+        fs::write(folder(bdf).join("driver_override"), VFIO).context("driver_override")?;
+        fs::write("/sys/bus/pci/drivers_probe", bdf).context("drivers_probe")?;
+        wait_for_driver(bdf, Some(VFIO))?;
+    }
+    Ok(())
+}
+
+/// The sorted names in a folder.
+pub fn names(folder: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn link_name(path: &Path) -> Option<String> {
+    let target = fs::read_link(path).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}

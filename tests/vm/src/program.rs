@@ -1,0 +1,71 @@
+//! Other programs, and this one in another part.
+
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// First argument of a process that plays a part in a test.
+pub const ROLE: &str = "role";
+
+/// What a program left behind.
+#[derive(Debug)]
+pub struct Ran {
+    pub line: String,
+    /// None if a signal ended it.
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    /// Itself, if it ended with 0.
+    pub fn success(self) -> Result<Self> {
+        self.with_code(0)
+    }
+
+    /// Itself, if it ended with this code.
+    pub fn with_code(self, code: i32) -> Result<Self> {
+        ensure!(
+            self.code == Some(code),
+            "`{}` ended with {:?}, not {code}: {} {}",
+            self.line,
+            self.code,
+            self.out.trim(),
+            self.err.trim()
+        );
+        Ok(self)
+    }
+
+    /// Its answer, if it was JSON.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.out)
+            .with_context(|| format!("`{}` answers `{}`", self.line, self.out))
+    }
+}
+
+/// Runs a program to its end.
+pub fn run(program: &str, arguments: &[&str]) -> Result<Ran> {
+    let line = format!("{program} {}", arguments.join(" "));
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run `{line}`"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Ran {
+        line,
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    })
+}
+
+/// Starts a program whose output nobody needs.
+pub fn start(program: &str, arguments: &[&str]) -> Result<Child> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().with_context(|| format!("cannot run {program} {}", arguments.join(" ")))
+}
+
+/// What this program does when a test started it in another part.
+pub fn play(words: &[String]) -> Result<ExitCode> {
+    bail!("no part {words:?}")
+}

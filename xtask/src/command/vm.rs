@@ -1,0 +1,125 @@
+//! `cargo xtask vm`: the driver's tests in a virtual machine.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::EXIT_STEP_FAILED;
+use crate::needs;
+use crate::step::Step;
+use crate::tally::Tally;
+use crate::vm::{self, Ended, Prepared, SUITES, Suite, Wishes};
+
+#[derive(Args)]
+pub struct VmArgs {
+    /// Run only this suite; may be given more than once [default: all]
+    #[arg(long, value_name = "NAME")]
+    suite: Vec<String>,
+    /// Run only the tests with this in their name
+    #[arg(long, value_name = "TEXT")]
+    test: Option<String>,
+    /// Show the suites and stop
+    #[arg(long, conflicts_with_all = ["suite", "shell"])]
+    list: bool,
+    /// Leave the drives' files in target/vm/run
+    #[arg(long)]
+    keep: bool,
+    /// Boot into a shell on this terminal; Ctrl-A X ends it
+    #[arg(long, conflicts_with_all = ["suite", "test"])]
+    shell: bool,
+    /// With --shell: let the kernel's own driver have the drives
+    #[arg(long, requires = "shell")]
+    nvme: bool,
+    /// Show all that the guest says
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// The step of `cargo xtask ci`. A process of its own, so that its deadline can end QEMU, too.
+pub fn step() -> Step {
+    Step::cargo("vm", "xtask vm").tests_at_least(1)
+}
+
+pub fn run(args: &VmArgs) -> Result<ExitCode> {
+    if args.list {
+        SUITES.iter().for_each(|suite| println!("{:<8} {}", suite.name, suite.about));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let suites = chosen(&args.suite)?;
+    needs::cxx_compiler()?;
+    let prepared = Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno))?;
+    if args.shell {
+        vm::shell(&prepared, args.nvme)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wishes = Wishes { verbose: args.verbose, keep: args.keep, filter: args.test.as_deref() };
+    let (mut total, mut again) = (Tally::default(), Vec::new());
+    for suite in suites {
+        eprintln!("\n==> {}: {}", suite.name, suite.about);
+        let ended = suite.run(&prepared, wishes)?;
+        println!("{}", result(&ended));
+        if let Some(wrong) = &ended.wrong {
+            eprintln!("==> {}: {wrong}", suite.name);
+        }
+        if ended.tally.failed > 0 {
+            let log = prepared.log(suite.name);
+            again.push(format!("{}: the console is in {}", suite.name, log.display()));
+        }
+        total += ended.tally;
+    }
+    again.iter().for_each(|line| eprintln!("{line}"));
+    println!("{total}");
+    Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Suite>> {
+    if names.is_empty() {
+        return Ok(SUITES.iter().collect());
+    }
+    let mut suites = Vec::new();
+    for name in names {
+        match SUITES.iter().find(|suite| suite.name == name) {
+            Some(suite) => suites.push(suite),
+            None => {
+                let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+                bail!("there is no suite `{name}`\n  hint: there are {}", known.join(", "));
+            }
+        }
+    }
+    Ok(suites)
+}
+
+/// In libtest's words, which the steps of a longer run are counted by.
+fn result(ended: &Ended) -> String {
+    let Tally { passed, failed, skipped } = ended.tally;
+    let word = if failed > 0 { "FAILED" } else { "ok" };
+    let seconds = ended.took.as_secs_f64();
+    format!(
+        "test result: {word}. {passed} passed; {failed} failed; {skipped} ignored; \
+         finished in {seconds:.1}s"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_longer_run_can_count_what_this_one_prints() {
+        let tally = Tally { passed: 7, failed: 1, skipped: 2 };
+        let ended = Ended { tally, wrong: None, took: Duration::from_millis(4500) };
+        assert_eq!(Tally::of_line(&result(&ended)), tally);
+        // The last line of a run is a sum, and must not count again.
+        assert_eq!(Tally::of_line(&tally.to_string()), Tally::default());
+    }
+
+    #[test]
+    fn an_unknown_suite_is_answered_with_those_there_are() {
+        let error = chosen(&["none".into()]).unwrap_err().to_string();
+        assert!(error.contains("none") && error.contains("bind"), "{error}");
+        assert_eq!(chosen(&[]).unwrap().len(), SUITES.len());
+    }
+}

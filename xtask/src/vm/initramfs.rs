@@ -1,0 +1,114 @@
+//! The archive that the guest boots from: busybox, the modules of VFIO, the programs, and `/init`.
+
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::vm::install::Packages;
+
+const INIT: &str = include_str!("init.sh");
+/// Folders and files of the kernel's modules, in which all that VFIO needs is found whatever the
+/// version calls its parts.
+const MODULES: &[&str] = &["kernel/drivers/vfio", "kernel/virt/lib", "kernel/drivers/iommu"];
+
+/// Packs the archive anew; that takes less time than finding out whether it is needed.
+pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<PathBuf> {
+    let tree = folder.join("initramfs");
+    if tree.exists() {
+        fs::remove_dir_all(&tree)?;
+    }
+    let bin = tree.join("bin");
+    fs::create_dir_all(&bin)?;
+    fs::copy(&packages.busybox, bin.join("busybox"))?;
+    for program in programs {
+        let name = program.file_name().unwrap_or_default();
+        fs::copy(program, bin.join(name))
+            .with_context(|| format!("cannot copy {}", program.display()))?;
+    }
+    modules(&tree, packages)?;
+    fs::write(tree.join("init"), INIT)?;
+    fs::set_permissions(tree.join("init"), Permissions::from_mode(0o755))?;
+    let archive = folder.join("initramfs.cpio");
+    archive_tree(&packages.busybox, &tree, &archive)?;
+    Ok(archive)
+}
+
+fn modules(tree: &Path, packages: &Packages) -> Result<()> {
+    let version = packages.modules.file_name().unwrap_or_default();
+    let to = tree.join("lib/modules").join(version);
+    for part in MODULES {
+        let from = packages.modules.join(part);
+        if from.exists() {
+            copy_modules(&packages.busybox, &from, &to.join(part))?;
+        }
+    }
+    // depmod asks for both.
+    for name in ["modules.builtin", "modules.order"] {
+        fs::copy(packages.modules.join(name), to.join(name))?;
+    }
+    let mut depmod = Command::new(&packages.busybox);
+    done(depmod.arg("depmod").arg("-b").arg(tree).arg(version), "depmod")
+}
+
+fn copy_modules(busybox: &Path, from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)?.flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if path.is_dir() {
+            copy_modules(busybox, &path, &to.join(name))?;
+        } else if path.extension().is_some_and(|end| end == "xz") {
+            let plain = File::create(to.join(name).with_extension(""))?;
+            done(Command::new(busybox).arg("xzcat").arg(&path).stdout(plain), "xzcat")?;
+        } else {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Not compressed: QEMU reads it faster than the guest would unpack it.
+fn archive_tree(busybox: &Path, tree: &Path, archive: &Path) -> Result<()> {
+    let mut names = Vec::new();
+    list(tree, tree, &mut names)?;
+    names.sort();
+    let mut cpio = Command::new(busybox)
+        .args(["cpio", "-o", "-H", "newc", "-R", "0:0"])
+        .current_dir(tree)
+        .stdin(Stdio::piped())
+        .stdout(File::create(archive)?)
+        .stderr(Stdio::null())
+        .spawn()
+        .context("cannot run busybox cpio")?;
+    if let Some(mut input) = cpio.stdin.take() {
+        input.write_all(names.join("\n").as_bytes())?;
+        input.write_all(b"\n")?;
+    }
+    let status = cpio.wait()?;
+    if !status.success() {
+        bail!("packing the initramfs failed ({status})");
+    }
+    Ok(())
+}
+
+fn list(root: &Path, folder: &Path, names: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        names.push(path.strip_prefix(root)?.to_string_lossy().into_owned());
+        if path.is_dir() {
+            list(root, &path, names)?;
+        }
+    }
+    Ok(())
+}
+
+fn done(command: &mut Command, what: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot run busybox {what}"))?;
+    if !status.success() {
+        bail!("busybox {what} failed ({status})");
+    }
+    Ok(())
+}

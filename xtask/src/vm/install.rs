@@ -1,0 +1,166 @@
+//! QEMU on this machine, and what runs inside the guest: a kernel and busybox, unpacked and not
+//! installed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::needs;
+
+const QEMU: &str = "qemu-system-x86_64";
+/// Depends on the current kernel without drivers for hardware, which has all that we need.
+const KERNEL: &str = "linux-image-cloud-amd64";
+
+/// Files of packages, in `target/vm/packages`.
+#[derive(Debug)]
+pub struct Packages {
+    /// The compressed kernel.
+    pub kernel: PathBuf,
+    /// `/lib/modules/VERSION` of that kernel.
+    pub modules: PathBuf,
+    /// A static busybox; the host uses it, too, so that no other tools are needed.
+    pub busybox: PathBuf,
+}
+
+/// QEMU, installed if need be.
+pub fn qemu() -> Result<PathBuf> {
+    needs::program(QEMU, "qemu-system-x86")?;
+    Ok(QEMU.into())
+}
+
+/// Downloads and unpacks what is not there yet.
+pub fn packages(folder: &Path) -> Result<Packages> {
+    let folder = folder.join("packages");
+    let kernel = match unpacked(&folder, "linux-image-") {
+        Some(tree) => tree,
+        None => download(&folder, &kernel_package()?)?,
+    };
+    let busybox = match unpacked(&folder, "busybox-static") {
+        Some(tree) => tree,
+        None => download(&folder, "busybox-static")?,
+    };
+    let busybox = first(&[busybox.join("bin/busybox"), busybox.join("usr/bin/busybox")])?;
+    let modules = first(&[kernel.join("lib/modules"), kernel.join("usr/lib/modules")])?;
+    Ok(Packages {
+        kernel: only_file(&kernel.join("boot"), "vmlinuz-")?,
+        modules: only_file(&modules, "")?,
+        busybox,
+    })
+}
+
+/// A package that was unpacked by an earlier run; its folder got its name last of all.
+fn unpacked(folder: &Path, prefix: &str) -> Option<PathBuf> {
+    let names = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
+    let tree = |name: &OsStr| {
+        let name = name.to_string_lossy();
+        name.starts_with(prefix) && !name.ends_with(".part")
+    };
+    let mut trees: Vec<PathBuf> =
+        names.filter(|name| tree(name)).map(|name| folder.join(name)).collect();
+    trees.sort();
+    trees.pop()
+}
+
+/// Not pinned: the archive keeps only the newest, and security updates change its name.
+fn kernel_package() -> Result<String> {
+    let ask = || -> Result<Option<String>> {
+        let output = Command::new("apt-cache").args(["depends", KERNEL]).output();
+        let output =
+            output.context("cannot run apt-cache; the guest's kernel comes from Debian")?;
+        Ok(dependency(&String::from_utf8_lossy(&output.stdout)))
+    };
+    if let Some(name) = ask()? {
+        return Ok(name);
+    }
+    // A new machine has no package lists.
+    needs::succeeds("apt-get update");
+    match ask()? {
+        Some(name) => Ok(name),
+        None => bail!(
+            "apt knows no kernel `{KERNEL}`\n  \
+             hint: it is a package of Debian for amd64; run `apt-get update` as root"
+        ),
+    }
+}
+
+fn dependency(depends: &str) -> Option<String> {
+    let names = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    names.map(str::trim).find(|name| name.starts_with("linux-image-")).map(str::to_owned)
+}
+
+fn download(folder: &Path, package: &str) -> Result<PathBuf> {
+    let part = folder.join(format!("{package}.part"));
+    // Of a run that was stopped.
+    let _ = fs::remove_dir_all(&part);
+    fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
+    // As root, apt would download as a user who may not write here.
+    let get =
+        || run(&part, "apt-get", &["-q", "-o", "APT::Sandbox::User=root", "download", package]);
+    if let Err(error) = get() {
+        eprintln!("{error:#}; perhaps the package lists are old:");
+        needs::succeeds("apt-get update");
+        get().with_context(|| format!("the guest needs the package {package}"))?;
+    }
+    let archive = only_file(&part, package)?;
+    let name = archive.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    run(&part, "dpkg", &["-x", &name, "."])?;
+    fs::remove_file(&archive)?;
+    let tree = folder.join(package);
+    fs::rename(&part, &tree)
+        .with_context(|| format!("cannot rename {} to {}", part.display(), tree.display()))?;
+    Ok(tree)
+}
+
+fn run(folder: &Path, program: &str, args: &[&str]) -> Result<()> {
+    eprintln!("    $ {program} {}", args.join(" "));
+    let status = Command::new(program).args(args).current_dir(folder).status();
+    let status = status.with_context(|| format!("cannot run {program}"))?;
+    if !status.success() {
+        bail!("`{program} {}` failed ({status})", args.join(" "));
+    }
+    Ok(())
+}
+
+fn first(paths: &[PathBuf]) -> Result<PathBuf> {
+    match paths.iter().find(|path| path.exists()) {
+        Some(path) => Ok(path.clone()),
+        None => bail!("the package has no {}", paths[0].display()),
+    }
+}
+
+fn only_file(folder: &Path, prefix: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))?;
+    let mut found = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path());
+    match found.next() {
+        Some(path) => Ok(path),
+        None => bail!("{} has no file `{prefix}*`", folder.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_what_the_package_depends_on() {
+        let text = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-48-cloud-amd64\n";
+        assert_eq!(dependency(text).unwrap(), "linux-image-6.1.0-48-cloud-amd64");
+        assert_eq!(dependency("linux-image-cloud-amd64\n"), None);
+    }
+
+    #[test]
+    fn an_unfinished_download_is_not_taken_for_a_package() {
+        let folder = std::env::temp_dir().join(format!("xtask-install-{}", std::process::id()));
+        fs::create_dir_all(folder.join("linux-image-1.part")).unwrap();
+        assert_eq!(unpacked(&folder, "linux-image-"), None);
+        fs::create_dir_all(folder.join("linux-image-1")).unwrap();
+        assert_eq!(unpacked(&folder, "linux-image-"), Some(folder.join("linux-image-1")));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,159 @@
+//! The virtual machine as data: what it consists of, and the command line that makes it.
+//!
+//! TCG always: /dev/kvm may exist and be useless, and a test that runs differently on two machines
+//! is two tests. Addresses of devices are fixed, because the guest cannot ask a drive for its name
+//! before a driver has it. tests/vm/src/hardware.rs is the guest's copy of this page.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Files in the folder of a boot, and their sizes in bytes. They are sparse.
+pub const DRIVE_A: (&str, u64) = ("a.img", 256 << 20);
+const DRIVE_B1: (&str, u64) = ("b1.img", 128 << 20);
+const DRIVE_B2: (&str, u64) = ("b2.img", 64 << 20);
+/// What stands in for a GPU's memory.
+pub const BAR: (&str, u64) = ("bar.bin", 64 << 20);
+const FILES: &[(&str, u64)] = &[DRIVE_A, DRIVE_B1, DRIVE_B2, BAR];
+
+/// LBAs of 512 bytes of drive A that cannot be read, and that cannot be written. The faults are of
+/// one sector, and an I/O that touches it fails as a whole.
+const BAD_READ_LBA: u64 = 100_000;
+const BAD_WRITE_LBA: u64 = 200_000;
+
+/// Where the first serial line goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terminal {
+    /// Out, to be read by a program.
+    Output,
+    /// To and from the terminal we were started in.
+    Interactive,
+}
+
+/// What differs from boot to boot.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    pub kernel: &'a Path,
+    pub initrd: &'a Path,
+    /// Added to the kernel's command line.
+    pub arguments: String,
+    pub terminal: Terminal,
+    /// We listen on these, and QEMU connects: nobody has to wait for a socket to appear.
+    pub control: PathBuf,
+    pub qmp: PathBuf,
+}
+
+impl Machine<'_> {
+    /// QEMU's arguments. Names of files are relative to the folder that QEMU is started in.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        let mut add = |words: &str| all.extend(words.split(' ').map(str::to_owned));
+        add("-nodefaults -no-user-config -display none -no-reboot");
+        // Interrupt remapping needs the split chip, and VFIO needs interrupt remapping.
+        add("-machine q35,kernel-irqchip=split -accel tcg -cpu max -smp 2 -m 1G");
+        add("-device intel-iommu,intremap=on");
+        add("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
+        drive_a(&mut add);
+        drive_b(&mut add);
+        let (bar, bytes) = BAR;
+        add(&format!(
+            "-object memory-backend-file,id=bar,size={bytes},mem-path={bar},share=on \
+             -device ivshmem-plain,memdev=bar,id=iv0,addr=04.0"
+        ));
+        add(match self.terminal {
+            Terminal::Output => "-serial stdio",
+            Terminal::Interactive => "-serial mon:stdio",
+        });
+        for (id, path) in [("control", &self.control), ("qmp", &self.qmp)] {
+            all.push("-chardev".into());
+            all.push(format!("socket,id={id},path={}", path.display()));
+        }
+        let mut add = |words: &str| all.extend(words.split(' ').map(str::to_owned));
+        add("-serial chardev:control -mon chardev=qmp,mode=control");
+        for (option, path) in [("-kernel", self.kernel), ("-initrd", self.initrd)] {
+            all.push(option.into());
+            all.push(path.display().to_string());
+        }
+        all.push("-append".into());
+        // Only emergencies on the console: any other message could break a line of the protocol.
+        all.push(format!(
+            "console=ttyS0 quiet loglevel=1 panic=-1 intel_iommu=on {}",
+            self.arguments
+        ));
+        all
+    }
+}
+
+/// One namespace of 512-byte LBAs, injected errors, behind a port that it can be pulled from.
+fn drive_a(add: &mut impl FnMut(&str)) {
+    let (file, _) = DRIVE_A;
+    add("-device pcie-root-port,id=port0,slot=1,chassis=1,addr=02.0");
+    add(&format!(
+        "-blockdev driver=blkdebug,node-name=a-faults,image.driver=file,image.filename={file},\
+         inject-error.0.event=read_aio,inject-error.0.sector={BAD_READ_LBA},\
+         inject-error.0.errno=5,inject-error.0.once=off,\
+         inject-error.1.event=write_aio,inject-error.1.sector={BAD_WRITE_LBA},\
+         inject-error.1.errno=28,inject-error.1.once=off"
+    ));
+    add("-blockdev driver=raw,node-name=a,file=a-faults");
+    add("-device nvme,id=nv0,bus=port0,serial=RIPIENO-A,drive=a");
+}
+
+/// Two namespaces: of 4096-byte and of 512-byte LBAs.
+fn drive_b(add: &mut impl FnMut(&str)) {
+    add("-device nvme,id=nv1,addr=03.0,serial=RIPIENO-B");
+    for ((file, _), nsid, lba) in [(DRIVE_B1, 1, 4096), (DRIVE_B2, 2, 512)] {
+        add(&format!(
+            "-blockdev driver=file,node-name=b{nsid}-file,filename={file} \
+             -blockdev driver=raw,node-name=b{nsid},file=b{nsid}-file \
+             -device nvme-ns,bus=nv1,drive=b{nsid},nsid={nsid},\
+             logical_block_size={lba},physical_block_size={lba}"
+        ));
+    }
+}
+
+/// Makes the files of a boot, all zeroes.
+pub fn make_files(folder: &Path) -> Result<()> {
+    for (name, bytes) in FILES {
+        let path = folder.join(name);
+        let made = File::create(&path).and_then(|file| file.set_len(*bytes));
+        made.with_context(|| format!("cannot make {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The file of this name, if it is one that the guest may ask about.
+pub fn known_file(name: &str) -> Option<&'static str> {
+    FILES.iter().map(|&(known, _)| known).find(|&known| known == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_one_word_an_argument() {
+        let machine = Machine {
+            kernel: Path::new("/a folder/vmlinuz"),
+            initrd: Path::new("initrd"),
+            arguments: "ripieno.suite=x".into(),
+            terminal: Terminal::Output,
+            control: "control".into(),
+            qmp: "qmp".into(),
+        };
+        let arguments = machine.arguments();
+        assert!(arguments.iter().all(|word| !word.is_empty()), "{arguments:?}");
+        assert!(arguments.contains(&"/a folder/vmlinuz".to_owned()));
+        let at = arguments.iter().position(|word| word == "-append").unwrap();
+        assert!(arguments[at + 1].ends_with(" ripieno.suite=x"));
+        let accelerator = arguments.iter().position(|word| word == "-accel").unwrap();
+        assert_eq!(arguments[accelerator + 1], "tcg");
+    }
+
+    #[test]
+    fn only_files_of_the_machine_are_known() {
+        assert_eq!(known_file("bar.bin"), Some("bar.bin"));
+        assert_eq!(known_file("../bar.bin"), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! A small virtual machine in which the VFIO path runs with no hardware: two emulated NVMe
+//! controllers behind an emulated IOMMU, and a device whose memory stands in for a GPU's.
+//!
+//! ```text
+//!   install     QEMU, and the guest's kernel and busybox (target/vm/packages)
+//!   guest       the programs under test, linked statically
+//!   initramfs   all of it in one archive
+//!   machine     QEMU's command line
+//!   suite       one boot: console, host (what the guest asks of us), qmp
+//! ```
+//!
+//! Nothing of the host but files below `target/vm` and two sockets is used. The guest's tests are
+//! in tests/vm; the two sides share the protocols of [`console`] and [`host`], and nothing else.
+
+pub mod console;
+mod guest;
+mod host;
+mod initramfs;
+mod install;
+mod machine;
+mod qmp;
+mod suite;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+pub use suite::{Ended, SUITES, Suite, Wishes, shell};
+
+/// What every boot needs, made once.
+#[derive(Debug)]
+pub struct Prepared {
+    qemu: PathBuf,
+    kernel: PathBuf,
+    initrd: PathBuf,
+    folder: PathBuf,
+}
+
+impl Prepared {
+    /// Installs, downloads and builds whatever is not there yet. `ripieno` itself takes the longest,
+    /// and only some suites run it.
+    ///
+    /// # Errors
+    /// Says what this machine lacks, and how to get it.
+    pub fn new(with_ripieno: bool) -> Result<Self> {
+        let folder = folder();
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+        let qemu = install::qemu()?;
+        let packages = install::packages(&folder)?;
+        let programs = guest::build(&folder, with_ripieno)?;
+        let initrd = initramfs::pack(&folder, &packages, &programs)?;
+        Ok(Self { qemu, kernel: packages.kernel, initrd, folder })
+    }
+
+    /// Where the console of a suite's last boot is kept.
+    pub fn log(&self, suite: &str) -> PathBuf {
+        self.folder.join("logs").join(format!("{suite}.log"))
+    }
+}
+
+/// Beside the other builds, where `cargo clean` finds it.
+fn folder() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")).join("vm")
+}

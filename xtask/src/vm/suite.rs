@@ -1,0 +1,346 @@
+//! One boot: a machine, its console until it ends, and a deadline.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::tally::Tally;
+use crate::vm::Prepared;
+use crate::vm::console::{Console, Heard};
+use crate::vm::host;
+use crate::vm::machine::{self, Machine, Terminal};
+use crate::vm::qmp::Qmp;
+
+/// Guest tests that share one boot.
+#[derive(Debug)]
+pub struct Suite {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// The kernel's own driver takes the drives at boot, as on any computer.
+    nvme: bool,
+    /// It runs the program `ripieno`.
+    pub ripieno: bool,
+    seconds_max: u64,
+}
+
+/// All suites, in the order in which they run.
+pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "smoke",
+        about: "the machine itself: devices, IOMMU groups, the line to the host",
+        nvme: false,
+        ripieno: false,
+        seconds_max: 60,
+    },
+    Suite {
+        name: "bind",
+        about: "nvme-bind: list, bind, refuse what is in use, restore, crashes, two at once",
+        nvme: true,
+        ripieno: false,
+        seconds_max: 120,
+    },
+    Suite {
+        name: "vfio",
+        about: "the driver through VFIO: PRP, SGL, splits, LBA sizes, namespaces, interrupts",
+        nvme: false,
+        ripieno: false,
+        seconds_max: 120,
+    },
+    Suite {
+        name: "peer",
+        about: "queues, descriptors and data in the memory of another device",
+        nvme: false,
+        ripieno: false,
+        seconds_max: 120,
+    },
+    Suite {
+        name: "faults",
+        about: "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
+        nvme: false,
+        ripieno: false,
+        seconds_max: 180,
+    },
+    Suite {
+        name: "replay",
+        about: "`ripieno replay` on both drives, with every byte checked",
+        nvme: false,
+        ripieno: true,
+        seconds_max: 180,
+    },
+];
+
+/// What is asked of a run, beside the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes<'a> {
+    /// Show all that the guest says.
+    pub verbose: bool,
+    /// Leave drives and memory in `target/vm/run`.
+    pub keep: bool,
+    /// Only tests with this in their name.
+    pub filter: Option<&'a str>,
+}
+
+/// How a suite ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub tally: Tally,
+    /// What is wrong beside the tests that failed.
+    pub wrong: Option<String>,
+    pub took: Duration,
+}
+
+impl Suite {
+    /// Boots, and reads the console until the machine ends or its time is up.
+    pub fn run(&self, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Ended> {
+        let (start, place) = (Instant::now(), Place::new(prepared, self.name)?);
+        let mut arguments = self.kernel_arguments();
+        if let Some(filter) = wishes.filter {
+            arguments.push_str(&format!(" ripieno.test={filter}"));
+        }
+        let mut boot = Boot::start(prepared, &place, arguments, Terminal::Output)?;
+        let answers = boot.serve(&place).with_context(|| place.complaints())?;
+        let log = prepared.log(self.name);
+        let (console, in_time) = read(&mut boot.child, &log, self.seconds_max, wishes.verbose)?;
+        let status = boot.end()?;
+        if answers.join().is_err() {
+            bail!("the thread that answers the guest panicked");
+        }
+        place.leave(wishes.keep)?;
+        let (mut tally, mut wrong) = console.finish();
+        if !in_time {
+            let late = format!("it did not end within {} s", self.seconds_max);
+            wrong = Some(wrong.map_or(late.clone(), |wrong| format!("{wrong}; {late}")));
+        } else if wrong.is_none() && (guest_code(status) == Some(0)) != (tally.failed == 0) {
+            wrong = Some(format!("its exit code does not go with its tests ({status})"));
+        }
+        if wrong.is_some() && tally.failed == 0 {
+            tally.failed = 1;
+        }
+        Ok(Ended { tally, wrong, took: start.elapsed() })
+    }
+
+    fn kernel_arguments(&self) -> String {
+        // The driver is part of the kernel and would take the drives.
+        let nvme = if self.nvme { "" } else { " initcall_blacklist=nvme_init" };
+        format!("ripieno.suite={}{nvme}", self.name)
+    }
+}
+
+/// Boots into a shell on this terminal.
+pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
+    let place = Place::new(prepared, "shell")?;
+    let suite = Suite { name: "shell", about: "", nvme: with_nvme, ripieno: true, seconds_max: 0 };
+    let arguments = suite.kernel_arguments();
+    let mut boot = Boot::start(prepared, &place, arguments, Terminal::Interactive)?;
+    let answers = boot.serve(&place)?;
+    boot.child.wait()?;
+    let _ = answers.join();
+    place.leave(false)
+}
+
+/// What isa-debug-exit made of the guest's exit code; None if the guest did not get there.
+fn guest_code(status: ExitStatus) -> Option<i32> {
+    status.code().filter(|code| code & 1 == 1).map(|code| code >> 1)
+}
+
+/// Folders of one boot.
+struct Place {
+    /// Drives and memory.
+    folder: PathBuf,
+    /// Sockets; the path of one may not have more than 107 bytes.
+    sockets: PathBuf,
+    /// What QEMU says on stderr.
+    complaints: PathBuf,
+}
+
+impl Place {
+    fn new(prepared: &Prepared, name: &str) -> Result<Self> {
+        let folder = prepared.folder.join("run").join(name);
+        let sockets = std::env::temp_dir().join(format!("xtask-vm-{}", std::process::id()));
+        for folder in [&folder, &sockets, &prepared.folder.join("logs")] {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        machine::make_files(&folder)?;
+        let complaints = prepared.folder.join("logs").join(format!("{name}.qemu.log"));
+        Ok(Self { folder, sockets, complaints })
+    }
+
+    /// Why QEMU does not run, in its own words.
+    fn complaints(&self) -> String {
+        let text = fs::read_to_string(&self.complaints).unwrap_or_default();
+        format!("QEMU says: {}", text.trim())
+    }
+
+    fn leave(&self, keep: bool) -> Result<()> {
+        fs::remove_dir_all(&self.sockets)?;
+        if !keep {
+            fs::remove_dir_all(&self.folder)?;
+        }
+        Ok(())
+    }
+}
+
+/// A running machine.
+struct Boot {
+    child: Child,
+    control: UnixListener,
+    qmp: UnixListener,
+}
+
+impl Boot {
+    fn start(
+        prepared: &Prepared,
+        place: &Place,
+        arguments: String,
+        terminal: Terminal,
+    ) -> Result<Self> {
+        let machine = Machine {
+            kernel: &fs::canonicalize(&prepared.kernel)?,
+            initrd: &fs::canonicalize(&prepared.initrd)?,
+            arguments,
+            terminal,
+            control: place.sockets.join("control"),
+            qmp: place.sockets.join("qmp"),
+        };
+        let listen = |path: &Path| {
+            let socket = UnixListener::bind(path).and_then(|socket| {
+                socket.set_nonblocking(true)?;
+                Ok(socket)
+            });
+            socket.with_context(|| format!("cannot listen on {}", path.display()))
+        };
+        let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
+        let mut command = Command::new(&prepared.qemu);
+        command.args(machine.arguments()).current_dir(&place.folder);
+        if terminal == Terminal::Output {
+            // It also complains about the errors that it injects.
+            let complaints = File::create(&place.complaints)?;
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(complaints);
+        }
+        let child = command.spawn().context("cannot start QEMU")?;
+        Ok(Self { child, control, qmp })
+    }
+
+    /// Starts answering what the guest asks.
+    fn serve(&mut self, place: &Place) -> Result<thread::JoinHandle<()>> {
+        let control = accept(&self.control, &mut self.child)?;
+        let qmp = Qmp::new(accept(&self.qmp, &mut self.child)?)?;
+        let folder = place.folder.clone();
+        Ok(thread::spawn(move || {
+            if let Err(error) = host::serve(control, qmp, &folder) {
+                eprintln!("{error:#}");
+            }
+        }))
+    }
+
+    fn end(mut self) -> Result<ExitStatus> {
+        self.child.wait().context("waiting for QEMU")
+    }
+}
+
+impl Drop for Boot {
+    fn drop(&mut self) {
+        // Nothing happens to one that has ended and was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// QEMU's connection, unless it ends without making one.
+fn accept(socket: &UnixListener, child: &mut Child) -> Result<UnixStream> {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        match socket.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error).context("waiting for QEMU to connect"),
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("QEMU ended at once ({status})");
+        }
+        if Instant::now() > until {
+            bail!("QEMU did not connect");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Reads the console to its end, or to the deadline; the latter ends the machine.
+fn read(child: &mut Child, log: &Path, seconds_max: u64, verbose: bool) -> Result<(Console, bool)> {
+    let output = child.stdout.take().context("QEMU has no output")?;
+    let (send, lines) = mpsc::channel::<Vec<u8>>();
+    let reader = thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line).unwrap_or(0) > 0 {
+            if send.send(std::mem::take(&mut line)).is_err() {
+                break;
+            }
+        }
+    });
+    let mut log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let until = Instant::now() + Duration::from_secs(seconds_max);
+    let (mut console, mut in_time) = (Console::default(), true);
+    loop {
+        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                log.write_all(&line)?;
+                let line = String::from_utf8_lossy(&line);
+                show(console.line(&line), &line, verbose);
+            }
+            Err(RecvTimeoutError::Timeout) if in_time => {
+                in_time = false;
+                child.kill()?;
+            }
+            // What came before the kill is still read.
+            Err(RecvTimeoutError::Timeout) => thread::yield_now(),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let _ = reader.join();
+    Ok((console, in_time))
+}
+
+fn show(heard: Option<(String, Heard)>, line: &str, verbose: bool) {
+    match heard {
+        Some((test, Heard::Ok)) => println!("test {test} ... ok"),
+        Some((test, Heard::Failed(why))) => println!("test {test} ... FAILED\n    {why}"),
+        Some((test, Heard::Skipped(why))) => println!("test {test} ... ignored, {why}"),
+        None if verbose => eprintln!("  | {}", line.trim_end()),
+        None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_the_kernel_lets_go_of_the_drives() {
+        for (index, suite) in SUITES.iter().enumerate() {
+            assert!(SUITES[..index].iter().all(|other| other.name != suite.name));
+            let blacklisted = suite.kernel_arguments().contains("initcall_blacklist=nvme_init");
+            assert_eq!(blacklisted, suite.name != "bind");
+        }
+    }
+
+    #[test]
+    fn the_exit_code_of_the_guest_is_told_from_qemus_own() {
+        let ended = |code: i32| guest_code(ExitStatus::from_raw(code << 8));
+        assert_eq!((ended(1), ended(3), ended(0)), (Some(0), Some(1), None));
+        assert_eq!(guest_code(ExitStatus::from_raw(9)), None);
+    }
+}
