@@ -1,17 +1,45 @@
-//! Tests that need more than one crate. The library itself is empty: the tests are in `tests/`,
-//! one file, and so one name on the command line, for each subject.
+//! Tests that need more than one crate. The tests are in `tests/`, one file, and so one name on the
+//! command line, for each subject; here is what several of them share.
 //!
 //! # Architecture
 //!
+//! - [`conformance`]: cases that say what the NVMe specification wants, generic over a [`target`].
+//!   `tests/conformance.rs` runs them against our software controller, `tests/qemu.rs` against
+//!   QEMU's, a second opinion on both the suite and the driver.
+//! - [`raw`]: a controller without a driver, to provoke errors that the driver would never cause.
+//! - [`qtest`]: QEMU's controller as a bus, without a guest and without privileges.
+//! - [`store`]: a store over any controllers, with blocks whose right contents are known.
+//! - [`harness`]: a test runner that can say "ignored" at run time.
+//!
 //! `cargo test -p ripieno-tests --test tidy` runs the rules that hold for every file of the
-//! repository. The other subjects drive the real driver and the real I/O kernel against the real
-//! software controller; nothing here stands in for one of our own parts.
+//! repository. The other subjects drive the real driver and the real I/O kernel against real
+//! controllers; nothing here stands in for one of our own parts.
 //!
 //! # Invariants
 //!
 //! No test needs a device, a GPU, root or the network, and each failure prints the seed that
-//! repeats it.
+//! repeats it. What could not run is reported as ignored or failed, never as passed.
 //!
 //! # Not implemented
 //!
 //! Tests against VFIO in a virtual machine, and against a GPU.
+
+pub mod conformance;
+pub mod harness;
+pub mod qtest;
+pub mod raw;
+pub mod store;
+pub mod target;
+
+/// Bytes that differ everywhere, the same for the same `salt`.
+#[must_use]
+pub fn pattern(len: usize, salt: u64) -> Vec<u8> {
+    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}

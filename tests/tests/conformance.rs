@@ -1,0 +1,159 @@
+//! The conformance suite against the software controller.
+
+use std::sync::Arc;
+
+use nvme_driver::Iova;
+use nvme_emu::{
+    Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange, MemoryMedia,
+    SglSupport, SimClock,
+};
+use nvme_spec::status::Status;
+use ripieno_tests::{
+    conformance::{Case, Difference, Found, assert_conforms, cases, run},
+    target::{Namespace, Sgls, Target},
+};
+
+const SEED: u64 = 0xc0ff;
+const BLOCKS: [(u32, u64); 2] = [(512, 64 << 10), (4096, 8 << 10)];
+
+/// A software controller as a target.
+fn target(
+    name: &'static str,
+    config: EmuConfig,
+    differences: &'static [Difference],
+) -> (Target, Arc<Emu>) {
+    let config = BLOCKS.iter().fold(config, |config, &(lba_bytes, lbas)| {
+        let media = MemoryMedia::new(lbas * u64::from(lba_bytes)).unwrap();
+        config.namespace(media, lba_bytes)
+    });
+    let facts = (config.mdts_bytes.unwrap(), config.mqes, config.io_queues_max, config.vectors);
+    let (mdts_bytes, mqes, qid_max, vectors) = facts;
+    let sgls = if config.sgl == SglSupport::Dword { Sgls::Dwords } else { Sgls::Bytes };
+    let clock = SimClock::new(SEED);
+    let emu = Emu::new(EmuDomain::new(name), config).unwrap();
+    clock.drive(emu.clone());
+    let namespaces = BLOCKS
+        .iter()
+        .zip(1..)
+        .map(|(&(lba_bytes, lbas), nsid)| Namespace { nsid, lba_bytes, lbas })
+        .collect();
+    let target = Target {
+        name,
+        bus: emu.bus(),
+        clock,
+        namespaces,
+        mdts_bytes,
+        entries_max: mqes.into(),
+        qid_max,
+        vectors,
+        event_requests: 4,
+        sgls,
+        unmapped: Iova(0x66_6666_6000),
+        differences,
+    };
+    (target, emu)
+}
+
+const NO_NAMESPACE: Difference = Difference {
+    case: "get feature of a namespace that does not exist",
+    found: Found::OK,
+    why: "a bug: it does not look at the namespace",
+};
+
+#[test]
+fn a_modern_drive_conforms() {
+    let (target, _emu) = target("software controller", EmuConfig::new("emu0"), &[NO_NAMESPACE]);
+    assert_conforms(&target);
+}
+
+#[test]
+fn a_drive_with_other_limits_conforms() {
+    const DWORDS: &str = "SGLS says dword granularity";
+    const DIFFERENCES: &[Difference] = &[
+        NO_NAMESPACE,
+        Difference {
+            case: "sgl: odd addresses and lengths",
+            found: Found::Status(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID),
+            why: DWORDS,
+        },
+        Difference {
+            case: "sgl: a data block at an odd address",
+            found: Found::Status(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID),
+            why: DWORDS,
+        },
+        Difference {
+            case: "sgl: a bit bucket swallows what is read",
+            found: Found::Status(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+            why: "SGLS says no bit buckets",
+        },
+        Difference {
+            case: "sgl: a bit bucket in a write counts nothing",
+            found: Found::Status(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+            why: "SGLS says no bit buckets",
+        },
+    ];
+    let config = EmuConfig {
+        sgl: SglSupport::Dword,
+        bit_bucket: false,
+        dstrd: 3,
+        mdts_bytes: Some(128 << 10),
+        mqes: 128,
+        io_queues_max: 48,
+        vectors: 2,
+        ..EmuConfig::new("emu1")
+    };
+    let (target, _emu) = target("software controller, dwords", config, DIFFERENCES);
+    assert_conforms(&target);
+}
+
+/// The suite finds what is wrong, and lists of differences do not outlive their reasons.
+#[test]
+fn a_wrong_status_and_a_stale_difference_are_found() {
+    const STALE: &[Difference] = &[
+        NO_NAMESPACE,
+        Difference { case: "no such case", found: Found::Silence, why: "none" },
+        Difference {
+            case: "flush one namespace",
+            found: Found::Status(Status::INVALID_FIELD),
+            why: "it once did",
+        },
+        Difference {
+            case: "read one past the end",
+            found: Found::Status(Status::LBA_OUT_OF_RANGE),
+            why: "no difference",
+        },
+        Difference {
+            case: "write one past the end",
+            found: Found::Status(Status::INVALID_FIELD),
+            why: "it did something else wrong",
+        },
+    ];
+    let (target, emu) = target("software controller, broken", EmuConfig::new("emu2"), STALE);
+    // Everything about the second namespace succeeds, and does nothing.
+    let when = FaultWhen { admin: Some(false), nsid: Some(2), ..FaultWhen::default() };
+    let then = FaultAction::Status { code: Status::SUCCESS.0, dnr: false };
+    // And writes past the end of the first are fatal.
+    let lbas = Some(LbaRange { first: BLOCKS[0].1, count: 1 });
+    let past = FaultWhen { opcode: Some(1), nsid: Some(1), lbas, ..when.clone() };
+    let rules = vec![FaultRule::new(when, then), FaultRule::new(past, FaultAction::FatalStatus)];
+    emu.set_faults(FaultPlan { seed: SEED, rules, ..FaultPlan::default() });
+    let only = |name: &&Case| {
+        name.name.contains("past the end")
+            || name.name.contains("second namespace")
+            || name.name.starts_with("flush")
+    };
+    let cases: Vec<Case> = cases().iter().filter(only).copied().collect();
+    let wrong = run(&target, &cases);
+    let found = |case: &str, what: &str| {
+        let right = |line: &&String| line.starts_with(case) && line.contains(what);
+        assert_eq!(wrong.iter().filter(right).count(), 1, "{case}, {what}: {wrong:#?}");
+    };
+    found("no such case", "that is none");
+    found("flush one namespace", "remove the difference");
+    found("read one past the end", "a difference that is none");
+    found("write one past the end", "or as known");
+    found("write and read back, second namespace", "wrong data");
+    found("write across the end of the second namespace", "found 00/00h");
+    // Cases about the first namespace are as they should be.
+    assert!(!wrong.iter().any(|line| line.starts_with("flush all")), "{wrong:#?}");
+}

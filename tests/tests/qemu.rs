@@ -1,0 +1,210 @@
+//! The conformance suite against QEMU's NVMe controller: a model that somebody else wrote.
+//!
+//! Needs `qemu-system-x86_64`, and no privileges. Without it the test fails, unless
+//! `RIPIENO_SKIP_QEMU=1` says that this is known: then it is reported as ignored.
+
+use std::{process::ExitCode, sync::Arc};
+
+use nvme_driver::{Bus, ControllerOptions, DescriptorPreference, Iova};
+use nvme_spec::status::Status;
+use objstore::{BlockId, KvShape, Layer, StoreOptions};
+use ripieno_tests::{
+    conformance::{Difference, Found, assert_conforms},
+    harness::{self, Outcome, Test},
+    qtest::{self, Qemu, QemuNamespace},
+    store::{Plan, Rig, keys},
+    target::{Namespace, Sgls, Target},
+};
+
+const MIB: u64 = 1 << 20;
+const NAMESPACES: [QemuNamespace; 2] = [
+    QemuNamespace { lba_bytes: 512, bytes: 32 * MIB },
+    QemuNamespace { lba_bytes: 4096, bytes: 32 * MIB },
+];
+
+const NO_MEMORY: &str = "what is not memory reads as zero and swallows writes, as on a real PC";
+const DWORDS: &str = "a controller is not required to check bits 1:0 of a PRP entry";
+const CQ_INVALID: &str = "it has one status for all completion queues that are not there";
+
+const fn differs(case: &'static str, status: Status, why: &'static str) -> Difference {
+    Difference { case, found: Found::Status(status), why }
+}
+
+const fn accepts(case: &'static str, why: &'static str) -> Difference {
+    differs(case, Status::SUCCESS, why)
+}
+
+/// QEMU 7.2 to 10.
+const DIFFERENCES: &[Difference] = &[
+    differs("create sq on cq 0", Status::COMPLETION_QUEUE_INVALID, CQ_INVALID),
+    differs(
+        "create sq on a cq above the number of queues",
+        Status::COMPLETION_QUEUE_INVALID,
+        CQ_INVALID,
+    ),
+    differs("delete cq 0", Status::COMPLETION_QUEUE_INVALID, CQ_INVALID),
+    differs("delete cq that is not there", Status::COMPLETION_QUEUE_INVALID, CQ_INVALID),
+    differs("delete cq above the number of queues", Status::COMPLETION_QUEUE_INVALID, CQ_INVALID),
+    accepts("identify to an odd address", DWORDS),
+    accepts("prp: odd first entry", DWORDS),
+    accepts("prp: list at an odd address", "it reads entries from wherever the pointer leads"),
+    accepts("identify to unmapped memory", NO_MEMORY),
+    accepts("prp: unmapped first page", NO_MEMORY),
+    accepts("sgl: unmapped data", NO_MEMORY),
+    differs(
+        "log page that does not exist",
+        Status::INVALID_FIELD,
+        "it takes the page for one field of many",
+    ),
+    Difference {
+        case: "abort of an event request",
+        found: Found::Silence,
+        why: "Abort is a best effort, and this is beyond its",
+    },
+    Difference {
+        case: "event that came before its request",
+        found: Found::Silence,
+        why: "it forgets doorbell errors while nobody asks for events",
+    },
+    differs(
+        "read of all namespaces",
+        Status::INVALID_FIELD,
+        "it takes FFFFFFFFh for a valid identifier of a namespace that is not attached",
+    ),
+    accepts("deallocate past the end", "it skips ranges that it cannot deallocate"),
+    differs(
+        "sgl: a chain of many segments",
+        Status::INVALID_SGL_SEGMENT_DESCRIPTOR,
+        "a bug: it looks at a segment pointer again after the next segment was read over it",
+    ),
+    differs(
+        "sgl: segments of a page",
+        Status::INVALID_SGL_SEGMENT_DESCRIPTOR,
+        "the same bug: three segments or more, of one length",
+    ),
+    accepts("sgl: too long", "it stops at the end of the data and does not look on"),
+    accepts("sgl: a segment that leads nowhere", "it stops at the end of the data"),
+    accepts("sgl: reserved subtype", "it does not look at subtypes"),
+    differs(
+        "sgl: keyed descriptor",
+        Status::INVALID_SGL_SEGMENT_DESCRIPTOR,
+        "what is no data block has to be a segment, it thinks",
+    ),
+    differs(
+        "sgl: reserved descriptor",
+        Status::INVALID_SGL_SEGMENT_DESCRIPTOR,
+        "what is no data block has to be a segment, it thinks",
+    ),
+    differs(
+        "sgl: a bit bucket swallows what is read",
+        Status::SGL_DESCRIPTOR_TYPE_INVALID,
+        "SGLS says no bit buckets",
+    ),
+    differs(
+        "sgl: a bit bucket in a write counts nothing",
+        Status::SGL_DESCRIPTOR_TYPE_INVALID,
+        "SGLS says no bit buckets",
+    ),
+    accepts("a CID that is in use", "it does not compare CIDs"),
+];
+
+/// QEMU, or why not.
+fn start() -> Result<Qemu, Outcome> {
+    if std::env::var_os("RIPIENO_SKIP_QEMU").is_some_and(|value| value == "1") {
+        return Err(Outcome::Ignored("RIPIENO_SKIP_QEMU=1".into()));
+    }
+    let program = qtest::find().expect(
+        "not run: no qemu-system-x86_64. hint: apt-get install --no-install-recommends \
+         qemu-system-x86, or name the program in RIPIENO_QEMU, or set RIPIENO_SKIP_QEMU=1 to have \
+         this test reported as ignored",
+    );
+    Ok(Qemu::start(&program, &NAMESPACES).expect("QEMU starts"))
+}
+
+fn conforms() -> Outcome {
+    let qemu = match start() {
+        Ok(qemu) => qemu,
+        Err(outcome) => return outcome,
+    };
+    let namespace = |(index, of): (usize, &QemuNamespace)| Namespace {
+        nsid: index as u32 + 1,
+        lba_bytes: of.lba_bytes,
+        lbas: of.bytes / u64::from(of.lba_bytes),
+    };
+    assert_conforms(&Target {
+        name: "QEMU",
+        bus: qemu.bus(),
+        clock: qemu.clock(),
+        namespaces: NAMESPACES.iter().enumerate().map(namespace).collect(),
+        mdts_bytes: 512 << 10,
+        entries_max: 2048,
+        qid_max: 64,
+        vectors: 65,
+        event_requests: 4,
+        sgls: Sgls::Bytes,
+        // Above its RAM, below its devices.
+        unmapped: Iova(0x4000_0000),
+        differences: DIFFERENCES,
+    });
+    Outcome::Passed
+}
+
+/// Store, ring and I/O kernel on a controller that is not ours.
+fn store() -> Outcome {
+    const COUNT: u32 = 24;
+    let qemu = match start() {
+        Ok(qemu) => qemu,
+        Err(outcome) => return outcome,
+    };
+    // The second shape is padded to blocks, which takes bit buckets or their replacement.
+    let cases = [
+        (DescriptorPreference::Sgl, 8192),
+        (DescriptorPreference::Sgl, 4608 - 128),
+        (DescriptorPreference::Prp, 8192),
+    ];
+    for (descriptors, object_bytes) in cases {
+        let plan = Plan {
+            shape: KvShape { layers: 3, segments: 2, object_bytes, block_tokens: 16 },
+            blocks: 2 * COUNT,
+            driver: ControllerOptions { descriptors, ..Default::default() },
+            store: StoreOptions { queues_per_device: 2, queue_depth: 32, ..Default::default() },
+        };
+        let bus: Arc<dyn Bus> = qemu.bus();
+        let mut rig = Rig::open(&[bus], qemu.clock(), &plan).expect("a store on QEMU");
+        let (keys, version) = (keys(COUNT), u64::from(object_bytes));
+        let first: Vec<BlockId> = (0..COUNT).map(BlockId).collect();
+        // Scattered, and not in the order of the files.
+        let second: Vec<BlockId> = (0..COUNT).map(|n| BlockId(COUNT + n * 5 % COUNT)).collect();
+        for (block, key) in first.iter().zip(&keys) {
+            rig.fill(*block, *key, version);
+        }
+        let writing = rig.store.allocate(&keys, &first).unwrap();
+        for layer in (0..plan.shape.layers).map(Layer) {
+            let ticket = rig.store.store_layer(&writing, layer).unwrap();
+            rig.store.wait(ticket).unwrap();
+        }
+        assert_eq!(rig.store.commit(writing).unwrap().accepted, keys.len());
+        second.iter().for_each(|block| rig.wipe(*block));
+        let prefix = rig.store.lookup(&keys).unwrap();
+        assert_eq!(prefix.len(), keys.len());
+        let transfer = rig.store.retrieve(&prefix, &second).unwrap();
+        for layer in (0..plan.shape.layers).map(Layer) {
+            let ticket = rig.store.retrieve_layer(&transfer, layer).unwrap();
+            rig.store.wait(ticket).unwrap();
+            for (block, key) in second.iter().zip(&keys) {
+                let right = rig.holds(*block, layer, *key, version);
+                assert!(right, "{descriptors:?}, {object_bytes} bytes, layer {layer}, {block}");
+            }
+        }
+        drop((prefix, transfer));
+        rig.store.close().unwrap();
+    }
+    Outcome::Passed
+}
+
+fn main() -> ExitCode {
+    harness::main(&[
+        Test { name: "qemus_controller_conforms", run: conforms },
+        Test { name: "a_store_works_on_qemus_controller", run: store },
+    ])
+}

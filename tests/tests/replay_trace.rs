@@ -1,0 +1,115 @@
+//! `ripieno replay` of a recorded trace, against a count made here in another way.
+//!
+//! The trace is `RIPIENO_TRACE`, or `shared/traces/conversation_trace.jsonl` beside the repository;
+//! where neither is, the test is reported as ignored.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use ripieno_tests::harness::{self, Outcome, Test};
+use serde_json::Value;
+
+/// Where the trace is, or where it is not.
+fn trace() -> Result<PathBuf, PathBuf> {
+    let beside = || root().join("../shared/traces/conversation_trace.jsonl");
+    let path = std::env::var_os("RIPIENO_TRACE").map_or_else(beside, PathBuf::from);
+    if path.is_file() { Ok(path) } else { Err(path) }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace")
+}
+
+/// The program, as the profile of this test builds it.
+fn program() -> PathBuf {
+    let me = std::env::current_exe().unwrap();
+    // target/PROFILE/deps/replay_trace-HASH
+    let folder = me.ancestors().nth(2).unwrap();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(profile) => profile,
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--quiet", "--package", "ripieno", "--bin", "ripieno"])
+        .args(["--profile", profile, "--target-dir"])
+        .arg(folder.parent().unwrap())
+        .current_dir(root())
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "building ripieno failed");
+    folder.join("ripieno")
+}
+
+/// What a cache without limits hits: a request's blocks count up to the first that does not follow
+/// in the same place of an earlier request with the same beginning.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
+    requests: u64,
+    blocks: u64,
+    hits: u64,
+}
+
+fn count(text: &str) -> Count {
+    let mut found = Count::default();
+    // Each beginning seen so far is a node: (the one before it, block) -> itself.
+    let mut nodes: HashMap<(usize, u64), usize> = HashMap::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let request: Value = serde_json::from_str(line).unwrap();
+        let ids = request["hash_ids"].as_array().unwrap();
+        let (mut node, mut hitting) = (0, true);
+        for id in ids {
+            let next = nodes.len() + 1;
+            let known = *nodes.entry((node, id.as_u64().unwrap())).or_insert(next);
+            hitting &= known != next;
+            found.hits += u64::from(hitting);
+            node = known;
+        }
+        found.requests += 1;
+        found.blocks += ids.len() as u64;
+    }
+    found
+}
+
+fn replay() -> Outcome {
+    let path = match trace() {
+        Ok(path) => path,
+        Err(path) => return Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
+    };
+    let expected = count(&std::fs::read_to_string(&path).unwrap());
+    let output = Command::new(program())
+        .args(["replay", "--json", "--progress", "never", "--trace"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {complaint}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |field: &str| report[field].as_u64().unwrap_or_else(|| panic!("no {field}"));
+    let found = Count {
+        requests: number("requests"),
+        blocks: number("trace_blocks"),
+        hits: number("trace_blocks_hit"),
+    };
+    assert_eq!(found, expected);
+    assert!(number("verified_bytes") > 0, "nothing was checked");
+    assert_eq!((number("mismatches"), number("io_errors")), (0, 0));
+    Outcome::Passed
+}
+
+/// The count itself, where the answer is plain.
+fn counting() -> Outcome {
+    let requests = ["[1, 2, 3]", "[1, 2, 4]", "[1, 2, 3, 5]", "[2, 3]", "[1, 9, 3]", "[]"];
+    let lines = requests.map(|ids| format!(r#"{{"hash_ids": {ids}}}"#)).join("\n");
+    assert_eq!(count(&lines), Count { requests: 6, blocks: 15, hits: 2 + 3 + 1 });
+    Outcome::Passed
+}
+
+fn main() -> ExitCode {
+    harness::main(&[
+        Test { name: "a_cache_without_limits_is_counted", run: counting },
+        Test { name: "replay_hits_what_a_cache_without_limits_hits", run: replay },
+    ])
+}
