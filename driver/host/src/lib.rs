@@ -34,8 +34,8 @@
 //! # Not implemented
 //!
 //! Metadata and protection information, namespace management, multi-path, NVM subsystem reset,
-//! weighted round robin, controller memory buffers, power states, persistent event log. VFIO buses
-//! are not here yet; the software controller's bus is in nvme-emu.
+//! weighted round robin, controller memory buffers, power states, persistent event log. The feature
+//! `vfio` has the bus of PCIe functions; the software controller's bus is in nvme-emu.
 
 mod admin;
 mod block;

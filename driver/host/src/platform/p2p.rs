@@ -1,0 +1,428 @@
+//! Proof that a controller reaches a piece of memory, before anything is built on it.
+//!
+//! A wrong IOMMU mode, a bridge that routes nothing between its ports or an access control bit
+//! (ACS) makes peer-to-peer DMA fail, and often in silence: commands complete with success, and the
+//! bytes are somewhere else or nowhere. So every way is tried on which this driver will use the
+//! memory, and what arrived is compared. Nothing is written to the medium.
+#![allow(unsafe_code, reason = "deletes a queue that was never granted")]
+
+use std::fmt;
+
+use nvme_spec::{
+    admin::{AdminOpcode, Cns, Identify},
+    identify::Oncs,
+    ids::{Cid, Lba, Lbas, Nsid, QueueId},
+    nvm::{BlockRange, NvmOpcode},
+    sqe::Sqe,
+    status::Status,
+};
+
+use super::{buffer::Buffer, window::Window};
+use crate::{
+    clock::Nanos,
+    controller::{Controller, State},
+    descriptor::{BufferArea, describe},
+    dma::{DmaSlice, IovaRange, Place},
+    error::{Error, TimeoutOutcome},
+    grant::{DescriptorMode, Quiesced},
+    grants::QueueMemory,
+    queue::{Completion, QueuePair},
+};
+
+/// Entries of the queue that is made in the memory.
+const DEPTH: u32 = 16;
+/// Pages of data, where the controller takes that much in a command: enough for a PRP list.
+const DATA_PAGES: usize = 4;
+/// How long a command on the queue may take. One whose completion went elsewhere never ends.
+const PATIENCE: Nanos = Nanos::from_millis(2_000);
+
+/// A way on which a controller uses memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RouteCheck {
+    /// The controller writes admin data into it (Identify Controller).
+    AdminData,
+    /// It fetches commands from it and writes completions into it.
+    Queues,
+    /// It fetches a PRP list or an SGL segment from it and writes the data of a read into it.
+    Read,
+    /// It reads data out of it (Compare with the medium, which changes nothing).
+    Compare,
+}
+
+impl fmt::Display for RouteCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AdminData => "admin data written into it",
+            Self::Queues => "commands fetched from it, completions written into it",
+            Self::Read => "descriptors fetched from it, read data written into it",
+            Self::Compare => "data fetched from it",
+        })
+    }
+}
+
+/// How one check ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every byte was where it should be.
+    Works,
+    /// It was not tried, for this reason.
+    NotTried(String),
+    /// This went wrong.
+    Fails(String),
+}
+
+/// Whether a controller reaches a piece of memory, as far as could be shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteReport {
+    /// The controller.
+    pub ctrl: String,
+    /// The memory's begin, as each side addresses it.
+    pub place: Place,
+    /// Its length in bytes.
+    pub len: usize,
+    /// Every check and how it ended.
+    pub checks: Vec<(RouteCheck, Outcome)>,
+}
+
+impl RouteReport {
+    /// Whether nothing failed.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.why().is_none()
+    }
+
+    /// What failed first.
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        self.checks.iter().find_map(|(check, outcome)| match outcome {
+            Outcome::Fails(why) => Some(format!("{check}: {why}")),
+            _ => None,
+        })
+    }
+
+    fn add(&mut self, check: RouteCheck, outcome: Outcome) {
+        tracing::debug!(ctrl = %self.ctrl, %check, ?outcome, "route");
+        self.checks.push((check, outcome));
+    }
+}
+
+impl fmt::Display for RouteReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ctrl, place, len, checks } = self;
+        let verdict = if self.is_ok() { "works" } else { "does not work" };
+        write!(f, "{ctrl}: DMA to {len} bytes at {} {verdict}", place.iova)?;
+        for (check, outcome) in checks {
+            match outcome {
+                Outcome::Works => write!(f, "\n  {check}: ok")?,
+                Outcome::NotTried(why) => write!(f, "\n  {check}: not tried, {why}")?,
+                Outcome::Fails(why) => write!(f, "\n  {check}: FAILS, {why}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How [`prove`] divides the memory.
+struct Layout {
+    memory: QueueMemory,
+    data: Window,
+    lbas: u32,
+}
+
+/// Bytes that [`prove`] needs of `controller`, at most: three pages for a queue, and data.
+#[must_use]
+pub fn scratch_bytes(controller: &Controller) -> usize {
+    let page = controller.info().page_bytes as usize;
+    // LBAs have up to 64 KiB.
+    page * 3 + (page * DATA_PAGES).max(64 << 10)
+}
+
+/// Tries whether the controller reaches `scratch`, page aligned memory of its address space with
+/// an address in this process, of at least [`scratch_bytes`]. Its contents are overwritten; the
+/// namespace is only read (its first LBAs).
+///
+/// What does not work is in the report.
+///
+/// # Errors
+/// [`Error::QueueState`] and [`Error::Dma`] when the memory or the controller's queues do not allow
+/// the attempt; any other [`Error`] when the controller itself can no longer be used, which a
+/// failed DMA may bring about. [`Controller::reset`] then.
+pub fn prove(
+    controller: &mut Controller,
+    nsid: Nsid,
+    scratch: &DmaSlice,
+) -> Result<RouteReport, Error> {
+    let layout = divide(controller, nsid, scratch)?;
+    let mut report = RouteReport {
+        ctrl: controller.id().to_owned(),
+        place: scratch.place(),
+        len: scratch.len(),
+        checks: Vec::new(),
+    };
+    let span = tracing::info_span!("prove", ctrl = %report.ctrl, iova = %scratch.iova());
+    let _entered = span.enter();
+    let outcome = admin_data(controller, scratch, &layout.data)?;
+    report.add(RouteCheck::AdminData, outcome);
+    if report.is_ok() {
+        queue_checks(controller, nsid, &layout, &mut report)?;
+    }
+    match report.why() {
+        None => tracing::info!("the controller reaches the memory"),
+        Some(why) => tracing::error!(%why, "the controller does not reach the memory"),
+    }
+    Ok(report)
+}
+
+fn divide(controller: &Controller, nsid: Nsid, scratch: &DmaSlice) -> Result<Layout, Error> {
+    let ctrl = controller.id.clone();
+    let namespace = controller.namespace(nsid)?;
+    let page = controller.info.page_bytes as usize;
+    let lba = 1usize << namespace.lba_shift;
+    let most = controller.info.mdts_bytes.map_or(usize::MAX, |mdts| mdts as usize);
+    let whole = usize::try_from(namespace.lbas).unwrap_or(usize::MAX).saturating_mul(lba);
+    let bytes = (page * DATA_PAGES).max(lba).min(most).min(whole) / lba * lba;
+    let part = |offset, len| {
+        scratch.slice(offset, len).map_err(|source| Error::Dma { ctrl: ctrl.clone(), source })
+    };
+    let queue = |offset, entry: usize| part(offset, DEPTH as usize * entry);
+    let memory = QueueMemory {
+        sq: queue(0, 64)?,
+        cq: queue(page, 16)?,
+        descriptors: queue(2 * page, page / DEPTH as usize)?,
+    };
+    // Identify writes 4096 bytes, even where an LBA is smaller.
+    let data = part(3 * page, bytes.max(4096))?;
+    let none = || Error::QueueState {
+        ctrl: ctrl.clone(),
+        qid: QueueId(0),
+        what: "the memory has no address in this process, so what arrives cannot be compared"
+            .into(),
+    };
+    let data = Window::new(data).ok_or_else(none)?;
+    Ok(Layout { memory, data, lbas: (bytes / lba) as u32 })
+}
+
+fn dma(controller: &Controller) -> impl FnOnce(crate::DmaError) -> Error + use<> {
+    let ctrl = controller.id.clone();
+    move |source| Error::Dma { ctrl, source }
+}
+
+/// Fills `data` with something that differs from `expected` in every byte.
+fn spoil(data: &Window, expected: &[u8]) -> Result<(), crate::DmaError> {
+    let opposite: Vec<u8> = expected.iter().map(|byte| !byte).collect();
+    data.write(0, &opposite)
+}
+
+/// Whether `data` is `expected` now.
+fn compare(data: &Window, expected: &[u8]) -> Result<Outcome, crate::DmaError> {
+    let mut found = vec![0; expected.len()];
+    data.read(0, &mut found)?;
+    let wrong = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+    let first = found.iter().zip(expected).position(|(a, b)| a != b);
+    Ok(match first {
+        None => Outcome::Works,
+        Some(at) => Outcome::Fails(format!(
+            "{wrong} of {} bytes did not arrive, the first at offset {at:#x}, though the command \
+             ended with success; check the IOMMU's mode and log (dmesg: DMAR or AMD-Vi faults), \
+             and ACS on the bridges between the two",
+            expected.len()
+        )),
+    })
+}
+
+fn admin_data(
+    controller: &mut Controller,
+    scratch: &DmaSlice,
+    data: &Window,
+) -> Result<Outcome, Error> {
+    let truth: [u8; 4096] = controller.identify(Cns::CONTROLLER, Nsid(0))?;
+    spoil(data, &truth).map_err(dma(controller))?;
+    let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), Nsid(0));
+    Identify { cns: Cns::CONTROLLER, cntid: 0 }.write_to(&mut sqe);
+    let timeout = controller.options.admin_timeout;
+    // Kept from here on: a controller that does not answer may still write it.
+    let kept = controller.quarantine.len();
+    controller.quarantine.push(scratch.clone());
+    let sent = controller.admin_command("identify", sqe.with_prps(data.iova().0, 0), timeout);
+    if !matches!(controller.state, State::Failed(_)) {
+        controller.quarantine.truncate(kept);
+    }
+    match sent {
+        Ok(_) => compare(data, &truth).map_err(dma(controller)),
+        // The controller lives on: the route is what is wrong.
+        Err(
+            error @ (Error::Command { .. }
+            | Error::Timeout { outcome: TimeoutOutcome::ControllerReset, .. }),
+        ) => Ok(Outcome::Fails(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// The checks that need a queue in the memory. The queue is gone afterwards, or the controller is
+/// failed and keeps the memory.
+fn queue_checks(
+    controller: &mut Controller,
+    nsid: Nsid,
+    layout: &Layout,
+    report: &mut RouteReport,
+) -> Result<(), Error> {
+    let mut truth = vec![0; (layout.lbas as usize) << controller.namespace(nsid)?.lba_shift];
+    controller.read(nsid, Lba(0), &mut truth)?;
+    let qid = match controller.create_queue_pair_in(layout.memory.clone()) {
+        Ok(qid) => qid,
+        Err(error @ Error::Command { .. }) => {
+            report.add(RouteCheck::Queues, Outcome::Fails(error.to_string()));
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    let done = Prober::new(controller, qid, nsid, layout)
+        .and_then(|mut prober| prober.run(&truth, report).map_err(dma(controller)));
+    // SAFETY: the queue was never granted, and the only one that used it is dropped.
+    let stopped = unsafe { Quiesced::assert() };
+    controller.reclaim(qid, &stopped)?;
+    done
+}
+
+/// The queue in the memory, driven from here.
+struct Prober<'a> {
+    pair: QueuePair,
+    clock: std::sync::Arc<dyn crate::clock::Clock>,
+    layout: &'a Layout,
+    mode: DescriptorMode,
+    area: Buffer,
+    nsid: Nsid,
+    can_compare: bool,
+}
+
+impl<'a> Prober<'a> {
+    fn new(
+        controller: &Controller,
+        qid: QueueId,
+        nsid: Nsid,
+        layout: &'a Layout,
+    ) -> Result<Self, Error> {
+        let QueueMemory { sq, cq, descriptors } = layout.memory.clone();
+        let pair = QueuePair::new(&controller.bus, qid, DEPTH, sq, cq)
+            .map_err(|source| Error::Queue { ctrl: controller.id.clone(), source })?;
+        let area = Buffer::new(descriptors).ok_or_else(|| Error::QueueState {
+            ctrl: controller.id.clone(),
+            qid,
+            what: "its descriptors have no address in this process".into(),
+        })?;
+        let can_compare = controller.info.nvm_commands.contains(Oncs::COMPARE);
+        let (mode, clock) = (controller.info.descriptor_mode, controller.clock.clone());
+        Ok(Self { pair, clock, layout, mode, area, nsid, can_compare })
+    }
+
+    fn run(&mut self, truth: &[u8], report: &mut RouteReport) -> Result<(), crate::DmaError> {
+        // A flush has no data: it shows the queues alone.
+        let flush = Sqe::new(NvmOpcode::FLUSH.0, Cid(0), self.nsid);
+        let flushed = self.command(&flush);
+        report.add(RouteCheck::Queues, verdict(&flushed));
+        if flushed.is_err() {
+            return Ok(());
+        }
+        // The data arrives in two halves, the second one first, so that a list must be fetched.
+        let (halves, expected) = self.halves(truth);
+        spoil(&self.layout.data, &expected)?;
+        let read = self.transfer(NvmOpcode::READ, &halves);
+        let outcome = match verdict(&read) {
+            Outcome::Works => compare(&self.layout.data, &expected)?,
+            other => other,
+        };
+        let works = outcome == Outcome::Works;
+        report.add(RouteCheck::Read, outcome);
+        if works {
+            let outcome = self.compare_both_ways(&halves, &expected)?;
+            report.add(RouteCheck::Compare, outcome);
+        }
+        Ok(())
+    }
+
+    /// Where the parts of the data go, and what the memory holds then.
+    fn halves(&self, truth: &[u8]) -> (Vec<IovaRange>, Vec<u8>) {
+        let iova = self.layout.data.iova();
+        let half = truth.len() / 2;
+        let page = match self.mode {
+            DescriptorMode::Prp { page_bytes } => page_bytes as usize,
+            DescriptorMode::Sgl { granularity, .. } => granularity as usize,
+        };
+        if half == 0 || !half.is_multiple_of(page) {
+            return (vec![IovaRange { iova, len: truth.len() as u64 }], truth.to_vec());
+        }
+        let len = half as u64;
+        let parts = vec![IovaRange { iova: iova.offset(len), len }, IovaRange { iova, len }];
+        (parts, [&truth[half..], &truth[..half]].concat())
+    }
+
+    /// Compare must succeed with the right data and fail with one wrong bit: an answer that is
+    /// always the same would prove nothing.
+    fn compare_both_ways(
+        &mut self,
+        halves: &[IovaRange],
+        expected: &[u8],
+    ) -> Result<Outcome, crate::DmaError> {
+        if !self.can_compare {
+            return Ok(Outcome::NotTried("the controller has no Compare command (ONCS)".into()));
+        }
+        let same = self.transfer(NvmOpcode::COMPARE, halves);
+        let at = expected.len() - 1;
+        self.layout.data.write(at, &[expected[at] ^ 1])?;
+        let different = self.transfer(NvmOpcode::COMPARE, halves);
+        Ok(match (verdict(&same), different) {
+            (Outcome::Works, Ok(Status::COMPARE_FAILURE)) => Outcome::Works,
+            (Outcome::Works, Ok(other)) => Outcome::Fails(format!(
+                "a wrong bit was answered with {other}: the controller reads something else"
+            )),
+            (Outcome::Works, Err(why)) => Outcome::Fails(why),
+            (other, _) => other,
+        })
+    }
+
+    /// A command on the first LBAs, with the data at `parts` and its descriptors in the memory.
+    fn transfer(&mut self, opcode: NvmOpcode, parts: &[IovaRange]) -> Result<Status, String> {
+        let mut sqe = Sqe::new(opcode.0, Cid(0), self.nsid);
+        let range = BlockRange::new(Lba(0), Lbas(self.layout.lbas));
+        range.ok_or("the namespace has no blocks")?.write_to(&mut sqe);
+        let len = self.area.len();
+        let mut area = BufferArea::new(&mut self.area, 0, len);
+        let descriptor = describe(self.mode, parts, u32::MAX, &mut area);
+        let sqe = descriptor.map_err(|error| error.to_string())?.put_into(sqe);
+        self.command(&sqe)
+    }
+
+    fn command(&mut self, sqe: &Sqe) -> Result<Status, String> {
+        self.pair.post(sqe, 0).map_err(|error| error.to_string())?;
+        self.pair.update_tail();
+        let deadline = self.clock.now() + PATIENCE;
+        let mut found: Option<Completion> = None;
+        let mut idle = 0;
+        loop {
+            self.pair
+                .reap(1, |completion| found = Some(completion))
+                .map_err(|error| error.to_string())?;
+            if let Some(completion) = found {
+                return Ok(completion.status);
+            }
+            if self.clock.now() >= deadline {
+                return Err(format!(
+                    "no completion within {} ms: the controller does not see the command in this \
+                     memory, or its completion went elsewhere",
+                    PATIENCE.0 / 1_000_000
+                ));
+            }
+            self.clock.pause(idle, deadline);
+            idle = idle.saturating_add(1);
+        }
+    }
+}
+
+fn verdict(result: &Result<Status, String>) -> Outcome {
+    match result {
+        Ok(status) if status.is_success() => Outcome::Works,
+        Ok(status) => Outcome::Fails(format!("the command ended with {status}")),
+        Err(why) => Outcome::Fails(why.clone()),
+    }
+}

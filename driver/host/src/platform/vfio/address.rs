@@ -1,0 +1,131 @@
+//! Where a PCI function is: `0000:65:00.0`.
+
+use std::{fmt, str::FromStr};
+
+/// Address of a PCI function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// Domain (segment). Domains that VMD makes are longer than 16 bits.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device, below 32.
+    pub device: u8,
+    /// Function, below 8.
+    pub function: u8,
+}
+
+/// A text that is not the address of a PCI function.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is not the address of a PCI function: {why}; expected something like 0000:65:00.0 \
+     or 65:00.0 (hexadecimal, as lspci -D prints it)"
+)]
+pub struct AddressError {
+    /// What was given.
+    pub text: String,
+    /// What is wrong with it.
+    pub why: &'static str,
+}
+
+impl FromStr for PciAddress {
+    type Err = AddressError;
+
+    /// Reads `domain:bus:device.function` or, in domain 0, `bus:device.function`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).map_err(|why| AddressError { text: text.to_owned(), why })
+    }
+}
+
+fn parse(text: &str) -> Result<PciAddress, &'static str> {
+    let (rest, function) = text.rsplit_once('.').ok_or("there is no function after a dot")?;
+    let (rest, device) = rest.rsplit_once(':').ok_or("there is no bus before a colon")?;
+    let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0", rest));
+    Ok(PciAddress {
+        domain: hex(domain, 8, u32::MAX, "the domain is not up to 8 hexadecimal digits")?,
+        bus: hex(bus, 2, 0xFF, "the bus is not up to 2 hexadecimal digits")? as u8,
+        device: hex(device, 2, 0x1F, "the device is not a hexadecimal number up to 1f")? as u8,
+        function: hex(function, 1, 7, "the function is not a digit up to 7")? as u8,
+    })
+}
+
+/// A number of at most `digits` digits, at most `max`. No sign, which `from_str_radix` would take.
+fn hex(text: &str, digits: usize, max: u32, why: &'static str) -> Result<u32, &'static str> {
+    if text.len() > digits || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(why);
+    }
+    u32::from_str_radix(text, 16).ok().filter(|value| *value <= max).ok_or(why)
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn long_and_short() {
+        let address = PciAddress { domain: 0, bus: 0x65, device: 0, function: 0 };
+        assert_eq!("0000:65:00.0".parse(), Ok(address));
+        assert_eq!("65:00.0".parse(), Ok(address));
+        assert_eq!(address.to_string(), "0000:65:00.0");
+        let vmd: PciAddress = "10000:e1:00.0".parse().unwrap();
+        assert_eq!(
+            (vmd.domain, vmd.bus, vmd.to_string().as_str()),
+            (0x1_0000, 0xE1, "10000:e1:00.0")
+        );
+    }
+
+    #[test]
+    fn nonsense() {
+        for text in [
+            "",
+            ".",
+            ":",
+            "65",
+            "65:00",
+            "65.0",
+            "65:00.8",
+            "65:20.0",
+            "165:00.0",
+            "65:00.00",
+            "g5:00.0",
+            "+5:00.0",
+            " 65:00.0",
+            "0:0:65:00.0",
+            "123456789:65:00.0",
+            "65:00.",
+            ":00.0",
+            "65:.0",
+            "0000:65:00.0\n",
+            "ü:00.0",
+        ] {
+            let error = text.parse::<PciAddress>().unwrap_err();
+            assert!(error.to_string().contains("lspci -D"), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_can_be_read(
+            domain: u32, bus: u8, device in 0..32u8, function in 0..8u8
+        ) {
+            let address = PciAddress { domain, bus, device, function };
+            prop_assert_eq!(address.to_string().parse(), Ok(address));
+        }
+
+        #[test]
+        fn no_text_panics(text in "[0-9a-f:. ]{0,16}") {
+            if let Ok(address) = text.parse::<PciAddress>() {
+                prop_assert_eq!(address.to_string().parse(), Ok(address));
+            }
+        }
+    }
+}

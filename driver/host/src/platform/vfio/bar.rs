@@ -1,0 +1,105 @@
+//! A part of a BAR as memory of this process.
+#![allow(unsafe_code, reason = "registers are mapped and accessed here")]
+
+use std::{
+    io,
+    ptr::{NonNull, null_mut},
+    sync::Arc,
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::{
+    capability::Area,
+    device::{Device, Region},
+};
+use crate::platform::mmio;
+
+/// A mapped part of a BAR. Keeps its function open.
+#[derive(Debug)]
+pub(super) struct BarMap {
+    base: NonNull<u8>,
+    area: Area,
+    page: usize,
+    /// Not used, but the function must not be closed under the mapping.
+    _device: Arc<Device>,
+}
+
+// SAFETY: an address range that this value owns; accesses are volatile or atomic.
+unsafe impl Send for BarMap {}
+// SAFETY: as above.
+unsafe impl Sync for BarMap {}
+
+impl BarMap {
+    /// Maps `area`, whole pages that the kernel said can be mapped.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        region: &Region,
+        area: Area,
+        page: u64,
+    ) -> io::Result<Self> {
+        let len = usize::try_from(area.len).map_err(io::Error::other)?;
+        let page = usize::try_from(page).map_err(io::Error::other)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let offset = region.offset + area.offset;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at =
+            unsafe { mmap(null_mut(), len, protection, MapFlags::SHARED, device.file(), offset)? };
+        let base = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, area, page, _device: device.clone() })
+    }
+
+    /// First byte in this process.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// The part of the BAR.
+    pub(super) fn area(&self) -> Area {
+        self.area
+    }
+
+    /// The dword at `offset` of the BAR, if it lies in this part.
+    pub(super) fn dword(&self, offset: u64) -> Option<NonNull<u32>> {
+        let at = offset.checked_sub(self.area.offset)?;
+        if !at.is_multiple_of(4) || at.checked_add(4)? > self.area.len {
+            return None;
+        }
+        // SAFETY: `at + 4` is inside the mapping (`len` fitted in a usize), and 4-aligned.
+        Some(unsafe { self.base.add(at as usize) }.cast())
+    }
+
+    /// Reads a register of this part.
+    pub(super) fn read(&self, offset: u64) -> Option<u32> {
+        // SAFETY: `dword` checked bounds and alignment; the mapping lives as long as `self`.
+        Some(unsafe { mmio::load_acquire32(self.dword(offset)?) })
+    }
+
+    /// Writes a register of this part.
+    pub(super) fn write(&self, offset: u64, value: u32) -> Option<()> {
+        // SAFETY: `dword` checked bounds and alignment; the mapping lives as long as `self`.
+        unsafe { mmio::store_release32(self.dword(offset)?, value) };
+        Some(())
+    }
+
+    /// Reads one dword of every page from `from` on, `len` bytes far: the kernel maps BARs page by
+    /// page when they are first used, and a GPU that is given the mapping needs them there. (The
+    /// IOMMU does not: the kernel faults pages in when it maps them for DMA.)
+    pub(super) fn touch(&self, from: u64, len: u64) {
+        let last = from.saturating_add(len);
+        let mut at = from;
+        while at < last {
+            let Some(_) = self.read(at) else { return };
+            at = at / self.page as u64 * self.page as u64 + self.page as u64;
+        }
+    }
+}
+
+impl Drop for BarMap {
+    fn drop(&mut self) {
+        // SAFETY: the range is this value's; whoever was given an address of it keeps the value.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.area.len as usize) } {
+            tracing::error!(len = self.area.len, %error, "a BAR could not be unmapped");
+        }
+    }
+}

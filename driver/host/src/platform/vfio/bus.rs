@@ -1,0 +1,372 @@
+//! An NVMe controller behind VFIO as a [`Bus`].
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::FileExt,
+    },
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use nvme_spec::reg::{ALL_ONES, CAP, Cap};
+use rustix::event::{EventfdFlags, eventfd};
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_INFO_EVENTFD, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+};
+
+use super::{
+    address::PciAddress,
+    bar::BarMap,
+    capability::Area,
+    container::Claim,
+    device::{BUS_MASTER, Device, MEMORY_SPACE, Region},
+    error::{Call, VfioError},
+    space::VfioSpace,
+    sys,
+    sysfs::Sysfs,
+};
+use crate::{
+    bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError},
+    dma::DmaSpace,
+};
+
+/// Offset of the doorbells in BAR0.
+const DOORBELLS: u64 = 0x1000;
+/// Doorbells of all 65,536 queue pairs.
+const DOORBELLS_MAX: u64 = 2 * 0x1_0000;
+/// Class code of an NVM Express I/O controller (mass storage, NVM, I/O programming interface).
+const CLASS_NVME: u32 = 0x01_08_02;
+
+/// Options of [`VfioBus::open`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusOptions {
+    /// Reset the function first, where it has a reset of its own. Whatever its last user left
+    /// behind is gone then.
+    pub reset: bool,
+    /// MSI-X vectors to set up, cut to what the function has. They are set up together when the
+    /// first one is asked for. The driver's own queues use two.
+    pub vectors: u16,
+}
+
+impl Default for BusOptions {
+    fn default() -> Self {
+        Self { reset: true, vectors: 16 }
+    }
+}
+
+/// A PCI function with an NVMe controller. Owning it keeps everybody else out.
+///
+/// Dropping it stops the function's DMA and interrupts, and gives it back.
+#[derive(Debug)]
+pub struct VfioBus {
+    id: String,
+    region: Region,
+    doorbells: DoorbellPage,
+    numa_node: Option<u32>,
+    vectors: u16,
+    irqs: Mutex<Vec<Interrupt>>,
+    /// Signalled by the kernel when somebody wants the function back.
+    request: Option<Arc<OwnedFd>>,
+    requested: OnceLock<()>,
+    gone: OnceLock<()>,
+    // In the order in which they must go: mappings of BAR0, the function, its address space.
+    maps: Vec<BarMap>,
+    device: Arc<Device>,
+    _claim: Claim,
+    dma: Arc<dyn DmaSpace>,
+}
+
+impl VfioBus {
+    /// Takes over the function at `address`, which must be bound to vfio-pci, in `space`.
+    ///
+    /// # Errors
+    /// [`VfioError`] with what is in the way: a driver, another process, the IOMMU, permissions;
+    /// or with what is wrong with the function.
+    pub fn open(
+        space: &Arc<VfioSpace>,
+        address: PciAddress,
+        options: &BusOptions,
+    ) -> Result<Arc<Self>, VfioError> {
+        let span = tracing::info_span!("open", ctrl = %address);
+        let _entered = span.enter();
+        let claim = space.container().claim(address)?;
+        let device = Arc::new(Device::open(space.container(), address)?);
+        let class = device.class().map_err(device.os(Call::Config))?;
+        if class == ALL_ONES {
+            return Err(VfioError::Gone { address });
+        }
+        if class >> 8 != CLASS_NVME {
+            return Err(VfioError::NotNvme { address, class: class >> 8 });
+        }
+        if options.reset {
+            device.reset();
+        }
+        // A reset clears both; without DMA the controller could not even fetch a command.
+        device.set_command(MEMORY_SPACE | BUS_MASTER, 0)?;
+        let region = device.bar(0)?;
+        let page = space.container().page();
+        let maps = map_registers(&device, &region, page)?;
+        let doorbells = find_doorbells(&device, &region, &maps)?;
+        let vectors = vectors(&device, options.vectors);
+        let request = watch_requests(&device);
+        let (numa_node, group) = (Sysfs::new().numa_node(address), device.group());
+        tracing::info!(
+            group,
+            vectors,
+            numa_node,
+            bar_bytes = region.size,
+            doorbell_bytes = doorbells.len,
+            "function opened"
+        );
+        Ok(Arc::new(Self {
+            id: address.to_string(),
+            region,
+            doorbells,
+            numa_node,
+            vectors,
+            irqs: Mutex::new(Vec::new()),
+            request,
+            requested: OnceLock::new(),
+            gone: OnceLock::new(),
+            maps,
+            device,
+            _claim: claim,
+            dma: space.clone(),
+        }))
+    }
+
+    /// Where the function is.
+    #[must_use]
+    pub fn address(&self) -> PciAddress {
+        self.device.address()
+    }
+
+    /// The memory node nearest to it; `None` when the machine has only one or does not say.
+    #[must_use]
+    pub fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
+
+    /// Whether somebody wants the function back: its driver is being unbound, or it is about to be
+    /// unplugged. It still works, and the other side waits until this bus is dropped: end the I/O,
+    /// shut the controller down, drop it.
+    #[must_use]
+    pub fn requested(&self) -> bool {
+        if self.requested.get().is_none() {
+            let mut count = [0; 8];
+            let seen = self.request.as_ref().map(|fd| rustix::io::read(fd, &mut count));
+            if !matches!(seen, Some(Ok(8))) {
+                return false;
+            }
+            tracing::warn!(ctrl = %self.id, "somebody wants this function back");
+            let _ = self.requested.set(());
+        }
+        true
+    }
+
+    /// Readable when [`VfioBus::requested`] is about to become true; for an event loop, which
+    /// leaves the reading to that call. `None` when the kernel has no such event.
+    #[must_use]
+    pub fn request_event(&self) -> Option<&Arc<OwnedFd>> {
+        self.request.as_ref()
+    }
+
+    /// From now on the function counts as absent: registers are neither read nor written. For
+    /// owners that learn of a removal from elsewhere.
+    pub fn set_gone(&self) {
+        if self.gone.set(()).is_ok() {
+            tracing::error!(ctrl = %self.id, "the function is gone");
+        }
+    }
+
+    fn check(&self) -> Result<(), Gone> {
+        if self.gone.get().is_some() { Err(Gone) } else { Ok(()) }
+    }
+
+    /// Sets up all vectors at once: the kernel cannot add any to those in use.
+    fn enable_vectors(&self) -> io::Result<Vec<Interrupt>> {
+        let mut irqs = (0..self.vectors)
+            .map(|vector| {
+                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+                Ok(Interrupt { eventfd: Arc::new(eventfd(0, flags)?), vector })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        loop {
+            let fds: Vec<_> = irqs.iter().map(|irq| irq.eventfd.as_fd()).collect();
+            match sys::set_irqs(self.device.file(), VFIO_PCI_MSIX_IRQ_INDEX, &fds)? {
+                0 => return Ok(irqs),
+                // The machine has that many left, and nothing was set up.
+                fewer if fewer < irqs.len() => {
+                    let wanted = irqs.len();
+                    tracing::warn!(ctrl = %self.id, wanted, fewer, "fewer vectors than wanted");
+                    irqs.truncate(fewer);
+                }
+                odd => return Err(io::Error::other(format!("{odd} vectors could be had"))),
+            }
+        }
+    }
+}
+
+impl Bus for VfioBus {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// A register outside of BAR0 reads as all ones, as an address that nobody claims does.
+    fn read32(&self, offset: u32) -> Result<u32, Gone> {
+        self.check()?;
+        let at = u64::from(offset);
+        let value = self.maps.iter().find_map(|map| map.read(at)).unwrap_or_else(|| {
+            let mut bytes = [0xFF; 4];
+            if at + 4 <= self.region.size {
+                // A part of BAR0 that cannot be mapped; a failure leaves all ones.
+                let _ = self.device.file().read_exact_at(&mut bytes, self.region.offset + at);
+            }
+            u32::from_le_bytes(bytes)
+        });
+        // Only the caller knows whether a register can read as all ones; configuration space
+        // cannot, if there is anybody.
+        if value == ALL_ONES && self.device.is_absent() {
+            self.set_gone();
+            return Err(Gone);
+        }
+        Ok(value)
+    }
+
+    fn write32(&self, offset: u32, value: u32) -> Result<(), Gone> {
+        self.check()?;
+        let at = u64::from(offset);
+        if self.maps.iter().find_map(|map| map.write(at, value)).is_none()
+            && at + 4 <= self.region.size
+        {
+            let bytes = value.to_le_bytes();
+            if let Err(error) = self.device.file().write_all_at(&bytes, self.region.offset + at) {
+                tracing::error!(ctrl = %self.id, offset, %error, "a register was not written");
+            }
+        }
+        Ok(())
+    }
+
+    fn doorbells(&self) -> DoorbellPage {
+        self.doorbells
+    }
+
+    fn dma(&self) -> &Arc<dyn DmaSpace> {
+        &self.dma
+    }
+
+    fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
+        let none =
+            |available| InterruptError::NoSuchVector { bus: self.id.clone(), vector, available };
+        if vector >= self.vectors {
+            return Err(none(self.vectors));
+        }
+        let mut irqs = self.irqs.lock().unwrap_or_else(PoisonError::into_inner);
+        if irqs.is_empty() {
+            *irqs = self.enable_vectors().map_err(|source| InterruptError::Os {
+                bus: self.id.clone(),
+                vector,
+                source,
+            })?;
+        }
+        irqs.get(usize::from(vector)).cloned().ok_or_else(|| none(irqs.len() as u16))
+    }
+}
+
+impl Drop for VfioBus {
+    fn drop(&mut self) {
+        // First of all its DMA: whatever happens next, it writes nothing any more.
+        if self.gone.get().is_none()
+            && let Err(error) = self.device.set_command(0, BUS_MASTER)
+        {
+            tracing::warn!(ctrl = %self.id, %error, "its DMA could not be switched off");
+        }
+        let irqs = self.irqs.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let used = [
+            (VFIO_PCI_MSIX_IRQ_INDEX, !irqs.is_empty()),
+            (VFIO_PCI_REQ_IRQ_INDEX, self.request.is_some()),
+        ];
+        for (index, _) in used.into_iter().filter(|(_, used)| *used) {
+            if let Err(error) = sys::disable_irqs(self.device.file(), index) {
+                tracing::warn!(ctrl = %self.id, index, %error, "interrupts could not be disabled");
+            }
+        }
+    }
+}
+
+/// Maps control registers and doorbells: one mapping where the kernel lets both be mapped.
+fn map_registers(
+    device: &Arc<Device>,
+    region: &Region,
+    page: u64,
+) -> Result<Vec<BarMap>, VfioError> {
+    let needed = |area: &&Area| area.offset < DOORBELLS + DOORBELLS_MAX * 4;
+    let map = |area: &Area| {
+        // A memory buffer behind the doorbells is not needed here.
+        let len = area.len.min((DOORBELLS + DOORBELLS_MAX * 4).next_multiple_of(page));
+        let area = Area { offset: area.offset, len };
+        BarMap::new(device, region, area, page).map_err(device.os(Call::MapBar))
+    };
+    region.areas.iter().filter(needed).map(map).collect()
+}
+
+/// The doorbells, as far as they are mapped in one piece.
+fn find_doorbells(
+    device: &Device,
+    region: &Region,
+    maps: &[BarMap],
+) -> Result<DoorbellPage, VfioError> {
+    let (address, bar) = (device.address(), 0);
+    let none = |what: &str| VfioError::Bar { address, bar, what: what.into() };
+    if region.size < DOORBELLS + 8 {
+        return Err(none("it is too small for the registers of an NVMe controller"));
+    }
+    let map = maps.iter().find(|map| map.dword(DOORBELLS).is_some());
+    let map = map.ok_or_else(|| {
+        none("the kernel does not let its doorbells be mapped into a process; a newer one may")
+    })?;
+    let mut cap = [0; 4];
+    device
+        .file()
+        .read_exact_at(&mut cap, region.offset + u64::from(CAP) + 4)
+        .map_err(device.os(Call::Config))?;
+    // DSTRD is in the upper half; a controller that is gone reads as all ones.
+    let stride = 4u32 << Cap(u64::from(u32::from_le_bytes(cap)) << 32).dstrd();
+    let area = map.area();
+    let len = (area.offset + area.len - DOORBELLS).min(DOORBELLS_MAX * u64::from(stride));
+    map.touch(DOORBELLS, len);
+    let host = map.dword(DOORBELLS).ok_or_else(|| none("it has no doorbells"))?;
+    Ok(DoorbellPage { host, device: None, stride, len: len as usize })
+}
+
+/// How many MSI-X vectors there will be.
+fn vectors(device: &Device, wanted: u16) -> u16 {
+    match sys::irq_info(device.file(), VFIO_PCI_MSIX_IRQ_INDEX) {
+        Ok(info) if info.flags & VFIO_IRQ_INFO_EVENTFD != 0 => {
+            wanted.min(u16::try_from(info.count).unwrap_or(u16::MAX))
+        }
+        Ok(_) => 0,
+        Err(error) => {
+            tracing::warn!(ctrl = %device.address(), %error, "no word about MSI-X; poll instead");
+            0
+        }
+    }
+}
+
+/// An eventfd for "somebody wants this function back".
+fn watch_requests(device: &Device) -> Option<Arc<OwnedFd>> {
+    let set_up = || {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        sys::set_irqs(device.file(), VFIO_PCI_REQ_IRQ_INDEX, &[fd.as_fd()])?;
+        Ok::<_, io::Error>(Arc::new(fd))
+    };
+    let done = set_up();
+    if let Err(error) = &done {
+        tracing::warn!(
+            ctrl = %device.address(), %error,
+            "nobody will be able to ask for this function back; unbinding it will wait"
+        );
+    }
+    done.ok()
+}

@@ -1,0 +1,380 @@
+//! The container: one address space of the IOMMU, its groups and what is mapped in it.
+#![allow(unsafe_code, reason = "mapping memory for devices is a promise about its life")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io,
+    path::Path,
+    ptr::NonNull,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use rustix::{
+    io::Errno,
+    process::{Resource, getrlimit},
+};
+use vfio_bindings::bindings::vfio::VFIO_GROUP_FLAGS_VIABLE;
+
+use super::{
+    address::PciAddress,
+    capability::{Answer, IovaSpan},
+    error::{Call, VfioError, map_hint},
+    iova::IovaAllocator,
+    sys,
+    sysfs::Sysfs,
+};
+use crate::dma::{DmaError, Iova};
+
+/// Below this many free DMA entries a warning is logged.
+const FEW_ENTRIES: u32 = 256;
+/// What can be used behind IOMMUs whose kernel does not say (before 5.4): 39 bits without the first
+/// 4 GiB, where interrupt messages and the firmware's reserved ranges are.
+const OLD_KERNEL_SPAN: IovaSpan = IovaSpan { first: 4 << 30, last: (1 << 39) - 1 };
+
+/// One container of the kernel's type 1 IOMMU driver (not iommufd, which refuses memory of other
+/// devices).
+#[derive(Debug)]
+pub(super) struct Container {
+    name: String,
+    fd: File,
+    state: Mutex<State>,
+    /// Signalled when a group has left.
+    left: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// A group whose handles are all gone stays here until it has really left.
+    groups: BTreeMap<u32, Weak<Group>>,
+    /// Functions that a bus of this process owns.
+    claimed: BTreeSet<PciAddress>,
+    /// Groups in the kernel's container. With none, the kernel has forgotten all mappings.
+    attached: u32,
+    iova: IovaAllocator,
+    /// Host address and length of all that is mapped, by I/O virtual address.
+    live: BTreeMap<Iova, (NonNull<u8>, u64)>,
+    mapped_bytes: u64,
+}
+
+// SAFETY: the addresses in `live` are only given to the kernel.
+unsafe impl Send for State {}
+
+/// What a space holds and has left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpaceStatus {
+    /// Regions that are mapped.
+    pub mappings: usize,
+    /// Bytes of all of them.
+    pub mapped_bytes: u64,
+    /// Regions that can still be mapped; `None` when the kernel does not say.
+    pub mappings_left: Option<u32>,
+    /// IOMMU groups that belong to it now.
+    pub groups: u32,
+    /// The I/O virtual addresses that devices of all these groups can use.
+    pub iova_spans: Vec<IovaSpan>,
+}
+
+impl Container {
+    pub(super) fn open(name: &str) -> Result<Arc<Self>, VfioError> {
+        let os = |source| VfioError::os(name, Call::OpenContainer, source);
+        let fd = sys::open(Path::new("/dev/vfio/vfio")).map_err(os)?;
+        let subject = || name.to_owned();
+        if !sys::is_known_version(&fd).map_err(os)? {
+            let what = "the kernel's VFIO has an unknown version".into();
+            let hint = "this driver knows version 0, which all kernels so far have";
+            return Err(VfioError::Unsupported { subject: subject(), what, hint });
+        }
+        if !sys::has_type1(&fd).map_err(os)? {
+            let what = "the kernel has no type 1 IOMMU driver for VFIO".into();
+            let hint = "switch the IOMMU on (firmware; intel_iommu=on or amd_iommu=on) and load \
+                        the module: modprobe vfio_iommu_type1; iommufd's replacement of \
+                        /dev/vfio/vfio will not do, because it refuses memory of other devices";
+            return Err(VfioError::Unsupported { subject: subject(), what, hint });
+        }
+        let state = State {
+            groups: BTreeMap::new(),
+            claimed: BTreeSet::new(),
+            attached: 0,
+            iova: IovaAllocator::new(Vec::new(), 4096),
+            live: BTreeMap::new(),
+            mapped_bytes: 0,
+        };
+        Ok(Arc::new(Self {
+            name: name.to_owned(),
+            fd,
+            state: Mutex::new(state),
+            left: Condvar::new(),
+        }))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Nothing that is done under the lock can panic halfway, so poison means nothing here.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the caller the only owner of a function in this process. The kernel would let a
+    /// process open it twice.
+    pub(super) fn claim(self: &Arc<Self>, address: PciAddress) -> Result<Claim, VfioError> {
+        if !self.lock().claimed.insert(address) {
+            return Err(VfioError::Claimed { address });
+        }
+        Ok(Claim { address, container: self.clone() })
+    }
+
+    /// The IOMMU group of a function, joined to this container.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        sysfs: &Sysfs,
+        address: PciAddress,
+    ) -> Result<Arc<Group>, VfioError> {
+        let id = sysfs.group(address)?;
+        let mut state = self.lock();
+        while let Some(known) = state.groups.get(&id) {
+            if let Some(group) = known.upgrade() {
+                return Ok(group);
+            }
+            // Another thread is just letting it go.
+            state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let file = open_group(sysfs, address, id)?;
+        self.attach(&mut state, &file, address)?;
+        tracing::debug!(space = %self.name, group = id, function = %address, "group joined");
+        let group = Arc::new(Group { id, file: Some(file), container: self.clone() });
+        state.groups.insert(id, Arc::downgrade(&group));
+        Ok(group)
+    }
+
+    fn attach(
+        &self,
+        state: &mut State,
+        group: &File,
+        address: PciAddress,
+    ) -> Result<(), VfioError> {
+        let os = |call| move |source| VfioError::os(address, call, source);
+        sys::set_container(group, &self.fd).map_err(os(Call::SetContainer))?;
+        let first = state.attached == 0;
+        let done = (|| {
+            if first {
+                sys::set_type1(&self.fd).map_err(os(Call::SetIommu))?;
+            }
+            let (pages, answer) = sys::iommu_info(&self.fd).map_err(os(Call::IommuInfo))?;
+            let (spans, page) = self.spans(pages, &answer);
+            let reserved = |span| VfioError::Reserved { address, span };
+            state.iova.set_valid(spans, page).map_err(reserved)?;
+            if first { self.map_again(state) } else { Ok(()) }
+        })();
+        match done {
+            Ok(()) => state.attached += 1,
+            Err(_) => {
+                // The error is what matters; a group that cannot leave does so when it is closed.
+                let _ = sys::unset_container(group);
+            }
+        }
+        done
+    }
+
+    /// Address ranges and page size of the IOMMU.
+    fn spans(&self, page_sizes: u64, answer: &Answer) -> (Vec<IovaSpan>, u64) {
+        // The smallest page that all IOMMUs of the container have, not below the machine's own.
+        let page = if page_sizes == 0 { 4096 } else { 1 << page_sizes.trailing_zeros() };
+        let spans = answer.iova_spans().unwrap_or_else(|| {
+            let IovaSpan { first, last } = OLD_KERNEL_SPAN;
+            tracing::warn!(
+                space = %self.name,
+                "the kernel does not say which I/O virtual addresses are reserved (it is older \
+                 than 5.4); using {first:#x} to {last:#x}"
+            );
+            vec![OLD_KERNEL_SPAN]
+        });
+        (spans, page)
+    }
+
+    /// Maps everything again that the kernel forgot when the last group left.
+    fn map_again(&self, state: &State) -> Result<(), VfioError> {
+        for (&iova, &(host, len)) in &state.live {
+            // SAFETY: whatever is in `live` stays mapped in this process until `unmap` took it out,
+            // and DmaMemory promises that no reference to it exists.
+            let mapped = unsafe { sys::map(&self.fd, host, iova, len) };
+            mapped.map_err(|source| self.map_error(state, len, source))?;
+        }
+        Ok(())
+    }
+
+    fn map_error(&self, state: &State, len: u64, source: io::Error) -> DmaError {
+        let memlock = getrlimit(Resource::Memlock).current;
+        let hint = map_hint(&source, memlock, state.mapped_bytes);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        DmaError::Os { space: self.name.clone(), len, source, hint }
+    }
+
+    /// Bytes of the smallest page that can be mapped.
+    pub(super) fn page(&self) -> u64 {
+        self.lock().iova.page()
+    }
+
+    /// Maps memory for the devices of the container, as one range of I/O virtual addresses.
+    ///
+    /// # Safety
+    /// Until [`Container::unmap`] succeeded: the memory stays mapped in this process, and no Rust
+    /// reference to it exists.
+    pub(super) unsafe fn map(&self, host: NonNull<u8>, len: usize) -> Result<Iova, DmaError> {
+        let mut state = self.lock();
+        let address = host.as_ptr().addr() as u64;
+        let (page, bytes) = (state.iova.page(), len as u64);
+        if state.attached == 0 {
+            return Err(DmaError::Unsupported {
+                space: self.name.clone(),
+                what: format!("memory of {len} bytes"),
+                hint: "open a function in this space first: the IOMMU groups in it decide which \
+                       addresses there are"
+                    .into(),
+            });
+        }
+        if len == 0 || !address.is_multiple_of(page) || !bytes.is_multiple_of(page) {
+            let page = usize::try_from(page).unwrap_or(usize::MAX);
+            return Err(DmaError::Unaligned { address, len, page });
+        }
+        self.check_entries(&state, len)?;
+        let none = || DmaError::NoIova { space: self.name.clone(), len };
+        let iova = state.iova.allocate(bytes, address).ok_or_else(none)?;
+        // SAFETY: the caller's promise.
+        if let Err(source) = unsafe { sys::map(&self.fd, host, iova, bytes) } {
+            state.iova.release(iova);
+            return Err(self.map_error(&state, bytes, source));
+        }
+        state.live.insert(iova, (host, bytes));
+        state.mapped_bytes += bytes;
+        tracing::debug!(space = %self.name, %iova, len, "mapped");
+        Ok(iova)
+    }
+
+    /// Says so before the kernel runs out of entries for mappings.
+    fn check_entries(&self, state: &State, len: usize) -> Result<(), DmaError> {
+        // A kernel that does not say (before 5.10) refuses with ENOSPC when it comes to that.
+        let left = sys::iommu_info(&self.fd).ok().and_then(|(_, answer)| answer.dma_available());
+        let mapped = state.live.len();
+        match left {
+            Some(0) => {
+                let source = io::Error::from(Errno::NOSPC);
+                let hint = format!(
+                    "the container's {mapped} mappings are as many as it may have (module \
+                     parameter vfio_iommu_type1.dma_entry_limit); map fewer, larger pieces"
+                );
+                return Err(DmaError::Os { space: self.name.clone(), len, source, hint });
+            }
+            Some(left) if left < FEW_ENTRIES => tracing::warn!(
+                space = %self.name, left, mapped, "few DMA entries are left in the container"
+            ),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes memory away from the devices again. It must not be freed when this fails.
+    pub(super) fn unmap(&self, iova: Iova) -> io::Result<()> {
+        let mut state = self.lock();
+        let Some(&(_, len)) = state.live.get(&iova) else { return Ok(()) };
+        // Without any group the kernel has unmapped everything itself.
+        if state.attached > 0 {
+            let done = sys::unmap(&self.fd, iova, len)?;
+            if done != len {
+                return Err(io::Error::other(format!("{done} of {len} bytes were unmapped")));
+            }
+        }
+        state.live.remove(&iova);
+        state.iova.release(iova);
+        state.mapped_bytes -= len;
+        Ok(())
+    }
+
+    pub(super) fn status(&self) -> SpaceStatus {
+        let state = self.lock();
+        let answer = (state.attached > 0).then(|| sys::iommu_info(&self.fd).ok()).flatten();
+        SpaceStatus {
+            mappings: state.live.len(),
+            mapped_bytes: state.mapped_bytes,
+            mappings_left: answer.and_then(|(_, answer)| answer.dma_available()),
+            groups: state.attached,
+            iova_spans: state.iova.valid().to_vec(),
+        }
+    }
+}
+
+/// The right to be the only one who drives a function.
+#[derive(Debug)]
+pub(super) struct Claim {
+    address: PciAddress,
+    container: Arc<Container>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.container.lock().claimed.remove(&self.address);
+    }
+}
+
+/// An IOMMU group in the container. It leaves when the last of its functions was closed: until
+/// then nobody can hand one of them back to a driver of the kernel.
+#[derive(Debug)]
+pub(super) struct Group {
+    id: u32,
+    /// `None` only while it is dropped.
+    file: Option<File>,
+    container: Arc<Container>,
+}
+
+impl Group {
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+
+    pub(super) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let container = &self.container;
+        let mut state = container.lock();
+        if let Some(file) = self.file.take()
+            && let Err(error) = sys::unset_container(&file)
+        {
+            let (space, group) = (&container.name, self.id);
+            tracing::warn!(%space, group, %error, "the group could not leave the container");
+        }
+        state.attached = state.attached.saturating_sub(1);
+        state.groups.remove(&self.id);
+        // There may be fewer reserved addresses now.
+        if state.attached > 0
+            && let Ok((pages, answer)) = sys::iommu_info(&container.fd)
+        {
+            let (spans, page) = container.spans(pages, &answer);
+            let _ = state.iova.set_valid(spans, page);
+        }
+        container.left.notify_all();
+    }
+}
+
+fn open_group(sysfs: &Sysfs, address: PciAddress, group: u32) -> Result<File, VfioError> {
+    let opened = sys::open(Path::new(&format!("/dev/vfio/{group}")));
+    let file =
+        opened.map_err(|source| match source.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::BUSY) => VfioError::Busy { address, group, holders: sysfs.holders(group) },
+            Some(Errno::NOENT) if !sysfs.is_bound(address) => {
+                VfioError::NotBound { address, driver: sysfs.driver(address) }
+            }
+            _ => VfioError::os(address, Call::OpenGroup, source),
+        })?;
+    let flags = sys::group_flags(&file)
+        .map_err(|source| VfioError::os(address, Call::GroupStatus, source))?;
+    if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
+        return Err(VfioError::NotViable { address, group, blockers: sysfs.blockers(group) });
+    }
+    Ok(file)
+}

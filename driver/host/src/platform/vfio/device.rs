@@ -1,0 +1,174 @@
+//! A PCI function: configuration space, regions, reset.
+
+use std::{ffi::CString, fs::File, io, os::unix::fs::FileExt, sync::Arc};
+
+use vfio_bindings::bindings::vfio::{
+    VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX,
+    VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
+};
+
+use super::{
+    address::PciAddress,
+    capability::{Area, mappable},
+    container::{Container, Group},
+    error::{Call, VfioError},
+    sys,
+    sysfs::Sysfs,
+};
+
+/// Offset of the command register in configuration space.
+const COMMAND: u64 = 4;
+/// Offset of revision and class code.
+const CLASS: u64 = 8;
+
+/// Command register: answer to memory accesses, that is, to BARs.
+pub(super) const MEMORY_SPACE: u16 = 1 << 1;
+/// Command register: may do DMA and send interrupt messages.
+pub(super) const BUS_MASTER: u16 = 1 << 2;
+
+/// What can be reached at an offset of the function's file descriptor.
+#[derive(Debug, Clone)]
+pub(super) struct Region {
+    pub(super) size: u64,
+    /// Where it begins in the file.
+    pub(super) offset: u64,
+    /// The parts that can be mapped into a process.
+    pub(super) areas: Vec<Area>,
+}
+
+/// A function that this process has.
+#[derive(Debug)]
+pub(super) struct Device {
+    address: PciAddress,
+    can_reset: bool,
+    config: Region,
+    page: u64,
+    // Before the group: a group can leave its container only when its functions are closed.
+    file: File,
+    group: Arc<Group>,
+}
+
+impl Device {
+    pub(super) fn open(container: &Arc<Container>, address: PciAddress) -> Result<Self, VfioError> {
+        let os = |call| move |source| VfioError::os(address, call, source);
+        let group = container.join(&Sysfs::new(), address)?;
+        let name = CString::new(address.to_string()).map_err(io::Error::other);
+        let file = match (group.file(), name) {
+            (Some(group), Ok(name)) => sys::device(group, &name),
+            (_, Err(error)) => Err(error),
+            (None, _) => Err(io::ErrorKind::NotFound.into()),
+        };
+        let file = file.map_err(os(Call::DeviceFd))?;
+        let info = sys::device_info(&file).map_err(os(Call::DeviceInfo))?;
+        if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
+            let what = "VFIO does not take it for a PCI function".into();
+            let (subject, hint) = (address.to_string(), "bind it to vfio-pci");
+            return Err(VfioError::Unsupported { subject, what, hint });
+        }
+        let page = container.page();
+        let config =
+            read_region(&file, VFIO_PCI_CONFIG_REGION_INDEX, page).map_err(os(Call::RegionInfo))?;
+        let can_reset = info.flags & VFIO_DEVICE_FLAGS_RESET != 0;
+        Ok(Self { address, can_reset, config, page, file, group })
+    }
+
+    pub(super) fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn group(&self) -> u32 {
+        self.group.id()
+    }
+
+    pub(super) fn os(&self, call: Call) -> impl FnOnce(io::Error) -> VfioError + use<> {
+        let address = self.address;
+        move |source| VfioError::os(address, call, source)
+    }
+
+    /// BAR `index` (0 to 5).
+    pub(super) fn bar(&self, index: u8) -> Result<Region, VfioError> {
+        let (address, bar) = (self.address, index);
+        if index > 5 {
+            let what = "a PCI function has BARs 0 to 5".into();
+            return Err(VfioError::Bar { address, bar, what });
+        }
+        let region = read_region(&self.file, u32::from(index), self.page)
+            .map_err(self.os(Call::RegionInfo))?;
+        if region.size == 0 {
+            let what = "the function does not have it (the upper half of a 64-bit BAR has no \
+                        number of its own)"
+                .into();
+            return Err(VfioError::Bar { address, bar, what });
+        }
+        Ok(region)
+    }
+
+    /// Resets the function, where it can be. All its registers are as after power-on then.
+    pub(super) fn reset(&self) {
+        let address = self.address;
+        if !self.can_reset {
+            tracing::debug!(ctrl = %address, "the function has no reset of its own");
+        } else if let Err(error) = sys::reset(&self.file) {
+            // Not fatal: the controller is disabled through its own registers next.
+            tracing::warn!(ctrl = %address, %error, "the function could not be reset");
+        }
+    }
+
+    /// Revision and class code.
+    pub(super) fn class(&self) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        self.file.read_exact_at(&mut bytes, self.config.offset + CLASS)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Whether the function is not there any more: not even configuration space answers. The
+    /// class code is read because the kernel makes up some other fields.
+    pub(super) fn is_absent(&self) -> bool {
+        self.class().map_or(true, |class| class == u32::MAX)
+    }
+
+    fn command(&self) -> io::Result<u16> {
+        let mut bytes = [0; 2];
+        self.file.read_exact_at(&mut bytes, self.config.offset + COMMAND)?;
+        Ok(u16::from_le_bytes(bytes))
+    }
+
+    /// Sets and clears bits of the command register, and looks whether they stay.
+    pub(super) fn set_command(&self, set: u16, clear: u16) -> Result<(), VfioError> {
+        let config = |source| VfioError::os(self.address, Call::Config, source);
+        let command = self.command().map_err(config)? & !clear | set;
+        self.file
+            .write_all_at(&command.to_le_bytes(), self.config.offset + COMMAND)
+            .map_err(config)?;
+        let now = self.command().map_err(config)?;
+        if now & set == set && now & clear == 0 {
+            return Ok(());
+        }
+        if self.is_absent() {
+            return Err(VfioError::Gone { address: self.address });
+        }
+        let what =
+            format!("its command register reads {now:#06x} after {command:#06x} was written");
+        let hint = "it cannot be switched to DMA; is its slot powered?";
+        Err(VfioError::Unsupported { subject: self.address.to_string(), what, hint })
+    }
+}
+
+fn read_region(file: &File, index: u32, page: u64) -> io::Result<Region> {
+    let (info, answer) = sys::region_info(file, index)?;
+    // A region that cannot be written is of no use as a BAR; it is not mapped, either.
+    let needed = VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_WRITE;
+    let areas = if info.flags & needed == needed {
+        let sparse = answer.sparse_areas();
+        let msix_mappable = answer.msix_mappable();
+        tracing::trace!(index, size = info.size, ?sparse, msix_mappable, "region");
+        mappable(info.size, sparse, page)
+    } else {
+        Vec::new()
+    };
+    Ok(Region { size: info.size, offset: info.offset, areas })
+}

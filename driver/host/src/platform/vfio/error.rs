@@ -1,0 +1,380 @@
+//! What can go wrong with VFIO, and what to do about it.
+
+use std::{fmt, io};
+
+use rustix::io::Errno;
+
+use super::{address::PciAddress, capability::IovaSpan};
+use crate::dma::DmaError;
+
+/// A request to the kernel, for errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Call {
+    /// Open `/dev/vfio/vfio`.
+    OpenContainer,
+    /// Open `/dev/vfio/GROUP`.
+    OpenGroup,
+    /// `VFIO_GROUP_GET_STATUS`.
+    GroupStatus,
+    /// `VFIO_GROUP_SET_CONTAINER`.
+    SetContainer,
+    /// `VFIO_SET_IOMMU`.
+    SetIommu,
+    /// `VFIO_IOMMU_GET_INFO`.
+    IommuInfo,
+    /// `VFIO_GROUP_GET_DEVICE_FD`.
+    DeviceFd,
+    /// `VFIO_DEVICE_GET_INFO`.
+    DeviceInfo,
+    /// `VFIO_DEVICE_GET_REGION_INFO`.
+    RegionInfo,
+    /// `VFIO_DEVICE_GET_IRQ_INFO`.
+    IrqInfo,
+    /// `VFIO_DEVICE_SET_IRQS`.
+    SetIrqs,
+    /// Read or write configuration space.
+    Config,
+    /// Map a BAR into this process.
+    MapBar,
+    /// Make an eventfd.
+    EventFd,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenContainer => "opening /dev/vfio/vfio",
+            Self::OpenGroup => "opening its IOMMU group",
+            Self::GroupStatus => "asking for the state of its IOMMU group",
+            Self::SetContainer => "joining its IOMMU group to the container",
+            Self::SetIommu => "choosing the type 1 IOMMU driver",
+            Self::IommuInfo => "asking which I/O virtual addresses there are",
+            Self::DeviceFd => "opening the function in its IOMMU group",
+            Self::DeviceInfo => "asking about the function",
+            Self::RegionInfo => "asking about a BAR",
+            Self::IrqInfo => "asking about interrupts",
+            Self::SetIrqs => "setting up interrupts",
+            Self::Config => "accessing configuration space",
+            Self::MapBar => "mapping a BAR into this process",
+            Self::EventFd => "making an eventfd",
+        })
+    }
+}
+
+/// Another device of the same IOMMU group that a driver of the kernel holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocker {
+    /// Its name on its bus.
+    pub device: String,
+    /// The driver that holds it.
+    pub driver: String,
+}
+
+/// A process that has the IOMMU group open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its identifier.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// A PCI function could not be had through VFIO, or not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VfioError {
+    /// The kernel refused something.
+    #[error("{subject}: {call} failed: {source}; {hint}")]
+    Os {
+        /// The function or address space.
+        subject: String,
+        /// What was asked for.
+        call: Call,
+        /// Why.
+        source: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// There is no such function.
+    #[error("{address}: there is no such PCI function; lspci -D lists those there are")]
+    NotThere {
+        /// The function.
+        address: PciAddress,
+    },
+    /// No IOMMU translates for it.
+    #[error(
+        "{address}: it is in no IOMMU group, so nothing would confine its DMA; switch the IOMMU on \
+         in the firmware and with intel_iommu=on or amd_iommu=on on the kernel's command line"
+    )]
+    NoIommu {
+        /// The function.
+        address: PciAddress,
+    },
+    /// Another driver has it, or none.
+    #[error(
+        "{address}: {} and not by vfio-pci; nvme-bind can hand it over, after checking that \
+         nothing uses it",
+        match driver { Some(name) => format!("it is driven by {name}"),
+                       None => "it is driven by nothing".into() }
+    )]
+    NotBound {
+        /// The function.
+        address: PciAddress,
+        /// The driver it has.
+        driver: Option<String>,
+    },
+    /// Other devices of its group belong to the kernel.
+    #[error(
+        "{address}: its IOMMU group {group} cannot be used while the kernel drives other devices \
+         of it: {}; hand those over as well or unbind their drivers, because the IOMMU cannot \
+         keep devices of one group apart",
+        list(blockers)
+    )]
+    NotViable {
+        /// The function.
+        address: PciAddress,
+        /// The group.
+        group: u32,
+        /// Those devices; empty when none could be found.
+        blockers: Vec<Blocker>,
+    },
+    /// Another process has the group.
+    #[error(
+        "{address}: its IOMMU group {group} is in use by {}; a group can be open only once",
+        list(holders)
+    )]
+    Busy {
+        /// The function.
+        address: PciAddress,
+        /// The group.
+        group: u32,
+        /// Who has it; empty when that cannot be seen from here.
+        holders: Vec<Holder>,
+    },
+    /// This process has it already.
+    #[error("{address}: this process has it open already; share the bus it has")]
+    Claimed {
+        /// The function.
+        address: PciAddress,
+    },
+    /// The kernel's VFIO is not what this driver knows.
+    #[error("{subject}: {what}; {hint}")]
+    Unsupported {
+        /// The function or address space.
+        subject: String,
+        /// What is missing or wrong.
+        what: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// It is something else.
+    #[error("{address}: it is not an NVMe I/O controller (class code {class:06x}, not 010802)")]
+    NotNvme {
+        /// The function.
+        address: PciAddress,
+        /// Its class code.
+        class: u32,
+    },
+    /// A BAR is not what was expected.
+    #[error("{address}: BAR {bar}: {what}")]
+    Bar {
+        /// The function.
+        address: PciAddress,
+        /// Which BAR.
+        bar: u8,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// Memory that is mapped already lies where the new function must not go.
+    #[error(
+        "{address}: memory is mapped at {:#x} to {:#x}, which its IOMMU group reserves; open all \
+         functions of a space before mapping memory", span.first, span.last
+    )]
+    Reserved {
+        /// The function.
+        address: PciAddress,
+        /// The memory.
+        span: IovaSpan,
+    },
+    /// The function does not answer, not even in configuration space.
+    #[error("{address}: it does not answer on its bus (configuration space reads all ones)")]
+    Gone {
+        /// The function.
+        address: PciAddress,
+    },
+    /// Memory could not be mapped.
+    #[error("{0}")]
+    Dma(#[from] DmaError),
+}
+
+impl VfioError {
+    pub(super) fn os(subject: impl fmt::Display, call: Call, source: io::Error) -> Self {
+        let hint = hint(call, &source);
+        Self::Os { subject: subject.to_string(), call, source, hint }
+    }
+}
+
+impl fmt::Display for Blocker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.device, self.driver)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.name)
+    }
+}
+
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    match items {
+        [] => "something that cannot be seen from here (look as root)".into(),
+        items => items.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn errno(error: &io::Error) -> Option<Errno> {
+    error.raw_os_error().map(Errno::from_raw_os_error)
+}
+
+const DMESG: &str = "the kernel's log (dmesg) may say more";
+
+/// What to do when the kernel refused `call`.
+fn hint(call: Call, error: &io::Error) -> &'static str {
+    let Some(errno) = errno(error) else { return DMESG };
+    match (call, errno) {
+        (Call::OpenContainer, Errno::NOENT | Errno::NODEV) => {
+            "load the modules: modprobe -a vfio-pci vfio_iommu_type1; inside a container also pass \
+             /dev/vfio into it"
+        }
+        (Call::OpenGroup, Errno::NOENT) => {
+            "the function is not bound to vfio-pci (nvme-bind does that); inside a container also \
+             pass /dev/vfio into it"
+        }
+        (Call::OpenContainer | Call::OpenGroup, Errno::ACCESS | Errno::PERM) => {
+            "give this user the device nodes of /dev/vfio (chown; nvme-bind does that), and inside \
+             a container allow them in its device list"
+        }
+        (Call::SetContainer | Call::SetIommu, Errno::PERM) => {
+            "the IOMMU does not remap interrupts, which would let the function forge any of them: \
+             switch interrupt remapping on in the firmware (where every device is trusted: \
+             vfio_iommu_type1.allow_unsafe_interrupts=1)"
+        }
+        (Call::SetContainer | Call::SetIommu, Errno::INVAL) => {
+            "the group is in another container, or it reserves addresses where memory of this \
+             space is mapped already: open all functions before mapping memory"
+        }
+        (Call::SetContainer | Call::SetIommu, Errno::BUSY) => {
+            "a driver of the kernel or iommufd uses a device of the group"
+        }
+        (Call::SetIommu, Errno::NODEV) => "load the module: modprobe vfio_iommu_type1",
+        (Call::DeviceFd, Errno::NODEV | Errno::INVAL | Errno::NOENT) => {
+            "the function is not bound to vfio-pci, though its group is usable"
+        }
+        (Call::DeviceFd, Errno::BUSY | Errno::TIMEDOUT) => {
+            "the function did not leave its reset, or another process has it; try again"
+        }
+        (Call::SetIrqs, Errno::NOSPC | Errno::NOMEM) => "ask for fewer interrupt vectors, or poll",
+        (Call::MapBar, Errno::INVAL | Errno::NODEV) => {
+            "this kernel does not let this part of the BAR be mapped"
+        }
+        (Call::EventFd, Errno::MFILE | Errno::NFILE) => "raise the limit of open files (ulimit -n)",
+        _ => DMESG,
+    }
+}
+
+/// What to do when memory could not be mapped for DMA. `memlock` is RLIMIT_MEMLOCK in bytes
+/// (`None`: no limit) and `mapped` what the space has mapped already.
+pub(super) fn map_hint(error: &io::Error, memlock: Option<u64>, mapped: u64) -> String {
+    match errno(error) {
+        Some(Errno::NOMEM) => match memlock {
+            Some(limit) => format!(
+                "this process may lock {limit} bytes (RLIMIT_MEMLOCK) and this space has mapped \
+                 {mapped} already: raise it with ulimit -l or LimitMEMLOCK=, or give the process \
+                 CAP_IPC_LOCK"
+            ),
+            None => format!("the machine has no memory left to pin ({mapped} bytes are mapped)"),
+        },
+        Some(Errno::FAULT) => "a part of it is not mapped in this process, or is of a kind that \
+                               cannot be pinned; a BAR needs memory decoding switched on"
+            .into(),
+        Some(Errno::NOSPC) => "the container has no DMA entries left (module parameter \
+                               vfio_iommu_type1.dma_entry_limit); map fewer, larger pieces"
+            .into(),
+        Some(Errno::INVAL) => "address or length is not what this IOMMU takes, or a group of the \
+                               space reserves the range"
+            .into(),
+        Some(Errno::EXIST) => "the range is mapped already; something else maps memory in this \
+                               container"
+            .into(),
+        Some(Errno::PERM | Errno::ACCESS) => "the memory is read-only, or a security module \
+                                              forbids pinning it"
+            .into(),
+        Some(Errno::BUSY) => "the container is being changed by somebody else; try again".into(),
+        _ => DMESG.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os(errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error(errno.raw_os_error())
+    }
+
+    fn address() -> PciAddress {
+        PciAddress { domain: 0, bus: 0x65, device: 0, function: 0 }
+    }
+
+    #[test]
+    fn every_message_says_what_was_asked_what_was_found_and_what_to_do() {
+        let cases = [
+            (Call::OpenContainer, Errno::NOENT, "modprobe"),
+            (Call::OpenGroup, Errno::NOENT, "nvme-bind"),
+            (Call::OpenGroup, Errno::ACCESS, "chown"),
+            (Call::SetIommu, Errno::PERM, "interrupt remapping"),
+            (Call::SetContainer, Errno::INVAL, "before mapping memory"),
+            (Call::SetIommu, Errno::NODEV, "modprobe"),
+            (Call::DeviceFd, Errno::NODEV, "vfio-pci"),
+            (Call::SetIrqs, Errno::NOSPC, "fewer"),
+            (Call::Config, Errno::IO, "dmesg"),
+        ];
+        for (call, errno, to_do) in cases {
+            let text = VfioError::os(address(), call, os(errno)).to_string();
+            assert!(text.starts_with("0000:65:00.0: "), "{text}");
+            assert!(text.contains(&call.to_string()), "{text}");
+            assert!(text.contains(&os(errno).to_string()), "{text}");
+            assert!(text.contains(to_do), "{text}");
+        }
+    }
+
+    #[test]
+    fn who_is_in_the_way() {
+        let blockers = vec![
+            Blocker { device: "0000:64:00.0".into(), driver: "nvme".into() },
+            Blocker { device: "0000:64:00.1".into(), driver: "snd_hda_intel".into() },
+        ];
+        let text = VfioError::NotViable { address: address(), group: 7, blockers }.to_string();
+        assert!(text.contains("0000:64:00.0 (nvme), 0000:64:00.1 (snd_hda_intel)"), "{text}");
+        let holders = vec![Holder { pid: 42, name: "qemu".into() }];
+        let text = VfioError::Busy { address: address(), group: 7, holders }.to_string();
+        assert!(text.contains("process 42 (qemu)"), "{text}");
+        let text = VfioError::Busy { address: address(), group: 7, holders: vec![] }.to_string();
+        assert!(text.contains("as root"), "{text}");
+        let driver = Some("nvme".into());
+        let text = VfioError::NotBound { address: address(), driver }.to_string();
+        assert!(text.contains("driven by nvme and not by vfio-pci"), "{text}");
+    }
+
+    #[test]
+    fn lock_limits_are_explained_with_numbers() {
+        let text = map_hint(&os(Errno::NOMEM), Some(65_536), 8192);
+        assert!(text.contains("65536") && text.contains("8192") && text.contains("ulimit -l"));
+        assert!(map_hint(&os(Errno::NOMEM), None, 0).contains("no memory left"));
+        assert!(map_hint(&os(Errno::NOSPC), None, 0).contains("dma_entry_limit"));
+        assert!(map_hint(&os(Errno::FAULT), None, 0).contains("BAR"));
+        assert!(map_hint(&io::Error::other("odd"), None, 0).contains("dmesg"));
+    }
+}

@@ -1,0 +1,235 @@
+//! Which I/O virtual addresses are free. Pure bookkeeping: no system call, no memory.
+
+use std::collections::BTreeMap;
+
+use super::capability::IovaSpan;
+use crate::dma::Iova;
+
+/// Nothing is placed below this: an address of 0 or one in the first pages is a bug somewhere, and
+/// the IOMMU should say so.
+const FLOOR: u64 = 1 << 20;
+/// Sizes of IOMMU pages worth aligning to, largest first.
+const LARGE_PAGES: [u64; 2] = [1 << 30, 2 << 20];
+
+/// Gives each region one contiguous range inside the ranges the IOMMU can translate, first fit.
+///
+/// Between two regions at least one page stays unmapped, so that a device which runs past the end
+/// of one is stopped by the IOMMU.
+#[derive(Debug)]
+pub(super) struct IovaAllocator {
+    valid: Vec<IovaSpan>,
+    /// Length by first address.
+    taken: BTreeMap<u64, u64>,
+    page: u64,
+}
+
+impl IovaAllocator {
+    /// An allocator for `valid` ranges (ascending, not overlapping) in pages of `page` bytes.
+    pub(super) fn new(valid: Vec<IovaSpan>, page: u64) -> Self {
+        Self { valid, taken: BTreeMap::new(), page }
+    }
+
+    /// The ranges changed because a group joined or left. The first region that now lies outside
+    /// of all of them, if there is one; nothing changes then.
+    pub(super) fn set_valid(&mut self, valid: Vec<IovaSpan>, page: u64) -> Result<(), IovaSpan> {
+        for (&first, &len) in &self.taken {
+            let last = first + (len - 1);
+            if !valid.iter().any(|span| span.first <= first && last <= span.last) {
+                return Err(IovaSpan { first, last });
+            }
+        }
+        (self.valid, self.page) = (valid, page);
+        Ok(())
+    }
+
+    /// The ranges that can be translated.
+    pub(super) fn valid(&self) -> &[IovaSpan] {
+        &self.valid
+    }
+
+    /// Bytes of a page; addresses and lengths are multiples of it.
+    pub(super) fn page(&self) -> u64 {
+        self.page
+    }
+
+    /// A range of `len` bytes, a multiple of the page size, for memory at `host`. Its address is
+    /// like `host` modulo a large page, where `len` is at least one and there is room: the IOMMU
+    /// can use large pages only then.
+    pub(super) fn allocate(&mut self, len: u64, host: u64) -> Option<Iova> {
+        if len == 0 || !len.is_multiple_of(self.page) {
+            return None;
+        }
+        let large = LARGE_PAGES.into_iter().filter(|large| *large <= len && *large > self.page);
+        let found = large
+            .map(|align| (align, host % align / self.page * self.page))
+            .chain([(self.page, 0)])
+            .find_map(|(align, phase)| self.find(len, align, phase))?;
+        self.taken.insert(found, len);
+        Some(Iova(found))
+    }
+
+    /// The first free address that is `phase` modulo `align`.
+    fn find(&self, len: u64, align: u64, phase: u64) -> Option<u64> {
+        // Ranges may end with the address space: wider numbers cannot overflow.
+        let (len, align, phase) = (u128::from(len), u128::from(align), u128::from(phase));
+        let guard = u128::from(self.page);
+        let place = |from: u128| {
+            let base = from / align * align + phase;
+            if base >= from { base } else { base + align }
+        };
+        for span in &self.valid {
+            let end = u128::from(span.last) + 1;
+            let mut at = place(u128::from(span.first.max(FLOOR)));
+            // The region before this range may be what the guard page belongs to.
+            let before = self.taken.range(..span.first.max(FLOOR)).next_back();
+            let after = self.taken.range(span.first.max(FLOOR)..);
+            for (&first, &taken) in before.into_iter().chain(after) {
+                let (first, taken_end) = (u128::from(first), u128::from(first) + u128::from(taken));
+                if at + len + guard <= first {
+                    break;
+                }
+                at = at.max(place(taken_end + guard));
+            }
+            if at + len <= end {
+                return u64::try_from(at).ok();
+            }
+        }
+        None
+    }
+
+    /// Gives the range back that begins at `iova`; its length.
+    pub(super) fn release(&mut self, iova: Iova) -> Option<u64> {
+        self.taken.remove(&iova.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    const MIB: u64 = 1 << 20;
+
+    fn span(first: u64, last: u64) -> IovaSpan {
+        IovaSpan { first, last }
+    }
+
+    #[test]
+    fn small_regions_are_packed_with_a_page_between() {
+        let mut iova = IovaAllocator::new(vec![span(0, u64::MAX)], PAGE);
+        assert_eq!(iova.allocate(PAGE, 0), Some(Iova(FLOOR)));
+        assert_eq!(iova.allocate(2 * PAGE, 0), Some(Iova(FLOOR + 2 * PAGE)));
+        assert_eq!(iova.allocate(PAGE, 0), Some(Iova(FLOOR + 5 * PAGE)));
+        assert_eq!(iova.release(Iova(FLOOR + 2 * PAGE)), Some(2 * PAGE));
+        assert_eq!(iova.release(Iova(FLOOR + 2 * PAGE)), None);
+        assert_eq!(iova.allocate(PAGE, 0), Some(Iova(FLOOR + 2 * PAGE)));
+    }
+
+    #[test]
+    fn large_regions_allow_large_pages() {
+        let mut iova = IovaAllocator::new(vec![span(0, 0x7f_ffff_ffff)], PAGE);
+        assert_eq!(iova.allocate(4 * MIB, 0x7f00_0020_0000), Some(Iova(2 * MIB)));
+        // Memory that begins inside a large page gets an address that does so, too.
+        let odd = iova.allocate(4 * MIB, 0x7f00_0001_3000).unwrap();
+        assert_eq!(odd.0 % (2 * MIB), 0x1_3000);
+        assert_eq!(iova.allocate(1 << 30, 0x40_0000_0000).unwrap().0 % (1 << 30), 0);
+    }
+
+    #[test]
+    fn reserved_ranges_are_left_out() {
+        let valid = vec![span(0, FLOOR + 2 * PAGE - 1), span(0xfef0_0000, u64::MAX)];
+        let mut iova = IovaAllocator::new(valid, PAGE);
+        assert_eq!(iova.allocate(3 * PAGE, 0), Some(Iova(0xfef0_0000)));
+        assert_eq!(iova.allocate(2 * PAGE, 0), Some(Iova(FLOOR)));
+        assert_eq!(iova.allocate(PAGE + 1, 0), None, "not whole pages");
+        assert_eq!(iova.allocate(0, 0), None);
+        assert_eq!(iova.allocate(u64::MAX / PAGE * PAGE, 0), None);
+    }
+
+    #[test]
+    fn a_range_may_end_with_the_address_space() {
+        let mut iova = IovaAllocator::new(vec![span(u64::MAX - 2 * PAGE + 1, u64::MAX)], PAGE);
+        assert_eq!(iova.allocate(2 * PAGE, 0), Some(Iova(u64::MAX - 2 * PAGE + 1)));
+        assert_eq!(iova.allocate(PAGE, 0), None);
+    }
+
+    #[test]
+    fn narrower_ranges_must_contain_what_is_there() {
+        let mut iova = IovaAllocator::new(vec![span(0, u64::MAX)], PAGE);
+        iova.allocate(PAGE, 0).unwrap();
+        let taken = span(FLOOR, FLOOR + PAGE - 1);
+        assert_eq!(iova.set_valid(vec![span(FLOOR + PAGE, u64::MAX)], PAGE), Err(taken));
+        assert_eq!(iova.set_valid(vec![taken], PAGE), Ok(()));
+        assert_eq!(iova.allocate(PAGE, 0), None);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Allocate { pages: u64, host_page: u64 },
+        Release(prop::sample::Index),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let pages = prop_oneof![1..8u64, 500..600u64];
+        prop_oneof![
+            3 => (pages, 0..1024u64).prop_map(|(pages, host_page)| Step::Allocate { pages, host_page }),
+            2 => any::<prop::sample::Index>().prop_map(Step::Release),
+        ]
+    }
+
+    /// Ranges in pages: gaps and lengths, from the floor on.
+    fn spans() -> impl Strategy<Value = Vec<IovaSpan>> {
+        prop::collection::vec((0..6u64, 1..700u64), 1..5).prop_map(|parts| {
+            let mut at = FLOOR / PAGE - 3;
+            let mut spans: Vec<IovaSpan> = Vec::new();
+            for (gap, pages) in parts {
+                let first = at + gap;
+                at = first + pages;
+                spans.push(span(first * PAGE, at * PAGE - 1));
+            }
+            spans
+        })
+    }
+
+    proptest! {
+        /// Against a model that marks every page.
+        #[test]
+        fn like_a_map_of_pages(valid in spans(), steps in prop::collection::vec(step(), 1..40)) {
+            let mut iova = IovaAllocator::new(valid.clone(), PAGE);
+            let end = valid.last().unwrap().last / PAGE + 8;
+            let usable = |page: u64| page >= FLOOR / PAGE && valid.iter()
+                .any(|s| s.first <= page * PAGE && page * PAGE < s.last);
+            let mut live: Vec<(u64, u64)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Release(index) if !live.is_empty() => {
+                        let (first, pages) = live.swap_remove(index.index(live.len()));
+                        prop_assert_eq!(iova.release(Iova(first * PAGE)), Some(pages * PAGE));
+                    }
+                    Step::Release(_) => prop_assert_eq!(iova.release(Iova(PAGE + 1)), None),
+                    Step::Allocate { pages, host_page } => {
+                        // Free for it: usable pages of one range, none taken, guards kept.
+                        let fits = |at: u64| {
+                            let one = valid.iter().any(|s| {
+                                s.first <= at * PAGE && (at + pages) * PAGE - 1 <= s.last
+                            });
+                            one && (at..at + pages).all(usable) && live.iter().all(|&(f, p)| {
+                                at + pages < f || f + p < at
+                            })
+                        };
+                        match iova.allocate(pages * PAGE, host_page * PAGE) {
+                            Some(at) => {
+                                prop_assert_eq!(at.0 % PAGE, 0);
+                                prop_assert!(fits(at.0 / PAGE), "{:?}", at);
+                                live.push((at.0 / PAGE, pages));
+                            }
+                            None => prop_assert!(!(0..end).any(fits), "there was room"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

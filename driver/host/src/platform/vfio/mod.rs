@@ -1,0 +1,95 @@
+//! Controllers on PCIe, through the kernel's VFIO.
+//!
+//! # Architecture
+//!
+//! ```text
+//!   VfioSpace     one address space of the IOMMU: a DmaSpace              space, container, iova
+//!   VfioBus       one NVMe function: registers, doorbells, interrupts     bus, bar, device
+//!   PeerBar       memory of another function as a DMA target              peer
+//!   PciAddress    0000:65:00.0                                            address
+//!   VfioError     what is in the way, and what to do about it             error, sysfs
+//!   sys           the ioctls; capability reads what they answer
+//! ```
+//!
+//! Several functions are opened in one space, so that memory is mapped once for all of them:
+//!
+//! ```no_run
+//! # use nvme_driver::{Controller, ControllerOptions, MonotonicClock};
+//! # use nvme_driver::platform::vfio::{BusOptions, SpaceOptions, VfioBus, VfioSpace};
+//! # use std::sync::Arc;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let space = VfioSpace::open("vfio", SpaceOptions::default())?;
+//! let bus = VfioBus::open(&space, "0000:65:00.0".parse()?, &BusOptions::default())?;
+//! let clock = Arc::new(MonotonicClock::default());
+//! let controller = Controller::attach(bus, clock, ControllerOptions::default())?;
+//! # Ok(()) }
+//! ```
+//!
+//! The type 1 container (`/dev/vfio/vfio`) is used and not iommufd: iommufd refuses memory of other
+//! devices (EFAULT), which peer-to-peer DMA is about.
+//!
+//! # Invariants
+//!
+//! - Memory is unmapped from the IOMMU before its owner may free it, and leaked when that fails:
+//!   mapped memory holds its owner.
+//! - A mapping holds its container, a BAR mapping its function, a function its group, a group the
+//!   container; so each goes before what it needs.
+//! - A bus that is dropped first stops the function's DMA, then its interrupts, then closes it.
+//! - What the kernel answers is checked. No answer leads to a panic.
+//! - A function has one bus in this process, and its group one process.
+//!
+//! # Not implemented
+//!
+//! MSI and INTx (poll where there is no MSI-X), groups without an IOMMU (`noiommu`), a handler for
+//! SIGBUS: an access to a BAR after the slot lost power may end the process on platforms that
+//! report it that way. Mapping of doorbells for a GPU is the GPU platform's.
+
+mod address;
+mod bar;
+mod bus;
+mod capability;
+mod container;
+mod device;
+mod error;
+mod iova;
+mod peer;
+mod space;
+mod sys;
+mod sysfs;
+
+pub use address::{AddressError, PciAddress};
+pub use bus::{BusOptions, VfioBus};
+pub use capability::IovaSpan;
+pub use container::SpaceStatus;
+pub use error::{Blocker, Call, Holder, VfioError};
+pub use peer::PeerBar;
+pub use space::{HugePages, SpaceOptions, VfioSpace};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On most machines there is no VFIO; where there is, a container without groups cannot map.
+    #[test]
+    fn a_machine_without_vfio_says_what_to_do() {
+        match VfioSpace::open("test", SpaceOptions::default()) {
+            Err(VfioError::Os { call: Call::OpenContainer, source, hint, .. }) => {
+                let expected = if source.kind() == std::io::ErrorKind::NotFound {
+                    "modprobe"
+                } else {
+                    "/dev/vfio"
+                };
+                assert!(hint.contains(expected), "{source}: {hint}");
+            }
+            Err(VfioError::Unsupported { hint, .. }) => assert!(hint.contains("modprobe")),
+            Err(other) => panic!("{other}"),
+            Ok(space) => {
+                let error = crate::DmaSpace::alloc(&*space, 4096).unwrap_err();
+                assert!(error.to_string().contains("open a function in this space first"));
+                let nowhere = "ffffffff:ff:1f.7".parse().unwrap();
+                let bus = VfioBus::open(&space, nowhere, &BusOptions::default());
+                assert!(matches!(bus, Err(VfioError::NotThere { .. })));
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! A container as a [`DmaSpace`], and the memory mapped in it.
+#![allow(unsafe_code, reason = "memory for devices is allocated and its life vouched for here")]
+
+use std::{
+    any::Any,
+    io,
+    mem::ManuallyDrop,
+    ptr::{NonNull, null_mut},
+    sync::Arc,
+};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::{
+    container::{Container, SpaceStatus},
+    error::VfioError,
+};
+use crate::dma::{DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory, IovaRange};
+
+/// Bytes of the large pages asked for.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Pages behind memory that the space allocates. Larger ones need fewer IOMMU entries and far less
+/// time to pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// The kernel's small pages.
+    Never,
+    /// Where the kernel can make them (transparent huge pages).
+    #[default]
+    Transparent,
+    /// 2 MiB pages from the kernel's reserve (`vm.nr_hugepages`), else transparent ones.
+    Reserved,
+}
+
+/// Options of [`VfioSpace::open`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SpaceOptions {
+    /// Pages behind allocations of 2 MiB and more.
+    pub huge_pages: HugePages,
+}
+
+/// An address space of the IOMMU that any number of PCI functions share: memory mapped once is at
+/// the same I/O virtual address for all of them.
+///
+/// Its groups are those of the functions opened in it ([`super::VfioBus`], [`super::PeerBar`]); a
+/// group leaves with its last function. Memory stays valid without any group, and is mapped again
+/// when the next one comes.
+#[derive(Debug)]
+pub struct VfioSpace {
+    container: Arc<Container>,
+    options: SpaceOptions,
+}
+
+impl VfioSpace {
+    /// A new space, for `name` in messages. Memory can be had once a function was opened in it.
+    ///
+    /// # Errors
+    /// [`VfioError`] when this machine has no VFIO, or this user no access to it.
+    pub fn open(name: &str, options: SpaceOptions) -> Result<Arc<Self>, VfioError> {
+        Ok(Arc::new(Self { container: Container::open(name)?, options }))
+    }
+
+    pub(super) fn container(&self) -> &Arc<Container> {
+        &self.container
+    }
+
+    /// What is mapped, and what is left.
+    #[must_use]
+    pub fn status(&self) -> SpaceStatus {
+        self.container.status()
+    }
+
+    fn map(
+        &self,
+        host: NonNull<u8>,
+        device: Option<DevicePtr>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        let container = self.container.clone();
+        // SAFETY: `owner` keeps the memory (this file's allocation, or ExternalMemory's promise),
+        // and VfioMemory drops it only after `unmap`. References: ExternalMemory's promise, too.
+        let iova = unsafe { container.map(host, len)? };
+        let range = [IovaRange { iova, len: len as u64 }];
+        let owner = ManuallyDrop::new(owner);
+        Ok(Arc::new(VfioMemory { host, device, len, range, owner, container }))
+    }
+}
+
+impl DmaSpace for VfioSpace {
+    fn name(&self) -> &str {
+        self.container.name()
+    }
+
+    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        let page = usize::try_from(self.container.page()).unwrap_or(usize::MAX);
+        let memory = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len));
+        let memory = memory.and_then(|len| Anonymous::new(len, self.options.huge_pages)).map_err(
+            |source| {
+                let hint = "the machine or this process's limits have no memory left".into();
+                DmaError::Os { space: self.name().to_owned(), len, source, hint }
+            },
+        )?;
+        let (host, len) = (memory.base, memory.len);
+        self.map(host, None, len, Arc::new(memory))
+    }
+
+    fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        let (host, device, len, owner) = memory.into_parts();
+        let Some(host) = host else {
+            return Err(DmaError::Unsupported {
+                space: self.name().to_owned(),
+                what: format!("memory of {len} bytes without an address in this process"),
+                hint: "the kernel maps by process address: map the GPU's memory into the process \
+                       first (GDRCopy, or a dma-buf that can be mapped)"
+                    .into(),
+            });
+        };
+        self.map(host, device, len, owner)
+    }
+}
+
+/// Mapped memory. It holds the owner of the bytes and the container, so neither can go first.
+#[derive(Debug)]
+struct VfioMemory {
+    host: NonNull<u8>,
+    device: Option<DevicePtr>,
+    len: usize,
+    range: [IovaRange; 1],
+    /// Dropped only after the devices cannot reach the bytes any more.
+    owner: ManuallyDrop<Arc<dyn Any + Send + Sync>>,
+    container: Arc<Container>,
+}
+
+// SAFETY: the addresses are only given away; the owner is Send + Sync.
+unsafe impl Send for VfioMemory {}
+// SAFETY: as above.
+unsafe impl Sync for VfioMemory {}
+
+// SAFETY: the fields never change; the kernel mapped `len` bytes at `host` to one range; `owner`
+// keeps them until they are unmapped, and whoever made it promised that no reference exists.
+unsafe impl DmaMemory for VfioMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host(&self) -> Option<NonNull<u8>> {
+        Some(self.host)
+    }
+
+    fn device(&self) -> Option<DevicePtr> {
+        self.device
+    }
+
+    fn segments(&self) -> &[IovaRange] {
+        &self.range
+    }
+}
+
+impl Drop for VfioMemory {
+    fn drop(&mut self) {
+        let (space, iova, len) = (self.container.name(), self.range[0].iova, self.len);
+        match self.container.unmap(iova) {
+            // SAFETY: dropped once, here, and not used afterwards.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.owner) },
+            Err(error) => tracing::error!(
+                %space, %iova, len, %error,
+                "memory could not be unmapped; devices may still reach it, so it is leaked"
+            ),
+        }
+    }
+}
+
+/// Zeroed memory of this process alone.
+#[derive(Debug)]
+struct Anonymous {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address range that this value owns; accesses are elsewhere.
+unsafe impl Send for Anonymous {}
+// SAFETY: as above.
+unsafe impl Sync for Anonymous {}
+
+fn no_memory(len: usize) -> io::Error {
+    io::Error::new(io::ErrorKind::OutOfMemory, format!("{len} bytes are too many"))
+}
+
+impl Anonymous {
+    fn new(len: usize, pages: HugePages) -> io::Result<Self> {
+        let large = len >= LARGE_PAGE;
+        if large && pages == HugePages::Reserved {
+            let flags = MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+            let rounded = len.checked_next_multiple_of(LARGE_PAGE).ok_or_else(|| no_memory(len))?;
+            match Self::map(rounded, flags) {
+                Ok(memory) => return Ok(memory),
+                Err(error) => tracing::warn!(
+                    len, %error,
+                    "no reserved large pages; using the kernel's own. To have them: \
+                     sysctl vm.nr_hugepages={}", rounded / LARGE_PAGE
+                ),
+            }
+        }
+        if !large || pages == HugePages::Never {
+            return Self::map(len, MapFlags::empty());
+        }
+        let memory = Self::map_aligned(len)?;
+        // SAFETY: the range is this value's; the advice changes no contents.
+        let advised = unsafe { madvise(memory.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        if let Err(error) = advised {
+            tracing::debug!(len, %error, "no transparent huge pages; pinning takes longer");
+        }
+        Ok(memory)
+    }
+
+    fn map(len: usize, flags: MapFlags) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE | flags) }?;
+        let base = NonNull::new(at.cast::<u8>()).ok_or_else(|| no_memory(len))?;
+        let memory = Self { base, len };
+        // A child process must not share these pages: writing to one would give this process
+        // another page than the one the devices know.
+        // SAFETY: the range is this value's; the advice changes no contents.
+        unsafe { madvise(at, len, Advice::LinuxDontFork) }?;
+        Ok(memory)
+    }
+
+    /// `len` bytes from the begin of a large page on.
+    fn map_aligned(len: usize) -> io::Result<Self> {
+        let roomy = len.checked_add(LARGE_PAGE).ok_or_else(|| no_memory(len))?;
+        let all = ManuallyDrop::new(Self::map(roomy, MapFlags::empty())?);
+        let head = all.base.as_ptr().addr().next_multiple_of(LARGE_PAGE) - all.base.as_ptr().addr();
+        let tail = LARGE_PAGE - head;
+        // SAFETY: `head <= LARGE_PAGE`, so both addresses lie in the `roomy` bytes of `all`, and
+        // head + len + tail is all of them. What is unmapped belongs to nobody else.
+        unsafe {
+            let base = all.base.add(head);
+            if head > 0 {
+                munmap(all.base.as_ptr().cast(), head)?;
+            }
+            if tail > 0 {
+                munmap(base.add(len).as_ptr().cast(), tail)?;
+            }
+            Ok(Self { base, len })
+        }
+    }
+}
+
+impl Drop for Anonymous {
+    fn drop(&mut self) {
+        // SAFETY: the range is this value's, and whoever maps it for devices keeps the value.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::error!(len = self.len, %error, "memory could not be given back");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_aligned() {
+        for pages in [HugePages::Never, HugePages::Transparent, HugePages::Reserved] {
+            for len in [4096, LARGE_PAGE - 4096, LARGE_PAGE, 2 * LARGE_PAGE + 8192] {
+                let memory = Anonymous::new(len, pages).unwrap();
+                assert!(memory.len >= len);
+                if len >= LARGE_PAGE && pages != HugePages::Never {
+                    assert_eq!(memory.base.as_ptr().addr() % LARGE_PAGE, 0);
+                }
+                for at in [0, 1, len / 2, len - 1] {
+                    // SAFETY: inside the memory, which nobody else knows.
+                    unsafe {
+                        assert_eq!(memory.base.add(at).read(), 0);
+                        memory.base.add(at).write(0xA5);
+                    }
+                }
+            }
+        }
+        assert!(Anonymous::new(usize::MAX - 4095, HugePages::Transparent).is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! DMA memory that the CPU touches with volatile accesses only: memory of another device.
+#![allow(unsafe_code, reason = "device memory is accessed through raw pointers")]
+
+use std::ptr::NonNull;
+
+use crate::dma::{DmaError, DmaSlice, Iova};
+
+/// A part of DMA memory, read and written in dwords where address and length allow, else in bytes.
+///
+/// Unlike [`super::buffer::Buffer`] it never uses wider or repeated accesses, which some BARs do
+/// not take.
+#[derive(Debug, Clone)]
+pub struct Window {
+    base: NonNull<u8>,
+    memory: DmaSlice,
+}
+
+// SAFETY: `memory` (Send + Sync) keeps what `base` points to mapped; accesses are volatile.
+unsafe impl Send for Window {}
+
+impl Window {
+    /// The whole of `memory`; `None` when the CPU cannot reach it.
+    #[must_use]
+    pub fn new(memory: DmaSlice) -> Option<Self> {
+        Some(Self { base: memory.host()?, memory })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether there are no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// First byte for the controller.
+    #[must_use]
+    pub fn iova(&self) -> Iova {
+        self.memory.iova()
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &DmaSlice {
+        &self.memory
+    }
+
+    fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, DmaError> {
+        let total = self.len();
+        if offset.checked_add(len).is_none_or(|end| end > total) {
+            return Err(DmaError::OutOfRange { offset, len, total });
+        }
+        // SAFETY: inside the `total` bytes that DmaMemory promises behind `base`.
+        Ok(unsafe { self.base.add(offset) })
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfRange`] past the end.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DmaError> {
+        let to = self.at(offset, bytes.len())?;
+        let dwords = if to.cast::<u32>().is_aligned() { bytes.len() / 4 * 4 } else { 0 };
+        let (wide, narrow) = bytes.split_at(dwords);
+        for (index, dword) in wide.as_chunks::<4>().0.iter().enumerate() {
+            // SAFETY: `at` checked the bounds and `to` is aligned.
+            unsafe { to.cast::<u32>().add(index).write_volatile(u32::from_ne_bytes(*dword)) };
+        }
+        for (index, byte) in narrow.iter().enumerate() {
+            // SAFETY: `at` checked the bounds.
+            unsafe { to.add(dwords + index).write_volatile(*byte) };
+        }
+        Ok(())
+    }
+
+    /// Copies from `offset` into `bytes`.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfRange`] past the end.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DmaError> {
+        let from = self.at(offset, bytes.len())?;
+        let dwords = if from.cast::<u32>().is_aligned() { bytes.len() / 4 * 4 } else { 0 };
+        let (wide, narrow) = bytes.split_at_mut(dwords);
+        for (index, dword) in wide.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            // SAFETY: `at` checked the bounds and `from` is aligned.
+            *dword = unsafe { from.cast::<u32>().add(index).read_volatile() }.to_ne_bytes();
+        }
+        for (index, byte) in narrow.iter_mut().enumerate() {
+            // SAFETY: `at` checked the bounds.
+            *byte = unsafe { from.add(dwords + index).read_volatile() };
+        }
+        Ok(())
+    }
+}
