@@ -8,7 +8,9 @@
 //!   trace, synthetic   -> requests        model -> shape of a block
 //!   replay   plan (requests as keys) -> engine (look up, retrieve, store) -> report
 //!            pool (the KV memory), verify (what is checked), rate (what is measured)
-//!   stack    software controllers, driver and store: the only place that knows how to build them
+//!   drives   real drives and the memory they use; what is on them is not lost by accident
+//!   stack    controllers, driver and store: the only place that knows how to build them
+//!   identify what a device says about itself
 //!   report   one JSON object, or tables
 //! ```
 //!
@@ -23,12 +25,15 @@
 //!
 //! # Not implemented
 //!
-//! - Real drives (`--device vfio:...`) and the GPU's executor (`--executor cuda`): refused by name.
+//! - The GPU's executor (`--executor cuda`): refused by name.
+//! - Software controllers and real drives in one store: their DMA has different address spaces.
 //! - The pace of a trace: requests follow each other at once, one at a time.
 //! - The tokens an engine generates: as in the trace's format, only prompts are stored.
 
 mod cli;
 mod contents;
+mod drives;
+mod identify;
 mod interrupt;
 mod machine;
 mod model;

@@ -37,3 +37,31 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
+
+/// An error and its causes in one line. Causes that the message before them quotes already are left
+/// out.
+pub(crate) fn one_line(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text += ": ";
+        }
+        text += &cause;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_is_not_said_again() {
+        let error = anyhow::anyhow!("no such file").context("opening x: no such file");
+        assert_eq!(one_line(&error.context("starting")), "starting: opening x: no such file");
+    }
+}

@@ -17,17 +17,20 @@ pub(crate) struct Report {
     pub(crate) path: String,
     /// Who ran the I/O kernel.
     pub(crate) executor: &'static str,
-    /// What the devices are.
-    pub(crate) device: &'static str,
+    /// What the devices are: emu, or PCI addresses behind vfio.
+    pub(crate) device: String,
     /// How many.
     pub(crate) devices: u32,
-    /// Where the software controllers kept their bytes.
-    pub(crate) media: String,
+    /// Where the software controllers kept their bytes; null for drives.
+    pub(crate) media: Option<String>,
+    /// Where queues, descriptors and the KV pool lived.
+    pub(crate) memory: String,
     pub(crate) lba_bytes: u32,
-    pub(crate) mdts_bytes: u32,
+    /// Largest transfer of one command, of all devices; null where none has a limit.
+    pub(crate) mdts_bytes: Option<u64>,
     pub(crate) queues_per_device: u16,
     pub(crate) queue_depth: u32,
-    /// Bytes up to which neighbours were merged; null for as much as the device takes.
+    /// Bytes up to which neighbours were merged.
     pub(crate) coalesce_bytes: u32,
     pub(crate) descriptors: &'static str,
 
@@ -156,16 +159,7 @@ impl Report {
                 ),
             ),
             row("path", &self.path, format!("{} executor; no GPU is involved", self.executor)),
-            row(
-                "devices",
-                format!("{} x {}", self.devices, self.device),
-                format!(
-                    "software controllers, media: {}, LBA {} bytes, MDTS {}",
-                    self.media,
-                    self.lba_bytes,
-                    Size(u64::from(self.mdts_bytes))
-                ),
-            ),
+            row("devices", format!("{} x {}", self.devices, self.kind()), self.facts()),
             row(
                 "queues",
                 format!("{} x {}", u32::from(self.queues_per_device) * self.devices, "1 warp"),
@@ -177,6 +171,19 @@ impl Report {
                 format!("the whole workload needs {}", Size(self.needed_bytes)),
             ),
         ]
+    }
+
+    fn kind(&self) -> &'static str {
+        if self.media.is_some() { "emu" } else { "drive" }
+    }
+
+    fn facts(&self) -> String {
+        let limit = self.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
+        let what = match &self.media {
+            Some(media) => format!("software controllers, media: {media}"),
+            None => format!("{}, memory: {}", self.device, self.memory),
+        };
+        format!("{what}, LBA {} bytes, MDTS {limit}", self.lba_bytes)
     }
 
     fn results(&self) -> Vec<[String; 3]> {

@@ -6,14 +6,19 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use gio_uring::{ExecutorError, IoExecutor};
-use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorPreference, MonotonicClock};
+use nvme_driver::{
+    Clock, Controller, ControllerOptions, DescriptorPreference, DmaSlice, DmaSpace as _,
+};
 use nvme_emu::{
     Emu, EmuConfig, EmuDomain, EmuError, EmuRunner, FileMedia, FileOptions, MemoryMedia,
     NamespaceConfig,
 };
-use objstore::{ExecutorFactory, KvPool, Store, StoreConfig, StoreOptions};
+use objstore::{ExecutorFactory, Store, StoreConfig, StoreDevice, StoreOptions};
 
-use crate::cli::{Descriptors, EMU_DEPTH, EMU_QUEUES, Executor, MediaChoice, ReplayArgs};
+use crate::cli::{
+    Descriptors, Devices, EMU_DEPTH, EMU_QUEUES, EmuChoice, Executor, MediaChoice, ReplayArgs,
+};
+use crate::drives::Drives;
 use crate::problem::Problem;
 use crate::replay::{Pool, Room, kv_shape};
 
@@ -21,41 +26,50 @@ use crate::replay::{Pool, Room, kv_shape};
 #[derive(Debug)]
 pub(crate) struct Stack {
     store: Store,
-    runner: EmuRunner,
+    emulation: Option<Emulation>,
+}
+
+/// Software controllers, and the threads that step them.
+#[derive(Debug)]
+struct Emulation {
+    _runner: EmuRunner,
+    #[cfg(test)]
     emus: Vec<Arc<Emu>>,
 }
 
 impl Stack {
-    /// Builds controllers, driver, pool and store.
+    /// Builds controllers (or takes the drives that were opened), driver, pool and store.
     ///
     /// # Errors
     /// [`Problem`] when the media directory cannot be used; else whatever a layer refuses.
-    pub(crate) fn build(args: &ReplayArgs, room: &Room) -> anyhow::Result<(Self, Pool)> {
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let domain = EmuDomain::new("replay");
-        let mut emus = Vec::new();
-        for index in 0..args.devices {
-            let config = config(args, room, index)?;
-            emus.push(Emu::new(domain.clone(), config).map_err(unfit)?);
-        }
-        let runner = EmuRunner::spawn(emus.clone(), clock.clone())
-            .context("starting the software controllers' threads")?;
-        let pool = Pool::new(&*domain, args.shape, room.pool_blocks, args.seed)?;
-        let mut devices = Vec::new();
-        for emu in &emus {
-            let controller = Controller::attach(emu.bus(), clock.clone(), options(args))
-                .with_context(|| format!("attaching to {}", emu.id()))?;
-            devices.push(controller.into());
-        }
-        let shape = kv_shape(&args.shape);
-        let registered = KvPool::contiguous(pool.memory().clone(), &shape, room.pool_blocks)
-            .context("registering the KV pool")?;
+    pub(crate) fn build(
+        args: &ReplayArgs,
+        room: &Room,
+        clock: &Arc<dyn Clock>,
+        drives: Option<Drives>,
+    ) -> anyhow::Result<(Self, Pool)> {
+        let bytes = usize::try_from(Pool::bytes(&args.shape, room.pool_blocks))
+            .context("the KV pool does not fit the address space")?;
+        let (devices, memory, emulation) = match (&args.devices, drives) {
+            (Devices::Emu(choice), None) => {
+                let domain = EmuDomain::new("replay");
+                let memory = DmaSlice::whole(domain.alloc(bytes)?)?;
+                let (devices, emulation) = emulate(args, choice, room, &domain, clock)?;
+                (devices, memory, Some(emulation))
+            }
+            (_, Some(mut drives)) => {
+                let memory = drives.pool_memory(bytes)?;
+                (drives.into_devices(args.queues, args.depth)?, memory, None)
+            }
+            (Devices::Vfio(_), None) => anyhow::bail!("the drives were not opened"),
+        };
+        let pool = Pool::new(memory, args.shape, room.pool_blocks, args.seed)?;
         let store = Store::open(StoreConfig {
             devices,
             executor: executor(args.executor, clock.clone()),
-            clock,
-            shape,
-            pool: registered,
+            clock: clock.clone(),
+            shape: kv_shape(&args.shape),
+            pool: pool.register().context("registering the KV pool")?,
             options: StoreOptions {
                 queues_per_device: args.queues,
                 queue_depth: args.depth,
@@ -66,7 +80,7 @@ impl Stack {
             },
         })
         .context("opening the store")?;
-        Ok((Self { store, runner, emus }, pool))
+        Ok((Self { store, emulation }, pool))
     }
 
     /// The store.
@@ -77,7 +91,7 @@ impl Stack {
     /// The software controllers, for tests that make them misbehave.
     #[cfg(test)]
     pub(crate) fn emus(&self) -> &[Arc<Emu>] {
-        &self.emus
+        self.emulation.as_ref().map_or(&[], |emulation| &emulation.emus)
     }
 
     /// Shuts the devices down, then ends the threads that drive them.
@@ -85,26 +99,53 @@ impl Stack {
     /// # Errors
     /// When a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<()> {
-        let Self { store, runner, emus } = self;
+        let Self { store, emulation } = self;
         let controllers = store.close().context("closing the store")?;
         for mut controller in controllers {
             controller.shutdown().context("shutting a device down")?;
         }
-        drop(runner);
-        drop(emus);
+        drop(emulation);
         Ok(())
     }
 }
 
-fn config(args: &ReplayArgs, room: &Room, index: u32) -> anyhow::Result<EmuConfig> {
-    let media: NamespaceConfig = match &args.media {
+fn emulate(
+    args: &ReplayArgs,
+    choice: &EmuChoice,
+    room: &Room,
+    domain: &Arc<EmuDomain>,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<(Vec<StoreDevice>, Emulation)> {
+    let mut emus = Vec::new();
+    for index in 0..choice.count {
+        let config = config(choice, room, index)?;
+        emus.push(Emu::new(domain.clone(), config).map_err(unfit)?);
+    }
+    let runner = EmuRunner::spawn(emus.clone(), clock.clone())
+        .context("starting the software controllers' threads")?;
+    let mut devices = Vec::new();
+    for emu in &emus {
+        let controller = Controller::attach(emu.bus(), clock.clone(), options(args))
+            .with_context(|| format!("attaching to {}", emu.id()))?;
+        devices.push(controller.into());
+    }
+    let emulation = Emulation {
+        _runner: runner,
+        #[cfg(test)]
+        emus,
+    };
+    Ok((devices, emulation))
+}
+
+fn config(choice: &EmuChoice, room: &Room, index: u32) -> anyhow::Result<EmuConfig> {
+    let media: NamespaceConfig = match &choice.media {
         MediaChoice::Memory => {
             let media =
                 MemoryMedia::new(room.device_bytes).context("reserving addresses for the media")?;
-            NamespaceConfig::new(media, args.lba_bytes)
+            NamespaceConfig::new(media, choice.lba_bytes)
         }
         MediaChoice::File(directory) => {
-            NamespaceConfig::new(file_media(directory, room, index)?, args.lba_bytes)
+            NamespaceConfig::new(file_media(directory, room, index)?, choice.lba_bytes)
         }
     };
     let mut config = EmuConfig::new(format!("emu{index}"));
@@ -112,7 +153,7 @@ fn config(args: &ReplayArgs, room: &Room, index: u32) -> anyhow::Result<EmuConfi
     // One more than offered: the driver takes one for itself.
     config.io_queues_max = EMU_QUEUES + 1;
     config.mqes = EMU_DEPTH as u16;
-    config.mdts_bytes = Some(args.mdts);
+    config.mdts_bytes = Some(choice.mdts);
     Ok(config)
 }
 
@@ -147,7 +188,8 @@ fn media_path(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!(".ripieno-replay-{}-{index}.media", std::process::id()))
 }
 
-fn options(args: &ReplayArgs) -> ControllerOptions {
+/// How controllers are attached to.
+pub(crate) fn options(args: &ReplayArgs) -> ControllerOptions {
     ControllerOptions {
         io_queues: args.queues,
         io_depth: args.depth,

@@ -13,6 +13,12 @@ fn ripieno(line: &str) -> Command {
     command
 }
 
+/// Runs any of the commands.
+fn command(words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(words).env_remove("RUST_LOG").output().unwrap()
+}
+
 fn run(line: &str) -> Output {
     ripieno(line).output().unwrap()
 }
@@ -100,7 +106,8 @@ fn help_states_units_examples_and_exit_codes() {
 #[test]
 fn bad_flags_are_refused() {
     for (line, wanted) in [
-        ("--device vfio:0000:65:00.0", "not built in yet"),
+        ("--device vfio:0000:65", "--device vfio:0000:65"),
+        ("--device vfio:65:00.0 --media memory", "--media"),
         ("--executor cuda", "not built in yet"),
         ("--block-tokens 48", "--block-tokens 48"),
         ("--block-tokens 1", "multiple of 4"),
@@ -313,4 +320,26 @@ fn ctrl_c_ends_in_an_orderly_way() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["interrupted"], true);
     assert!(count(&report, "requests") < count(&report, "requests_planned"));
+}
+
+#[test]
+fn devices_are_shown_to_people_and_programs() {
+    let out = command(&["identify"]);
+    assert_eq!(out.status.code(), Some(0));
+    assert!(text(&out.stdout).contains("Ripieno software controller"));
+    let out = command(&["identify", "--device", "emu,emu", "--json"]);
+    let shown: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(shown["devices"].as_array().unwrap().len(), 2);
+    assert_eq!(shown["devices"][1]["namespaces"][0]["lba_bytes"], 512);
+}
+
+/// An address no machine has: the rest of the stack has to say so, and nothing may hang.
+#[test]
+fn a_drive_that_is_not_there_is_named() {
+    for name in ["identify", "replay"] {
+        let out = command(&[name, "--device", "vfio:ffff:ff:1f.7"]);
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{err}");
+        assert!(err.starts_with("error: ") && err.contains("vfio"), "{err}");
+    }
 }

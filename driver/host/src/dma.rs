@@ -197,6 +197,12 @@ impl DmaSlice {
         self.len == 0
     }
 
+    /// Where in its mapping it begins, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
     /// First byte for the controller.
     #[must_use]
     pub fn iova(&self) -> Iova {

@@ -1,24 +1,17 @@
 //! The flags once they are checked: what is in here can be built.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::model::{MODELS, Model, Shape};
 use crate::problem::Problem;
-use crate::size::Size;
 
+use super::devices::{Devices, MemoryChoice};
 use super::raw::{DescriptorsFlag, ProgressFlag, ReplayFlags, VerifyFlag};
 
-/// Devices a store may have; also the most the layout is tested with.
-const DEVICES_MAX: u32 = 64;
 /// Queue pairs one software controller offers.
 pub(crate) const EMU_QUEUES: u16 = 64;
 /// Entries a queue of a software controller may have (MQES).
 pub(crate) const EMU_DEPTH: u32 = 1024;
-/// The smallest MDTS there is: 2^1 pages, because 2^0 stands for "no limit".
-const MDTS_MIN: u64 = 8 << 10;
-/// The largest MDTS that is offered: far more than any drive's.
-const MDTS_MAX: u64 = 64 << 20;
-
 /// Which bytes are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verify {
@@ -63,15 +56,6 @@ impl Descriptors {
     }
 }
 
-/// Where the software controllers keep their bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum MediaChoice {
-    /// In memory of this process.
-    Memory,
-    /// In nameless files in this directory.
-    File(PathBuf),
-}
-
 /// Who runs the I/O kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Executor {
@@ -96,16 +80,14 @@ pub(crate) struct ReplayArgs {
     pub(crate) pool_blocks: Option<u32>,
     /// Which bytes to check.
     pub(crate) verify: Verify,
-    /// Number of devices.
-    pub(crate) devices: u32,
-    /// Behind the controllers.
-    pub(crate) media: MediaChoice,
+    /// What the objects are spread over.
+    pub(crate) devices: Devices,
+    /// Where queues, descriptors and the KV pool live.
+    pub(crate) memory: MemoryChoice,
+    /// Drives may hold data.
+    pub(crate) overwrite: bool,
     /// Bytes for objects over all devices, if chosen.
     pub(crate) capacity: Option<u64>,
-    /// Bytes of an LBA.
-    pub(crate) lba_bytes: u32,
-    /// Bytes of the largest transfer.
-    pub(crate) mdts: u32,
     /// Queue pairs of each device.
     pub(crate) queues: u16,
     /// Entries of each queue.
@@ -130,7 +112,6 @@ impl ReplayArgs {
     /// # Errors
     /// The first flag that makes no sense, or none together with another.
     pub(crate) fn check(flags: &ReplayFlags) -> Result<Self, Problem> {
-        device(&flags.device)?;
         let model = model(&flags.model)?;
         let shape = Shape::new(model, flags.block_tokens.unwrap_or(model.block_tokens))?;
         let descriptors = match flags.descriptors {
@@ -138,7 +119,7 @@ impl ReplayArgs {
             DescriptorsFlag::Sgl => Descriptors::Sgl,
             DescriptorsFlag::Prp => Descriptors::Prp,
         };
-        let lba_bytes = lba(flags.lba.unwrap_or(u64::from(model.lba_bytes)))?;
+        let devices = Devices::check(flags, model.lba_bytes)?;
         let args = Self {
             trace: flags.trace.clone(),
             requests: flags.requests,
@@ -150,11 +131,10 @@ impl ReplayArgs {
                 VerifyFlag::Sampled => Verify::Sampled,
                 VerifyFlag::Off => Verify::Off,
             },
-            devices: flags.devices,
-            media: media(&flags.media)?,
+            memory: MemoryChoice::check(&flags.memory, &devices)?,
+            devices,
+            overwrite: flags.overwrite,
             capacity: flags.capacity,
-            lba_bytes,
-            mdts: mdts(flags.mdts)?,
             queues: flags.queues,
             depth: flags.depth,
             executor: executor(&flags.executor)?,
@@ -165,7 +145,9 @@ impl ReplayArgs {
             quiet: flags.quiet,
         };
         args.check_counts()?;
-        args.check_prp()?;
+        if let Devices::Emu(emu) = &args.devices {
+            args.check_prp(emu.lba_bytes)?;
+        }
         Ok(args)
     }
 
@@ -180,12 +162,6 @@ impl ReplayArgs {
             return Err(Problem::new(
                 "--pool-blocks 0: a request needs at least one block to be retrieved into",
                 "ask for at least one block, or leave it out",
-            ));
-        }
-        if !(1..=DEVICES_MAX).contains(&self.devices) {
-            return Err(Problem::new(
-                format!("--devices {}: expected 1 to {DEVICES_MAX}", self.devices),
-                "one to four devices show all there is to see on a small machine",
             ));
         }
         if !(1..=EMU_QUEUES).contains(&self.queues) {
@@ -212,34 +188,22 @@ impl ReplayArgs {
     }
 
     /// PRPs name whole pages: there is no place for the bytes between an object and its slot's end.
-    fn check_prp(&self) -> Result<(), Problem> {
+    ///
+    /// # Errors
+    /// When that would be needed on devices with LBAs of `lba_bytes`.
+    pub(crate) fn check_prp(&self, lba_bytes: u32) -> Result<(), Problem> {
         let object = self.shape.object_bytes;
-        if self.descriptors == Descriptors::Prp && !object.is_multiple_of(self.lba_bytes) {
+        if self.descriptors == Descriptors::Prp && !object.is_multiple_of(lba_bytes) {
             return Err(Problem::new(
                 format!(
                     "--descriptors prp: an object has {object} bytes, which is not a multiple of \
-                     the LBA size of {} bytes, and PRPs cannot pad",
-                    self.lba_bytes
+                     the LBA size of {lba_bytes} bytes, and PRPs cannot pad"
                 ),
                 "use --descriptors auto or sgl, a smaller --lba, or more --block-tokens",
             ));
         }
         Ok(())
     }
-}
-
-fn device(text: &str) -> Result<(), Problem> {
-    if text == "emu" {
-        return Ok(());
-    }
-    if text == "vfio" || text.starts_with("vfio:") {
-        return Err(Problem::new(
-            format!("--device {text}: real drives are not built in yet; they come with VFIO"),
-            "use --device emu: software controllers, with --media file:DIR on a real drive's \
-             file system if you like",
-        ));
-    }
-    Err(Problem::new(format!("--device {text}: no such kind of device"), "use --device emu"))
 }
 
 fn model(name: &str) -> Result<&'static Model, Problem> {
@@ -250,28 +214,6 @@ fn model(name: &str) -> Result<&'static Model, Problem> {
             format!("choose one of {}", names.join(", ")),
         )
     })
-}
-
-fn media(text: &str) -> Result<MediaChoice, Problem> {
-    if text == "memory" {
-        return Ok(MediaChoice::Memory);
-    }
-    let Some(directory) = text.strip_prefix("file:") else {
-        return Err(Problem::new(
-            format!("--media {text}: no such kind of media"),
-            "use --media memory, or --media file:DIR for files in a directory",
-        ));
-    };
-    let path = Path::new(directory);
-    let found = match path.metadata() {
-        Ok(meta) if meta.is_dir() => return Ok(MediaChoice::File(path.to_owned())),
-        Ok(_) => "is not a directory".to_owned(),
-        Err(error) => format!("cannot be used: {error}"),
-    };
-    Err(Problem::new(
-        format!("--media {text}: the directory {directory:?} {found}"),
-        "name a directory that exists and that you may write to, such as --media file:/var/tmp",
-    ))
 }
 
 fn executor(text: &str) -> Result<Executor, Problem> {
@@ -287,31 +229,6 @@ fn executor(text: &str) -> Result<Executor, Problem> {
             "use --executor host or --executor inline",
         )),
     }
-}
-
-fn lba(bytes: u64) -> Result<u32, Problem> {
-    match bytes {
-        512 => Ok(512),
-        4096 => Ok(4096),
-        _ => Err(Problem::new(
-            format!("--lba {bytes}: the software controller formats LBAs of 512 or 4096 bytes"),
-            "use --lba 512 or --lba 4096",
-        )),
-    }
-}
-
-fn mdts(bytes: u64) -> Result<u32, Problem> {
-    if bytes.is_power_of_two() && (MDTS_MIN..=MDTS_MAX).contains(&bytes) {
-        return Ok(bytes as u32);
-    }
-    Err(Problem::new(
-        format!(
-            "--mdts {bytes}: expected a power of two from {} to {}",
-            Size(MDTS_MIN),
-            Size(MDTS_MAX)
-        ),
-        "drives report 128KiB to 2MiB",
-    ))
 }
 
 fn coalesce(text: &str, object_bytes: u32) -> Result<u32, Problem> {
@@ -337,18 +254,19 @@ mod tests {
 
     fn check(line: &str) -> Result<ReplayArgs, Problem> {
         let words = ["ripieno", "replay"].into_iter().chain(line.split_whitespace());
-        let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command;
+        let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command else {
+            panic!("replay was asked for")
+        };
         ReplayArgs::check(&flags)
     }
 
     #[test]
     fn defaults_follow_the_model() {
         let args = check("").unwrap();
-        assert_eq!((args.shape.object_bytes, args.lba_bytes, args.devices), (1024, 512, 2));
-        assert_eq!((args.coalesce, args.mdts), (128 << 10, 512 << 10));
+        assert_eq!((args.shape.object_bytes, args.coalesce), (1024, 128 << 10));
         assert_eq!(args.verify, Verify::Sampled);
         let args = check("--model deepseek-v3-mla --coalesce off").unwrap();
-        assert_eq!((args.shape.block_tokens, args.lba_bytes), (64, 4096));
+        assert_eq!(args.shape.block_tokens, 64);
         assert_eq!(args.coalesce, 72 << 10);
         assert_eq!(check("--coalesce 1MiB").unwrap().coalesce, 1 << 20);
         assert!(!check("--json").unwrap().progress && !check("-q").unwrap().progress);
@@ -357,29 +275,19 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_a_way_out() {
         for (line, wanted) in [
-            ("--device vfio:0000:65:00.0", "not built in yet"),
-            ("--device tape", "no such kind of device"),
             ("--executor cuda", "not built in yet"),
             ("--executor mpi", "no such executor"),
             ("--model gpt-9", "no such model"),
             ("--block-tokens 48", "cannot be cut"),
             ("--block-tokens 1", "not a multiple of 4"),
-            ("--devices 0", "expected 1 to 64"),
-            ("--devices 65", "expected 1 to 64"),
             ("--queues 0", "expected 1 to 64"),
             ("--queues 65", "offers"),
             ("--depth 100", "power of two"),
             ("--depth 2048", "2 to 1024"),
-            ("--lba 520", "512 or 4096"),
-            ("--mdts 5000", "a power of two from 8 KiB"),
-            ("--mdts 4KiB", "a power of two from 8 KiB"),
             ("--coalesce lots", "whole number"),
             ("--coalesce 0", "less than one object"),
             ("--requests 0", "nothing to replay"),
             ("--pool-blocks 0", "at least one block"),
-            ("--media tape", "no such kind of media"),
-            ("--media file:/no/such/place", "No such file"),
-            ("--media file:/dev/null", "is not a directory"),
             ("--descriptors prp --lba 4096", "cannot pad"),
         ] {
             let problem = check(line).unwrap_err();

@@ -1,6 +1,7 @@
 //! The command line: raw flags, and what they mean once they are checked.
 
 mod args;
+mod devices;
 mod raw;
 
 use std::io::IsTerminal as _;
@@ -8,12 +9,11 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem};
-use crate::replay;
+use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line};
+use crate::{identify, replay};
 
-pub(crate) use args::{
-    Descriptors, EMU_DEPTH, EMU_QUEUES, Executor, MediaChoice, ReplayArgs, Verify,
-};
+pub(crate) use args::{Descriptors, EMU_DEPTH, EMU_QUEUES, Executor, ReplayArgs, Verify};
+pub(crate) use devices::{Devices, EmuChoice, MediaChoice, MemoryChoice, Named};
 #[cfg(test)]
 pub(crate) use raw::Command;
 pub(crate) use raw::Raw;
@@ -21,9 +21,17 @@ pub(crate) use raw::Raw;
 /// Runs the command line of this process to its exit code.
 pub fn run() -> ExitCode {
     let raw = Raw::parse();
-    let raw::Command::Replay(flags) = raw.command;
-    log(flags.verbose, flags.quiet);
-    let outcome = args::ReplayArgs::check(&flags).map_err(Into::into).and_then(replay::run);
+    let outcome = match raw.command {
+        raw::Command::Replay(flags) => {
+            log(flags.verbose, flags.quiet);
+            args::ReplayArgs::check(&flags).map_err(Into::into).and_then(replay::run)
+        }
+        raw::Command::Identify(flags) => {
+            log(flags.verbose, false);
+            let named = devices::parse(&flags.device).map_err(Into::into);
+            named.and_then(|devices| identify::run(&devices, flags.json))
+        }
+    };
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => ExitCode::from(complain(&error)),
@@ -33,7 +41,12 @@ pub fn run() -> ExitCode {
 /// Tells what went wrong, in one line and a hint, and chooses the exit code.
 #[allow(clippy::print_stderr, reason = "messages for the person at the terminal")]
 fn complain(error: &anyhow::Error) -> u8 {
-    eprintln!("error: {error:#}");
+    // Whoever reads stdout has seen enough.
+    let closed = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    if error.downcast_ref().is_some_and(closed) {
+        return EXIT_FAILED;
+    }
+    eprintln!("error: {}", one_line(error));
     let Some(problem) = error.downcast_ref::<Problem>() else { return EXIT_FAILED };
     if !problem.hint().is_empty() {
         eprintln!(" hint: {}", problem.hint());

@@ -23,6 +23,8 @@ Examples:
     ripieno replay --model llama-3-8b --capacity 1GiB
   Media in files, through io_uring and O_DIRECT, numbers as JSON:
     ripieno replay --media file:/mnt/scratch --json
+  Two real drives (bind them first: nvme-bind bind 65:00.0 66:00.0):
+    ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
 
 Sizes are whole numbers with a unit: 512, 4K, 64MiB, 2GiB (powers of 1024), 500GB (of 1000).
 
@@ -63,7 +65,40 @@ pub(crate) enum Command {
     /// committed. No GPU and no spare SSD are needed: by default, software NVMe controllers and
     /// the I/O kernel compiled for the host stand in.
     #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
-    Replay(ReplayFlags),
+    Replay(Box<ReplayFlags>),
+
+    /// Show what devices are: model, sizes, limits, formats, health
+    ///
+    /// Attaches the driver, reads, and shuts the device down again. Nothing is written to it.
+    #[command(after_help = IDENTIFY_HELP)]
+    Identify(IdentifyFlags),
+}
+
+const IDENTIFY_HELP: &str = "\
+Examples:
+  ripieno identify
+  ripieno identify --device vfio:0000:65:00.0 --json
+
+Exit codes:
+  0  every device answered
+  1  one did not
+  2  bad input: the command line";
+
+/// Flags of `ripieno identify`.
+#[derive(Debug, Args)]
+pub(crate) struct IdentifyFlags {
+    /// Which: emu (a software controller as `replay` uses it), or vfio:0000:65:00.0[,vfio:...]. May
+    /// be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu")]
+    pub(crate) device: Vec<String>,
+
+    /// Print one JSON object on stdout in place of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// More logs; repeat for more
+    #[arg(short, long, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
 }
 
 /// Flags of `ripieno replay`.
@@ -104,30 +139,43 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_enum, default_value_t = VerifyFlag::Sampled, help_heading = "Workload")]
     pub(crate) verify: VerifyFlag,
 
-    /// What the devices are: emu (software controllers); vfio is not built in yet
-    #[arg(long, value_name = "KIND", default_value = "emu", help_heading = "Devices")]
-    pub(crate) device: String,
+    /// What the objects are spread over: emu (software controllers), or real drives bound to
+    /// vfio-pci, vfio:0000:65:00.0[,vfio:0000:66:00.0...]. May be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu", help_heading = "Devices")]
+    pub(crate) device: Vec<String>,
 
-    /// How many devices the objects are spread over, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Devices")]
-    pub(crate) devices: u32,
+    /// How many software controllers, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Devices")]
+    pub(crate) devices: Option<u32>,
 
     /// Where the software controllers keep their bytes: memory, or file:DIR (io_uring, O_DIRECT)
-    #[arg(long, value_name = "KIND", default_value = "memory", help_heading = "Devices")]
-    pub(crate) media: String,
+    /// [default: memory]
+    #[arg(long, value_name = "KIND", help_heading = "Devices")]
+    pub(crate) media: Option<String>,
+
+    /// Use real drives although they hold data, which is lost then
+    #[arg(long, help_heading = "Devices")]
+    pub(crate) overwrite: bool,
+
+    /// Where queues, descriptors and the KV pool live: host, or peer:0000:00:05.0/2, which is BAR 2
+    /// of another function bound to vfio-pci. A peer's memory is used only after every drive
+    /// proved that it reaches it
+    #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices")]
+    pub(crate) memory: String,
 
     /// Room for objects, over all devices [default: what the whole workload needs]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
     pub(crate) capacity: Option<u64>,
 
-    /// Bytes of a logical block, 512 or 4096 [default: 512 for tiny, else 4096]
+    /// Bytes of a software controller's logical block, 512 or 4096 [default: 512 for tiny, else
+    /// 4096]
     #[arg(long, value_name = "BYTES", value_parser = size::parse, help_heading = "Devices")]
     pub(crate) lba: Option<u64>,
 
-    /// Largest transfer of one command (MDTS), a power of two from 8KiB to 64MiB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "512KiB",
-        help_heading = "Devices")]
-    pub(crate) mdts: u64,
+    /// Largest transfer of one command of a software controller (MDTS), a power of two from 8KiB to
+    /// 64MiB [default: 512KiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
+    pub(crate) mdts: Option<u64>,
 
     /// Queue pairs of each device; each is driven by a warp of its own
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O")]

@@ -8,16 +8,21 @@ mod rate;
 mod room;
 mod verify;
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use crate::cli::{Executor, MediaChoice, ReplayArgs, Verify};
+use nvme_driver::{Clock, MonotonicClock};
+
+use crate::cli::{Devices, Executor, ReplayArgs, Verify};
+use crate::drives::Drives;
 use crate::interrupt::Interrupt;
 use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
 use crate::progress::Progress;
 use crate::report::{Report, ratio};
 use crate::size::Size;
-use crate::stack::Stack;
-use crate::{synthetic, trace};
+use crate::stack::{self, Stack};
+use crate::synthetic;
+use crate::trace::{self, Request};
 
 use engine::{Engine, Tally};
 use plan::Plan;
@@ -48,14 +53,22 @@ struct Outcome {
 pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
     // Before any other thread starts: they inherit which signals are blocked.
     let mut interrupt = Interrupt::listen()?;
-    let plan = plan(&args)?;
-    let room = Room::new(&args, &plan)?;
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let requests = requests(&args)?;
+    let mut drives = open_drives(&args, &clock)?;
+    let limits = Limits::of(&args, drives.as_ref());
+    args.check_prp(limits.lba_bytes)?;
+    let plan = plan(&args, &requests, &limits);
+    let room = Room::new(&args, &plan, limits.lba_bytes)?;
     room.check_machine(&args)?;
     notes(&args, &plan, &room);
-    let (mut stack, pool) = Stack::build(&args, &room)?;
+    if let Some(drives) = &mut drives {
+        drives.claim(room.device_bytes, args.overwrite)?;
+    }
+    let (mut stack, pool) = Stack::build(&args, &room, &clock, drives)?;
     let outcome = drive(&args, &plan, &mut stack, pool, &mut interrupt)?;
     let closed = stack.close();
-    let report = report(&args, &plan, &room, outcome);
+    let report = report(&args, &plan, &room, &limits, outcome);
     report.print(args.json)?;
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
@@ -65,15 +78,44 @@ pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
     })
 }
 
-fn plan(args: &ReplayArgs) -> anyhow::Result<Plan> {
-    let Some(path) = &args.trace else {
-        let count = args.requests.unwrap_or(SYNTHETIC_REQUESTS);
-        let made = synthetic::requests(args.seed, count);
-        let file = room::file_bytes(&args.shape, args.lba_bytes);
-        let most = args.requests.is_none().then(|| (SYNTHETIC_BYTES / file).max(1));
-        return Ok(Plan::new(&made, &args.shape, most));
-    };
-    Ok(Plan::new(&trace::read(path, args.requests)?, &args.shape, None))
+/// What the devices are like, where it matters to the replay.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    lba_bytes: u32,
+    mdts_bytes: Option<u64>,
+}
+
+impl Limits {
+    fn of(args: &ReplayArgs, drives: Option<&Drives>) -> Self {
+        match (&args.devices, drives) {
+            (_, Some(drives)) => {
+                Self { lba_bytes: drives.lba_bytes(), mdts_bytes: drives.mdts_bytes() }
+            }
+            (Devices::Emu(emu), None) => {
+                Self { lba_bytes: emu.lba_bytes, mdts_bytes: Some(u64::from(emu.mdts)) }
+            }
+            (Devices::Vfio(_), None) => Self { lba_bytes: 512, mdts_bytes: None },
+        }
+    }
+}
+
+fn open_drives(args: &ReplayArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
+    let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
+    Drives::open(addresses, args.memory, clock, &stack::options(args)).map(Some)
+}
+
+fn requests(args: &ReplayArgs) -> anyhow::Result<Vec<Request>> {
+    match &args.trace {
+        Some(path) => Ok(trace::read(path, args.requests)?),
+        None => Ok(synthetic::requests(args.seed, args.requests.unwrap_or(SYNTHETIC_REQUESTS))),
+    }
+}
+
+fn plan(args: &ReplayArgs, requests: &[Request], limits: &Limits) -> Plan {
+    let file = room::file_bytes(&args.shape, limits.lba_bytes);
+    let made = args.trace.is_none() && args.requests.is_none();
+    let most = made.then(|| (SYNTHETIC_BYTES / file).max(1));
+    Plan::new(requests, &args.shape, most)
 }
 
 /// What a person should know before the numbers come.
@@ -86,7 +128,7 @@ fn notes(args: &ReplayArgs, plan: &Plan, room: &Room) {
         "capacity {} for {} blocks on {} devices; the whole workload needs {}",
         Size(room.capacity_bytes()),
         room.files,
-        args.devices,
+        args.devices.count(),
         Size(room.needed_bytes)
     );
     if plan.uneven() > 0 {
@@ -139,7 +181,13 @@ fn drive(
     Ok(Outcome { tally: engine.tally, stats, wall_s, memcpy_gib_s, interrupted })
 }
 
-fn report(args: &ReplayArgs, plan: &Plan, room: &Room, outcome: Outcome) -> Report {
+fn report(
+    args: &ReplayArgs,
+    plan: &Plan,
+    room: &Room,
+    limits: &Limits,
+    outcome: Outcome,
+) -> Report {
     let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
     let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
     let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
@@ -150,14 +198,15 @@ fn report(args: &ReplayArgs, plan: &Plan, room: &Room, outcome: Outcome) -> Repo
             Executor::Host => "host",
             Executor::Inline => "inline",
         },
-        device: "emu",
-        devices: args.devices,
-        media: match &args.media {
-            MediaChoice::Memory => "memory".to_owned(),
-            MediaChoice::File(directory) => format!("file:{}", directory.display()),
+        device: args.devices.to_string(),
+        devices: args.devices.count(),
+        media: match &args.devices {
+            Devices::Emu(emu) => Some(emu.media.to_string()),
+            Devices::Vfio(_) => None,
         },
-        lba_bytes: args.lba_bytes,
-        mdts_bytes: args.mdts,
+        memory: args.memory.to_string(),
+        lba_bytes: limits.lba_bytes,
+        mdts_bytes: limits.mdts_bytes,
         queues_per_device: args.queues,
         queue_depth: args.depth,
         coalesce_bytes: args.coalesce,

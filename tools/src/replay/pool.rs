@@ -6,21 +6,21 @@
 )]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use anyhow::Context as _;
-use nvme_driver::{DmaMemory, DmaSpace};
-use objstore::{BlockId, BlockKey};
+use nvme_driver::DmaSlice;
+use objstore::{BlockId, BlockKey, KvPool, RegistrationError};
 use rand::seq::SliceRandom as _;
 use rand::{SeedableRng, rngs::StdRng};
 
 use crate::contents::{self, Contents, Difference};
 use crate::model::Shape;
+use crate::replay::room::kv_shape;
 
 /// Blocks of KV cache memory, handed out in shuffled order, as after a long time of serving.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    memory: Arc<dyn DmaMemory>,
+    memory: DmaSlice,
     base: NonNull<u8>,
     shape: Shape,
     /// All blocks, in the order they are handed out.
@@ -37,28 +37,36 @@ impl Pool {
         shape.block_bytes() * u64::from(blocks)
     }
 
-    /// Allocates a pool and shuffles its blocks.
+    /// Makes a pool in `memory` of at least [`Pool::bytes`] and shuffles its blocks.
     ///
     /// # Errors
-    /// When there is no memory, or none that both the CPU and the devices reach.
+    /// When the CPU does not reach the memory.
     pub(crate) fn new(
-        space: &dyn DmaSpace,
+        memory: DmaSlice,
         shape: Shape,
         blocks: u32,
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let bytes = usize::try_from(Self::bytes(&shape, blocks)).context("the KV pool")?;
-        let memory = space.alloc(bytes).context("allocating the KV pool")?;
         let base = memory.host().context("the KV pool is not reachable for the CPU")?;
-        assert!(memory.len() >= bytes, "{} bytes asked for, {} given", bytes, memory.len());
+        let bytes = Self::bytes(&shape, blocks);
+        assert!(memory.len() as u64 >= bytes, "{} bytes needed, {} given", bytes, memory.len());
         let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         order.shuffle(&mut StdRng::seed_from_u64(seed));
         Ok(Self { memory, base, shape, order, next: 0 })
     }
 
-    /// The memory, to be registered with the store.
-    pub(crate) fn memory(&self) -> &Arc<dyn DmaMemory> {
-        &self.memory
+    /// Registers the pool with a store: a tensor for each row, one after another.
+    ///
+    /// # Errors
+    /// When the memory is not contiguous for the devices.
+    pub(crate) fn register(&self) -> Result<KvPool, RegistrationError> {
+        let stride = u64::from(self.shape.object_bytes);
+        let blocks = self.order.len() as u32;
+        let tensor = stride * u64::from(blocks);
+        let first = self.memory.offset() as u64;
+        let rows = (0..u64::from(self.shape.rows())).map(|row| first + row * tensor).collect();
+        let memory = self.memory.memory().clone();
+        KvPool::new(memory, &kv_shape(&self.shape), rows, stride, blocks)
     }
 
     /// Number of blocks.
@@ -137,6 +145,7 @@ unsafe impl Send for Pool {}
 
 #[cfg(test)]
 mod tests {
+    use nvme_driver::DmaSpace as _;
     use nvme_emu::EmuDomain;
 
     use super::*;
@@ -144,7 +153,9 @@ mod tests {
 
     fn pool(blocks: u32) -> Pool {
         let shape = Shape::new(&MODELS[0], 64).unwrap();
-        Pool::new(&*EmuDomain::new("test"), shape, blocks, 3).unwrap()
+        let bytes = Pool::bytes(&shape, blocks) as usize;
+        let memory = EmuDomain::new("test").alloc(bytes).unwrap();
+        Pool::new(DmaSlice::whole(memory).unwrap(), shape, blocks, 3).unwrap()
     }
 
     #[test]

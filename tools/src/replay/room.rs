@@ -2,7 +2,7 @@
 
 use objstore::{Geometry, KvShape};
 
-use crate::cli::{MediaChoice, ReplayArgs};
+use crate::cli::{Devices, MediaChoice, ReplayArgs};
 use crate::machine;
 use crate::model::Shape;
 use crate::problem::Problem;
@@ -48,12 +48,12 @@ pub(crate) fn file_bytes(shape: &Shape, lba_bytes: u32) -> u64 {
 }
 
 impl Room {
-    /// Room for `plan`, or as much of it as was asked for.
+    /// Room for `plan`, or as much of it as was asked for, on devices with LBAs of `lba_bytes`.
     ///
     /// # Errors
     /// When that is not even one file, or more files than the layout can number.
-    pub(crate) fn new(args: &ReplayArgs, plan: &Plan) -> Result<Self, Problem> {
-        let file_bytes = file_bytes(&args.shape, args.lba_bytes);
+    pub(crate) fn new(args: &ReplayArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
+        let file_bytes = file_bytes(&args.shape, lba_bytes);
         let needed = plan.distinct().max(1);
         let files = args.capacity.map_or(needed, |bytes| bytes / file_bytes);
         if files == 0 {
@@ -76,14 +76,15 @@ impl Room {
                     "use a smaller --capacity, fewer --requests, or more --block-tokens",
                 )
             })?;
-        let devices = u64::from(args.devices);
+        let devices = u64::from(args.devices.count());
         let mut width = WIDTH_MAX;
         while width > 1 && u64::from(files) < GROUPS_WANTED * width * devices {
             width /= 2;
         }
         let group = (width * devices) as u32;
-        let geometry = Geometry::new(&kv_shape(&args.shape), args.devices, group, args.lba_bytes)
-            .map_err(|error| Problem::new(error.to_string(), ""))?;
+        let geometry =
+            Geometry::new(&kv_shape(&args.shape), args.devices.count(), group, lba_bytes)
+                .map_err(|error| Problem::new(error.to_string(), ""))?;
         Ok(Self {
             files,
             group,
@@ -109,7 +110,11 @@ impl Room {
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
         let pool = Pool::bytes(&args.shape, self.pool_blocks);
         let mut memory = pool.saturating_add(tables);
-        if let MediaChoice::File(directory) = &args.media {
+        let media = match &args.devices {
+            Devices::Emu(emu) => Some(&emu.media),
+            Devices::Vfio(_) => None,
+        };
+        if let Some(MediaChoice::File(directory)) = media {
             let free = machine::disk_available(directory).map_err(|error| {
                 Problem::new(
                     format!("--media file:{}: {error}", directory.display()),
@@ -127,7 +132,7 @@ impl Room {
                     "name a directory on a larger file system, or set --capacity or --requests",
                 ));
             }
-        } else {
+        } else if media.is_some() {
             memory = memory.saturating_add(data);
         }
         match machine::memory_available() {
@@ -174,7 +179,9 @@ mod tests {
 
     fn args(line: &str) -> ReplayArgs {
         let words = ["ripieno", "replay"].into_iter().chain(line.split_whitespace());
-        let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command;
+        let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command else {
+            panic!("replay was asked for")
+        };
         ReplayArgs::check(&flags).unwrap()
     }
 
@@ -186,7 +193,7 @@ mod tests {
     fn the_default_is_what_the_workload_needs() {
         let args = args("");
         let plan = plan(&args, 1000);
-        let room = Room::new(&args, &plan).unwrap();
+        let room = Room::new(&args, &plan, 512).unwrap();
         assert_eq!(u64::from(room.files), plan.distinct());
         assert_eq!(room.capacity_bytes(), room.needed_bytes);
         assert_eq!((room.file_bytes, room.group), (4096, 128));
@@ -199,7 +206,7 @@ mod tests {
     #[test]
     fn objects_are_padded_on_the_device() {
         let args = args("--lba 4096 --capacity 1MiB --devices 3");
-        let room = Room::new(&args, &plan(&args, 10)).unwrap();
+        let room = Room::new(&args, &plan(&args, 10), 4096).unwrap();
         assert_eq!((room.file_bytes, room.files), (4 * 4096, 64));
         assert_eq!(room.group % 3, 0);
         assert!(room.device_bytes * 3 >= room.capacity_bytes());
@@ -208,10 +215,10 @@ mod tests {
     #[test]
     fn too_little_and_too_much_are_refused() {
         let little = args("--model llama-3-8b --capacity 8191KiB");
-        let problem = Room::new(&little, &plan(&little, 1)).unwrap_err();
+        let problem = Room::new(&little, &plan(&little, 1), 4096).unwrap_err();
         assert!(problem.to_string().contains("needs 8388608 bytes (8 MiB)"), "{problem}");
         let much = args("--model qwen3-32b");
-        let room = Room::new(&much, &plan(&much, 50_000)).unwrap();
+        let room = Room::new(&much, &plan(&much, 50_000), 4096).unwrap();
         let problem = room.check_machine(&much).unwrap_err();
         assert!(problem.to_string().contains("of memory"), "{problem}");
         assert!(problem.hint().contains("--capacity"));

@@ -12,11 +12,15 @@ const WRITE: u8 = 1;
 /// Replays with every `every`-th command of this kind going wrong on each device.
 fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
     let words = ["ripieno", "replay", "-q"].into_iter().chain(line.split_whitespace());
-    let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command;
+    let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command else {
+        panic!("replay was asked for")
+    };
     let args = ReplayArgs::check(&flags).unwrap();
-    let plan = plan(&args).unwrap();
-    let room = Room::new(&args, &plan).unwrap();
-    let (mut stack, pool) = Stack::build(&args, &room).unwrap();
+    let limits = Limits::of(&args, None);
+    let plan = plan(&args, &requests(&args).unwrap(), &limits);
+    let room = Room::new(&args, &plan, limits.lba_bytes).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let (mut stack, pool) = Stack::build(&args, &room, &clock, None).unwrap();
     let when = FaultWhen {
         admin: Some(false),
         opcode: Some(opcode),
@@ -29,7 +33,7 @@ fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
     }
     let outcome =
         drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
-    let report = report(&args, &plan, &room, outcome);
+    let report = report(&args, &plan, &room, &limits, outcome);
     stack.close().expect("the devices still work");
     report
 }

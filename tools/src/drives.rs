@@ -1,0 +1,271 @@
+//! Real drives: opened through VFIO, shown to reach the memory they are given, and guarded against
+//! losing what is on them by accident.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use nvme_driver::platform::p2p;
+use nvme_driver::platform::vfio::{
+    BusOptions, PciAddress, PeerBar, SpaceOptions, VfioBus, VfioSpace,
+};
+use nvme_driver::{
+    Clock, Controller, ControllerOptions, DmaSlice, DmaSpace, NamespaceInfo, QueueMemory,
+};
+use nvme_spec::ids::Lba;
+use objstore::StoreDevice;
+
+use crate::cli::MemoryChoice;
+use crate::problem::Problem;
+use crate::size::Size;
+
+/// Kept free at both ends of a namespace: where partition tables, file systems and volume managers
+/// have their signatures, which is how a drive in use is told from an empty one.
+const EDGE_BYTES: u64 = 1 << 20;
+/// Written to the first LBA of a drive that a replay used: the next one may overwrite it.
+const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
+/// Queue memory is aligned to the largest page a controller may ask for here.
+const PAGE: usize = 64 << 10;
+
+/// Drives that have been opened, and the memory they share.
+#[derive(Debug)]
+pub(crate) struct Drives {
+    controllers: Vec<Controller>,
+    peer: Option<Peer>,
+    space: Arc<VfioSpace>,
+}
+
+/// Memory of another function, handed out from its beginning.
+#[derive(Debug)]
+struct Peer {
+    bar: PeerBar,
+    used: usize,
+}
+
+impl Peer {
+    fn take(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
+        let slice = DmaSlice::new(self.bar.memory().clone(), self.used, bytes);
+        let left = self.bar.len() - self.used.min(self.bar.len());
+        let slice = slice.with_context(|| {
+            let (wanted, all) = (Size(bytes as u64), Size(self.bar.len() as u64));
+            format!(
+                "--memory {}: {wanted} more are needed, {} of its {all} are left; set --pool-blocks",
+                self.bar.address(),
+                Size(left as u64)
+            )
+        })?;
+        self.used += bytes.next_multiple_of(PAGE);
+        Ok(slice)
+    }
+}
+
+/// Opens one drive without writing to it.
+///
+/// # Errors
+/// What is in the way, in words.
+pub(crate) fn open(
+    space: &Arc<VfioSpace>,
+    address: PciAddress,
+    clock: &Arc<dyn Clock>,
+    options: ControllerOptions,
+) -> anyhow::Result<Controller> {
+    let bus = VfioBus::open(space, address, &BusOptions::default())
+        .with_context(|| format!("opening vfio:{address}"))?;
+    Controller::attach(bus, clock.clone(), options)
+        .with_context(|| format!("attaching to vfio:{address}"))
+}
+
+/// The address space that drives share.
+///
+/// # Errors
+/// When this machine has no VFIO, or this user may not use it.
+pub(crate) fn space() -> anyhow::Result<Arc<VfioSpace>> {
+    VfioSpace::open("vfio", SpaceOptions::default()).context("opening VFIO")
+}
+
+impl Drives {
+    /// Opens the drives, and proves that each reaches the memory chosen. Nothing is written to
+    /// them.
+    ///
+    /// # Errors
+    /// [`Problem`] for a drive that cannot hold a store; else what is in the way.
+    pub(crate) fn open(
+        addresses: &[PciAddress],
+        memory: MemoryChoice,
+        clock: &Arc<dyn Clock>,
+        options: &ControllerOptions,
+    ) -> anyhow::Result<Self> {
+        let space = space()?;
+        let mut controllers = Vec::new();
+        for address in addresses {
+            let controller = open(&space, *address, clock, options.clone())?;
+            usable(&controller)?;
+            controllers.push(controller);
+        }
+        let peer = match memory {
+            MemoryChoice::Host => None,
+            MemoryChoice::Peer { address, bar } => {
+                let bar = PeerBar::open(&space, address, bar, None)
+                    .with_context(|| format!("opening --memory {memory}"))?;
+                let peer = Peer { bar, used: 0 };
+                prove(&peer, &mut controllers)?;
+                Some(peer)
+            }
+        };
+        Ok(Self { controllers, peer, space })
+    }
+
+    /// Bytes of the largest LBA of any of them.
+    pub(crate) fn lba_bytes(&self) -> u32 {
+        let shifts = self.controllers.iter().map(|drive| namespace(drive).lba_shift);
+        1 << shifts.max().unwrap_or(9)
+    }
+
+    /// The smallest limit that any of them has for one command.
+    pub(crate) fn mdts_bytes(&self) -> Option<u64> {
+        self.controllers.iter().filter_map(|drive| drive.info().mdts_bytes).min()
+    }
+
+    /// Refuses drives that are too small, and those that hold anything but a replay's leavings.
+    /// Then marks them as scratch: from here on, what they hold may be lost.
+    ///
+    /// # Errors
+    /// [`Problem`] with the drive; nothing has been written to any of them then.
+    pub(crate) fn claim(&mut self, bytes_each: u64, overwrite: bool) -> anyhow::Result<()> {
+        for drive in &mut self.controllers {
+            let (_, lbas) = region(namespace(drive));
+            let found = lbas << namespace(drive).lba_shift;
+            if found < bytes_each {
+                let message = format!(
+                    "vfio:{}: the store needs {} on each drive, this one has room for {}",
+                    drive.id(),
+                    Size(bytes_each),
+                    Size(found)
+                );
+                bail!(Problem::new(message, "set --capacity or --requests, or use more drives"));
+            }
+            if !overwrite && holds_data(drive)? {
+                let message = format!(
+                    "vfio:{}: the drive is not empty, and a replay overwrites it",
+                    drive.id()
+                );
+                let hint = "if nothing on it is needed, say --overwrite; it keeps no copy";
+                bail!(Problem::new(message, hint));
+            }
+        }
+        for drive in &mut self.controllers {
+            let space = namespace(drive).clone();
+            let mut block = vec![0; 1 << space.lba_shift];
+            block[..MARK.len()].copy_from_slice(MARK);
+            drive.write(space.nsid, Lba(0), &block, true).context("marking a drive as scratch")?;
+        }
+        Ok(())
+    }
+
+    /// Memory for the KV pool.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn pool_memory(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
+        match &mut self.peer {
+            Some(peer) => peer.take(bytes),
+            None => Ok(DmaSlice::whole(self.space.alloc(bytes)?)?),
+        }
+    }
+
+    /// The drives as a store takes them, with memory for `queues` queue pairs of `depth` entries
+    /// each.
+    ///
+    /// # Errors
+    /// When the peer has no memory left.
+    pub(crate) fn into_devices(self, queues: u16, depth: u32) -> anyhow::Result<Vec<StoreDevice>> {
+        let Self { controllers, mut peer, space: _space } = self;
+        let mut devices = Vec::new();
+        for controller in controllers {
+            let mut queue_memory = Vec::new();
+            if let Some(peer) = &mut peer {
+                for _ in 0..queues {
+                    let entries = depth as usize;
+                    queue_memory.push(QueueMemory {
+                        sq: peer.take(entries * 64)?,
+                        cq: peer.take(entries * 16)?,
+                        descriptors: peer.take(entries * 4096)?,
+                    });
+                }
+            }
+            let space = namespace(&controller);
+            let (nsid, region) = (Some(space.nsid), Some(region(space)));
+            devices.push(StoreDevice { controller, nsid, region, queue_memory });
+        }
+        Ok(devices)
+    }
+}
+
+/// Every drive has to reach the peer's memory, in every way it will be used.
+fn prove(peer: &Peer, controllers: &mut [Controller]) -> anyhow::Result<()> {
+    for drive in controllers {
+        let bytes = p2p::scratch_bytes(drive);
+        let scratch = DmaSlice::new(peer.bar.memory().clone(), 0, bytes)
+            .context("the peer's memory is too small to be tried")?;
+        let nsid = namespace(drive).nsid;
+        let report = p2p::prove(drive, nsid, &scratch)
+            .with_context(|| format!("vfio:{} and --memory {}", drive.id(), peer.bar.address()))?;
+        if let Some(why) = report.why() {
+            bail!("vfio:{} does not reach the memory of {}: {why}", drive.id(), peer.bar.address());
+        }
+        tracing::info!(ctrl = drive.id(), %report, "route proven");
+    }
+    Ok(())
+}
+
+fn usable(drive: &Controller) -> Result<(), Problem> {
+    let Some(space) = drive.namespaces().first() else {
+        let why: Vec<String> = drive
+            .refused_namespaces()
+            .iter()
+            .map(|(nsid, error)| format!("{nsid}: {error}"))
+            .collect();
+        return Err(Problem::new(
+            format!(
+                "vfio:{}: it has no namespace that can be used ({})",
+                drive.id(),
+                why.join("; ")
+            ),
+            "create or format one with nvme-cli, then bind the drive again",
+        ));
+    };
+    if space.lbas << space.lba_shift <= 3 * EDGE_BYTES {
+        return Err(Problem::new(
+            format!("vfio:{}: namespace {} is too small for a store", drive.id(), space.nsid),
+            "use a drive of 16 MiB or more",
+        ));
+    }
+    Ok(())
+}
+
+/// The namespace that is used: the first. [`usable`] saw that there is one.
+fn namespace(drive: &Controller) -> &NamespaceInfo {
+    &drive.namespaces()[0]
+}
+
+/// First LBA and number of LBAs between the edges.
+fn region(space: &NamespaceInfo) -> (Lba, u64) {
+    let edge = EDGE_BYTES >> space.lba_shift;
+    (Lba(edge), space.lbas - 2 * edge)
+}
+
+/// Whether the drive's edges hold anything, and no replay marked it as scratch.
+fn holds_data(drive: &mut Controller) -> anyhow::Result<bool> {
+    let space = namespace(drive).clone();
+    let mut edge = vec![0; EDGE_BYTES as usize];
+    let last = Lba(space.lbas - (EDGE_BYTES >> space.lba_shift));
+    for lba in [Lba(0), last] {
+        drive.read(space.nsid, lba, &mut edge).context("looking whether a drive is empty")?;
+        if lba == Lba(0) && edge.starts_with(MARK) {
+            return Ok(false);
+        }
+        if edge.iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

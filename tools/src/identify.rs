@@ -1,0 +1,287 @@
+//! `ripieno identify`: what devices say about themselves.
+
+use std::io::Write as _;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use comfy_table::{Table, presets};
+use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, MonotonicClock};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use serde::Serialize;
+
+use crate::cli::Named;
+use crate::drives;
+use crate::problem::{EXIT_FAILED, one_line};
+use crate::size::{Size, grouped};
+
+/// Capacity of the software controller that is shown.
+const EMU_BYTES: u64 = 1 << 30;
+/// Kelvins at 0 degrees Celsius.
+const FREEZING: i32 = 273;
+
+/// One device. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+struct Device {
+    device: String,
+    model: String,
+    serial: String,
+    firmware: String,
+    nvme_version: String,
+    /// Largest transfer of one command; null for no limit.
+    mdts_bytes: Option<u64>,
+    sgl: String,
+    sgl_bit_bucket: bool,
+    descriptors: &'static str,
+    volatile_write_cache: bool,
+    /// Queue pairs that can be granted.
+    io_queues: u16,
+    queue_entries_max: u32,
+    page_bytes: u32,
+    namespaces: Vec<Namespace>,
+    health: Option<Health>,
+}
+
+#[derive(Debug, Serialize)]
+struct Namespace {
+    nsid: u32,
+    bytes: u64,
+    lbas: u64,
+    lba_bytes: u64,
+    /// Of all formats it can have; the one in use first.
+    formats: Vec<Format>,
+    /// Why it cannot be used; null if it can.
+    refused: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Format {
+    lba_bytes: u64,
+    metadata_bytes: u16,
+}
+
+#[derive(Debug, Serialize)]
+struct Health {
+    critical_warning: String,
+    temperature_celsius: i32,
+    available_spare_percent: u8,
+    percentage_used: u8,
+    data_read_bytes: u128,
+    data_written_bytes: u128,
+    power_on_hours: u128,
+    unsafe_shutdowns: u128,
+    media_errors: u128,
+}
+
+/// Shows each device; goes on to the next where one does not answer.
+///
+/// # Errors
+/// When nothing can be shown at all.
+#[allow(clippy::print_stderr, reason = "messages for the person at the terminal")]
+pub(crate) fn run(devices: &[Named], json: bool) -> anyhow::Result<u8> {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let mut found = Vec::new();
+    let mut code = 0;
+    for device in devices {
+        match look(*device, &clock) {
+            Ok(device) => found.push(device),
+            Err(error) => {
+                eprintln!("error: {}", one_line(&error));
+                code = EXIT_FAILED;
+            }
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if json {
+        let object = serde_json::json!({ "devices": found });
+        writeln!(out, "{object}")?;
+    } else {
+        for device in &found {
+            writeln!(out, "{}", device.text())?;
+        }
+    }
+    out.flush()?;
+    Ok(code)
+}
+
+fn look(device: Named, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
+    match device {
+        Named::Emu => {
+            let domain = EmuDomain::new("identify");
+            let media = MemoryMedia::new(EMU_BYTES)?;
+            let emu = Emu::new(domain, EmuConfig::new("emu0").namespace(media, 512))?;
+            let _runner = EmuRunner::spawn(vec![emu.clone()], clock.clone())?;
+            let options = ControllerOptions::default();
+            let controller = Controller::attach(emu.bus(), clock.clone(), options)?;
+            describe("emu".to_owned(), controller)
+        }
+        Named::Vfio(address) => {
+            let space = drives::space()?;
+            let options = ControllerOptions::default();
+            let controller = drives::open(&space, address, clock, options)?;
+            describe(format!("vfio:{address}"), controller)
+        }
+    }
+}
+
+fn describe(device: String, mut drive: Controller) -> anyhow::Result<Device> {
+    let info = drive.info().clone();
+    let usable: Vec<_> = drive.namespaces().iter().map(|space| (space.nsid, None)).collect();
+    let refused = drive.refused_namespaces().iter();
+    let refused = refused.map(|(nsid, why)| (*nsid, Some(why.to_string())));
+    let all: Vec<_> = usable.into_iter().chain(refused).collect();
+    let mut namespaces = Vec::new();
+    for (nsid, refused) in all {
+        let data = drive.identify_namespace(nsid).context("identifying a namespace")?;
+        let listed = usize::from(data.nlbaf_z) + 1;
+        let mut order: Vec<usize> = (0..listed.min(data.lbaf.len())).collect();
+        order.sort_by_key(|index| *index != data.format_index());
+        let formats = order.iter().map(|index| data.lbaf[*index]);
+        let formats: Vec<Format> = formats
+            .filter(|format| (9..=24).contains(&format.lbads()))
+            .map(|format| Format { lba_bytes: 1 << format.lbads(), metadata_bytes: format.ms() })
+            .collect();
+        let lba_bytes = formats.first().map_or(0, |format| format.lba_bytes);
+        namespaces.push(Namespace {
+            nsid: nsid.0,
+            bytes: data.nsze.saturating_mul(lba_bytes),
+            lbas: data.nsze,
+            lba_bytes,
+            formats,
+            refused,
+        });
+    }
+    // Some controllers have no SMART log; that is no reason to show nothing.
+    let health = match drive.smart_log() {
+        Ok(log) => Some(Health::new(&log)),
+        Err(error) => {
+            tracing::warn!(%error, "no SMART log");
+            None
+        }
+    };
+    drive.shutdown().context("shutting the device down")?;
+    Ok(Device {
+        device,
+        model: info.model,
+        serial: info.serial,
+        firmware: info.firmware,
+        nvme_version: info.version.to_string(),
+        mdts_bytes: info.mdts_bytes,
+        sgl: info.sgls.support().to_string().to_lowercase(),
+        sgl_bit_bucket: info.sgls.bit_bucket(),
+        descriptors: match info.descriptor_mode {
+            DescriptorMode::Sgl { .. } => "sgl",
+            DescriptorMode::Prp { .. } => "prp",
+        },
+        volatile_write_cache: info.vwc,
+        io_queues: info.io_queues,
+        queue_entries_max: info.entries_max,
+        page_bytes: info.page_bytes,
+        namespaces,
+        health,
+    })
+}
+
+impl Health {
+    fn new(log: &nvme_spec::log::SmartLog) -> Self {
+        let count = u128::from_le_bytes;
+        // Data units are thousands of 512 bytes.
+        let bytes = |units: [u8; 16]| count(units).saturating_mul(512_000);
+        let warnings = log.warnings();
+        Self {
+            critical_warning: if warnings.is_empty() {
+                "none".to_owned()
+            } else {
+                let names: Vec<&str> = warnings.iter_names().map(|(name, _)| name).collect();
+                names.join(", ").to_lowercase()
+            },
+            temperature_celsius: i32::from(log.temperature_kelvin()) - FREEZING,
+            available_spare_percent: log.available_spare,
+            percentage_used: log.percentage_used,
+            data_read_bytes: bytes(log.data_units_read),
+            data_written_bytes: bytes(log.data_units_written),
+            power_on_hours: count(log.power_on_hours),
+            unsafe_shutdowns: count(log.unsafe_shutdowns),
+            media_errors: count(log.media_errors),
+        }
+    }
+
+    fn text(&self) -> String {
+        let size = |bytes: u128| Size(u64::try_from(bytes).unwrap_or(u64::MAX)).to_string();
+        format!(
+            "warnings {}, {} C, spare {} %, used {} %, read {}, written {}, on for {} h, unsafe \
+             shutdowns {}, media errors {}",
+            self.critical_warning,
+            self.temperature_celsius,
+            self.available_spare_percent,
+            self.percentage_used,
+            size(self.data_read_bytes),
+            size(self.data_written_bytes),
+            self.power_on_hours,
+            self.unsafe_shutdowns,
+            self.media_errors
+        )
+    }
+}
+
+impl Namespace {
+    fn text(&self) -> String {
+        let formats: Vec<String> = self
+            .formats
+            .iter()
+            .map(|format| match format.metadata_bytes {
+                0 => format.lba_bytes.to_string(),
+                metadata => format!("{}+{metadata}", format.lba_bytes),
+            })
+            .collect();
+        let mut text = format!(
+            "{}, {} LBAs of {} bytes; formats {}",
+            Size(self.bytes),
+            grouped(self.lbas),
+            self.lba_bytes,
+            formats.join(", ")
+        );
+        if let Some(why) = &self.refused {
+            text += &format!("\ncannot be used: {why}");
+        }
+        text
+    }
+}
+
+impl Device {
+    fn text(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED);
+        let limit = self.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
+        let bucket = if self.sgl_bit_bucket { ", bit bucket" } else { "" };
+        let cache = if self.volatile_write_cache { "yes" } else { "no" };
+        let mut rows = vec![
+            ("device", self.device.clone()),
+            ("model", self.model.clone()),
+            ("serial", self.serial.clone()),
+            ("firmware", self.firmware.clone()),
+            ("NVMe", self.nvme_version.clone()),
+            ("transfer", format!("up to {limit} a command (MDTS)")),
+            (
+                "descriptors",
+                format!("{} in use; SGL support: {}{bucket}", self.descriptors, self.sgl),
+            ),
+            (
+                "queues",
+                format!("{} to grant, {} entries each", self.io_queues, self.queue_entries_max),
+            ),
+            ("write cache", cache.to_owned()),
+        ];
+        let names: Vec<String> =
+            self.namespaces.iter().map(|space| format!("namespace {}", space.nsid)).collect();
+        for (name, space) in names.iter().zip(&self.namespaces) {
+            rows.push((name, space.text()));
+        }
+        if let Some(health) = &self.health {
+            rows.push(("health", health.text()));
+        }
+        for (name, value) in rows {
+            table.add_row([name, &value]);
+        }
+        table
+    }
+}
