@@ -26,7 +26,7 @@ use super::{
 };
 use crate::dma::{DmaError, Iova};
 
-/// Below this many free DMA entries a warning is logged.
+/// From this many free DMA entries on, each halving of them is a warning.
 const FEW_ENTRIES: u32 = 256;
 /// What can be used behind IOMMUs whose kernel does not say (before 5.4): 39 bits without the first
 /// 4 GiB, where interrupt messages and the firmware's reserved ranges are.
@@ -267,7 +267,7 @@ impl Container {
                 );
                 return Err(DmaError::Os { space: self.name.clone(), len, source, hint });
             }
-            Some(left) if left < FEW_ENTRIES => tracing::warn!(
+            Some(left) if left <= FEW_ENTRIES && left.is_power_of_two() => tracing::warn!(
                 space = %self.name, left, mapped, "few DMA entries are left in the container"
             ),
             _ => {}

@@ -113,10 +113,9 @@ pub enum VfioError {
     },
     /// Another driver has it, or none.
     #[error(
-        "{address}: {} and not by vfio-pci; nvme-bind can hand it over, after checking that \
+        "{address}: {} has it and not vfio-pci; nvme-bind can hand it over, after checking that \
          nothing uses it",
-        match driver { Some(name) => format!("it is driven by {name}"),
-                       None => "it is driven by nothing".into() }
+        driver.as_ref().map_or_else(|| "no driver".into(), |name| format!("driver {name}"))
     )]
     NotBound {
         /// The function.
@@ -365,7 +364,7 @@ mod tests {
         assert!(text.contains("as root"), "{text}");
         let driver = Some("nvme".into());
         let text = VfioError::NotBound { address: address(), driver }.to_string();
-        assert!(text.contains("driven by nvme and not by vfio-pci"), "{text}");
+        assert!(text.contains("driver nvme has it and not vfio-pci"), "{text}");
     }
 
     #[test]

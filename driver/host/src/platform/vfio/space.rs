@@ -203,14 +203,15 @@ impl Anonymous {
                 ),
             }
         }
-        if !large || pages == HugePages::Never {
+        if !large {
             return Self::map(len, MapFlags::empty());
         }
+        let advice =
+            if pages == HugePages::Never { Advice::LinuxNoHugepage } else { Advice::LinuxHugepage };
         let memory = Self::map_aligned(len)?;
         // SAFETY: the range is this value's; the advice changes no contents.
-        let advised = unsafe { madvise(memory.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
-        if let Err(error) = advised {
-            tracing::debug!(len, %error, "no transparent huge pages; pinning takes longer");
+        if let Err(error) = unsafe { madvise(memory.base.as_ptr().cast(), len, advice) } {
+            tracing::debug!(len, ?advice, %error, "the kernel chooses the size of pages itself");
         }
         Ok(memory)
     }
@@ -268,7 +269,7 @@ mod tests {
             for len in [4096, LARGE_PAGE - 4096, LARGE_PAGE, 2 * LARGE_PAGE + 8192] {
                 let memory = Anonymous::new(len, pages).unwrap();
                 assert!(memory.len >= len);
-                if len >= LARGE_PAGE && pages != HugePages::Never {
+                if len >= LARGE_PAGE {
                     assert_eq!(memory.base.as_ptr().addr() % LARGE_PAGE, 0);
                 }
                 for at in [0, 1, len / 2, len - 1] {
