@@ -48,7 +48,8 @@ impl Peer {
         let slice = slice.with_context(|| {
             let (wanted, all) = (Size(bytes as u64), Size(self.bar.len() as u64));
             format!(
-                "--memory {}: {wanted} more are needed, {} of its {all} are left; set --pool-blocks",
+                "--memory {}: {wanted} more are needed, {} of its {all} are left; set \
+                 --pool-blocks",
                 self.bar.address(),
                 Size(left as u64)
             )

@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "imports memory that the tests own")]
+
 use std::sync::mpsc;
 
 use proptest::prelude::*;
