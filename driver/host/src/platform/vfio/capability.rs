@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn iommu_info() {
-        // What a kernel says behind an Intel IOMMU with 39 address bits: MSI addresses are left out.
+        // What a kernel says behind an Intel IOMMU with 39 address bits, without MSI addresses.
         let pairs = [(0, 0xfedf_ffff), (0xfef0_0000, 0x7f_ffff_ffff)];
         let info = answer(&[
             (2, vec![0; 24]),
@@ -202,7 +202,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..96), first in 0u32..128) {
+        fn no_bytes_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..96),
+            first in 0u32..128,
+        ) {
             let answer = Answer { bytes, first };
             answer.iova_spans();
             answer.dma_available();
@@ -213,7 +216,9 @@ mod tests {
         #[test]
         fn mappable_parts_are_pages_of_what_was_offered(
             size in 0u64..0x2_0000,
-            offered in proptest::option::of(proptest::collection::vec((0u64..0x2_4000, 0u64..0x9000), 0..6)),
+            offered in prop::option::of(
+                prop::collection::vec((0u64..0x2_4000, 0u64..0x9000), 0..6)
+            ),
         ) {
             let offered: Option<Vec<Area>> = offered
                 .map(|all| all.into_iter().map(|(offset, len)| Area { offset, len }).collect());

@@ -174,7 +174,8 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         let pages = prop_oneof![1..8u64, 500..600u64];
         prop_oneof![
-            3 => (pages, 0..1024u64).prop_map(|(pages, host_page)| Step::Allocate { pages, host_page }),
+            3 => (pages, 0..1024u64)
+                .prop_map(|(pages, host_page)| Step::Allocate { pages, host_page }),
             2 => any::<prop::sample::Index>().prop_map(Step::Release),
         ]
     }
