@@ -22,14 +22,19 @@
 )]
 
 mod bind;
+mod drive;
 mod exit;
 mod hardware;
 mod host;
 mod kmsg;
 mod pci;
+mod peer;
 mod program;
+mod queue;
 mod runner;
 mod smoke;
+mod stray;
+mod vfio;
 
 use std::process::ExitCode;
 
@@ -37,7 +42,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::runner::Suite;
 
-const SUITES: &[Suite] = &[smoke::SUITE, bind::SUITE];
+const SUITES: &[Suite] = &[smoke::SUITE, bind::SUITE, vfio::SUITE, peer::SUITE];
 
 fn main() -> ExitCode {
     match run() {

@@ -9,7 +9,7 @@ use crate::EXIT_STEP_FAILED;
 use crate::needs;
 use crate::step::Step;
 use crate::tally::Tally;
-use crate::vm::{self, Ended, Prepared, SUITES, Suite, Wishes};
+use crate::vm::{self, Ended, NotBuilt, Prepared, SUITES, Suite, Wishes};
 
 #[derive(Args)]
 pub struct VmArgs {
@@ -48,7 +48,13 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     }
     let suites = chosen(&args.suite)?;
     needs::cxx_compiler()?;
-    let prepared = Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno))?;
+    let prepared = match Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno)) {
+        Err(error) if error.is::<NotBuilt>() => {
+            eprintln!("error: {error}");
+            return Ok(ExitCode::from(EXIT_STEP_FAILED));
+        }
+        prepared => prepared?,
+    };
     if args.shell {
         vm::shell(&prepared, args.nvme)?;
         return Ok(ExitCode::SUCCESS);

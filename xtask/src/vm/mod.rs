@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+pub use guest::NotBuilt;
 pub use suite::{Ended, SUITES, Suite, Wishes, shell};
 
 /// What every boot needs, made once.
