@@ -123,9 +123,11 @@ impl Bus for DoorbellBus {
         Err(Gone)
     }
 
+    #[allow(unsafe_code, reason = "vouches for the doorbells")]
     fn doorbells(&self) -> DoorbellPage {
         let host = self.doorbells.host().expect("the software domain is host memory").cast();
-        DoorbellPage { host, device: None, stride: 4, len: self.doorbells.len() }
+        // SAFETY: the slice keeps the memory mapped as long as this bus, and nobody refers to it.
+        unsafe { DoorbellPage::new(host, None, 4, self.doorbells.len()) }
     }
 
     fn dma(&self) -> &Arc<dyn DmaSpace> {

@@ -55,12 +55,9 @@ impl Doorbells {
     #[must_use]
     pub fn page(&self) -> DoorbellPage {
         let shared = &*self.shared;
-        DoorbellPage {
-            host: shared.map.ptr().cast(),
-            device: None,
-            stride: shared.stride,
-            len: shared.map.len(),
-        }
+        // SAFETY: the mapping is all of the page and lives as long as `shared`, which the bus
+        // holds; this side, too, accesses it only by address.
+        unsafe { DoorbellPage::new(shared.map.ptr().cast(), None, shared.stride, shared.map.len()) }
     }
 
     /// The memory's descriptor, for other processes and for GPUs.
@@ -141,12 +138,12 @@ mod tests {
     fn rings_are_seen_at_the_stride() {
         let bells = Doorbells::new(3, 2).unwrap();
         let page = bells.page();
-        assert_eq!(page.stride, 16);
-        assert!(page.len >= 8 * 16);
+        assert_eq!(page.stride(), 16);
+        assert!(page.len() >= 8 * 16);
         for index in 0..8u32 {
             // SAFETY: inside the page, aligned, accessed as dwords only.
             unsafe {
-                let register = page.host.byte_add((index * page.stride) as usize);
+                let register = page.host().byte_add((index * page.stride()) as usize);
                 mmio::store_release32(register, 100 + index);
             }
         }
@@ -162,7 +159,7 @@ mod tests {
     #[test]
     fn another_mapping_sees_the_same_doorbells() {
         let bells = Doorbells::new(1, 0).unwrap();
-        let other = HostMap::shared(bells.fd(), bells.page().len).unwrap();
+        let other = HostMap::shared(bells.fd(), bells.page().len()).unwrap();
         // SAFETY: the submission tail of queue 1, a dword inside the second mapping.
         unsafe { mmio::store_release32(other.at(8, 4).cast(), 9) };
         assert_eq!(bells.sq_tail(1), 9);

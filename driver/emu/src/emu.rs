@@ -227,8 +227,8 @@ mod tests {
         let memory = bus.dma().alloc(4096).unwrap();
         assert_eq!(domain.mapped(), memory.segments());
         let page = bus.doorbells();
-        assert_eq!(page.stride, 8);
-        assert!(page.len >= 10 * 8, "four I/O queues and the admin queue");
+        assert_eq!(page.stride(), 8);
+        assert!(page.len() >= 10 * 8, "four I/O queues and the admin queue");
         ring(page, 2, 77);
         assert_eq!(emu.doorbells().sq_tail(1), 77);
         bus.interrupt(1).unwrap();
@@ -240,7 +240,9 @@ mod tests {
     #[allow(unsafe_code, reason = "rings a doorbell by address, as a driver does")]
     fn ring(page: nvme_driver::DoorbellPage, index: usize, value: u32) {
         // SAFETY: the caller's index is inside the page; doorbells are accessed as dwords only.
-        unsafe { mmio::store_release32(page.host.byte_add(index * page.stride as usize), value) };
+        unsafe {
+            mmio::store_release32(page.host().byte_add(index * page.stride() as usize), value)
+        };
     }
 
     #[test]

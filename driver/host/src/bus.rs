@@ -50,14 +50,55 @@ pub trait Bus: Send + Sync + fmt::Debug {
 /// `stride` bytes apart (4 << CAP.DSTRD).
 #[derive(Debug, Clone, Copy)]
 pub struct DoorbellPage {
+    host: NonNull<u32>,
+    device: Option<DevicePtr>,
+    stride: u32,
+    len: usize,
+}
+
+impl DoorbellPage {
+    /// `len` bytes of doorbells at `host` (and at `device` for a kernel on the GPU), `stride` bytes
+    /// apart.
+    ///
+    /// # Safety
+    /// As long as the bus that gives this out lives, both addresses are those of `len` mapped bytes
+    /// of doorbell registers (or of memory that is watched as such), aligned to 4; they may be
+    /// written to at any time, and no Rust reference to them exists.
+    #[must_use]
+    #[allow(unsafe_code, reason = "a bus vouches for the addresses its doorbells are written to")]
+    pub const unsafe fn new(
+        host: NonNull<u32>,
+        device: Option<DevicePtr>,
+        stride: u32,
+        len: usize,
+    ) -> Self {
+        Self { host, device, stride, len }
+    }
+
     /// Address in this process.
-    pub host: NonNull<u32>,
+    #[must_use]
+    pub const fn host(&self) -> NonNull<u32> {
+        self.host
+    }
+
     /// Address in a kernel on the GPU, when the page is mapped there.
-    pub device: Option<DevicePtr>,
+    #[must_use]
+    pub const fn device(&self) -> Option<DevicePtr> {
+        self.device
+    }
+
     /// Bytes from one doorbell to the next.
-    pub stride: u32,
+    #[must_use]
+    pub const fn stride(&self) -> u32 {
+        self.stride
+    }
+
     /// Bytes mapped from the first doorbell on.
-    pub len: usize,
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a page without doorbells is no page")]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
 }
 
 // SAFETY: a DoorbellPage is an address, not an access; every access goes through platform::mmio.

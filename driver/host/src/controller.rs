@@ -591,7 +591,7 @@ fn read_capabilities(bus: &dyn Bus, id: &Arc<str>) -> Result<Capabilities, Error
     }
     let cap = Cap(u64::from(low) | u64::from(high) << 32);
     let version = Version(read(reg::VS)?);
-    Capabilities::check(cap, version, bus.doorbells().stride)
+    Capabilities::check(cap, version, bus.doorbells().stride())
         .map_err(|what| Error::Implausible { ctrl: id.clone(), what })
 }
 

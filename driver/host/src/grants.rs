@@ -345,13 +345,13 @@ impl Controller {
 
 /// A doorbell as each side addresses it, if the mapped page reaches that far.
 fn doorbell(page: &DoorbellPage, index: u32) -> Option<Place> {
-    let at = u64::from(index) * u64::from(page.stride);
-    if at + 4 > page.len as u64 {
+    let at = u64::from(index) * u64::from(page.stride());
+    if at + 4 > page.len() as u64 {
         return None;
     }
     Some(Place {
-        host: Some(page.host.as_ptr().expose_provenance() as u64 + at),
-        device: page.device.map(|base| DevicePtr(base.0 + at)),
+        host: Some(page.host().as_ptr().expose_provenance() as u64 + at),
+        device: page.device().map(|base| DevicePtr(base.0 + at)),
         iova: Iova(0),
     })
 }

@@ -154,7 +154,7 @@ impl QueuePair {
         let memory = |source| QueueError::Memory { qid, source };
         let doorbell = |is_cq: u32| {
             Doorbell::new(bus, u32::from(qid.0) * 2 + is_cq)
-                .ok_or(QueueError::NoDoorbell { qid, len: bus.doorbells().len })
+                .ok_or(QueueError::NoDoorbell { qid, len: bus.doorbells().len() })
         };
         Ok(Self {
             tail: 0,

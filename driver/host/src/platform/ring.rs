@@ -154,12 +154,12 @@ impl Doorbell {
     #[must_use]
     pub fn new(bus: &Arc<dyn Bus>, index: u32) -> Option<Self> {
         let page = bus.doorbells();
-        let at = (index as usize).checked_mul(page.stride as usize)?;
-        if at.checked_add(4)? > page.len || !at.is_multiple_of(4) || !page.host.is_aligned() {
+        let at = (index as usize).checked_mul(page.stride() as usize)?;
+        if at.checked_add(4)? > page.len() || !at.is_multiple_of(4) || !page.host().is_aligned() {
             return None;
         }
         // SAFETY: `at + 4 <= len`, and the bus promises `len` mapped bytes.
-        let register = unsafe { page.host.byte_add(at) };
+        let register = unsafe { page.host().byte_add(at) };
         Some(Self { register, _bus: bus.clone() })
     }
 

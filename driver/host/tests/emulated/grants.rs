@@ -76,7 +76,7 @@ fn a_grant_has_what_an_executor_needs() {
     assert_eq!((grant.depth, grant.lbas, grant.lba_shift), (128, LBAS, 9));
     assert_eq!((grant.descriptor_bytes, grant.transfer_bytes_max), (4096, 512 << 10));
     assert_eq!(grant.descriptor_mode, DescriptorMode::Sgl { bit_bucket: true, granularity: 1 });
-    let base = ctrl.bus().doorbells().host.as_ptr().expose_provenance() as u64;
+    let base = ctrl.bus().doorbells().host().as_ptr().expose_provenance() as u64;
     assert_eq!(grant.sq_doorbell.host, Some(base + u64::from(qid.0) * 2 * 16));
     assert_eq!(grant.cq_doorbell.host, Some(base + (u64::from(qid.0) * 2 + 1) * 16));
     assert!(matches!(ctrl.grant(qid, NS), Err(Error::QueueState { .. })), "granted once");

@@ -215,10 +215,10 @@ impl Host {
     /// Stores to doorbell `index`, whatever the value.
     fn store_bell(&self, index: u16, value: u32) {
         let page = self.bells.page();
-        let offset = usize::from(index) * page.stride as usize;
-        assert!(offset + 4 <= page.len);
+        let offset = usize::from(index) * page.stride() as usize;
+        assert!(offset + 4 <= page.len());
         // SAFETY: inside the page, as asserted; doorbells are only accessed as whole dwords.
-        unsafe { mmio::store_release32(page.host.byte_add(offset), value) };
+        unsafe { mmio::store_release32(page.host().byte_add(offset), value) };
     }
 
     fn step(&mut self) -> Progress {

@@ -1,4 +1,5 @@
 //! An NVMe controller behind VFIO as a [`Bus`].
+#![allow(unsafe_code, reason = "vouches for the doorbells that a BAR holds")]
 
 use std::{
     io,
@@ -116,7 +117,7 @@ impl VfioBus {
             vectors,
             numa_node,
             bar_bytes = region.size,
-            doorbell_bytes = doorbells.len,
+            doorbell_bytes = doorbells.len(),
             "function opened"
         );
         Ok(Arc::new(Self {
@@ -337,7 +338,8 @@ fn find_doorbells(
     let len = (area.offset + area.len - DOORBELLS).min(DOORBELLS_MAX * u64::from(stride));
     map.touch(DOORBELLS, len);
     let host = map.dword(DOORBELLS).ok_or_else(|| none("it has no doorbells"))?;
-    Ok(DoorbellPage { host, device: None, stride, len: len as usize })
+    // SAFETY: the bus keeps `map`, of which these are `len` bytes from the doorbells on.
+    Ok(unsafe { DoorbellPage::new(host, None, stride, len as usize) })
 }
 
 /// How many MSI-X vectors there will be.
