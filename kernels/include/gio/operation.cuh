@@ -67,7 +67,11 @@ GIO_FN void gio_finish_if_done(gio_state &s, uint32_t a) {
       gio_st_relaxed_sys(&iocb->error, active->error);
     }
     const int64_t objects = static_cast<int64_t>(active->objects);
-    if (objects > 0) gio_add_relaxed_gpu(&iocb->objects, active->objects);
+    // Only now: before its last command, an operation may have credited less than nothing.
+    if (objects > 0) {
+      gio_add_relaxed_gpu(&iocb->objects, active->objects);
+      gio_st_relaxed_sys(&s.w->objects, s.w->objects + active->objects);
+    }
     active->state = GIO_ACTIVE_UNUSED;
     gio_complete(s, active->iocb);
   }
@@ -123,7 +127,6 @@ GIO_FN void gio_settle(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended) {
       const bool read = s.iocbs[active->iocb].opcode == GIO_OP_READ;
       uint64_t *moved = read ? &s.w->bytes_read : &s.w->bytes_written;
       gio_st_relaxed_sys(moved, *moved + bytes);
-      gio_st_relaxed_sys(&s.w->objects, s.w->objects + static_cast<uint64_t>(objects));
     }
     gio_finish_if_done(s, a);
     ended &= ~group;
