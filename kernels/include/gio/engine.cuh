@@ -225,19 +225,22 @@ GIO_FN bool gio_find_row(gio_state &s, gio_op &op) {
 // Generates one batch, and gives it to the controller. Returns whether anything moved.
 GIO_FN bool gio_submit(gio_state &s) {
   bool moved = false;
-  if (s.cursor_active == GIO_WINDOW) {
-    if (!gio_accept(s)) return false;
-    moved = true;
-  }
   gio_batch batch{0, gio_min(gio_room(s), GIO_WARP), 0};
   gio_op op{};
-  gio_op_load(s, op);
+  bool loaded = false;
   for (uint32_t chunk = 0; chunk < GIO_CHUNKS_MAX; ++chunk) {
+    if (!loaded) {
+      if (s.cursor_active == GIO_WINDOW) {
+        if (!gio_accept(s)) break;
+        moved = true;
+      }
+      gio_op_load(s, op);
+      loaded = true;
+    }
     if (!gio_find_row(s, op)) {
       gio_generated(s);
       moved = true;
-      if (!gio_accept(s)) break;
-      gio_op_load(s, op);
+      loaded = false;
       continue;
     }
     if (op.refuse == 0u) {

@@ -10,7 +10,7 @@
 // nothing more.
 //
 // Ordering: (1) SQE and descriptor stores -> gio_fence_release_sys -> gio_doorbell, paired with the
-// controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld16_cqe ->
+// controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld_cqe ->
 // gio_fence_acq_rel_sys, before anything that tells the data is there. (3) status stores and data
 // -> gio_sub_acq_rel_gpu of warps_left -> gio_st_release_sys of the completion ring, paired with
 // the host's acquire load of the ring.
@@ -77,16 +77,10 @@ GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// "Data Movement and Conversion Instructions: ld", .b128: one single-copy-atomic read of a CQE, so
-// that phase, CID and status belong to the same completion (PTX 8.3, sm_70).
-GIO_FN gio_u128 gio_ld16_cqe(const void *p) {
-  unsigned long long lo, hi;
-  asm volatile("{ .reg .b128 t; ld.relaxed.sys.global.b128 t, [%2]; mov.b128 {%0, %1}, t; }"
-               : "=l"(lo), "=l"(hi)
-               : "l"(p)
-               : "memory");
-  return gio_u128{lo, hi};
-}
+// The same, relaxed, of the second half of a CQE: one single-copy-atomic read of SQ head, SQ, CID,
+// phase and status, which so belong to the same completion. The first half is of no use here; a
+// 128-bit load of the whole is narrowed to this one by ptxas.
+GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p) { return gio_ld_relaxed_sys(&p->hi); }
 
 // "Data Movement and Conversion Instructions: st", weak, vectorised: a quarter of an SQE or a
 // descriptor. gio_fence_release_sys orders it before the doorbell.
@@ -188,13 +182,12 @@ GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
 }
 
 // Not one atomic access on the host: the word with the phase first, then, ordered by its acquire,
-// the others. Right because a controller writes the phase last, and because an entry cannot be
+// the other one. Right because a controller writes the phase last, and because an entry cannot be
 // written again before the CQ doorbell gave it back.
-GIO_FN gio_u128 gio_ld16_cqe(const void *p) {
-  const uint32_t *word = static_cast<const uint32_t *>(p);
+GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p) {
+  const uint32_t *word = reinterpret_cast<const uint32_t *>(p);
   const uint64_t last = __atomic_load_n(word + 3, __ATOMIC_ACQUIRE);
-  const uint64_t queue = __atomic_load_n(word + 2, __ATOMIC_RELAXED);
-  return gio_u128{0, last << 32 | queue}; // command-specific words: no NVM command has any
+  return last << 32 | __atomic_load_n(word + 2, __ATOMIC_RELAXED);
 }
 GIO_FN void gio_st16(void *p, gio_u128 v) { memcpy(__builtin_assume_aligned(p, 16), &v, 16); }
 

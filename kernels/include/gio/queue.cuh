@@ -71,7 +71,7 @@ GIO_FN uint32_t gio_look(gio_state &s, gio_lane<uint64_t> &cqe) {
   gio_lane<uint32_t> old;
   GIO_LANES (l, n) {
     const uint32_t at = s.cq_head + l;
-    cqe[l] = gio_ld16_cqe(s.cq + (at & s.slot_mask)).hi;
+    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask));
     old[l] = static_cast<uint32_t>(cqe[l] >> 48 ^ at >> s.depth_log2 ^ 1u) & 1u;
   }
   const uint32_t stale = gio_ballot(old, n);
@@ -81,7 +81,7 @@ GIO_FN uint32_t gio_look(gio_state &s, gio_lane<uint64_t> &cqe) {
   uint32_t l = 0;
   for (; l < n; ++l) {
     const uint32_t at = s.cq_head + l;
-    cqe[l] = gio_ld16_cqe(s.cq + (at & s.slot_mask)).hi;
+    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask));
     if (((cqe[l] >> 48 ^ at >> s.depth_log2 ^ 1u) & 1u) != 0u) break;
   }
   return l;
