@@ -331,7 +331,7 @@ impl Controller {
         }
         let mut found: Vec<Nsid> = Vec::new();
         loop {
-            let after = found.last().copied().unwrap_or(Nsid(0));
+            let (before, after) = (found.len(), found.last().copied().unwrap_or(Nsid(0)));
             let list: ActiveNamespaces = self.identify(Cns::ACTIVE_NAMESPACES, after)?;
             for &nsid in list.nsids.iter().take_while(|n| **n != 0) {
                 let last = found.last().copied().unwrap_or(Nsid(0));
@@ -344,7 +344,8 @@ impl Controller {
                     return Ok(found);
                 }
             }
-            if list.nsids[list.nsids.len() - 1] == 0 {
+            // Not the last entry: a page of nonsense may have one without having a first.
+            if found.len() - before < list.nsids.len() {
                 return Ok(found);
             }
         }
