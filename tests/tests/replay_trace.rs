@@ -23,24 +23,15 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace")
 }
 
-/// The program, as the profile of this test builds it.
-fn program() -> PathBuf {
-    let me = std::env::current_exe().unwrap();
-    // target/PROFILE/deps/replay_trace-HASH
-    let folder = me.ancestors().nth(2).unwrap();
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "dev",
-        Some(profile) => profile,
-    };
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "--package", "ripieno", "--bin", "ripieno"])
-        .args(["--profile", profile, "--target-dir"])
-        .arg(folder.parent().unwrap())
-        .current_dir(root())
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "building ripieno failed");
-    folder.join("ripieno")
+/// Set in the process that is `ripieno` and not a test.
+const BE_RIPIENO: &str = "RIPIENO_TESTS_BE_RIPIENO";
+
+/// The program. It is this file's own, whose `main` calls what that of `ripieno` calls: cargo
+/// builds programs only for the tests of their own package.
+fn program() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(BE_RIPIENO, "1");
+    command
 }
 
 /// What a cache without limits hits: a request's blocks count up to the first that does not follow
@@ -79,7 +70,7 @@ fn replay() -> Outcome {
         Err(path) => return Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
     };
     let expected = count(&std::fs::read_to_string(&path).unwrap());
-    let output = Command::new(program())
+    let output = program()
         .args(["replay", "--json", "--progress", "never", "--trace"])
         .arg(&path)
         .output()
@@ -108,6 +99,9 @@ fn counting() -> Outcome {
 }
 
 fn main() -> ExitCode {
+    if std::env::var_os(BE_RIPIENO).is_some() {
+        return ripieno::run();
+    }
     harness::main(&[
         Test { name: "a_cache_without_limits_is_counted", run: counting },
         Test { name: "replay_hits_what_a_cache_without_limits_hits", run: replay },

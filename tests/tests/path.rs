@@ -1,0 +1,501 @@
+//! The whole path on one thread and in virtual time: store, ring, I/O kernel, driver, controllers.
+//! Random machines, random work, random faults; and a map of what should be stored.
+//!
+//! What must hold: a layer that was read without an error is right, every byte of it; nothing is
+//! stored that was not committed; whatever is asked ends in bounded virtual time; and nothing
+//! panics. `RIPIENO_SEED=n` runs one seed alone.
+
+use std::{
+    collections::BTreeMap,
+    io::Write as _,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use nvme_driver::{Bus, Clock, ControllerOptions, DescriptorPreference, Nanos};
+use nvme_emu::{
+    Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia,
+    SglSupport, SimClock, SimMedia, SimOptions,
+};
+use nvme_spec::status::Status;
+use objstore::{BlockId, BlockKey, KvShape, Layer, StoreError, StoreOptions};
+use ripieno_tests::store::{Plan, Rig, keys};
+
+/// Worlds that are run unless `RIPIENO_SEED` names one.
+const WORLDS: u64 = 160;
+/// And when to stop all the same, on a machine that is busy with other things.
+const TIME: Duration = Duration::from_secs(20);
+/// A test that takes this long hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+const STEPS: u32 = 60;
+const KEYS: u32 = 40;
+const BLOCKS: u32 = 64;
+/// Virtual time within which any call ends: the store's own deadline, and a recovery of every
+/// device that climbs all of the driver's ladder.
+const BOUND: Nanos = Nanos::from_millis(120_000);
+
+/// Small, fast, and the same everywhere.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u32) -> u32 {
+        (self.next() % u64::from(n)) as u32
+    }
+
+    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u32) as usize]
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at as u32 + 1) as usize);
+        }
+    }
+}
+
+/// What happened over all worlds: a run in which nothing went wrong, or nothing right, proves
+/// nothing.
+#[derive(Debug, Default)]
+struct Tally {
+    layers_right: u64,
+    refused: u64,
+    recoveries: u64,
+    ended: u64,
+}
+
+struct World {
+    rng: Rng,
+    rig: Rig,
+    clock: Arc<SimClock>,
+    domain: Arc<EmuDomain>,
+    emus: Vec<Arc<Emu>>,
+    all: Vec<BlockKey>,
+    /// Key -> version, of what was committed and not seen to be gone.
+    model: BTreeMap<BlockKey, u64>,
+    versions: u64,
+    /// Operations may be in flight that nobody holds a handle of.
+    in_flight: bool,
+    /// Something may be wrong with the devices, or was.
+    faulty: bool,
+    /// Something was done that a store need not survive.
+    mortal: bool,
+    context: String,
+}
+
+/// What an operation came to: the store may be at its end.
+type Step = Result<(), StoreError>;
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let clock = SimClock::new(rng.next());
+        let domain = EmuDomain::new("path");
+        let (machine, plan) = machine(&mut rng);
+        let mut emus = Vec::new();
+        for at in 0..machine.devices {
+            let media = MemoryMedia::new(4 << 20).unwrap();
+            let config = EmuConfig { id: format!("emu{at}"), ..machine.config(&mut rng) };
+            let config = if machine.volatile {
+                let lba_bytes = machine.lba_bytes;
+                let options = SimOptions { seed: rng.next(), lba_bytes, ..Default::default() };
+                config.namespace(SimMedia::new(media, options), machine.lba_bytes)
+            } else {
+                config.namespace(media, machine.lba_bytes)
+            };
+            let emu = Emu::new(domain.clone(), config).unwrap();
+            clock.drive(emu.clone());
+            emus.push(emu);
+        }
+        let buses: Vec<Arc<dyn Bus>> = emus.iter().map(|emu| emu.bus() as Arc<dyn Bus>).collect();
+        let context = format!("seed {seed}, {machine:?}, {:?}", plan.shape);
+        let rig = Rig::open(&buses, clock.clone(), &plan)
+            .unwrap_or_else(|error| panic!("{error:#}: {context}"));
+        Self {
+            rng,
+            rig,
+            clock,
+            domain,
+            emus,
+            all: keys(KEYS),
+            model: BTreeMap::new(),
+            versions: 0,
+            in_flight: false,
+            faulty: false,
+            mortal: false,
+            context,
+        }
+    }
+
+    /// A run of keys from one of a few places, as requests share their heads.
+    fn request(&mut self) -> Vec<BlockKey> {
+        let first = self.rng.below(4) as usize * 10;
+        let len = 1 + self.rng.below(10) as usize;
+        self.all[first..first + len].to_vec()
+    }
+
+    fn blocks(&mut self, count: usize) -> Result<Vec<BlockId>, StoreError> {
+        if self.in_flight {
+            // Whoever lets go of a handle has no way to know when its blocks are free again.
+            self.rig.store.drain()?;
+            self.in_flight = false;
+        }
+        let mut blocks: Vec<BlockId> = (0..BLOCKS).map(BlockId).collect();
+        self.rng.shuffle(&mut blocks);
+        blocks.truncate(count);
+        Ok(blocks)
+    }
+
+    fn layers(&mut self) -> Vec<Layer> {
+        let mut layers: Vec<Layer> = (0..self.rig.shape.layers).map(Layer).collect();
+        self.rng.shuffle(&mut layers);
+        layers
+    }
+
+    /// Stores a run of keys, or begins to.
+    fn put(&mut self) -> Step {
+        let keys = self.request();
+        let blocks = self.blocks(keys.len())?;
+        self.versions += 1;
+        for (key, block) in keys.iter().zip(&blocks) {
+            self.rig.fill(*block, *key, self.versions);
+        }
+        // What is stored already is not stored again: it keeps its version.
+        let old = |world: &Self, key| world.rig.store.contains(key);
+        let fresh: Vec<bool> = keys.iter().map(|key| !old(self, *key)).collect();
+        let writing = self.rig.store.allocate(&keys, &blocks)?;
+        let (mut tickets, give_up) = (Vec::new(), self.rng.below(12) == 0);
+        for layer in self.layers() {
+            tickets.push(self.rig.store.store_layer(&writing, layer)?);
+            if self.rng.below(2) == 0 {
+                let at = self.rng.below(tickets.len() as u32) as usize;
+                self.rig.store.wait(tickets.swap_remove(at))?;
+            }
+            if give_up {
+                self.in_flight = true;
+                return self.rig.store.abort(writing);
+            }
+        }
+        let accepted = self.rig.store.commit(writing)?.accepted;
+        for (key, fresh) in keys[..accepted].iter().zip(fresh) {
+            if fresh {
+                self.model.insert(*key, self.versions);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the stored head of a run of keys, and compares.
+    fn get(&mut self, tally: &mut Tally) -> Step {
+        let keys = self.request();
+        let prefix = self.rig.store.lookup(&keys)?;
+        let known = keys.iter().take_while(|key| self.model.contains_key(key)).count();
+        assert!(prefix.len() <= known, "found what is not stored, {}", self.context);
+        assert!(prefix.len() == known || self.faulty, "a miss, {}", self.context);
+        let blocks = self.blocks(prefix.len())?;
+        blocks.iter().for_each(|block| self.rig.wipe(*block));
+        let transfer = self.rig.store.retrieve(&prefix, &blocks)?;
+        let mut tickets = Vec::new();
+        for layer in self.layers() {
+            tickets.push(self.rig.store.retrieve_layer(&transfer, layer)?);
+        }
+        self.rng.shuffle(&mut tickets);
+        let mut result = Ok(());
+        for ticket in tickets {
+            let layer = ticket.layer();
+            if let Err(error) = self.rig.store.wait(ticket) {
+                result = Err(error);
+                continue;
+            }
+            for (key, block) in keys.iter().zip(&blocks) {
+                let right = self.rig.holds(*block, layer, *key, self.model[key]);
+                assert!(right, "wrong bytes: {key} layer {layer} in {block}, {}", self.context);
+                tally.layers_right += 1;
+            }
+        }
+        result
+    }
+
+    fn disturb(&mut self) {
+        let at = self.rng.below(self.emus.len() as u32) as usize;
+        self.faulty = true;
+        match self.rng.below(12) {
+            0 => self.emus.iter().for_each(|emu| emu.set_faults(FaultPlan::default())),
+            1 => self.emus[at].power_loss(),
+            2 if self.rng.below(8) == 0 => {
+                self.mortal = true;
+                self.emus[at].unplug();
+            }
+            2 => self.clock.run_for(Nanos::from_millis(2_000)),
+            _ => {
+                let plan = self.plan();
+                self.emus[at].set_faults(plan);
+            }
+        }
+    }
+
+    fn plan(&mut self) -> FaultPlan {
+        let status = |status: Status| FaultAction::Status { code: status.0, dnr: true };
+        let actions = [
+            FaultAction::Drop,
+            FaultAction::Delay { ns: 1_000_000 },
+            FaultAction::Delay { ns: 400_000_000 },
+            FaultAction::Duplicate,
+            FaultAction::WrongCid,
+            FaultAction::WrongPhase,
+            FaultAction::WrongSqhd,
+            FaultAction::WrongSqid,
+            FaultAction::FatalStatus,
+            FaultAction::PowerLoss,
+            status(Status::UNRECOVERED_READ_ERROR),
+            status(Status::WRITE_FAULT),
+            status(Status::INTERNAL_ERROR),
+        ];
+        let mut rules = Vec::new();
+        for _ in 0..1 + self.rng.below(3) {
+            let probability = Some(0.002 * f64::from(1 << self.rng.below(6)));
+            let when = FaultWhen { admin: Some(false), probability, ..FaultWhen::default() };
+            rules.push(FaultRule::new(when, self.rng.one_of(&actions)));
+        }
+        if self.rng.below(6) == 0 {
+            // Recovery itself fails now and then; when it does every time, that is the end.
+            self.mortal = true;
+            let probability = Some(0.02 * f64::from(1 << self.rng.below(5)));
+            let when = FaultWhen { admin: Some(true), probability, ..FaultWhen::default() };
+            rules.push(FaultRule::new(when, self.rng.one_of(&actions)));
+        }
+        FaultPlan { seed: self.rng.next(), rules, ..FaultPlan::default() }
+    }
+
+    fn act(&mut self, tally: &mut Tally) -> Step {
+        match self.rng.below(16) {
+            0..5 => self.put(),
+            5..10 => self.get(tally),
+            10 => {
+                let count = self.rng.below(4);
+                self.rig.store.evict(count).map(drop)?;
+                self.forget();
+                Ok(())
+            }
+            11 => {
+                let keys = self.request();
+                self.rig.store.remove(&keys)?;
+                self.model.retain(|key, _| !keys.contains(key));
+                Ok(())
+            }
+            12 => {
+                // Something in flight, and its handles gone.
+                let keys = self.request();
+                let prefix = self.rig.store.lookup(&keys)?;
+                let blocks = self.blocks(prefix.len())?;
+                let transfer = self.rig.store.retrieve(&prefix, &blocks)?;
+                self.in_flight = true;
+                self.rig.store.retrieve_layer(&transfer, Layer(0)).map(drop)
+            }
+            13 => self.rig.store.drain(),
+            _ => {
+                self.disturb();
+                Ok(())
+            }
+        }
+    }
+
+    /// Learns from the store what went, and checks that nothing came.
+    fn forget(&mut self) {
+        for key in &self.all {
+            if !self.rig.store.contains(*key) {
+                self.model.remove(key);
+            } else if !self.model.contains_key(key) {
+                panic!("{key} was never committed, {}", self.context);
+            }
+        }
+    }
+
+    /// One operation. `false`: the store is at its end, as it may be.
+    fn step(&mut self, tally: &mut Tally) -> bool {
+        let start = self.clock.now();
+        let result = self.act(tally);
+        let took = self.clock.now() - start;
+        assert!(took < BOUND, "{} s, {}", took.0 / 1_000_000_000, self.context);
+        assert_eq!(self.domain.refused(), 0, "DMA to memory not its own, {}", self.context);
+        match result {
+            Ok(()) => {}
+            Err(StoreError::Failed { cause }) => {
+                assert!(self.mortal, "failed for good: {cause}, {}", self.context);
+                tally.ended += 1;
+                return false;
+            }
+            Err(error) => {
+                self.in_flight = true;
+                assert!(self.faulty, "{error}, {}", self.context);
+                tally.refused += 1;
+            }
+        }
+        self.forget();
+        true
+    }
+
+    /// With devices that are well again, everything works and nothing is lost.
+    fn finish(&mut self, tally: &mut Tally) {
+        self.emus.iter().for_each(|emu| emu.set_faults(FaultPlan::default()));
+        // What the faults left behind shows up in the next operation on each queue, or two.
+        for _ in 0..20 {
+            for get in [false, true] {
+                let result = if get { self.get(tally) } else { self.put() };
+                self.in_flight = true;
+                if let Err(StoreError::Failed { cause }) = result {
+                    assert!(self.mortal, "failed for good: {cause}, {}", self.context);
+                    tally.ended += 1;
+                    return;
+                }
+                self.forget();
+            }
+        }
+        self.faulty = false;
+        for turn in 0..20 {
+            let result = if turn % 2 == 1 { self.get(tally) } else { self.put() };
+            result.unwrap_or_else(|error| panic!("{error}, {}", self.context));
+            self.forget();
+        }
+        self.rig.store.drain().unwrap();
+        let stats = self.rig.store.stats().unwrap();
+        assert_eq!(stats.files_free + stats.files_stored, stats.files, "{}", self.context);
+        tally.recoveries += stats.recoveries;
+    }
+}
+
+/// What a world's devices are like.
+#[derive(Debug)]
+struct Machine {
+    devices: u32,
+    lba_bytes: u32,
+    sgl: SglSupport,
+    bit_bucket: bool,
+    volatile: bool,
+    mdts_bytes: u32,
+}
+
+impl Machine {
+    fn config(&self, rng: &mut Rng) -> EmuConfig {
+        EmuConfig {
+            sgl: self.sgl,
+            bit_bucket: self.bit_bucket,
+            mdts_bytes: Some(self.mdts_bytes),
+            vwc: self.volatile || rng.below(2) == 0,
+            dstrd: rng.below(3) as u8,
+            mqes: rng.one_of(&[64, 256, 1024]),
+            ..EmuConfig::default()
+        }
+    }
+}
+
+fn machine(rng: &mut Rng) -> (Machine, Plan) {
+    let devices = 1 + rng.below(4);
+    let sgl =
+        rng.one_of(&[SglSupport::Byte, SglSupport::Byte, SglSupport::Dword, SglSupport::None]);
+    let machine = Machine {
+        devices,
+        lba_bytes: rng.one_of(&[512, 4096]),
+        sgl,
+        bit_bucket: rng.below(2) == 0,
+        volatile: rng.below(3) == 0,
+        mdts_bytes: rng.one_of(&[8 << 10, 64 << 10, 512 << 10]),
+    };
+    // PRPs can neither pad nor leave a page but at its end.
+    let sizes: &[u32] =
+        if sgl == SglSupport::None { &[4096, 8192] } else { &[1536, 4096, 4224, 12288] };
+    let shape = KvShape {
+        layers: 1 + rng.below(4),
+        segments: 1 + rng.below(2),
+        object_bytes: rng.one_of(sizes),
+        block_tokens: 16,
+    };
+    // Room for some of the keys, or for all.
+    let files: u64 = rng.one_of(&[12, 24, 48]);
+    let padded = u64::from(shape.object_bytes.next_multiple_of(machine.lba_bytes));
+    let capacity_bytes = files * padded * u64::from(shape.rows());
+    let plan = Plan {
+        shape,
+        blocks: BLOCKS,
+        driver: ControllerOptions {
+            descriptors: DescriptorPreference::Auto,
+            command_timeout: Nanos::from_millis(200),
+            admin_timeout: Nanos::from_millis(300),
+            abort_grace: Nanos::from_millis(20),
+            ..Default::default()
+        },
+        store: StoreOptions {
+            queues_per_device: 1 + rng.below(3) as u16,
+            queue_depth: rng.one_of(&[4, 16, 64]),
+            capacity_bytes: Some(capacity_bytes),
+            group: Some(devices * (1 + rng.below(3))),
+            run_bytes: rng.one_of(&[4096, 32 << 10, 128 << 10]),
+            iocbs: 16,
+            command_timeout: Nanos::from_millis(100),
+            wait_timeout: Nanos::from_millis(20_000),
+            ..Default::default()
+        },
+    };
+    (machine, plan)
+}
+
+fn run(seed: u64, tally: &mut Tally) {
+    let mut world = World::new(seed);
+    for _ in 0..STEPS {
+        if !world.step(tally) {
+            // And it stays at its end, whatever is asked of it.
+            assert!(world.rig.store.lookup(&world.all).is_err(), "{}", world.context);
+            return;
+        }
+    }
+    world.finish(tally);
+}
+
+/// Ends the process when `done` does not: virtual time bounds every wait, but not a loop in which
+/// none passes.
+fn watchdog() -> mpsc::Sender<u64> {
+    let (sender, seeds) = mpsc::channel::<u64>();
+    std::thread::spawn(move || {
+        let mut last = None;
+        loop {
+            match seeds.recv_timeout(PATIENCE) {
+                Ok(seed) => last = Some(seed),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let _ = writeln!(std::io::stderr(), "hangs: RIPIENO_SEED={last:?}");
+                    std::process::abort();
+                }
+            }
+        }
+    });
+    sender
+}
+
+#[test]
+fn random_machines_under_random_faults_never_give_wrong_bytes() {
+    let one = std::env::var("RIPIENO_SEED").ok().map(|seed| seed.parse().expect("a number"));
+    let (start, watchdog, mut tally) = (Instant::now(), watchdog(), Tally::default());
+    let seeds = one.map_or(0..WORLDS, |seed: u64| seed..seed + 1);
+    for seed in seeds {
+        watchdog.send(seed).unwrap();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed, &mut tally))) {
+            let _ = writeln!(std::io::stderr(), "repeat with RIPIENO_SEED={seed}");
+            resume_unwind(panic);
+        }
+        if start.elapsed() > TIME {
+            break;
+        }
+    }
+    if one.is_none() {
+        let enough = tally.layers_right > 1000 && tally.refused > 50 && tally.recoveries > 20;
+        assert!(enough && tally.ended > 0, "{tally:?} proves little");
+    }
+}
