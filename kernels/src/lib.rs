@@ -32,7 +32,7 @@
 //! - Control flow is warp-uniform outside of lane bodies, and no lane's state is in local memory.
 //!
 //! # Not implemented
-//! - The CUDA executor: the headers compile to PTX, but nothing here launches it.
+//! - The CUDA executor: [`ptx`] is compiled and checked, but nothing here launches it.
 //! - `objects` of an operation is a lower bound when an object of several commands failed in part.
 //! - Runs are merged within 32 I/O contexts at a time, and never across rows or operations.
 
@@ -40,6 +40,7 @@ mod ffi;
 mod host;
 mod inline;
 mod memory;
+pub mod ptx;
 
 pub use ffi::{abi_version, layout_table};
 pub use host::{HostExecutor, HostOptions};

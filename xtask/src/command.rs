@@ -4,5 +4,6 @@ pub mod bench;
 pub mod ci;
 pub mod lint;
 pub mod loom;
+pub mod ptx;
 pub mod test;
 pub mod vm;

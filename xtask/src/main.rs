@@ -21,6 +21,7 @@
 mod command;
 mod deadline;
 mod needs;
+mod ptx;
 mod report;
 mod step;
 mod tally;
@@ -57,9 +58,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then vm
+    /// Run all that CI runs: lint, then test, then ptx, then vm
     ///
-    /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root).
+    /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
+    /// nvcc comes from PyPI.
     Ci(RunArgs),
     /// Check formatting, clippy, rustdoc and the tidy rules
     Lint(RunArgs),
@@ -69,6 +71,11 @@ enum Command {
     ///
     /// Built into a target folder of its own, because `--cfg loom` changes every dependency.
     Loom(RunArgs),
+    /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
+    ///
+    /// Rewrites what is committed in kernels/ptx. The compiler comes from PyPI (100 MB, once) and
+    /// stays in target/ptx; no GPU is needed.
+    Ptx(command::ptx::PtxArgs),
     /// Run the driver, nvme-bind and a replay in a virtual machine, through VFIO
     ///
     /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM. Installs QEMU
@@ -104,6 +111,7 @@ fn main() -> ExitCode {
         Command::Lint(args) => command::lint::run(args),
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),
+        Command::Ptx(args) => command::ptx::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Bench(args) => command::bench::run(&args),
     };

@@ -11,6 +11,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     // Not lint's own tidy step: the workspace's tests contain it, and it must not count twice.
     let mut steps = command::lint::checks();
     steps.extend(command::test::steps());
+    steps.push(command::ptx::step());
     steps.push(command::vm::step());
     Ok(report::run_all(steps, args))
 }

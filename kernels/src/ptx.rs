@@ -1,0 +1,23 @@
+//! The I/O kernel for GPUs, as PTX that was compiled when the source last changed.
+//!
+//! It is committed so that no build needs nvcc; the driver compiles it for the GPU that it finds.
+//! It is PTX ISA 9.0, which takes a driver of CUDA 13.0 (r580) or later, and a GPU of compute
+//! capability 9.0 or later. The source also compiles for 8.0, but that PTX is not kept.
+//! `cargo xtask ptx` makes it anew and checks what the assembler turns it into; a test of this
+//! crate fails when it is older than the headers.
+
+/// PTX for compute capability 9.0 and later, with the entry [`ENTRY`].
+pub const PTX: &str = include_str!("../ptx/gio_kernel.ptx");
+
+/// What [`PTX`] was made from: the compiler, its flags, and a hash (XXH3, 128 bits) of each source,
+/// a line each. The last line is the PTX itself.
+pub const SOURCES: &str = include_str!("../ptx/gio_kernel.sources");
+
+/// The hash of all lines of [`SOURCES`] but the first, which it is: 32 hexadecimal digits.
+pub const SOURCE_HASH: &str = SOURCES.split_at(32).0;
+
+/// The kernel's name. Its one parameter is a [`gio_uring::abi::Args`], by value.
+pub const ENTRY: &str = "gio_kernel";
+
+/// Threads of a block, at the most: a warp for each of four queue pairs.
+pub const BLOCK_THREADS_MAX: u32 = 128;

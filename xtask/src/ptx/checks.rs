@@ -1,0 +1,316 @@
+//! What the kernel has to be like once it is assembled.
+//!
+//! Each check counts instructions and compares with what the PTX asks for: the assembler may make
+//! copies of an access, so that more is right and fewer is not. Where the PTX itself has too few,
+//! somebody took the access out of the source, and the check fails, too.
+
+use crate::ptx::compile::{Assembled, Resources};
+use crate::ptx::sass::{Instruction, in_loop};
+
+/// With more, three blocks of 128 threads no longer fit the 65,536 registers of an SM.
+const REGISTERS_MAX: u64 = 168;
+/// Tail of the submission queue, head of the completion queue.
+const DOORBELLS: u64 = 2;
+/// Quarters of an SQE; each has a store of its own.
+const SQE_QUARTERS: u64 = 4;
+/// CQE, clock, ring entry, event, stop word.
+const POLLED: u64 = 5;
+/// The half of a CQE that has the phase.
+const CQE_PHASE_AT: u64 = 8;
+/// In front of a doorbell, behind a CQE, in front of a signal and of a completion.
+const SYSTEM_FENCES: u64 = 4;
+
+/// One property of the kernel, on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    pub name: &'static str,
+    pub wanted: Wanted,
+    pub found: u64,
+    /// What makes it fail although the number is right.
+    pub wrong: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    AtLeast(u64),
+    AtMost(u64),
+}
+
+impl Check {
+    pub fn passed(&self) -> bool {
+        self.wrong.is_none()
+            && match self.wanted {
+                Wanted::AtLeast(least) => self.found >= least,
+                Wanted::AtMost(most) => self.found <= most,
+            }
+    }
+
+    fn at_most(name: &'static str, most: u64, found: u64) -> Self {
+        Self { name, wanted: Wanted::AtMost(most), found, wrong: None }
+    }
+
+    /// `least` is a count in the PTX, of which the source must have `source` or more.
+    fn at_least(name: &'static str, source: u64, least: u64, found: usize) -> Self {
+        let wanted = Wanted::AtLeast(least.max(source));
+        Self { name, wanted, found: found as u64, wrong: None }
+    }
+}
+
+/// All checks of the kernel's PTX and of what was assembled from it.
+pub fn all(ptx: &str, assembled: &Assembled) -> Vec<Check> {
+    let Assembled { resources, sass } = assembled;
+    let Resources { registers, stack_bytes, spill_bytes } = *resources;
+    let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
+    let asked = |prefixes: &[&str]| asked_for(ptx, prefixes);
+    let local = count(&|one| one.is("LDL", &[]) || one.is("STL", &[])) as u64;
+    let system_fences = asked(&["fence.acq_rel.sys", "fence.release.sys", "st.release.sys"]);
+    let device_fences = asked(&["atom.add.acq_rel.gpu"]);
+    let acquires = asked(&["ld.acquire.sys", "fence.acq_rel.sys", "atom.add.acq_rel.gpu"]);
+    let stores = asked(&["st.relaxed.sys", "st.release.sys"]);
+    vec![
+        Check::at_most("registers of a thread", REGISTERS_MAX, registers),
+        Check::at_most("stack frame, bytes", 0, stack_bytes),
+        Check::at_most("spilled, bytes", 0, spill_bytes),
+        Check::at_most("local memory: LDL, STL", 0, local),
+        Check::at_least(
+            "doorbells: ST.MMIO.SYS",
+            DOORBELLS,
+            asked(&["st.mmio.relaxed.sys"]),
+            count(&|one| one.is_store(&["MMIO", "SYS"])),
+        ),
+        Check::at_least("... right behind MEMBAR.SYS", 1, 0, doorbells_behind_a_fence(sass)),
+        Check::at_least(
+            "16-byte stores: ST.128",
+            SQE_QUARTERS + 1,
+            asked(&["st.global.v2.u64"]),
+            count(&|one| one.is_store(&["128"])),
+        ),
+        Check::at_least("... whole SQEs of four", 1, 0, whole_entries(sass)),
+        polls(sass, asked(&["ld.relaxed.sys", "ld.acquire.sys"])),
+        Check::at_least("... CQEs: 64 bits at +8", 1, 0, completion_polls(sass).count()),
+        Check::at_least("... then MEMBAR.SYS", 1, 0, completions_before_a_fence(sass)),
+        Check::at_least(
+            "shared words: ST.STRONG.SYS",
+            1,
+            stores,
+            count(&|one| one.is_store(&["STRONG", "SYS"])),
+        ),
+        Check::at_least(
+            "fences: MEMBAR.SYS",
+            SYSTEM_FENCES,
+            system_fences,
+            count(&|one| one.is("MEMBAR", &["SYS"])),
+        ),
+        Check::at_least(
+            "last warp: MEMBAR.GPU",
+            1,
+            device_fences,
+            count(&|one| one.is("MEMBAR", &["GPU"])),
+        ),
+        Check::at_least(
+            "acquire: CCTL.IVALL",
+            1,
+            acquires,
+            count(&|one| one.is("CCTL", &["IVALL"])),
+        ),
+    ]
+}
+
+/// How many instructions of the PTX start with one of these.
+fn asked_for(ptx: &str, prefixes: &[&str]) -> u64 {
+    let statements = ptx.split([';', '{', '}', '\n']).map(str::trim);
+    statements.filter(|one| prefixes.iter().any(|prefix| one.starts_with(prefix))).count() as u64
+}
+
+/// Loads of words that others write. One that is not repeated was hoisted out of the polling loop.
+fn polls(sass: &[Instruction], asked: u64) -> Check {
+    let loads: Vec<&Instruction> =
+        sass.iter().filter(|one| one.is_load(&["STRONG", "SYS"])).collect();
+    let mut check = Check::at_least("polls: LD.STRONG.SYS in a loop", POLLED, asked, loads.len());
+    check.wrong = loads.iter().find(|load| !in_loop(sass, load.address)).map(|load| {
+        format!("{} {} at {:#x} is in no loop", load.opcode, load.operands, load.address)
+    });
+    check
+}
+
+/// Where CQEs are looked at: the only 64-bit words that are not first in what they are part of.
+fn completion_polls(sass: &[Instruction]) -> impl Iterator<Item = usize> {
+    (0..sass.len()).filter(|&at| {
+        let offset = sass[at].address_operand().map(|(_, offset)| offset);
+        sass[at].is_load(&["64", "STRONG", "SYS"]) && offset == Some(CQE_PHASE_AT)
+    })
+}
+
+/// Looks at a CQE that a system fence follows before anything is written.
+fn completions_before_a_fence(sass: &[Instruction]) -> usize {
+    let writes =
+        |one: &&Instruction| one.is_store(&[]) || one.is("ATOMG", &[]) || one.is("RED", &[]);
+    let fenced = |&at: &usize| {
+        let next = sass[at..].iter().find(|one| one.is("MEMBAR", &[]) || writes(one));
+        next.is_some_and(|one| one.is("MEMBAR", &["SYS"]))
+    };
+    completion_polls(sass).filter(fenced).count()
+}
+
+/// Doorbells with a system fence in front of them, no other store in between, and no way in.
+fn doorbells_behind_a_fence(sass: &[Instruction]) -> usize {
+    let fenced = |at: usize| {
+        let before = sass[..at].iter().rev();
+        let fence = before
+            .take_while(|one| !one.is_store(&[]) && !ends_block(one))
+            .find(|one| one.is("MEMBAR", &["SYS"]));
+        let inside = |target: u64| {
+            fence.is_some_and(|fence| target > fence.address && target <= sass[at].address)
+        };
+        fence.is_some() && !sass.iter().any(|one| one.target().is_some_and(inside))
+    };
+    (0..sass.len()).filter(|&at| sass[at].is_store(&["MMIO", "SYS"]) && fenced(at)).count()
+}
+
+fn ends_block(one: &Instruction) -> bool {
+    ["BRA", "EXIT", "CALL", "RET", "BSYNC"].iter().any(|name| one.is(name, &[]))
+}
+
+/// Groups of four 16-byte stores to one address and the next three.
+fn whole_entries(sass: &[Instruction]) -> usize {
+    let wide: Vec<(&str, u64)> = sass
+        .iter()
+        .filter(|one| one.is_store(&["128"]))
+        .filter_map(Instruction::address_operand)
+        .collect();
+    let has = |base, offset| wide.contains(&(base, offset));
+    wide.iter()
+        .filter(|&&(base, offset)| (1..SQE_QUARTERS).all(|i| has(base, offset + 16 * i)))
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ptx::sass::parse;
+
+    const PTX: &str = "\
+    ld.relaxed.sys.global.u64 %rd1, [%rd2];
+    ld.acquire.sys.global.u32 %r1, [%rd2];
+    ld.acquire.sys.global.u64 %r1, [%rd2];
+    fence.acq_rel.sys;
+    st.relaxed.sys.global.u32 [%rd1], %r1;
+    st.release.sys.global.u32 [%rd1], %r1;
+    st.release.sys.global.u64 [%rd1], %rd2;
+    atom.add.acq_rel.gpu.global.u32 %r1, [%rd1], %r2;
+    st.global.v2.u64 [%rd1], {%rd2, %rd3};
+    st.global.v2.u64 [%rd1], {%rd2, %rd3};
+    st.global.v2.u64 [%rd1], {%rd2, %rd3};
+    st.global.v2.u64 [%rd1], {%rd2, %rd3};
+    st.global.v2.u64 [%rd1], {%rd2, %rd3};
+    @%p1 bra $L; fence.release.sys;
+    st.mmio.relaxed.sys.global.u32 [%rd1], %r1;
+    st.mmio.relaxed.sys.global.u32 [%rd1], %r1;";
+
+    const SASS: &[&str] = &[
+        "LDG.E.64.STRONG.SYS R64, desc[UR6][R64.64+0x8]",
+        "MEMBAR.ALL.SYS",
+        "CCTL.IVALL",
+        "LDG.E.64.STRONG.SYS R70, desc[UR6][R40.64]",
+        "CCTL.IVALL",
+        "@!P1 LDG.E.STRONG.SYS R17, desc[UR6][R40.64]",
+        "CCTL.IVALL",
+        "LDG.E.STRONG.SYS R18, desc[UR6][R42.64]",
+        "LDG.E.64.STRONG.SYS R72, desc[UR6][R44.64]",
+        "STG.E.STRONG.SYS desc[UR6][R84.64+0x88], R72",
+        "MEMBAR.ALL.SYS",
+        "@P2 STG.E.STRONG.SYS desc[UR6][R54.64], R67",
+        "MEMBAR.ALL.SYS",
+        "STG.E.64.STRONG.SYS desc[UR6][R52.64], R50",
+        "@!P1 STG.E.MMIO.SYS [R40], R53",
+        "MEMBAR.ALL.GPU",
+        "ATOMG.E.ADD.STRONG.GPU PT, R59, desc[UR6][R52.64+0x58], R59",
+        "CCTL.IVALL",
+        "STG.E.128 desc[UR6][R54.64], R40",
+        "STG.E.128 desc[UR6][R134.64], R48",
+        "STG.E.128 desc[UR6][R134.64+0x20], R44",
+        "STG.E.128 desc[UR6][R134.64+0x10], R40",
+        "STG.E.128 desc[UR6][R134.64+0x30], R52",
+        "MEMBAR.ALL.SYS",
+        "LDG.E.64 R40, desc[UR6][R84.64+0x10]",
+        "STG.E.MMIO.SYS [R40], R76",
+        "@P0 BRA 0x0",
+    ];
+
+    /// The names of what fails once `change` was made to something that passes.
+    fn failures(change: impl Fn(&mut Vec<String>, &mut Resources)) -> Vec<&'static str> {
+        let mut lines: Vec<String> = SASS.iter().map(ToString::to_string).collect();
+        let mut resources = Resources { registers: 160, stack_bytes: 0, spill_bytes: 0 };
+        change(&mut lines, &mut resources);
+        let lines = lines.iter().enumerate();
+        let listing: String =
+            lines.map(|(i, line)| format!("/*{:04x}*/ {line} ;\n", i * 16)).collect();
+        let checks = all(PTX, &Assembled { resources, sass: parse(&listing) });
+        checks.iter().filter(|check| !check.passed()).map(|check| check.name).collect()
+    }
+
+    fn replaced(from: &'static str, to: &'static str) -> Vec<&'static str> {
+        failures(|lines, _| {
+            let line = lines.iter_mut().rfind(|line| line.contains(from)).unwrap();
+            *line = line.replace(from, to);
+        })
+    }
+
+    #[test]
+    fn what_is_right_passes() {
+        assert_eq!(failures(|_, _| {}), [""; 0]);
+    }
+
+    #[test]
+    fn what_a_thread_takes_is_limited() {
+        let more = failures(|_, resources| {
+            *resources = Resources { registers: 169, stack_bytes: 8, spill_bytes: 4 };
+        });
+        assert_eq!(more, ["registers of a thread", "stack frame, bytes", "spilled, bytes"]);
+        assert_eq!(replaced("LDG.E.64 R40", "LDL R40"), ["local memory: LDL, STL"]);
+    }
+
+    #[test]
+    fn an_access_that_became_another_is_seen() {
+        let doorbell = ["doorbells: ST.MMIO.SYS", "... right behind MEMBAR.SYS"];
+        assert_eq!(replaced("STG.E.MMIO.SYS [R40], R76", "STG.E [R40], R76"), doorbell);
+        let narrow = ["16-byte stores: ST.128", "... whole SQEs of four"];
+        assert_eq!(replaced("STG.E.128", "STG.E.64"), narrow);
+        assert_eq!(replaced("+0x30", "+0x40"), ["... whole SQEs of four"]);
+        let polls = ["polls: LD.STRONG.SYS in a loop"];
+        assert_eq!(replaced("LDG.E.64.STRONG.SYS R72", "LDG.E.64 R72"), polls);
+        assert_eq!(replaced("+0x8]", "]"), ["... CQEs: 64 bits at +8", "... then MEMBAR.SYS"]);
+        assert_eq!(replaced("STG.E.STRONG.SYS", "STG.E"), ["shared words: ST.STRONG.SYS"]);
+        assert_eq!(replaced("MEMBAR.ALL.GPU", "NOP"), ["last warp: MEMBAR.GPU"]);
+        assert_eq!(replaced("CCTL.IVALL", "NOP"), ["acquire: CCTL.IVALL"]);
+    }
+
+    #[test]
+    fn the_fence_must_be_of_the_system_and_right_in_front_of_the_doorbell() {
+        let weak = ["... right behind MEMBAR.SYS", "fences: MEMBAR.SYS"];
+        assert_eq!(replaced("MEMBAR.ALL.SYS", "MEMBAR.ALL.GPU"), weak);
+        // A store between the two, and a branch between the two.
+        let moved = ["... right behind MEMBAR.SYS"];
+        assert_eq!(replaced("LDG.E.64 R40, desc[UR6][R84.64+0x10]", "STG.E [R2], R3"), moved);
+        assert_eq!(replaced("LDG.E.64 R40, desc[UR6][R84.64+0x10]", "BSYNC B1"), moved);
+        assert_eq!(failures(|lines, _| lines.push("@P1 BRA 0x190".into())), moved);
+    }
+
+    #[test]
+    fn nothing_is_written_between_a_completion_and_its_fence() {
+        let late = failures(|lines, _| lines.insert(1, "STG.E [R2], R3".into()));
+        assert_eq!(late, ["... then MEMBAR.SYS"]);
+    }
+
+    #[test]
+    fn a_poll_that_left_its_loop_is_seen() {
+        assert_eq!(replaced("BRA 0x0", "BRA 0x10"), ["polls: LD.STRONG.SYS in a loop"]);
+    }
+
+    #[test]
+    fn what_the_source_no_longer_asks_for_fails() {
+        let empty = all("", &Assembled::default());
+        let failed = empty.iter().filter(|check| !check.passed()).count();
+        assert_eq!(failed, empty.len() - 4, "all but the four upper limits: {empty:#?}");
+    }
+}
