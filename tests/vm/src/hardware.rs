@@ -15,6 +15,13 @@ pub const DRIVE_B: &str = "0000:00:03.0";
 /// Shared memory in its BAR 2.
 pub const PEER: &str = "0000:00:04.0";
 
+/// The port that drive A is behind.
+pub const PORT: &str = "0000:00:02.0";
+
+/// LBAs of drive A that cannot be read, and that cannot be written.
+pub const BAD_READ_LBA: u64 = 15_000;
+pub const BAD_WRITE_LBA: u64 = 200_000;
+
 pub const SERIAL_A: &str = "RIPIENO-A";
 pub const SERIAL_B: &str = "RIPIENO-B";
 

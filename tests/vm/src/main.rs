@@ -11,8 +11,8 @@
 //! # Invariants
 //!
 //! - Nothing here runs outside the virtual machine: it binds drivers and writes to whole drives.
-//! - A suite leaves nothing to the next one; each has a machine of its own. Tests of one suite share
-//!   it and leave it as they found it, or say that they do not.
+//! - A suite leaves nothing to the next one; each has a machine of its own. Tests of one suite
+//!   share it and leave it as they found it, or say that they do not.
 //! - A test that does not end is ended, and named.
 
 #![allow(
@@ -24,6 +24,7 @@
 mod bind;
 mod drive;
 mod exit;
+mod faults;
 mod hardware;
 mod host;
 mod kmsg;
@@ -31,6 +32,7 @@ mod pci;
 mod peer;
 mod program;
 mod queue;
+mod replay;
 mod runner;
 mod smoke;
 mod stray;
@@ -42,7 +44,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::runner::Suite;
 
-const SUITES: &[Suite] = &[smoke::SUITE, bind::SUITE, vfio::SUITE, peer::SUITE];
+const SUITES: &[Suite] =
+    &[smoke::SUITE, bind::SUITE, vfio::SUITE, peer::SUITE, faults::SUITE, replay::SUITE];
 
 fn main() -> ExitCode {
     match run() {
@@ -63,17 +66,27 @@ fn run() -> Result<ExitCode> {
     if argument("ripieno.suite=").is_none() {
         bail!("this program is for the virtual machine of `cargo xtask vm` and for nothing else");
     }
-    let mut words = std::env::args().skip(1);
-    let name = words.next().context("usage: vm-tests SUITE")?;
-    if name == program::ROLE {
-        return program::play(&words.collect::<Vec<_>>());
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [program::ROLE, ref part @ ..] => program::play(part),
+        [runner::TEST, name, test] => {
+            let suite = suite(name)?;
+            let found = suite.tests.iter().find(|found| found.name == test);
+            Ok(runner::run_one(suite, found.with_context(|| format!("no test `{test}`"))?))
+        }
+        [name] => {
+            let failed = runner::run(suite(name)?, argument("ripieno.test=").as_deref())?;
+            let code = u8::from(failed > 0);
+            exit::machine(code)?;
+            Ok(ExitCode::from(code))
+        }
+        _ => bail!("usage: vm-tests SUITE | vm-tests test SUITE TEST"),
     }
-    let Some(suite) = SUITES.iter().find(|suite| suite.name == name) else {
-        let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
-        bail!("there is no suite `{name}` in the guest; there are {}", known.join(", "));
-    };
-    let failed = runner::run(suite, argument("ripieno.test=").as_deref());
-    let code = u8::from(failed > 0);
-    exit::machine(code)?;
-    Ok(ExitCode::from(code))
+}
+
+fn suite(name: &str) -> Result<&'static Suite> {
+    let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+    let found = SUITES.iter().find(|suite| suite.name == name);
+    found.with_context(|| format!("no suite `{name}` in the guest; there are {}", known.join(", ")))
 }

@@ -5,6 +5,8 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::faults;
+
 /// First argument of a process that plays a part in a test.
 pub const ROLE: &str = "role";
 
@@ -65,7 +67,20 @@ pub fn start(program: &str, arguments: &[&str]) -> Result<Child> {
     command.spawn().with_context(|| format!("cannot run {program} {}", arguments.join(" ")))
 }
 
+/// Starts a program that says what it has to say where we do.
+pub fn start_talking(program: &str, arguments: &[&str]) -> Result<Child> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    command.spawn().with_context(|| format!("cannot run {program} {}", arguments.join(" ")))
+}
+
 /// What this program does when a test started it in another part.
-pub fn play(words: &[String]) -> Result<ExitCode> {
-    bail!("no part {words:?}")
+pub fn play(words: &[&str]) -> Result<ExitCode> {
+    match *words {
+        ["hold", bdf] => faults::hold(bdf)?,
+        ["hammer", bdf] => faults::hammer(bdf)?,
+        ["read-one", bdf] => faults::read_one(bdf)?,
+        _ => bail!("no part {words:?}"),
+    }
+    Ok(ExitCode::SUCCESS)
 }

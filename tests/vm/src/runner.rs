@@ -1,15 +1,14 @@
 //! Runs the tests of a suite and tells the console, in the words of xtask/src/vm/console.rs.
 
-use std::any::Any;
 use std::fmt;
-use std::panic;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::process::{Child, ExitCode};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use crate::kmsg::Kmsg;
+use crate::program;
 
 /// Tests that share a machine.
 #[derive(Debug)]
@@ -49,78 +48,80 @@ impl std::error::Error for Skipped {}
 const SECONDS_MAX: u64 = 60;
 const KERNEL_LINES: usize = 25;
 
-/// Runs the tests whose name contains `filter`; how many failed.
-pub fn run(suite: &Suite, filter: Option<&str>) -> u32 {
+/// First argument of a process that runs one test.
+pub const TEST: &str = "test";
+
+/// Runs the tests whose name has one of the texts of `filter` in it, each in a process of its own: what one that fails
+/// has open or leaks is then no matter to the next. How many failed.
+pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
     let tests: Vec<&Test> = suite
         .tests
         .iter()
-        .filter(|test| filter.is_none_or(|text| test.name.contains(text)))
+        .filter(|test| {
+            filter.is_none_or(|texts| texts.split(',').any(|text| test.name.contains(text)))
+        })
         .collect();
     println!("vm: suite {} has {} tests", suite.name, tests.len());
     let mut failed = 0;
     for test in tests {
-        failed += u32::from(!passes(suite, test));
+        let name = format!("{}::{}", suite.name, test.name);
+        println!("vm: running {name}");
+        let mut log = Kmsg::from_now()?;
+        let child = program::start_talking("vm-tests", &[TEST, suite.name, test.name])?;
+        let verdict = match wait(child)? {
+            // It has said so itself.
+            Some(0) => continue,
+            Some(1) => None,
+            Some(code) => Some(format!("it ended with {code}")),
+            None => Some(format!("it was ended, by a signal or after {SECONDS_MAX} s")),
+        };
+        failed += 1;
+        let lines = log.lines();
+        let from = lines.len().saturating_sub(KERNEL_LINES);
+        lines[from..].iter().for_each(|line| println!("kernel: {line}"));
+        if let Some(why) = verdict {
+            println!("vm: test {name} ... FAILED: {why}");
+        }
     }
     println!("vm: suite {} ended", suite.name);
-    failed
+    Ok(failed)
 }
 
-fn passes(suite: &Suite, test: &Test) -> bool {
+/// The exit code; None if a signal ended the process, also ours when its time was up.
+fn wait(mut child: Child) -> Result<Option<i32>> {
+    let until = Instant::now() + Duration::from_secs(SECONDS_MAX);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.code());
+        }
+        if Instant::now() > until {
+            child.kill()?;
+            // One that waits in the kernel does not hear the signal; the host's deadline does then.
+            return Ok(child.wait()?.code());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs one test in this process, and says how it ended.
+pub fn run_one(suite: &Suite, test: &Test) -> ExitCode {
     let name = format!("{}::{}", suite.name, test.name);
-    println!("vm: running {name}");
-    let log = Kmsg::from_now();
-    let watch = watch(name.clone());
-    let outcome = panic::catch_unwind(test.run);
-    drop(watch);
-    let outcome = outcome.unwrap_or_else(|panic| Err(anyhow::anyhow!("panic: {}", words(&*panic))));
-    let error = match outcome {
+    let error = match (test.run)() {
         Ok(()) => {
             println!("vm: test {name} ... ok");
-            return true;
+            return ExitCode::SUCCESS;
         }
         Err(error) => error,
     };
     if let Some(Skipped(why)) = error.downcast_ref() {
         println!("vm: test {name} ... skipped: {}", one_line(why));
-        return true;
+        return ExitCode::SUCCESS;
     }
-    tell_kernel_log(log);
     println!("vm: test {name} ... FAILED: {}", one_line(&format!("{error:#}")));
-    false
-}
-
-fn tell_kernel_log(log: Result<Kmsg>) {
-    let lines = log.map(|mut log| log.lines()).unwrap_or_default();
-    let from = lines.len().saturating_sub(KERNEL_LINES);
-    lines[from..].iter().for_each(|line| println!("kernel: {line}"));
-}
-
-/// Ends this process, and with it the machine, if it is not dropped in time. Tests are functions
-/// that wait in the kernel; there is no other way to end one.
-fn watch(name: String) -> mpsc::Sender<()> {
-    let (stop, stopped) = mpsc::channel::<()>();
-    let log = Kmsg::from_now();
-    thread::spawn(move || {
-        let limit = Duration::from_secs(SECONDS_MAX);
-        if stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            tell_kernel_log(log);
-            println!("vm: test {name} ... FAILED: it did not end within {SECONDS_MAX} s");
-            std::process::exit(1);
-        }
-    });
-    stop
-}
-
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-        .unwrap_or_else(|| "without words".to_owned())
+    ExitCode::FAILURE
 }
 
 fn one_line(text: &str) -> String {
-    text.split(['\n', '\r'])
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join("; ")
+    let lines = text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
 }

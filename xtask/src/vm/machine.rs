@@ -19,16 +19,16 @@ const FILES: &[(&str, u64)] = &[DRIVE_A, DRIVE_B1, DRIVE_B2, BAR];
 
 /// LBAs of 512 bytes of drive A that cannot be read, and that cannot be written. The faults are of
 /// one sector, and an I/O that touches it fails as a whole.
-const BAD_READ_LBA: u64 = 100_000;
+const BAD_READ_LBA: u64 = 15_000;
 const BAD_WRITE_LBA: u64 = 200_000;
 
 /// Where the first serial line goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Terminal {
-    /// Out, to be read by a program.
-    Output,
+#[derive(Debug)]
+pub enum Console {
+    /// To a socket. Not to QEMU's output, where it says things of its own in the middle of a line.
+    Socket(PathBuf),
     /// To and from the terminal we were started in.
-    Interactive,
+    Terminal,
 }
 
 /// What differs from boot to boot.
@@ -38,8 +38,8 @@ pub struct Machine<'a> {
     pub initrd: &'a Path,
     /// Added to the kernel's command line.
     pub arguments: String,
-    pub terminal: Terminal,
-    /// We listen on these, and QEMU connects: nobody has to wait for a socket to appear.
+    /// We listen on the sockets, and QEMU connects: nobody has to wait for one to appear.
+    pub console: Console,
     pub control: PathBuf,
     pub qmp: PathBuf,
 }
@@ -61,15 +61,21 @@ impl Machine<'_> {
             "-object memory-backend-file,id=bar,size={bytes},mem-path={bar},share=on \
              -device ivshmem-plain,memdev=bar,id=iv0,addr=04.0"
         ));
-        add(match self.terminal {
-            Terminal::Output => "-serial stdio",
-            Terminal::Interactive => "-serial mon:stdio",
-        });
-        for (id, path) in [("control", &self.control), ("qmp", &self.qmp)] {
+        let mut sockets = vec![("control", &self.control), ("qmp", &self.qmp)];
+        let console = match &self.console {
+            Console::Socket(path) => {
+                sockets.push(("console", path));
+                "-serial chardev:console"
+            }
+            Console::Terminal => "-serial mon:stdio",
+        };
+        for (id, path) in sockets {
             all.push("-chardev".into());
             all.push(format!("socket,id={id},path={}", path.display()));
         }
         let mut add = |words: &str| all.extend(words.split(' ').map(str::to_owned));
+        // In the order of ttyS0 and ttyS1.
+        add(console);
         add("-serial chardev:control -mon chardev=qmp,mode=control");
         for (option, path) in [("-kernel", self.kernel), ("-initrd", self.initrd)] {
             all.push(option.into());
@@ -138,7 +144,7 @@ mod tests {
             kernel: Path::new("/a folder/vmlinuz"),
             initrd: Path::new("initrd"),
             arguments: "ripieno.suite=x".into(),
-            terminal: Terminal::Output,
+            console: Console::Socket("console".into()),
             control: "control".into(),
             qmp: "qmp".into(),
         };

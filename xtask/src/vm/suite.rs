@@ -15,7 +15,7 @@ use crate::tally::Tally;
 use crate::vm::Prepared;
 use crate::vm::console::{Console, Heard};
 use crate::vm::host;
-use crate::vm::machine::{self, Machine, Terminal};
+use crate::vm::machine::{self, Machine};
 use crate::vm::qmp::Qmp;
 
 /// Guest tests that share one boot.
@@ -104,10 +104,11 @@ impl Suite {
         if let Some(filter) = wishes.filter {
             arguments.push_str(&format!(" ripieno.test={filter}"));
         }
-        let mut boot = Boot::start(prepared, &place, arguments, Terminal::Output)?;
+        let mut boot = Boot::start(prepared, &place, arguments, false)?;
         let answers = boot.serve(&place).with_context(|| place.complaints())?;
         let log = prepared.log(self.name);
-        let (console, in_time) = read(&mut boot.child, &log, self.seconds_max, wishes.verbose)?;
+        let limit = Duration::from_secs(self.seconds_max);
+        let (console, in_time) = boot.read(&log, limit, wishes.verbose)?;
         let status = boot.end()?;
         if answers.join().is_err() {
             bail!("the thread that answers the guest panicked");
@@ -138,7 +139,7 @@ pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     let place = Place::new(prepared, "shell")?;
     let suite = Suite { name: "shell", about: "", nvme: with_nvme, ripieno: true, seconds_max: 0 };
     let arguments = suite.kernel_arguments();
-    let mut boot = Boot::start(prepared, &place, arguments, Terminal::Interactive)?;
+    let mut boot = Boot::start(prepared, &place, arguments, true)?;
     let answers = boot.serve(&place)?;
     boot.child.wait()?;
     let _ = answers.join();
@@ -191,6 +192,8 @@ impl Place {
 /// A running machine.
 struct Boot {
     child: Child,
+    /// None if somebody at a terminal has it.
+    console: Option<UnixListener>,
     control: UnixListener,
     qmp: UnixListener,
 }
@@ -200,33 +203,31 @@ impl Boot {
         prepared: &Prepared,
         place: &Place,
         arguments: String,
-        terminal: Terminal,
+        interactive: bool,
     ) -> Result<Self> {
+        let path = place.sockets.join("console");
         let machine = Machine {
             kernel: &fs::canonicalize(&prepared.kernel)?,
             initrd: &fs::canonicalize(&prepared.initrd)?,
             arguments,
-            terminal,
+            console: match interactive {
+                true => machine::Console::Terminal,
+                false => machine::Console::Socket(path.clone()),
+            },
             control: place.sockets.join("control"),
             qmp: place.sockets.join("qmp"),
         };
-        let listen = |path: &Path| {
-            let socket = UnixListener::bind(path).and_then(|socket| {
-                socket.set_nonblocking(true)?;
-                Ok(socket)
-            });
-            socket.with_context(|| format!("cannot listen on {}", path.display()))
-        };
+        let console = if interactive { None } else { Some(listen(&path)?) };
         let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
         let mut command = Command::new(&prepared.qemu);
         command.args(machine.arguments()).current_dir(&place.folder);
-        if terminal == Terminal::Output {
-            // It also complains about the errors that it injects.
+        if !interactive {
+            // It also tells of the errors that it injects.
             let complaints = File::create(&place.complaints)?;
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(complaints);
+            command.stdin(Stdio::null()).stdout(complaints.try_clone()?).stderr(complaints);
         }
         let child = command.spawn().context("cannot start QEMU")?;
-        Ok(Self { child, control, qmp })
+        Ok(Self { child, console, control, qmp })
     }
 
     /// Starts answering what the guest asks.
@@ -241,6 +242,40 @@ impl Boot {
         }))
     }
 
+    /// Reads the console to its end, or to the deadline; the latter ends the machine.
+    fn read(&mut self, log: &Path, limit: Duration, verbose: bool) -> Result<(Console, bool)> {
+        let socket = self.console.as_ref().context("somebody else reads the console")?;
+        let lines = lines_of(accept(socket, &mut self.child)?);
+        let mut log =
+            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let until = Instant::now() + limit;
+        let (mut console, mut in_time) = (Console::default(), true);
+        let mut since = Instant::now();
+        loop {
+            match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    log.write_all(&line)?;
+                    let line = String::from_utf8_lossy(&line);
+                    match console.line(&line) {
+                        Some((test, heard)) => {
+                            show(&test, heard, since.elapsed());
+                            since = Instant::now();
+                        }
+                        None if verbose => eprintln!("  | {}", line.trim_end()),
+                        None => {}
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if in_time => {
+                    in_time = false;
+                    self.child.kill()?;
+                }
+                // What came before the kill is still read.
+                Err(RecvTimeoutError::Timeout) => thread::yield_now(),
+                Err(RecvTimeoutError::Disconnected) => return Ok((console, in_time)),
+            }
+        }
+    }
+
     fn end(mut self) -> Result<ExitStatus> {
         self.child.wait().context("waiting for QEMU")
     }
@@ -252,6 +287,14 @@ impl Drop for Boot {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn listen(path: &Path) -> Result<UnixListener> {
+    let socket = UnixListener::bind(path).and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    socket.with_context(|| format!("cannot listen on {}", path.display()))
 }
 
 /// QEMU's connection, unless it ends without making one.
@@ -276,49 +319,27 @@ fn accept(socket: &UnixListener, child: &mut Child) -> Result<UnixStream> {
     }
 }
 
-/// Reads the console to its end, or to the deadline; the latter ends the machine.
-fn read(child: &mut Child, log: &Path, seconds_max: u64, verbose: bool) -> Result<(Console, bool)> {
-    let output = child.stdout.take().context("QEMU has no output")?;
-    let (send, lines) = mpsc::channel::<Vec<u8>>();
-    let reader = thread::spawn(move || {
-        let mut output = BufReader::new(output);
+/// The lines that come from a socket, until it is closed.
+fn lines_of(stream: UnixStream) -> mpsc::Receiver<Vec<u8>> {
+    let (send, lines) = mpsc::channel();
+    thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
-        while output.read_until(b'\n', &mut line).unwrap_or(0) > 0 {
+        while stream.read_until(b'\n', &mut line).unwrap_or(0) > 0 {
             if send.send(std::mem::take(&mut line)).is_err() {
                 break;
             }
         }
     });
-    let mut log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let until = Instant::now() + Duration::from_secs(seconds_max);
-    let (mut console, mut in_time) = (Console::default(), true);
-    loop {
-        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(line) => {
-                log.write_all(&line)?;
-                let line = String::from_utf8_lossy(&line);
-                show(console.line(&line), &line, verbose);
-            }
-            Err(RecvTimeoutError::Timeout) if in_time => {
-                in_time = false;
-                child.kill()?;
-            }
-            // What came before the kill is still read.
-            Err(RecvTimeoutError::Timeout) => thread::yield_now(),
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    let _ = reader.join();
-    Ok((console, in_time))
+    lines
 }
 
-fn show(heard: Option<(String, Heard)>, line: &str, verbose: bool) {
+fn show(test: &str, heard: Heard, took: Duration) {
+    let seconds = took.as_secs_f64();
     match heard {
-        Some((test, Heard::Ok)) => println!("test {test} ... ok"),
-        Some((test, Heard::Failed(why))) => println!("test {test} ... FAILED\n    {why}"),
-        Some((test, Heard::Skipped(why))) => println!("test {test} ... ignored, {why}"),
-        None if verbose => eprintln!("  | {}", line.trim_end()),
-        None => {}
+        Heard::Ok => println!("test {test} ... ok <{seconds:.1}s>"),
+        Heard::Failed(why) => println!("test {test} ... FAILED <{seconds:.1}s>\n    {why}"),
+        Heard::Skipped(why) => println!("test {test} ... ignored, {why}"),
     }
 }
 

@@ -1,0 +1,116 @@
+//! Drives that go away while somebody uses them.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nvme_driver::{ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome};
+use nvme_spec::ids::Lba;
+
+use crate::drive::{FIRST, alone, attach, bus, options, pattern, same, space};
+use crate::hardware::{DRIVE_A, DRIVE_B, PORT};
+use crate::host::Host;
+use crate::pci;
+
+/// Unbinding a driver waits for whoever uses the device. The bus says so, and letting go is enough.
+pub fn wanted_back_by_its_driver() -> Result<()> {
+    let space = space()?;
+    let bus_b = bus(&space, DRIVE_B)?;
+    let mut drive = attach(&bus_b, options())?;
+    drive.read(FIRST, Lba(0), &mut [0; 4096])?;
+    ensure!(!bus_b.requested(), "wanted back before anybody asked");
+    let unbind = thread::spawn(|| fs::write("/sys/bus/pci/drivers/vfio-pci/unbind", DRIVE_B));
+    let until = Instant::now() + Duration::from_secs(5);
+    while !bus_b.requested() {
+        ensure!(Instant::now() < until, "nothing was heard of the unbind");
+        drive.read(FIRST, Lba(0), &mut [0; 4096])?;
+    }
+    ensure!(!unbind.is_finished(), "the kernel took away a drive in use");
+    drive.shutdown()?;
+    drop((drive, bus_b));
+    unbind.join().map_err(|_| anyhow::anyhow!("the other thread panicked"))?.context("unbind")?;
+    ensure!(pci::driver(DRIVE_B).is_none(), "it has {:?}", pci::driver(DRIVE_B));
+    // And back, for the tests that follow.
+    pci::give_to_vfio(&[DRIVE_B])
+}
+
+/// The port above the drive passes nothing on: as a card that has lost its link, except that
+/// registers read as zeroes here.
+pub fn a_lost_link_ends_in_an_error() -> Result<()> {
+    let patience = ControllerOptions {
+        command_timeout: Nanos::from_millis(300),
+        admin_timeout: Nanos::from_millis(300),
+        abort_grace: Nanos::from_millis(100),
+        ..options()
+    };
+    let (_space, mut drive) = alone(DRIVE_A, patience)?;
+    let expected = pattern(600, 4096);
+    drive.write(FIRST, Lba(80), &expected, true)?;
+    let port = OpenOptions::new().read(true).write(true).open(pci::folder(PORT).join("config"))?;
+    let (mut command, offset) = ([0; 2], 4);
+    port.read_exact_at(&mut command, offset)?;
+    port.write_all_at(&[0; 2], offset)?;
+    let start = Instant::now();
+    let lost = drive.read(FIRST, Lba(80), &mut [0; 512]);
+    let again = drive.read(FIRST, Lba(80), &mut [0; 512]);
+    let took = start.elapsed();
+    port.write_all_at(&command, offset)?;
+    let Err(Error::Timeout { outcome: TimeoutOutcome::ControllerFailed, .. }) = lost else {
+        anyhow::bail!("without a link a read ends with {lost:?}");
+    };
+    ensure!(matches!(again, Err(Error::Failed { .. })), "and then with {again:?}");
+    // CAP.TO is 7.5 s; everything else is shorter.
+    ensure!(took < Duration::from_secs(20), "that took {took:?}");
+    ensure!(matches!(drive.state(), State::Failed(_)), "{:?}", drive.state());
+    // The link is back.
+    drive.reset()?;
+    let mut found = vec![0; expected.len()];
+    drive.read(FIRST, Lba(80), &mut found)?;
+    same("after the link came back", &found, &expected)
+}
+
+/// The drive is pulled (orderly: the slot asks first) while commands run.
+pub fn a_pulled_drive() -> Result<()> {
+    let space = space()?;
+    let bus_a = bus(&space, DRIVE_A)?;
+    let mut drive = attach(&bus_a, options())?;
+    let mut host = Host::open()?;
+    drive.read(FIRST, Lba(0), &mut [0; 4096])?;
+    host.ask("qmp {\"execute\": \"device_del\", \"arguments\": {\"id\": \"nv0\"}}")?;
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut reads = 0;
+    while !bus_a.requested() {
+        ensure!(Instant::now() < until, "nothing was heard of the removal");
+        drive.read(FIRST, Lba(reads % 1000), &mut [0; 4096])?;
+        reads += 1;
+    }
+    // Until the owner lets go, everything works.
+    drive.read(FIRST, Lba(0), &mut [0; 4096])?;
+    // From here on it is taken for absent, although it still answers: errors at once, no hang.
+    bus_a.set_gone();
+    let start = Instant::now();
+    let gone = drive.poll_events();
+    ensure!(matches!(gone, Err(Error::Gone { .. })), "{gone:?}");
+    let gone = drive.read(FIRST, Lba(0), &mut [0; 4096]);
+    ensure!(matches!(gone, Err(Error::Failed { cause: FailCause::Gone, .. })), "{gone:?}");
+    let gone = drive.reset();
+    ensure!(matches!(gone, Err(Error::Gone { .. })), "{gone:?}");
+    ensure!(start.elapsed() < Duration::from_secs(2), "that took {:?}", start.elapsed());
+    drop((drive, bus_a));
+    // Not by QEMU's event: a drive that was once stopped in the middle of a command is never
+    // freed there, and the event is sent only then.
+    let until = Instant::now() + Duration::from_secs(10);
+    while pci::folder(DRIVE_A).exists()
+        || host.ask("qmp {\"execute\": \"query-pci\"}")?.contains("\"nv0\"")
+    {
+        ensure!(Instant::now() < until, "{DRIVE_A} is still there");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let error = bus(&space, DRIVE_A).err().context("a drive that was pulled can be opened")?;
+    ensure!(error.to_string().contains(DRIVE_A), "{error}");
+    // The other one does not mind.
+    let mut other = attach(&bus(&space, DRIVE_B)?, options())?;
+    Ok(other.read(FIRST, Lba(0), &mut [0; 4096])?)
+}

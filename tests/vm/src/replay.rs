@@ -1,0 +1,166 @@
+//! The whole stack on the two drives: store, I/O kernel on host threads, driver, VFIO.
+
+use std::process::Child;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nvme_spec::ids::Lba;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::drive::{FIRST, alone, options, pattern, same};
+use crate::hardware::{BAD_READ_LBA, DRIVE_A, DRIVE_B, PEER, SERIAL_A, SERIAL_B};
+use crate::kmsg::Kmsg;
+use crate::pci;
+use crate::program::{self, Ran};
+use crate::runner::{Suite, tests};
+
+pub const SUITE: Suite = Suite {
+    name: "replay",
+    tests: tests![
+        both_drives_are_identified,
+        both_drives_with_every_byte_checked,
+        one_drive_with_prps_and_one_thread,
+        too_little_room_evicts,
+        everything_in_peer_memory,
+        a_drive_with_data_is_refused,
+        an_lba_that_fails_is_no_wrong_byte,
+        interrupted,
+        killed_and_run_again,
+    ],
+};
+
+/// Exit codes of `ripieno`, as its help has them.
+const FAILED: i32 = 1;
+const REFUSED: i32 = 2;
+const INTERRUPTED: i32 = 130;
+
+fn both() -> String {
+    format!("vfio:{DRIVE_A},vfio:{DRIVE_B}")
+}
+
+fn ripieno(arguments: &[&str]) -> Result<Ran> {
+    pci::give_to_vfio(&[DRIVE_A, DRIVE_B, PEER])?;
+    program::run("ripieno", arguments)
+}
+
+/// A replay that checks all bytes, and must find them right. What it counted.
+fn replay(device: &str, more: &[&str]) -> Result<Value> {
+    let mut log = Kmsg::from_now()?;
+    // A small pool: making, pinning and mapping it would take longer than the replay.
+    let all = ["replay", "--device", device, "--verify", "full", "--json", "--pool-blocks", "2048"];
+    let report = ripieno(&[&all, more].concat())?.success()?.json()?;
+    let count = |name: &str| -> Result<u64> {
+        report[name].as_u64().with_context(|| format!("no `{name}` in {report}"))
+    };
+    for nothing in ["mismatches", "io_errors", "recoveries"] {
+        ensure!(count(nothing)? == 0, "{nothing}: {report}");
+    }
+    let (retrieved, last_look) = (count("retrieved_bytes")?, count("last_look_bytes")?);
+    ensure!(retrieved > 1 << 20, "only {retrieved} bytes came back");
+    ensure!(count("verified_bytes")? == retrieved + last_look, "unchecked bytes: {report}");
+    let (commands, doorbells) = (count("commands")?, count("sq_doorbells")?);
+    ensure!(commands > doorbells, "{doorbells} doorbells for {commands} commands");
+    let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));
+    ensure!(stray.is_none(), "{stray:?}");
+    Ok(report)
+}
+
+fn both_drives_are_identified() -> Result<()> {
+    let report = ripieno(&["identify", "--json", "--device", &both()])?.success()?.json()?;
+    let text = report.to_string();
+    for part in [SERIAL_A, SERIAL_B, DRIVE_A, DRIVE_B] {
+        ensure!(text.contains(part), "{part} is not in {text}");
+    }
+    Ok(())
+}
+
+fn both_drives_with_every_byte_checked() -> Result<()> {
+    let report = replay(&both(), &["--requests", "150"])?;
+    ensure!(report["devices"] == 2 && report["evicted_files"] == 0, "{report}");
+    Ok(())
+}
+
+fn one_drive_with_prps_and_one_thread() -> Result<()> {
+    // Of 512-byte LBAs: PRPs cannot pad an object to more than it has.
+    let one = format!("vfio:{DRIVE_A}");
+    let more = ["--requests", "60", "--descriptors", "prp", "--executor", "inline"];
+    replay(&one, &more)?;
+    Ok(())
+}
+
+fn too_little_room_evicts() -> Result<()> {
+    let report = replay(&both(), &["--requests", "150", "--capacity", "2MiB"])?;
+    ensure!(report["evicted_files"].as_u64() > Some(0), "{report}");
+    Ok(())
+}
+
+/// Queues, descriptors and the KV pool: nothing that a drive touches is in main memory.
+fn everything_in_peer_memory() -> Result<()> {
+    let peer = format!("peer:{PEER}/2");
+    let more = ["--memory", &peer, "--requests", "100"];
+    let report = replay(&both(), &more)?;
+    ensure!(report["memory"].as_str().is_some_and(|place| place.contains(PEER)), "{report}");
+    Ok(())
+}
+
+/// Nothing is written to a drive that holds something, unless somebody says so.
+fn a_drive_with_data_is_refused() -> Result<()> {
+    let text = pattern(700, 4096);
+    let zeroes = vec![0; 4096];
+    let write = |bytes: &[u8]| -> Result<()> {
+        alone(DRIVE_B, options())?.1.write(FIRST, Lba(0), bytes, true)?;
+        Ok(())
+    };
+    write(&text)?;
+    let device = both();
+    let all = ["replay", "--device", &device, "--requests", "20", "--verify", "full"];
+    let refused = ripieno(&all)?.with_code(REFUSED)?;
+    ensure!(refused.err.contains(DRIVE_B) && refused.err.contains("--overwrite"), "{refused:?}");
+    let mut found = vec![0; text.len()];
+    alone(DRIVE_B, options())?.1.read(FIRST, Lba(0), &mut found)?;
+    same("what the drive held", &found, &text)?;
+    ripieno(&[&all[..], &["--overwrite"]].concat())?.success()?;
+    write(&zeroes)
+}
+
+/// The region of drive A goes over an LBA that can be written and not read.
+fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
+    let device = both();
+    let more = ["--requests", "450", "--verify", "full", "--json"];
+    let ran = ripieno(&[&["replay", "--device", &device], &more[..]].concat())?;
+    let report = ran.with_code(FAILED)?.json()?;
+    ensure!(report["mismatches"] == 0, "{report}");
+    ensure!(report["io_errors"].as_u64() > Some(0), "LBA {BAD_READ_LBA} was not read: {report}");
+    Ok(())
+}
+
+fn start() -> Result<Child> {
+    pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
+    let child = program::start("ripieno", &["replay", "--device", &both(), "--requests", "400"])?;
+    thread::sleep(Duration::from_millis(2_500));
+    Ok(child)
+}
+
+fn interrupted() -> Result<()> {
+    let mut child = start()?;
+    ensure!(child.try_wait()?.is_none(), "it was over before it could be interrupted");
+    kill_process(Pid::from_child(&child), Signal::INT)?;
+    let code = child.wait()?.code();
+    ensure!(code == Some(INTERRUPTED), "it ended with {code:?}");
+    replay(&both(), &["--requests", "60"])?;
+    Ok(())
+}
+
+fn killed_and_run_again() -> Result<()> {
+    let mut log = Kmsg::from_now()?;
+    let mut child = start()?;
+    ensure!(child.try_wait()?.is_none(), "it was over before it could be killed");
+    child.kill()?;
+    child.wait()?;
+    replay(&both(), &["--requests", "60"])?;
+    let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));
+    ensure!(stray.is_none(), "{stray:?}");
+    Ok(())
+}
