@@ -9,8 +9,8 @@
 //!   report    the checks of all GPUs as a table, or as JSON
 //! ```
 //!
-//! PTX is what the source asks for; only SASS is what a GPU does. Between the two, the assembler may
-//! widen, narrow, merge, copy or move an access, and the checks look at those that must survive.
+//! PTX is what the source asks for; only SASS is what a GPU does. Between the two, the assembler
+//! may widen, narrow, merge, copy or move an access, and the checks look at those that must survive.
 
 mod checks;
 mod compile;
