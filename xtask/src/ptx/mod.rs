@@ -10,7 +10,7 @@
 //! ```
 //!
 //! PTX is what the source asks for; only SASS is what a GPU does. Between the two, the assembler
-//! may widen, narrow, merge, copy or move an access, and the checks look at those that must survive.
+//! may widen, narrow, merge, copy or move an access. The checks look at those that must survive.
 
 mod checks;
 mod compile;
