@@ -9,6 +9,8 @@ use crate::conformance::Difference;
 /// Which SGLs a controller takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sgls {
+    /// None.
+    None,
     /// Any address and length.
     Bytes,
     /// Multiples of four bytes.
@@ -51,7 +53,7 @@ pub struct Target {
     /// An address that is not memory.
     pub unmapped: Iova,
     /// Cases in which it is known to do something else than expected.
-    pub differences: &'static [Difference],
+    pub differences: Vec<Difference>,
 }
 
 impl fmt::Debug for Target {

@@ -17,18 +17,18 @@ const SEED: u64 = 0xc0ff;
 const BLOCKS: [(u32, u64); 2] = [(512, 64 << 10), (4096, 8 << 10)];
 
 /// A software controller as a target.
-fn target(
-    name: &'static str,
-    config: EmuConfig,
-    differences: &'static [Difference],
-) -> (Target, Arc<Emu>) {
+fn target(name: &'static str, config: EmuConfig, differences: &[Difference]) -> (Target, Arc<Emu>) {
     let config = BLOCKS.iter().fold(config, |config, &(lba_bytes, lbas)| {
         let media = MemoryMedia::new(lbas * u64::from(lba_bytes)).unwrap();
         config.namespace(media, lba_bytes)
     });
     let facts = (config.mdts_bytes.unwrap(), config.mqes, config.io_queues_max, config.vectors);
     let (mdts_bytes, mqes, qid_max, vectors) = facts;
-    let sgls = if config.sgl == SglSupport::Dword { Sgls::Dwords } else { Sgls::Bytes };
+    let sgls = match config.sgl {
+        SglSupport::None => Sgls::None,
+        SglSupport::Byte => Sgls::Bytes,
+        SglSupport::Dword => Sgls::Dwords,
+    };
     let clock = SimClock::new(SEED);
     let emu = Emu::new(EmuDomain::new(name), config).unwrap();
     clock.drive(emu.clone());
@@ -49,7 +49,7 @@ fn target(
         event_requests: 4,
         sgls,
         unmapped: Iova(0x66_6666_6000),
-        differences,
+        differences: differences.to_vec(),
     };
     (target, emu)
 }
@@ -97,12 +97,35 @@ fn a_drive_with_other_limits_conforms() {
         bit_bucket: false,
         dstrd: 3,
         mdts_bytes: Some(128 << 10),
-        mqes: 128,
+        mqes: 512,
         io_queues_max: 48,
         vectors: 2,
         ..EmuConfig::new("emu1")
     };
     let (target, _emu) = target("software controller, dwords", config, DIFFERENCES);
+    assert_conforms(&target);
+}
+
+#[test]
+fn a_drive_without_sgls_and_with_scattered_queues_conforms() {
+    let mut differences = vec![NO_NAMESPACE];
+    differences.extend(cases().iter().filter(|case| case.name.starts_with("sgl: ")).map(|case| {
+        let found = Found::Status(Status::INVALID_FIELD);
+        Difference { case: case.name, found, why: "SGLS says no SGLs" }
+    }));
+    let why = "CAP.CQR is 0: PRP1 is a list, and whatever is in it is an address";
+    differences.extend(
+        ["create cq not contiguous", "create sq not contiguous", "queues in scattered pages"]
+            .map(|case| Difference { case, found: Found::OK, why }),
+    );
+    let config = EmuConfig {
+        sgl: SglSupport::None,
+        bit_bucket: false,
+        contiguous_queues: false,
+        io_queues_max: 42,
+        ..EmuConfig::new("emu3")
+    };
+    let (target, _emu) = target("software controller, PRPs", config, &differences);
     assert_conforms(&target);
 }
 

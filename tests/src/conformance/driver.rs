@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use nvme_driver::{
     Controller, ControllerEvent, ControllerOptions, DescriptorMode, DescriptorPreference, DmaSlice,
     Error, LbaRange, Nanos, platform::ring::Doorbell,
 };
 use nvme_spec::{
     admin::{FeatureId, FormatNvm},
+    identify::LbaFormat,
     ids::{Lba, Nsid},
 };
 
@@ -25,14 +26,15 @@ use crate::{
 pub(super) const CASES: &[Case] = &[
     driver("driver: what it finds", |target| {
         let ctrl = attach(target, DescriptorPreference::Auto)?;
-        let (info, granularity) = (ctrl.info(), granularity(target));
+        let info = ctrl.info();
         ensure!(info.mdts_bytes == Some(u64::from(target.mdts_bytes)), "{info:?}");
         ensure!(info.entries_max == target.entries_max, "{info:?}");
-        let right = matches!(
-            info.descriptor_mode,
-            DescriptorMode::Sgl { granularity: found, .. } if found == granularity
-        );
-        ensure!(right, "{info:?}");
+        let sgls = match info.descriptor_mode {
+            DescriptorMode::Prp { .. } => Sgls::None,
+            DescriptorMode::Sgl { granularity: 4, .. } => Sgls::Dwords,
+            DescriptorMode::Sgl { .. } => Sgls::Bytes,
+        };
+        ensure!(sgls == target.sgls, "{info:?}");
         ensure!(ctrl.namespaces().len() == target.namespaces.len());
         for (found, ns) in ctrl.namespaces().iter().zip(&target.namespaces) {
             let found = (found.nsid.0, found.lbas, 1u32 << found.lba_shift);
@@ -127,6 +129,7 @@ pub(super) const CASES: &[Case] = &[
         ensure!(ctrl.namespaces().len() == target.namespaces.len());
         Ok(Found::OK)
     }),
+    driver("driver: format to other block sizes and back", other_blocks),
     driver("driver: what does not fit is not sent", |target| {
         let mut ctrl = attach(target, DescriptorPreference::Auto)?;
         let past = Lba(target.namespaces[0].lbas);
@@ -156,14 +159,19 @@ fn memory(target: &Target, bytes: usize) -> anyhow::Result<DmaSlice> {
     Ok(DmaSlice::whole(memory)?)
 }
 
-fn granularity(target: &Target) -> u32 {
-    match target.sgls {
-        Sgls::Bytes => 1,
-        Sgls::Dwords => 4,
-    }
+/// Whether asking for SGLs is refused, as it has to be without any.
+fn refuses_sgls(target: &Target) -> bool {
+    let options =
+        ControllerOptions { descriptors: DescriptorPreference::Sgl, ..Default::default() };
+    let refused = Controller::attach(target.bus.clone(), target.clock.clone(), options);
+    refused
+        .is_err_and(|error| matches!(error, Error::Implausible { .. } | Error::Unsupported { .. }))
 }
 
 fn round_trips(target: &Target, descriptors: DescriptorPreference) -> anyhow::Result<Found> {
+    if (descriptors, target.sgls) == (DescriptorPreference::Sgl, Sgls::None) {
+        return Ok(Found::wrong_unless(refuses_sgls(target), "SGLs are not refused"));
+    }
     let mut ctrl = attach(target, descriptors)?;
     for ns in &target.namespaces {
         for (index, blocks) in [1, 2, 7, 8, 9, 64, 300, 1025].into_iter().enumerate() {
@@ -179,12 +187,15 @@ fn round_trips(target: &Target, descriptors: DescriptorPreference) -> anyhow::Re
 }
 
 fn scattered(target: &Target) -> anyhow::Result<Found> {
-    let mut ctrl = attach(target, DescriptorPreference::Sgl)?;
-    let pool = memory(target, 1 << 20)?;
     let odd = match target.sgls {
+        Sgls::None => {
+            return Ok(Found::wrong_unless(refuses_sgls(target), "SGLs are not refused"));
+        }
         Sgls::Bytes => 1,
         Sgls::Dwords => 0,
     };
+    let mut ctrl = attach(target, DescriptorPreference::Sgl)?;
+    let pool = memory(target, 1 << 20)?;
     // More than one segment of 4096 bytes holds, so that segments are chained.
     let mut parts = Vec::new();
     for index in 0..400 {
@@ -192,6 +203,26 @@ fn scattered(target: &Target) -> anyhow::Result<Found> {
     }
     parts.push(pool.slice(900_000, 800 * 512 - 400 * (1020 + odd))?);
     scatter_round_trip(&mut ctrl, &target.namespaces[0], &parts)
+}
+
+/// The first namespace with the second one's block size, and as it was.
+fn other_blocks(target: &Target) -> anyhow::Result<Found> {
+    let mut ctrl = attach(target, DescriptorPreference::Auto)?;
+    let sizes = [target.namespaces[1].lba_bytes, target.namespaces[0].lba_bytes];
+    for lba_bytes in sizes {
+        let formats = &ctrl.namespaces()[0].formats;
+        let fits = |format: &LbaFormat| 1 << format.lbads() == lba_bytes && format.ms() == 0;
+        let index = formats.iter().position(fits).context("no such format")?;
+        ctrl.format(Nsid(1), FormatNvm { lbaf: index as u8, ..Default::default() })?;
+        let found = &ctrl.namespaces()[0];
+        ensure!(found.lba_bytes() == u64::from(lba_bytes), "{found:?}");
+        let data = pattern(40 * lba_bytes as usize, 51);
+        ctrl.write(Nsid(1), Lba(7), &data, false)?;
+        let mut back = vec![0; data.len()];
+        ctrl.read(Nsid(1), Lba(7), &mut back)?;
+        ensure!(back == data, "blocks of {lba_bytes} bytes");
+    }
+    Ok(Found::OK)
 }
 
 fn scatter_round_trip(

@@ -107,7 +107,7 @@ fn request(raw: &mut Raw<'_>) {
 
 /// Waits for an error event with `info`.
 fn event(raw: &mut Raw<'_>, info: u8) -> anyhow::Result<Found> {
-    let Some(answer) = raw.admin_completion(Nanos::from_millis(500))? else {
+    let Some(answer) = raw.admin_completion(Nanos::from_millis(1_000))? else {
         return raw.silence();
     };
     let expected = AsyncEvent { kind: AsyncEventKind::ERROR, info, log_page: LogPageId::ERROR };

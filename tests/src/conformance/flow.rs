@@ -103,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
             let (_, mut cq) = (raw.create_cq(2, 16)?, raw.create_cq(3, 16)?);
             sq.post(&flush(1));
             sq.ring();
-            match raw.take(&mut cq, Nanos::from_millis(200))? {
+            match raw.take(&mut cq, Nanos::from_millis(2_000))? {
                 Some(_) => Ok(Found::Wrong("completed elsewhere")),
                 None => raw.silence(),
             }
@@ -151,19 +151,16 @@ fn wrap(raw: &mut Raw<'_>, sq_depth: u32, cq_depth: u32) -> anyhow::Result<Found
     Ok(Found::wrong_unless(cq.take().is_none(), "more completions than commands"))
 }
 
-/// Takes what there is without giving slots back, until nothing has come for a while.
-fn drain(raw: &Raw<'_>, cq: &mut Cq) -> anyhow::Result<Vec<Answer>> {
+/// Waits for `count` completions without giving their slots back, and looks whether more come.
+fn drain(raw: &Raw<'_>, cq: &mut Cq, count: usize) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
-    loop {
-        let before = answers.len();
-        raw.until(Nanos::from_millis(30), || {
-            answers.extend(std::iter::from_fn(|| cq.take()));
-            Ok(answers.len() > before)
-        })?;
-        if answers.len() == before {
-            return Ok(answers);
-        }
-    }
+    raw.until(Nanos::from_millis(2_000), || {
+        answers.extend(std::iter::from_fn(|| cq.take()));
+        Ok(answers.len() >= count)
+    })?;
+    raw.settle()?;
+    answers.extend(std::iter::from_fn(|| cq.take()));
+    Ok(answers)
 }
 
 fn full_completion_queue(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
@@ -174,8 +171,9 @@ fn full_completion_queue(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
     let mut seen = Vec::new();
     while seen.len() < cids.len() {
         // One slot stays empty, so three of four are all that fit.
-        let answers = drain(raw, &mut cq)?;
-        if answers.len() != 3.min(cids.len() - seen.len()) {
+        let fit = 3.min(cids.len() - seen.len());
+        let answers = drain(raw, &mut cq, fit)?;
+        if answers.len() != fit {
             return Ok(Found::Wrong("not as many completions as fit"));
         }
         seen.extend(answers.iter().map(|answer| answer.cid));
@@ -226,13 +224,13 @@ fn deleted_queue_is_silent(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
         sq.post(&flush(1));
     }
     sq.ring();
-    let before = drain(raw, &mut cq)?.len();
+    let before = drain(raw, &mut cq, 3)?.len();
     let deleted = raw.admin(&delete_queue(AdminOpcode::DELETE_IO_SQ, 1))?;
     if deleted != Found::OK {
         return Ok(deleted);
     }
     cq.acknowledge();
-    let after = drain(raw, &mut cq)?.len();
+    let after = drain(raw, &mut cq, 0)?.len();
     Ok(Found::wrong_unless(before == 3 && after == 0, "completions after the deletion"))
 }
 

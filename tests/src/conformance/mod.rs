@@ -153,7 +153,7 @@ impl Case {
 #[must_use]
 pub fn run(target: &Target, cases: &[Case]) -> Vec<String> {
     let mut wrong = Vec::new();
-    for difference in target.differences {
+    for difference in &target.differences {
         if !cases.iter().any(|case| case.name == difference.case) {
             wrong.push(format!("{}: a difference of a case that is none", difference.case));
         }
@@ -163,7 +163,7 @@ pub fn run(target: &Target, cases: &[Case]) -> Vec<String> {
         }
     }
     for case in cases {
-        if let Some(what) = case.check(target, target.differences) {
+        if let Some(what) = case.check(target, &target.differences) {
             wrong.push(format!("{}: {what}", case.name));
         }
     }

@@ -1,13 +1,14 @@
 //! Creating and deleting I/O queues (Base 2.0, "Create I/O Completion Queue command" and
 //! following).
 
+use nvme_driver::Nanos;
 use nvme_spec::{
     admin::{AdminOpcode, CreateIoCq, CreateIoSq},
     sqe::Sqe,
     status::Status,
 };
 
-use super::{Case, Found, status, works};
+use super::{Case, Found, io, status, works};
 use crate::raw::{Raw, create_cq, create_sq, delete_queue};
 
 const DELETE_CQ: AdminOpcode = AdminOpcode::DELETE_IO_CQ;
@@ -93,6 +94,8 @@ pub(super) const CASES: &[Case] = &[
         raw.expect_ok(&delete_queue(DELETE_SQ, 1))?;
         raw.admin(&delete_queue(DELETE_SQ, 1))
     }),
+    // What CAP.CQR = 1 forbids, and CAP.CQR = 0 allows.
+    status("queues in scattered pages", Status::INVALID_FIELD, scattered),
     works("create the longest queues", |raw| {
         let depth = raw.target.entries_max;
         raw.create_pair(1, depth)?;
@@ -141,4 +144,44 @@ fn sq_with(at: u64, change: impl FnOnce(&mut CreateIoSq)) -> Sqe {
     change(&mut command);
     command.write_to(&mut sqe);
     sqe
+}
+
+/// Completion queue 1 of 512 entries in two pages, the second below the first, and
+/// commands that go around it more than once.
+fn scattered(raw: &mut Raw<'_>) -> anyhow::Result<Found> {
+    const PAGE: usize = 4096;
+    const ENTRIES: u32 = 512;
+    let memory = raw.alloc(4 * PAGE)?;
+    let list = raw.alloc(PAGE)?;
+    let pages = [memory.iova().0 + 3 * PAGE as u64, memory.iova().0];
+    for (index, page) in pages.iter().enumerate() {
+        io::fill(&list, index * 8, &page.to_le_bytes())?;
+    }
+    let mut sqe = create_cq(1, ENTRIES, list.iova().0);
+    let mut command = CreateIoCq::from_sqe(&sqe);
+    command.contiguous = false;
+    command.write_to(&mut sqe);
+    let created = raw.admin(&sqe)?;
+    if created != Found::OK {
+        return Ok(created);
+    }
+    let mut sq = raw.create_sq(1, 1, 16)?;
+    // The last dword of each entry, phase included.
+    let entry = |index: usize| -> anyhow::Result<u32> {
+        let page = [3 * PAGE, 0][index * 16 / PAGE];
+        let dword = io::bytes(&memory, page + index * 16 % PAGE + 12, 4)?;
+        Ok(u32::from_le_bytes(dword.try_into().expect("four bytes")))
+    };
+    for turn in 0..ENTRIES as usize + 300 {
+        let cid = sq.post(&io::flush(1));
+        sq.ring();
+        let (index, phase) = (turn % ENTRIES as usize, turn < ENTRIES as usize);
+        let wanted = u32::from(cid) | u32::from(phase) << 16;
+        let came = raw.until(Nanos::from_millis(1_000), || Ok(entry(index)? == wanted))?;
+        if !came {
+            return Ok(Found::Wrong("no completion where it should be"));
+        }
+        raw.ring_doorbell(2 + 1, (turn as u32 + 1) % ENTRIES)?;
+    }
+    Ok(Found::OK)
 }
