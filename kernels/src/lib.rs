@@ -16,7 +16,8 @@
 //! ```
 //!
 //! [`HostExecutor`] gives warps to threads, [`InlineExecutor`] runs them in the caller's thread
-//! (deterministic with a simulated clock). Both call `gio_host_run`.
+//! (deterministic with a simulated clock). Both call `gio_host_run`. The feature `cuda` adds a
+//! third, `cuda::CudaExecutor`, which launches [`ptx`] on an NVIDIA GPU.
 //!
 //! # Invariants
 //! - One warp owns one queue pair; nothing on the submission path is shared, locked or allocated.
@@ -32,10 +33,13 @@
 //! - Control flow is warp-uniform outside of lane bodies, and no lane's state is in local memory.
 //!
 //! # Not implemented
-//! - The CUDA executor: [`ptx`] is compiled and checked, but nothing here launches it.
+//! - The CUDA executor (module `cuda`, with the feature of that name) launches [`ptx`], and has run
+//!   over a libcuda without a GPU only: nobody has seen it on one.
 //! - `objects` of an operation is a lower bound when an object of several commands failed in part.
 //! - Runs are merged within 32 I/O contexts at a time, and never across rows or operations.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod ffi;
 mod host;
 mod inline;

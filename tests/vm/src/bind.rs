@@ -65,7 +65,7 @@ fn as_at_boot() -> Result<()> {
 fn journals() -> Vec<PathBuf> {
     let folders = ["/run/nvme-bind", "/var/lib/nvme-bind"].into_iter();
     let entries = folders.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| !path.ends_with("lock")).collect()
+XX
 }
 
 /// The entry of a drive in an answer with `drives`.

@@ -51,16 +51,13 @@ const KERNEL_LINES: usize = 25;
 /// First argument of a process that runs one test.
 pub const TEST: &str = "test";
 
-/// Runs the tests whose name has one of the texts of `filter` in it, each in a process of its own: what one that fails
-/// has open or leaks is then no matter to the next. How many failed.
+/// Runs the tests whose name has one of the texts of `filter` in it, each in a process of its own:
+/// what one that fails has open or leaks is then no matter to the next. How many failed.
 pub fn run(suite: &Suite, filter: Option<&str>) -> Result<u32> {
-    let tests: Vec<&Test> = suite
-        .tests
-        .iter()
-        .filter(|test| {
-            filter.is_none_or(|texts| texts.split(',').any(|text| test.name.contains(text)))
-        })
-        .collect();
+    let wanted = |test: &&Test| {
+        filter.is_none_or(|texts| texts.split(',').any(|text| test.name.contains(text)))
+    };
+    let tests: Vec<&Test> = suite.tests.iter().filter(wanted).collect();
     println!("vm: suite {} has {} tests", suite.name, tests.len());
     let mut failed = 0;
     for test in tests {

@@ -25,8 +25,9 @@ pub fn checks() -> Vec<Step> {
     };
     vec![
         Step::cargo("fmt", "fmt --all -- --check"),
-        Step::cargo("clippy", "clippy --workspace --all-targets -- -D warnings"),
-        Step::cargo("docs", "doc --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings"),
+        Step::cargo("clippy", "clippy --workspace --all-targets --all-features -- -D warnings"),
+        Step::cargo("docs", "doc --workspace --all-features --no-deps")
+            .env("RUSTDOCFLAGS", "-D warnings"),
         deny,
     ]
 }

@@ -17,7 +17,7 @@ pub fn steps() -> Vec<Step> {
     vec![
         // Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners
         // would mean two ways to fail.
-        Step::cargo("tests", "test --workspace --no-fail-fast").tests_at_least(1),
+        Step::cargo("tests", "test --workspace --all-features --no-fail-fast").tests_at_least(1),
         loom::step(),
         Step::cargo("replay", "run --release --bin ripieno -- replay --verify full"),
     ]

@@ -51,7 +51,7 @@ impl Machine<'_> {
         let mut add = |words: &str| all.extend(words.split(' ').map(str::to_owned));
         add("-nodefaults -no-user-config -display none -no-reboot");
         // Interrupt remapping needs the split chip, and VFIO needs interrupt remapping.
-        add("-machine q35,kernel-irqchip=split -accel tcg -cpu max -smp 2 -m 1G");
+        add("-machine q35,kernel-irqchip=split -accel tcg -cpu max -smp 1 -m 1G");
         add("-device intel-iommu,intremap=on");
         add("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
         drive_a(&mut add);

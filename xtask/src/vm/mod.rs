@@ -21,9 +21,11 @@ mod machine;
 mod qmp;
 mod suite;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
 
 pub use guest::NotBuilt;
 pub use suite::{Ended, SUITES, Suite, Wishes, shell};
@@ -35,11 +37,13 @@ pub struct Prepared {
     kernel: PathBuf,
     initrd: PathBuf,
     folder: PathBuf,
+    /// Two runs would write to the same drives.
+    _lock: File,
 }
 
 impl Prepared {
-    /// Installs, downloads and builds whatever is not there yet. `ripieno` itself takes the longest,
-    /// and only some suites run it.
+    /// Installs, downloads and builds whatever is not there yet. `ripieno` itself takes the
+    /// longest to build, and only some suites run it.
     ///
     /// # Errors
     /// Says what this machine lacks, and how to get it.
@@ -47,17 +51,29 @@ impl Prepared {
         let folder = folder();
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
+        let lock = lock(&folder)?;
         let qemu = install::qemu()?;
         let packages = install::packages(&folder)?;
         let programs = guest::build(&folder, with_ripieno)?;
         let initrd = initramfs::pack(&folder, &packages, &programs)?;
-        Ok(Self { qemu, kernel: packages.kernel, initrd, folder })
+        Ok(Self { qemu, kernel: packages.kernel, initrd, folder, _lock: lock })
     }
 
     /// Where the console of a suite's last boot is kept.
     pub fn log(&self, suite: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{suite}.log"))
     }
+}
+
+/// Waits for another run to end.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        eprintln!("waiting for another `cargo xtask vm`, which has {}", path.display());
+        flock(&file, FlockOperation::LockExclusive)?;
+    }
+    Ok(file)
 }
 
 /// Beside the other builds, where `cargo clean` finds it.

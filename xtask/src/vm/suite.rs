@@ -99,7 +99,7 @@ pub struct Ended {
 impl Suite {
     /// Boots, and reads the console until the machine ends or its time is up.
     pub fn run(&self, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Ended> {
-        let (start, place) = (Instant::now(), Place::new(prepared, self.name)?);
+        let (start, place) = (Instant::now(), Place::new(prepared, self.name, wishes.keep)?);
         let mut arguments = self.kernel_arguments();
         if let Some(filter) = wishes.filter {
             arguments.push_str(&format!(" ripieno.test={filter}"));
@@ -113,7 +113,6 @@ impl Suite {
         if answers.join().is_err() {
             bail!("the thread that answers the guest panicked");
         }
-        place.leave(wishes.keep)?;
         let (mut tally, mut wrong) = console.finish();
         if !in_time {
             let late = format!("it did not end within {} s", self.seconds_max);
@@ -136,14 +135,14 @@ impl Suite {
 
 /// Boots into a shell on this terminal.
 pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
-    let place = Place::new(prepared, "shell")?;
+    let place = Place::new(prepared, "shell", false)?;
     let suite = Suite { name: "shell", about: "", nvme: with_nvme, ripieno: true, seconds_max: 0 };
     let arguments = suite.kernel_arguments();
     let mut boot = Boot::start(prepared, &place, arguments, true)?;
     let answers = boot.serve(&place)?;
     boot.child.wait()?;
     let _ = answers.join();
-    place.leave(false)
+    Ok(())
 }
 
 /// What isa-debug-exit made of the guest's exit code; None if the guest did not get there.
@@ -159,10 +158,11 @@ struct Place {
     sockets: PathBuf,
     /// What QEMU says on stderr.
     complaints: PathBuf,
+    keep: bool,
 }
 
 impl Place {
-    fn new(prepared: &Prepared, name: &str) -> Result<Self> {
+    fn new(prepared: &Prepared, name: &str, keep: bool) -> Result<Self> {
         let folder = prepared.folder.join("run").join(name);
         let sockets = std::env::temp_dir().join(format!("xtask-vm-{}", std::process::id()));
         for folder in [&folder, &sockets, &prepared.folder.join("logs")] {
@@ -171,7 +171,7 @@ impl Place {
         }
         machine::make_files(&folder)?;
         let complaints = prepared.folder.join("logs").join(format!("{name}.qemu.log"));
-        Ok(Self { folder, sockets, complaints })
+        Ok(Self { folder, sockets, complaints, keep })
     }
 
     /// Why QEMU does not run, in its own words.
@@ -179,13 +179,15 @@ impl Place {
         let text = fs::read_to_string(&self.complaints).unwrap_or_default();
         format!("QEMU says: {}", text.trim())
     }
+}
 
-    fn leave(&self, keep: bool) -> Result<()> {
-        fs::remove_dir_all(&self.sockets)?;
-        if !keep {
-            fs::remove_dir_all(&self.folder)?;
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What is left behind is overwritten by the next boot, and does nobody harm until then.
+        let _ = fs::remove_dir_all(&self.sockets);
+        if !self.keep {
+            let _ = fs::remove_dir_all(&self.folder);
         }
-        Ok(())
     }
 }
 

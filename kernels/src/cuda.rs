@@ -1,0 +1,44 @@
+//! The I/O kernel on an NVIDIA GPU.
+//!
+//! ```text
+//!   CudaDriver -- load() ------> CudaDevice (primary context)      api, error, device
+//!   CudaDevice -- pinned() ----> PinnedMemory  rings, maps, queues  memory
+//!              -- register*() -> Registration  memory of a bus, doorbells
+//!              -- allocate() --> DeviceMemory
+//!   CudaStream                   its own SMs (green context), or a priority   stream
+//!   CudaExecutor                 launch per batch, or resident                module, executor
+//! ```
+//!
+//! libcuda is loaded at run time: a program with this feature starts on a machine without it, and
+//! [`CudaDriver::load`] says what is missing.
+//!
+//! # Invariants
+//! - While an executor of a device is started, nothing of that device is freed, unregistered or
+//!   destroyed: such calls may wait for kernels, and a resident one does not end. What is dropped
+//!   meanwhile is parked; pinned memory of the same length is handed out again.
+//! - An executor that is dropped while its kernel may still run leaks what the kernel may reach.
+//! - An error after which CUDA can do nothing more in this process (an illegal address, a kernel
+//!   that was killed) is remembered by its device, and is the answer to every later call.
+//! - No drop panics; what fails there is logged.
+//!
+//! # What this does not promise
+//! A green context says which SMs the I/O kernel uses. It does not keep others away from them: an
+//! engine that must not share them runs in a green context of the remaining ones.
+
+mod api;
+mod device;
+mod driver;
+mod error;
+mod executor;
+mod memory;
+mod module;
+mod report;
+mod stream;
+
+pub use device::CudaDevice;
+pub use driver::CudaDriver;
+pub use error::{CudaError, ErrorCode};
+pub use executor::{CudaExecutor, CudaOptions, LaunchMode};
+pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory, Registration};
+pub use report::{CudaReport, DeviceReport, PartitionReport, StreamKind, WritesOrdering};
+pub use stream::{CudaEvent, CudaStream};

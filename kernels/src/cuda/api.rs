@@ -1,0 +1,207 @@
+#![allow(unsafe_code, reason = "looks functions up in libcuda by name")]
+#![allow(non_snake_case, reason = "functions have the names that CUDA's documentation gives them")]
+//! The functions of libcuda that are used, looked up once.
+//!
+//! cudarc finds the library and declares the functions. They are not called through cudarc, for two
+//! reasons: it panics at a symbol that an old driver lacks, and it returns an enum, of which a
+//! newer driver's unknown error would be an invalid value. Here an error is a number, and the
+//! compiler compares the arguments with cudarc's.
+
+use std::{
+    ffi::{c_char, c_int, c_uint, c_void},
+    sync::OnceLock,
+};
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgreenCtx, CUjit_option, CUmodule,
+    CUresult, CUstream, CUstreamCaptureMode,
+};
+
+use super::error::{CudaError, ErrorCode};
+
+macro_rules! functions {
+    (
+        required { $($name:ident($($arg:ty),* $(,)?);)* }
+        unchecked { $($loose:ident($($loose_arg:ty),* $(,)?);)* }
+        optional { $($extra:ident($($extra_arg:ty),* $(,)?);)* }
+    ) => {
+        /// Functions of libcuda. The optional ones came with CUDA 12.4.
+        pub(super) struct Api {
+            $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> ErrorCode,)*
+            $(pub(super) $loose: unsafe extern "C" fn($($loose_arg),*) -> ErrorCode,)*
+            $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_arg),*) -> ErrorCode>,)*
+        }
+
+        const _: () = {
+            $(let _: unsafe fn($($arg),*) -> CUresult = sys::$name;)*
+            $(let _: unsafe fn($($extra_arg),*) -> CUresult = sys::$extra;)*
+        };
+
+        impl Api {
+            /// Looks them all up; the error is the list of required ones that are missing.
+            ///
+            /// # Safety
+            /// The library is libcuda, whose functions have these arguments.
+            unsafe fn look_up() -> Result<Self, Vec<&'static str>> {
+                let mut missing = Vec::new();
+                // SAFETY: the caller saw that the library is there, so this does not panic; it
+                // stays loaded.
+                let library = unsafe { sys::culib() };
+                $(
+                    // SAFETY: the caller's promise; the type was compared with cudarc's above.
+                    let $name = unsafe {
+                        library.get::<unsafe extern "C" fn($($arg),*) -> ErrorCode>(
+                            concat!(stringify!($name), "\0").as_bytes(),
+                        )
+                    };
+                    if $name.is_err() {
+                        missing.push(stringify!($name));
+                    }
+                )*
+                $(
+                    // SAFETY: as above, but the type was compared by eye: a number for the enum.
+                    let $loose = unsafe {
+                        library.get::<unsafe extern "C" fn($($loose_arg),*) -> ErrorCode>(
+                            concat!(stringify!($loose), "\0").as_bytes(),
+                        )
+                    };
+                    if $loose.is_err() {
+                        missing.push(stringify!($loose));
+                    }
+                )*
+                $(
+                    // SAFETY: as above.
+                    let $extra = unsafe {
+                        library.get::<unsafe extern "C" fn($($extra_arg),*) -> ErrorCode>(
+                            concat!(stringify!($extra), "\0").as_bytes(),
+                        )
+                    };
+                )*
+                match ($($name,)* $($loose,)*) {
+                    ($(Ok($name),)* $(Ok($loose),)*) => Ok(Self {
+                        $($name: *$name,)*
+                        $($loose: *$loose,)*
+                        $($extra: $extra.ok().map(|symbol| *symbol),)*
+                    }),
+                    _ => Err(missing),
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    required {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+        cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+        cuModuleLoadDataEx(
+            *mut CUmodule,
+            *const c_void,
+            c_uint,
+            *mut CUjit_option,
+            *mut *mut c_void,
+        );
+        cuModuleUnload(CUmodule);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
+        cuLaunchKernel(
+            CUfunction,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            CUstream,
+            *mut *mut c_void,
+            *mut *mut c_void,
+        );
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
+        cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
+        cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamQuery(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuStreamWaitValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
+        cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventRecord(CUevent, CUstream);
+        cuEventQuery(CUevent);
+        cuEventDestroy_v2(CUevent);
+    }
+    unchecked {
+        cuGetErrorName(ErrorCode, *mut *const c_char);
+        cuGetErrorString(ErrorCode, *mut *const c_char);
+    }
+    optional {
+        cuDeviceGetDevResource(CUdevice, *mut CUdevResource, CUdevResourceType);
+        cuDevSmResourceSplitByCount(
+            *mut CUdevResource,
+            *mut c_uint,
+            *const CUdevResource,
+            *mut CUdevResource,
+            c_uint,
+            c_uint,
+        );
+        cuDevResourceGenerateDesc(*mut CUdevResourceDesc, *mut CUdevResource, c_uint);
+        cuGreenCtxCreate(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint);
+        cuGreenCtxDestroy(CUgreenCtx);
+        cuGreenCtxStreamCreate(*mut CUstream, CUgreenCtx, c_uint, c_int);
+        cuFuncLoad(CUfunction);
+        cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+    }
+}
+
+/// The functions of this machine's libcuda.
+pub(super) fn load() -> Result<&'static Api, CudaError> {
+    static API: OnceLock<Result<Api, CudaError>> = OnceLock::new();
+    let api = API.get_or_init(|| {
+        // SAFETY: opens libcuda if there is one, whose initialisers are as good as the driver is.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoLibrary);
+        }
+        // SAFETY: the library was found by the name of libcuda.
+        unsafe { Api::look_up() }.map_err(|missing| CudaError::OldDriver {
+            found: version_alone().unwrap_or_else(|| "of an unknown version".into()),
+            lacks: missing.join(", "),
+        })
+    });
+    api.as_ref().map_err(Clone::clone)
+}
+
+/// The version of a driver that lacks other functions.
+fn version_alone() -> Option<String> {
+    let mut version: c_int = 0;
+    // SAFETY: as in `look_up`; the function is as old as the library.
+    let code = unsafe {
+        let get = sys::culib()
+            .get::<unsafe extern "C" fn(*mut c_int) -> ErrorCode>(b"cuDriverGetVersion\0")
+            .ok()?;
+        get(&raw mut version)
+    };
+    (code == ErrorCode::SUCCESS).then(|| version_text(version))
+}
+
+/// `13.0` for 13000.
+pub(super) fn version_text(version: i32) -> String {
+    format!("for CUDA {}.{}", version / 1000, version % 1000 / 10)
+}

@@ -1,0 +1,314 @@
+#![allow(unsafe_code, reason = "calls libcuda")]
+//! A GPU's primary context, and what is kept until nothing runs there any more.
+
+use std::{
+    any::Any,
+    fmt,
+    marker::PhantomData,
+    mem,
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx, CUmodule, CUstream,
+};
+
+use super::{
+    api::Api,
+    driver,
+    error::{CudaError, ErrorCode},
+    memory::{Pinned, Range},
+    report::DeviceReport,
+};
+
+/// What has to be given back to the driver, some time.
+pub(super) enum Resource {
+    /// cuMemFreeHost.
+    Pinned(Pinned),
+    /// cuMemHostUnregister; then whoever keeps the memory there may go.
+    Registered { host: NonNull<u8>, _owner: Arc<dyn Any + Send + Sync> },
+    /// cuMemFree.
+    Memory(CUdeviceptr),
+    /// cuModuleUnload.
+    Module(CUmodule),
+    /// cuStreamDestroy.
+    Stream(CUstream),
+    /// cuGreenCtxDestroy.
+    Green(CUgreenCtx),
+    /// cuEventDestroy.
+    Event(CUevent),
+}
+
+// SAFETY: handles and addresses, which any thread may pass to the driver.
+unsafe impl Send for Resource {}
+// SAFETY: as above; nothing is reached through a shared one.
+unsafe impl Sync for Resource {}
+
+/// A resource, which goes back to the driver when nothing runs on its device any more.
+pub(super) struct Held {
+    device: Arc<CudaDevice>,
+    resource: Option<Resource>,
+}
+
+impl Held {
+    pub(super) fn new(device: &Arc<CudaDevice>, resource: Resource) -> Self {
+        Self { device: device.clone(), resource: Some(resource) }
+    }
+
+    pub(super) fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(resource) = self.resource.take() {
+            self.device.release(resource);
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// The error after which nothing works any more.
+    lost: Option<CudaError>,
+    /// Executors that are started.
+    started: usize,
+    /// What was dropped meanwhile, in that order.
+    parked: Vec<Resource>,
+    /// Registered memory, for who looks for an address.
+    ranges: Vec<Range>,
+}
+
+/// A GPU, through its primary context.
+pub struct CudaDevice {
+    pub(super) api: &'static Api,
+    device: CUdevice,
+    context: CUcontext,
+    report: DeviceReport,
+    state: Mutex<State>,
+}
+
+// SAFETY: the handles may be used from every thread; State is behind a mutex.
+unsafe impl Send for CudaDevice {}
+// SAFETY: as above.
+unsafe impl Sync for CudaDevice {}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({} {})", self.report.ordinal, self.report.name)
+    }
+}
+
+impl CudaDevice {
+    /// Takes over a primary context that was retained.
+    pub(super) fn new(
+        api: &'static Api,
+        device: CUdevice,
+        context: CUcontext,
+        report: DeviceReport,
+    ) -> Self {
+        Self { api, device, context, report, state: Mutex::default() }
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn report(&self) -> &DeviceReport {
+        &self.report
+    }
+
+    /// The error after which this process can do nothing on the GPU any more, once there was one.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn healthy(&self) -> Result<(), CudaError> {
+        self.state().lost.clone().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn handle(&self) -> CUdevice {
+        self.device
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is a single push or assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call's code as a result. An error that stays is remembered.
+    pub(super) fn check(
+        &self,
+        what: impl Into<String>,
+        call: &'static str,
+        code: ErrorCode,
+    ) -> Result<(), CudaError> {
+        let checked = driver::check(self.api, what, call, code);
+        if let Err(error) = &checked
+            && code.is_sticky()
+        {
+            let mut state = self.state();
+            if state.lost.is_none() {
+                tracing::error!(%error, "the GPU is lost to this process");
+                state.lost = Some(error.clone());
+            }
+        }
+        checked
+    }
+
+    pub(super) fn name_of(&self, code: ErrorCode) -> String {
+        driver::name_of(self.api, code)
+    }
+
+    /// Makes the context current for this thread until the result is dropped. A stream capture
+    /// that goes on in this or another thread is of no concern to the calls made meanwhile.
+    pub(super) fn enter(&self) -> Result<Entered<'_>, CudaError> {
+        self.healthy()?;
+        // SAFETY: the context is retained as long as `self` lives.
+        let code = unsafe { (self.api.cuCtxPushCurrent_v2)(self.context) };
+        self.check("making the GPU's context current", "cuCtxPushCurrent", code)?;
+        // CU_STREAM_CAPTURE_MODE_RELAXED. A number, as the driver writes the old mode back.
+        let mut mode: u32 = 2;
+        // SAFETY: reads and writes one number of the enum's size.
+        let code = unsafe { (self.api.cuThreadExchangeStreamCaptureMode)((&raw mut mode).cast()) };
+        let entered = Entered { device: self, mode, thread: PhantomData };
+        self.check("leaving stream capture", "cuThreadExchangeStreamCaptureMode", code)?;
+        Ok(entered)
+    }
+
+    /// An executor starts: nothing is freed from now on.
+    pub(super) fn started(&self) {
+        self.state().started += 1;
+    }
+
+    /// An executor's kernels have ended: with the last one, what was parked is freed.
+    pub(super) fn ended(&self) {
+        let mut state = self.state();
+        state.started = state.started.saturating_sub(1);
+        if state.started == 0 {
+            let parked = mem::take(&mut state.parked);
+            drop(state);
+            self.free(parked);
+        }
+    }
+
+    /// Pinned memory of exactly this length that somebody dropped.
+    pub(super) fn recycled(&self, len: usize) -> Option<Pinned> {
+        let mut state = self.state();
+        let fits = |resource: &Resource| matches!(resource, Resource::Pinned(p) if p.len == len);
+        let at = state.parked.iter().position(fits)?;
+        match state.parked.remove(at) {
+            Resource::Pinned(pinned) => Some(pinned),
+            _ => None,
+        }
+    }
+
+    /// Remembers registered memory.
+    pub(super) fn add_range(&self, range: Range) {
+        let mut state = self.state();
+        state.ranges.retain(Range::is_alive);
+        state.ranges.push(range);
+    }
+
+    /// What `find` makes of the first range for which it is something.
+    pub(super) fn find_range<T>(&self, find: impl FnMut(&Range) -> Option<T>) -> Option<T> {
+        self.state().ranges.iter().find_map(find)
+    }
+
+    fn release(&self, resource: Resource) {
+        let mut state = self.state();
+        if state.started > 0 {
+            state.parked.push(resource);
+        } else {
+            drop(state);
+            self.free(vec![resource]);
+        }
+    }
+
+    fn free(&self, resources: Vec<Resource>) {
+        if resources.is_empty() {
+            return;
+        }
+        let entered = match self.enter() {
+            Ok(entered) => entered,
+            Err(error) => {
+                let count = resources.len();
+                tracing::debug!(%error, count, "GPU resources are left to the end of the process");
+                // What is registered may be in use by a device that nobody stopped.
+                mem::forget(resources);
+                return;
+            }
+        };
+        for resource in resources {
+            self.free_one(resource);
+        }
+        drop(entered);
+    }
+
+    fn free_one(&self, resource: Resource) {
+        let api = self.api;
+        // SAFETY: each was made by the function that belongs to it, and is dropped here.
+        let (call, code) = unsafe {
+            match &resource {
+                Resource::Pinned(p) => {
+                    ("cuMemFreeHost", (api.cuMemFreeHost)(p.base.as_ptr().cast()))
+                }
+                Resource::Registered { host, .. } => {
+                    ("cuMemHostUnregister", (api.cuMemHostUnregister)(host.as_ptr().cast()))
+                }
+                Resource::Memory(address) => ("cuMemFree", (api.cuMemFree_v2)(*address)),
+                Resource::Module(module) => ("cuModuleUnload", (api.cuModuleUnload)(*module)),
+                Resource::Stream(stream) => ("cuStreamDestroy", (api.cuStreamDestroy_v2)(*stream)),
+                Resource::Green(green) => match api.cuGreenCtxDestroy {
+                    Some(destroy) => ("cuGreenCtxDestroy", destroy(*green)),
+                    None => ("cuGreenCtxDestroy", ErrorCode::SUCCESS),
+                },
+                Resource::Event(event) => ("cuEventDestroy", (api.cuEventDestroy_v2)(*event)),
+            }
+        };
+        if let Err(error) = self.check("freeing a GPU resource", call, code) {
+            tracing::error!(%error, "it leaks");
+            mem::forget(resource);
+        }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // An executor that did not end keeps its device alive, so nothing runs here.
+        let parked = mem::take(&mut self.state().parked);
+        self.free(parked);
+        // SAFETY: retained when `self` was made; no handle of it is left.
+        let code = unsafe { (self.api.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        if let Err(error) = self.check("closing a GPU", "cuDevicePrimaryCtxRelease", code) {
+            tracing::debug!(%error, "closing a GPU");
+        }
+    }
+}
+
+/// The context is current for this thread while this lives.
+pub(super) struct Entered<'a> {
+    device: &'a CudaDevice,
+    mode: u32,
+    /// Not for other threads.
+    thread: PhantomData<*mut ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let Self { device, mode, .. } = self;
+        let mut context: CUcontext = std::ptr::null_mut();
+        // SAFETY: undoes what `enter` did: the mode it got, the context it pushed.
+        let (mode, pop) = unsafe {
+            (
+                (device.api.cuThreadExchangeStreamCaptureMode)((&raw mut *mode).cast()),
+                (device.api.cuCtxPopCurrent_v2)(&raw mut context),
+            )
+        };
+        for (call, code) in [("cuThreadExchangeStreamCaptureMode", mode), ("cuCtxPopCurrent", pop)]
+        {
+            if let Err(error) = device.check("leaving the GPU's context", call, code) {
+                tracing::debug!(%error, "leaving the GPU's context");
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+#![allow(unsafe_code, reason = "calls libcuda")]
+//! The driver, and which GPUs it has.
+
+use std::{
+    ffi::{CStr, c_char, c_int},
+    fmt,
+    sync::Arc,
+};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute};
+
+use super::{
+    api::{self, Api},
+    device::CudaDevice,
+    error::{CudaError, ErrorCode},
+    report::{DeviceReport, WritesOrdering},
+};
+
+/// CUDA 12.0: the oldest driver that is tried at all. The PTX may need a newer one.
+const VERSION_MIN: i32 = 12_000;
+
+/// The NVIDIA driver.
+#[derive(Clone, Copy)]
+pub struct CudaDriver {
+    api: &'static Api,
+    version: i32,
+    devices: u32,
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("version", &self.version)
+            .field("devices", &self.devices)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CudaDriver {
+    /// Loads libcuda and starts it.
+    ///
+    /// # Errors
+    /// [`CudaError::NoLibrary`], [`CudaError::OldDriver`], [`CudaError::NoDevice`], or what cuInit
+    /// returned.
+    pub fn load() -> Result<Self, CudaError> {
+        let api = api::load()?;
+        // SAFETY: the first call of all; it may be made again.
+        match unsafe { (api.cuInit)(0) } {
+            ErrorCode::NO_DEVICE => return Err(CudaError::NoDevice),
+            code => check(api, "starting the NVIDIA driver", "cuInit", code)?,
+        }
+        let mut version: c_int = 0;
+        // SAFETY: writes one number.
+        let code = unsafe { (api.cuDriverGetVersion)(&raw mut version) };
+        check(api, "asking the driver's version", "cuDriverGetVersion", code)?;
+        if version < VERSION_MIN {
+            let lacks = "what came with CUDA 12.0".into();
+            return Err(CudaError::OldDriver { found: api::version_text(version), lacks });
+        }
+        let mut count: c_int = 0;
+        // SAFETY: writes one number.
+        let code = unsafe { (api.cuDeviceGetCount)(&raw mut count) };
+        check(api, "counting GPUs", "cuDeviceGetCount", code)?;
+        match u32::try_from(count) {
+            Ok(0) | Err(_) => Err(CudaError::NoDevice),
+            Ok(devices) => Ok(Self { api, version, devices }),
+        }
+    }
+
+    /// What the driver implements: 13000 is CUDA 13.0.
+    #[must_use]
+    pub fn version(&self) -> i32 {
+        self.version
+    }
+
+    /// Number of GPUs.
+    #[must_use]
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
+
+    /// Retains the primary context of GPU `ordinal`, which the CUDA runtime (an engine) uses, too.
+    /// Open a device once and share it.
+    ///
+    /// # Errors
+    /// [`CudaError::NoSuchDevice`], or [`CudaError::Call`].
+    pub fn device(&self, ordinal: u32) -> Result<Arc<CudaDevice>, CudaError> {
+        let (api, count) = (self.api, self.devices);
+        let wanted = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let wanted = wanted.ok_or(CudaError::NoSuchDevice { ordinal, count })?;
+        let what = || format!("opening GPU {ordinal}");
+        let mut device: CUdevice = 0;
+        // SAFETY: writes one number.
+        let code = unsafe { (api.cuDeviceGet)(&raw mut device, wanted) };
+        check(api, what(), "cuDeviceGet", code)?;
+        let report = describe(api, device, ordinal, self.version)?;
+        let mut context: CUcontext = std::ptr::null_mut();
+        // SAFETY: writes one handle, which Drop releases.
+        let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+        check(api, what(), "cuDevicePrimaryCtxRetain", code)?;
+        tracing::debug!(%report, "GPU opened");
+        Ok(Arc::new(CudaDevice::new(api, device, context, report)))
+    }
+}
+
+/// Asks for everything that a report has.
+fn describe(
+    api: &Api,
+    device: CUdevice,
+    ordinal: u32,
+    driver_version: i32,
+) -> Result<DeviceReport, CudaError> {
+    let what = || format!("describing GPU {ordinal}");
+    let get = |attribute: Attribute| {
+        let mut value: c_int = 0;
+        // SAFETY: writes one number.
+        let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+        check(api, what(), "cuDeviceGetAttribute", code).map(|()| value)
+    };
+    let mut name = [0 as c_char; 128];
+    // SAFETY: writes at most so many characters, a final 0 among them.
+    let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
+    check(api, what(), "cuDeviceGetName", code)?;
+    // SAFETY: the last character is 0 in any case.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    Ok(DeviceReport {
+        ordinal,
+        name,
+        pci: format!(
+            "{:04x}:{:02x}:{:02x}",
+            get(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?
+        ),
+        driver_version,
+        capability: (
+            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        sms: u32::try_from(get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?).unwrap_or(0),
+        host_register: get(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)? != 0,
+        writes_ordering: WritesOrdering::new(
+            // Older drivers do not know the question.
+            get(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).unwrap_or(-1),
+        ),
+        flush_remote_writes: get(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)
+            .is_ok_and(|value| value != 0),
+    })
+}
+
+/// A code as a result, with its name from the driver.
+pub(super) fn check(
+    api: &Api,
+    what: impl Into<String>,
+    call: &'static str,
+    code: ErrorCode,
+) -> Result<(), CudaError> {
+    if code == ErrorCode::SUCCESS {
+        return Ok(());
+    }
+    Err(CudaError::Call { what: what.into(), call, code, name: name_of(api, code) })
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
+pub(super) fn name_of(api: &Api, code: ErrorCode) -> String {
+    let text = |get: unsafe extern "C" fn(ErrorCode, *mut *const c_char) -> ErrorCode| {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: writes a pointer: null, or a constant of the driver.
+        let code = unsafe { get(code, &raw mut text) };
+        if code != ErrorCode::SUCCESS || text.is_null() {
+            return None;
+        }
+        // SAFETY: as above.
+        Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    match (text(api.cuGetErrorName), text(api.cuGetErrorString)) {
+        (Some(name), Some(meaning)) => format!("{name}, {meaning}"),
+        (Some(name), None) => name,
+        _ => "an error unknown to this driver".into(),
+    }
+}

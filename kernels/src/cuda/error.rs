@@ -1,0 +1,168 @@
+//! What can go wrong between this process and a GPU.
+
+use std::fmt;
+
+use gio_uring::ExecutorError;
+
+use super::executor::NAME;
+
+/// A `CUresult` as a number: a newer driver may know errors that this code does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct ErrorCode(pub i32);
+
+impl ErrorCode {
+    /// `CUDA_SUCCESS`.
+    pub const SUCCESS: Self = Self(0);
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub const OUT_OF_MEMORY: Self = Self(2);
+    /// `CUDA_ERROR_NO_DEVICE`.
+    pub const NO_DEVICE: Self = Self(100);
+    /// `CUDA_ERROR_NOT_READY`: no error, what was asked about is still running.
+    pub const NOT_READY: Self = Self(600);
+
+    /// Whether "the process is in an inconsistent state and any further CUDA work will return the
+    /// same error", in the words of cuda.h, or the device is lost.
+    #[must_use]
+    pub fn is_sticky(self) -> bool {
+        matches!(
+            self.0,
+            // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED
+            214 | 220 | 226
+            // ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, ASSERT
+            | 700 | 702 | 709 | 710
+            // HARDWARE_STACK_ERROR, ILLEGAL_INSTRUCTION, MISALIGNED_ADDRESS,
+            // INVALID_ADDRESS_SPACE, INVALID_PC, LAUNCH_FAILED, TENSOR_MEMORY_LEAK
+            | 714
+                ..=719 | 721
+            // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE
+            | 810 | 911
+        )
+    }
+
+    /// What to do about it, as far as that can be told from the number.
+    fn hint(self) -> &'static str {
+        match self.0 {
+            2 => "; free GPU or pinned memory, or raise the lock limit (ulimit -l)",
+            34 => "; this is the toolkit's stub: let the loader find the driver's libcuda.so.1",
+            209 | 218 => "; the I/O kernel's PTX needs a newer GPU",
+            221 => "; install the driver's PTX compiler (libnvidia-ptxjitcompiler)",
+            222 => "; update the driver: it is older than the CUDA that made the I/O kernel's PTX",
+            712 => "; the same pages are registered already, perhaps by the engine",
+            800 => "; it takes root, or a container that may lock memory",
+            801 => "; this GPU, driver or virtual machine cannot do it",
+            803 | 804 => "; reboot, or load the kernel module of the installed driver",
+            code if Self(code).is_sticky() => {
+                "; nothing can be done on the GPU by this process any more: start it anew"
+            }
+            _ => "",
+        }
+    }
+}
+
+/// The GPU could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver.
+    #[error(
+        "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use --executor host"
+    )]
+    NoLibrary,
+    /// The driver is older than what is used of it.
+    #[error(
+        "the NVIDIA driver is too old: it is {found} and lacks {lacks}; update it (R580 or later \
+         is best), or use --executor host"
+    )]
+    OldDriver {
+        /// Its version.
+        found: String,
+        /// What is missing.
+        lacks: String,
+    },
+    /// There is a driver and no GPU.
+    #[error(
+        "the NVIDIA driver sees no GPU (nvidia-smi lists them; CUDA_VISIBLE_DEVICES may hide \
+         them); use --executor host"
+    )]
+    NoDevice,
+    /// There is no such GPU.
+    #[error("GPU {ordinal} was asked for, there are {count}, from 0 on")]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// A call of the driver failed.
+    #[error("{what}: {call} returned {name} ({}){}", code.0, code.hint())]
+    Call {
+        /// What was being done.
+        what: String,
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        code: ErrorCode,
+        /// Name and meaning of that.
+        name: String,
+    },
+    /// The driver did not compile the I/O kernel.
+    #[error(
+        "compiling the I/O kernel's PTX ({header}) for compute capability {capability} failed: \
+         {name} ({}){}; the compiler says: {log}", code.0, code.hint()
+    )]
+    Compile {
+        /// The PTX's version and target.
+        header: String,
+        /// What the GPU can do.
+        capability: String,
+        /// What the driver returned.
+        code: ErrorCode,
+        /// Name and meaning of that.
+        name: String,
+        /// The compiler's own words.
+        log: String,
+    },
+    /// What was asked for cannot be right.
+    #[error("{0}")]
+    Argument(String),
+}
+
+impl CudaError {
+    /// What the driver returned, if it was called.
+    #[must_use]
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Call { code, .. } | Self::Compile { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+}
+
+impl From<CudaError> for ExecutorError {
+    fn from(error: CudaError) -> Self {
+        Self::Failed { executor: NAME, cause: error.to_string() }
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA error {}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_kills_a_kernel_is_sticky_and_what_refuses_a_call_is_not() {
+        for code in [214, 700, 702, 710, 716, 719] {
+            assert!(ErrorCode(code).is_sticky(), "{code}");
+            assert!(ErrorCode(code).hint().contains("start it anew"), "{code}");
+        }
+        for code in [0, 1, 2, 222, 400, 600, 701, 720, 801, 900, 999, 123_456] {
+            assert!(!ErrorCode(code).is_sticky(), "{code}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+#![allow(unsafe_code, reason = "launches the kernel on memory that the ring laid out")]
+//! The GPU as the runner of the I/O kernel.
+
+use std::{
+    fmt,
+    mem::{self, ManuallyDrop},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
+use nvme_driver::{Clock, Nanos, Place, Quiesced};
+
+use super::{
+    device::CudaDevice,
+    error::CudaError,
+    memory::Registration,
+    module::{Kernel, Shape},
+    report::CudaReport,
+    stream::CudaStream,
+};
+
+/// What reports call it.
+pub(super) const NAME: &str = "cuda";
+
+/// Launches that may wait on the stream. The driver holds about a thousand, and the next one then
+/// waits in the caller's thread, perhaps for an event that this thread was to set.
+const LAUNCHES_MAX: u32 = 256;
+
+/// When kernels are launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LaunchMode {
+    /// One launch for every [`gio_uring::Uring::issue_io`]; it ends when everything issued until
+    /// then is done.
+    #[default]
+    PerBatch,
+    /// One launch at the start; it watches the ring until the stop word. The engine must not need
+    /// the whole GPU to be idle meanwhile, and loads its own kernels beforehand
+    /// (`CUDA_MODULE_LOADING=EAGER`).
+    Resident,
+}
+
+/// How the I/O kernel is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CudaOptions {
+    /// When kernels are launched.
+    pub mode: LaunchMode,
+    /// SMs of its own, in a green context; `None` shares all of them.
+    pub sms: Option<u32>,
+}
+
+/// What the kernel uses: let go together, or leaked together.
+struct Parts {
+    kernel: Kernel,
+    stream: CudaStream,
+    /// Registered memory that an address was given out for.
+    reached: Mutex<Vec<Arc<Registration>>>,
+    device: Arc<CudaDevice>,
+}
+
+/// A kernel that may be running.
+struct Run {
+    args: Args,
+    /// Launched since the stream was seen idle.
+    launched: u32,
+    /// The ring's tail, and SMs for what no launch was made for.
+    owed: Option<(u32, u32)>,
+    /// Why nothing can be launched any more, although the GPU is well.
+    failed: Option<CudaError>,
+}
+
+/// Runs the I/O kernel on a GPU.
+pub struct CudaExecutor {
+    parts: ManuallyDrop<Parts>,
+    options: CudaOptions,
+    clock: Arc<dyn Clock>,
+    /// Between a successful `start` and a successful `stop`.
+    run: Option<Run>,
+}
+
+impl fmt::Debug for CudaExecutor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaExecutor({})", self.report())
+    }
+}
+
+impl CudaExecutor {
+    /// Lets the driver compile the I/O kernel and makes a stream for it; nothing runs yet. `clock`
+    /// must be the one given to the ring: the deadline of [`IoExecutor::stop`] is measured with it.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Argument`], [`CudaError::Call`].
+    pub fn new(
+        device: &Arc<CudaDevice>,
+        options: CudaOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, CudaError> {
+        Self::with_ptx(device, crate::ptx::PTX, options, clock)
+    }
+
+    /// As [`CudaExecutor::new`], from other PTX of the I/O kernel than [`crate::ptx::PTX`].
+    ///
+    /// # Errors
+    /// As [`CudaExecutor::new`].
+    pub fn with_ptx(
+        device: &Arc<CudaDevice>,
+        ptx: &str,
+        options: CudaOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, CudaError> {
+        let kernel = Kernel::compile(device, ptx)?;
+        let stream = CudaStream::new(device, options.sms)?;
+        let parts = Parts { kernel, stream, reached: Mutex::default(), device: device.clone() };
+        let executor = Self { parts: ManuallyDrop::new(parts), options, clock, run: None };
+        tracing::info!(report = %executor.report(), "the GPU is to run the I/O kernel");
+        Ok(executor)
+    }
+
+    /// Where and how it runs.
+    #[must_use]
+    pub fn report(&self) -> CudaReport {
+        CudaReport {
+            device: self.parts.device.report().clone(),
+            partition: self.parts.stream.report().clone(),
+            mode: self.options.mode,
+        }
+    }
+
+    fn failed(cause: impl Into<String>) -> ExecutorError {
+        ExecutorError::Failed { executor: NAME, cause: cause.into() }
+    }
+
+    /// The run, if nothing is wrong with it.
+    fn running(&mut self) -> Result<(&Parts, &mut Run), ExecutorError> {
+        self.parts.device.healthy()?;
+        match &mut self.run {
+            None => Err(Self::failed("it was not started, or stopped; start it (again)")),
+            Some(Run { failed: Some(error), .. }) => Err(error.clone().into()),
+            Some(run) => Ok((&self.parts, run)),
+        }
+    }
+
+    /// A resident kernel needs all of its warps to run at the same time.
+    fn fits(&self, shape: Shape) -> Result<(), ExecutorError> {
+        let sms = self.parts.stream.report().granted;
+        let each = self.parts.kernel.blocks_per_sm(shape)?;
+        let most = u64::from(sms) * u64::from(each);
+        if u64::from(shape.blocks) <= most {
+            return Ok(());
+        }
+        Err(Self::failed(format!(
+            "{} blocks of {} threads cannot all be resident: {sms} SMs hold {each} each; give it \
+             more SMs or fewer queues",
+            shape.blocks, shape.threads
+        )))
+    }
+}
+
+impl Parts {
+    /// Launches the kernel for everything before position `tail`.
+    fn launch(&self, run: &mut Run, tail: u32, sms: u32) -> Result<(), CudaError> {
+        let granted = self.stream.report().granted;
+        let sms = if sms == 0 { granted } else { sms.min(granted) };
+        let args = Args { until: tail, ..run.args };
+        let shape = Shape::new(args.warp_count, sms);
+        // SAFETY: `start` got the arguments with the promise that what they point to lives until
+        // `stop` succeeded, which sees the stream idle; every run of an executor is on its stream.
+        let launched = unsafe { self.kernel.launch(self.stream.handle(), args, shape) };
+        match launched {
+            Ok(()) => run.launched += 1,
+            Err(error) => {
+                run.failed = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl IoExecutor for CudaExecutor {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        let failed = |error: CudaError| ExecutorError::Memory {
+            executor: NAME,
+            len,
+            cause: error.to_string(),
+        };
+        let memory = self.parts.device.pinned(len).map_err(failed)?;
+        let (host, address, len) = (memory.host(), memory.device().0, memory.len());
+        // SAFETY: zeroed, page aligned, the same memory for the GPU, ordinary memory for the host,
+        // and allocated until the owner is dropped.
+        Ok(unsafe { SharedMemory::new(host, address, len, Box::new(memory)) })
+    }
+
+    fn address(&self, place: &Place) -> Option<u64> {
+        if let Some(device) = place.device {
+            return Some(device.0);
+        }
+        let (address, registration) = self.parts.device.reach(place.host?)?;
+        let mut reached = self.parts.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        if !reached.iter().any(|other| Arc::ptr_eq(other, &registration)) {
+            reached.push(registration);
+        }
+        Some(address)
+    }
+
+    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+        self.parts.device.healthy()?;
+        if self.run.is_some() {
+            return Err(Self::failed("it is running already; stop it first"));
+        }
+        let resident = self.options.mode == LaunchMode::Resident;
+        let args = Args { resident: u32::from(resident), ..args };
+        let mut run = Run { args, launched: 0, owed: None, failed: None };
+        if resident {
+            self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
+        }
+        // Before the launch: from now on nothing is freed that a kernel would be waited for.
+        self.parts.device.started();
+        if resident && let Err(error) = self.parts.launch(&mut run, 0, 0) {
+            self.parts.device.ended();
+            return Err(error.into());
+        }
+        self.run = Some(run);
+        Ok(())
+    }
+
+    fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {
+        let resident = self.options.mode == LaunchMode::Resident;
+        let (parts, run) = self.running()?;
+        if resident {
+            return Ok(());
+        }
+        if run.launched >= LAUNCHES_MAX {
+            if !parts.stream.is_idle()? {
+                run.owed = Some((tail, sms));
+                return Ok(());
+            }
+            run.launched = 0;
+        }
+        run.owed = None;
+        Ok(parts.launch(run, tail, sms)?)
+    }
+
+    fn poll(&mut self) -> Result<Progress, ExecutorError> {
+        let resident = self.options.mode == LaunchMode::Resident;
+        let (parts, run) = self.running()?;
+        if parts.stream.is_idle()? {
+            if resident {
+                return Err(Self::failed("the resident kernel ended by itself, or was stopped"));
+            }
+            run.launched = 0;
+            if let Some((tail, sms)) = run.owed.take() {
+                parts.launch(run, tail, sms)?;
+            }
+        }
+        // What moves, moves on the GPU.
+        Ok(Progress::Idle)
+    }
+
+    fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
+        let mut idle = 0;
+        if self.run.is_some() {
+            // An error here is that of a lost GPU. Its kernels were killed, in some way and at some
+            // time that CUDA says nothing about: no proof, and the queues stay where they are.
+            while !self.parts.stream.is_idle()? {
+                if self.clock.now() >= deadline {
+                    return Err(ExecutorError::StopTimeout { executor: NAME });
+                }
+                self.clock.pause(idle, deadline);
+                idle = idle.saturating_add(1);
+            }
+            self.run = None;
+            self.parts.device.ended();
+        }
+        // SAFETY: the stream that every launch was made on is idle, or there was no launch.
+        Ok(unsafe { Quiesced::assert() })
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        if self.run.is_some() {
+            match self.parts.stream.is_idle() {
+                Ok(true) => self.parts.device.ended(),
+                found => {
+                    tracing::error!(?found, "dropping an executor whose kernel may run on: leaked");
+                    // Kernel, stream, registrations and the device stay until the process ends.
+                    mem::forget(self.parts.device.clone());
+                    return;
+                }
+            }
+        }
+        // SAFETY: dropped once, here, and not used again.
+        unsafe { ManuallyDrop::drop(&mut self.parts) };
+    }
+}

@@ -1,0 +1,382 @@
+#![allow(unsafe_code, reason = "memory that host and GPU share is allocated and registered here")]
+//! Memory that both the host and the GPU reach, and memory of the GPU.
+
+use std::{
+    ffi::c_void,
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, Weak},
+};
+
+use cudarc::driver::sys::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_IOMEMORY, CU_MEMHOSTREGISTER_PORTABLE, CUdeviceptr,
+};
+use nvme_driver::{Bus, DevicePtr, DmaMemory, ExternalMemory, platform::mmio};
+
+use super::{
+    device::{CudaDevice, Held, Resource},
+    error::CudaError,
+};
+
+/// `SharedMemory` promises this alignment, queues need it; lengths are rounded up to it.
+const ALIGN: usize = 4096;
+
+/// Pinned memory as the driver gave it, and the aligned part that is used.
+#[derive(Clone, Copy)]
+pub(super) struct Pinned {
+    /// What cuMemHostAlloc returned.
+    pub(super) base: NonNull<u8>,
+    pub(super) host: NonNull<u8>,
+    pub(super) address: u64,
+    pub(super) len: usize,
+}
+
+/// Zeroed memory of the host, page aligned, pinned, and mapped into the GPU. Freed when dropped,
+/// once no executor of the device runs any more.
+pub struct PinnedMemory {
+    pinned: Pinned,
+    held: Held,
+}
+
+// SAFETY: addresses; the memory is accessed through whoever got them.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
+
+impl fmt::Debug for PinnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pinned { len, address, .. } = self.pinned;
+        let device = self.held.device();
+        write!(f, "PinnedMemory({len} bytes at {address:#x} of {device:?})")
+    }
+}
+
+impl PinnedMemory {
+    /// First byte in this process.
+    #[must_use]
+    pub fn host(&self) -> NonNull<u8> {
+        self.pinned.host
+    }
+
+    /// First byte in a kernel.
+    #[must_use]
+    pub fn device(&self) -> DevicePtr {
+        DevicePtr(self.pinned.address)
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pinned.len
+    }
+
+    /// Whether there are no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pinned.len == 0
+    }
+
+    /// As memory that a [`nvme_driver::DmaSpace`] imports: queues and pools made in it have an
+    /// address in the kernel.
+    #[must_use]
+    pub fn into_external(self) -> ExternalMemory {
+        let (host, device, len) = (self.host(), self.device(), self.len());
+        // SAFETY: the memory stays allocated until `self`, the owner, is dropped, and nothing ever
+        // makes a reference into it.
+        unsafe { ExternalMemory::new(Some(host), Some(device), len, Arc::new(self)) }
+    }
+}
+
+impl CudaDevice {
+    /// `len` zeroed bytes, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] beyond any address space, [`CudaError::Call`] without memory.
+    pub fn pinned(self: &Arc<Self>, len: usize) -> Result<PinnedMemory, CudaError> {
+        let what = || format!("allocating {len} bytes of pinned memory");
+        let rounded = len.max(1).checked_next_multiple_of(ALIGN);
+        let whole = rounded.and_then(|rounded| Some((rounded, rounded.checked_add(ALIGN)?)));
+        let (rounded, whole) = whole
+            .filter(|(_, whole)| isize::try_from(*whole).is_ok())
+            .ok_or_else(|| CudaError::Argument(format!("{}: too many", what())))?;
+        let pinned = match self.recycled(rounded) {
+            Some(pinned) => pinned,
+            None => self.pin(rounded, whole, &what())?,
+        };
+        // SAFETY: `len` bytes of the allocation, which nobody else uses yet or any more.
+        unsafe { pinned.host.as_ptr().write_bytes(0, pinned.len) };
+        Ok(PinnedMemory { pinned, held: Held::new(self, Resource::Pinned(pinned)) })
+    }
+
+    /// `whole` bytes, of which `len` are aligned: the driver promises no alignment.
+    fn pin(&self, len: usize, whole: usize, what: &str) -> Result<Pinned, CudaError> {
+        let entered = self.enter()?;
+        let mut base: *mut c_void = std::ptr::null_mut();
+        let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: writes one address.
+        let code = unsafe { (self.api.cuMemHostAlloc)(&raw mut base, whole, flags) };
+        self.check(what, "cuMemHostAlloc", code)?;
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(CudaError::Argument(format!("{what}: cuMemHostAlloc returned null")));
+        };
+        let mapped = self.mapped(base, what);
+        let address = match mapped {
+            Ok(address) => address,
+            Err(error) => {
+                // SAFETY: allocated above, and given to nobody.
+                let code = unsafe { (self.api.cuMemFreeHost)(base.as_ptr().cast()) };
+                if let Err(error) = self.check(what, "cuMemFreeHost", code) {
+                    tracing::error!(%error, "pinned memory leaks");
+                }
+                return Err(error);
+            }
+        };
+        drop(entered);
+        let offset = base.as_ptr().align_offset(ALIGN);
+        // SAFETY: below ALIGN, by which the allocation is longer.
+        let host = unsafe { base.add(offset) };
+        Ok(Pinned { base, host, address: address + offset as u64, len })
+    }
+
+    /// Where a kernel finds what the host has at `host`. The context is current.
+    fn mapped(&self, host: NonNull<u8>, what: &str) -> Result<u64, CudaError> {
+        let mut address: CUdeviceptr = 0;
+        // SAFETY: writes one address.
+        let code = unsafe {
+            (self.api.cuMemHostGetDevicePointer_v2)(&raw mut address, host.as_ptr().cast(), 0)
+        };
+        self.check(what, "cuMemHostGetDevicePointer", code)?;
+        Ok(address)
+    }
+}
+
+/// What kind of memory doorbells are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DoorbellKind {
+    /// Ordinary memory: the software controller's.
+    Memory,
+    /// Registers of a PCIe function, mapped by VFIO.
+    Io,
+}
+
+/// Memory of somebody else that is mapped into the GPU. Executors find it by the address that the
+/// host has for it, and keep what they use. Keep one for as long as the device is used.
+pub struct Registration {
+    address: u64,
+    len: usize,
+    held: Held,
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, len, held } = self;
+        write!(f, "Registration({len} bytes at {address:#x} of {:?})", held.device())
+    }
+}
+
+impl Registration {
+    /// First byte in a kernel.
+    #[must_use]
+    pub fn device(&self) -> DevicePtr {
+        DevicePtr(self.address)
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Where registered memory is for the host. Plain numbers: a search under a lock must not become
+/// the last owner of a registration.
+pub(super) struct Range {
+    start: u64,
+    len: usize,
+    registration: Weak<Registration>,
+}
+
+impl Range {
+    pub(super) fn is_alive(&self) -> bool {
+        self.registration.strong_count() > 0
+    }
+}
+
+impl CudaDevice {
+    /// Maps memory of a DMA space into the GPU, and keeps it mapped for the devices as well.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] for memory that the host cannot reach, [`CudaError::Call`].
+    pub fn register_memory(
+        self: &Arc<Self>,
+        memory: &Arc<dyn DmaMemory>,
+    ) -> Result<Arc<Registration>, CudaError> {
+        let Some(host) = memory.host() else {
+            let text = "registering memory: it has no address in this process".into();
+            return Err(CudaError::Argument(text));
+        };
+        let flags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
+        self.register(host, memory.len(), flags, Arc::new(memory.clone()), "memory")
+    }
+
+    /// Maps a controller's doorbells into the GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]; 800 and 801 mean that the system does not let a GPU reach another PCIe
+    /// function.
+    pub fn register_doorbells(
+        self: &Arc<Self>,
+        bus: &Arc<dyn Bus>,
+        kind: DoorbellKind,
+    ) -> Result<Arc<Registration>, CudaError> {
+        let page = bus.doorbells();
+        let mut flags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
+        if kind == DoorbellKind::Io {
+            flags |= CU_MEMHOSTREGISTER_IOMEMORY;
+            // VFIO provides pages at their first use, and the driver of the GPU looks for pages
+            // that are there. What reading a doorbell gives is not defined, and not used.
+            for at in (0..page.len()).step_by(ALIGN) {
+                // SAFETY: an aligned dword of the page, which is mapped as long as `bus` lives.
+                let _ = unsafe { mmio::load_acquire32(page.host().byte_add(at)) };
+            }
+        }
+        let what = format!("the doorbells of {}", bus.id());
+        self.register(page.host().cast(), page.len(), flags, Arc::new(bus.clone()), &what)
+    }
+
+    fn register(
+        self: &Arc<Self>,
+        host: NonNull<u8>,
+        len: usize,
+        flags: u32,
+        owner: Arc<dyn std::any::Any + Send + Sync>,
+        name: &str,
+    ) -> Result<Arc<Registration>, CudaError> {
+        let what = format!("mapping {name} ({len} bytes) into the GPU");
+        let start = host.as_ptr().expose_provenance() as u64;
+        let len = len.checked_next_multiple_of(ALIGN).filter(|len| *len > 0);
+        let Some(len) = len.filter(|_| start.is_multiple_of(ALIGN as u64)) else {
+            let text = format!("{what}: it does not begin at a page ({start:#x}), or is empty");
+            return Err(CudaError::Argument(text));
+        };
+        let same = |range: &Range| {
+            let same = range.start == start && range.len == len;
+            if same { range.registration.upgrade() } else { None }
+        };
+        if let Some(registration) = self.find_range(same) {
+            return Ok(registration);
+        }
+        let entered = self.enter()?;
+        // SAFETY: the range is mapped as long as `owner` lives, and it lives until the range was
+        // unregistered.
+        let code = unsafe { (self.api.cuMemHostRegister_v2)(host.as_ptr().cast(), len, flags) };
+        self.check(what.as_str(), "cuMemHostRegister", code)?;
+        let held = Held::new(self, Resource::Registered { host, _owner: owner });
+        let address = self.mapped(host, &what)?;
+        drop(entered);
+        let registration = Arc::new(Registration { address, len, held });
+        let weak = Arc::downgrade(&registration);
+        self.add_range(Range { start, len, registration: weak });
+        Ok(registration)
+    }
+
+    /// Where a kernel finds what the host has at `host`, and what keeps it there.
+    pub(super) fn reach(&self, host: u64) -> Option<(u64, Arc<Registration>)> {
+        self.find_range(|range| {
+            let offset = host.checked_sub(range.start).filter(|at| *at < range.len as u64)?;
+            let registration = range.registration.upgrade()?;
+            Some((registration.address + offset, registration))
+        })
+    }
+}
+
+/// Memory of the GPU. Freed when dropped, once no executor of the device runs any more.
+pub struct DeviceMemory {
+    address: u64,
+    len: usize,
+    held: Held,
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, len, held } = self;
+        write!(f, "DeviceMemory({len} bytes at {address:#x} of {:?})", held.device())
+    }
+}
+
+impl CudaDevice {
+    /// `len` bytes of the GPU's memory, with whatever is in them. May wait for kernels that run:
+    /// allocate before an executor starts.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`] without memory.
+    pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DeviceMemory, CudaError> {
+        let _entered = self.enter()?;
+        let mut address: CUdeviceptr = 0;
+        // SAFETY: writes one address.
+        let code = unsafe { (self.api.cuMemAlloc_v2)(&raw mut address, len) };
+        self.check(format!("allocating {len} bytes of GPU memory"), "cuMemAlloc", code)?;
+        Ok(DeviceMemory { address, len, held: Held::new(self, Resource::Memory(address)) })
+    }
+}
+
+impl DeviceMemory {
+    /// First byte in a kernel.
+    #[must_use]
+    pub fn device(&self) -> DevicePtr {
+        DevicePtr(self.address)
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn inside(&self, offset: usize, len: usize) -> Result<u64, CudaError> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            return Ok(self.address + offset as u64);
+        }
+        let total = self.len;
+        Err(CudaError::Argument(format!("{len} bytes at {offset} of {total} bytes of GPU memory")))
+    }
+
+    /// Copies `bytes` to `offset`, and waits for that.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] outside of the memory, [`CudaError::Call`].
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let (device, to) = (self.held.device(), self.inside(offset, bytes.len())?);
+        let _entered = device.enter()?;
+        let from = bytes.as_ptr().cast();
+        // SAFETY: both ranges are as long.
+        let code = unsafe { (device.api.cuMemcpyHtoD_v2)(to, from, bytes.len()) };
+        device.check("copying to the GPU", "cuMemcpyHtoD", code)
+    }
+
+    /// Copies from `offset` into `bytes`, and waits for that.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::write`].
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        let (device, from) = (self.held.device(), self.inside(offset, bytes.len())?);
+        let _entered = device.enter()?;
+        let to = bytes.as_mut_ptr().cast();
+        // SAFETY: both ranges are as long.
+        let code = unsafe { (device.api.cuMemcpyDtoH_v2)(to, from, bytes.len()) };
+        device.check("copying from the GPU", "cuMemcpyDtoH", code)
+    }
+}

@@ -1,0 +1,311 @@
+#![allow(unsafe_code, reason = "calls libcuda")]
+//! Streams: with SMs of their own where the driver can, words to wait for, and events.
+
+use std::{fmt, mem, sync::Arc};
+
+use cudarc::driver::sys::{
+    CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevSmResourceSplit_flags, CUevent,
+    CUevent_flags, CUgreenCtx, CUgreenCtxCreate_flags, CUstream, CUstream_flags,
+    CUstreamWaitValue_flags, CUstreamWriteValue_flags,
+};
+use nvme_driver::DevicePtr;
+
+use super::{
+    device::{CudaDevice, Held, Resource},
+    error::{CudaError, ErrorCode},
+    report::{PartitionReport, StreamKind},
+};
+
+/// A stream of our own.
+pub struct CudaStream {
+    handle: CUstream,
+    report: PartitionReport,
+    // In this order: a stream goes before its green context.
+    held: Held,
+    _green: Option<Held>,
+}
+
+// SAFETY: a handle, which any thread may pass to the driver.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaStream({})", self.report)
+    }
+}
+
+impl CudaStream {
+    /// A stream on `sms` SMs (rounded up to what the GPU can divide) in a green context. Without
+    /// green contexts, and for `None`, it is one of the highest priority on all SMs; the report
+    /// says so, and why.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] for 0 SMs or more than there are, [`CudaError::Call`].
+    pub fn new(device: &Arc<CudaDevice>, sms: Option<u32>) -> Result<Self, CudaError> {
+        let of = device.report().sms;
+        if let Some(asked) = sms.filter(|asked| *asked == 0 || *asked > of) {
+            let text = format!("{asked} SMs were asked for; 1 to {of} are possible");
+            return Err(CudaError::Argument(text));
+        }
+        let _entered = device.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: writes two numbers.
+        let code =
+            unsafe { (device.api.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest) };
+        device.check("asking for stream priorities", "cuCtxGetStreamPriorityRange", code)?;
+        let instead = match sms.map(|asked| Self::green(device, asked, greatest)) {
+            Some(Ok(stream)) => return Ok(stream),
+            Some(Err(error)) => {
+                device.healthy()?;
+                tracing::warn!(%error, "no SMs of its own for the I/O kernel");
+                Some(error.to_string())
+            }
+            None => None,
+        };
+        let mut handle: CUstream = std::ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes one handle.
+        let code =
+            unsafe { (device.api.cuStreamCreateWithPriority)(&raw mut handle, flags, greatest) };
+        device.check("making a stream", "cuStreamCreateWithPriority", code)?;
+        let kind = StreamKind::Priority { priority: greatest, instead };
+        let report =
+            PartitionReport { asked: sms, granted: of, remaining: 0, granularity: None, kind };
+        let held = Held::new(device, Resource::Stream(handle));
+        Ok(Self { handle, report, held, _green: None })
+    }
+
+    /// The context of `device` is current.
+    fn green(device: &Arc<CudaDevice>, asked: u32, priority: i32) -> Result<Self, CudaError> {
+        let api = device.api;
+        let (Some(describe), Some(create), Some(_), Some(create_stream)) = (
+            api.cuDevResourceGenerateDesc,
+            api.cuGreenCtxCreate,
+            api.cuGreenCtxDestroy,
+            api.cuGreenCtxStreamCreate,
+        ) else {
+            return Err(no_green_contexts());
+        };
+        let (mut part, report) = divide(device, asked)?;
+        let mut desc: CUdevResourceDesc = std::ptr::null_mut();
+        // SAFETY: one struct is read, a handle written.
+        let code = unsafe { describe(&raw mut desc, &raw mut part, 1) };
+        device.check("describing the SMs", "cuDevResourceGenerateDesc", code)?;
+        let mut green: CUgreenCtx = std::ptr::null_mut();
+        let default = CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
+        // SAFETY: a handle is written.
+        let code = unsafe { create(&raw mut green, desc, device.handle(), default) };
+        device.check("making a green context", "cuGreenCtxCreate", code)?;
+        let green_held = Held::new(device, Resource::Green(green));
+        let mut handle: CUstream = std::ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a handle is written.
+        let code = unsafe { create_stream(&raw mut handle, green, flags, priority) };
+        device.check("making a green context's stream", "cuGreenCtxStreamCreate", code)?;
+        let held = Held::new(device, Resource::Stream(handle));
+        Ok(Self { handle, report, held, _green: Some(green_held) })
+    }
+
+    /// Which part of the GPU it uses.
+    #[must_use]
+    pub fn report(&self) -> &PartitionReport {
+        &self.report
+    }
+
+    pub(super) fn handle(&self) -> CUstream {
+        self.handle
+    }
+
+    /// Its `CUstream`, for other libraries. Valid as long as `self` lives.
+    #[must_use]
+    pub fn raw(&self) -> u64 {
+        self.handle.expose_provenance() as u64
+    }
+
+    /// Whether everything put on it is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]: what ran on it failed, or the GPU is lost.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        let device = self.held.device();
+        let _entered = device.enter()?;
+        // SAFETY: a stream that is alive.
+        match unsafe { (device.api.cuStreamQuery)(self.handle) } {
+            ErrorCode::NOT_READY => Ok(false),
+            code => device.check("running the I/O kernel", "cuStreamQuery", code).map(|()| true),
+        }
+    }
+
+    /// What is put on it from now on starts when `event` was reached.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn wait_event(&self, event: &CudaEvent) -> Result<(), CudaError> {
+        let device = self.held.device();
+        let _entered = device.enter()?;
+        // SAFETY: both are alive.
+        let code = unsafe { (device.api.cuStreamWaitEvent)(self.handle, event.handle, 0) };
+        device.check("making a stream wait", "cuStreamWaitEvent", code)
+    }
+}
+
+fn no_green_contexts() -> CudaError {
+    CudaError::Argument("the driver has no green contexts, they came with CUDA 12.4".into())
+}
+
+/// Divides `asked` SMs off. The context of `device` is current.
+fn divide(device: &CudaDevice, asked: u32) -> Result<(CUdevResource, PartitionReport), CudaError> {
+    let (get, split) = (device.api.cuDeviceGetDevResource, device.api.cuDevSmResourceSplitByCount);
+    let (Some(get), Some(split)) = (get, split) else { return Err(no_green_contexts()) };
+    // SAFETY: a plain struct of numbers, for which 0 is a value of every field.
+    let mut all: CUdevResource = unsafe { mem::zeroed() };
+    let sm = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+    // SAFETY: fills the struct in.
+    let code = unsafe { get(device.handle(), &raw mut all, sm) };
+    device.check("asking for the SMs", "cuDeviceGetDevResource", code)?;
+    // The finest division first: large clusters, the price of it, are not used here.
+    let fine = CUdevSmResourceSplit_flags::CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING as u32;
+    let what = || format!("dividing off {asked} SMs");
+    let mut last = None;
+    for flags in [fine, 0] {
+        let (mut part, mut groups) = (all, 1);
+        let rest = std::ptr::null_mut();
+        // SAFETY: fills in one struct, and the number of them.
+        let code =
+            unsafe { split(&raw mut part, &raw mut groups, &raw const all, rest, flags, asked) };
+        match device.check(what(), "cuDevSmResourceSplitByCount", code) {
+            Ok(()) if groups == 1 => {
+                // SAFETY: both are resources of SMs; every field is a number.
+                let (all, sms) = unsafe { (all.__bindgen_anon_1.sm, part.__bindgen_anon_1.sm) };
+                // The driver (from CUDA 13.0 on) names the alignment of the coarse division.
+                let aligned = Some(all.smCoscheduledAlignment);
+                let report = PartitionReport {
+                    asked: Some(asked),
+                    granted: sms.smCount,
+                    remaining: all.smCount.saturating_sub(sms.smCount),
+                    granularity: aligned.filter(|&n| n != 0 && flags != fine),
+                    kind: StreamKind::Green,
+                };
+                return Ok((part, report));
+            }
+            Ok(()) => {}
+            Err(error) => last = Some(error),
+        }
+    }
+    let none = || CudaError::Argument(format!("{}: the driver makes no such part", what()));
+    Err(last.unwrap_or_else(none))
+}
+
+impl CudaDevice {
+    /// What is put on `stream` from now on starts when the word at `word` has reached `value`, as
+    /// [`gio_uring::Event`] counts. With `flush`, what a peer wrote into GPU memory before is
+    /// visible then ([`super::DeviceReport::flush_remote_writes`] says whether that is possible).
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    ///
+    /// # Safety
+    /// `stream` is the `CUstream` of this device (0 for the default stream), and the word is mapped
+    /// for the GPU until the wait is over.
+    pub unsafe fn stream_wait(
+        &self,
+        stream: u64,
+        word: DevicePtr,
+        value: u32,
+        flush: bool,
+    ) -> Result<(), CudaError> {
+        let _entered = self.enter()?;
+        let mut flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        if flush {
+            flags |= CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_FLUSH as u32;
+        }
+        let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.api.cuStreamWaitValue32_v2)(stream, word.0, value, flags) };
+        self.check("making a stream wait for a word", "cuStreamWaitValue32", code)
+    }
+
+    /// When everything put on `stream` so far is done, the word at `word` becomes `value`; an
+    /// operation that waits for it starts then.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    ///
+    /// # Safety
+    /// As [`CudaDevice::stream_wait`].
+    pub unsafe fn stream_write(
+        &self,
+        stream: u64,
+        word: DevicePtr,
+        value: u32,
+    ) -> Result<(), CudaError> {
+        let _entered = self.enter()?;
+        // The default has a barrier before the write, so that the results are visible.
+        let flags = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.api.cuStreamWriteValue32_v2)(stream, word.0, value, flags) };
+        self.check("making a stream write a word", "cuStreamWriteValue32", code)
+    }
+}
+
+/// A point in a stream.
+pub struct CudaEvent {
+    handle: CUevent,
+    held: Held,
+}
+
+// SAFETY: a handle, which any thread may pass to the driver.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl fmt::Debug for CudaEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaEvent({:?})", self.held.device())
+    }
+}
+
+impl CudaEvent {
+    /// An event without a time, which counts as reached.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        let _entered = device.enter()?;
+        let mut handle: CUevent = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: writes one handle.
+        let code = unsafe { (device.api.cuEventCreate)(&raw mut handle, flags) };
+        device.check("making an event", "cuEventCreate", code)?;
+        Ok(Self { handle, held: Held::new(device, Resource::Event(handle)) })
+    }
+
+    /// Moves it to the end of `stream`.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        let device = self.held.device();
+        let _entered = device.enter()?;
+        // SAFETY: both are alive.
+        let code = unsafe { (device.api.cuEventRecord)(self.handle, stream.handle) };
+        device.check("recording an event", "cuEventRecord", code)
+    }
+
+    /// Whether everything before it is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn is_reached(&self) -> Result<bool, CudaError> {
+        let device = self.held.device();
+        let _entered = device.enter()?;
+        // SAFETY: an event that is alive.
+        match unsafe { (device.api.cuEventQuery)(self.handle) } {
+            ErrorCode::NOT_READY => Ok(false),
+            code => device.check("asking for an event", "cuEventQuery", code).map(|()| true),
+        }
+    }
+}

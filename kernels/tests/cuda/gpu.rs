@@ -1,0 +1,45 @@
+//! On a GPU: the same as with the mock, with the machine's driver.
+
+use std::sync::Arc;
+
+use gio_kernels::cuda::{CudaDevice, CudaOptions, CudaStream, LaunchMode};
+
+use crate::rig::{self, stack_moves_bytes};
+
+fn moves(device: &Arc<CudaDevice>, mode: LaunchMode, sms: Option<u32>) {
+    for shape in [(1, 1), (2, 2), (3, 1)] {
+        stack_moves_bytes(device, CudaOptions { mode, sms }, shape);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_launch_per_batch_moves_the_right_bytes() {
+    let device = rig::gpu();
+    moves(&device, LaunchMode::PerBatch, None);
+    moves(&device, LaunchMode::PerBatch, Some(2));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_resident_kernel_moves_the_right_bytes() {
+    let device = rig::gpu();
+    moves(&device, LaunchMode::Resident, None);
+    moves(&device, LaunchMode::Resident, Some(2));
+}
+
+/// On a GPU with green contexts (a driver for CUDA 12.4 or later) a part is what was asked for, and
+/// not all SMs.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+#[allow(clippy::print_stdout, reason = "what the machine gave")]
+fn a_partition_has_fewer_sms_than_the_gpu() {
+    let device = rig::gpu();
+    println!("{}", device.report());
+    for sms in [1, 2, 5, 16] {
+        let stream = CudaStream::new(&device, Some(sms)).expect("a stream");
+        println!("{}", stream.report());
+        let granted = stream.report().granted;
+        assert!(granted >= sms && granted < device.report().sms, "{}", stream.report());
+    }
+}

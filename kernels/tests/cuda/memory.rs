@@ -1,0 +1,184 @@
+//! Memory, registrations, words and events.
+#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use gio_kernels::cuda::{CudaError, CudaEvent, CudaExecutor, CudaStream, DoorbellKind, LaunchMode};
+use gio_uring::IoExecutor;
+use nvme_driver::{
+    Bus, DmaSlice, DmaSpace, ExternalMemory, Iova, MonotonicClock, Place, platform::mmio,
+};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, MemoryMedia};
+
+use crate::{
+    mock::{self, Level, isolated},
+    rig,
+};
+
+/// CU_MEMHOSTREGISTER_PORTABLE | DEVICEMAP, and IOMEMORY.
+const MAPPED: u32 = 3;
+const IO: u32 = 4;
+
+#[test]
+fn pinned_memory_is_zeroed_aligned_and_freed() {
+    isolated("memory::pinned_memory_is_zeroed_aligned_and_freed", Level::Full, &[], || {
+        let device = rig::gpu();
+        let memory = device.pinned(5000).expect("two pages");
+        assert_eq!((memory.len(), memory.device().0 % 4096), (8192, 0));
+        assert!(memory.host().as_ptr().addr().is_multiple_of(4096));
+        assert_ne!(memory.host().as_ptr().addr() as u64, memory.device().0, "the mock's two views");
+        for offset in 0..memory.len() {
+            // SAFETY: inside the memory.
+            assert_eq!(unsafe { memory.host().add(offset).read_volatile() }, 0);
+        }
+        assert_eq!(device.pinned(0).expect("a page").len(), 4096);
+        for len in [usize::MAX, usize::MAX / 2] {
+            let error = device.pinned(len).expect_err("more than there is").to_string();
+            assert!(error.contains(&len.to_string()), "{error}");
+        }
+        mock::inject("cuMemHostGetDevicePointer", 0, 801);
+        device.pinned(1).expect_err("not mapped");
+        drop((memory, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn gpu_memory_is_written_and_read_within_its_bounds() {
+    isolated("memory::gpu_memory_is_written_and_read_within_its_bounds", Level::Full, &[], || {
+        let device = rig::gpu();
+        let memory = device.allocate(100).expect("memory");
+        memory.write(10, &[1, 2, 3]).expect("inside");
+        let mut bytes = [0; 2];
+        memory.read(11, &mut bytes).expect("inside");
+        assert_eq!(bytes, [2, 3]);
+        memory.write(98, &[0; 3]).expect_err("outside");
+        memory.read(usize::MAX, &mut bytes).expect_err("outside");
+        drop((memory, device));
+        mock::assert_clean();
+    });
+}
+
+fn emu() -> Arc<dyn Bus> {
+    let media = MemoryMedia::new(16 << 20).expect("address space");
+    let config = EmuConfig::new("emu").namespace(media, 4096);
+    Emu::new(EmuDomain::new("memory"), config).expect("a good drive").bus()
+}
+
+#[test]
+fn an_executor_finds_and_keeps_what_was_registered() {
+    isolated("memory::an_executor_finds_and_keeps_what_was_registered", Level::Full, &[], || {
+        let (device, bus) = (rig::gpu(), emu());
+        let memory = bus.dma().alloc(8192).expect("memory");
+        let slice = DmaSlice::new(memory.clone(), 4096, 64).expect("inside");
+        let clock = Arc::new(MonotonicClock::default());
+        let executor = CudaExecutor::new(&device, rig::options(LaunchMode::PerBatch), clock);
+        let executor = executor.expect("compiles");
+        assert_eq!(executor.address(&slice.place()), None, "not registered");
+
+        let registration = device.register_memory(&memory).expect("registered");
+        let again = device.register_memory(&memory).expect("registered");
+        assert!(Arc::ptr_eq(&registration, &again), "once is enough");
+        let base = registration.device().0;
+        assert_eq!(executor.address(&slice.place()), Some(base + 4096));
+        let place = |host, device| Place { host, device, iova: Iova(0) };
+        let host = memory.host().expect("an address").as_ptr();
+        let end = host.addr() as u64 + 8192;
+        assert_eq!(executor.address(&place(Some(end), None)), None, "past the end");
+        assert_eq!(executor.address(&place(None, None)), None);
+        let known = nvme_driver::DevicePtr(77);
+        assert_eq!(executor.address(&place(Some(end), Some(known))), Some(77));
+
+        drop((registration, again, memory, slice));
+        assert_eq!(mock::registered(host.cast()), MAPPED, "the executor keeps it");
+        drop(executor);
+        assert_eq!(mock::registered(host.cast()), 0);
+        drop(device);
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn doorbells_are_registered_as_what_they_are() {
+    isolated("memory::doorbells_are_registered_as_what_they_are", Level::Full, &[], || {
+        let device = rig::gpu();
+        for (kind, flags) in [(DoorbellKind::Memory, MAPPED), (DoorbellKind::Io, MAPPED | IO)] {
+            let bus = emu();
+            let host = bus.doorbells().host();
+            let bells = device.register_doorbells(&bus, kind).expect("registered");
+            assert_eq!(mock::registered(host.as_ptr().cast()), flags);
+            assert_ne!(bells.device().0, host.as_ptr().addr() as u64, "the mock's second view");
+            drop(bus);
+            // The registration keeps the bus, and with it the page.
+            // SAFETY: the page is mapped.
+            unsafe { mmio::store_release32(host, 1) };
+            drop(bells);
+            assert_eq!(mock::registered(host.as_ptr().cast()), 0);
+        }
+        let refused = emu();
+        mock::inject("cuMemHostRegister", 0, 800);
+        let error = device.register_doorbells(&refused, DoorbellKind::Io).expect_err("refused");
+        let text = error.to_string();
+        assert!(text.contains("doorbells of emu") && text.contains("800"), "{text}");
+        drop(device);
+        mock::assert_clean();
+    });
+}
+
+/// Memory that says it has no address in this process.
+#[test]
+fn imported_memory_keeps_its_address_on_the_gpu() {
+    isolated("memory::imported_memory_keeps_its_address_on_the_gpu", Level::Full, &[], || {
+        let (device, domain) = (rig::gpu(), EmuDomain::new("import"));
+        let pinned = device.pinned(8192).expect("pinned");
+        let address = pinned.device();
+        let external: ExternalMemory = pinned.into_external();
+        let slice = DmaSlice::whole(domain.import(external).expect("aligned")).expect("one range");
+        let part = slice.slice(4096, 4096).expect("inside").place();
+        assert_eq!(part.device.map(|at| at.0), Some(address.0 + 4096));
+        drop((slice, domain, device));
+        mock::assert_clean();
+    });
+}
+
+fn within_seconds(what: &str, mut done: impl FnMut() -> Result<bool, CudaError>) {
+    let start = Instant::now();
+    while !done().expect(what) {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn streams_wait_for_words_and_events() {
+    isolated("memory::streams_wait_for_words_and_events", Level::Full, &[], || {
+        let device = rig::gpu();
+        let word = device.pinned(4096).expect("a page");
+        let (first, second) = (CudaStream::new(&device, None), CudaStream::new(&device, Some(2)));
+        let (first, second) = (first.expect("a stream"), second.expect("a stream"));
+        let event = CudaEvent::new(&device).expect("an event");
+        assert!(event.is_reached().expect("was never recorded"));
+        // SAFETY: the streams and the word live until both streams are idle.
+        unsafe {
+            device.stream_wait(first.raw(), word.device(), 1, false).expect("waits");
+            event.record(&first).expect("recorded");
+            second.wait_event(&event).expect("waits");
+            device.stream_write(second.raw(), word.device(), 2).expect("writes");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!first.is_idle().expect("a stream") && !second.is_idle().expect("a stream"));
+        assert!(!event.is_reached().expect("an event"));
+        let host = word.host().cast::<u32>();
+        // SAFETY: the first word of the page, which is mapped.
+        unsafe { mmio::store_release32(host, 1) };
+        within_seconds("both streams end", || Ok(first.is_idle()? && second.is_idle()?));
+        assert!(event.is_reached().expect("an event"));
+        // SAFETY: as above.
+        assert_eq!(unsafe { mmio::load_acquire32(host) }, 2);
+        drop((event, first, second, word, device));
+        mock::assert_clean();
+    });
+}

@@ -1,0 +1,182 @@
+//! Builds the mock, runs tests under it, and asks it questions.
+#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
+
+use std::{
+    ffi::{CString, c_char, c_int, c_long, c_uint, c_void},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use cudarc::driver::sys;
+
+/// Set in a process that runs one test.
+const CHILD: &str = "GIO_CUDA_TEST";
+/// Its case.
+const CASE: &str = "GIO_CUDA_CASE";
+
+/// How long one case may take; the longest takes a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Which libcuda a test gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// None at all, unless the machine has one.
+    Nothing,
+    /// CUDA 11.4: functions are missing.
+    Old,
+    /// CUDA 12.0: no green contexts.
+    Twelve,
+    /// CUDA 13.0.
+    Full,
+}
+
+impl Level {
+    fn number(self) -> &'static str {
+        match self {
+            Self::Nothing => "0",
+            Self::Old => "11",
+            Self::Twelve => "12",
+            Self::Full => "13",
+        }
+    }
+}
+
+/// Environment variables.
+pub(crate) type Variables<'a> = &'a [(&'a str, &'a str)];
+
+/// Runs `body` in a process of its own with this libcuda and these variables. `test` is the name of
+/// the calling test.
+pub(crate) fn isolated(test: &str, level: Level, variables: Variables<'_>, body: impl FnOnce()) {
+    each(test, level, &[variables], |_| body());
+}
+
+/// As [`isolated`], once for each of the cases, whose number `body` gets.
+pub(crate) fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce(usize)) {
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        std::thread::spawn(|| {
+            std::thread::sleep(PATIENCE);
+            std::process::abort(); // it hangs; the parent says which
+        });
+        let case = std::env::var(CASE).ok().and_then(|number| number.parse().ok());
+        body(case.expect("the parent says which"));
+        return;
+    }
+    let this = std::env::current_exe().expect("a program knows itself");
+    for (case, variables) in cases.iter().enumerate() {
+        let output = Command::new(&this)
+            .args(["--exact", test, "--nocapture"])
+            .env(CHILD, test)
+            .env(CASE, case.to_string())
+            .env("LD_LIBRARY_PATH", folder(level))
+            .envs(variables.iter().copied())
+            .output()
+            .expect("it starts again");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        let status = output.status;
+        assert!(status.success(), "{level:?}, case {case} {variables:?}: {status}\n{out}{err}");
+        assert!(out.contains("1 passed"), "{test} is not the test's name:\n{out}");
+    }
+}
+
+/// The folder with the mock of this level, built when it is first asked for.
+fn folder(level: Level) -> PathBuf {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}", level.number()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = ["tests/cuda/mock", "include/gio"].map(|path| here.join(path));
+    let library = folder.join("libcuda.so");
+    if level != Level::Nothing && is_older(&library, &sources) {
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let made = folder.join(format!("made-by-{}", std::process::id()));
+        let output = Command::new(&compiler)
+            .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-strict-aliasing"])
+            .arg(format!("-DMOCK_LEVEL={}", level.number()))
+            .arg("-I")
+            .arg(here.join("include"))
+            .arg(here.join("tests/cuda/mock/libcuda.cpp"))
+            .arg("-o")
+            .arg(&made)
+            .output()
+            .unwrap_or_else(|error| panic!("{compiler}: {error}; install a C++ compiler"));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{text}");
+        std::fs::rename(made, library).expect("the same folder");
+    }
+    drop(one_at_a_time);
+    folder
+}
+
+/// Whether one of the files in `sources` is newer than `library`.
+fn is_older(library: &Path, sources: &[PathBuf]) -> bool {
+    let when = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified());
+    let Ok(built) = when(library) else { return true };
+    let files = sources.iter().flat_map(|folder| std::fs::read_dir(folder).expect("sources"));
+    files
+        .map(|entry| entry.expect("a file").path())
+        .any(|path| when(&path).expect("a file") > built)
+}
+
+fn function<T: Copy>(name: &str) -> T {
+    let name = CString::new(name).expect("a name");
+    // SAFETY: the mock is loaded; each caller below names a function and its type in libcuda.cpp.
+    unsafe { *sys::culib().get::<T>(name.as_bytes_with_nul()).expect("a function of the mock") }
+}
+
+fn text(name: &str) -> CString {
+    CString::new(name).expect("a name")
+}
+
+/// The call `name` fails with `code`, after it succeeded `skip` times more.
+pub(crate) fn inject(name: &str, skip: c_long, code: c_int) {
+    let set: unsafe extern "C" fn(*const c_char, c_long, c_int) = function("mock_inject");
+    // SAFETY: as `function` says.
+    unsafe { set(text(name).as_ptr(), skip, code) }
+}
+
+/// How often the call `name` was made.
+pub(crate) fn count(name: &str) -> c_long {
+    let get: unsafe extern "C" fn(*const c_char) -> c_long = function("mock_count");
+    // SAFETY: as `function` says.
+    unsafe { get(text(name).as_ptr()) }
+}
+
+/// Things that were made and not freed.
+pub(crate) fn live() -> c_long {
+    let get: unsafe extern "C" fn() -> c_long = function("mock_live");
+    // SAFETY: as `function` says.
+    unsafe { get() }
+}
+
+/// Kernels stand still, or go on.
+pub(crate) fn hang(hang: bool) {
+    let set: unsafe extern "C" fn(c_int) = function("mock_hang");
+    // SAFETY: as `function` says.
+    unsafe { set(c_int::from(hang)) }
+}
+
+/// Flags that the page at `host` is registered with, 0 if it is not.
+pub(crate) fn registered(host: *mut c_void) -> c_uint {
+    let get: unsafe extern "C" fn(*mut c_void) -> c_uint = function("mock_registered");
+    // SAFETY: as `function` says; the address is only compared.
+    unsafe { get(host) }
+}
+
+/// Nothing that was made is left, nothing was freed under a running kernel, and this thread is as
+/// it was: no context, and the capture mode it began with.
+pub(crate) fn assert_clean() {
+    assert_eq!(live(), 0, "not freed");
+    assert_eq!(count("freed while a kernel ran"), 0);
+    assert_thread_clean();
+}
+
+/// The thread's half of [`assert_clean`].
+pub(crate) fn assert_thread_clean() {
+    let get: unsafe extern "C" fn() -> c_uint = function("mock_thread");
+    // SAFETY: as `function` says.
+    assert_eq!(unsafe { get() }, 0, "contexts, or the capture mode, of this thread");
+}

@@ -1,0 +1,385 @@
+// A libcuda without a GPU: the functions that gio-kernels uses, over memory of this process. A
+// stream is a thread, and a launch runs the I/O kernel as it is compiled for the host.
+//
+// It is stricter than a driver. Pinned memory is mapped twice, so that an address of the host given
+// to the kernel shows; it is aligned to 512 bytes; a call without a current context fails, and so
+// does one that a stream capture in another thread would forbid; and what is freed while a kernel
+// runs is counted.
+//
+// MOCK_LEVEL: 13 all of it; 12 without green contexts; 11 also without the stream operations' new
+// names, as an old driver.
+#define GIO_HOST 1
+#include "gio/kernel.cuh"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+typedef int Result;
+typedef unsigned long long DevicePtr;
+
+static const Result OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201,
+                    INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+                    ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+                    CAPTURE_UNSUPPORTED = 900;
+static const unsigned SMS = 132;
+
+struct Injection {
+  std::string call;
+  long skip;
+  Result code;
+};
+struct HostBlock {
+  char *base;
+  DevicePtr device;
+  size_t len;
+  unsigned flags;
+  bool registered;
+};
+struct Stream {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> jobs;
+  bool busy = false;
+  bool ended = false;
+  std::thread thread;
+};
+struct Event {
+  std::atomic<long> recorded{0}, reached{0};
+};
+
+// Never destroyed: threads may outlive main.
+struct Mock {
+  std::mutex mutex;
+  std::vector<Injection> injections;
+  std::map<std::string, long> counts;
+  std::map<void *, HostBlock> blocks;
+  std::map<DevicePtr, size_t> memory;
+  std::atomic<Result> lost{OK};
+  std::atomic<bool> hang{false};
+  std::atomic<int> running{0};
+  std::atomic<long> live{0};
+};
+static Mock &mock() {
+  static Mock *m = [] {
+    Mock *made = new Mock;
+    const char *text = getenv("MOCK_CUDA_INJECT"); // call:skip:code
+    if (text != nullptr) {
+      const std::string all(text);
+      const size_t a = all.find(':'), b = all.rfind(':');
+      made->injections.push_back(
+          {all.substr(0, a), atol(all.c_str() + a + 1), atoi(all.c_str() + b + 1)});
+    }
+    return made;
+  }();
+  return *m;
+}
+static thread_local std::vector<void *> contexts;
+static thread_local unsigned capture_mode = 0;
+static char context_handle, module_handle, function_handle;
+
+static bool sticks(Result code) {
+  return code == 700 || code == 702 || code == 710 || (code >= 714 && code <= 719);
+}
+
+// Every call begins here: what was injected, or the error that stays.
+static Result begin(const char *call, bool needs_context) {
+  Mock &m = mock();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  m.counts[call] += 1;
+  if (m.lost != OK) return m.lost;
+  for (Injection &i : m.injections) {
+    if (i.call != call || i.skip-- != 0) continue;
+    if (sticks(i.code)) m.lost = i.code;
+    return i.code;
+  }
+  if (needs_context && contexts.empty()) return INVALID_CONTEXT;
+  if (needs_context && capture_mode != 2u) return CAPTURE_UNSUPPORTED; // another thread captures
+  return OK;
+}
+#define BEGIN(call)                                                                                \
+  if (const Result failed = begin(#call, true)) return failed
+#define BEGIN_ANYWHERE(call)                                                                       \
+  if (const Result failed = begin(#call, false)) return failed
+
+static void freeing() {
+  Mock &m = mock();
+  m.live -= 1;
+  if (m.running != 0) {
+    std::lock_guard<std::mutex> lock(m.mutex);
+    m.counts["freed while a kernel ran"] += 1;
+  }
+}
+
+// Whether the GPU may access `len` bytes at `address`.
+static bool mapped(uint64_t address, size_t len) {
+  Mock &m = mock();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  for (const auto &entry : m.blocks) {
+    const HostBlock &b = entry.second;
+    if (address >= b.device && address + len <= b.device + b.len) return true;
+  }
+  for (const auto &entry : m.memory) {
+    if (address >= entry.first && address + len <= entry.first + entry.second) return true;
+  }
+  return false;
+}
+
+// What a test asks and sets.
+EXPORT void mock_inject(const char *call, long skip, Result code) {
+  std::lock_guard<std::mutex> lock(mock().mutex);
+  mock().injections.push_back({call, skip, code});
+}
+EXPORT long mock_count(const char *what) {
+  std::lock_guard<std::mutex> lock(mock().mutex);
+  return mock().counts[what];
+}
+EXPORT long mock_live() { return mock().live; }
+EXPORT void mock_hang(int hang) { mock().hang = hang != 0; }
+// The flags that the page with this address was registered with; 0 if it was not.
+EXPORT unsigned mock_registered(void *host) {
+  std::lock_guard<std::mutex> lock(mock().mutex);
+  const auto at = mock().blocks.find(host);
+  return at != mock().blocks.end() && at->second.registered ? at->second.flags : 0u;
+}
+
+// Driver and device.
+EXPORT Result cuInit(unsigned) {
+  BEGIN_ANYWHERE(cuInit);
+  return OK;
+}
+EXPORT Result cuDriverGetVersion(int *version) {
+  *version = MOCK_LEVEL == 11 ? 11040 : MOCK_LEVEL == 12 ? 12000 : 13000;
+  return OK;
+}
+EXPORT Result cuGetErrorName(Result code, const char **text) {
+  static const std::map<Result, const char *> names = {
+      {1, "CUDA_ERROR_INVALID_VALUE"},    {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {218, "CUDA_ERROR_INVALID_PTX"},    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {702, "CUDA_ERROR_LAUNCH_TIMEOUT"}, {801, "CUDA_ERROR_NOT_SUPPORTED"},
+  };
+  const auto at = names.find(code);
+  if (at == names.end()) return INVALID_VALUE;
+  *text = at->second;
+  return OK;
+}
+EXPORT Result cuGetErrorString(Result, const char **text) {
+  *text = "in the mock's words";
+  return OK;
+}
+EXPORT Result cuDeviceGetCount(int *count) {
+  BEGIN_ANYWHERE(cuDeviceGetCount);
+  *count = getenv("MOCK_CUDA_DEVICES") != nullptr ? atoi(getenv("MOCK_CUDA_DEVICES")) : 1;
+  return OK;
+}
+EXPORT Result cuDeviceGet(int *device, int ordinal) {
+  BEGIN_ANYWHERE(cuDeviceGet);
+  *device = ordinal + 7; // a handle is not a number
+  return OK;
+}
+EXPORT Result cuDeviceGetName(char *name, int len, int device) {
+  BEGIN_ANYWHERE(cuDeviceGetName);
+  if (device < 7) return INVALID_VALUE;
+  strncpy(name, "Mock GPU", static_cast<size_t>(len));
+  return OK;
+}
+EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
+  BEGIN_ANYWHERE(cuDeviceGetAttribute);
+  static const std::map<int, int> values = {{16, static_cast<int>(SMS)}, {33, 0x65}, {34, 0},
+                                            {50, 0},  {75, 9}, {76, 0}, {98, 0},
+                                            {99, 1},  {118, 100}};
+  const auto at = values.find(attribute);
+  if (at == values.end()) return INVALID_VALUE;
+  *value = at->second;
+  return OK;
+}
+EXPORT Result cuDevicePrimaryCtxRetain(void **context, int) {
+  BEGIN_ANYWHERE(cuDevicePrimaryCtxRetain);
+  mock().live += 1;
+  *context = &context_handle;
+  return OK;
+}
+EXPORT Result cuDevicePrimaryCtxRelease_v2(int) {
+  BEGIN_ANYWHERE(cuDevicePrimaryCtxRelease);
+  freeing();
+  return OK;
+}
+EXPORT Result cuCtxPushCurrent_v2(void *context) {
+  BEGIN_ANYWHERE(cuCtxPushCurrent);
+  if (context != &context_handle) return INVALID_CONTEXT;
+  contexts.push_back(context);
+  return OK;
+}
+EXPORT Result cuCtxPopCurrent_v2(void **context) {
+  if (contexts.empty()) return INVALID_CONTEXT;
+  *context = contexts.back();
+  contexts.pop_back();
+  return OK;
+}
+EXPORT Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  BEGIN(cuCtxGetStreamPriorityRange);
+  *least = 0;
+  *greatest = -5;
+  return OK;
+}
+EXPORT Result cuThreadExchangeStreamCaptureMode(unsigned *mode) {
+  std::swap(*mode, capture_mode);
+  return OK;
+}
+// What this thread was left with: contexts and capture mode.
+EXPORT unsigned mock_thread() { return static_cast<unsigned>(contexts.size()) * 16 + capture_mode; }
+
+// Modules.
+EXPORT Result cuModuleLoadDataEx(void **module, const void *image, unsigned options, int *option,
+                                 void **value) {
+  BEGIN(cuModuleLoadDataEx);
+  const std::string text(static_cast<const char *>(image));
+  if (text.find("\n.version ") == std::string::npos ||
+      text.find(".entry gio_kernel(") == std::string::npos) {
+    for (unsigned i = 0; i + 1 < options; ++i) {
+      if (option[i] != 5) continue; // CU_JIT_ERROR_LOG_BUFFER, its size after it
+      strncpy(static_cast<char *>(value[i]), "ptxas fatal: line 1 is no PTX",
+              reinterpret_cast<size_t>(value[i + 1]));
+    }
+    return INVALID_PTX;
+  }
+  mock().live += 1;
+  *module = &module_handle;
+  return OK;
+}
+EXPORT Result cuModuleUnload(void *) {
+  BEGIN(cuModuleUnload);
+  freeing();
+  return OK;
+}
+EXPORT Result cuModuleGetFunction(void **function, void *module, const char *name) {
+  BEGIN(cuModuleGetFunction);
+  if (module != &module_handle || strcmp(name, "gio_kernel") != 0) return NOT_FOUND;
+  *function = &function_handle;
+  return OK;
+}
+EXPORT Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int threads,
+                                                          size_t) {
+  BEGIN(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+  const char *text = getenv("MOCK_CUDA_OCCUPANCY");
+  *blocks = text != nullptr ? atoi(text) : 2048 / threads;
+  return OK;
+}
+
+// Memory.
+EXPORT Result cuMemHostAlloc(void **host, size_t len, unsigned flags) {
+  BEGIN(cuMemHostAlloc);
+  if (flags != 3u) return INVALID_VALUE; // PORTABLE | DEVICEMAP
+  const size_t odd = 512;
+  const size_t whole = (len + odd + 4095) & ~size_t{4095};
+  const int fd = memfd_create("mock-pinned", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(whole)) != 0) return OUT_OF_MEMORY;
+  void *views[2];
+  for (void *&view : views) {
+    view = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (view == MAP_FAILED) return OUT_OF_MEMORY;
+  }
+  close(fd);
+  memset(views[0], 0xA5, whole); // nobody promised zeroes
+  char *base = static_cast<char *>(views[0]) + odd;
+  const DevicePtr device = reinterpret_cast<DevicePtr>(views[1]) + odd;
+  Mock &m = mock();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  m.blocks[base] = {base, device, len, flags, false};
+  m.live += 1;
+  *host = base;
+  return OK;
+}
+EXPORT Result cuMemFreeHost(void *host) {
+  BEGIN(cuMemFreeHost);
+  {
+    Mock &m = mock();
+    std::lock_guard<std::mutex> lock(m.mutex);
+    if (m.blocks.erase(host) != 1u) return INVALID_VALUE; // the pages stay: a late access is seen
+  }
+  freeing();
+  return OK;
+}
+EXPORT Result cuMemHostRegister_v2(void *host, size_t len, unsigned flags) {
+  BEGIN(cuMemHostRegister);
+  if (reinterpret_cast<uint64_t>(host) % 4096 != 0 || len % 4096 != 0) return INVALID_VALUE;
+  Mock &m = mock();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  if (m.blocks.count(host) != 0u) return ALREADY_REGISTERED;
+  // Shared pages can be mapped once more; private ones are where they are.
+  void *alias = mremap(host, 0, len, MREMAP_MAYMOVE);
+  const DevicePtr device = reinterpret_cast<DevicePtr>(alias == MAP_FAILED ? host : alias);
+  m.blocks[host] = {static_cast<char *>(host), device, len, flags, true};
+  m.live += 1;
+  return OK;
+}
+EXPORT Result cuMemHostUnregister(void *host) {
+  BEGIN(cuMemHostUnregister);
+  {
+    Mock &m = mock();
+    std::lock_guard<std::mutex> lock(m.mutex);
+    const auto at = m.blocks.find(host);
+    if (at == m.blocks.end() || !at->second.registered) return NOT_REGISTERED;
+    m.blocks.erase(at);
+  }
+  freeing();
+  return OK;
+}
+EXPORT Result cuMemHostGetDevicePointer_v2(DevicePtr *device, void *host, unsigned flags) {
+  BEGIN(cuMemHostGetDevicePointer);
+  Mock &m = mock();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  const auto at = m.blocks.find(host);
+  if (at == m.blocks.end() || flags != 0u) return INVALID_VALUE;
+  *device = at->second.device;
+  return OK;
+}
+EXPORT Result cuMemAlloc_v2(DevicePtr *device, size_t len) {
+  BEGIN(cuMemAlloc);
+  void *memory = malloc(len);
+  if (memory == nullptr) return OUT_OF_MEMORY;
+  Mock &m = mock();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  *device = reinterpret_cast<DevicePtr>(memory);
+  m.memory[*device] = len;
+  m.live += 1;
+  return OK;
+}
+EXPORT Result cuMemFree_v2(DevicePtr device) {
+  BEGIN(cuMemFree);
+  {
+    Mock &m = mock();
+    std::lock_guard<std::mutex> lock(m.mutex);
+    if (m.memory.erase(device) != 1u) return INVALID_VALUE;
+  }
+  free(reinterpret_cast<void *>(device));
+  freeing();
+  return OK;
+}
+EXPORT Result cuMemcpyHtoD_v2(DevicePtr to, const void *from, size_t len) {
+  BEGIN(cuMemcpyHtoD);
+  if (!mapped(to, len)) return INVALID_VALUE;
+  memcpy(reinterpret_cast<void *>(to), from, len);
+  return OK;
+}
+EXPORT Result cuMemcpyDtoH_v2(void *to, DevicePtr from, size_t len) {
+  BEGIN(cuMemcpyDtoH);
+  if (!mapped(from, len)) return INVALID_VALUE;
+  memcpy(to, reinterpret_cast<const void *>(from), len);
+  return OK;
+}
+
+#include "streams.inc"

@@ -1,0 +1,380 @@
+//! What goes wrong on a GPU, and how the executor ends.
+#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
+
+use std::sync::Arc;
+
+use gio_kernels::{
+    cuda::{CudaDevice, CudaError, CudaExecutor, CudaOptions, ErrorCode, LaunchMode},
+    ptx::PTX,
+};
+use gio_uring::{Affine, ExecutorError, Flags, IoExecutor, IocbId, Op, Uring, UringOptions};
+use nvme_driver::{Clock, MonotonicClock, Nanos, Quiesced};
+use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
+use nvme_spec::ids::Nsid;
+
+use crate::{
+    mock::{self, Level, Variables, each, isolated},
+    rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop},
+};
+
+const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
+
+/// Cases without variables.
+const PLAIN: [Variables<'_>; 3] = [&[]; 3];
+
+/// One row of 16 objects, issued.
+fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), gio_uring::Error>) {
+    let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
+    let map = ring.upload_map(&map, 1).expect("a map");
+    let ids = ring.get_iocb(1, None).expect("free");
+    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    filled.expect("a row");
+    let issued = ring.issue_io(&ids, 0);
+    (ids[0], issued)
+}
+
+fn soon(ring: &Uring) -> Nanos {
+    ring.now() + Nanos::from_millis(10_000)
+}
+
+/// Of grants that no kernel ever saw.
+fn never_ran(device: &Arc<CudaDevice>) -> Quiesced {
+    let (mut executor, _page, _) = bare(device, LaunchMode::PerBatch);
+    executor.stop(Nanos(0)).expect("never started")
+}
+
+#[test]
+fn no_pinned_memory() {
+    // Queues, rings, the first chunk of the arena: one after the other.
+    each("trouble::no_pinned_memory", Level::Full, &PLAIN, |skip| {
+        let device = rig::gpu();
+        let mut rig = Rig::new(device.clone(), 1, 1, 32);
+        mock::inject("cuMemHostAlloc", skip as i64, 2);
+        let options = UringOptions::default();
+        let made = rig.try_ring(rig::options(LaunchMode::Resident), options);
+        let text = made.expect_err("no memory").to_string();
+        for word in ["CUDA_ERROR_OUT_OF_MEMORY", "ulimit -l"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        mock::assert_thread_clean();
+        rig.reclaim(&never_ran(&device));
+        drop((rig, device));
+        mock::assert_clean();
+    });
+}
+
+fn refused(device: &Arc<CudaDevice>, ptx: &str) -> CudaError {
+    let clock = Arc::new(MonotonicClock::default());
+    let made = CudaExecutor::with_ptx(device, ptx, CudaOptions::default(), clock);
+    made.expect_err("not the I/O kernel")
+}
+
+#[test]
+fn ptx_that_does_not_compile() {
+    isolated("trouble::ptx_that_does_not_compile", Level::Full, &[], || {
+        let device = rig::gpu();
+        let error = refused(&device, "// nothing\n.target sm_90a\n");
+        assert_eq!(error.code(), Some(ErrorCode(218)));
+        let text = error.to_string();
+        for word in ["line 1 is no PTX", "CUDA_ERROR_INVALID_PTX", ".target sm_90a", "9.0"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        mock::inject("cuModuleLoadDataEx", 0, 222);
+        let text = refused(&device, PTX).to_string();
+        assert!(text.contains(".version 9.0") && text.contains("update the driver"), "{text}");
+        mock::inject("cuModuleLoadDataEx", 0, 2);
+        assert!(matches!(refused(&device, PTX), CudaError::Call { .. }), "not the PTX's fault");
+        mock::inject("cuModuleGetFunction", 0, 500);
+        assert!(refused(&device, PTX).to_string().contains("gio_kernel"));
+        assert!(matches!(refused(&device, "\0"), CudaError::Argument(_)));
+        drop(device);
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn ptx_of_another_interface() {
+    let other = [("MOCK_CUDA_PARAM", "96")];
+    isolated("trouble::ptx_of_another_interface", Level::Full, &other, || {
+        let device = rig::gpu();
+        let text = refused(&device, PTX).to_string();
+        assert!(text.contains("96 bytes") && text.contains("xtask ptx"), "{text}");
+        drop(device);
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn a_launch_that_is_refused() {
+    isolated("trouble::a_launch_that_is_refused", Level::Full, &[], || {
+        let device = rig::gpu();
+        let mut rig = Rig::new(device.clone(), 1, 1, 32);
+        let mut ring = rig.ring(rig::options(LaunchMode::PerBatch), UringOptions::default());
+        let mut pool = rig.pool(&mut ring, 2, 16);
+        mock::inject("cuLaunchKernel", 0, 701);
+        let (id, issued) = issue(&mut ring, &pool);
+        let text = issued.expect_err("not launched").to_string();
+        assert!(text.contains("cuLaunchKernel") && text.contains("701"), "{text}");
+        let again = ring.wait_cqe(id, soon(&ring)).expect_err("nobody works on it").to_string();
+        assert!(again.contains("701"), "{again}");
+        device.healthy().expect("the GPU is well");
+        // Nothing runs, so the ring can be stopped, and started again.
+        let proof = ring.stop(soon(&ring)).expect("stops");
+        assert_eq!(ring.try_cqe(id).expect("it ended").expect("cancelled").errors, 1);
+        rig.controllers[0].recover(&proof).expect("recovers");
+        let grants = rig.grants();
+        ring.restart(&grants).expect("starts again");
+        round_trip(&mut ring, &mut pool);
+        let proof = ring.stop(soon(&ring)).expect("stops");
+        rig.reclaim(&proof);
+        drop((ring, pool, rig, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn a_resident_kernel_that_cannot_start() {
+    let refusals = [("MOCK_CUDA_OCCUPANCY", "0"), ("MOCK_CUDA_INJECT", "cuLaunchKernel:0:801")];
+    let cases = [&refusals[..1], &refusals[1..]];
+    each("trouble::a_resident_kernel_that_cannot_start", Level::Full, &cases, |_| {
+        let device = rig::gpu();
+        let mut rig = Rig::new(device.clone(), 1, 2, 32);
+        let options = UringOptions::default();
+        let made = rig.try_ring(rig::options(LaunchMode::Resident), options);
+        let text = made.expect_err("no kernel").to_string();
+        assert!(text.contains("cannot all be resident") || text.contains("801"), "{text}");
+        rig.reclaim(&never_ran(&device));
+        drop((rig, device));
+        mock::assert_clean();
+    });
+}
+
+/// An error in the middle that CUDA does not recover from is the answer to everything afterwards,
+/// and nothing that the GPU or a drive may still use is freed.
+#[test]
+fn an_error_that_stays() {
+    each("trouble::an_error_that_stays", Level::Full, &PLAIN[..2], |case| {
+        stays(MODES[case], [700, 702][case]);
+    });
+}
+
+fn stays(mode: LaunchMode, code: i32) {
+    let device = rig::gpu();
+    let mut rig = Rig::new(device.clone(), 1, 1, 32);
+    let mut ring = rig.ring(rig::options(mode), UringOptions::default());
+    let pool = rig.pool(&mut ring, 1, 16);
+    let (id, issued) = issue(&mut ring, &pool);
+    issued.expect("issued");
+    ring.wait_cqe(id, soon(&ring)).expect("works at first");
+    mock::hang(true);
+    mock::inject("cuStreamQuery", 3, code);
+    let (id, issued) = issue(&mut ring, &pool);
+    issued.expect("issued");
+    let cause = format!("({code})");
+    let hint = "start it anew";
+    let answer = |found: Result<(), String>| {
+        let text = found.expect_err("the GPU is lost");
+        assert!(text.contains(&cause) && text.contains(hint), "{text}");
+    };
+    let words = |error: &dyn std::fmt::Display| error.to_string();
+    let deadline = soon(&ring);
+    answer(ring.wait_cqe(id, deadline).map(drop).map_err(|e| words(&e)));
+    for _ in 0..2 {
+        answer(ring.poll().map(drop).map_err(|e| words(&e)));
+        answer(ring.stop(deadline).map(drop).map_err(|e| words(&e)));
+    }
+    answer(device.healthy().map_err(|e| words(&e)));
+    answer(device.pinned(1).map(drop).map_err(|e| words(&e)));
+    let clock = rig.clock.clone();
+    let made = CudaExecutor::new(&device, CudaOptions::default(), clock);
+    answer(made.map(drop).map_err(|e| words(&e)));
+    let live = mock::live();
+    drop((ring, pool, rig, device));
+    assert_eq!(mock::live(), live, "nothing was freed");
+    mock::assert_thread_clean();
+}
+
+#[test]
+fn a_stop_that_takes_too_long_can_be_tried_again() {
+    for mode in MODES {
+        isolated(
+            "trouble::a_stop_that_takes_too_long_can_be_tried_again",
+            Level::Full,
+            &[],
+            || {
+                let device = rig::gpu();
+                let (mut executor, page, args) = bare(&device, mode);
+                executor.start(args).expect("starts");
+                mock::hang(true);
+                executor.submitted(1, 0).expect("launched");
+                set_stop(&page);
+                for _ in 0..2 {
+                    let now = MonotonicClock::default().now();
+                    let error = executor.stop(now).expect_err("it hangs");
+                    assert!(matches!(error, ExecutorError::StopTimeout { executor: "cuda" }));
+                }
+                mock::hang(false);
+                executor.stop(Nanos::from_millis(10_000)).expect("it ends");
+                executor.submitted(1, 0).expect_err("stopped");
+                executor.stop(Nanos(0)).expect("stopped already");
+                drop((executor, page, device));
+                mock::assert_clean();
+            },
+        );
+    }
+}
+
+#[test]
+fn a_resident_kernel_that_ends_by_itself() {
+    isolated("trouble::a_resident_kernel_that_ends_by_itself", Level::Full, &[], || {
+        let device = rig::gpu();
+        let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
+        executor.poll().expect_err("not started");
+        executor.start(args).expect("starts");
+        executor.start(args).expect_err("started already");
+        executor.poll().expect("it runs");
+        set_stop(&page);
+        let error = loop {
+            match executor.poll() {
+                Ok(_) => std::thread::yield_now(),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(error.contains("ended by itself"), "{error}");
+        executor.stop(Nanos::from_millis(10_000)).expect("it has ended");
+        drop((executor, page, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn what_a_running_kernel_may_use_is_leaked() {
+    each("trouble::what_a_running_kernel_may_use_is_leaked", Level::Full, &PLAIN[..2], |case| {
+        let mode = MODES[case];
+        let device = rig::gpu();
+        let (mut executor, page, args) = bare(&device, mode);
+        mock::hang(true);
+        executor.start(args).expect("starts");
+        executor.submitted(1, 0).expect("launched");
+        let live = mock::live();
+        drop((executor, page, device));
+        assert_eq!(mock::live(), live, "nothing was freed");
+        assert_eq!(mock::count("freed while a kernel ran"), 0);
+    });
+}
+
+#[test]
+fn what_is_dropped_meanwhile_is_parked_and_used_again() {
+    isolated(
+        "trouble::what_is_dropped_meanwhile_is_parked_and_used_again",
+        Level::Full,
+        &[],
+        || {
+            let device = rig::gpu();
+            let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
+            let stream = gio_kernels::cuda::CudaStream::new(&device, Some(2)).expect("a stream");
+            executor.start(args).expect("starts");
+            let memory = executor.alloc(100_000).expect("memory");
+            // SAFETY: inside the memory.
+            unsafe { memory.host().as_ptr().write_volatile(9) };
+            let (address, len) = (memory.address(), memory.len());
+            drop((memory, stream));
+            assert_eq!(mock::count("cuMemFreeHost") + mock::count("cuStreamDestroy"), 0);
+            let allocations = mock::count("cuMemHostAlloc");
+            drop(executor.alloc(4096).expect("another size"));
+            assert_eq!(mock::count("cuMemHostAlloc"), allocations + 1);
+            let again = executor.alloc(len).expect("memory");
+            assert_eq!(
+                (again.address(), mock::count("cuMemHostAlloc")),
+                (address, allocations + 1)
+            );
+            // SAFETY: as above.
+            assert_eq!(unsafe { again.host().as_ptr().read_volatile() }, 0, "zeroed again");
+            drop(again);
+            set_stop(&page);
+            executor.stop(Nanos::from_millis(10_000)).expect("stops");
+            assert_eq!((mock::count("cuMemFreeHost"), mock::count("cuStreamDestroy")), (2, 1));
+            drop((executor, page, device));
+            mock::assert_clean();
+        },
+    );
+}
+
+/// A command is lost: its queue fails by the kernel's own timeout, driver and ring recover, and the
+/// same operation then works.
+#[test]
+fn a_lost_command_is_recovered_from() {
+    isolated("trouble::a_lost_command_is_recovered_from", Level::Full, &[], || {
+        for mode in MODES {
+            let device = rig::gpu();
+            let mut rig = Rig::new(device.clone(), 1, 1, 64);
+            let command_timeout = Nanos::from_millis(200);
+            let options = UringOptions { command_timeout, ..UringOptions::default() };
+            let mut ring = rig.ring(rig::options(mode), options);
+            let pool = rig.pool(&mut ring, 2, 64);
+            let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
+            let rules = vec![FaultRule::new(when, FaultAction::Drop).limit(1)];
+            rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+            // Every other file: nothing merges, so there are commands enough.
+            let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
+            let (objects, errors) = all_rows(&mut ring, &pool, Op::Read, &map);
+            assert!(errors > 0 && objects < 64, "{objects} objects, {errors} errors");
+            assert!(ring.faulted().is_some());
+            let proof = ring.stop(soon(&ring)).expect("stops: nothing is waited for any more");
+            rig.controllers[0].recover(&proof).expect("recovers");
+            let grants = rig.grants();
+            ring.restart(&grants).expect("starts again");
+            assert_eq!(all_rows(&mut ring, &pool, Op::Read, &map), (64, 0));
+            let proof = ring.stop(soon(&ring)).expect("stops");
+            rig.reclaim(&proof);
+        }
+        mock::assert_clean();
+    });
+}
+
+/// Controllers that never answer: the stop says so when its deadline is over, and works once the
+/// commands' own timeout is.
+#[test]
+fn a_silent_drive_holds_the_stop_up_until_its_commands_time_out() {
+    let test = "trouble::a_silent_drive_holds_the_stop_up_until_its_commands_time_out";
+    isolated(test, Level::Full, &[], || {
+        let device = rig::gpu();
+        let mut rig = Rig::new(device.clone(), 1, 1, 16);
+        let command_timeout = Nanos::from_millis(400);
+        let options = UringOptions { command_timeout, ..UringOptions::default() };
+        let mut ring = rig.ring(rig::options(LaunchMode::PerBatch), options);
+        let pool = rig.pool(&mut ring, 1, 16);
+        rig.runner = None; // the controllers stand still
+        let (id, issued) = issue(&mut ring, &pool);
+        issued.expect("issued");
+        while ring.counters().total.commands == 0 {
+            std::thread::yield_now();
+        }
+        ring.stop(ring.now() + Nanos::from_millis(20)).expect_err("a command is outstanding");
+        ring.stop(soon(&ring)).expect("given up by now");
+        let done = ring.wait_cqe(id, soon(&ring)).expect("completed");
+        assert_eq!((done.objects, done.errors > 0), (0, true));
+        // The controllers have to run for their driver to shut them down.
+        rig.runner = Some(EmuRunner::spawn(rig.emus.clone(), rig.clock.clone()).expect("threads"));
+    });
+}
+
+#[test]
+fn a_queue_out_of_reach_is_refused() {
+    isolated("trouble::a_queue_out_of_reach_is_refused", Level::Full, &[], || {
+        let device = rig::gpu();
+        let mut rig = Rig::new(device.clone(), 1, 2, 32);
+        let proof = never_ran(&device);
+        rig.reclaim(&proof);
+        // Queues in memory of the bus that nobody registered.
+        let qid = rig.controllers[0].create_queue_pair(32).expect("a queue");
+        let grant = rig.controllers[0].grant(qid, Nsid(1)).expect("a grant");
+        let (executor, _page, _) = bare(&device, LaunchMode::PerBatch);
+        let clock = rig.clock.clone();
+        let options = UringOptions::default();
+        let made = Uring::init_queue(16, Box::new(executor), clock, &[(0, grant)], options);
+        let text = made.expect_err("out of reach").to_string();
+        assert!(text.contains("submission queue") && text.contains("place it"), "{text}");
+        rig.controllers[0].reclaim(qid, &proof).expect("taken back");
+    });
+}
