@@ -161,8 +161,8 @@ fn no_registry_hosts(tree: &Tree) -> Vec<Violation> {
         concat!("crates", ".io"),
         concat!("pypi", ".org"),
         concat!("python", "hosted.org"),
-        concat!("registry.npm", "js.org"),
-        concat!("deb.debian", ".org"),
+        concat!("registry", ".npmjs.org"),
+        concat!("deb", ".debian.org"),
         concat!("proxy.golang", ".org"),
         concat!("repo.maven.apache", ".org"),
     ];
