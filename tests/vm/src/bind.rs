@@ -65,7 +65,12 @@ fn as_at_boot() -> Result<()> {
 fn journals() -> Vec<PathBuf> {
     let folders = ["/run/nvme-bind", "/var/lib/nvme-bind"].into_iter();
     let entries = folders.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-XX
+    let is_record = |path: &PathBuf| {
+        // A name with a dot in front is of a file that was not finished: no record, and no harm.
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name != "lock" && !name.starts_with('.')
+    };
+    entries.map(|entry| entry.path()).filter(is_record).collect()
 }
 
 /// The entry of a drive in an answer with `drives`.
