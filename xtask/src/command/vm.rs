@@ -63,7 +63,12 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     let (mut total, mut again) = (Tally::default(), Vec::new());
     for suite in suites {
         eprintln!("\n==> {}: {}", suite.name, suite.about);
-        let ended = suite.run(&prepared, wishes)?;
+        let mut ended = suite.run(&prepared, wishes)?;
+        if ended.crashed {
+            let wrong = ended.wrong.take().unwrap_or_default();
+            eprintln!("==> {}: {wrong}; that is its own fault: once more", suite.name);
+            ended = suite.run(&prepared, wishes)?;
+        }
         println!("{}", result(&ended));
         if let Some(wrong) = &ended.wrong {
             eprintln!("==> {}: {wrong}", suite.name);
@@ -116,7 +121,7 @@ mod tests {
     #[test]
     fn a_longer_run_can_count_what_this_one_prints() {
         let tally = Tally { passed: 7, failed: 1, skipped: 2 };
-        let ended = Ended { tally, wrong: None, took: Duration::from_millis(4500) };
+        let ended = Ended { tally, wrong: None, crashed: false, took: Duration::from_millis(4500) };
         assert_eq!(Tally::of_line(&result(&ended)), tally);
         // The last line of a run is a sum, and must not count again.
         assert_eq!(Tally::of_line(&tally.to_string()), Tally::default());

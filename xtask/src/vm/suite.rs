@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -93,6 +94,8 @@ pub struct Ended {
     pub tally: Tally,
     /// What is wrong beside the tests that failed.
     pub wrong: Option<String>,
+    /// QEMU crashed, which no guest should be able to bring about.
+    pub crashed: bool,
     pub took: Duration,
 }
 
@@ -117,13 +120,17 @@ impl Suite {
         if !in_time {
             let late = format!("it did not end within {} s", self.seconds_max);
             wrong = Some(wrong.map_or(late.clone(), |wrong| format!("{wrong}; {late}")));
+        } else if let Some(signal) = status.signal() {
+            let crash = format!("QEMU was ended by signal {signal}");
+            wrong = Some(wrong.map_or(crash.clone(), |wrong| format!("{wrong}; {crash}")));
         } else if wrong.is_none() && (guest_code(status) == Some(0)) != (tally.failed == 0) {
             wrong = Some(format!("its exit code does not go with its tests ({status})"));
         }
         if wrong.is_some() && tally.failed == 0 {
             tally.failed = 1;
         }
-        Ok(Ended { tally, wrong, took: start.elapsed() })
+        let crashed = in_time && status.signal().is_some();
+        Ok(Ended { tally, wrong, crashed, took: start.elapsed() })
     }
 
     fn kernel_arguments(&self) -> String {
@@ -347,8 +354,6 @@ fn show(test: &str, heard: Heard, took: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt;
-
     use super::*;
 
     #[test]
