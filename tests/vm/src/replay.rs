@@ -2,7 +2,7 @@
 
 use std::process::Child;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nvme_spec::ids::Lba;
@@ -136,11 +136,26 @@ fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
     Ok(())
 }
 
+/// A replay that takes far longer than the test, once it has the drives.
 fn start() -> Result<Child> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
-    let child = program::start("ripieno", &["replay", "--device", &both(), "--requests", "400"])?;
-    thread::sleep(Duration::from_millis(2_500));
+    let device = both();
+    let more = ["--requests", "3000", "--capacity", "8MiB", "--pool-blocks", "2048"];
+    let child = program::start("ripieno", &[&["replay", "--device", &device], &more[..]].concat())?;
+    let until = Instant::now() + Duration::from_secs(20);
+    while !has_drives(&child) {
+        ensure!(Instant::now() < until, "the replay does not open the drives");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Into the middle of its I/O.
+    thread::sleep(Duration::from_millis(1_000));
     Ok(child)
+}
+
+fn has_drives(child: &Child) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", child.id())).into_iter().flatten();
+    let targets = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+    targets.filter(|target| target.to_string_lossy().contains("vfio-device")).count() == 2
 }
 
 fn interrupted() -> Result<()> {
