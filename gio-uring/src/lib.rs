@@ -59,6 +59,7 @@ mod queues;
 mod ring;
 mod shared;
 mod status;
+mod stream;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod testing;
@@ -76,4 +77,5 @@ pub use nvme_spec::status::Status as NvmeStatus;
 pub use options::UringOptions;
 pub use pool::{PoolDesc, PoolHandle};
 pub use status::IoStatus;
+pub use stream::{MoveWay, Moves, RawStream, StreamError, StreamOps};
 pub use uring::{Flags, Op, Uring};

@@ -43,6 +43,7 @@ mod bus;
 mod cid;
 mod clock;
 mod controller;
+mod copy;
 pub mod descriptor;
 mod dma;
 mod error;
@@ -63,6 +64,7 @@ pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError};
 pub use cid::DEPTH_MAX;
 pub use clock::{Clock, MonotonicClock, Nanos};
 pub use controller::{Controller, State};
+pub use copy::{CopyEngine, CopyError, CopyFence, CopyWay, DeviceCopy};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };

@@ -1,12 +1,10 @@
 //! Machines on which the GPU cannot be used, and what they are told.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
+use cuda_mock::{self as mock, Level, each, isolated};
 use gio_kernels::cuda::{CudaDriver, CudaError, CudaStream, ErrorCode, StreamKind, WritesOrdering};
 
-use crate::{
-    mock::{self, Level, each, isolated},
-    rig,
-};
+use crate::rig;
 
 #[test]
 fn without_a_driver() {

@@ -1,4 +1,4 @@
-//! The CUDA executor, over a libcuda without a GPU (`mock/libcuda.cpp`) and, where there is one and
+//! The CUDA executor, over a libcuda without a GPU (`kernels/mock`) and, where there is one and
 //! it is asked for, on a GPU:
 //! `cargo test -p gio-kernels --features cuda --test cuda -- --ignored --nocapture`.
 //!
@@ -10,7 +10,6 @@
 mod gpu;
 mod load;
 mod memory;
-mod mock;
 mod moves;
 mod rig;
 mod trouble;

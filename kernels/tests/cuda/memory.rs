@@ -1,6 +1,7 @@
 //! Memory, registrations, words and events.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
+use cuda_mock::{self as mock, Level, isolated};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -13,10 +14,7 @@ use nvme_driver::{
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, MemoryMedia};
 
-use crate::{
-    mock::{self, Level, isolated},
-    rig,
-};
+use crate::rig;
 
 /// CU_MEMHOSTREGISTER_PORTABLE | DEVICEMAP, and IOMEMORY.
 const MAPPED: u32 = 3;
@@ -93,9 +91,9 @@ fn an_executor_finds_and_keeps_what_was_registered() {
         assert_eq!(executor.address(&place(Some(end), Some(known))), Some(77));
 
         drop((registration, again, memory, slice));
-        assert_eq!(mock::registered(host.cast()), MAPPED, "the executor keeps it");
+        assert_eq!(mock::registered(host.addr()), MAPPED, "the executor keeps it");
         drop(executor);
-        assert_eq!(mock::registered(host.cast()), 0);
+        assert_eq!(mock::registered(host.addr()), 0);
         drop(device);
         mock::assert_clean();
     });
@@ -109,14 +107,14 @@ fn doorbells_are_registered_as_what_they_are() {
             let bus = emu();
             let host = bus.doorbells().host();
             let bells = device.register_doorbells(&bus, kind).expect("registered");
-            assert_eq!(mock::registered(host.as_ptr().cast()), flags);
+            assert_eq!(mock::registered(host.as_ptr().addr()), flags);
             assert_ne!(bells.device().0, host.as_ptr().addr() as u64, "the mock's second view");
             drop(bus);
             // The registration keeps the bus, and with it the page.
             // SAFETY: the page is mapped.
             unsafe { mmio::store_release32(host, 1) };
             drop(bells);
-            assert_eq!(mock::registered(host.as_ptr().cast()), 0);
+            assert_eq!(mock::registered(host.as_ptr().addr()), 0);
         }
         let refused = emu();
         mock::inject("cuMemHostRegister", 0, 800);

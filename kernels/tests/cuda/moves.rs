@@ -1,14 +1,12 @@
 //! Both modes move the right bytes.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
+use cuda_mock::{self as mock, Level, isolated};
 use gio_kernels::cuda::{CudaStream, LaunchMode};
 use gio_uring::{Affine, Flags, IoExecutor, Op, Signal, UringOptions, Wait};
 use nvme_driver::{DevicePtr, Nanos};
 
-use crate::{
-    mock::{self, Level, isolated},
-    rig::{self, Rig, bare, set_stop, stack_moves_bytes},
-};
+use crate::rig::{self, Rig, bare, set_stop, stack_moves_bytes};
 
 #[test]
 fn a_launch_per_batch() {

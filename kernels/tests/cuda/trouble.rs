@@ -1,6 +1,7 @@
 //! What goes wrong on a GPU, and how the executor ends.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
+use cuda_mock::{self as mock, Level, Variables, each, isolated};
 use std::sync::Arc;
 
 use gio_kernels::{
@@ -12,10 +13,7 @@ use nvme_driver::{Clock, MonotonicClock, Nanos, Quiesced};
 use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::ids::Nsid;
 
-use crate::{
-    mock::{self, Level, Variables, each, isolated},
-    rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop},
-};
+use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop};
 
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 

@@ -1,5 +1,17 @@
-//! Builds the mock, runs tests under it, and asks it questions.
-#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
+//! A libcuda without a GPU: builds it, runs tests under it, and asks it questions.
+//!
+//! # Architecture
+//! `libcuda.cpp` is the library, over memory of the process: streams are threads, and a launch runs
+//! the host's build of the kernel with that name. It is stricter than a driver; its first comment
+//! says how. [`isolated`] runs a test in a process of its own with it, because libcuda is loaded
+//! once in a process; [`folder`] is what other programs need in `LD_LIBRARY_PATH`.
+//!
+//! # Invariants
+//! - Nothing that is not a test depends on this crate.
+//!
+//! # Not implemented
+//! - It says nothing about a GPU's speed, its memory model, or what its driver is like otherwise.
+#![allow(unsafe_code, reason = "calls the mock's own functions")]
 
 use std::{
     ffi::{CString, c_char, c_int, c_long, c_uint, c_void},
@@ -21,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Which libcuda a test gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
+pub enum Level {
     /// None at all, unless the machine has one.
     Nothing,
     /// CUDA 11.4: functions are missing.
@@ -44,16 +56,16 @@ impl Level {
 }
 
 /// Environment variables.
-pub(crate) type Variables<'a> = &'a [(&'a str, &'a str)];
+pub type Variables<'a> = &'a [(&'a str, &'a str)];
 
 /// Runs `body` in a process of its own with this libcuda and these variables. `test` is the name of
 /// the calling test.
-pub(crate) fn isolated(test: &str, level: Level, variables: Variables<'_>, body: impl FnOnce()) {
+pub fn isolated(test: &str, level: Level, variables: Variables<'_>, body: impl FnOnce()) {
     each(test, level, &[variables], |_| body());
 }
 
 /// As [`isolated`], once for each of the cases, whose number `body` gets.
-pub(crate) fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce(usize)) {
+pub fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce(usize)) {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         std::thread::spawn(|| {
             std::thread::sleep(PATIENCE);
@@ -82,13 +94,17 @@ pub(crate) fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl
 }
 
 /// The folder with the mock of this level, built when it is first asked for.
-fn folder(level: Level) -> PathBuf {
+pub fn folder(level: Level) -> PathBuf {
     static BUILDING: Mutex<()> = Mutex::new(());
     let one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}", level.number()));
+    // Beside the test's program, in the folder of its profile.
+    let this = std::env::current_exe().expect("a program knows itself");
+    let profile = this.ancestors().nth(2).expect("target/profile/deps/test");
+    let folder = profile.join(format!("cuda-mock-{}", level.number()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = ["tests/cuda/mock", "include/gio"].map(|path| here.join(path));
+    let include = here.join("../include");
+    let sources = [here.to_owned(), include.join("gio")];
     let library = folder.join("libcuda.so");
     if level != Level::Nothing && is_older(&library, &sources) {
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
@@ -97,8 +113,8 @@ fn folder(level: Level) -> PathBuf {
             .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-strict-aliasing"])
             .arg(format!("-DMOCK_LEVEL={}", level.number()))
             .arg("-I")
-            .arg(here.join("include"))
-            .arg(here.join("tests/cuda/mock/libcuda.cpp"))
+            .arg(&include)
+            .arg(here.join("libcuda.cpp"))
             .arg("-o")
             .arg(&made)
             .output()
@@ -132,50 +148,50 @@ fn text(name: &str) -> CString {
 }
 
 /// The call `name` fails with `code`, after it succeeded `skip` times more.
-pub(crate) fn inject(name: &str, skip: c_long, code: c_int) {
+pub fn inject(name: &str, skip: c_long, code: c_int) {
     let set: unsafe extern "C" fn(*const c_char, c_long, c_int) = function("mock_inject");
     // SAFETY: as `function` says.
     unsafe { set(text(name).as_ptr(), skip, code) }
 }
 
 /// How often the call `name` was made.
-pub(crate) fn count(name: &str) -> c_long {
+pub fn count(name: &str) -> c_long {
     let get: unsafe extern "C" fn(*const c_char) -> c_long = function("mock_count");
     // SAFETY: as `function` says.
     unsafe { get(text(name).as_ptr()) }
 }
 
 /// Things that were made and not freed.
-pub(crate) fn live() -> c_long {
+pub fn live() -> c_long {
     let get: unsafe extern "C" fn() -> c_long = function("mock_live");
     // SAFETY: as `function` says.
     unsafe { get() }
 }
 
 /// Kernels stand still, or go on.
-pub(crate) fn hang(hang: bool) {
+pub fn hang(hang: bool) {
     let set: unsafe extern "C" fn(c_int) = function("mock_hang");
     // SAFETY: as `function` says.
     unsafe { set(c_int::from(hang)) }
 }
 
 /// Flags that the page at `host` is registered with, 0 if it is not.
-pub(crate) fn registered(host: *mut c_void) -> c_uint {
+pub fn registered(host: usize) -> c_uint {
     let get: unsafe extern "C" fn(*mut c_void) -> c_uint = function("mock_registered");
     // SAFETY: as `function` says; the address is only compared.
-    unsafe { get(host) }
+    unsafe { get(std::ptr::without_provenance_mut(host)) }
 }
 
 /// Nothing that was made is left, nothing was freed under a running kernel, and this thread is as
 /// it was: no context, and the capture mode it began with.
-pub(crate) fn assert_clean() {
+pub fn assert_clean() {
     assert_eq!(live(), 0, "not freed");
     assert_eq!(count("freed while a kernel ran"), 0);
     assert_thread_clean();
 }
 
 /// The thread's half of [`assert_clean`].
-pub(crate) fn assert_thread_clean() {
+pub fn assert_thread_clean() {
     let get: unsafe extern "C" fn() -> c_uint = function("mock_thread");
     // SAFETY: as `function` says.
     assert_eq!(unsafe { get() }, 0, "contexts, or the capture mode, of this thread");

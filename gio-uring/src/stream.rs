@@ -1,0 +1,119 @@
+//! The engine's streams, as far as the store has to do with them: words that they wait for and
+//! write, and objects that they move between staging memory and the pool.
+
+use std::fmt;
+
+/// A stream of the engine: a `CUstream`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawStream(u64);
+
+impl RawStream {
+    /// The stream with this handle; 0 is the default stream.
+    ///
+    /// # Safety
+    /// It is a stream of the GPU that the store's [`StreamOps`] belongs to, and exists for as long
+    /// as this value is used.
+    #[must_use]
+    #[allow(unsafe_code, reason = "a driver takes a handle's word for it")]
+    pub unsafe fn new(handle: u64) -> Self {
+        Self(handle)
+    }
+
+    /// The handle.
+    #[must_use]
+    pub fn handle(self) -> u64 {
+        self.0
+    }
+}
+
+/// Which way objects go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MoveWay {
+    /// From staging memory into blocks of the pool.
+    ToPool,
+    /// From blocks of the pool into staging memory.
+    ToStaging,
+}
+
+/// The objects of some rows of a request: in staging memory one after another, in the pool
+/// wherever their blocks are. Addresses are the GPU's.
+///
+/// Object (row i, position p) is at `staging + i * staging_row + p * object_bytes`, and at
+/// `rows[i] + blocks[p] * block_stride`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moves {
+    /// Which way.
+    pub way: MoveWay,
+    /// First byte of staging memory.
+    pub staging: u64,
+    /// Bytes from one row to the next in staging memory.
+    pub staging_row: u64,
+    /// `u64[row_count]`: where block 0 of each row is in the pool.
+    pub rows: u64,
+    /// Number of rows.
+    pub row_count: u32,
+    /// `u32[count]`: the block of each position.
+    pub blocks: u64,
+    /// Number of positions.
+    pub count: u32,
+    /// Bytes from one block to the next.
+    pub block_stride: u64,
+    /// Bytes of an object.
+    pub object_bytes: u32,
+}
+
+/// A stream did not take an operation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}")]
+pub struct StreamError {
+    /// Why, in the driver's words.
+    pub cause: String,
+}
+
+/// What streams of a GPU do for a store. Nothing here waits; each operation takes its place at the
+/// end of a stream.
+///
+/// # Safety
+/// An implementor does what each method says, in the order of the stream, and nothing else with
+/// the memory it is given.
+#[allow(unsafe_code, reason = "whoever waits for the words relies on their order")]
+pub unsafe trait StreamOps: Send + Sync + fmt::Debug {
+    /// A stream of the store's own, for who gives none.
+    fn own_stream(&self) -> RawStream;
+
+    /// Once everything before it in the stream is done and visible to the whole system, the word
+    /// becomes `value`.
+    ///
+    /// # Errors
+    /// [`StreamError`]: nothing was enqueued.
+    ///
+    /// # Safety
+    /// The word stays where it is until the stream is past it.
+    unsafe fn write_word(
+        &self,
+        stream: RawStream,
+        word: u64,
+        value: u32,
+    ) -> Result<(), StreamError>;
+
+    /// What comes after it in the stream starts once `word - value` is not negative as a signed
+    /// number, and sees what was written before the word, by a device into the GPU's memory, too.
+    ///
+    /// # Errors
+    /// [`StreamError`]: nothing was enqueued.
+    ///
+    /// # Safety
+    /// As for [`StreamOps::write_word`].
+    unsafe fn wait_word(&self, stream: RawStream, word: u64, value: u32)
+    -> Result<(), StreamError>;
+
+    /// Moves objects. What comes after it in the stream sees them where they went.
+    ///
+    /// # Errors
+    /// [`StreamError`]: nothing was enqueued.
+    ///
+    /// # Safety
+    /// All memory that `moves` names stays allocated until the stream is past it, and what is
+    /// written to is not otherwise used.
+    unsafe fn move_objects(&self, stream: RawStream, moves: &Moves) -> Result<(), StreamError>;
+}
