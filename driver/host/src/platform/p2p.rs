@@ -3,8 +3,11 @@
 //! A wrong IOMMU mode, a bridge that routes nothing between its ports or an access control bit
 //! (ACS) makes peer-to-peer DMA fail, and often in silence: commands complete with success, and the
 //! bytes are somewhere else or nowhere. So every way is tried on which this driver will use the
-//! memory, and what arrived is compared. Nothing is written to the medium.
-#![allow(unsafe_code, reason = "deletes a queue that was never granted")]
+//! memory, and what arrived is compared. [`prove`] writes nothing to the medium; [`round_trip`]
+//! needs less of the memory, and some LBAs.
+#![allow(unsafe_code, reason = "a queue never granted is deleted; copies to a GPU")]
+
+mod round_trip;
 
 use std::fmt;
 
@@ -29,6 +32,8 @@ use crate::{
     queue::{Completion, QueuePair},
 };
 
+pub use round_trip::round_trip;
+
 /// Entries of the queue that is made in the memory.
 const DEPTH: u32 = 16;
 /// Pages of data, where the controller takes that much in a command: enough for a PRP list.
@@ -48,6 +53,12 @@ pub enum RouteCheck {
     Read,
     /// It reads data out of it (Compare with the medium, which changes nothing).
     Compare,
+    /// The GPU copies between it and this process, both ways.
+    Copies,
+    /// It writes data out of it to the medium, where the driver's own read finds it.
+    ToMedium,
+    /// It reads what the driver wrote to the medium into it.
+    FromMedium,
 }
 
 impl fmt::Display for RouteCheck {
@@ -57,6 +68,9 @@ impl fmt::Display for RouteCheck {
             Self::Queues => "commands fetched from it, completions written into it",
             Self::Read => "descriptors fetched from it, read data written into it",
             Self::Compare => "data fetched from it",
+            Self::Copies => "the GPU's copies between it and this process",
+            Self::ToMedium => "data written from it to the drive",
+            Self::FromMedium => "data read from the drive into it",
         })
     }
 }
@@ -104,6 +118,13 @@ impl RouteReport {
     fn add(&mut self, check: RouteCheck, outcome: Outcome) {
         tracing::debug!(ctrl = %self.ctrl, %check, ?outcome, "route");
         self.checks.push((check, outcome));
+    }
+
+    fn log(&self) {
+        match self.why() {
+            None => tracing::info!("the controller reaches the memory"),
+            Some(why) => tracing::error!(%why, "the controller does not reach the memory"),
+        }
     }
 }
 
@@ -167,10 +188,7 @@ pub fn prove(
     if report.is_ok() {
         queue_checks(controller, nsid, &layout, &mut report)?;
     }
-    match report.why() {
-        None => tracing::info!("the controller reaches the memory"),
-        Some(why) => tracing::error!(%why, "the controller does not reach the memory"),
-    }
+    report.log();
     Ok(report)
 }
 
@@ -218,9 +236,13 @@ fn spoil(data: &Window, expected: &[u8]) -> Result<(), crate::DmaError> {
 fn compare(data: &Window, expected: &[u8]) -> Result<Outcome, crate::DmaError> {
     let mut found = vec![0; expected.len()];
     data.read(0, &mut found)?;
+    Ok(differences(&found, expected))
+}
+
+fn differences(found: &[u8], expected: &[u8]) -> Outcome {
     let wrong = found.iter().zip(expected).filter(|(a, b)| a != b).count();
     let first = found.iter().zip(expected).position(|(a, b)| a != b);
-    Ok(match first {
+    match first {
         None => Outcome::Works,
         Some(at) => Outcome::Fails(format!(
             "{wrong} of {} bytes did not arrive, the first at offset {at:#x}, though the command \
@@ -228,7 +250,7 @@ fn compare(data: &Window, expected: &[u8]) -> Result<Outcome, crate::DmaError> {
              and ACS on the bridges between the two",
             expected.len()
         )),
-    })
+    }
 }
 
 fn admin_data(

@@ -2,6 +2,8 @@
 //! yes where the bytes went elsewhere.
 #![allow(unsafe_code, reason = "memory that lies about where it is")]
 
+mod round_trip;
+
 use std::{ptr::NonNull, sync::Arc};
 
 use nvme_driver::{

@@ -1,0 +1,284 @@
+//! The proof for data alone: a known pattern from the memory to the drive and back.
+//!
+//! [`super::prove`] wants memory with an address in this process and shows every use of it, and
+//! writes nothing to the medium. This wants only data to arrive, and so it also judges memory that
+//! a GPU alone addresses: the pool of a store, before the store says which path it takes.
+#![allow(unsafe_code, reason = "staging memory is raw, and copies are vouched for")]
+
+use nvme_spec::ids::{Lba, Nsid};
+
+use super::{Outcome, RouteCheck, RouteReport, differences};
+use crate::{
+    clock::{Clock, MonotonicClock, Nanos},
+    controller::Controller,
+    copy::{CopyEngine, CopyError, CopyWay, DeviceCopy},
+    dma::{DevicePtr, DmaError, DmaSlice, ExternalMemory},
+    error::{Error, TimeoutOutcome},
+    platform::{mmio, window::Window},
+};
+
+/// How long the copies of one step may take. In the machine's time, whatever clock the controller
+/// has: a GPU knows no virtual time.
+const COPY_PATIENCE: Nanos = Nanos::from_millis(2_000);
+
+/// Tries whether data gets from `memory` to the drive and back: a pattern is put into the memory,
+/// written to the namespace from `lba` on and compared with what the driver's own read returns;
+/// then the driver writes another pattern, which is read into the memory and looked at. Needs
+/// whole LBAs of memory, **overwrites them and as many LBAs of the namespace**.
+///
+/// Memory with an address in this process is filled and looked at directly, other memory (a GPU's)
+/// through `copies`.
+///
+/// The commands go through the driver's own queue: granted queues go on meanwhile, and end only as
+/// with any other blocking call, when a command is not answered and nothing less than a reset of
+/// the controller helps. It ends in bounded time: each command is given
+/// [`crate::ControllerOptions::command_timeout`], each step's copies two seconds.
+///
+/// What does not work is in the report.
+///
+/// # Errors
+/// [`Error::Range`], [`Error::Namespace`] and [`Error::Dma`] when the arguments do not allow the
+/// attempt, and nothing was done; any other [`Error`] when the driver's own reads and writes fail
+/// or the controller can no longer be used.
+pub fn round_trip(
+    controller: &mut Controller,
+    nsid: Nsid,
+    lba: Lba,
+    memory: &DmaSlice,
+    copies: Option<&dyn CopyEngine>,
+) -> Result<RouteReport, Error> {
+    let lba_bytes = controller.namespace(nsid)?.lba_bytes() as usize;
+    let len = memory.len();
+    if len == 0 || !len.is_multiple_of(lba_bytes) {
+        let what = format!("{len} bytes of memory are not whole LBAs of {lba_bytes} bytes");
+        return Err(Error::Range { ctrl: controller.id.clone(), nsid, what });
+    }
+    let mut report = RouteReport {
+        ctrl: controller.id().to_owned(),
+        place: memory.place(),
+        len,
+        checks: Vec::new(),
+    };
+    let span = tracing::info_span!("round_trip", ctrl = %report.ctrl, iova = %memory.iova());
+    let _entered = span.enter();
+    let access = Access::new(memory, copies)
+        .map_err(|source| Error::Dma { ctrl: controller.id.clone(), source })?;
+    let mut trip = Trip { controller, nsid, lba, memory, access };
+    match trip.access.check(memory) {
+        Some(Ok(())) => report.add(RouteCheck::Copies, Outcome::Works),
+        Some(Err(why)) => report.add(RouteCheck::Copies, Outcome::Fails(why)),
+        None => {}
+    }
+    if report.is_ok() {
+        let outcome = trip.write_out()?;
+        report.add(RouteCheck::ToMedium, outcome);
+    }
+    if report.is_ok() {
+        let outcome = trip.read_in()?;
+        report.add(RouteCheck::FromMedium, outcome);
+    }
+    report.log();
+    Ok(report)
+}
+
+struct Trip<'a> {
+    controller: &'a mut Controller,
+    nsid: Nsid,
+    lba: Lba,
+    memory: &'a DmaSlice,
+    access: Access<'a>,
+}
+
+impl Trip<'_> {
+    /// Memory -> drive. The driver puts the opposite there first: what an earlier proof left on
+    /// the medium must not pass for this one's.
+    fn write_out(&mut self) -> Result<Outcome, Error> {
+        let expected = pattern(self.memory, 1);
+        self.controller.write(self.nsid, self.lba, &opposite(&expected), false)?;
+        if let Err(why) = self.access.put(self.memory, &expected) {
+            return Ok(Outcome::Fails(why));
+        }
+        let parts = std::slice::from_ref(self.memory);
+        let sent = self.controller.write_dma(self.nsid, self.lba, parts, false);
+        if let Some(failed) = blame(sent)? {
+            return Ok(failed);
+        }
+        let mut found = vec![0; expected.len()];
+        self.controller.read(self.nsid, self.lba, &mut found)?;
+        Ok(differences(&found, &expected))
+    }
+
+    /// Drive -> memory.
+    fn read_in(&mut self) -> Result<Outcome, Error> {
+        let expected = pattern(self.memory, 2);
+        self.controller.write(self.nsid, self.lba, &expected, false)?;
+        if let Err(why) = self.access.put(self.memory, &opposite(&expected)) {
+            return Ok(Outcome::Fails(why));
+        }
+        let parts = std::slice::from_ref(self.memory);
+        let sent = self.controller.read_dma(self.nsid, self.lba, parts);
+        if let Some(failed) = blame(sent)? {
+            return Ok(failed);
+        }
+        let mut found = vec![0; expected.len()];
+        Ok(match self.access.get(self.memory, &mut found) {
+            Ok(()) => differences(&found, &expected),
+            Err(why) => Outcome::Fails(why),
+        })
+    }
+}
+
+/// A failure that is the route's, as long as the controller lives on.
+fn blame(sent: Result<(), Error>) -> Result<Option<Outcome>, Error> {
+    match sent {
+        Ok(()) => Ok(None),
+        Err(Error::Timeout { outcome: TimeoutOutcome::ControllerFailed, .. }) => {
+            sent.map(|()| None)
+        }
+        Err(error @ (Error::Command { .. } | Error::Timeout { .. } | Error::Descriptor { .. })) => {
+            Ok(Some(Outcome::Fails(error.to_string())))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes that are like those of no other address and no other `round`.
+fn pattern(memory: &DmaSlice, round: u64) -> Vec<u8> {
+    let mut state = (memory.iova().0 ^ round << 60).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(memory.len() + 8);
+    while bytes.len() < memory.len() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(memory.len());
+    bytes
+}
+
+/// Differs in every byte.
+fn opposite(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| !byte).collect()
+}
+
+/// How this process looks at the memory.
+enum Access<'a> {
+    Window(Window),
+    Copies(Copies<'a>),
+}
+
+struct Copies<'a> {
+    engine: &'a dyn CopyEngine,
+    staging: ExternalMemory,
+    device: DevicePtr,
+}
+
+impl<'a> Access<'a> {
+    fn new(memory: &DmaSlice, copies: Option<&'a dyn CopyEngine>) -> Result<Self, DmaError> {
+        if let Some(window) = Window::new(memory.clone()) {
+            return Ok(Self::Window(window));
+        }
+        let refuse = |what: String, hint: &str| DmaError::Unsupported {
+            space: "round trip".into(),
+            what,
+            hint: hint.into(),
+        };
+        let Some(device) = memory.device() else {
+            let what = "memory with an address neither here nor on a GPU".to_owned();
+            return Err(refuse(what, "what arrives in it cannot be seen"));
+        };
+        let Some(engine) = copies else {
+            let what = "memory that only a GPU addresses".to_owned();
+            return Err(refuse(what, "give the GPU's copy engine"));
+        };
+        let staging = engine
+            .host_memory(memory.len())
+            .map_err(|error| refuse(error.to_string(), "free memory that the GPU can reach"))?;
+        if staging.host.is_none() || staging.len < memory.len() {
+            let what = "a copy engine's memory that this process cannot reach".to_owned();
+            return Err(refuse(what, "this is a defect of the copy engine"));
+        }
+        Ok(Self::Copies(Copies { engine, staging, device }))
+    }
+
+    /// Whether the copies themselves work; `None` without any.
+    fn check(&mut self, memory: &DmaSlice) -> Option<Result<(), String>> {
+        if matches!(self, Self::Window(_)) {
+            return None;
+        }
+        let expected = pattern(memory, 3);
+        Some(self.check_copies(memory, &expected))
+    }
+
+    fn check_copies(&mut self, memory: &DmaSlice, expected: &[u8]) -> Result<(), String> {
+        let mut found = vec![0; expected.len()];
+        self.put(memory, &opposite(expected))?;
+        self.put(memory, expected)?;
+        self.get(memory, &mut found)?;
+        match found.iter().zip(expected).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(at) => Err(format!("what was copied to the GPU came back changed at {at:#x}")),
+        }
+    }
+
+    fn put(&mut self, memory: &DmaSlice, bytes: &[u8]) -> Result<(), String> {
+        match self {
+            Self::Window(window) => window.write(0, bytes).map_err(|error| error.to_string()),
+            Self::Copies(copies) => {
+                let host = copies.host()?;
+                // SAFETY: the staging memory has as many bytes as `memory`, which is `bytes` long,
+                // and no copy uses it: each was waited for.
+                unsafe { mmio::copy_to(host, bytes) };
+                copies.run(memory, CopyWay::ToDevice)
+            }
+        }
+    }
+
+    fn get(&mut self, memory: &DmaSlice, bytes: &mut [u8]) -> Result<(), String> {
+        match self {
+            Self::Window(window) => window.read(0, bytes).map_err(|error| error.to_string()),
+            Self::Copies(copies) => {
+                let host = copies.host()?;
+                // What an earlier copy left here must not pass for this one's.
+                // SAFETY: as in `put`.
+                unsafe { mmio::zero(host, bytes.len()) };
+                copies.run(memory, CopyWay::ToHost)?;
+                // SAFETY: as in `put`.
+                unsafe { mmio::copy_from(host, bytes) };
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Copies<'_> {
+    fn host(&self) -> Result<std::ptr::NonNull<u8>, String> {
+        self.staging.host.ok_or_else(|| "the copy engine's memory is gone".to_owned())
+    }
+
+    /// One copy of all of the memory, and the wait for it.
+    fn run(&self, memory: &DmaSlice, way: CopyWay) -> Result<(), String> {
+        let words = |error: CopyError| error.to_string();
+        let copy = DeviceCopy { host: self.host()?, device: self.device, len: memory.len(), way };
+        // SAFETY: `self` and the caller keep both, used by nothing else, until the copy is done;
+        // where it does not end, both are leaked below.
+        let fence = unsafe { self.engine.submit(&[copy]) }.map_err(words)?;
+        let clock = MonotonicClock::default();
+        let deadline = clock.now() + COPY_PATIENCE;
+        let mut idle = 0;
+        while !self.engine.is_done(fence).map_err(words)? {
+            if clock.now() >= deadline {
+                std::mem::forget((self.staging.owner.clone(), memory.clone()));
+                let millis = COPY_PATIENCE.0 / 1_000_000;
+                return Err(format!(
+                    "the GPU did not copy {} bytes within {millis} ms; the memory is leaked, \
+                     because it still may",
+                    memory.len()
+                ));
+            }
+            clock.pause(idle, deadline);
+            idle = idle.saturating_add(1);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! The known-pattern round trip: data only, also for memory that this process does not address.
+
+use std::sync::Mutex;
+
+use nvme_driver::{
+    CopyEngine, CopyError, CopyFence, CopyWay, DescriptorMode, DeviceCopy, DevicePtr, State,
+};
+
+use super::*;
+
+const AT: Lba = Lba(300);
+
+/// Memory as [`Elsewhere`], without an address in this process: the "GPU's" is the real one.
+#[derive(Debug)]
+struct Remote(DmaSlice);
+
+impl Remote {
+    fn slice(of: DmaSlice) -> DmaSlice {
+        DmaSlice::whole(Arc::new(Self(of))).unwrap()
+    }
+}
+
+// SAFETY: as the memory that it keeps; the device address is never dereferenced but by `Engine`.
+unsafe impl DmaMemory for Remote {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn host(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn device(&self) -> Option<DevicePtr> {
+        self.0.host().map(|p| DevicePtr(p.as_ptr().expose_provenance() as u64))
+    }
+    fn segments(&self) -> &[IovaRange] {
+        self.0.memory().segments()
+    }
+}
+
+/// What is wrong with a copy engine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Ill {
+    Not,
+    /// Says that copies are done, and does none of this way.
+    Skips(CopyWay),
+    /// Never gets anything done.
+    Stuck,
+    Lost,
+    NoMemory,
+}
+
+#[derive(Debug)]
+struct Engine {
+    domain: Arc<EmuDomain>,
+    ill: Ill,
+    /// Batches, and how often a fence was asked for: every third time it is done.
+    state: Mutex<(Vec<Vec<DeviceCopy>>, u64)>,
+}
+
+impl Engine {
+    fn new(ill: Ill) -> Self {
+        Self { domain: EmuDomain::new("engine"), ill, state: Mutex::default() }
+    }
+}
+
+impl CopyEngine for Engine {
+    fn host_memory(&self, len: usize) -> Result<ExternalMemory, CopyError> {
+        if self.ill == Ill::NoMemory {
+            return Err(CopyError { cause: "out of memory".into() });
+        }
+        let memory = self.domain.alloc(len).unwrap();
+        let (host, len) = (memory.host(), memory.len());
+        // SAFETY: the owner keeps the bytes; nobody else has the address.
+        Ok(unsafe { ExternalMemory::new(host, None, len, Arc::new(memory)) })
+    }
+
+    unsafe fn submit(&self, copies: &[DeviceCopy]) -> Result<CopyFence, CopyError> {
+        if self.ill == Ill::Lost {
+            return Err(CopyError { cause: "the GPU fell off the bus".into() });
+        }
+        let (batches, _) = &mut *self.state.lock().unwrap();
+        batches.push(copies.to_vec());
+        Ok(CopyFence(batches.len() as u64))
+    }
+
+    fn is_done(&self, fence: CopyFence) -> Result<bool, CopyError> {
+        let (batches, asked) = &mut *self.state.lock().unwrap();
+        *asked += 1;
+        if self.ill == Ill::Stuck || !asked.is_multiple_of(3) {
+            return Ok(false);
+        }
+        for copy in batches[..fence.0 as usize].iter_mut().flat_map(std::mem::take) {
+            if self.ill == Ill::Skips(copy.way) {
+                continue;
+            }
+            let device = std::ptr::with_exposed_provenance_mut::<u8>(copy.device.0 as usize);
+            let host = copy.host.as_ptr();
+            let (from, to) = match copy.way {
+                CopyWay::ToDevice => (host, device),
+                CopyWay::ToHost => (device, host),
+            };
+            // SAFETY: both are as long as the copy, by `submit`'s contract.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, copy.len) };
+        }
+        Ok(true)
+    }
+}
+
+impl Rig {
+    fn memory(&self, len: usize) -> DmaSlice {
+        DmaSlice::whole(self.domain.alloc(len).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn host_memory_makes_the_round_trip() {
+    for descriptors in [DescriptorPreference::Prp, DescriptorPreference::Sgl] {
+        let mut rig = Rig::with(512, descriptors);
+        let memory = rig.memory(96 << 10);
+        let (mut before, mut after) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+        rig.controller.read(NSID, Lba(0), &mut before).unwrap();
+        let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap();
+        let works = |check| (check, Outcome::Works);
+        assert_eq!(report.checks, [RouteCheck::ToMedium, RouteCheck::FromMedium].map(works));
+        rig.controller.read(NSID, Lba(0), &mut after).unwrap();
+        let (begin, end) = (300 * 512, 300 * 512 + (96 << 10));
+        assert!(before[..begin] == after[..begin] && before[end..] == after[end..]);
+        assert!(before[begin..end] != after[begin..end]);
+    }
+}
+
+#[test]
+fn gpu_memory_makes_the_round_trip_through_copies() {
+    let mut rig = Rig::new();
+    let memory = Remote::slice(rig.memory(64 << 10));
+    let engine = Engine::new(Ill::Not);
+    // A second time as well: what the first left in memory and medium proves nothing.
+    for _ in 0..2 {
+        let report =
+            p2p::round_trip(&mut rig.controller, NSID, AT, &memory, Some(&engine)).unwrap();
+        assert!(report.is_ok(), "{report}");
+        assert_eq!(report.checks.len(), 3);
+    }
+    let error = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap_err();
+    assert!(error.to_string().contains("copy engine"), "{error}");
+}
+
+#[test]
+fn data_that_lands_elsewhere_is_seen_in_each_direction() {
+    let mut rig = Rig::new();
+    let (real, other) = (rig.memory(8192), rig.memory(8192));
+    let memory = Elsewhere::slice(real.memory().clone(), other.memory().clone());
+    let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap();
+    let why = report.why().unwrap();
+    assert!(why.contains("to the drive") && why.contains("did not arrive"), "{why}");
+    let engine = Engine::new(Ill::Not);
+    let memory = Remote::slice(memory);
+    let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, Some(&engine)).unwrap();
+    assert!(!report.is_ok(), "{report}");
+    // Only reads go astray: the medium takes what is in the memory, and the answer of a read of
+    // it is a success that moved nothing.
+    let when = FaultWhen { opcode: Some(NvmOpcode::READ.0), ..FaultWhen::default() };
+    let status = FaultAction::Status { code: 0, dnr: false };
+    let rule = FaultRule { when: FaultWhen { nth: Some(2), ..when }, then: status, limit: Some(1) };
+    rig.emu.set_faults(FaultPlan { seed: SEED, rules: vec![rule], ..FaultPlan::default() });
+    let good = rig.memory(8192);
+    let report = p2p::round_trip(&mut rig.controller, NSID, AT, &good, None).unwrap();
+    let why = report.why().unwrap();
+    assert!(why.contains("from the drive") && why.contains("did not arrive"), "{why}");
+}
+
+#[test]
+fn an_engine_that_does_not_copy_is_found_out_in_time() {
+    let mut rig = Rig::new();
+    let all = [
+        (Ill::Skips(CopyWay::ToDevice), "came back changed"),
+        (Ill::Skips(CopyWay::ToHost), "came back changed"),
+        (Ill::Stuck, "leaked"),
+        (Ill::Lost, "fell off"),
+    ];
+    for (ill, expected) in all {
+        let memory = Remote::slice(rig.memory(4096));
+        let engine = Engine::new(ill);
+        let report =
+            p2p::round_trip(&mut rig.controller, NSID, AT, &memory, Some(&engine)).unwrap();
+        let why = report.why().unwrap();
+        assert!(why.contains(expected) && why.contains("GPU"), "{ill:?}: {why}");
+        assert_eq!(report.checks.len(), 1, "nothing was written to the drive");
+        let kept = Arc::strong_count(memory.memory()) > 1;
+        assert_eq!(kept, ill == Ill::Stuck, "what may still be copied to stays");
+    }
+    let memory = Remote::slice(rig.memory(4096));
+    let engine = Engine::new(Ill::NoMemory);
+    let error = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, Some(&engine));
+    assert!(matches!(error, Err(Error::Dma { .. })));
+}
+
+#[test]
+fn a_command_that_never_ends_does_not_hang_it_and_granted_queues_go_on() {
+    let mut rig = Rig::new();
+    let qid = rig.controller.create_queue_pair(16).unwrap();
+    let grant = rig.controller.grant(qid, NSID).unwrap();
+    assert!(matches!(grant.descriptor_mode, DescriptorMode::Sgl { .. }));
+    let when = FaultWhen { opcode: Some(NvmOpcode::READ.0), ..FaultWhen::default() };
+    let when = FaultWhen { nth: Some(2), ..when };
+    let rule = FaultRule { when, then: FaultAction::Drop, limit: Some(1) };
+    rig.emu.set_faults(FaultPlan { seed: SEED, rules: vec![rule], ..FaultPlan::default() });
+    let memory = rig.memory(4096);
+    let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap();
+    let why = report.why().unwrap();
+    assert!(why.contains("from the drive") && why.contains("not answered"), "{why}");
+    assert_eq!(rig.controller.state(), State::Ready);
+    let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap();
+    assert!(report.is_ok(), "{report}");
+    // No reset took the granted queue: giving it back deletes it on the device.
+    // SAFETY: nobody uses the grant.
+    let stopped = unsafe { nvme_driver::Quiesced::assert() };
+    rig.controller.reclaim(qid, &stopped).unwrap();
+}
+
+#[test]
+fn arguments_that_do_not_fit_touch_nothing() {
+    let mut rig = Rig::new();
+    let writes = rig.emu.counters().writes;
+    for (memory, lba) in
+        [(rig.memory(4096).slice(0, 100).unwrap(), AT), (rig.memory(4096), Lba(u64::MAX))]
+    {
+        let error = p2p::round_trip(&mut rig.controller, NSID, lba, &memory, None).unwrap_err();
+        assert!(matches!(error, Error::Range { .. }), "{error}");
+    }
+    assert_eq!(rig.emu.counters().writes, writes);
+}
