@@ -40,5 +40,6 @@ pub use driver::CudaDriver;
 pub use error::{CudaError, ErrorCode};
 pub use executor::{CudaExecutor, CudaOptions, LaunchMode};
 pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory, Registration};
+pub use module::{CudaFunction, CudaModule};
 pub use report::{CudaReport, DeviceReport, PartitionReport, StreamKind, WritesOrdering};
 pub use stream::{CudaEvent, CudaStream};

@@ -45,9 +45,9 @@ impl ErrorCode {
         match self.0 {
             2 => "; free GPU or pinned memory, or raise the lock limit (ulimit -l)",
             34 => "; this is the toolkit's stub: let the loader find the driver's libcuda.so.1",
-            209 | 218 => "; the I/O kernel's PTX needs a newer GPU",
+            209 | 218 => "; the kernel's PTX needs a newer GPU",
             221 => "; install the driver's PTX compiler (libnvidia-ptxjitcompiler)",
-            222 => "; update the driver: it is older than the CUDA that made the I/O kernel's PTX",
+            222 => "; update the driver: it is older than the CUDA that made the kernel's PTX",
             712 => "; the same pages are registered already, perhaps by the engine",
             800 => "; it takes root, or a container that may lock memory",
             801 => "; this GPU, driver or virtual machine cannot do it",
@@ -106,13 +106,13 @@ pub enum CudaError {
         /// Name and meaning of that.
         name: String,
     },
-    /// The driver did not compile the I/O kernel.
+    /// The driver did not compile a kernel.
     #[error(
-        "compiling the I/O kernel's PTX ({header}) for compute capability {capability} failed: \
+        "compiling the PTX of {header} for compute capability {capability} failed: \
          {name} ({}){}; the compiler says: {log}", code.0, code.hint()
     )]
     Compile {
-        /// The PTX's version and target.
+        /// What the PTX is of, its version and target.
         header: String,
         /// What the GPU can do.
         capability: String,

@@ -164,7 +164,7 @@ impl Parts {
         let shape = Shape::new(args.warp_count, sms);
         // SAFETY: `start` got the arguments with the promise that what they point to lives until
         // `stop` succeeded, which sees the stream idle; every run of an executor is on its stream.
-        let launched = unsafe { self.kernel.launch(self.stream.handle(), args, shape) };
+        let launched = unsafe { self.kernel.launch(&self.stream, args, shape) };
         match launched {
             Ok(()) => run.launched += 1,
             Err(error) => {

@@ -1,17 +1,19 @@
 #![allow(unsafe_code, reason = "calls libcuda")]
-//! The I/O kernel, compiled by the driver from PTX.
+//! Kernels, compiled by the driver from PTX.
 
 use std::{
     ffi::{CString, c_char, c_int, c_void},
+    fmt,
     sync::Arc,
 };
 
 use cudarc::driver::sys::{CUfunction, CUjit_option, CUmodule, CUstream};
-use gio_uring::abi::Args;
+use gio_uring::{RawStream, abi::Args};
 
 use super::{
     device::{CudaDevice, Held, Resource},
     error::{CudaError, ErrorCode},
+    stream::CudaStream,
 };
 use crate::ptx::{BLOCK_THREADS_MAX, ENTRY};
 
@@ -37,20 +39,37 @@ impl Shape {
     }
 }
 
-/// The compiled I/O kernel.
-pub(super) struct Kernel {
-    function: CUfunction,
-    held: Held,
+/// PTX that the driver compiled for one GPU. Unloaded when it and its functions are dropped, once
+/// no executor of the device runs any more.
+#[derive(Clone)]
+pub struct CudaModule {
+    module: CUmodule,
+    name: Arc<str>,
+    held: Arc<Held>,
 }
 
 // SAFETY: a handle, which any thread may pass to the driver.
-unsafe impl Send for Kernel {}
+unsafe impl Send for CudaModule {}
+// SAFETY: as above.
+unsafe impl Sync for CudaModule {}
 
-impl Kernel {
-    /// Compiles `ptx`.
-    pub(super) fn compile(device: &Arc<CudaDevice>, ptx: &str) -> Result<Self, CudaError> {
+impl fmt::Debug for CudaModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaModule({} on {:?})", self.name, self.held.device())
+    }
+}
+
+impl CudaModule {
+    /// Compiles `ptx`. May wait for kernels that run: compile before an executor starts. `name`
+    /// says in errors what is in it: "the I/O kernel".
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Argument`] for text with a zero byte,
+    /// [`CudaError::Call`].
+    pub fn compile(device: &Arc<CudaDevice>, ptx: &str, name: &str) -> Result<Self, CudaError> {
         let Ok(image) = CString::new(ptx) else {
-            return Err(CudaError::Argument("the PTX has a zero byte in it".into()));
+            let text = format!("the PTX of {name} has a zero byte in it");
+            return Err(CudaError::Argument(text));
         };
         let _entered = device.enter()?;
         let mut log = vec![0u8; LOG_BYTES];
@@ -71,57 +90,168 @@ impl Kernel {
                 values.as_mut_ptr(),
             )
         };
-        if let Err(error) = device.check("compiling the I/O kernel", "cuModuleLoadDataEx", code) {
-            return Err(refusal(device, ptx, code, &log, error));
+        if let Err(error) = device.check(format!("compiling {name}"), "cuModuleLoadDataEx", code) {
+            return Err(refusal(device, (name, ptx), code, &log, error));
         }
-        let held = Held::new(device, Resource::Module(module));
-        let name = CString::new(ENTRY).unwrap_or_default();
+        let held = Arc::new(Held::new(device, Resource::Module(module)));
+        Ok(Self { module, name: name.into(), held })
+    }
+
+    /// The kernel with this name, loaded: the driver otherwise does that at the first launch, and
+    /// may wait for running kernels then.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]: there is no such kernel, or no memory for it.
+    pub fn function(&self, entry: &str) -> Result<CudaFunction, CudaError> {
+        let device = self.held.device();
+        let _entered = device.enter()?;
+        let name = CString::new(entry).unwrap_or_default();
         let mut function: CUfunction = std::ptr::null_mut();
         let get = device.api.cuModuleGetFunction;
         // SAFETY: a module that is loaded, a name that ends with a zero; a handle is written.
-        let code = unsafe { get(&raw mut function, module, name.as_ptr().cast::<c_char>()) };
-        device.check(format!("finding {ENTRY} in the PTX"), "cuModuleGetFunction", code)?;
-        let kernel = Self { function, held };
-        kernel.prepare()?;
-        Ok(kernel)
-    }
-
-    /// Loads the code now, because the driver otherwise does that at the first launch and may wait
-    /// for running kernels then; and compares the one argument's size.
-    fn prepare(&self) -> Result<(), CudaError> {
-        let (device, function) = (self.held.device(), self.function);
+        let code = unsafe { get(&raw mut function, self.module, name.as_ptr().cast::<c_char>()) };
+        let what = format!("finding {entry} in the PTX of {}", self.name);
+        device.check(what, "cuModuleGetFunction", code)?;
         if let Some(load) = device.api.cuFuncLoad {
             // SAFETY: a function of a module that is loaded.
             let code = unsafe { load(function) };
-            device.check("loading the I/O kernel", "cuFuncLoad", code)?;
+            device.check(format!("loading {entry}"), "cuFuncLoad", code)?;
         }
+        let mut argument = None;
         if let Some(get) = device.api.cuFuncGetParamInfo {
             let (mut offset, mut size) = (0, 0);
             // SAFETY: two numbers are written.
             let code = unsafe { get(function, 0, &raw mut offset, &raw mut size) };
-            device.check("asking for the kernel's argument", "cuFuncGetParamInfo", code)?;
-            if (offset, size) != (0, size_of::<Args>()) {
-                let expected = size_of::<Args>();
-                return Err(CudaError::Argument(format!(
-                    "the PTX was made from another abi.h: its kernel takes {size} bytes at \
-                     {offset}, this program passes {expected}; run `cargo xtask ptx`"
-                )));
-            }
+            let what = format!("asking for the argument of {entry}");
+            device.check(what, "cuFuncGetParamInfo", code)?;
+            argument = Some((offset, size));
         }
-        Ok(())
+        let (entry, module) = (entry.into(), self.clone());
+        Ok(CudaFunction { function, entry, argument, module })
+    }
+}
+
+/// A kernel with one argument. Keeps its module loaded.
+#[derive(Clone)]
+pub struct CudaFunction {
+    function: CUfunction,
+    entry: Arc<str>,
+    /// Offset and size of the argument, where the driver says so (from CUDA 12.4 on).
+    argument: Option<(usize, usize)>,
+    module: CudaModule,
+}
+
+// SAFETY: a handle, which any thread may pass to the driver.
+unsafe impl Send for CudaFunction {}
+// SAFETY: as above.
+unsafe impl Sync for CudaFunction {}
+
+impl fmt::Debug for CudaFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaFunction({} of {:?})", self.entry, self.module)
+    }
+}
+
+impl CudaFunction {
+    /// The device that it was compiled for.
+    #[must_use]
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        self.module.held.device()
+    }
+
+    /// Whether its one argument is as large as a `T`, as far as the driver says.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`]: PTX and program were not made from the same sources.
+    pub fn takes<T>(&self) -> Result<(), CudaError> {
+        let expected = size_of::<T>();
+        match self.argument {
+            Some((offset, size)) if (offset, size) != (0, expected) => {
+                Err(CudaError::Argument(format!(
+                    "the PTX of {} was made from another interface: {} takes {size} bytes at \
+                     {offset}, this program passes {expected}; run `cargo xtask ptx`",
+                    self.module.name, self.entry
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Blocks of so many threads that one SM runs at the same time.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn blocks_per_sm(&self, threads: u32) -> Result<u32, CudaError> {
+        let device = self.device();
+        let _entered = device.enter()?;
+        let mut blocks: c_int = 0;
+        let ask = device.api.cuOccupancyMaxActiveBlocksPerMultiprocessor;
+        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
+        // SAFETY: a number is written.
+        let code = unsafe { ask(&raw mut blocks, self.function, threads, 0) };
+        let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        device.check("asking how many blocks an SM runs", call, code)?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    /// Puts a run of the kernel at the end of `stream`, and returns at once: unless the stream is
+    /// full (about a thousand operations), when the driver waits.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] as [`CudaFunction::takes`], [`CudaError::Call`].
+    ///
+    /// # Safety
+    /// `T` is the type of the kernel's one parameter. What `args` lead the kernel to is mapped for
+    /// the GPU, and not otherwise used in a way that the kernel does not expect, until the run
+    /// ended; until then this function, or a clone of it, lives. `stream` belongs to
+    /// [`CudaFunction::device`] and is alive.
+    pub unsafe fn launch<T: Copy>(
+        &self,
+        stream: RawStream,
+        blocks: u32,
+        threads: u32,
+        mut args: T,
+    ) -> Result<(), CudaError> {
+        self.takes::<T>()?;
+        let device = self.device();
+        let _entered = device.enter()?;
+        let stream: CUstream = std::ptr::with_exposed_provenance_mut(stream.handle() as usize);
+        let mut params = [(&raw mut args).cast::<c_void>()];
+        // SAFETY: the kernel takes one argument of this type, which is copied before the call
+        // returns; the rest is the caller's promise.
+        let code = unsafe {
+            (device.api.cuLaunchKernel)(
+                self.function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        device.check(format!("launching {}", self.entry), "cuLaunchKernel", code)
+    }
+}
+
+/// The compiled I/O kernel.
+pub(super) struct Kernel(CudaFunction);
+
+impl Kernel {
+    /// Compiles `ptx`.
+    pub(super) fn compile(device: &Arc<CudaDevice>, ptx: &str) -> Result<Self, CudaError> {
+        let function = CudaModule::compile(device, ptx, "the I/O kernel")?.function(ENTRY)?;
+        function.takes::<Args>()?;
+        Ok(Self(function))
     }
 
     /// Blocks of this shape that one SM runs at the same time.
     pub(super) fn blocks_per_sm(&self, shape: Shape) -> Result<u32, CudaError> {
-        let device = self.held.device();
-        let _entered = device.enter()?;
-        let mut blocks: c_int = 0;
-        let ask = device.api.cuOccupancyMaxActiveBlocksPerMultiprocessor;
-        // SAFETY: a number is written.
-        let code = unsafe { ask(&raw mut blocks, self.function, shape.threads as c_int, 0) };
-        let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        device.check("asking how many blocks an SM runs", call, code)?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
+        self.0.blocks_per_sm(shape.threads)
     }
 
     /// Puts a run of the kernel at the end of `stream`.
@@ -132,38 +262,19 @@ impl Kernel {
     /// belongs to the kernel's device and is alive.
     pub(super) unsafe fn launch(
         &self,
-        stream: CUstream,
-        mut args: Args,
+        stream: &CudaStream,
+        args: Args,
         shape: Shape,
     ) -> Result<(), CudaError> {
-        let device = self.held.device();
-        let _entered = device.enter()?;
-        let mut params = [(&raw mut args).cast::<c_void>()];
-        // SAFETY: the kernel takes one argument of this type, which is copied before the call
-        // returns; the rest is the caller's promise.
-        let code = unsafe {
-            (device.api.cuLaunchKernel)(
-                self.function,
-                shape.blocks,
-                1,
-                1,
-                shape.threads,
-                1,
-                1,
-                0,
-                stream,
-                params.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        device.check("launching the I/O kernel", "cuLaunchKernel", code)
+        // SAFETY: the caller's promise; the argument's type is that of `abi.h`.
+        unsafe { self.0.launch(RawStream::new(stream.raw()), shape.blocks, shape.threads, args) }
     }
 }
 
 /// The error of a module that was not loaded; with the compiler's words, if it was about the PTX.
 fn refusal(
     device: &CudaDevice,
-    ptx: &str,
+    (module, ptx): (&str, &str),
     code: ErrorCode,
     log: &[u8],
     error: CudaError,
@@ -181,7 +292,7 @@ fn refusal(
     let text = text.trim_end_matches('\0').trim();
     let (major, minor) = device.report().capability;
     CudaError::Compile {
-        header: format!("{}, {}", line(".version"), line(".target")),
+        header: format!("{module} ({}, {})", line(".version"), line(".target")),
         capability: format!("{major}.{minor}"),
         code,
         name: device.name_of(code),

@@ -114,10 +114,6 @@ impl CudaStream {
         &self.report
     }
 
-    pub(super) fn handle(&self) -> CUstream {
-        self.handle
-    }
-
     /// Its `CUstream`, for other libraries. Valid as long as `self` lives.
     #[must_use]
     pub fn raw(&self) -> u64 {
