@@ -1,7 +1,7 @@
-//! Compiles the I/O kernel for host threads. The GPU's copy of the same headers is PTX.
+//! Compiles the kernels for host threads. The GPU's copy of the same headers is PTX.
 
 fn main() {
-    for path in ["include/gio", "src/host"] {
+    for path in ["include/gio", "include/pool", "src/host"] {
         println!("cargo::rerun-if-changed={path}");
     }
     let mut build = cc::Build::new();
@@ -11,6 +11,7 @@ fn main() {
         .include("include")
         .file("src/host/kernel.cpp")
         .file("src/host/abi_table.cpp")
+        .file("src/host/pool.cpp")
         // Also in debug builds: lanes are loops, slow until they are inlined and unrolled.
         .opt_level(3)
         .warnings(true)

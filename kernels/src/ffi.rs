@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "calls into the C++ half of this crate")]
-//! The C++ half: `gio_host_run` and the table of its structs.
+//! The C++ half: the kernels as the host runs them, and the tables of their structs.
 
 use std::ffi::{CStr, c_char};
 
@@ -20,11 +20,38 @@ struct Row {
     offset: u64,
 }
 
+impl Row {
+    fn read(&self) -> (&'static str, usize, usize) {
+        // SAFETY: names are string literals.
+        let name = unsafe { CStr::from_ptr(self.name) };
+        let name = name.to_str().expect("names of fields are ASCII");
+        (name, self.size as usize, self.offset as usize)
+    }
+}
+
 unsafe extern "C" {
     fn gio_host_run(args: *const Args, first: u32, count: u32) -> u32;
     static gio_abi_table: Row;
     static gio_abi_rows: u64;
     static gio_abi_version: u32;
+    #[cfg(test)]
+    static gio_pool_table: Row;
+    #[cfg(test)]
+    static gio_pool_rows: u64;
+
+    /// Writes bytes `[byte, byte + len)` of the object with this seed to `at`.
+    pub(crate) fn gio_host_fill(at: u64, seed: u64, byte: u64, len: u64);
+    /// Writes what no object holds to `at`.
+    pub(crate) fn gio_host_poison(at: u64, len: u64);
+    /// Whether bytes `[byte, byte + len)` of the object are at `at`, else the first difference.
+    pub(crate) fn gio_host_check(
+        at: u64,
+        seed: u64,
+        byte: u64,
+        len: u64,
+        first: *mut u64,
+        found: *mut u32,
+    ) -> bool;
 }
 
 /// Gives warps `first .. first + count` a turn each.
@@ -52,11 +79,15 @@ pub fn layout_table() -> Vec<(&'static str, usize, usize)> {
     let rows = unsafe {
         std::slice::from_raw_parts(std::ptr::addr_of!(gio_abi_table), gio_abi_rows as usize)
     };
-    let row = |row: &Row| {
-        // SAFETY: names are string literals.
-        let name = unsafe { CStr::from_ptr(row.name) };
-        let name = name.to_str().expect("names of fields are ASCII");
-        (name, row.size as usize, row.offset as usize)
+    rows.iter().map(Row::read).collect()
+}
+
+/// The same of `pool/abi.h`.
+#[cfg(test)]
+pub(crate) fn pool_layout_table() -> Vec<(&'static str, usize, usize)> {
+    // SAFETY: src/host/pool.cpp defines an array of that many rows and never changes it.
+    let rows = unsafe {
+        std::slice::from_raw_parts(std::ptr::addr_of!(gio_pool_table), gio_pool_rows as usize)
     };
-    rows.iter().map(row).collect()
+    rows.iter().map(Row::read).collect()
 }

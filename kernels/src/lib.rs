@@ -44,6 +44,8 @@ mod ffi;
 mod host;
 mod inline;
 mod memory;
+pub mod pattern;
+pub mod pool;
 pub mod ptx;
 
 pub use ffi::{abi_version, layout_table};

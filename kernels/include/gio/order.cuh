@@ -125,6 +125,10 @@ GIO_FN uint64_t gio_add_relaxed_gpu(uint64_t *p, uint64_t v) {
                : "memory");
   return old;
 }
+// Contenders are the warps of one launch; who else looks does so after its end.
+GIO_FN void gio_min_relaxed_gpu(uint64_t *p, uint64_t v) {
+  asm volatile("red.min.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 GIO_FN uint32_t gio_sub_acq_rel_gpu(uint32_t *p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -203,6 +207,12 @@ GIO_FN uint32_t gio_add_relaxed_gpu(uint32_t *p, uint32_t v) {
 }
 GIO_FN uint64_t gio_add_relaxed_gpu(uint64_t *p, uint64_t v) {
   return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+GIO_FN void gio_min_relaxed_gpu(uint64_t *p, uint64_t v) {
+  uint64_t old = __atomic_load_n(p, __ATOMIC_RELAXED);
+  while (v < old && !__atomic_compare_exchange_n(p, &old, v, true, __ATOMIC_RELAXED,
+                                                 __ATOMIC_RELAXED)) {
+  }
 }
 GIO_FN uint32_t gio_sub_acq_rel_gpu(uint32_t *p, uint32_t v) {
   return __atomic_fetch_sub(p, v, __ATOMIC_ACQ_REL);

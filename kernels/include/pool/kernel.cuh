@@ -1,0 +1,44 @@
+// The entry points of gio_pool: a launch on the GPU, calls on the host.
+#pragma once
+#include "move.cuh"
+#include "pattern.cuh"
+
+#if GIO_DEVICE
+
+extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
+    gio_move(const __grid_constant__ gio_move_args args) {
+  gio_move_share(args, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+
+extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
+    gio_pattern(const __grid_constant__ gio_pattern_args args) {
+  gio_pattern_share(args, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+
+#else
+
+// All of a launch of so many threads.
+extern "C" void gio_host_move(const gio_move_args *args, uint32_t threads) {
+  for (uint32_t t = 0; t < threads; ++t) gio_move_share(*args, t, threads);
+}
+extern "C" void gio_host_pattern(const gio_pattern_args *args, uint32_t threads) {
+  for (uint32_t t = 0; t < threads; ++t) gio_pattern_share(*args, t, threads);
+}
+
+// Bytes [byte, byte + len) of an object anywhere in memory, in one go. A check returns whether the
+// bytes are right, else the first difference.
+extern "C" void gio_host_fill(uint64_t at, uint64_t seed, uint64_t byte, uint64_t len) {
+  gio_run<gio_u128>({at, seed, byte, 0, 1}, len, GIO_PATTERN_FILL);
+}
+extern "C" void gio_host_poison(uint64_t at, uint64_t len) {
+  gio_run<gio_u128>({at, 0, 0, 0, 1}, len, GIO_PATTERN_POISON);
+}
+extern "C" bool gio_host_check(uint64_t at, uint64_t seed, uint64_t byte, uint64_t len,
+                               uint64_t *first, uint32_t *found) {
+  const gio_part part = {at, seed, byte, 0, 1};
+  if (gio_run<gio_u128>(part, len, GIO_PATTERN_CHECK) == 0u) return true;
+  *first = gio_locate(part, len, found);
+  return false;
+}
+
+#endif
