@@ -21,12 +21,14 @@ use std::{
 };
 
 use nvme_driver::{
-    DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory, Iova, IovaRange, platform::mmio,
+    CopyEngine, DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory, Iova, IovaRange,
+    platform::mmio,
 };
 
 use crate::{
+    bounce::Copies,
     memory::{self, HostMap, page_bytes, page_ceil},
-    pieces::{Backing, Owner},
+    pieces::{Backing, Owner, Side},
 };
 
 pub use crate::pieces::{HostPiece, Pieces};
@@ -47,6 +49,8 @@ pub struct EmuDomain {
     this: Weak<EmuDomain>,
     table: RwLock<Table>,
     refusals: Mutex<Refusals>,
+    /// What reaches a GPU's memory, if anything does.
+    copies: Option<Copies>,
 }
 
 /// Mapped ranges, ascending: addresses only ever grow, so a new one goes to the end.
@@ -65,12 +69,29 @@ impl EmuDomain {
     /// An empty address space.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Arc<Self> {
+        Self::make(name.into(), None)
+    }
+
+    /// An empty address space where also memory can be mapped that only a GPU addresses. Data of
+    /// reads and writes gets there and back by `engine`'s copies; queues, PRP lists, SGL segments
+    /// and data of admin commands there are refused ([`DmaFaultKind::DeviceOnly`]).
+    #[must_use]
+    pub fn with_copies(name: impl Into<String>, engine: Arc<dyn CopyEngine>) -> Arc<Self> {
+        Self::make(name.into(), Some(Copies::new(engine)))
+    }
+
+    fn make(name: String, copies: Option<Copies>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
-            name: name.into(),
+            name,
             this: this.clone(),
             table: RwLock::new(Table { regions: Vec::new(), next: IOVA_FIRST }),
             refusals: Mutex::new(Refusals::default()),
+            copies,
         })
+    }
+
+    pub(crate) fn copies(&self) -> Option<&Copies> {
+        self.copies.as_ref()
     }
 
     /// The right to touch mapped memory. Nothing is unmapped while it lives, so take one per
@@ -96,10 +117,10 @@ impl EmuDomain {
         table.regions.iter().map(range).collect()
     }
 
-    fn map(&self, host: NonNull<u8>, len: usize, owner: Owner) -> Result<EmuMemory, DmaError> {
+    fn map(&self, side: Side, len: usize, owner: Owner) -> Result<EmuMemory, DmaError> {
         let no_iova = || DmaError::NoIova { space: self.name.clone(), len };
         let bytes = u64::try_from(len).map_err(|_| no_iova())?;
-        let backing = Arc::new(Backing { host, _owner: owner });
+        let backing = Arc::new(Backing { side, _owner: owner });
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let start = table.next;
         let end = start.checked_add(bytes).filter(|end| *end <= IOVA_END).ok_or_else(no_iova)?;
@@ -107,7 +128,11 @@ impl EmuDomain {
         table.regions.push(Region { start, len: bytes, backing: backing.clone() });
         let domain = self.this.upgrade().ok_or_else(no_iova)?;
         let segments = [IovaRange { iova: Iova(start), len: bytes }];
-        Ok(EmuMemory { domain, host, device: None, len, segments, _backing: backing })
+        let (host, device) = match side {
+            Side::Host(host) => (Some(host), None),
+            Side::Device(device) => (None, Some(device)),
+        };
+        Ok(EmuMemory { domain, host, device, len, segments, _backing: backing })
     }
 
     fn unmap(&self, start: u64) {
@@ -119,6 +144,20 @@ impl EmuDomain {
         // The memory (and an owner's arbitrary drop code) must not go under the lock.
         drop(table);
         drop(region);
+    }
+
+    fn unreachable(&self, len: usize, device: Option<DevicePtr>) -> DmaError {
+        let (what, hint) = match device {
+            Some(_) => (
+                "that only a GPU addresses",
+                "the software controller has no way there: make its address space with a copy \
+                 engine of that GPU (EmuDomain::with_copies), or map the memory into the process \
+                 and offer that address too",
+            ),
+            None => ("without any address", "offer an address in this process or on a GPU"),
+        };
+        let what = format!("{len} bytes of memory {what}");
+        DmaError::Unsupported { space: self.name.clone(), what, hint: hint.into() }
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
@@ -153,26 +192,21 @@ impl DmaSpace for EmuDomain {
         };
         let map = HostMap::anonymous(len).map_err(os)?;
         let (host, len) = (map.ptr(), map.len());
-        Ok(Arc::new(self.map(host, len, Owner::Map(map))?))
+        Ok(Arc::new(self.map(Side::Host(host), len, Owner::Map(map))?))
     }
 
     fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let (host, device, len, owner) = memory.into_parts();
-        let Some(host) = host else {
-            return Err(DmaError::Unsupported {
-                space: self.name.clone(),
-                what: format!("{len} bytes of memory without an address in this process"),
-                hint: "the software controller copies with the CPU: map the memory into the \
-                       process (as pinned or BAR-mapped memory) and offer that address too"
-                    .into(),
-            });
+        // The CPU's address first: a copy by the CPU needs no engine and nobody's waiting.
+        let (side, address) = match (host, device) {
+            (Some(host), _) => (Side::Host(host), host.as_ptr().expose_provenance() as u64),
+            (None, Some(device)) if self.copies.is_some() => (Side::Device(device), device.0),
+            _ => return Err(self.unreachable(len, device)),
         };
-        let address = host.as_ptr().expose_provenance();
-        if !address.is_multiple_of(page_bytes()) || page_ceil(len) != Some(len) {
-            let address = address as u64;
+        if !address.is_multiple_of(page_bytes() as u64) || page_ceil(len) != Some(len) {
             return Err(DmaError::Unaligned { address, len, page: page_bytes() });
         }
-        let mut mapped = self.map(host, len, Owner::External(owner))?;
+        let mut mapped = self.map(side, len, Owner::External(owner))?;
         mapped.device = device;
         Ok(Arc::new(mapped))
     }
@@ -181,7 +215,7 @@ impl DmaSpace for EmuDomain {
 /// A mapping as its user holds it.
 struct EmuMemory {
     domain: Arc<EmuDomain>,
-    host: NonNull<u8>,
+    host: Option<NonNull<u8>>,
     device: Option<DevicePtr>,
     len: usize,
     segments: [IovaRange; 1],
@@ -201,7 +235,7 @@ unsafe impl DmaMemory for EmuMemory {
         self.len
     }
     fn host(&self) -> Option<NonNull<u8>> {
-        Some(self.host)
+        self.host
     }
     fn device(&self) -> Option<DevicePtr> {
         self.device
@@ -248,8 +282,8 @@ impl DmaAccess<'_> {
     /// [`DmaFault`] when the range is not mapped; nothing was copied.
     #[inline]
     pub fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), DmaFault> {
-        let (_, from) = self.find(iova, to.len())?;
-        // SAFETY: `find` checked the range against a mapping that the guard keeps; `to` is Rust's
+        let from = self.host(iova, to.len())?;
+        // SAFETY: `host` checked the range against a mapping that the guard keeps; `to` is Rust's
         // own memory and cannot overlap memory that has no references into it.
         unsafe { memory::copy(from, NonNull::from(&mut *to).cast(), to.len()) };
         Ok(())
@@ -261,7 +295,7 @@ impl DmaAccess<'_> {
     /// [`DmaFault`] when the range is not mapped; nothing was copied.
     #[inline]
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), DmaFault> {
-        let (_, to) = self.find(iova, from.len())?;
+        let to = self.host(iova, from.len())?;
         // SAFETY: as in `read`.
         unsafe { memory::copy(NonNull::from(from).cast(), to, from.len()) };
         Ok(())
@@ -272,7 +306,7 @@ impl DmaAccess<'_> {
     /// # Errors
     /// [`DmaFault`] when the range is not mapped; nothing was written.
     pub fn fill(&self, iova: Iova, byte: u8, len: usize) -> Result<(), DmaFault> {
-        let (_, to) = self.find(iova, len)?;
+        let to = self.host(iova, len)?;
         // SAFETY: as in `read`.
         unsafe { to.write_bytes(byte, len) };
         Ok(())
@@ -344,19 +378,25 @@ impl DmaAccess<'_> {
     /// # Errors
     /// [`DmaFault`] when the range is not mapped.
     pub fn resolve(&self, iova: Iova, len: usize) -> Result<HostPiece, DmaFault> {
-        let (_, host) = self.find(iova, len)?;
+        let host = self.host(iova, len)?;
         Ok(HostPiece { host: Some(host), len })
     }
 
     /// Appends `len` bytes at `iova` to `pieces` and keeps their memory alive with it. Ranges that
-    /// follow each other become one piece.
+    /// follow each other become one piece. The only access that a GPU's memory allows too.
     ///
     /// # Errors
     /// [`DmaFault`] when the range is not mapped; `pieces` is as before.
     #[inline]
     pub fn push(&self, pieces: &mut Pieces, iova: Iova, len: usize) -> Result<(), DmaFault> {
-        let (index, host) = self.find(iova, len)?;
-        pieces.append(host, len, &self.table.regions[index].backing);
+        let (backing, offset) = self.find(iova, len)?;
+        match backing.side {
+            // SAFETY: `find` checked that the bytes are inside the mapping.
+            Side::Host(base) => pieces.append(unsafe { base.add(offset) }, len, backing),
+            Side::Device(base) => {
+                pieces.append_remote(DevicePtr(base.0 + offset as u64), len, backing);
+            }
+        }
         Ok(())
     }
 
@@ -364,13 +404,25 @@ impl DmaAccess<'_> {
         if !iova.0.is_multiple_of(4) {
             return Err(self.domain.refuse(iova, 4, DmaFaultKind::Misaligned));
         }
-        let (_, host) = self.find(iova, 4)?;
+        let host = self.host(iova, 4)?;
         // Mappings are page aligned on both sides, so the host address is as aligned as the IOVA.
         Ok(host.cast())
     }
 
+    /// Where in this process `len` bytes at `iova` are.
     #[inline]
-    fn find(&self, iova: Iova, len: usize) -> Result<(usize, NonNull<u8>), DmaFault> {
+    fn host(&self, iova: Iova, len: usize) -> Result<NonNull<u8>, DmaFault> {
+        let (backing, offset) = self.find(iova, len)?;
+        match backing.side {
+            // SAFETY: `find` checked that the bytes are inside the mapping.
+            Side::Host(base) => Ok(unsafe { base.add(offset) }),
+            Side::Device(_) => Err(self.domain.refuse(iova, len, DmaFaultKind::DeviceOnly)),
+        }
+    }
+
+    /// The mapping that `len` bytes at `iova` are in, and where in it.
+    #[inline]
+    fn find(&self, iova: Iova, len: usize) -> Result<(&Arc<Backing>, usize), DmaFault> {
         let regions = &self.table.regions;
         let mut index = self.last.get();
         let inside = |region: &Region| iova.0.wrapping_sub(region.start) < region.len;
@@ -387,9 +439,8 @@ impl DmaAccess<'_> {
         if len as u64 > region.len - offset {
             return Err(self.domain.refuse(iova, len, DmaFaultKind::PastEnd));
         }
-        // SAFETY: offset is below the region's length, which is the length of its host memory.
-        let host = unsafe { region.backing.host.add(usize::try_from(offset).unwrap_or(0)) };
-        Ok((index, host))
+        // Below the region's length, which was a usize.
+        Ok((&region.backing, usize::try_from(offset).unwrap_or(0)))
     }
 }
 
@@ -418,6 +469,13 @@ pub enum DmaFaultKind {
     /// A dword access to an address that is no multiple of 4.
     #[error("the address is not a multiple of 4")]
     Misaligned,
+    /// The memory is a GPU's. Only data of reads and writes gets there, by the GPU's copies;
+    /// queues, descriptors and data of other commands need an address in this process.
+    #[error(
+        "only a GPU addresses the memory, and only data of reads and writes is copied there; keep \
+         queues, PRP lists, SGL segments and admin data in memory that this process reaches"
+    )]
+    DeviceOnly,
 }
 
 /// Counts refusals and keeps the log readable when a device produces millions.

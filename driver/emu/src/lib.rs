@@ -34,6 +34,7 @@
 
 pub mod controller;
 
+mod bounce;
 mod bus;
 mod config;
 mod domain;

@@ -60,6 +60,10 @@ pub struct EmuCounters {
     pub batch_max: u64,
     /// Accesses to memory that the domain refused.
     pub refused_dma: u64,
+    /// Copies between this process and a GPU, for memory that only a GPU addresses.
+    pub copies: u64,
+    /// Batches that they were started in.
+    pub copy_batches: u64,
     /// Interrupts raised.
     pub interrupts: u64,
     /// Commands that a fault rule changed.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     domain::DmaAccess,
-    media::{MediaDone, Twist},
+    media::{MediaDone, MediaError, Twist},
 };
 
 impl Controller {
@@ -198,8 +198,9 @@ impl Controller {
         self.conclude(dma, ticket, flow);
     }
 
-    /// Takes what media have finished; no DMA access is held, so their memory may go.
+    /// Takes what copies and media have finished; no DMA access is held, so their memory may go.
     pub(super) fn take_finished(&mut self, now: Nanos) -> u32 {
+        let landed = self.land(now);
         for namespace in &mut self.namespaces {
             if namespace.busy() {
                 namespace.poll(now, &mut self.done);
@@ -211,10 +212,15 @@ impl Controller {
             self.operation_done(done);
         }
         self.done = done;
-        count
+        landed + count
     }
 
-    fn operation_done(&mut self, mut done: MediaDone) {
+    /// A medium, or a copy, has ended an operation.
+    pub(super) fn operation_done(&mut self, mut done: MediaDone) {
+        if done.pieces.is_remote() && done.result.is_ok() {
+            // A read. It is finished when its bytes are on the GPU.
+            return self.ferry.board(done);
+        }
         done.pieces.clear();
         self.spare.push(done.pieces);
         if done.token == SHUTDOWN_TOKEN {
@@ -222,7 +228,8 @@ impl Controller {
             return;
         }
         let error = done.result.err();
-        self.logs.media_errors += u64::from(error.is_some());
+        let blameless = matches!(error, None | Some(MediaError::Copy(_)));
+        self.logs.media_errors += u64::from(!blameless);
         let Some(command) = self.commands.get_mut(done.token) else { return };
         let opcode = command.ticket.opcode;
         let Wait::Media { operations, failed, .. } = &mut command.wait else { return };

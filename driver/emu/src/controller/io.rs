@@ -32,6 +32,8 @@ pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
         MediaError::Os { errno: ENOSPC, .. } => Status::CAPACITY_EXCEEDED,
         MediaError::Os { .. } if reads => Status::UNRECOVERED_READ_ERROR,
         MediaError::Os { .. } => Status::WRITE_FAULT,
+        // Base, "Data Transfer Error": the data did not get to its memory, or from there.
+        MediaError::Copy(_) => Status::DATA_TRANSFER_ERROR,
         _ => Status::INTERNAL_ERROR,
     }
 }
@@ -117,7 +119,13 @@ impl Controller {
         }
         let token = self.commands.next_token();
         let op = MediaOp { token, kind, offset, len, pieces, twist };
-        Ok(match namespace.submit(op, now) {
+        let done = if op.pieces.is_remote() {
+            self.ferry.take_aboard(index, op);
+            None
+        } else {
+            namespace.submit(op, now)
+        };
+        Ok(match done {
             Some(mut done) => {
                 let outcome = outcome(sqe.opcode, &done, bytes);
                 self.logs.media_errors += u64::from(done.result.is_err());

@@ -118,9 +118,11 @@ impl Controller {
     /// Lets CSTS.RDY follow CC.EN where its time has come; the number of changes.
     pub(super) fn tick(&mut self, now: Nanos) -> u32 {
         let due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
-        match self.lifecycle.phase {
+        let phase = self.lifecycle.phase;
+        match phase {
             Phase::Enabling { at } if due(at) => self.lifecycle.phase = Phase::Ready,
-            Phase::Disabling { at } if due(at) => {
+            // "No DMA" is what RDY = 0 tells the host, and a GPU's copies cannot be called back.
+            Phase::Disabling { at } if due(at) && self.copies_ended(now) => {
                 self.lifecycle.phase = Phase::Disabled;
                 // Enabled again before RDY was 0: a host should wait, but the bit is a level.
                 if self.registers.cc.en() == 1 {
@@ -184,6 +186,7 @@ impl Controller {
         for namespace in &mut self.namespaces {
             namespace.cancel(&mut self.done);
         }
+        self.ferry.cancel();
         self.forget();
         self.features.reset();
         self.update_write_cache();
@@ -205,6 +208,7 @@ impl Controller {
         for namespace in &mut self.namespaces {
             namespace.power_loss();
         }
+        self.ferry.cancel();
         if !self.lifecycle.safe() {
             self.logs.unsafe_shutdown();
         }
@@ -212,7 +216,12 @@ impl Controller {
         self.features.reset();
         self.update_write_cache();
         self.registers.clear();
-        self.lifecycle = Lifecycle { gone: self.lifecycle.gone, ..Lifecycle::default() };
+        // Not ready to be enabled as long as copies go on that have begun.
+        let phase = match self.ferry.under_way() {
+            0 => Phase::Disabled,
+            _ => Phase::Disabling { at: Some(Nanos(0)) },
+        };
+        self.lifecycle = Lifecycle { gone: self.lifecycle.gone, phase, ..Lifecycle::default() };
     }
 
     /// Drops all commands and queues.
@@ -244,7 +253,8 @@ impl Controller {
 
     /// "Shutdown": finish what is in flight, make it permanent, say so.
     pub(super) fn advance_shutdown(&mut self, now: Nanos) -> u32 {
-        let idle = !self.namespaces.iter().any(|namespace| namespace.busy());
+        let idle =
+            self.ferry.is_empty() && !self.namespaces.iter().any(|namespace| namespace.busy());
         match self.lifecycle.shutdown {
             Shutdown::Draining { flush } if idle => {
                 let left = if flush { self.flush_all(now) } else { 0 };

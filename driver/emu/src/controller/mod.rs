@@ -20,6 +20,7 @@ mod admin;
 mod command;
 mod complete;
 mod faults;
+mod ferry;
 mod fetch;
 mod io;
 mod lifecycle;
@@ -40,6 +41,7 @@ use self::{
     admin::{Events, Features, Identity, Logs},
     command::{Slab, Wait},
     faults::Misfortune,
+    ferry::Ferry,
     lifecycle::Lifecycle,
     namespace::Namespace,
     queues::Queues,
@@ -73,6 +75,8 @@ pub struct Controller {
     /// Tokens of commands whose media operations have all ended.
     finished: Vec<u64>,
     done: Vec<MediaDone>,
+    /// Operations with memory that only a GPU addresses.
+    ferry: Ferry,
     /// Completion queues with an interrupt to signal.
     signals: Vec<u16>,
     /// Place in the round robin.
@@ -126,6 +130,7 @@ impl Controller {
             delayed: Vec::new(),
             finished: Vec::new(),
             done: Vec::new(),
+            ferry: Ferry::new(domain.copies().cloned()),
             signals: Vec::new(),
             turn: 0,
             patrol: 0,
@@ -179,7 +184,7 @@ impl Controller {
     /// Does what there is to do at `now`, fetching at most `budget` commands.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Progress {
         if self.lifecycle.gone {
-            return Progress::default();
+            return self.after_life(now);
         }
         let mut work = self.tick(now);
         work += self.take_finished(now);
@@ -187,12 +192,14 @@ impl Controller {
             let domain = Arc::clone(&self.domain);
             let dma = domain.access();
             work += self.settle(&dma);
+            self.heed_loss();
             work += self.run_delayed(&dma, now);
             work += self.fetch(&dma, now, budget);
             work += self.finish_deletions(&dma);
             work += self.report_events(&dma);
         }
         self.signal();
+        work += self.sail(now);
         work += self.suffer(now);
         work += self.advance_shutdown(now);
         Progress {
@@ -206,12 +213,16 @@ impl Controller {
     /// When something will happen by itself, if that is known.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
+        let copies = self.ferry.next_event();
         if self.lifecycle.gone {
-            return None;
+            return copies;
         }
         let delays = self.delayed.iter().map(|(time, _)| *time);
         let media = self.namespaces.iter().filter_map(|namespace| namespace.media_event());
-        delays.chain(media).chain(self.lifecycle.next_event()).min()
+        // A transition that is due waits for copies only.
+        let phase =
+            self.lifecycle.next_event().map(|at| copies.map_or(at, |copies| at.max(copies)));
+        delays.chain(media).chain(phase).chain(copies).min()
     }
 
     /// What it has done so far.

@@ -10,7 +10,7 @@ mod sim;
 
 use std::fmt;
 
-use nvme_driver::Nanos;
+use nvme_driver::{CopyError, Nanos};
 
 pub use self::{
     file::{FileMedia, FileOptions},
@@ -103,6 +103,9 @@ impl MediaOp {
         if moves && self.pieces.bytes() != self.len {
             return Err(MediaError::Pieces { len: self.len, pieces: self.pieces.bytes() });
         }
+        if moves && self.pieces.is_adrift() {
+            return Err(MediaError::Unreachable);
+        }
         Ok(())
     }
 
@@ -154,6 +157,12 @@ pub enum MediaError {
         /// The operating system's words for it.
         message: String,
     },
+    /// Memory that only a GPU addresses, with nothing in between: a medium cannot move it.
+    #[error("the memory has no address in this process, and nothing stands for it")]
+    Unreachable,
+    /// Data did not get to a GPU's memory, or from there.
+    #[error("{0}")]
+    Copy(#[from] CopyError),
     /// Ended by [`Media::cancel`] before it was finished.
     #[error("cancelled by a reset")]
     Cancelled,
