@@ -2,18 +2,22 @@
 // stream is a thread, and a launch runs the I/O kernel as it is compiled for the host.
 //
 // It is stricter than a driver. Pinned memory is mapped twice, so that an address of the host given
-// to the kernel shows; it is aligned to 512 bytes; a call without a current context fails, and so
-// does one that a stream capture in another thread would forbid; and what is freed while a kernel
-// runs is counted.
+// to the kernel shows; memory of the GPU is out of the process's reach while no kernel runs, so that
+// the host cannot use such an address either; both are aligned to 512 bytes; a call without a
+// current context fails, and so does one that a stream capture in another thread would forbid;
+// copies that may be late are late; and what is freed while a kernel runs is counted.
 //
-// MOCK_LEVEL: 13 all of it; 12 without green contexts; 11 also without the stream operations' new
-// names, as an old driver.
+// MOCK_LEVEL: 13 all of it; 129 with batches of copies as CUDA 12.9 has them; 12 without them and
+// without green contexts; 11 also without the stream operations' new names, as an old driver.
+//
+// MOCK_CUDA_INJECT=call:skip:code fails a call; MOCK_COPY_DELAY_US is how late copies are.
 #define GIO_HOST 1
 #include "gio/kernel.cuh"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -49,6 +53,18 @@ struct HostBlock {
   unsigned flags;
   bool registered;
 };
+// Memory of the GPU. A kernel finds it at `view`; copies, words and libgdrapi use `alias` or `fd`.
+struct Memory {
+  size_t len; // as asked for
+  char *view;
+  char *alias;
+  size_t whole; // as mapped
+  int fd;
+  int pins; // by libgdrapi
+  int ordinal;
+  unsigned sync; // SYNC_MEMOPS
+  int opens;     // how often it was opened, if it is another process's
+};
 struct Stream {
   std::mutex mutex;
   std::condition_variable changed;
@@ -67,15 +83,20 @@ struct Mock {
   std::vector<Injection> injections;
   std::map<std::string, long> counts;
   std::map<void *, HostBlock> blocks;
-  std::map<DevicePtr, size_t> memory;
+  std::map<DevicePtr, Memory> memory;
+  int awake = 0; // kernels that may use the GPU's memory
   std::atomic<Result> lost{OK};
   std::atomic<bool> hang{false};
+  std::atomic<bool> hold{false}; // copies stand still
+  std::atomic<int> delay_us{50};
   std::atomic<int> running{0};
   std::atomic<long> live{0};
 };
 static Mock &mock() {
   static Mock *m = [] {
     Mock *made = new Mock;
+    const char *delay = getenv("MOCK_COPY_DELAY_US");
+    if (delay != nullptr) made->delay_us = atoi(delay);
     const char *text = getenv("MOCK_CUDA_INJECT"); // call:skip:code
     if (text != nullptr) {
       const std::string all(text);
@@ -89,8 +110,15 @@ static Mock &mock() {
 }
 static thread_local std::vector<void *> contexts;
 static thread_local unsigned capture_mode = 0;
-static char context_handle, module_handle, function_handle;
+static char context_handles[8];
 
+// Of a context's device.
+static int ordinal_of(const void *context) {
+  for (int i = 0; i < 8; ++i) {
+    if (context == &context_handles[i]) return i;
+  }
+  return -1;
+}
 static bool sticks(Result code) {
   return code == 700 || code == 702 || code == 710 || (code >= 714 && code <= 719);
 }
@@ -133,10 +161,40 @@ static bool mapped(uint64_t address, size_t len) {
     if (address >= b.device && address + len <= b.device + b.len) return true;
   }
   for (const auto &entry : m.memory) {
-    if (address >= entry.first && address + len <= entry.first + entry.second) return true;
+    if (address >= entry.first && address + len <= entry.first + entry.second.len) return true;
   }
   return false;
 }
+
+// Memory of the GPU that `len` bytes at `address` are in. The lock is held.
+static Memory *memory_at(uint64_t address, size_t len) {
+  auto at = mock().memory.upper_bound(address);
+  if (at == mock().memory.begin()) return nullptr;
+  --at;
+  return address + len <= at->first + at->second.len ? &at->second : nullptr;
+}
+// Where the mock itself finds what the GPU has at `address`, or null.
+static char *reach(uint64_t address, size_t len) {
+  if (!mapped(address, len)) return nullptr;
+  std::lock_guard<std::mutex> lock(mock().mutex);
+  const Memory *m = memory_at(address, len);
+  char *const plain = reinterpret_cast<char *>(address);
+  return m == nullptr ? plain : m->alias + (plain - m->view);
+}
+// The process reaches the GPU's memory while one of these lives: for kernels.
+struct Awake {
+  Awake() {
+    std::lock_guard<std::mutex> lock(mock().mutex);
+    if (mock().awake++ == 0) protect(PROT_READ | PROT_WRITE);
+  }
+  ~Awake() {
+    std::lock_guard<std::mutex> lock(mock().mutex);
+    if (--mock().awake == 0) protect(PROT_NONE);
+  }
+  static void protect(int access) {
+    for (const auto &e : mock().memory) mprotect(e.second.view, e.second.whole, access);
+  }
+};
 
 // What a test asks and sets.
 EXPORT void mock_inject(const char *call, long skip, Result code) {
@@ -149,6 +207,16 @@ EXPORT long mock_count(const char *what) {
 }
 EXPORT long mock_live() { return mock().live; }
 EXPORT void mock_hang(int hang) { mock().hang = hang != 0; }
+EXPORT void mock_hold_copies(int hold) { mock().hold = hold != 0; }
+EXPORT void mock_lose(Result code) { mock().lost = code; }
+EXPORT int mock_reachable(const void *address) {
+  int ends[2];
+  if (pipe(ends) != 0) return -1;
+  const bool read = write(ends[1], address, 1) == 1; // fails where this process would die
+  close(ends[0]);
+  close(ends[1]);
+  return read ? 1 : 0;
+}
 // The flags that the page with this address was registered with; 0 if it was not.
 EXPORT unsigned mock_registered(void *host) {
   std::lock_guard<std::mutex> lock(mock().mutex);
@@ -162,7 +230,7 @@ EXPORT Result cuInit(unsigned) {
   return OK;
 }
 EXPORT Result cuDriverGetVersion(int *version) {
-  *version = MOCK_LEVEL == 11 ? 11040 : MOCK_LEVEL == 12 ? 12000 : 13000;
+  *version = MOCK_LEVEL == 129 ? 12090 : MOCK_LEVEL * 1000 + (MOCK_LEVEL == 11 ? 40 : 0);
   return OK;
 }
 EXPORT Result cuGetErrorName(Result code, const char **text) {
@@ -206,10 +274,11 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
   *value = at->second;
   return OK;
 }
-EXPORT Result cuDevicePrimaryCtxRetain(void **context, int) {
+EXPORT Result cuDevicePrimaryCtxRetain(void **context, int device) {
   BEGIN_ANYWHERE(cuDevicePrimaryCtxRetain);
+  if (device < 7 || device >= 7 + 8) return INVALID_VALUE;
   mock().live += 1;
-  *context = &context_handle;
+  *context = &context_handles[device - 7];
   return OK;
 }
 EXPORT Result cuDevicePrimaryCtxRelease_v2(int) {
@@ -219,7 +288,7 @@ EXPORT Result cuDevicePrimaryCtxRelease_v2(int) {
 }
 EXPORT Result cuCtxPushCurrent_v2(void *context) {
   BEGIN_ANYWHERE(cuCtxPushCurrent);
-  if (context != &context_handle) return INVALID_CONTEXT;
+  if (ordinal_of(context) < 0) return INVALID_CONTEXT;
   contexts.push_back(context);
   return OK;
 }
@@ -241,43 +310,6 @@ EXPORT Result cuThreadExchangeStreamCaptureMode(unsigned *mode) {
 }
 // What this thread was left with: contexts and capture mode.
 EXPORT unsigned mock_thread() { return static_cast<unsigned>(contexts.size()) * 16 + capture_mode; }
-
-// Modules.
-EXPORT Result cuModuleLoadDataEx(void **module, const void *image, unsigned options, int *option,
-                                 void **value) {
-  BEGIN(cuModuleLoadDataEx);
-  const std::string text(static_cast<const char *>(image));
-  if (text.find("\n.version ") == std::string::npos ||
-      text.find(".entry gio_kernel(") == std::string::npos) {
-    for (unsigned i = 0; i + 1 < options; ++i) {
-      if (option[i] != 5) continue; // CU_JIT_ERROR_LOG_BUFFER, its size after it
-      strncpy(static_cast<char *>(value[i]), "ptxas fatal: line 1 is no PTX",
-              reinterpret_cast<size_t>(value[i + 1]));
-    }
-    return INVALID_PTX;
-  }
-  mock().live += 1;
-  *module = &module_handle;
-  return OK;
-}
-EXPORT Result cuModuleUnload(void *) {
-  BEGIN(cuModuleUnload);
-  freeing();
-  return OK;
-}
-EXPORT Result cuModuleGetFunction(void **function, void *module, const char *name) {
-  BEGIN(cuModuleGetFunction);
-  if (module != &module_handle || strcmp(name, "gio_kernel") != 0) return NOT_FOUND;
-  *function = &function_handle;
-  return OK;
-}
-EXPORT Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int threads,
-                                                          size_t) {
-  BEGIN(cuOccupancyMaxActiveBlocksPerMultiprocessor);
-  const char *text = getenv("MOCK_CUDA_OCCUPANCY");
-  *blocks = text != nullptr ? atoi(text) : 2048 / threads;
-  return OK;
-}
 
 // Memory.
 EXPORT Result cuMemHostAlloc(void **host, size_t len, unsigned flags) {
@@ -347,39 +379,8 @@ EXPORT Result cuMemHostGetDevicePointer_v2(DevicePtr *device, void *host, unsign
   *device = at->second.device;
   return OK;
 }
-EXPORT Result cuMemAlloc_v2(DevicePtr *device, size_t len) {
-  BEGIN(cuMemAlloc);
-  void *memory = malloc(len);
-  if (memory == nullptr) return OUT_OF_MEMORY;
-  Mock &m = mock();
-  std::lock_guard<std::mutex> lock(m.mutex);
-  *device = reinterpret_cast<DevicePtr>(memory);
-  m.memory[*device] = len;
-  m.live += 1;
-  return OK;
-}
-EXPORT Result cuMemFree_v2(DevicePtr device) {
-  BEGIN(cuMemFree);
-  {
-    Mock &m = mock();
-    std::lock_guard<std::mutex> lock(m.mutex);
-    if (m.memory.erase(device) != 1u) return INVALID_VALUE;
-  }
-  free(reinterpret_cast<void *>(device));
-  freeing();
-  return OK;
-}
-EXPORT Result cuMemcpyHtoD_v2(DevicePtr to, const void *from, size_t len) {
-  BEGIN(cuMemcpyHtoD);
-  if (!mapped(to, len)) return INVALID_VALUE;
-  memcpy(reinterpret_cast<void *>(to), from, len);
-  return OK;
-}
-EXPORT Result cuMemcpyDtoH_v2(void *to, DevicePtr from, size_t len) {
-  BEGIN(cuMemcpyDtoH);
-  if (!mapped(from, len)) return INVALID_VALUE;
-  memcpy(to, reinterpret_cast<const void *>(from), len);
-  return OK;
-}
-
+#include "memory.inc"
 #include "streams.inc"
+#include "launch.inc"
+#include "copies.inc"
+#include "ipc.inc"

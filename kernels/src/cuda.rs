@@ -26,6 +26,7 @@
 //! engine that must not share them runs in a green context of the remaining ones.
 
 mod api;
+mod copy;
 mod device;
 mod driver;
 mod error;
@@ -35,6 +36,7 @@ mod module;
 mod report;
 mod stream;
 
+pub use copy::CudaCopies;
 pub use device::CudaDevice;
 pub use driver::CudaDriver;
 pub use error::{CudaError, ErrorCode};

@@ -40,6 +40,8 @@ pub enum Level {
     Old,
     /// CUDA 12.0: no green contexts.
     Twelve,
+    /// CUDA 12.9: batches of copies as they were then.
+    TwelveNine,
     /// CUDA 13.0.
     Full,
 }
@@ -50,6 +52,7 @@ impl Level {
             Self::Nothing => "0",
             Self::Old => "11",
             Self::Twelve => "12",
+            Self::TwelveNine => "129",
             Self::Full => "13",
         }
     }
@@ -104,7 +107,8 @@ pub fn folder(level: Level) -> PathBuf {
     std::fs::create_dir_all(&folder).expect("a folder");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let include = here.join("../include");
-    let sources = [here.to_owned(), include.join("gio")];
+    let bench = here.join("../../bench/ptx");
+    let sources = [here.to_owned(), include.join("gio"), include.join("pool"), bench];
     let library = folder.join("libcuda.so");
     if level != Level::Nothing && is_older(&library, &sources) {
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
@@ -131,7 +135,8 @@ pub fn folder(level: Level) -> PathBuf {
 fn is_older(library: &Path, sources: &[PathBuf]) -> bool {
     let when = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified());
     let Ok(built) = when(library) else { return true };
-    let files = sources.iter().flat_map(|folder| std::fs::read_dir(folder).expect("sources"));
+    // A folder that is not there has nothing new.
+    let files = sources.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
     files
         .map(|entry| entry.expect("a file").path())
         .any(|path| when(&path).expect("a file") > built)
@@ -175,6 +180,27 @@ pub fn hang(hang: bool) {
     unsafe { set(c_int::from(hang)) }
 }
 
+/// Copies stand still, or go on.
+pub fn hold_copies(hold: bool) {
+    let set: unsafe extern "C" fn(c_int) = function("mock_hold_copies");
+    // SAFETY: as `function` says.
+    unsafe { set(c_int::from(hold)) }
+}
+
+/// The GPU is lost with this error: what runs on it ends, and every call returns it.
+pub fn lose(code: c_int) {
+    let set: unsafe extern "C" fn(c_int) = function("mock_lose");
+    // SAFETY: as `function` says.
+    unsafe { set(code) }
+}
+
+/// Whether this process may read the byte at `address`.
+pub fn is_reachable(address: usize) -> bool {
+    let ask: unsafe extern "C" fn(*const c_void) -> c_int = function("mock_reachable");
+    // SAFETY: as `function` says; the kernel reads the byte, if it can.
+    unsafe { ask(std::ptr::with_exposed_provenance(address)) == 1 }
+}
+
 /// Flags that the page at `host` is registered with, 0 if it is not.
 pub fn registered(host: usize) -> c_uint {
     let get: unsafe extern "C" fn(*mut c_void) -> c_uint = function("mock_registered");
@@ -187,6 +213,7 @@ pub fn registered(host: usize) -> c_uint {
 pub fn assert_clean() {
     assert_eq!(live(), 0, "not freed");
     assert_eq!(count("freed while a kernel ran"), 0);
+    assert_eq!(count("freed while pinned"), 0);
     assert_thread_clean();
 }
 

@@ -14,8 +14,8 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice,
-    CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgreenCtx, CUjit_option, CUmodule,
-    CUresult, CUstream, CUstreamCaptureMode,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgreenCtx, CUjit_option,
+    CUmemcpyAttributes, CUmodule, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use super::error::{CudaError, ErrorCode};
@@ -25,12 +25,14 @@ macro_rules! functions {
         required { $($name:ident($($arg:ty),* $(,)?);)* }
         unchecked { $($loose:ident($($loose_arg:ty),* $(,)?);)* }
         optional { $($extra:ident($($extra_arg:ty),* $(,)?);)* }
+        optional_unchecked { $($odd:ident($($odd_arg:ty),* $(,)?);)* }
     ) => {
-        /// Functions of libcuda. The optional ones came with CUDA 12.4.
+        /// Functions of libcuda. The optional ones came with CUDA 12.4 and later.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> ErrorCode,)*
             $(pub(super) $loose: unsafe extern "C" fn($($loose_arg),*) -> ErrorCode,)*
             $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_arg),*) -> ErrorCode>,)*
+            $(pub(super) $odd: Option<unsafe extern "C" fn($($odd_arg),*) -> ErrorCode>,)*
         }
 
         const _: () = {
@@ -78,11 +80,20 @@ macro_rules! functions {
                         )
                     };
                 )*
+                $(
+                    // SAFETY: as above, compared by eye: cudarc declares it for CUDA 12 only.
+                    let $odd = unsafe {
+                        library.get::<unsafe extern "C" fn($($odd_arg),*) -> ErrorCode>(
+                            concat!(stringify!($odd), "\0").as_bytes(),
+                        )
+                    };
+                )*
                 match ($($name,)* $($loose,)*) {
                     ($(Ok($name),)* $(Ok($loose),)*) => Ok(Self {
                         $($name: *$name,)*
                         $($loose: *$loose,)*
                         $($extra: $extra.ok().map(|symbol| *symbol),)*
+                        $($odd: $odd.ok().map(|symbol| *symbol),)*
                     }),
                     _ => Err(missing),
                 }
@@ -137,6 +148,8 @@ functions! {
         cuMemFree_v2(CUdeviceptr);
         cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
         cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
         cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
         cuStreamDestroy_v2(CUstream);
         cuStreamQuery(CUstream);
@@ -168,6 +181,30 @@ functions! {
         cuGreenCtxStreamCreate(*mut CUstream, CUgreenCtx, c_uint, c_int);
         cuFuncLoad(CUfunction);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+        cuMemcpyBatchAsync_v2(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CUmemcpyAttributes,
+            *mut usize,
+            usize,
+            CUstream,
+        );
+    }
+    optional_unchecked {
+        // As CUDA 12.8 has it; in libcuda for CUDA 13, too, beside the other.
+        cuMemcpyBatchAsync(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CUmemcpyAttributes,
+            *mut usize,
+            usize,
+            *mut usize,
+            CUstream,
+        );
     }
 }
 

@@ -191,6 +191,11 @@ impl CudaDevice {
         }
     }
 
+    /// Whether an executor of the device is started.
+    pub(super) fn is_started(&self) -> bool {
+        self.state().started > 0
+    }
+
     /// Pinned memory of exactly this length that somebody dropped.
     pub(super) fn recycled(&self, len: usize) -> Option<Pinned> {
         let mut state = self.state();

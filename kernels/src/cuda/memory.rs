@@ -297,7 +297,11 @@ impl CudaDevice {
     }
 }
 
-/// Memory of the GPU. Freed when dropped, once no executor of the device runs any more.
+/// Pages of the GPU, by which memory is mapped for the host and for other devices.
+pub(super) const GPU_PAGE: usize = 64 << 10;
+
+/// Memory of the GPU, in GPU pages of its own. Freed when dropped, once no executor of the device
+/// runs any more.
 pub struct DeviceMemory {
     address: u64,
     len: usize,
@@ -312,18 +316,25 @@ impl fmt::Debug for DeviceMemory {
 }
 
 impl CudaDevice {
-    /// `len` bytes of the GPU's memory, with whatever is in them. May wait for kernels that run:
-    /// allocate before an executor starts.
+    /// `len` bytes of the GPU's memory, with whatever is in them, from the beginning of a GPU page
+    /// (64 KiB) on. May wait for kernels that run: allocate before an executor starts.
     ///
     /// # Errors
-    /// [`CudaError::Call`] without memory.
+    /// [`CudaError::Argument`] beyond any address space, [`CudaError::Call`] without memory.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DeviceMemory, CudaError> {
+        let what = || format!("allocating {len} bytes of GPU memory");
+        // The driver promises less alignment than that.
+        let whole = len.max(1).checked_next_multiple_of(GPU_PAGE);
+        let whole = whole.and_then(|whole| whole.checked_add(GPU_PAGE));
+        let whole = whole.filter(|whole| isize::try_from(*whole).is_ok());
+        let whole = whole.ok_or_else(|| CudaError::Argument(format!("{}: too many", what())))?;
         let _entered = self.enter()?;
-        let mut address: CUdeviceptr = 0;
+        let mut base: CUdeviceptr = 0;
         // SAFETY: writes one address.
-        let code = unsafe { (self.api.cuMemAlloc_v2)(&raw mut address, len) };
-        self.check(format!("allocating {len} bytes of GPU memory"), "cuMemAlloc", code)?;
-        Ok(DeviceMemory { address, len, held: Held::new(self, Resource::Memory(address)) })
+        let code = unsafe { (self.api.cuMemAlloc_v2)(&raw mut base, whole) };
+        self.check(what(), "cuMemAlloc", code)?;
+        let held = Held::new(self, Resource::Memory(base));
+        Ok(DeviceMemory { address: base.next_multiple_of(GPU_PAGE as u64), len, held })
     }
 }
 
@@ -344,6 +355,16 @@ impl DeviceMemory {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// As memory that a [`nvme_driver::DmaSpace`] imports. It has an address on the GPU only, and
+    /// stays allocated as long as something is mapped.
+    #[must_use]
+    pub fn into_external(self) -> ExternalMemory {
+        let (device, len) = (self.device(), self.len());
+        // SAFETY: the memory stays allocated until `self`, the owner, is dropped; no reference into
+        // memory that the process cannot reach exists.
+        unsafe { ExternalMemory::new(None, Some(device), len, Arc::new(self)) }
     }
 
     fn inside(&self, offset: usize, len: usize) -> Result<u64, CudaError> {

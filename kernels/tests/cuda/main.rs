@@ -7,6 +7,7 @@
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code, reason = "calls the mock's own functions")]
 
+mod copies;
 mod gpu;
 mod load;
 mod memory;

@@ -55,6 +55,12 @@ fn gpu_memory_is_written_and_read_within_its_bounds() {
         assert_eq!(bytes, [2, 3]);
         memory.write(98, &[0; 3]).expect_err("outside");
         memory.read(usize::MAX, &mut bytes).expect_err("outside");
+        assert!(memory.device().0.is_multiple_of(65536), "{memory:?}");
+        assert!(!mock::is_reachable(memory.device().0 as usize), "the GPU's, not the process's");
+        for len in [usize::MAX, usize::MAX / 2] {
+            let error = device.allocate(len).expect_err("more than there is").to_string();
+            assert!(error.contains(&len.to_string()), "{error}");
+        }
         drop((memory, device));
         mock::assert_clean();
     });
@@ -138,6 +144,23 @@ fn imported_memory_keeps_its_address_on_the_gpu() {
         let part = slice.slice(4096, 4096).expect("inside").place();
         assert_eq!(part.device.map(|at| at.0), Some(address.0 + 4096));
         drop((slice, domain, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn gpu_memory_that_is_mapped_has_an_address_on_the_gpu_only() {
+    let test = "memory::gpu_memory_that_is_mapped_has_an_address_on_the_gpu_only";
+    isolated(test, Level::Full, &[], || {
+        let device = rig::gpu();
+        let memory = device.allocate(8192).expect("memory");
+        let address = memory.device();
+        let (host, gpu, len, owner) = memory.into_external().into_parts();
+        assert_eq!((host, gpu, len), (None, Some(address), 8192));
+        assert_eq!(mock::count("cuMemFree"), 0);
+        drop(owner);
+        assert_eq!(mock::count("cuMemFree"), 1);
+        drop(device);
         mock::assert_clean();
     });
 }
