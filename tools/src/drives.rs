@@ -4,27 +4,26 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
+use gio_kernels::cuda::DoorbellKind;
 use nvme_driver::platform::p2p;
 use nvme_driver::platform::vfio::{
     BusOptions, PciAddress, PeerBar, SpaceOptions, VfioBus, VfioSpace,
 };
-use nvme_driver::{
-    Clock, Controller, ControllerOptions, DmaSlice, DmaSpace, NamespaceInfo, QueueMemory,
-};
+use nvme_driver::{Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo, QueueMemory};
 use nvme_spec::ids::Lba;
 use objstore::StoreDevice;
 
 use crate::cli::MemoryChoice;
+use crate::memory::Arena;
 use crate::problem::Problem;
 use crate::size::Size;
+use crate::stack::Fleet;
 
 /// Kept free at both ends of a namespace: where partition tables, file systems and volume managers
 /// have their signatures, which is how a drive in use is told from an empty one.
 const EDGE_BYTES: u64 = 1 << 20;
 /// Written to the first LBA of a drive that a replay used: the next one may overwrite it.
 const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
-/// Queue memory is aligned to the largest page a controller may ask for here.
-const PAGE: usize = 64 << 10;
 
 /// Drives that have been opened, and the memory they share.
 #[derive(Debug)]
@@ -36,26 +35,43 @@ pub(crate) struct Drives {
 
 /// Memory of another function, handed out from its beginning.
 #[derive(Debug)]
-struct Peer {
+pub(crate) struct Peer {
     bar: PeerBar,
-    used: usize,
+    arena: Arena,
 }
 
 impl Peer {
-    fn take(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
-        let slice = DmaSlice::new(self.bar.memory().clone(), self.used, bytes);
-        let left = self.bar.len() - self.used.min(self.bar.len());
-        let slice = slice.with_context(|| {
-            let (wanted, all) = (Size(bytes as u64), Size(self.bar.len() as u64));
-            format!(
-                "--memory {}: {wanted} more are needed, {} of its {all} are left; set \
-                 --pool-blocks",
-                self.bar.address(),
-                Size(left as u64)
-            )
-        })?;
-        self.used += bytes.next_multiple_of(PAGE);
-        Ok(slice)
+    fn new(bar: PeerBar) -> Self {
+        let arena = Arena::new(bar.memory().clone());
+        Self { bar, arena }
+    }
+
+    /// The next `bytes` bytes.
+    ///
+    /// # Errors
+    /// When there are no more so many.
+    pub(crate) fn take(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
+        let left = self.arena.left();
+        self.arena.take(bytes).with_context(|| self.too_small(bytes, left))
+    }
+
+    /// Memory for a queue pair of `depth` entries.
+    ///
+    /// # Errors
+    /// As for [`Peer::take`].
+    pub(crate) fn queue(&mut self, depth: u32) -> anyhow::Result<QueueMemory> {
+        let left = self.arena.left();
+        let queue = self.arena.queue(depth);
+        queue.with_context(|| self.too_small(Arena::queue_bytes(depth), left))
+    }
+
+    fn too_small(&self, wanted: usize, left: usize) -> String {
+        let (wanted, all) = (Size(wanted as u64), Size(self.bar.len() as u64));
+        format!(
+            "--memory {}: {wanted} more are needed, {} of its {all} are left; set --pool-blocks",
+            self.bar.address(),
+            Size(left as u64)
+        )
     }
 }
 
@@ -107,9 +123,8 @@ impl Drives {
             MemoryChoice::Peer { address, bar } => {
                 let bar = PeerBar::open(&space, address, bar, None)
                     .with_context(|| format!("opening --memory {memory}"))?;
-                let peer = Peer { bar, used: 0 };
-                prove(&peer, &mut controllers)?;
-                Some(peer)
+                prove_peer(&bar, &mut controllers)?;
+                Some(Peer::new(bar))
             }
         };
         Ok(Self { controllers, peer, space })
@@ -162,60 +177,43 @@ impl Drives {
         Ok(())
     }
 
-    /// Memory for the KV pool.
-    ///
-    /// # Errors
-    /// When there is none.
-    pub(crate) fn pool_memory(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
-        match &mut self.peer {
-            Some(peer) => peer.take(bytes),
-            None => Ok(DmaSlice::whole(self.space.alloc(bytes)?)?),
-        }
-    }
-
-    /// The drives as a store takes them, with memory for `queues` queue pairs of `depth` entries
-    /// each.
-    ///
-    /// # Errors
-    /// When the peer has no memory left.
-    pub(crate) fn into_devices(self, queues: u16, depth: u32) -> anyhow::Result<Vec<StoreDevice>> {
-        let Self { controllers, mut peer, space: _space } = self;
-        let mut devices = Vec::new();
-        for controller in controllers {
-            let mut queue_memory = Vec::new();
-            if let Some(peer) = &mut peer {
-                for _ in 0..queues {
-                    let entries = depth as usize;
-                    queue_memory.push(QueueMemory {
-                        sq: peer.take(entries * 64)?,
-                        cq: peer.take(entries * 16)?,
-                        descriptors: peer.take(entries * 4096)?,
-                    });
-                }
-            }
+    /// The drives as a store takes them.
+    pub(crate) fn into_fleet(self) -> Fleet {
+        let device = |controller: Controller| {
             let space = namespace(&controller);
             let (nsid, region) = (Some(space.nsid), Some(region(space)));
-            devices.push(StoreDevice { controller, nsid, region, queue_memory });
-        }
-        Ok(devices)
+            StoreDevice { controller, nsid, region, queue_memory: Vec::new() }
+        };
+        let devices = self.controllers.into_iter().map(device).collect();
+        let fleet = Fleet::new(devices, self.space, DoorbellKind::Io);
+        Fleet { peer: self.peer, ..fleet }
     }
 }
 
 /// Every drive has to reach the peer's memory, in every way it will be used.
-fn prove(peer: &Peer, controllers: &mut [Controller]) -> anyhow::Result<()> {
+fn prove_peer(bar: &PeerBar, controllers: &mut [Controller]) -> anyhow::Result<()> {
     for drive in controllers {
         let bytes = p2p::scratch_bytes(drive);
-        let scratch = DmaSlice::new(peer.bar.memory().clone(), 0, bytes)
+        let scratch = DmaSlice::new(bar.memory().clone(), 0, bytes)
             .context("the peer's memory is too small to be tried")?;
-        let nsid = namespace(drive).nsid;
-        let report = p2p::prove(drive, nsid, &scratch)
-            .with_context(|| format!("vfio:{} and --memory {}", drive.id(), peer.bar.address()))?;
-        if let Some(why) = report.why() {
-            bail!("vfio:{} does not reach the memory of {}: {why}", drive.id(), peer.bar.address());
+        let what = format!("vfio:{} and --memory {}", drive.id(), bar.address());
+        if let Some(why) = prove(drive, &scratch).context(what)? {
+            bail!("vfio:{} does not reach the memory of {}: {why}", drive.id(), bar.address());
         }
-        tracing::info!(ctrl = drive.id(), %report, "route proven");
     }
     Ok(())
+}
+
+/// Whether a drive reaches `scratch`, of at least [`p2p::scratch_bytes`], in every way it will be
+/// used: `None`, or why not. Nothing is written to the drive.
+///
+/// # Errors
+/// When the drive cannot be used any more.
+pub(crate) fn prove(drive: &mut Controller, scratch: &DmaSlice) -> anyhow::Result<Option<String>> {
+    let nsid = namespace(drive).nsid;
+    let report = p2p::prove(drive, nsid, scratch)?;
+    tracing::info!(ctrl = drive.id(), %report, "route tried");
+    Ok(report.why())
 }
 
 fn usable(drive: &Controller) -> Result<(), Problem> {

@@ -7,9 +7,12 @@
 //!   cli      raw flags -> checked arguments, or a message with a hint and exit code 2
 //!   trace, synthetic   -> requests        model -> shape of a block
 //!   replay   plan (requests as keys) -> engine (look up, retrieve, store) -> report
-//!            pool (the KV memory), verify (what is checked), rate (what is measured)
+//!            pool (the KV memory, and who makes and checks what is in it), verify (what is
+//!            checked), rate (what is measured)
 //!   drives   real drives and the memory they use; what is on them is not lost by accident
-//!   stack    controllers, driver and store: the only place that knows how to build them
+//!   gpu      the GPU, opened once
+//!   stack    controllers, driver, pool and store, by the first route of the data that works: the
+//!            only place that knows how to build them
 //!   identify what a device says about itself
 //!   report   one JSON object, or tables
 //! ```
@@ -25,7 +28,8 @@
 //!
 //! # Not implemented
 //!
-//! - The GPU's executor (`--executor cuda`): refused by name.
+//! - With `--executor cuda`, a KV pool in the GPU's memory: the routes direct and staged are said
+//!   not to be built in, and the pool is in host memory.
 //! - Software controllers and real drives in one store: their DMA has different address spaces.
 //! - The pace of a trace: requests follow each other at once, one at a time.
 //! - The tokens an engine generates: as in the trace's format, only prompts are stored.
@@ -33,9 +37,11 @@
 mod cli;
 mod contents;
 mod drives;
+mod gpu;
 mod identify;
 mod interrupt;
 mod machine;
+mod memory;
 mod model;
 mod problem;
 mod progress;
@@ -44,6 +50,7 @@ mod report;
 mod size;
 mod stack;
 mod synthetic;
+mod table;
 mod trace;
 
 pub use cli::run;

@@ -2,11 +2,13 @@
 
 use std::io::Write as _;
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+use crate::gpu::GpuReport;
 use crate::replay::Mismatch;
 use crate::size::{Size, grouped};
+use crate::stack::NotTaken;
+use crate::table::{row, table};
 
 /// All there is to say about a replay. Field names are those of the JSON object.
 #[derive(Debug, Serialize)]
@@ -15,8 +17,12 @@ pub(crate) struct Report {
     pub(crate) version: &'static str,
     /// The route of the data: host, staged or direct.
     pub(crate) path: String,
+    /// Better routes, and why they were not taken.
+    pub(crate) routes_not_taken: Vec<NotTaken>,
     /// Who ran the I/O kernel.
     pub(crate) executor: &'static str,
+    /// The GPU that did; null if none.
+    pub(crate) gpu: Option<GpuReport>,
     /// What the devices are: emu, or PCI addresses behind vfio.
     pub(crate) device: String,
     /// How many.
@@ -145,7 +151,7 @@ impl Report {
             bytes if bytes < 2 * self.object_bytes => "no merging".to_owned(),
             bytes => format!("merged up to {}", Size(u64::from(bytes))),
         };
-        vec![
+        let mut rows = vec![
             row("workload", workload, format!("{} requests", grouped(self.requests_planned))),
             row(
                 "model",
@@ -158,7 +164,8 @@ impl Report {
                     Size(u64::from(self.object_bytes))
                 ),
             ),
-            row("path", &self.path, format!("{} executor; no GPU is involved", self.executor)),
+            row("path", &self.path, self.path_note()),
+            row("I/O kernel", self.executor, self.kernel_note()),
             row("devices", format!("{} x {}", self.devices, self.kind()), self.facts()),
             row(
                 "queues",
@@ -170,7 +177,26 @@ impl Report {
                 Size(self.capacity_bytes),
                 format!("the whole workload needs {}", Size(self.needed_bytes)),
             ),
-        ]
+        ];
+        let instead = self.routes_not_taken.iter();
+        rows.extend(instead.map(|not| row("no better path", not.route, format!("{not}"))));
+        rows
+    }
+
+    fn path_note(&self) -> String {
+        let gpu = match &self.gpu {
+            Some(gpu) => gpu.device_words(),
+            None => "no GPU is involved".to_owned(),
+        };
+        format!("{gpu}; memory: {}", self.memory)
+    }
+
+    fn kernel_note(&self) -> String {
+        match &self.gpu {
+            Some(gpu) => gpu.kernel_words(),
+            None if self.executor == "inline" => "the thread that waits".to_owned(),
+            None => "threads of this machine's CPU".to_owned(),
+        }
     }
 
     fn kind(&self) -> &'static str {
@@ -181,7 +207,7 @@ impl Report {
         let limit = self.mdts_bytes.map_or("no limit".to_owned(), |bytes| Size(bytes).to_string());
         let what = match &self.media {
             Some(media) => format!("software controllers, media: {media}"),
-            None => format!("{}, memory: {}", self.device, self.memory),
+            None => self.device.clone(),
         };
         format!("{what}, LBA {} bytes, MDTS {limit}", self.lba_bytes)
     }
@@ -272,17 +298,4 @@ impl Report {
 
 fn per_second(gib_s: f64) -> String {
     format!("{}/s", Size((gib_s * (1u64 << 30) as f64) as u64))
-}
-
-fn row(name: &str, value: impl ToString, note: impl ToString) -> [String; 3] {
-    [name.to_owned(), value.to_string(), note.to_string()]
-}
-
-fn table(rows: &[[String; 3]]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).add_rows(rows);
-    if let Some(column) = table.column_mut(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
 }

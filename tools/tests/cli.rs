@@ -108,7 +108,9 @@ fn bad_flags_are_refused() {
     for (line, wanted) in [
         ("--device vfio:0000:65", "--device vfio:0000:65"),
         ("--device vfio:65:00.0 --media memory", "--media"),
-        ("--executor cuda", "not built in yet"),
+        ("--executor mpi", "no such executor"),
+        ("--gpu 0", "no GPU runs"),
+        ("--require direct", "host memory"),
         ("--block-tokens 48", "--block-tokens 48"),
         ("--block-tokens 1", "multiple of 4"),
         ("--model llama-9", "no such model"),

@@ -6,6 +6,7 @@ use crate::model::{MODELS, Model, Shape};
 use crate::problem::Problem;
 
 use super::devices::{Devices, MemoryChoice};
+use super::gpu::{Executor, Route, required};
 use super::raw::{DescriptorsFlag, ProgressFlag, ReplayFlags, VerifyFlag};
 
 /// Queue pairs one software controller offers.
@@ -56,15 +57,6 @@ impl Descriptors {
     }
 }
 
-/// Who runs the I/O kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Executor {
-    /// Threads of their own.
-    Host,
-    /// The thread that waits.
-    Inline,
-}
-
 /// `ripieno replay`, checked.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplayArgs {
@@ -94,6 +86,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) depth: u32,
     /// Who runs the I/O kernel.
     pub(crate) executor: Executor,
+    /// The route of the data, if only one will do.
+    pub(crate) require: Option<Route>,
     /// Bytes up to which neighbours are merged.
     pub(crate) coalesce: u32,
     /// How memory is described.
@@ -137,7 +131,8 @@ impl ReplayArgs {
             capacity: flags.capacity,
             queues: flags.queues,
             depth: flags.depth,
-            executor: executor(&flags.executor)?,
+            executor: Executor::check(flags)?,
+            require: flags.require.map(required),
             coalesce: coalesce(&flags.coalesce, shape.object_bytes)?,
             descriptors,
             json: flags.json,
@@ -216,21 +211,6 @@ fn model(name: &str) -> Result<&'static Model, Problem> {
     })
 }
 
-fn executor(text: &str) -> Result<Executor, Problem> {
-    match text {
-        "host" => Ok(Executor::Host),
-        "inline" => Ok(Executor::Inline),
-        "cuda" => Err(Problem::new(
-            "--executor cuda: the GPU's executor is not built in yet",
-            "use --executor host: the same I/O kernel, compiled for the host and run by threads",
-        )),
-        _ => Err(Problem::new(
-            format!("--executor {text}: no such executor"),
-            "use --executor host or --executor inline",
-        )),
-    }
-}
-
 fn coalesce(text: &str, object_bytes: u32) -> Result<u32, Problem> {
     let wrong = |why: String| {
         Problem::new(format!("--coalesce {text}: {why}"), "use a size such as 256KiB, or off")
@@ -275,8 +255,6 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_a_way_out() {
         for (line, wanted) in [
-            ("--executor cuda", "not built in yet"),
-            ("--executor mpi", "no such executor"),
             ("--model gpt-9", "no such model"),
             ("--block-tokens 48", "cannot be cut"),
             ("--block-tokens 1", "not a multiple of 4"),

@@ -2,6 +2,7 @@
 
 mod args;
 mod devices;
+mod gpu;
 mod raw;
 
 use std::io::IsTerminal as _;
@@ -12,8 +13,9 @@ use clap::Parser as _;
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line};
 use crate::{identify, replay};
 
-pub(crate) use args::{Descriptors, EMU_DEPTH, EMU_QUEUES, Executor, ReplayArgs, Verify};
+pub(crate) use args::{Descriptors, EMU_DEPTH, EMU_QUEUES, ReplayArgs, Verify};
 pub(crate) use devices::{Devices, EmuChoice, MediaChoice, MemoryChoice, Named};
+pub(crate) use gpu::{Executor, GpuChoice, Route};
 #[cfg(test)]
 pub(crate) use raw::Command;
 pub(crate) use raw::Raw;

@@ -10,7 +10,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0    everything was replayed and every checked byte was right
   1    wrong bytes were found, or I/O failed
-  2    bad input: the command line, the trace, or more than this machine has
+  2    bad input: the command line, the trace, or more than this machine has (memory, a GPU, the
+       route that --require names)
   130  interrupted by Ctrl-C; what was done until then is reported";
 
 const REPLAY_EXAMPLES: &str = "\
@@ -25,6 +26,8 @@ Examples:
     ripieno replay --media file:/mnt/scratch --json
   Two real drives (bind them first: nvme-bind bind 65:00.0 66:00.0):
     ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
+  The I/O kernel on 4 SMs of a GPU, objects made and checked there (ripieno doctor says whether):
+    ripieno replay --executor cuda --io-sms 4 --launch resident --verify full
 
 Sizes are whole numbers with a unit: 512, 4K, 64MiB, 2GiB (powers of 1024), 500GB (of 1000).
 
@@ -185,10 +188,24 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_name = "N", default_value_t = 256, help_heading = "I/O")]
     pub(crate) depth: u32,
 
-    /// Who runs the I/O kernel: host (threads), inline (the calling thread); cuda is not built
-    /// in yet
+    /// Who runs the I/O kernel: host (threads), inline (the calling thread), or cuda (a GPU, through
+    /// the NVIDIA driver)
     #[arg(long, value_name = "KIND", default_value = "host", help_heading = "I/O")]
     pub(crate) executor: String,
+
+    /// When the GPU's I/O kernel is launched: per-batch (for each layer), or resident (once; it
+    /// then watches a ring) [default: per-batch]
+    #[arg(long, value_enum, help_heading = "I/O")]
+    pub(crate) launch: Option<LaunchFlag>,
+
+    /// Fail unless data takes this route: direct (drive to GPU memory), staged (through pinned host
+    /// memory), or host (the KV pool is in host memory) [default: the first of them that works
+    /// with the executor chosen; stderr and the report say which, and why none before it]
+    #[arg(long, value_enum, value_name = "ROUTE", help_heading = "I/O")]
+    pub(crate) require: Option<RequireFlag>,
+
+    #[command(flatten)]
+    pub(crate) gpu: GpuFlags,
 
     /// Merge objects that are neighbours on the device into commands of up to this many bytes (and
     /// MDTS), or off: a command for each object. Drives reach their bandwidth at about 128KiB; more
@@ -217,12 +234,40 @@ pub(crate) struct ReplayFlags {
     pub(crate) quiet: bool,
 }
 
+/// Which GPU, and how much of it.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct GpuFlags {
+    /// Which GPU, from 0 on, as nvidia-smi counts them [default: 0]
+    #[arg(long, value_name = "N", help_heading = "I/O")]
+    pub(crate) gpu: Option<u32>,
+
+    /// SMs that the I/O kernel has to itself, rounded up to what the GPU can divide; the report
+    /// says what it got [default: 4]
+    #[arg(long, value_name = "N", help_heading = "I/O")]
+    pub(crate) io_sms: Option<u32>,
+}
+
 /// `--verify`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VerifyFlag {
     Full,
     Sampled,
     Off,
+}
+
+/// `--launch`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LaunchFlag {
+    PerBatch,
+    Resident,
+}
+
+/// `--require`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RequireFlag {
+    Direct,
+    Staged,
+    Host,
 }
 
 /// `--descriptors`.

@@ -9,16 +9,13 @@ use crate::interrupt::Interrupt;
 use crate::model::Shape;
 use crate::replay::flight::Flights;
 use crate::replay::plan::Plan;
-use crate::replay::pool::{Part, Pool};
+use crate::replay::pool::{Check, Item, Part, Pool};
 use crate::replay::rate::Meter;
 use crate::replay::verify::{Findings, Mismatch, Sampler};
 
 /// Layers of one request that are under way at the same time: as in an engine, the next layers
 /// move while this one is worked on.
 const LAYERS_AHEAD: usize = 8;
-/// While layers are under way, the engine looks after them at least this often, in bytes made,
-/// overwritten or checked.
-const LOOK_BYTES: usize = 256 << 10;
 /// After this many transfers that failed the replay gives up.
 const IO_ERRORS_MAX: u64 = 8;
 
@@ -74,6 +71,22 @@ impl Window<'_> {
     fn meter<'t>(&self, tally: &'t mut Tally) -> &'t mut Meter {
         if self.request.is_some() { &mut tally.retrieve } else { &mut tally.last_look }
     }
+}
+
+/// Parts of the objects of one layer of a window.
+#[derive(Debug, Default)]
+struct Batch {
+    items: Vec<Item>,
+    /// For each item, its block's index in the window, and its segment.
+    objects: Vec<(u32, u32)>,
+}
+
+/// A layer that is going to be checked.
+struct Announced {
+    layer: u32,
+    bytes: u64,
+    objects: Vec<(u32, u32)>,
+    check: Box<dyn Check>,
 }
 
 /// The engine: a store, a pool, and the books.
@@ -162,19 +175,20 @@ impl Engine<'_> {
         let mut next = 0;
         loop {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
-                self.poison(window, next, &mut flights);
+                self.poison(window, next, &mut flights)?;
                 window.meter(&mut self.tally).begin();
                 let issued = self.store.retrieve_layer(&transfer, Layer(next));
                 flights.push(next, issued, window.meter(&mut self.tally));
                 next += 1;
                 continue;
             }
-            match flights.next(self.store, window.meter(&mut self.tally)) {
-                Some((layer, Ok(_))) => self.check(window, layer, &mut flights),
-                Some((_, Err(error))) => {
+            let Some(flight) = flights.pop() else { break };
+            let check = self.announce(window, flight.layer())?;
+            match flight.wait(self.store, window.meter(&mut self.tally)) {
+                Ok(_) => self.compare(window, check, &mut flights)?,
+                Err(error) => {
                     failed.get_or_insert(error);
                 }
-                None => break,
             }
         }
         drop(transfer);
@@ -220,19 +234,16 @@ impl Engine<'_> {
         let mut next = 0;
         loop {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
-                self.make(window, accepted, next, &mut flights);
+                self.make(window, accepted, next, &mut flights)?;
                 self.tally.store.begin();
                 let issued = self.store.store_layer(&writing, Layer(next));
                 flights.push(next, issued, &mut self.tally.store);
                 next += 1;
                 continue;
             }
-            match flights.next(self.store, &mut self.tally.store) {
-                Some((_, Ok(_))) => {}
-                Some((_, Err(error))) => {
-                    failed.get_or_insert(error);
-                }
-                None => break,
+            let Some(flight) = flights.pop() else { break };
+            if let Err(error) = flight.wait(self.store, &mut self.tally.store) {
+                failed.get_or_insert(error);
             }
         }
         let failed = match failed {
@@ -259,76 +270,90 @@ impl Engine<'_> {
     }
 
     /// Makes one layer of the first `count` blocks, as the engine's model would.
-    fn make(&mut self, window: &Window<'_>, count: usize, layer: u32, flights: &mut Flights) {
-        let mut since_look = 0;
-        for (&block, &key) in window.blocks.iter().zip(window.keys).take(count) {
-            for segment in 0..self.shape.segments {
-                self.pool.make(block, key, layer, segment);
-                since_look += self.shape.object_bytes as usize;
-            }
-            if since_look >= LOOK_BYTES {
-                since_look = 0;
-                flights.look(self.store, &mut self.tally.store);
-            }
-        }
+    fn make(
+        &mut self,
+        window: &Window<'_>,
+        count: usize,
+        layer: u32,
+        flights: &mut Flights,
+    ) -> anyhow::Result<()> {
+        let whole = (0, self.shape.object_bytes as usize);
+        let batch = self.batch(window, count, layer, |_, _| std::iter::once(whole));
+        let look = &mut || flights.look(self.store, &mut self.tally.store);
+        self.pool.hand().make(&batch.items, look)
     }
 
     /// Makes sure that what is checked later was not there before.
-    fn poison(&mut self, window: &Window<'_>, layer: u32, flights: &mut Flights) {
-        if self.sampler.is_off() {
-            return;
-        }
-        let mut since_look = 0;
-        for (&block, &key) in window.blocks.iter().zip(window.keys) {
-            for segment in 0..self.shape.segments {
-                for part in self.parts(window, key, layer, segment) {
-                    self.pool.poison(block, layer, segment, part);
-                    since_look += part.1;
-                }
-            }
-            if since_look >= LOOK_BYTES {
-                since_look = 0;
-                flights.look(self.store, window.meter(&mut self.tally));
-            }
-        }
+    fn poison(
+        &mut self,
+        window: &Window<'_>,
+        layer: u32,
+        flights: &mut Flights,
+    ) -> anyhow::Result<()> {
+        let batch = self.sample(window, layer);
+        let look = &mut || flights.look(self.store, window.meter(&mut self.tally));
+        self.pool.hand().poison(&batch.items, look)
     }
 
-    fn check(&mut self, window: &Window<'_>, layer: u32, flights: &mut Flights) {
-        if self.sampler.is_off() {
-            return;
-        }
-        let mut since_look = 0;
-        for (index, (&block, &key)) in window.blocks.iter().zip(window.keys).enumerate() {
-            for segment in 0..self.shape.segments {
-                for part in self.parts(window, key, layer, segment) {
-                    self.tally.findings.bytes += part.1 as u64;
-                    since_look += part.1;
-                    let checked = self.pool.check(block, key, layer, segment, part);
-                    if let Err(difference) = checked {
-                        let block = (window.first + index) as u64;
-                        let place = (layer, segment);
-                        let found = Mismatch::new(window.request, block, place, difference);
-                        self.tally.findings.add(found);
-                        // One mismatch an object is enough.
-                        break;
-                    }
-                }
-            }
-            if since_look >= LOOK_BYTES {
-                since_look = 0;
-                flights.look(self.store, window.meter(&mut self.tally));
-            }
-        }
+    /// What is going to be checked of a layer that is under way.
+    fn announce(&mut self, window: &Window<'_>, layer: u32) -> anyhow::Result<Announced> {
+        let Batch { items, objects } = self.sample(window, layer);
+        let bytes = items.iter().map(|item| u64::from(item.len)).sum();
+        let check = self.pool.hand().check(items)?;
+        Ok(Announced { layer, bytes, objects, check })
     }
 
-    fn parts(
+    /// Checks a layer that has arrived.
+    fn compare(
+        &mut self,
+        window: &Window<'_>,
+        announced: Announced,
+        flights: &mut Flights,
+    ) -> anyhow::Result<()> {
+        let Announced { layer, bytes, objects, check } = announced;
+        let look = &mut || flights.look(self.store, window.meter(&mut self.tally));
+        let found = check.differences(look)?;
+        self.tally.findings.bytes += bytes;
+        let mut last = None;
+        for (item, difference) in found {
+            let (index, segment) = objects[item];
+            // One mismatch an object is enough.
+            if last.replace((index, segment)) == Some((index, segment)) {
+                continue;
+            }
+            let block = window.first as u64 + u64::from(index);
+            let mismatch = Mismatch::new(window.request, block, (layer, segment), difference);
+            self.tally.findings.add(mismatch);
+        }
+        Ok(())
+    }
+
+    /// The parts of a layer that are checked.
+    fn sample(&self, window: &Window<'_>, layer: u32) -> Batch {
+        let request = window.request.unwrap_or(u64::MAX);
+        self.batch(window, window.blocks.len(), layer, |key, segment| {
+            self.sampler.parts(request, key, layer * self.shape.segments + segment)
+        })
+    }
+
+    /// Parts of one layer of the first `count` blocks.
+    fn batch<P: Iterator<Item = Part>>(
         &self,
         window: &Window<'_>,
-        key: BlockKey,
+        count: usize,
         layer: u32,
-        segment: u32,
-    ) -> impl Iterator<Item = Part> + use<> {
-        let row = layer * self.shape.segments + segment;
-        self.sampler.parts(window.request.unwrap_or(u64::MAX), key, row)
+        parts: impl Fn(BlockKey, u32) -> P,
+    ) -> Batch {
+        let mut batch = Batch::default();
+        for (index, (&block, &key)) in window.blocks.iter().zip(window.keys).take(count).enumerate()
+        {
+            for segment in 0..self.shape.segments {
+                for part in parts(key, segment) {
+                    batch.items.push(self.pool.item(block, key, (layer, segment), part));
+                    batch.objects.push((index as u32, segment));
+                }
+            }
+        }
+        batch
     }
 }

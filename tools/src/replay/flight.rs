@@ -6,12 +6,17 @@ use objstore::{LayerDone, Store, StoreError, Ticket};
 
 use crate::replay::rate::Meter;
 
-/// One layer: its number, and what became of it once that is known.
+/// One layer that was issued.
 #[derive(Debug)]
-struct Flight {
+pub(crate) struct Flight {
     layer: u32,
-    ticket: Option<Ticket>,
-    outcome: Option<Result<LayerDone, StoreError>>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    UnderWay(Ticket),
+    Ended(Result<LayerDone, StoreError>),
 }
 
 /// Layers in the order they were issued.
@@ -19,7 +24,7 @@ struct Flight {
 pub(crate) struct Flights(VecDeque<Flight>);
 
 impl Flights {
-    /// How many layers were issued and not given back by [`Flights::next`].
+    /// How many layers were issued and not taken by [`Flights::pop`].
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -31,46 +36,59 @@ impl Flights {
         issued: Result<Ticket, StoreError>,
         meter: &mut Meter,
     ) {
-        let flight = match issued {
-            Ok(ticket) => Flight { layer, ticket: Some(ticket), outcome: None },
+        let state = match issued {
+            Ok(ticket) => State::UnderWay(ticket),
             Err(error) => {
                 meter.end(0);
-                Flight { layer, ticket: None, outcome: Some(Err(error)) }
+                State::Ended(Err(error))
             }
         };
-        self.0.push_back(flight);
+        self.0.push_back(Flight { layer, state });
     }
 
     /// Notes what has ended, without waiting: so the time of other work is not counted as time of
     /// transfers, and an executor without threads gets its turn.
     pub(crate) fn look(&mut self, store: &mut Store, meter: &mut Meter) {
         for flight in &mut self.0 {
-            let Some(ticket) = &flight.ticket else { continue };
-            if let Some(outcome) = store.poll(ticket).transpose() {
-                flight.end(outcome, meter);
+            if let State::UnderWay(ticket) = &flight.state
+                && let Some(outcome) = store.poll(ticket).transpose()
+            {
+                meter.end(bytes(&outcome));
+                flight.state = State::Ended(outcome);
             }
         }
     }
 
-    /// Waits for the oldest layer. `None` when nothing is under way.
-    pub(crate) fn next(
-        &mut self,
-        store: &mut Store,
-        meter: &mut Meter,
-    ) -> Option<(u32, Result<LayerDone, StoreError>)> {
-        let mut flight = self.0.pop_front()?;
-        if let Some(ticket) = flight.ticket.take() {
-            let outcome = store.wait(ticket);
-            flight.end(outcome, meter);
-        }
-        Some((flight.layer, flight.outcome?))
+    /// Takes the oldest layer. `None` when nothing is under way.
+    pub(crate) fn pop(&mut self) -> Option<Flight> {
+        self.0.pop_front()
     }
 }
 
 impl Flight {
-    fn end(&mut self, outcome: Result<LayerDone, StoreError>, meter: &mut Meter) {
-        meter.end(outcome.as_ref().map_or(0, |done| done.bytes));
-        self.ticket = None;
-        self.outcome = Some(outcome);
+    /// Which layer it is.
+    pub(crate) fn layer(&self) -> u32 {
+        self.layer
     }
+
+    /// Waits until it has ended, and says how.
+    pub(crate) fn wait(
+        self,
+        store: &mut Store,
+        meter: &mut Meter,
+    ) -> Result<LayerDone, StoreError> {
+        match self.state {
+            State::Ended(outcome) => outcome,
+            State::UnderWay(ticket) => {
+                let outcome = store.wait(ticket);
+                meter.end(bytes(&outcome));
+                outcome
+            }
+        }
+    }
+}
+
+/// What a transfer moved without error.
+fn bytes(outcome: &Result<LayerDone, StoreError>) -> u64 {
+    outcome.as_ref().map_or(0, |done| done.bytes)
 }

@@ -13,14 +13,15 @@ use std::time::Instant;
 
 use nvme_driver::{Clock, MonotonicClock};
 
-use crate::cli::{Devices, Executor, ReplayArgs, Verify};
+use crate::cli::{Devices, ReplayArgs, Verify};
 use crate::drives::Drives;
+use crate::gpu::{self, Gpu, GpuReport};
 use crate::interrupt::Interrupt;
 use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
 use crate::progress::Progress;
 use crate::report::{Report, ratio};
 use crate::size::Size;
-use crate::stack::{self, Stack};
+use crate::stack::{self, Placement, Stack};
 use crate::synthetic;
 use crate::trace::{self, Request};
 
@@ -28,7 +29,7 @@ use engine::{Engine, Tally};
 use plan::Plan;
 use verify::Sampler;
 
-pub(crate) use pool::Pool;
+pub(crate) use pool::{CpuHand, Hand, Pool};
 pub(crate) use room::{Room, kv_shape};
 pub(crate) use verify::Mismatch;
 
@@ -46,14 +47,26 @@ struct Outcome {
     interrupted: bool,
 }
 
+/// What it was done with.
+struct Setting {
+    limits: Limits,
+    placement: Placement,
+    gpu: Option<GpuReport>,
+}
+
 /// Replays and reports. Returns the exit code.
 ///
 /// # Errors
 /// [`crate::problem::Problem`] for bad input; anything else is a failure of the stack.
 pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
-    // Before any other thread starts: they inherit which signals are blocked.
+    // Both before any other thread starts: threads read the environment, and inherit which signals
+    // are blocked.
+    if args.executor.gpu().is_some_and(|gpu| gpu.is_resident) {
+        gpu::load_eagerly();
+    }
     let mut interrupt = Interrupt::listen()?;
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let gpu = args.executor.gpu().map(Gpu::open).transpose()?;
     let requests = requests(&args)?;
     let mut drives = open_drives(&args, &clock)?;
     let limits = Limits::of(&args, drives.as_ref());
@@ -65,10 +78,17 @@ pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
     if let Some(drives) = &mut drives {
         drives.claim(room.device_bytes, args.overwrite)?;
     }
-    let (mut stack, pool) = Stack::build(&args, &room, &clock, drives)?;
+    let parts = stack::Plan { args: &args, room: &room, clock: &clock, gpu: gpu.as_ref() };
+    let (mut stack, pool) = Stack::build(parts, drives)?;
+    route_notes(&args, stack.placement());
     let outcome = drive(&args, &plan, &mut stack, pool, &mut interrupt)?;
+    let setting = Setting {
+        limits,
+        placement: stack.placement().clone(),
+        gpu: gpu.as_ref().and_then(|gpu| gpu.report()),
+    };
     let closed = stack.close();
-    let report = report(&args, &plan, &room, &limits, outcome);
+    let report = report(&args, &plan, &room, setting, outcome);
     report.print(args.json)?;
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
@@ -144,6 +164,20 @@ fn notes(args: &ReplayArgs, plan: &Plan, room: &Room) {
     }
 }
 
+/// Why the data does not go by a better route.
+#[allow(clippy::print_stderr, reason = "notes for the person at the terminal")]
+fn route_notes(args: &ReplayArgs, placement: &Placement) {
+    if args.quiet {
+        return;
+    }
+    for not in &placement.not_taken {
+        eprintln!("note: the route {} is not taken: {}", not.route, not.why);
+        if !not.mend.is_empty() {
+            eprintln!(" hint: {}", not.mend);
+        }
+    }
+}
+
 fn drive(
     args: &ReplayArgs,
     plan: &Plan,
@@ -185,26 +219,26 @@ fn report(
     args: &ReplayArgs,
     plan: &Plan,
     room: &Room,
-    limits: &Limits,
+    setting: Setting,
     outcome: Outcome,
 ) -> Report {
+    let Setting { limits, placement, gpu } = setting;
     let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
     let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
     let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
     Report {
         version: env!("CARGO_PKG_VERSION"),
         path: stats.path.to_string(),
-        executor: match args.executor {
-            Executor::Host => "host",
-            Executor::Inline => "inline",
-        },
+        executor: args.executor.name(),
+        gpu,
         device: args.devices.to_string(),
         devices: args.devices.count(),
         media: match &args.devices {
             Devices::Emu(emu) => Some(emu.media.to_string()),
             Devices::Vfio(_) => None,
         },
-        memory: args.memory.to_string(),
+        memory: placement.memory(),
+        routes_not_taken: placement.not_taken,
         lba_bytes: limits.lba_bytes,
         mdts_bytes: limits.mdts_bytes,
         queues_per_device: args.queues,

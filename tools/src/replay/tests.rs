@@ -20,7 +20,8 @@ fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
     let plan = plan(&args, &requests(&args).unwrap(), &limits);
     let room = Room::new(&args, &plan, limits.lba_bytes).unwrap();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let (mut stack, pool) = Stack::build(&args, &room, &clock, None).unwrap();
+    let parts = stack::Plan { args: &args, room: &room, clock: &clock, gpu: None };
+    let (mut stack, pool) = Stack::build(parts, None).unwrap();
     let when = FaultWhen {
         admin: Some(false),
         opcode: Some(opcode),
@@ -33,7 +34,8 @@ fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
     }
     let outcome =
         drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
-    let report = report(&args, &plan, &room, &limits, outcome);
+    let setting = Setting { limits, placement: stack.placement().clone(), gpu: None };
+    let report = report(&args, &plan, &room, setting, outcome);
     stack.close().expect("the devices still work");
     report
 }

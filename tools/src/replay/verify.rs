@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use gio_kernels::pattern::Difference;
 use objstore::BlockKey;
 
 use crate::cli::Verify;
-use crate::contents::Difference;
 use crate::replay::pool::Part;
 
 /// `--verify sampled`: one object in so many is checked as a whole.
@@ -26,11 +26,6 @@ pub(crate) struct Sampler {
 impl Sampler {
     pub(crate) fn new(verify: Verify, seed: u64, object_bytes: u32) -> Self {
         Self { verify, seed, object_bytes: object_bytes as usize }
-    }
-
-    /// Whether anything is checked at all.
-    pub(crate) fn is_off(&self) -> bool {
-        self.verify == Verify::Off
     }
 
     /// The parts of one object that are checked in this request. Another request checks others.

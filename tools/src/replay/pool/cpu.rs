@@ -1,0 +1,102 @@
+//! The CPU at the pool: bytes in memory of this process, made and compared at once.
+
+#![allow(
+    unsafe_code,
+    reason = "the pool is memory that devices write, reached by address and not by reference"
+)]
+
+use std::ptr::NonNull;
+
+use anyhow::Context as _;
+use gio_kernels::pattern::{self, Difference};
+use nvme_driver::DmaSlice;
+
+use super::{Check, Hand, Item, Look};
+
+/// Transfers are looked after at least this often, in bytes made, overwritten or compared.
+const LOOK_BYTES: usize = 256 << 10;
+
+/// The CPU.
+#[derive(Debug, Clone)]
+pub(crate) struct CpuHand {
+    base: NonNull<u8>,
+    /// Keeps the bytes at `base` allocated.
+    memory: DmaSlice,
+}
+
+// SAFETY: `base` is an address inside `memory`, which is Send + Sync. A pool has one hand, and who
+// uses it keeps transfers and comparisons of the same bytes apart.
+unsafe impl Send for CpuHand {}
+
+impl CpuHand {
+    /// Reaches into `memory`.
+    ///
+    /// # Errors
+    /// When the CPU does not.
+    pub(crate) fn new(memory: DmaSlice) -> anyhow::Result<Self> {
+        let base = memory.host().context("the KV pool is not reachable for the CPU")?;
+        Ok(Self { base, memory })
+    }
+
+    /// Calls `act` with each item's number and first byte, and `look` now and then.
+    fn each(&self, items: &[Item], look: Look<'_>, mut act: impl FnMut(usize, NonNull<u8>)) {
+        let mut since_look = 0;
+        for (index, item) in items.iter().enumerate() {
+            let (at, len) = (item.at as usize, item.len as usize);
+            let end = at.checked_add(len).filter(|end| *end <= self.memory.len());
+            assert!(end.is_some(), "{len} bytes at {at} of a pool of {}", self.memory.len());
+            // SAFETY: inside the memory, as was just asserted.
+            act(index, unsafe { self.base.add(at) });
+            since_look += len;
+            if since_look >= LOOK_BYTES {
+                since_look = 0;
+                look();
+            }
+        }
+    }
+}
+
+impl Hand for CpuHand {
+    fn make(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()> {
+        self.each(items, look, |index, at| {
+            let item = &items[index];
+            // SAFETY: `each` gives `len` bytes of the pool; this is the only way to them on this
+            // side, and the engine waits for a block's transfers before it asks.
+            unsafe { item.contents.write(at, item.offset as usize, item.len as usize) };
+        });
+        Ok(())
+    }
+
+    fn poison(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()> {
+        self.each(items, look, |index, at| {
+            // SAFETY: as in `make`.
+            unsafe { pattern::poison(at, items[index].len as usize) };
+        });
+        Ok(())
+    }
+
+    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>> {
+        Ok(Box::new(CpuCheck { hand: self.clone(), items }))
+    }
+}
+
+/// Compares when it is asked: before that, the bytes are not there.
+#[derive(Debug)]
+struct CpuCheck {
+    hand: CpuHand,
+    items: Vec<Item>,
+}
+
+impl Check for CpuCheck {
+    fn differences(self: Box<Self>, look: Look<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
+        let Self { hand, items } = *self;
+        let mut found = Vec::new();
+        hand.each(&items, look, |index, at| {
+            let item = &items[index];
+            // SAFETY: as in `make`; nobody writes while the engine looks.
+            let same = unsafe { item.contents.check(at, item.offset as usize, item.len as usize) };
+            found.extend(same.err().map(|difference| (index, difference)));
+        });
+        Ok(found)
+    }
+}

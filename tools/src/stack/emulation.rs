@@ -1,0 +1,109 @@
+//! Software controllers: their media, their threads, and the driver attached to them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use nvme_driver::{Clock, Controller};
+use nvme_emu::{
+    Emu, EmuConfig, EmuDomain, EmuError, EmuRunner, FileMedia, FileOptions, MemoryMedia,
+    NamespaceConfig,
+};
+use objstore::StoreDevice;
+
+use crate::cli::{EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice, ReplayArgs};
+use crate::problem::Problem;
+use crate::replay::Room;
+
+use super::options;
+
+/// Software controllers, and the threads that step them.
+#[derive(Debug)]
+pub(crate) struct Emulation {
+    _runner: EmuRunner,
+    #[cfg(test)]
+    pub(super) emus: Vec<Arc<Emu>>,
+}
+
+/// Makes software controllers whose DMA goes through `domain`.
+///
+/// # Errors
+/// [`Problem`] when the media directory cannot be used; else whatever a layer refuses.
+pub(super) fn emulate(
+    args: &ReplayArgs,
+    choice: &EmuChoice,
+    room: &Room,
+    domain: &Arc<EmuDomain>,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<(Vec<StoreDevice>, Emulation)> {
+    let mut emus = Vec::new();
+    for index in 0..choice.count {
+        let config = config(choice, room, index)?;
+        emus.push(Emu::new(domain.clone(), config).map_err(unfit)?);
+    }
+    let runner = EmuRunner::spawn(emus.clone(), clock.clone())
+        .context("starting the software controllers' threads")?;
+    let mut devices = Vec::new();
+    for emu in &emus {
+        let controller = Controller::attach(emu.bus(), clock.clone(), options(args))
+            .with_context(|| format!("attaching to {}", emu.id()))?;
+        devices.push(controller.into());
+    }
+    let emulation = Emulation {
+        _runner: runner,
+        #[cfg(test)]
+        emus,
+    };
+    Ok((devices, emulation))
+}
+
+fn config(choice: &EmuChoice, room: &Room, index: u32) -> anyhow::Result<EmuConfig> {
+    let media: NamespaceConfig = match &choice.media {
+        MediaChoice::Memory => {
+            let media =
+                MemoryMedia::new(room.device_bytes).context("reserving addresses for the media")?;
+            NamespaceConfig::new(media, choice.lba_bytes)
+        }
+        MediaChoice::File(directory) => {
+            NamespaceConfig::new(file_media(directory, room, index)?, choice.lba_bytes)
+        }
+    };
+    let mut config = EmuConfig::new(format!("emu{index}"));
+    config.namespaces.push(media);
+    // One more than offered: the driver takes one for itself.
+    config.io_queues_max = EMU_QUEUES + 1;
+    config.mqes = EMU_DEPTH as u16;
+    config.mdts_bytes = Some(choice.mdts);
+    Ok(config)
+}
+
+/// The flags were checked, so what is left is a medium that cannot do what they ask for.
+fn unfit(error: EmuError) -> anyhow::Error {
+    match error {
+        EmuError::Config(error) => {
+            Problem::new(error.to_string(), "use --lba 4096, or --media memory").into()
+        }
+        error => anyhow::Error::new(error).context("making a software controller"),
+    }
+}
+
+/// A file without a name: it goes when this process does, however that ends.
+fn file_media(directory: &Path, room: &Room, index: u32) -> anyhow::Result<FileMedia> {
+    let path = media_path(directory, index);
+    let cannot = |error: std::io::Error| {
+        Problem::new(
+            format!("--media file:{}: {error}", directory.display()),
+            "name a directory on a local file system that you may write to and that has direct \
+             I/O, such as --media file:/var/tmp",
+        )
+    };
+    // FileMedia takes what is there; a file of somebody else must not be it.
+    std::fs::File::create_new(&path).map_err(cannot)?;
+    let media = FileMedia::open(&path, room.device_bytes, FileOptions::default());
+    std::fs::remove_file(&path).map_err(cannot)?;
+    Ok(media.map_err(cannot)?)
+}
+
+fn media_path(directory: &Path, index: u32) -> PathBuf {
+    directory.join(format!(".ripieno-replay-{}-{index}.media", std::process::id()))
+}

@@ -1,0 +1,91 @@
+//! Controllers that are attached, and the memory they share, before a store has them.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use gio_kernels::cuda::{DoorbellKind, Registration};
+use nvme_driver::{Controller, DmaSlice, DmaSpace};
+use objstore::StoreDevice;
+
+use crate::cli::{MemoryChoice, ReplayArgs};
+use crate::drives::Peer;
+use crate::gpu::Gpu;
+use crate::memory::Arena;
+
+use super::emulation::Emulation;
+
+/// Controllers of one address space. Fields are dropped in this order.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    pub(crate) devices: Vec<StoreDevice>,
+    pub(crate) emulation: Option<Emulation>,
+    /// What the GPU was let reach; a GPU that is used keeps what it uses.
+    pub(crate) registrations: Vec<Arc<Registration>>,
+    pub(crate) peer: Option<Peer>,
+    pub(crate) space: Arc<dyn DmaSpace>,
+    /// What their doorbells are.
+    pub(crate) doorbells: DoorbellKind,
+    /// Where queues and descriptors are.
+    pub(crate) queues: String,
+}
+
+impl Fleet {
+    pub(crate) fn new(
+        devices: Vec<StoreDevice>,
+        space: Arc<dyn DmaSpace>,
+        doorbells: DoorbellKind,
+    ) -> Self {
+        let queues = MemoryChoice::Host.to_string();
+        let (emulation, registrations, peer) = (None, Vec::new(), None);
+        Self { devices, emulation, registrations, peer, space, doorbells, queues }
+    }
+
+    /// Gives every device memory for its queues: of a peer, or such as the GPU reaches.
+    ///
+    /// # Errors
+    /// When there is not enough of it, or the GPU does not reach the doorbells.
+    pub(super) fn outfit(&mut self, args: &ReplayArgs, gpu: Option<&Gpu>) -> anyhow::Result<()> {
+        let queues = usize::from(args.queues);
+        if let Some(peer) = &mut self.peer {
+            for device in &mut self.devices {
+                let depth = depth(&device.controller, args.depth);
+                for _ in 0..queues {
+                    device.queue_memory.push(peer.queue(depth)?);
+                }
+            }
+            self.queues = args.memory.to_string();
+        }
+        let Some(gpu) = gpu else { return Ok(()) };
+        let bytes = |device: &StoreDevice| {
+            queues * Arena::queue_bytes(depth(&device.controller, args.depth))
+        };
+        let bytes = self.devices.iter().map(bytes).sum();
+        let (memory, place) = gpu.queue_memory(&*self.space, bytes)?;
+        let mut arena = Arena::new(memory);
+        for device in &mut self.devices {
+            self.registrations.push(gpu.doorbells(device.controller.bus(), self.doorbells)?);
+            let depth = depth(&device.controller, args.depth);
+            for _ in 0..queues {
+                device.queue_memory.push(arena.queue(depth).context("memory for queues")?);
+            }
+        }
+        self.queues = place.to_owned();
+        Ok(())
+    }
+
+    /// Memory of the host, or of the peer that was chosen, for the KV pool.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn pool_memory(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
+        match &mut self.peer {
+            Some(peer) => peer.take(bytes),
+            None => Ok(DmaSlice::new(self.space.alloc(bytes)?, 0, bytes)?),
+        }
+    }
+}
+
+/// Entries of a queue: what was asked for, cut to what the controller allows.
+fn depth(controller: &Controller, asked: u32) -> u32 {
+    asked.min(1 << controller.info().entries_max.ilog2())
+}

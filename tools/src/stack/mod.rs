@@ -1,0 +1,234 @@
+//! Builds what a replay drives: controllers, driver, KV pool and store, by the best route that
+//! works.
+
+mod emulation;
+mod fleet;
+mod route;
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use gio_kernels::cuda::{DoorbellKind, Registration};
+use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
+use gio_uring::{ExecutorError, IoExecutor};
+use nvme_driver::{Clock, ControllerOptions, DescriptorPreference};
+#[cfg(test)]
+use nvme_emu::Emu;
+use nvme_emu::EmuDomain;
+use objstore::{ExecutorFactory, Store, StoreConfig, StoreOptions};
+
+use crate::cli::{Descriptors, Devices, Executor, ReplayArgs, Route};
+use crate::drives::Drives;
+use crate::gpu::Gpu;
+use crate::problem::Problem;
+use crate::replay::{Pool, Room, kv_shape};
+
+use emulation::Emulation;
+use route::Prepared;
+
+pub(crate) use fleet::Fleet;
+pub(crate) use route::NotTaken;
+
+type Made = Result<Box<dyn IoExecutor>, ExecutorError>;
+
+/// Everything below the engine. Fields are dropped in this order: who uses before who is used.
+#[derive(Debug)]
+pub(crate) struct Stack {
+    store: Store,
+    emulation: Option<Emulation>,
+    _registrations: Vec<Arc<Registration>>,
+    placement: Placement,
+}
+
+/// Where things are, and why not in a better place.
+#[derive(Debug, Clone)]
+pub(crate) struct Placement {
+    /// Queues and descriptors.
+    pub(crate) queues: String,
+    /// The KV pool.
+    pub(crate) pool: String,
+    /// Better routes, and why they were not taken.
+    pub(crate) not_taken: Vec<NotTaken>,
+}
+
+impl Placement {
+    /// Where everything is, in a few words.
+    pub(crate) fn memory(&self) -> String {
+        let Self { queues, pool, .. } = self;
+        if queues == pool {
+            return pool.clone();
+        }
+        format!("queues in {queues}, KV pool in {pool}")
+    }
+}
+
+/// What a stack is built of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan<'a> {
+    pub(crate) args: &'a ReplayArgs,
+    pub(crate) room: &'a Room,
+    pub(crate) clock: &'a Arc<dyn Clock>,
+    pub(crate) gpu: Option<&'a Arc<Gpu>>,
+}
+
+impl Stack {
+    /// Builds controllers (or takes the drives that were opened), driver, pool and store, by the
+    /// first route that works.
+    ///
+    /// # Errors
+    /// [`Problem`] when no route works, or the media directory cannot be used; else whatever a
+    /// layer refuses.
+    pub(crate) fn build(plan: Plan<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
+        let mut drives = drives;
+        let mut spare = None;
+        let mut not_taken = Vec::new();
+        for &route in routes(plan.args) {
+            let mut fleet = match spare.take() {
+                Some(fleet) => fleet,
+                None => plan.fleet(drives.take())?,
+            };
+            let built = match route::prepare(route, plan, &mut fleet) {
+                Ok(prepared) => plan.open(fleet, prepared),
+                Err(error) => {
+                    spare = Some(fleet);
+                    Err(error)
+                }
+            };
+            match built {
+                Ok((mut stack, pool)) => {
+                    stack.placement.not_taken = not_taken;
+                    return Ok((stack, pool));
+                }
+                Err(error) => not_taken.push(NotTaken::because(route, error)?),
+            }
+        }
+        Err(no_route(&not_taken).into())
+    }
+
+    /// The store.
+    pub(crate) fn store(&mut self) -> &mut Store {
+        &mut self.store
+    }
+
+    /// Where things are.
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The software controllers, for tests that make them misbehave.
+    #[cfg(test)]
+    pub(crate) fn emus(&self) -> &[Arc<Emu>] {
+        self.emulation.as_ref().map_or(&[], |emulation| &emulation.emus)
+    }
+
+    /// Shuts the devices down, then ends the threads that drive them.
+    ///
+    /// # Errors
+    /// When a device does not shut down.
+    pub(crate) fn close(self) -> anyhow::Result<()> {
+        let Self { store, emulation, _registrations, .. } = self;
+        let controllers = store.close().context("closing the store")?;
+        for mut controller in controllers {
+            controller.shutdown().context("shutting a device down")?;
+        }
+        drop(emulation);
+        Ok(())
+    }
+}
+
+/// The routes that are tried, the best first.
+fn routes(args: &ReplayArgs) -> &[Route] {
+    match (&args.require, args.executor) {
+        (Some(route), _) => std::slice::from_ref(route),
+        (None, Executor::Cuda(_)) => &Route::ALL,
+        (None, Executor::Host | Executor::Inline) => &[Route::Host],
+    }
+}
+
+fn no_route(tried: &[NotTaken]) -> Problem {
+    let why: Vec<String> =
+        tried.iter().map(|NotTaken { route, why, .. }| format!("{route}: {why}")).collect();
+    let asked = if let [NotTaken { route, .. }] = tried { route } else { "any route" };
+    let mend = tried.first().map_or_else(String::new, |first| first.mend.clone());
+    Problem::new(format!("--require {asked}: {}", why.join("; ")), mend)
+}
+
+impl Plan<'_> {
+    /// Controllers with queues where they should be: `drives`, or software controllers.
+    fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
+        let Self { args, room, clock, gpu } = self;
+        let mut fleet = match (&args.devices, drives) {
+            (Devices::Emu(choice), _) => {
+                let domain = EmuDomain::new("replay");
+                let (devices, emulation) = emulation::emulate(args, choice, room, &domain, clock)?;
+                let fleet = Fleet::new(devices, domain, DoorbellKind::Memory);
+                Fleet { emulation: Some(emulation), ..fleet }
+            }
+            (Devices::Vfio(_), Some(drives)) => drives.into_fleet(),
+            // They went with a store that was opened over a route that does not work.
+            (Devices::Vfio(addresses), None) => {
+                Drives::open(addresses, args.memory, clock, &options(args))?.into_fleet()
+            }
+        };
+        fleet.outfit(args, gpu.map(|gpu| &**gpu))?;
+        Ok(fleet)
+    }
+
+    fn open(&self, fleet: Fleet, prepared: Prepared) -> anyhow::Result<(Stack, Pool)> {
+        let Self { args, room, clock, gpu } = *self;
+        let Fleet { devices, emulation, registrations, queues, .. } = fleet;
+        let Prepared { registered, hand, place } = prepared;
+        let store = Store::open(StoreConfig {
+            devices,
+            executor: executor(args.executor, gpu, clock)?,
+            clock: clock.clone(),
+            shape: kv_shape(&args.shape),
+            pool: registered,
+            options: StoreOptions {
+                queues_per_device: args.queues,
+                queue_depth: args.depth,
+                capacity_bytes: Some(room.capacity_bytes()),
+                group: Some(room.group),
+                run_bytes: args.coalesce,
+                ..StoreOptions::default()
+            },
+        })
+        .context("opening the store")?;
+        let placement = Placement { queues, pool: place, not_taken: Vec::new() };
+        let pool = Pool::new(hand, args.shape, room.pool_blocks, args.seed);
+        let stack = Stack { store, emulation, _registrations: registrations, placement };
+        Ok((stack, pool))
+    }
+}
+
+/// How controllers are attached to.
+pub(crate) fn options(args: &ReplayArgs) -> ControllerOptions {
+    ControllerOptions {
+        io_queues: args.queues,
+        io_depth: args.depth,
+        descriptors: match args.descriptors {
+            Descriptors::Auto => DescriptorPreference::Auto,
+            Descriptors::Sgl => DescriptorPreference::Sgl,
+            Descriptors::Prp => DescriptorPreference::Prp,
+        },
+        ..ControllerOptions::default()
+    }
+}
+
+fn executor(
+    choice: Executor,
+    gpu: Option<&Arc<Gpu>>,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<ExecutorFactory> {
+    let clock = clock.clone();
+    Ok(match (choice, gpu) {
+        (Executor::Host, _) => Box::new(move || -> Made {
+            Ok(Box::new(HostExecutor::new(HostOptions::default(), clock.clone())))
+        }),
+        (Executor::Inline, _) => {
+            Box::new(move || -> Made { Ok(Box::new(InlineExecutor::new(clock.clone()))) })
+        }
+        (Executor::Cuda(_), Some(gpu)) => gpu.executor(clock),
+        (Executor::Cuda(_), None) => bail!("the GPU was not opened"),
+    })
+}

@@ -1,0 +1,61 @@
+//! Tables for people: name, value, and a note, which is folded.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+/// Characters of a line of a note.
+const NOTE_COLUMNS: usize = 88;
+
+/// One row.
+pub(crate) fn row(name: &str, value: impl ToString, note: impl ToString) -> [String; 3] {
+    [name.to_owned(), value.to_string(), fold(&note.to_string())]
+}
+
+/// All rows, the values to the right.
+pub(crate) fn table(rows: &[[String; 3]]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).add_rows(rows);
+    if let Some(column) = table.column_mut(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// Lines of at most [`NOTE_COLUMNS`] characters, but for words that are longer.
+pub(crate) fn fold(text: &str) -> String {
+    let mut folded = String::new();
+    for line in text.lines() {
+        let mut column = 0;
+        for word in line.split(' ') {
+            let width = word.chars().count();
+            if column > 0 && column + 1 + width > NOTE_COLUMNS {
+                folded.push('\n');
+                column = 0;
+            } else if column > 0 {
+                folded.push(' ');
+                column += 1;
+            }
+            folded.push_str(word);
+            column += width;
+        }
+        folded.push('\n');
+    }
+    folded.truncate(folded.trim_end().len());
+    folded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_notes_are_folded_between_words() {
+        let text = "word ".repeat(60);
+        let folded = fold(text.trim_end());
+        assert!(folded.lines().all(|line| line.len() <= NOTE_COLUMNS), "{folded}");
+        assert_eq!(folded.replace('\n', " "), text.trim_end());
+        assert_eq!(fold("one line"), "one line");
+        assert_eq!(fold("two\nlines"), "two\nlines");
+        let long = "x".repeat(200);
+        assert_eq!(fold(&format!("a {long} b")), format!("a\n{long}\nb"));
+    }
+}
