@@ -50,12 +50,9 @@ impl CudaStream {
             return Err(CudaError::Argument(text));
         }
         let _entered = device.enter()?;
-        let (mut least, mut greatest) = (0, 0);
-        // SAFETY: writes two numbers.
-        let code =
-            unsafe { (device.api.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest) };
-        device.check("asking for stream priorities", "cuCtxGetStreamPriorityRange", code)?;
-        let instead = match sms.map(|asked| Self::green(device, asked, greatest)) {
+        let (_, greatest) = priorities(device)?;
+        let part = |asked| Self::green(device, (asked, Side::Part), greatest);
+        let instead = match sms.map(part) {
             Some(Ok(stream)) => return Ok(stream),
             Some(Err(error)) => {
                 device.healthy()?;
@@ -64,21 +61,59 @@ impl CudaStream {
             }
             None => None,
         };
+        Self::plain(device, sms, StreamKind::Priority { priority: greatest, instead })
+    }
+
+    /// A stream of the lowest priority on all SMs, as an engine's own may be.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn lowest(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        let _entered = device.enter()?;
+        let (least, _) = priorities(device)?;
+        Self::plain(device, None, StreamKind::Priority { priority: least, instead: None })
+    }
+
+    /// A stream of the lowest priority in a green context of the SMs that
+    /// [`CudaStream::new`] leaves when it is asked for `sms`: for an engine that shares none with
+    /// the I/O kernel. The driver divides the SMs anew, and alike every time.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] without green contexts, or when no SM is left; [`CudaError::Call`].
+    pub fn beside(device: &Arc<CudaDevice>, sms: u32) -> Result<Self, CudaError> {
+        let _entered = device.enter()?;
+        let (least, _) = priorities(device)?;
+        Self::green(device, (sms, Side::Rest), least)
+    }
+
+    /// On all SMs. The context of `device` is current.
+    fn plain(
+        device: &Arc<CudaDevice>,
+        asked: Option<u32>,
+        kind: StreamKind,
+    ) -> Result<Self, CudaError> {
+        let priority = match &kind {
+            StreamKind::Priority { priority, .. } => *priority,
+            StreamKind::Green => 0,
+        };
         let mut handle: CUstream = std::ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
         let code =
-            unsafe { (device.api.cuStreamCreateWithPriority)(&raw mut handle, flags, greatest) };
+            unsafe { (device.api.cuStreamCreateWithPriority)(&raw mut handle, flags, priority) };
         device.check("making a stream", "cuStreamCreateWithPriority", code)?;
-        let kind = StreamKind::Priority { priority: greatest, instead };
-        let report =
-            PartitionReport { asked: sms, granted: of, remaining: 0, granularity: None, kind };
+        let granted = device.report().sms;
+        let report = PartitionReport { asked, granted, remaining: 0, granularity: None, kind };
         let held = Held::new(device, Resource::Stream(handle));
         Ok(Self { handle, report, held, _green: None })
     }
 
     /// The context of `device` is current.
-    fn green(device: &Arc<CudaDevice>, asked: u32, priority: i32) -> Result<Self, CudaError> {
+    fn green(
+        device: &Arc<CudaDevice>,
+        side: (u32, Side),
+        priority: i32,
+    ) -> Result<Self, CudaError> {
         let api = device.api;
         let (Some(describe), Some(create), Some(_), Some(create_stream)) = (
             api.cuDevResourceGenerateDesc,
@@ -88,7 +123,7 @@ impl CudaStream {
         ) else {
             return Err(no_green_contexts());
         };
-        let (mut part, report) = divide(device, asked)?;
+        let (mut part, report) = divide(device, side)?;
         let mut desc: CUdevResourceDesc = std::ptr::null_mut();
         // SAFETY: one struct is read, a handle written.
         let code = unsafe { describe(&raw mut desc, &raw mut part, 1) };
@@ -147,12 +182,34 @@ impl CudaStream {
     }
 }
 
+/// Which SMs of a division.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// Those that were asked for.
+    Part,
+    /// The others.
+    Rest,
+}
+
+/// Lowest and highest. The context of `device` is current.
+fn priorities(device: &CudaDevice) -> Result<(i32, i32), CudaError> {
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: writes two numbers.
+    let code =
+        unsafe { (device.api.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest) };
+    device.check("asking for stream priorities", "cuCtxGetStreamPriorityRange", code)?;
+    Ok((least, greatest))
+}
+
 fn no_green_contexts() -> CudaError {
     CudaError::Argument("the driver has no green contexts, they came with CUDA 12.4".into())
 }
 
-/// Divides `asked` SMs off. The context of `device` is current.
-fn divide(device: &CudaDevice, asked: u32) -> Result<(CUdevResource, PartitionReport), CudaError> {
+/// Divides `asked` SMs off, and takes these or the others. The context of `device` is current.
+fn divide(
+    device: &CudaDevice,
+    (asked, side): (u32, Side),
+) -> Result<(CUdevResource, PartitionReport), CudaError> {
     let (get, split) = (device.api.cuDeviceGetDevResource, device.api.cuDevSmResourceSplitByCount);
     let (Some(get), Some(split)) = (get, split) else { return Err(no_green_contexts()) };
     // SAFETY: a plain struct of numbers, for which 0 is a value of every field.
@@ -166,25 +223,32 @@ fn divide(device: &CudaDevice, asked: u32) -> Result<(CUdevResource, PartitionRe
     let what = || format!("dividing off {asked} SMs");
     let mut last = None;
     for flags in [fine, 0] {
+        // SAFETY: as above.
+        let mut rest: CUdevResource = unsafe { mem::zeroed() };
         let (mut part, mut groups) = (all, 1);
-        let rest = std::ptr::null_mut();
-        // SAFETY: fills in one struct, and the number of them.
-        let code =
-            unsafe { split(&raw mut part, &raw mut groups, &raw const all, rest, flags, asked) };
+        // SAFETY: fills in two structs, and the number of parts.
+        let code = unsafe {
+            split(&raw mut part, &raw mut groups, &raw const all, &raw mut rest, flags, asked)
+        };
         match device.check(what(), "cuDevSmResourceSplitByCount", code) {
             Ok(()) if groups == 1 => {
-                // SAFETY: both are resources of SMs; every field is a number.
-                let (all, sms) = unsafe { (all.__bindgen_anon_1.sm, part.__bindgen_anon_1.sm) };
+                let taken = if side == Side::Part { part } else { rest };
+                // SAFETY: both are resources of SMs, or zero; every field is a number.
+                let (all, sms) = unsafe { (all.__bindgen_anon_1.sm, taken.__bindgen_anon_1.sm) };
+                if sms.smCount == 0 {
+                    let text = format!("{}: no SM is left beside them", what());
+                    return Err(CudaError::Argument(text));
+                }
                 // The driver (from CUDA 13.0 on) names the alignment of the coarse division.
                 let aligned = Some(all.smCoscheduledAlignment);
                 let report = PartitionReport {
-                    asked: Some(asked),
+                    asked: Some(asked).filter(|_| side == Side::Part),
                     granted: sms.smCount,
                     remaining: all.smCount.saturating_sub(sms.smCount),
                     granularity: aligned.filter(|&n| n != 0 && flags != fine),
                     kind: StreamKind::Green,
                 };
-                return Ok((part, report));
+                return Ok((taken, report));
             }
             Ok(()) => {}
             Err(error) => last = Some(error),

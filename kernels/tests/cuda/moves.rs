@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, isolated};
-use gio_kernels::cuda::{CudaStream, LaunchMode};
+use gio_kernels::cuda::{CudaError, CudaStream, LaunchMode, StreamKind};
 use gio_uring::{Affine, Flags, IoExecutor, Op, Signal, UringOptions, Wait};
 use nvme_driver::{DevicePtr, Nanos};
 
@@ -112,5 +112,35 @@ fn launches_do_not_pile_up() {
         executor.stop(Nanos::from_millis(10_000)).expect("stops");
         drop((executor, pages, device));
         mock::assert_clean();
+    });
+}
+
+/// The SMs that the I/O kernel leaves are a partition as well, and without partitions that is said.
+#[test]
+fn an_engine_beside_the_io_kernel() {
+    let test = "moves::an_engine_beside_the_io_kernel";
+    isolated(test, Level::Full, &[], || {
+        let device = rig::gpu();
+        let beside = CudaStream::beside(&device, 3).expect("a stream");
+        let report = beside.report().clone();
+        // The mock has 132 SMs, in twos.
+        assert_eq!((report.asked, report.granted, report.remaining), (None, 128, 4));
+        assert_eq!(report.kind, StreamKind::Green);
+        let none = CudaStream::beside(&device, 132).expect_err("all of them");
+        assert!(none.to_string().contains("no SM is left"), "{none}");
+        let lowest = CudaStream::lowest(&device).expect("a stream");
+        let kind = StreamKind::Priority { priority: 0, instead: None };
+        assert_eq!((lowest.report().granted, &lowest.report().kind), (132, &kind));
+        drop((beside, lowest, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn nothing_beside_the_io_kernel_without_green_contexts() {
+    let test = "moves::nothing_beside_the_io_kernel_without_green_contexts";
+    isolated(test, Level::Twelve, &[], || {
+        let error = CudaStream::beside(&rig::gpu(), 3).expect_err("no green contexts");
+        assert!(matches!(error, CudaError::Argument(_)), "{error}");
     });
 }
