@@ -19,8 +19,21 @@
 //! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
 //!   recycling.
 //! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
-//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name.
+//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`Numbers`] are tables for
+//!   other kernels on the same device.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
+//! - [`StreamOps`]: what an engine's streams do with the words of this ring. Whoever uses it (the
+//!   store) keeps words and tables until the streams are past them.
+//!
+//! # Order
+//! - The kernel takes operations in the order of the ring. One that waits for its event holds up
+//!   all that were issued after it, also those that wait for nothing: issue in the order in which
+//!   the events will come. What was taken before goes on, and completes in any order.
+//! - An operation that waits for an event which comes only after a later operation's signal never
+//!   starts. [`Uring::stop`] is the way out: it cancels what did not start.
+//! - An operation signals when it ended, with or without errors, and when it was cancelled by
+//!   [`Uring::stop`]; [`Uring::abandon`] signals for a kernel that nobody hears of any more. So who
+//!   waits for a signal goes on in any case, and has to ask the completion what became of it.
 //!
 //! # Invariants
 //! - Every address the kernel gets comes from [`IoExecutor::alloc`] or [`IoExecutor::address`].
@@ -37,6 +50,7 @@
 //! - Free arena blocks of different sizes are not merged.
 //! - Events in memory that the caller brings (a CUDA event's word): operations wait only for words
 //!   made by [`Uring::event`], whose [`Event::address`] a GPU stream can write.
+//! - Starting an operation whose event has come before earlier ones whose has not.
 //! - A single operation cannot be cancelled; stopping cancels all.
 //! - Rings in memory that the CPU sees through a write-combining mapping (a GPU's BAR): publishing
 //!   would need a fence that ordinary memory does not. Executors allocate ordinary memory.
@@ -53,6 +67,7 @@ mod explicit;
 mod iocb;
 mod layout;
 mod map;
+mod numbers;
 mod options;
 mod pool;
 mod queues;
@@ -73,6 +88,7 @@ pub use event::{Event, Signal, Wait};
 pub use executor::{ExecutorError, IoExecutor, Progress, SharedMemory};
 pub use iocb::{BATCH_MAX, IocbId, Iocbs};
 pub use map::BlockMap;
+pub use numbers::{Number, Numbers};
 pub use nvme_spec::status::Status as NvmeStatus;
 pub use options::UringOptions;
 pub use pool::{PoolDesc, PoolHandle};

@@ -15,6 +15,7 @@ use crate::{
     iocb::{Content, IocbId, Phase, Table},
     layout::Layout,
     map::BlockMap,
+    numbers::{Number, Numbers},
     options::UringOptions,
     pool::{PoolDesc, PoolHandle},
     queues::Queues,
@@ -254,6 +255,24 @@ impl Uring {
     /// [`Error::Executor`] without memory.
     pub fn event(&mut self) -> Result<Event, Error> {
         Ok(Event::new(self.arena.take(size_of::<u32>(), self.executor.as_ref())?))
+    }
+
+    /// Whether operations of this ring can wait for `event` and signal it.
+    #[must_use]
+    pub fn owns(&self, event: &Event) -> bool {
+        event.is_of(&self.arena)
+    }
+
+    /// Puts numbers into executor memory, for another kernel that gets their address.
+    ///
+    /// # Errors
+    /// [`Error::Executor`] without memory.
+    pub fn upload<T: Number>(
+        &mut self,
+        values: impl ExactSizeIterator<Item = T>,
+    ) -> Result<Numbers, Error> {
+        let bytes = values.len().saturating_mul(size_of::<T>());
+        Ok(Numbers::write(values, self.arena.take(bytes, self.executor.as_ref())?))
     }
 
     fn own(&self, what: &'static str, owned: bool) -> Result<(), Error> {

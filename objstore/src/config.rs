@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use gio_uring::{ExecutorError, IoExecutor};
-use nvme_driver::{Clock, Controller, Nanos, QueueMemory};
+use gio_uring::{ExecutorError, IoExecutor, StreamOps};
+use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
 use nvme_spec::ids::{Lba, Nsid};
 
 use crate::{registration::KvPool, shape::KvShape};
@@ -61,12 +61,16 @@ pub struct StoreOptions {
     pub run_bytes: u32,
     /// Layer operations that may be in flight, a power of two.
     pub iocbs: u32,
+    /// Parts that the staging memory of a staged pool is cut into. Each layer in flight takes one
+    /// and each request has to fit into one: see [`KvPool::staging_bytes`].
+    pub staging_buffers: u32,
     /// SMs that one operation may use; executors without SMs ignore it.
     pub sms: u32,
     /// How long the I/O kernel waits for one command.
     pub command_timeout: Nanos,
     /// How long [`crate::Store::wait`] waits before it takes the I/O kernel or a device for dead.
-    /// Has to cover all operations queued before the one waited for.
+    /// Has to cover all operations queued before the one waited for, and what the streams that
+    /// they wait for have to do first.
     pub wait_timeout: Nanos,
     /// How long the I/O kernel may take to stop.
     pub stop_timeout: Nanos,
@@ -85,6 +89,7 @@ impl Default for StoreOptions {
             group: None,
             run_bytes: 128 << 10,
             iocbs: 256,
+            staging_buffers: 4,
             sms: 1,
             command_timeout: Nanos::from_millis(5_000),
             wait_timeout: Nanos::from_millis(30_000),
@@ -93,6 +98,15 @@ impl Default for StoreOptions {
             virtual_time: false,
         }
     }
+}
+
+/// The GPU that the pool is on, and whose streams layers are put in order with.
+#[derive(Debug, Clone)]
+pub struct StoreGpu {
+    /// What its streams do for the store.
+    pub streams: Arc<dyn StreamOps>,
+    /// Copies between its memory and this process: how the store looks whether a route works.
+    pub copies: Arc<dyn CopyEngine>,
 }
 
 /// Everything a store is opened with.
@@ -107,6 +121,8 @@ pub struct StoreConfig {
     pub shape: KvShape,
     /// The engine's KV memory.
     pub pool: KvPool,
+    /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
+    pub gpu: Option<StoreGpu>,
     /// The numbers.
     pub options: StoreOptions,
 }
@@ -116,6 +132,8 @@ impl fmt::Debug for StoreConfig {
         f.debug_struct("StoreConfig")
             .field("devices", &self.devices)
             .field("shape", &self.shape)
+            .field("pool", &self.pool)
+            .field("gpu", &self.gpu)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }

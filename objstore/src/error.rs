@@ -5,7 +5,10 @@ use std::fmt;
 use gio_uring::{ExecutorError, IoStatus};
 use nvme_driver::DmaError;
 
-use crate::ids::{BlockId, DeviceIndex, FileId, Layer};
+use crate::{
+    ids::{BlockId, DeviceIndex, FileId, Layer},
+    stats::Path,
+};
 
 /// A layout cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +92,21 @@ pub enum RegistrationError {
         length: usize,
         /// Why.
         source: DmaError,
+    },
+    /// Memory that the GPU has to reach has no address there.
+    #[error(
+        "{what} has no address on the GPU; give GPU memory, or page-locked memory that is mapped \
+         there"
+    )]
+    NoDeviceAddress {
+        /// Which memory.
+        what: &'static str,
+    },
+    /// Memory that the CPU has to reach has no address in this process.
+    #[error("{what} has no address in this process; give page-locked host memory")]
+    NoHostAddress {
+        /// Which memory.
+        what: &'static str,
     },
     /// Objects of two rows share bytes.
     #[error("objects of rows {first} and {second} overlap; check the offsets and the stride")]
@@ -175,6 +193,47 @@ pub enum StoreError {
     /// No executor could be made.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
+    /// Data does not get from a device to the pool and back on the path that the pool is
+    /// registered for.
+    #[error(
+        "the {path} path does not work: {why}; nothing was opened. Register the pool for another \
+         path, or see `ripieno doctor`"
+    )]
+    Route {
+        /// The path.
+        path: Path,
+        /// What was tried, and what came of it.
+        why: String,
+    },
+    /// A stream was named, but the store knows no GPU.
+    #[error("a stream was given, but the store was opened without a GPU; set StoreConfig::gpu")]
+    NoStreams,
+    /// A stream did not take what the store wanted of it. Nothing of the layer is in flight.
+    #[error(
+        "a stream did not take an operation: {cause}; give a stream of the store's GPU that still \
+         exists, or wait for the layer on the host"
+    )]
+    Stream {
+        /// Why, in the driver's words.
+        cause: String,
+    },
+    /// The request does not fit into a staging buffer.
+    #[error(
+        "{blocks} blocks are to be moved, but a staging buffer has room for {slots}; ask for them \
+         in parts, or give the store more staging memory or fewer staging buffers"
+    )]
+    Staging {
+        /// Blocks to be moved.
+        blocks: usize,
+        /// Blocks that a buffer has room for.
+        slots: u32,
+    },
+    /// Every staging buffer is in use.
+    #[error("all {buffers} staging buffers are in use; wait for a layer")]
+    StagingBusy {
+        /// Buffers there are.
+        buffers: u32,
+    },
     /// All IOCBs are in flight.
     #[error("{in_flight} layer operations are in flight, which is all there may be; wait for one")]
     Busy {

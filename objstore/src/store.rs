@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, sync::mpsc::Receiver};
 
-use gio_uring::{Affine, Event, IocbId, PoolHandle, Uring};
+use gio_uring::{Affine, Completion, Event, IocbId, PoolHandle, Uring, Wait};
 use nvme_driver::{Clock, Controller, DmaMemory};
 use nvme_spec::ids::{Nsid, QueueId};
 
@@ -21,9 +21,16 @@ use crate::{
 };
 
 mod complete;
+mod layer;
 mod open;
 mod recover;
 mod request;
+mod staging;
+mod streams;
+
+pub use open::Closed;
+use staging::Staging;
+use streams::Streams;
 
 /// A device and what the store has of it.
 #[derive(Debug)]
@@ -35,12 +42,27 @@ struct Device {
     queues: Vec<QueueId>,
 }
 
-/// A layer operation in the ring.
-#[derive(Debug, Clone, Copy)]
+/// A layer operation in the ring, or on a stream behind it.
+#[derive(Debug)]
 struct Op {
     iocb: IocbId,
     request: RequestId,
     layer: Layer,
+    /// What the ring said. The IOCB is somebody else's then.
+    completion: Option<Completion>,
+    /// Staged: its buffer.
+    buffer: Option<usize>,
+    /// Staged and retrieved: reached when its objects are in the pool.
+    moved: Option<Wait>,
+}
+
+/// Where the ring moves objects to and from.
+#[derive(Debug)]
+enum Target {
+    /// The engine's memory.
+    Pool(PoolHandle),
+    /// Staging memory, for a pool that no device reaches.
+    Staged(Staging),
 }
 
 /// What the store counts itself.
@@ -72,7 +94,9 @@ struct Scratch {
 pub struct Store {
     /// `None` only after the store failed: then it was leaked, with everything its kernel uses.
     ring: Option<Uring>,
-    ring_pool: PoolHandle,
+    target: Target,
+    /// The words of streams; `None` without a GPU.
+    streams: Option<Streams>,
     devices: Vec<Device>,
     clock: Arc<dyn Clock>,
     executor: Factory,
@@ -196,7 +220,7 @@ impl Store {
         Ok(self.make_room(files))
     }
 
-    /// A word that layers can be made to wait for ([`Store::store_layer_after`]) and that the
+    /// A word that layers can be made to wait for ([`crate::Order::When`]) and that the
     /// engine's stream sets. Good until the store is closed, or had to replace its executor.
     ///
     /// # Errors
@@ -243,6 +267,15 @@ impl Store {
         match &self.failed {
             Some(cause) => Err(StoreError::Failed { cause: cause.clone() }),
             None => Ok(()),
+        }
+    }
+
+    /// The ring and the words of streams.
+    fn streams(&mut self) -> Result<(&mut Uring, &mut Streams), StoreError> {
+        self.check()?;
+        match (&mut self.ring, &mut self.streams) {
+            (Some(ring), Some(streams)) => Ok((ring, streams)),
+            _ => Err(StoreError::NoStreams),
         }
     }
 

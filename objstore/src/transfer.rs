@@ -9,7 +9,7 @@ use std::sync::{
     mpsc::{Receiver, Sender},
 };
 
-use gio_uring::{BlockMap, IocbId};
+use gio_uring::{BlockMap, IocbId, Numbers, Wait};
 
 use crate::{
     error::{Direction, Failure},
@@ -157,6 +157,9 @@ pub struct Ticket {
     pub(crate) request: RequestId,
     pub(crate) layer: Layer,
     pub(crate) home: Home,
+    /// What a stream waits for that is to see the layer; `None` when there was nothing to move or
+    /// the store has no streams.
+    pub(crate) end: Option<Wait>,
 }
 
 impl Ticket {
@@ -193,7 +196,7 @@ pub struct Committed {
 pub(crate) enum LayerState {
     /// Not started.
     Idle,
-    /// In the ring.
+    /// In the ring, or on a stream behind it.
     InFlight(IocbId),
     /// All data moved.
     Done {
@@ -210,6 +213,8 @@ pub(crate) struct Request {
     pub(crate) direction: Direction,
     /// The uploaded map; `None` when there is nothing to move.
     pub(crate) map: Option<BlockMap>,
+    /// Staged: the block of each of the map's entries.
+    pub(crate) blocks: Option<Numbers>,
     /// What the map's entries are, in the caller's order: position in the request, and file.
     pub(crate) entries: Vec<(u32, FileId)>,
     /// Every position of the request: what is to be settled or released at the end.
@@ -227,6 +232,7 @@ impl Request {
         Self {
             direction,
             map: None,
+            blocks: None,
             entries: Vec::new(),
             positions: Vec::new(),
             layers: vec![LayerState::Idle; layers as usize],

@@ -212,7 +212,7 @@ fn what_was_cancelled_before_it_reached_a_device_loses_nothing() {
     let transfer = stack.store.retrieve(&prefix, &blocks(30, 4)).unwrap();
     // It waits for something that never comes.
     let wait = Wait { event: stack.store.event().unwrap(), value: 1 };
-    let ticket = stack.store.retrieve_layer_after(&transfer, Layer(0), &wait).unwrap();
+    let ticket = stack.store.retrieve_layer_on(&transfer, Layer(0), &wait).unwrap();
     stack.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let broken = stack.store.lookup(&a).unwrap();
     failure(stack.read(&broken, 20).unwrap_err());

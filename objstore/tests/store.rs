@@ -187,7 +187,7 @@ fn a_layer_starts_only_after_its_event() {
     let mut tickets = Vec::new();
     for layer in 0..stack.shape.layers {
         let wait = Wait { event: event.clone(), value: layer + 1 };
-        tickets.push(stack.store.store_layer_after(&writing, Layer(layer), &wait).unwrap());
+        tickets.push(stack.store.store_layer_on(&writing, Layer(layer), &wait).unwrap());
     }
     for looks in 0..200 {
         stack.clock.pause(looks, Nanos::MAX);
@@ -380,7 +380,7 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
     let mut stack = Stack::new(&plan);
     stack.put(&keys(0..4), 0);
     let Stack { store, pool, clock, domain, emus, shape } = stack;
-    let controllers = store.close().unwrap();
+    let controllers = store.close().unwrap().controllers;
     assert_eq!(controllers.len(), 2);
     let inline = clock.clone();
     let store = objstore::Store::open(objstore::StoreConfig {
@@ -391,6 +391,7 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
         }),
         shape,
         pool: pool.clone(),
+        gpu: None,
         options: plan.options,
     })
     .unwrap();

@@ -82,6 +82,7 @@ fn stack() -> (Store, EmuRunner, Arc<EmuDomain>) {
         }),
         shape: SHAPE,
         pool: KvPool::contiguous(memory, &SHAPE, BLOCKS).unwrap(),
+        gpu: None,
         options: StoreOptions::default(),
     });
     (store.unwrap(), runner, domain)
@@ -139,7 +140,7 @@ fn a_round_trip_with_threads() {
     }
     drop(transfer);
     assert_eq!(store.stats().unwrap().files_referenced, 0);
-    assert_eq!(store.close().unwrap().len(), 2);
+    assert_eq!(store.close().unwrap().controllers.len(), 2);
     drop(runner);
 }
 

@@ -59,6 +59,7 @@ impl Rig {
             executor,
             shape: plan.shape,
             pool: pool.clone(),
+            gpu: None,
             options: StoreOptions { virtual_time: true, ..plan.store.clone() },
         })?;
         Ok(Self { store, shape: plan.shape, pool, memory })

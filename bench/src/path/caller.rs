@@ -93,10 +93,10 @@ fn call_ns(stack: &mut Stack, other: &[u8], io: Io, blocks: u32) -> Result<Call>
         std::thread::sleep(IDLE);
         black_box(other.iter().step_by(64).map(|byte| u64::from(*byte)).sum::<u64>());
         let start = thread_cpu();
-        tickets.push(stack.store.retrieve_layer_after(&transfer, Layer(0), &wait)?);
+        tickets.push(stack.store.retrieve_layer_on(&transfer, Layer(0), &wait)?);
         let woken = thread_cpu();
         for layer in 1..LAYERS {
-            tickets.push(stack.store.retrieve_layer_after(&transfer, Layer(layer), &wait)?);
+            tickets.push(stack.store.retrieve_layer_on(&transfer, Layer(layer), &wait)?);
         }
         rest += thread_cpu() - woken;
         first += woken - start;

@@ -45,6 +45,7 @@ impl Stack {
             }),
             shape,
             pool,
+            gpu: None,
             options: StoreOptions::default(),
         })
         .context("opening the store")?;

@@ -114,6 +114,21 @@ impl Uring {
         }
     }
 
+    /// Signals for every operation in flight, without knowing what became of it. For a ring that is
+    /// given up because its kernel did not end: what waits for a signal on a GPU would keep its
+    /// stream forever. The kernel may signal the same once more.
+    ///
+    /// Devices may still transfer: this says that nothing will be known, not that all is over.
+    pub fn abandon(&mut self) {
+        let left: Vec<u32> = self.table.in_flight().collect();
+        for index in left {
+            let entry = self.table.issued(index).expect("listed as in flight");
+            if let Some(signal) = &entry.signal {
+                signal.event.set(signal.value);
+            }
+        }
+    }
+
     /// Starts the kernel again after a [`Uring::stop`], on queues that were recovered: fresh grants
     /// of the same devices. Maps, pools and events stay good.
     ///
@@ -148,6 +163,7 @@ impl Drop for Uring {
         let deadline = self.clock.now() + self.options.stop_timeout;
         if let Err(error) = self.stop(deadline) {
             tracing::error!(%error, "dropping a ring whose kernel runs on; its memory is leaked");
+            self.abandon();
             // A kernel that may still run must never see this memory used for something else.
             std::mem::forget((self.region.clone(), self.queues.memory(), self.arena.clone()));
         }

@@ -1,8 +1,8 @@
 //! Completions: waiting for them, and what follows from them.
 
-use gio_uring::{Completion, IoStatus, IocbId};
+use gio_uring::{Completion, IoStatus};
 
-use super::Store;
+use super::{Op, Store, Target, streams::is_reached};
 use crate::{
     error::{Direction, Failure, StoreError},
     ids::Layer,
@@ -51,8 +51,9 @@ impl Store {
     /// As for [`Store::lookup`].
     pub fn drain(&mut self) -> Result<(), StoreError> {
         self.check()?;
-        while let Some(op) = self.ops.first().copied() {
-            self.settle_layer(op.request, op.layer)?;
+        while let Some(op) = self.ops.first() {
+            let (request, layer) = (op.request, op.layer);
+            self.settle_layer(request, layer)?;
         }
         self.sync()
     }
@@ -84,16 +85,51 @@ impl Store {
         request: RequestId,
         layer: Layer,
     ) -> Result<(), StoreError> {
-        let state = self.requests.get(&request).map(|request| request.layers[layer.0 as usize]);
-        if let Some(LayerState::InFlight(iocb)) = state {
-            let deadline = self.clock.now() + self.options.wait_timeout;
-            match self.ring()?.wait_cqe(iocb, deadline) {
-                Ok(completion) => self.complete(iocb, completion),
-                // No word from the kernel, or none that makes sense: stop it.
-                Err(error) => self.fault = Some(error.to_string()),
+        if let Some(at) = self.op_of(request, layer) {
+            if self.ops[at].completion.is_none() {
+                let deadline = self.clock.now() + self.options.wait_timeout;
+                let iocb = self.ops[at].iocb;
+                match self.ring()?.wait_cqe(iocb, deadline) {
+                    Ok(completion) => self.arrived(at, completion),
+                    // No word from the kernel, or none that makes sense: stop it.
+                    Err(error) => self.fault = Some(error.to_string()),
+                }
+                self.after_completions()?;
             }
+            self.wait_for_move(request, layer)?;
         }
         self.after_completions()
+    }
+
+    fn op_of(&self, request: RequestId, layer: Layer) -> Option<usize> {
+        self.ops.iter().position(|op| op.request == request && op.layer == layer)
+    }
+
+    /// Waits until the stream that moves a layer's objects has moved them.
+    fn wait_for_move(&mut self, request: RequestId, layer: Layer) -> Result<(), StoreError> {
+        let deadline = self.clock.now() + self.options.wait_timeout;
+        let mut idle = 0;
+        while let Some(at) = self.op_of(request, layer) {
+            let late = self.clock.now() >= deadline;
+            if self.ops[at].is_over() {
+                self.complete(at);
+            } else if late {
+                let cause = format!(
+                    "the stream that moves layer {layer} between staging memory and the pool did \
+                     not get there in time"
+                );
+                return Err(self.fail(cause));
+            } else {
+                // A lost GPU says so to its executor.
+                if let Err(error) = self.ring()?.poll() {
+                    self.fault = Some(error.to_string());
+                    self.after_completions()?;
+                }
+                self.clock.pause(idle, deadline);
+                idle = idle.saturating_add(1);
+            }
+        }
+        Ok(())
     }
 
     /// Takes note of all operations that have completed.
@@ -105,15 +141,22 @@ impl Store {
         }
         let mut at = 0;
         while at < self.ops.len() {
-            let iocb = self.ops[at].iocb;
-            match self.ring()?.try_cqe(iocb) {
-                // Another one takes its place.
-                Ok(Some(completion)) => self.complete(iocb, completion),
-                Ok(None) => at += 1,
-                Err(error) => {
-                    self.fault = Some(error.to_string());
-                    break;
+            if self.ops[at].completion.is_none() {
+                let iocb = self.ops[at].iocb;
+                match self.ring()?.try_cqe(iocb) {
+                    Ok(Some(completion)) => self.arrived(at, completion),
+                    Ok(None) => {}
+                    Err(error) => {
+                        self.fault = Some(error.to_string());
+                        break;
+                    }
                 }
+            }
+            if self.ops[at].is_over() {
+                // Another one takes its place.
+                self.complete(at);
+            } else {
+                at += 1;
             }
         }
         self.after_completions()
@@ -144,57 +187,70 @@ impl Store {
         }
     }
 
-    /// Takes note of one completion.
-    pub(super) fn complete(&mut self, iocb: IocbId, completion: Completion) {
-        let Some(at) = self.ops.iter().position(|op| op.iocb == iocb) else { return };
+    /// Takes note of what the ring said of an operation.
+    pub(super) fn arrived(&mut self, at: usize, completion: Completion) {
+        self.ops[at].completion = Some(completion);
+        if let Some(failure) = self.failure(&self.ops[at]) {
+            let still = |status: IoStatus| status.may_still_transfer();
+            let request = self.requests.get(&self.ops[at].request);
+            let map = request.filter(|_| failure.direction == Direction::Retrieve);
+            let mut entries = map.and_then(|request| request.map.as_ref()).into_iter();
+            let others = entries.any(|map| map.failures().any(|(_, status)| still(status)));
+            if others || still(failure.status) {
+                self.fault.get_or_insert_with(|| failure.to_string());
+            }
+        }
+    }
+
+    /// Ends an operation that nothing works on any more.
+    pub(super) fn complete(&mut self, at: usize) {
+        let failure = self.failure(&self.ops[at]);
         let op = self.ops.swap_remove(at);
+        if let (Target::Staged(staging), Some(at)) = (&mut self.target, op.buffer) {
+            staging.set_operating(at, false);
+        }
         let Some(request) = self.requests.get_mut(&op.request) else { return };
         request.in_flight -= 1;
         if request.dropped && request.in_flight == 0 {
             self.ended.push(op.request);
         }
-        let objects = completion.objects;
-        if completion.is_ok() {
-            request.layers[op.layer.0 as usize] = LayerState::Done { objects };
-            let bytes = objects * u64::from(self.shape.object_bytes);
-            match request.direction {
-                Direction::Retrieve => self.tally.retrieved_bytes += bytes,
-                Direction::Store => self.tally.stored_bytes += bytes,
-            }
-            return;
+        if let Some(failure) = failure {
+            return self.note_failure(op.request, failure);
         }
-        let (status, entry) = completion.error.unwrap_or((IoStatus::Incomplete, 0));
-        self.note_failure(op.request, op.layer, status, entry, completion.errors);
+        let objects = op.completion.map_or(0, |completion| completion.objects);
+        request.layers[op.layer.0 as usize] = LayerState::Done { objects };
+        let bytes = objects * u64::from(self.shape.object_bytes);
+        match request.direction {
+            Direction::Retrieve => self.tally.retrieved_bytes += bytes,
+            Direction::Store => self.tally.stored_bytes += bytes,
+        }
     }
 
-    fn note_failure(
-        &mut self,
-        id: RequestId,
-        layer: Layer,
-        status: IoStatus,
-        entry: u32,
-        errors: u32,
-    ) {
+    /// What failed of an operation that the ring has completed.
+    fn failure(&self, op: &Op) -> Option<Failure> {
+        let completion = op.completion.filter(|completion| !completion.is_ok())?;
+        let request = self.requests.get(&op.request)?;
+        let (status, entry) = completion.error.unwrap_or((IoStatus::Incomplete, 0));
+        // For an index that no kernel should report, the first block stands.
+        let entry = request.entries.get(entry as usize).or(request.entries.first());
+        let (position, file) = *entry?;
+        let (direction, layer) = (request.direction, op.layer);
+        Some(Failure { direction, layer, position, file, status, errors: completion.errors })
+    }
+
+    fn note_failure(&mut self, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
-        let (position, file) = request.entries.get(entry as usize).copied().unwrap_or_else(|| {
-            // An index that no kernel should report; the first block stands for it.
-            request.entries[0]
-        });
-        let direction = request.direction;
-        let failure = Failure { direction, layer, position, file, status, errors };
+        let Failure { direction, layer, file, status, errors, .. } = failure;
         tracing::warn!(%file, %layer, %status, errors, "{direction} failed");
         request.layers[layer.0 as usize] = LayerState::Failed(failure);
         request.failure.get_or_insert(failure);
-        let mut still = status.may_still_transfer();
         if let (Direction::Retrieve, Some(map)) = (direction, &request.map) {
-            let failures = map.failures().chain([(entry, status)]);
-            let lost: Vec<_> = failures
-                .inspect(|(_, status)| still |= status.may_still_transfer())
-                .filter(|(_, status)| is_lost(*status))
-                .filter_map(|(at, _)| request.entries.get(at as usize))
-                .map(|(_, file)| *file)
-                .collect();
-            for file in lost {
+            let entries = map.failures().filter_map(|(at, status)| {
+                request.entries.get(at as usize).map(|(_, file)| (*file, status))
+            });
+            let lost: Vec<_> =
+                entries.chain([(file, status)]).filter(|(_, status)| is_lost(*status)).collect();
+            for (file, _) in lost {
                 if self.index.is_stored(file) {
                     self.tally.files_lost += 1;
                     self.index.invalidate(file, &mut self.scratch.freed);
@@ -202,9 +258,13 @@ impl Store {
             }
             self.free();
         }
-        if still {
-            self.fault.get_or_insert_with(|| failure.to_string());
-        }
+    }
+}
+
+impl Op {
+    /// Whether neither the ring nor a stream works on it.
+    pub(super) fn is_over(&self) -> bool {
+        self.completion.is_some() && self.moved.as_ref().is_none_or(is_reached)
     }
 }
 

@@ -6,9 +6,13 @@ use gio_uring::{PoolDesc, Uring, UringOptions};
 use nvme_driver::{Controller, DmaMemory, Nanos, QueueGrant};
 use nvme_spec::ids::Lba;
 
-use super::{Device, Factory, Scratch, Store, Tally};
+use super::{
+    Device, Factory, Scratch, Store, Tally, Target,
+    staging::{Cut, Staging},
+    streams::Streams,
+};
 use crate::{
-    config::{Durability, StoreConfig, StoreDevice, StoreOptions},
+    config::{Durability, StoreConfig, StoreDevice, StoreGpu, StoreOptions},
     error::StoreError,
     file_pool::FilePool,
     ids::DeviceIndex,
@@ -28,8 +32,8 @@ impl Store {
     /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
     /// refuses.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
-        let StoreConfig { devices, clock, mut executor, shape, pool, options } = config;
-        check(&shape, &pool, &devices, &options)?;
+        let StoreConfig { devices, clock, mut executor, shape, pool, gpu, options } = config;
+        check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
         let mut devices = devices
             .into_iter()
             .enumerate()
@@ -44,10 +48,12 @@ impl Store {
         let mut ring =
             Uring::init_queue(options.iocbs, kernel, clock.clone(), &grants, ring_options)?;
         let registered = pads(&devices[0].controller, &geometry).and_then(|pads| {
-            let desc = describe(&pool, &geometry, &regions, files, pads.as_ref(), &options);
-            Ok((ring.register_pool(&desc)?, pads))
+            let desc = describe(&geometry, &regions, files, pads.as_ref(), &options);
+            let target = target(&mut ring, &pool, &shape, &desc, &options)?;
+            let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
+            Ok((target, streams, pads))
         });
-        let (ring_pool, pads) = match registered {
+        let (target, streams, pads) = match registered {
             Ok(registered) => registered,
             Err(error) => {
                 let deadline = clock.now() + options.stop_timeout;
@@ -56,7 +62,7 @@ impl Store {
             }
         };
         let fua = fua(&options, &devices);
-        let path = if pool.memory().device().is_some() { Path::Direct } else { Path::Host };
+        let path = pool.path();
         tracing::info!(
             files,
             file_bytes = geometry.file_bytes(),
@@ -71,7 +77,8 @@ impl Store {
         let used = vec![0; pool.blocks() as usize];
         Ok(Self {
             ring: Some(ring),
-            ring_pool,
+            target,
+            streams,
             devices,
             clock,
             executor: Factory(executor),
@@ -98,15 +105,21 @@ impl Store {
     }
 
     /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
-    /// controllers. Handles still around are of no more use.
+    /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream looks
+    /// at anything of the store any more. Handles still around are of no more use.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] when the kernel did not stop or a controller did not give a queue up;
-    /// memory is leaked then.
-    pub fn close(mut self) -> Result<Vec<Controller>, StoreError> {
+    /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
+    /// a stream did not get past what it was told within the time to stop; memory is leaked then.
+    pub fn close(mut self) -> Result<Closed, StoreError> {
         self.drain()?;
         self.shut()?;
-        Ok(std::mem::take(&mut self.devices).into_iter().map(|device| device.controller).collect())
+        let controllers = std::mem::take(&mut self.devices).into_iter();
+        let pool = self.pool.clone();
+        // The pool's last handle of the store goes with it.
+        let controllers = controllers.map(|device| device.controller).collect();
+        drop(self);
+        Ok(Closed { controllers, pool })
     }
 
     /// Ends the kernel and takes the queues back.
@@ -130,11 +143,39 @@ impl Store {
                 device.queues.pop();
             }
         }
+        self.wait_for_streams()?;
         // Stopped, and nothing is granted: dropping it frees its memory.
         self.ring = None;
         self.failed = Some("it was closed".to_owned());
         Ok(())
     }
+}
+
+impl Store {
+    /// Waits until no stream looks at words, tables or blocks any more. The ring has stopped: every
+    /// word that one waits for has its value.
+    fn wait_for_streams(&mut self) -> Result<(), StoreError> {
+        let deadline = self.clock.now() + self.options.stop_timeout;
+        let mut idle = 0;
+        while !self.streams.as_ref().is_none_or(Streams::is_past) {
+            if self.clock.now() >= deadline {
+                let cause = "a stream did not get past what it was told about layers in time";
+                return Err(self.fail(cause.to_owned()));
+            }
+            self.clock.pause(idle, deadline);
+            idle = idle.saturating_add(1);
+        }
+        Ok(())
+    }
+}
+
+/// What a closed store leaves.
+#[derive(Debug)]
+pub struct Closed {
+    /// The controllers, in the order of the configuration.
+    pub controllers: Vec<Controller>,
+    /// The engine's pool, still registered.
+    pub pool: KvPool,
 }
 
 impl Drop for Store {
@@ -167,6 +208,7 @@ fn config_error<T>(field: &'static str, problem: String) -> Result<T, StoreError
 fn check(
     shape: &KvShape,
     pool: &KvPool,
+    gpu: Option<&StoreGpu>,
     devices: &[StoreDevice],
     options: &StoreOptions,
 ) -> Result<(), StoreError> {
@@ -174,8 +216,8 @@ fn check(
     if devices.is_empty() {
         return config_error("devices", "a store needs at least one device".to_owned());
     }
-    let (rows, bytes) = (pool.row_iova().len(), pool.object_bytes());
-    if rows != shape.rows() as usize || bytes != shape.object_bytes {
+    let (rows, bytes) = (pool.rows(), pool.object_bytes());
+    if rows != shape.rows() || bytes != shape.object_bytes {
         let problem = format!(
             "the pool has {rows} rows of {bytes}-byte objects, the shape {} of {}; register the \
              pool with the store's shape",
@@ -183,6 +225,10 @@ fn check(
             shape.object_bytes
         );
         return config_error("pool", problem);
+    }
+    if pool.path() == Path::Staged && gpu.is_none() {
+        let problem = "a staged pool needs a GPU that moves its objects; give the one it is on";
+        return config_error("gpu", problem.to_owned());
     }
     if options.queues_per_device == 0 {
         return config_error("queues_per_device", "at least one queue is needed".to_owned());
@@ -304,8 +350,8 @@ fn pads(
     }
 }
 
+/// Everything of the ring's pool but where its objects are in memory.
 pub(super) fn describe(
-    pool: &KvPool,
     geometry: &Geometry,
     regions: &[Region],
     files: u32,
@@ -315,10 +361,10 @@ pub(super) fn describe(
     let pad = pads.map(|memory| memory.segments()[0].iova);
     let half = pads.map_or(0, |memory| memory.len() as u64 / 2);
     PoolDesc {
-        row_iova: pool.row_iova().to_vec(),
+        row_iova: Vec::new(),
         data_lba: regions.iter().map(|region| region.first.0).collect(),
-        block_stride: pool.block_stride(),
-        blocks: pool.blocks(),
+        block_stride: 0,
+        blocks: 0,
         files,
         group: geometry.group(),
         object_bytes: geometry.object_bytes(),
@@ -327,4 +373,33 @@ pub(super) fn describe(
         pad_read: pad.map(|iova| iova.offset(half)),
         pad_write: pad,
     }
+}
+
+/// Registers the pool with the ring, or each buffer of its staging memory.
+pub(super) fn target(
+    ring: &mut Uring,
+    pool: &KvPool,
+    shape: &KvShape,
+    desc: &PoolDesc,
+    options: &StoreOptions,
+) -> Result<Target, StoreError> {
+    if pool.path() != Path::Staged {
+        return Ok(Target::Pool(ring.register_pool(&PoolDesc {
+            row_iova: pool.row_iova().to_vec(),
+            block_stride: pool.block_stride(),
+            blocks: pool.blocks(),
+            ..desc.clone()
+        })?));
+    }
+    let cut = Cut::new(pool.memory().len() as u64, shape, options.staging_buffers)?;
+    let mut pools = Vec::with_capacity(cut.buffers as usize);
+    for at in 0..cut.buffers {
+        pools.push(ring.register_pool(&PoolDesc {
+            row_iova: cut.row_iova(at, pool, shape)?,
+            block_stride: u64::from(shape.object_bytes),
+            blocks: cut.slots,
+            ..desc.clone()
+        })?);
+    }
+    Ok(Target::Staged(Staging::new(ring, cut, pool, shape, pools)?))
 }

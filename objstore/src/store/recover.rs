@@ -7,7 +7,7 @@
 
 use gio_uring::{Completion, IoStatus, Uring};
 
-use super::{Store, open};
+use super::{Store, Target, open, streams::Streams};
 use crate::{
     error::{Failure, StoreError},
     ids::Layer,
@@ -40,11 +40,21 @@ impl Store {
 
     /// Takes note of everything that was in flight when the kernel was stopped.
     fn collect(&mut self) {
-        while let Some(op) = self.ops.last().copied() {
-            let found = self.ring.as_mut().and_then(|ring| ring.try_cqe(op.iocb).ok().flatten());
+        for at in 0..self.ops.len() {
+            if self.ops[at].completion.is_some() {
+                continue;
+            }
+            let iocb = self.ops[at].iocb;
+            let found = self.ring.as_mut().and_then(|ring| ring.try_cqe(iocb).ok().flatten());
             // Without a word the command may have got as far as the device.
             let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
-            self.complete(op.iocb, found.unwrap_or(lost));
+            self.arrived(at, found.unwrap_or(lost));
+        }
+        // What a stream has still to get past stays: it saw the signal, and comes to it.
+        for at in (0..self.ops.len()).rev() {
+            if self.ops[at].is_over() {
+                self.complete(at);
+            }
         }
     }
 
@@ -61,14 +71,24 @@ impl Store {
         let mut ring = Uring::init_queue(self.options.iocbs, executor, clock, &grants, options)?;
         let regions: Vec<_> = self.devices.iter().map(|device| device.region).collect();
         let desc = open::describe(
-            &self.pool,
             &self.geometry,
             &regions,
             self.files.files(),
             self.pads.as_ref(),
             &self.options,
         );
-        self.ring_pool = ring.register_pool(&desc)?;
+        let target = open::target(&mut ring, &self.pool, &self.shape, &desc, &self.options)?;
+        let gpu = self.streams.as_ref().map(|streams| streams.gpu().clone());
+        let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
+        let mut target = std::mem::replace(&mut self.target, target);
+        if let (Target::Staged(new), Target::Staged(old)) = (&mut self.target, &mut target) {
+            new.inherit(old);
+        }
+        let streams = std::mem::replace(&mut self.streams, streams);
+        if !streams.as_ref().is_none_or(Streams::is_past) {
+            // They still look at words and tables that lie in the old executor's memory.
+            std::mem::forget((streams, target));
+        }
         self.ring = Some(ring);
         // Maps live in the old executor's memory: the requests that have one have to start anew.
         for request in self.requests.values_mut() {
@@ -90,9 +110,13 @@ impl Store {
     /// leaked; the controllers do the same with their queues.
     pub(super) fn fail(&mut self, cause: String) -> StoreError {
         tracing::error!(cause, "the store has failed");
-        std::mem::forget(self.ring.take());
-        std::mem::forget(self.pool.memory().clone());
-        std::mem::forget(self.pads.take());
+        let mut ring = self.ring.take();
+        if let Some(ring) = &mut ring {
+            // No stream may wait forever for a kernel of which nobody hears any more.
+            ring.abandon();
+        }
+        // With the ring go words, maps and tables: its memory is never given back.
+        std::mem::forget((ring, self.pads.take(), self.pool.clone()));
         self.ops.clear();
         for request in self.requests.values_mut() {
             for state in &mut request.layers {

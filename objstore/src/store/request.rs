@@ -1,16 +1,14 @@
 //! Requests: retrieving a prefix, storing new blocks, layer by layer.
 
-use gio_uring::{Affine, BlockMap, Error, Flags, Op as Opcode, Wait};
+use gio_uring::Affine;
 
-use super::{Op, Store};
+use super::{Store, Target};
 use crate::{
     error::{Direction, StoreError},
     ids::{BlockId, FileId, Layer},
     index::Position,
     key::BlockKey,
-    transfer::{
-        Committed, Handle, LayerState, Prefix, Request, RequestId, Ticket, Transfer, Writing,
-    },
+    transfer::{Committed, Handle, LayerState, Prefix, Request, RequestId, Transfer, Writing},
 };
 
 impl Store {
@@ -20,6 +18,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Positions`], [`StoreError::NoSuchBlock`], [`StoreError::DuplicateBlock`] for
     /// blocks that cannot be; [`StoreError::Stale`] when a file was lost since the lookup;
+    /// [`StoreError::Staging`] for more blocks than a staging buffer has room for;
     /// [`StoreError::Failed`].
     pub fn retrieve(
         &mut self,
@@ -58,6 +57,7 @@ impl Store {
         let id = self.new_id();
         self.check_blocks(blocks)?;
         self.check_distinct(id, blocks)?;
+        self.check_room(blocks.len())?;
         let mut request = Request::new(Direction::Retrieve, self.shape.layers);
         for (at, file) in files.iter().enumerate() {
             request.entries.push(((first + at) as u32, *file));
@@ -66,7 +66,7 @@ impl Store {
         self.scratch.map.clear();
         let pairs = files.iter().zip(blocks);
         self.scratch.map.extend(pairs.map(|(file, block)| affine(*block, *file)));
-        request.map = self.upload()?;
+        self.upload(&mut request)?;
         for file in files {
             self.index.reference(*file);
         }
@@ -83,7 +83,8 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Positions`] and [`StoreError::NoSuchBlock`] for blocks that cannot be;
-    /// [`StoreError::Failed`].
+    /// [`StoreError::Staging`] when more blocks are to be written than a staging buffer has room
+    /// for; [`StoreError::Failed`].
     pub fn allocate(
         &mut self,
         keys: &[BlockKey],
@@ -101,67 +102,16 @@ impl Store {
         for (position, file) in &request.entries {
             self.scratch.map.push(affine(blocks[*position as usize], *file));
         }
-        match self.upload() {
-            Ok(map) => request.map = map,
-            Err(error) => {
-                self.index.abandon(&request.positions, &mut self.scratch.freed);
-                self.free();
-                return Err(error);
-            }
+        let room = self.check_room(request.entries.len());
+        if let Err(error) = room.and_then(|()| self.upload(&mut request)) {
+            self.index.abandon(&request.positions, &mut self.scratch.freed);
+            self.free();
+            return Err(error);
         }
         let id = self.new_id();
         let (accepted, written) = (request.positions.len(), request.entries.len());
         self.requests.insert(id, request);
         Ok(Writing { handle: Handle { id, home: self.home.clone() }, accepted, written })
-    }
-
-    /// Starts reading one layer of a transfer. O(1) in the number of blocks; nothing is allocated.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Busy`],
-    /// [`StoreError::RequestFailed`] after a layer of the request failed, [`StoreError::Failed`].
-    pub fn retrieve_layer(
-        &mut self,
-        transfer: &Transfer,
-        layer: Layer,
-    ) -> Result<Ticket, StoreError> {
-        self.start(&transfer.handle, "transfer", layer, None)
-    }
-
-    /// As [`Store::retrieve_layer`], but the kernel waits for an event first: the engine's stream
-    /// says that nothing uses the blocks any more.
-    ///
-    /// # Errors
-    /// As for [`Store::retrieve_layer`].
-    pub fn retrieve_layer_after(
-        &mut self,
-        transfer: &Transfer,
-        layer: Layer,
-        event: &Wait,
-    ) -> Result<Ticket, StoreError> {
-        self.start(&transfer.handle, "transfer", layer, Some(event))
-    }
-
-    /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
-    ///
-    /// # Errors
-    /// As for [`Store::retrieve_layer`].
-    pub fn store_layer(&mut self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
-        self.start(&writing.handle, "writing", layer, None)
-    }
-
-    /// As [`Store::store_layer`], but the kernel waits for an event first: the engine's stream says
-    /// that the layer's KV is complete.
-    ///
-    /// # Errors
-    /// As for [`Store::retrieve_layer`].
-    pub fn store_layer_after(
-        &mut self,
-        writing: &Writing,
-        layer: Layer,
-        event: &Wait,
-    ) -> Result<Ticket, StoreError> {
-        self.start(&writing.handle, "writing", layer, Some(event))
     }
 
     /// Waits for the layers in flight and, if all of all layers was stored, makes the blocks
@@ -266,76 +216,43 @@ impl Store {
         self.free();
     }
 
-    /// Uploads the map in the scratch memory; an empty one needs none.
-    fn upload(&mut self) -> Result<Option<BlockMap>, StoreError> {
-        if self.scratch.map.is_empty() {
-            return Ok(None);
+    /// A request has to fit into a staging buffer.
+    fn check_room(&self, blocks: usize) -> Result<(), StoreError> {
+        match &self.target {
+            Target::Staged(staging) if blocks > staging.slots() as usize => {
+                Err(StoreError::Staging { blocks, slots: staging.slots() })
+            }
+            _ => Ok(()),
         }
-        let devices = self.geometry.devices();
-        let map = std::mem::take(&mut self.scratch.map);
-        let uploaded = self.ring().and_then(|ring| Ok(ring.upload_map(&map, devices)?));
-        self.scratch.map = map;
-        uploaded.map(Some)
     }
 
-    fn start(
+    /// Uploads the map in the scratch memory; an empty one needs none.
+    fn upload(&mut self, request: &mut Request) -> Result<(), StoreError> {
+        if self.scratch.map.is_empty() {
+            return Ok(());
+        }
+        let devices = self.geometry.devices();
+        let mut map = std::mem::take(&mut self.scratch.map);
+        let uploaded = self.upload_parts(&mut map, devices, request);
+        self.scratch.map = map;
+        uploaded
+    }
+
+    fn upload_parts(
         &mut self,
-        handle: &Handle,
-        what: &'static str,
-        layer: Layer,
-        event: Option<&Wait>,
-    ) -> Result<Ticket, StoreError> {
-        self.check()?;
-        if !handle.home.is(&self.home) {
-            return Err(StoreError::Foreign { what });
+        map: &mut [Affine],
+        devices: u32,
+        request: &mut Request,
+    ) -> Result<(), StoreError> {
+        let staged = matches!(self.target, Target::Staged(_));
+        let ring = self.ring()?;
+        if staged {
+            // The move needs the blocks; for the devices, objects lie by position.
+            request.blocks = Some(ring.upload(map.iter().map(|entry| entry.block))?);
+            map.iter_mut().zip(0..).for_each(|(entry, position)| entry.block = position);
         }
-        let layers = self.shape.layers;
-        if layer.0 >= layers {
-            return Err(StoreError::NoSuchLayer { layer, layers });
-        }
-        if self.ops.len() >= self.options.iocbs as usize {
-            self.reap()?;
-            if self.ops.len() >= self.options.iocbs as usize {
-                return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
-            }
-        }
-        let Some(request) = self.requests.get_mut(&handle.id) else {
-            return Err(StoreError::Ended { layer });
-        };
-        if let Some(failure) = request.failure {
-            return Err(StoreError::RequestFailed { failure });
-        }
-        let state = &mut request.layers[layer.0 as usize];
-        if matches!(state, LayerState::InFlight(_)) {
-            return Err(StoreError::InFlight { layer });
-        }
-        let (Some(ring), Some(map)) = (&mut self.ring, &request.map) else {
-            *state = LayerState::Done { objects: 0 };
-            return Ok(Ticket { request: handle.id, layer, home: self.home.clone() });
-        };
-        let (opcode, flags) = match request.direction {
-            Direction::Retrieve => (Opcode::Read, Flags::NONE),
-            Direction::Store => (Opcode::Write, Flags { fua: self.fua }),
-        };
-        let rows = self.shape.layer_rows(layer);
-        let iocb = ring.get_iocb(1, event)?[0];
-        let issued = ring
-            .fill_affine(iocb, opcode, flags, map, &self.ring_pool, rows)
-            .and_then(|()| ring.issue_io(&[iocb], self.options.sms));
-        match issued {
-            Ok(()) => {}
-            // It counts as issued and fails when the ring is stopped, which is what comes next.
-            Err(Error::Executor(error)) => self.fault = Some(error.to_string()),
-            Err(error) => {
-                ring.release(iocb)?;
-                return Err(error.into());
-            }
-        }
-        *state = LayerState::InFlight(iocb);
-        request.in_flight += 1;
-        self.ops.push(Op { iocb, request: handle.id, layer });
-        self.after_completions()?;
-        Ok(Ticket { request: handle.id, layer, home: self.home.clone() })
+        request.map = Some(ring.upload_map(map, devices)?);
+        Ok(())
     }
 }
 

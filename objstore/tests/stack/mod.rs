@@ -117,6 +117,7 @@ impl Stack {
             executor,
             shape: plan.shape,
             pool: pool.clone(),
+            gpu: None,
             options: plan.options.clone(),
         })?;
         Ok(Self { store, shape: plan.shape, pool, domain, emus, clock })

@@ -127,7 +127,7 @@ impl Stack {
     /// When a device does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<()> {
         let Self { store, emulation, _registrations, .. } = self;
-        let controllers = store.close().context("closing the store")?;
+        let controllers = store.close().context("closing the store")?.controllers;
         for mut controller in controllers {
             controller.shutdown().context("shutting a device down")?;
         }
@@ -184,6 +184,7 @@ impl Plan<'_> {
             clock: clock.clone(),
             shape: kv_shape(&args.shape),
             pool: registered,
+            gpu: None,
             options: StoreOptions {
                 queues_per_device: args.queues,
                 queue_depth: args.depth,

@@ -1,0 +1,35 @@
+//! What a layer waits for, and what waits for it.
+
+use gio_uring::{RawStream, Wait};
+
+/// When a layer's transfer starts, and what waits for it. See the crate's documentation for how an
+/// engine uses this.
+#[derive(Debug, Clone, Copy)]
+pub enum Order<'a> {
+    /// It starts at once. Nothing waits for it but who waits for its ticket.
+    Free,
+    /// It starts once a word has a value ([`crate::Store::event`]), which must come sooner or
+    /// later.
+    When(&'a Wait),
+    /// It starts after what was enqueued on this stream before the call. What is enqueued later
+    /// does not wait for it.
+    After(RawStream),
+    /// It starts after what was enqueued on this stream before the call, and what is enqueued
+    /// later waits: until the layer's blocks hold the data, or, for a layer that is stored, until
+    /// nothing reads them any more.
+    On(RawStream),
+}
+
+impl From<RawStream> for Order<'_> {
+    /// [`Order::On`].
+    fn from(stream: RawStream) -> Self {
+        Self::On(stream)
+    }
+}
+
+impl<'a> From<&'a Wait> for Order<'a> {
+    /// [`Order::When`].
+    fn from(wait: &'a Wait) -> Self {
+        Self::When(wait)
+    }
+}

@@ -1,0 +1,347 @@
+//! Layers: starting them, in order with the engine's streams.
+//!
+//! An operation is issued before a stream is made to wait for it, never the other way round: an
+//! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
+//! that waits.
+
+use gio_uring::{Error, Flags, Moves, Op as Opcode, RawStream, Signal, Wait};
+
+use super::{
+    Op, Store, Target,
+    staging::Until,
+    streams::{Refused, is_reached},
+};
+use crate::{
+    error::{Direction, StoreError},
+    ids::Layer,
+    order::Order,
+    transfer::{Handle, LayerState, RequestId, Ticket, Transfer, Writing},
+};
+
+impl Store {
+    /// Starts reading one layer of a transfer. O(1) in the number of blocks; nothing is allocated.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Busy`],
+    /// [`StoreError::StagingBusy`], [`StoreError::RequestFailed`] after a layer of the request
+    /// failed, [`StoreError::Failed`].
+    pub fn retrieve_layer(
+        &mut self,
+        transfer: &Transfer,
+        layer: Layer,
+    ) -> Result<Ticket, StoreError> {
+        self.start(&transfer.handle, "transfer", layer, Order::Free)
+    }
+
+    /// As [`Store::retrieve_layer`], in order with something else: nothing writes to the layer's
+    /// blocks before the order allows it. A stream alone means [`Order::On`].
+    ///
+    /// A stream that waits goes on when the layer failed, too. What its blocks hold then is not
+    /// defined; the ticket says so.
+    ///
+    /// # Errors
+    /// As for [`Store::retrieve_layer`]; [`StoreError::NoStreams`] without a GPU;
+    /// [`StoreError::Stream`] when the stream takes nothing, and [`StoreError::Ring`] for another
+    /// store's event.
+    pub fn retrieve_layer_on<'a>(
+        &mut self,
+        transfer: &Transfer,
+        layer: Layer,
+        order: impl Into<Order<'a>>,
+    ) -> Result<Ticket, StoreError> {
+        self.start(&transfer.handle, "transfer", layer, order.into())
+    }
+
+    /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
+    ///
+    /// # Errors
+    /// As for [`Store::retrieve_layer`].
+    pub fn store_layer(&mut self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
+        self.start(&writing.handle, "writing", layer, Order::Free)
+    }
+
+    /// As [`Store::store_layer`], in order with something else: nothing reads the layer's blocks
+    /// before the order allows it. A stream alone means [`Order::On`].
+    ///
+    /// # Errors
+    /// As for [`Store::retrieve_layer_on`].
+    pub fn store_layer_on<'a>(
+        &mut self,
+        writing: &Writing,
+        layer: Layer,
+        order: impl Into<Order<'a>>,
+    ) -> Result<Ticket, StoreError> {
+        self.start(&writing.handle, "writing", layer, order.into())
+    }
+
+    /// Makes what is enqueued on `stream` from now on wait for the layer: it sees a retrieved
+    /// layer's data, and may change the blocks of a stored one. Where it failed, the stream goes on
+    /// as well. May be called for any number of streams, for a layer that has ended, too.
+    ///
+    /// # Errors
+    /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] when the stream takes
+    /// nothing, [`StoreError::Foreign`], [`StoreError::Failed`].
+    pub fn join(&mut self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
+        self.check()?;
+        if !ticket.home.is(&self.home) {
+            return Err(StoreError::Foreign { what: "ticket" });
+        }
+        let (ring, streams) = self.streams()?;
+        match &ticket.end {
+            // Another ring's word, of before a new executor: what streams may still wait for there
+            // is kept for good, what is over needs no waiting.
+            Some(end) if !ring.owns(&end.event) && is_reached(end) => Ok(()),
+            Some(end) => streams.follow(ring, stream, end),
+            None => Ok(()),
+        }
+    }
+
+    fn start(
+        &mut self,
+        handle: &Handle,
+        what: &'static str,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Ticket, StoreError> {
+        self.check()?;
+        if !handle.home.is(&self.home) {
+            return Err(StoreError::Foreign { what });
+        }
+        let layers = self.shape.layers;
+        if layer.0 >= layers {
+            return Err(StoreError::NoSuchLayer { layer, layers });
+        }
+        self.check_order(order)?;
+        if !self.has_room() {
+            self.reap()?;
+        }
+        if self.ops.len() >= self.options.iocbs as usize {
+            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
+        }
+        let Some(request) = self.requests.get_mut(&handle.id) else {
+            return Err(StoreError::Ended { layer });
+        };
+        if let Some(failure) = request.failure {
+            return Err(StoreError::RequestFailed { failure });
+        }
+        let state = &mut request.layers[layer.0 as usize];
+        if matches!(state, LayerState::InFlight(_)) {
+            return Err(StoreError::InFlight { layer });
+        }
+        let end = if request.map.is_none() {
+            *state = LayerState::Done { objects: 0 };
+            None
+        } else {
+            let direction = request.direction;
+            match (&self.target, direction) {
+                (Target::Pool(_), _) => self.launch(handle.id, layer, order)?,
+                (Target::Staged(_), Direction::Retrieve) => self.fetch(handle.id, layer, order)?,
+                (Target::Staged(_), Direction::Store) => self.ship(handle.id, layer, order)?,
+            }
+        };
+        Ok(Ticket { request: handle.id, layer, home: self.home.clone(), end })
+    }
+
+    /// Whether an operation can be started without looking for ones that have ended.
+    fn has_room(&self) -> bool {
+        let buffer = match &self.target {
+            Target::Pool(_) => true,
+            Target::Staged(staging) => staging.free().is_some(),
+        };
+        buffer && self.ops.len() < self.options.iocbs as usize
+    }
+
+    fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
+        match order {
+            Order::Free => Ok(()),
+            Order::When(wait) if self.ring()?.owns(&wait.event) => Ok(()),
+            Order::When(_) => Err(Error::Foreign { what: "event" }.into()),
+            Order::After(_) | Order::On(_) => self.streams().map(|_| ()),
+        }
+    }
+
+    /// Starts an operation on the engine's own memory.
+    fn launch(
+        &mut self,
+        id: RequestId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let first = self.first(order)?;
+        let end = self.issue(id, layer, first.as_ref(), None)?;
+        if let (Order::On(stream), Some(end), None) = (order, &end, &self.fault) {
+            let (ring, streams) = self.streams()?;
+            if let Err(error) = streams.follow(ring, stream, end) {
+                return self.give_up(error);
+            }
+        }
+        self.after_completions()?;
+        Ok(end)
+    }
+
+    /// Starts a staged retrieve. The devices may fill staging memory at once: only the move has to
+    /// wait for what the order names.
+    fn fetch(
+        &mut self,
+        id: RequestId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let (at, moves) = self.take_buffer(id, layer, Direction::Retrieve, order)?;
+        let (mover, first) = self.mover(order)?;
+        let end = self.issue(id, layer, None, Some(at))?;
+        if self.fault.is_some() {
+            // It is about to be cancelled: there will be nothing to move.
+            self.after_completions()?;
+            return Ok(end);
+        }
+        let (ring, streams) = self.streams()?;
+        let carried = streams.carry(ring, mover, [first.as_ref(), end.as_ref()], &moves);
+        match carried {
+            Ok(moved) => {
+                self.set_until(at, Until::Reached(moved.clone()));
+                if let Some(op) = self.ops.last_mut() {
+                    op.moved = Some(moved.clone());
+                }
+                self.after_completions()?;
+                Ok(Some(moved))
+            }
+            // Objects will be moved, and nothing says when.
+            Err(Refused { error, moving: true }) => Err(self.fail(error.to_string())),
+            Err(Refused { error, moving: false }) => self.give_up(error),
+        }
+    }
+
+    /// Starts a staged store: the operation waits for the move.
+    fn ship(
+        &mut self,
+        id: RequestId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let (at, moves) = self.take_buffer(id, layer, Direction::Store, order)?;
+        let (mover, first) = self.mover(order)?;
+        let (ring, streams) = self.streams()?;
+        let moved = match streams.carry(ring, mover, [first.as_ref(), None], &moves) {
+            Ok(moved) => moved,
+            Err(Refused { error, moving }) => {
+                if moving {
+                    self.set_until(at, Until::Never);
+                }
+                return Err(error);
+            }
+        };
+        self.set_until(at, Until::Reached(moved.clone()));
+        self.issue(id, layer, Some(&moved), Some(at))?;
+        self.after_completions()?;
+        // Once the objects were moved, the engine's blocks are its own again.
+        Ok(Some(moved))
+    }
+
+    /// What an operation waits for, after telling the stream to say it.
+    fn first(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
+        match order {
+            Order::Free => Ok(None),
+            Order::When(wait) => Ok(Some(wait.clone())),
+            Order::After(stream) | Order::On(stream) => {
+                let (ring, streams) = self.streams()?;
+                streams.mark(ring, stream).map(Some)
+            }
+        }
+    }
+
+    /// The stream that moves objects, and what it waits for first.
+    fn mover(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
+        match order {
+            Order::On(stream) => Ok((stream, None)),
+            order => {
+                let first = self.first(order)?;
+                Ok((self.streams()?.1.own(), first))
+            }
+        }
+    }
+
+    fn take_buffer(
+        &mut self,
+        id: RequestId,
+        layer: Layer,
+        direction: Direction,
+        order: Order<'_>,
+    ) -> Result<(usize, Moves), StoreError> {
+        let blocks = self.requests.get(&id).and_then(|request| request.blocks.clone());
+        let (Target::Staged(staging), Some(blocks)) = (&mut self.target, blocks) else {
+            return Err(StoreError::Ended { layer });
+        };
+        let at = staging.free().ok_or_else(|| staging.busy())?;
+        let moves = staging.moves(at, direction, layer, &blocks);
+        let first = match order {
+            Order::When(wait) => Some(wait.clone()),
+            _ => None,
+        };
+        staging.hold(at, Until::Now, first, blocks);
+        Ok((at, moves))
+    }
+
+    fn set_until(&mut self, at: usize, until: Until) {
+        if let Target::Staged(staging) = &mut self.target {
+            staging.set_until(at, until);
+        }
+    }
+
+    /// Publishes the operation of one layer: what it signals when it ended, if there are streams.
+    fn issue(
+        &mut self,
+        id: RequestId,
+        layer: Layer,
+        wait: Option<&Wait>,
+        buffer: Option<usize>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let request = self.requests.get_mut(&id).ok_or(StoreError::Ended { layer })?;
+        let (Some(ring), Some(map)) = (&mut self.ring, &request.map) else {
+            return Err(StoreError::Ended { layer });
+        };
+        let (opcode, flags) = match request.direction {
+            Direction::Retrieve => (Opcode::Read, Flags::NONE),
+            Direction::Store => (Opcode::Write, Flags { fua: self.fua }),
+        };
+        let pool = match (&self.target, buffer) {
+            (Target::Staged(staging), Some(at)) => staging.pool(at),
+            (Target::Pool(pool), _) => pool,
+            (Target::Staged(_), None) => return Err(StoreError::Ended { layer }),
+        };
+        let rows = self.shape.layer_rows(layer);
+        let iocb = ring.get_iocb(1, wait)?[0];
+        let end = self.streams.as_mut().map(|streams| streams.next_end(iocb));
+        let signals = end.as_ref().map_or(Ok(()), |end| {
+            ring.signal(iocb, &Signal { event: end.event.clone(), value: end.value })
+        });
+        let issued = signals
+            .and_then(|()| ring.fill_affine(iocb, opcode, flags, map, pool, rows))
+            .and_then(|()| ring.issue_io(&[iocb], self.options.sms));
+        match issued {
+            Ok(()) => {}
+            // It counts as issued and fails when the ring is stopped, which is what comes next.
+            Err(Error::Executor(error)) => self.fault = Some(error.to_string()),
+            Err(error) => {
+                ring.release(iocb)?;
+                return Err(error.into());
+            }
+        }
+        request.layers[layer.0 as usize] = LayerState::InFlight(iocb);
+        request.in_flight += 1;
+        if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
+            staging.set_operating(at, true);
+        }
+        let (completion, moved) = (None, None);
+        self.ops.push(Op { iocb, request: id, layer, completion, buffer, moved });
+        Ok(end)
+    }
+
+    /// A stream does not wait for what was issued: nothing may be in flight when the caller hears
+    /// of it.
+    fn give_up<T>(&mut self, error: StoreError) -> Result<T, StoreError> {
+        self.fault.get_or_insert_with(|| error.to_string());
+        self.after_completions()?;
+        Err(error)
+    }
+}

@@ -1,0 +1,225 @@
+//! Staging memory: where the objects of a layer lie between the devices and a pool that no device
+//! reaches.
+//!
+//! It is cut into buffers, and an operation takes a whole one. The ring has a pool for each, in
+//! which the rows of all layers have the same addresses and a block's number is its position in the
+//! request, so that an operation on it is like any other one. A buffer is free again when its
+//! operation has ended and the stream that moves the objects is past the move: a cancelled
+//! operation ends before its stream gets there.
+
+use gio_uring::{MoveWay, Moves, Numbers, PoolHandle, Uring, Wait};
+use nvme_driver::{DmaSlice, Iova};
+
+use super::streams::is_reached;
+use crate::{
+    error::{Direction, StoreError},
+    ids::Layer,
+    registration::{KvPool, PAGE, staging_row_bytes},
+    shape::KvShape,
+};
+
+/// The numbers of the buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) buffers: u32,
+    /// Blocks that a buffer has room for.
+    pub(super) slots: u32,
+    /// Bytes from one row to the next in a buffer.
+    pub(super) row_bytes: u64,
+    /// Bytes of a buffer.
+    pub(super) bytes: u64,
+}
+
+impl Cut {
+    /// Cuts `len` bytes into `buffers` equal parts.
+    pub(super) fn new(len: u64, shape: &KvShape, buffers: u32) -> Result<Self, StoreError> {
+        let wrong = |field, problem| Err(StoreError::Config { field, problem });
+        if buffers == 0 {
+            return wrong("staging_buffers", "at least one buffer is needed".to_owned());
+        }
+        let rows = u64::from(buffers) * u64::from(shape.segments);
+        let row = (len / rows) & !(PAGE - 1);
+        let slots = u32::try_from(row / u64::from(shape.object_bytes)).unwrap_or(u32::MAX);
+        if slots == 0 {
+            let problem = format!(
+                "{len} bytes of staging memory do not give {buffers} buffers for one block each; \
+                 {} bytes do",
+                KvPool::staging_bytes(shape, 1, buffers)
+            );
+            return wrong("pool", problem);
+        }
+        let row_bytes = staging_row_bytes(shape.object_bytes, slots);
+        Ok(Self { buffers, slots, row_bytes, bytes: row_bytes * u64::from(shape.segments) })
+    }
+
+    /// Where the devices find block 0 of each row in buffer `at` of `pool`'s staging memory.
+    pub(super) fn row_iova(
+        &self,
+        at: u32,
+        pool: &KvPool,
+        shape: &KvShape,
+    ) -> Result<Vec<Iova>, StoreError> {
+        let offset = (u64::from(at) * self.bytes) as usize;
+        let slice = DmaSlice::new(pool.memory().clone(), offset, self.bytes as usize);
+        let slice = slice.map_err(|source| {
+            let problem = format!("staging buffer {at} cannot be used: {source}");
+            StoreError::Config { field: "pool", problem }
+        })?;
+        let row = |row| slice.iova().offset(u64::from(row % shape.segments) * self.row_bytes);
+        Ok((0..shape.rows()).map(row).collect())
+    }
+}
+
+/// What may still use a buffer on a stream.
+#[derive(Debug, Clone)]
+pub(super) enum Until {
+    /// Nothing.
+    Now,
+    /// A move that is over once this is reached.
+    Reached(Wait),
+    /// A move of which nobody knows when it is over.
+    Never,
+}
+
+impl Until {
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Now => true,
+            Self::Reached(mark) => is_reached(mark),
+            Self::Never => false,
+        }
+    }
+}
+
+/// Use of a buffer, and what has to be kept meanwhile.
+#[derive(Debug)]
+struct Held {
+    /// An operation of the ring uses it.
+    operating: bool,
+    until: Until,
+    _first: Option<Wait>,
+    _blocks: Numbers,
+}
+
+/// A buffer.
+#[derive(Debug)]
+struct Buffer {
+    pool: PoolHandle,
+    /// Its first byte for the GPU.
+    device: u64,
+    held: Option<Held>,
+}
+
+/// The staging memory of a store.
+#[derive(Debug)]
+pub(super) struct Staging {
+    cut: Cut,
+    buffers: Vec<Buffer>,
+    /// Where block 0 of each row of the pool is for the GPU.
+    rows: Numbers,
+    segments: u32,
+    block_stride: u64,
+    object_bytes: u32,
+}
+
+impl Staging {
+    /// Buffers for the pools that were registered for them.
+    pub(super) fn new(
+        ring: &mut Uring,
+        cut: Cut,
+        pool: &KvPool,
+        shape: &KvShape,
+        pools: Vec<PoolHandle>,
+    ) -> Result<Self, StoreError> {
+        let device = pool.memory().device().expect("checked when it was registered").0;
+        let buffer = |(at, pool)| {
+            let device = device + at as u64 * cut.bytes;
+            Buffer { pool, device, held: None }
+        };
+        let rows = pool.row_device();
+        Ok(Self {
+            cut,
+            buffers: pools.into_iter().enumerate().map(buffer).collect(),
+            rows: ring.upload(rows.into_iter())?,
+            segments: shape.segments,
+            block_stride: pool.block_stride(),
+            object_bytes: pool.object_bytes(),
+        })
+    }
+
+    /// Blocks that a buffer has room for.
+    pub(super) fn slots(&self) -> u32 {
+        self.cut.slots
+    }
+
+    /// Whether a buffer is free, and which.
+    pub(super) fn free(&self) -> Option<usize> {
+        let is_free = |buffer: &Buffer| match &buffer.held {
+            None => true,
+            Some(held) => !held.operating && held.until.is_over(),
+        };
+        self.buffers.iter().position(is_free)
+    }
+
+    /// Why there is none.
+    pub(super) fn busy(&self) -> StoreError {
+        StoreError::StagingBusy { buffers: self.cut.buffers }
+    }
+
+    /// The ring's pool for buffer `at`.
+    pub(super) fn pool(&self, at: usize) -> &PoolHandle {
+        &self.buffers[at].pool
+    }
+
+    /// Takes buffer `at`, and keeps what a move reads beside it.
+    pub(super) fn hold(&mut self, at: usize, until: Until, first: Option<Wait>, blocks: Numbers) {
+        let held = Held { operating: false, until, _first: first, _blocks: blocks };
+        self.buffers[at].held = Some(held);
+    }
+
+    /// What the stream does with buffer `at`.
+    pub(super) fn set_until(&mut self, at: usize, until: Until) {
+        if let Some(held) = &mut self.buffers[at].held {
+            held.until = until;
+        }
+    }
+
+    /// An operation of the ring began or ended to use buffer `at`.
+    pub(super) fn set_operating(&mut self, at: usize, operating: bool) {
+        if let Some(held) = &mut self.buffers[at].held {
+            held.operating = operating;
+        }
+    }
+
+    /// The objects of `layer` in buffer `at` and in the pool.
+    pub(super) fn moves(
+        &self,
+        at: usize,
+        direction: Direction,
+        layer: Layer,
+        blocks: &Numbers,
+    ) -> Moves {
+        let row = u64::from(layer.0) * u64::from(self.segments);
+        Moves {
+            way: match direction {
+                Direction::Retrieve => MoveWay::ToPool,
+                Direction::Store => MoveWay::ToStaging,
+            },
+            staging: self.buffers[at].device,
+            staging_row: self.cut.row_bytes,
+            rows: self.rows.address() + row * size_of::<u64>() as u64,
+            row_count: self.segments,
+            blocks: blocks.address(),
+            count: blocks.len() as u32,
+            block_stride: self.block_stride,
+            object_bytes: self.object_bytes,
+        }
+    }
+
+    /// Takes over what streams may still do with the buffers from a ring that is replaced.
+    pub(super) fn inherit(&mut self, old: &mut Self) {
+        for (new, old) in self.buffers.iter_mut().zip(&mut old.buffers) {
+            new.held = old.held.take();
+        }
+    }
+}

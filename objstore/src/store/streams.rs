@@ -1,0 +1,167 @@
+#![allow(unsafe_code, reason = "streams are told addresses of words and blocks")]
+//! Words between the engine's streams, the store and the I/O kernel.
+//!
+//! Each stream has one word, written only by that stream, with a value that grows by one each time.
+//! Such a *mark* says that the stream is past everything that was enqueued before it: an operation
+//! of the ring waits for one, other streams do, and the host looks at it. Each IOCB has a word that
+//! the I/O kernel sets when its operation ended; as it ends one operation at a time, that one
+//! grows, too. So a value that comes late, of an operation that was cancelled meanwhile, is never
+//! taken for a later one's, and no word has to be renewed after a recovery.
+//!
+//! A stream that waits for a word reads it at a time that nobody knows. So every wait is followed
+//! by a mark, and the words are kept until all marks have been reached, or for good.
+
+use std::sync::Arc;
+
+use gio_uring::{IocbId, Moves, RawStream, StreamError, StreamOps, Uring, Wait};
+
+use crate::{config::StoreGpu, error::StoreError};
+
+/// Streams that are remembered before those that are past everything are forgotten.
+const STREAMS_MAX: usize = 64;
+
+/// The words.
+#[derive(Debug)]
+pub(super) struct Streams {
+    gpu: StoreGpu,
+    /// By IOCB: the word it signals, and the value of its last operation.
+    ends: Vec<Wait>,
+    seen: Vec<Seen>,
+}
+
+/// A stream that something was enqueued on.
+#[derive(Debug)]
+struct Seen {
+    stream: RawStream,
+    /// Its word, and the value of its last mark.
+    mark: Wait,
+    /// Something is enqueued that no mark follows.
+    open: bool,
+}
+
+impl Seen {
+    fn is_past(&self) -> bool {
+        !self.open && is_reached(&self.mark)
+    }
+}
+
+/// Something was refused by a stream.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) error: StoreError,
+    /// The objects will be moved all the same, nobody knows when.
+    pub(super) moving: bool,
+}
+
+/// Whether the word of `wait` has its value.
+pub(super) fn is_reached(wait: &Wait) -> bool {
+    wait.event.reached(wait.value)
+}
+
+fn refused(error: StreamError) -> StoreError {
+    StoreError::Stream { cause: error.cause }
+}
+
+impl Streams {
+    /// A word for each IOCB of `ring`.
+    pub(super) fn new(gpu: StoreGpu, ring: &mut Uring) -> Result<Self, StoreError> {
+        let mut ends = Vec::with_capacity(ring.depth() as usize);
+        for _ in 0..ring.depth() {
+            ends.push(Wait { event: ring.event()?, value: 0 });
+        }
+        Ok(Self { gpu, ends, seen: Vec::with_capacity(STREAMS_MAX) })
+    }
+
+    /// The GPU.
+    pub(super) fn gpu(&self) -> &StoreGpu {
+        &self.gpu
+    }
+
+    /// The store's own stream.
+    pub(super) fn own(&self) -> RawStream {
+        self.gpu.streams.own_stream()
+    }
+
+    /// What the next operation of `iocb` signals.
+    pub(super) fn next_end(&mut self, iocb: IocbId) -> Wait {
+        let end = &mut self.ends[iocb.index() as usize];
+        end.value = end.value.wrapping_add(1);
+        end.clone()
+    }
+
+    fn seen(&mut self, ring: &mut Uring, stream: RawStream) -> Result<&mut Seen, StoreError> {
+        if let Some(at) = self.seen.iter().position(|seen| seen.stream == stream) {
+            return Ok(&mut self.seen[at]);
+        }
+        if self.seen.len() >= STREAMS_MAX {
+            self.seen.retain(|seen| !seen.is_past());
+        }
+        let mark = Wait { event: ring.event()?, value: 0 };
+        self.seen.push(Seen { stream, mark, open: false });
+        Ok(self.seen.last_mut().expect("pushed above"))
+    }
+
+    /// Marks where `stream` is now: reached once everything enqueued on it so far is done.
+    pub(super) fn mark(&mut self, ring: &mut Uring, stream: RawStream) -> Result<Wait, StoreError> {
+        let streams = self.gpu.streams.clone();
+        let seen = self.seen(ring, stream)?;
+        let value = seen.mark.value.wrapping_add(1);
+        // SAFETY: the word is kept until it has the value, or for good (`Streams::is_past`).
+        unsafe { streams.write_word(stream, seen.mark.event.address(), value) }.map_err(refused)?;
+        seen.mark.value = value;
+        seen.open = false;
+        Ok(seen.mark.clone())
+    }
+
+    /// Makes `stream` wait.
+    fn wait(&mut self, ring: &mut Uring, stream: RawStream, wait: &Wait) -> Result<(), StoreError> {
+        let streams = self.gpu.streams.clone();
+        let seen = self.seen(ring, stream)?;
+        // SAFETY: `ends` and marks are kept until every stream is past; the word of an engine's
+        // own event is kept by the buffer that its operation uses, until the mark behind it.
+        unsafe { streams.wait_word(stream, wait.event.address(), wait.value) }.map_err(refused)?;
+        seen.open = true;
+        Ok(())
+    }
+
+    /// Makes what is enqueued on `stream` from now on wait.
+    pub(super) fn follow(
+        &mut self,
+        ring: &mut Uring,
+        stream: RawStream,
+        wait: &Wait,
+    ) -> Result<(), StoreError> {
+        self.wait(ring, stream, wait)?;
+        self.mark(ring, stream).map(|_| ())
+    }
+
+    /// Moves objects on `stream` once all of `waits` are reached; the mark behind it.
+    ///
+    /// What `moves` names has to be kept until that mark, and for good if there is none.
+    pub(super) fn carry(
+        &mut self,
+        ring: &mut Uring,
+        stream: RawStream,
+        waits: [Option<&Wait>; 2],
+        moves: &Moves,
+    ) -> Result<Wait, Refused> {
+        let before = |error| Refused { error, moving: false };
+        for wait in waits.into_iter().flatten() {
+            self.wait(ring, stream, wait).map_err(before)?;
+        }
+        let streams: Arc<dyn StreamOps> = self.gpu.streams.clone();
+        let seen = self.seen(ring, stream).map_err(before)?;
+        // SAFETY: the staging buffer, both tables and the pool are kept until the mark, or for good
+        // (`Staging::hold`, `Store::fail`); nobody else uses the buffer before that, and the
+        // engine's blocks are in the order that it asked for.
+        let moved = unsafe { streams.move_objects(stream, moves) };
+        moved.map_err(|error| before(refused(error)))?;
+        seen.open = true;
+        self.mark(ring, stream).map_err(|error| Refused { error, moving: true })
+    }
+
+    /// Whether no stream will look at any word or object any more.
+    pub(super) fn is_past(&self) -> bool {
+        self.seen.iter().all(Seen::is_past)
+    }
+}
