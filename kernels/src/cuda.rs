@@ -33,8 +33,10 @@ mod error;
 mod executor;
 mod memory;
 mod module;
+mod pool;
 mod report;
 mod stream;
+mod streams;
 
 pub use copy::CudaCopies;
 pub use device::CudaDevice;
@@ -43,5 +45,7 @@ pub use error::{CudaError, ErrorCode};
 pub use executor::{CudaExecutor, CudaOptions, LaunchMode};
 pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory, Registration};
 pub use module::{CudaFunction, CudaModule};
+pub use pool::{CudaPattern, PatternCheck, PatternItem};
 pub use report::{CudaReport, DeviceReport, PartitionReport, StreamKind, WritesOrdering};
 pub use stream::{CudaEvent, CudaStream};
+pub use streams::CudaStreams;

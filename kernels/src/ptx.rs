@@ -1,8 +1,9 @@
-//! The I/O kernel for GPUs, as PTX that was compiled when the source last changed.
+//! The kernels for GPUs, as PTX that was compiled when the source last changed: the I/O kernel, and
+//! in a module of their own those that work on a KV pool.
 //!
 //! It is committed so that no build needs nvcc; the driver compiles it for the GPU that it finds.
 //! It is PTX ISA 9.0, which takes a driver of CUDA 13.0 (r580) or later, and a GPU of compute
-//! capability 9.0 or later. The source also compiles for 8.0, but that PTX is not kept.
+//! capability 9.0 or later. The sources also compile for 8.0, but that PTX is not kept.
 //! `cargo xtask ptx` makes it anew and checks what the assembler turns it into; a test of this
 //! crate fails when it is older than the headers.
 
@@ -19,5 +20,20 @@ pub const SOURCE_HASH: &str = SOURCES.split_at(32).0;
 /// The kernel's name. Its one parameter is a [`gio_uring::abi::Args`], by value.
 pub const ENTRY: &str = "gio_kernel";
 
-/// Threads of a block, at the most: a warp for each of four queue pairs.
+/// The second module, PTX for compute capability 9.0 and later, with the entries [`MOVE_ENTRY`] and
+/// [`PATTERN_ENTRY`].
+pub const POOL_PTX: &str = include_str!("../ptx/gio_pool.ptx");
+
+/// What [`POOL_PTX`] was made from, as [`SOURCES`].
+pub const POOL_SOURCES: &str = include_str!("../ptx/gio_pool.sources");
+
+/// The kernel that moves objects between staging memory and blocks of a pool. Its one parameter is
+/// a [`crate::pool::MoveArgs`], by value.
+pub const MOVE_ENTRY: &str = "gio_move";
+
+/// The kernel that makes contents, and checks them. Its one parameter is a
+/// [`crate::pool::PatternArgs`], by value.
+pub const PATTERN_ENTRY: &str = "gio_pattern";
+
+/// Threads of a block of the I/O kernel, at the most: a warp for each of four queue pairs.
 pub const BLOCK_THREADS_MAX: u32 = 128;

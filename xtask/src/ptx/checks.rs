@@ -4,11 +4,17 @@
 //! copies of an access, so that more is right and fewer is not. Where the PTX itself has too few,
 //! somebody took the access out of the source, and the check fails, too.
 
-use crate::ptx::compile::{Assembled, Resources};
+use crate::ptx::compile::{Kernel, Resources};
 use crate::ptx::sass::{Instruction, in_loop};
 
 /// With more, three blocks of 128 threads no longer fit the 65,536 registers of an SM.
 const REGISTERS_MAX: u64 = 168;
+/// The same for the kernels of the pool, in blocks of 256: four of them.
+const POOL_REGISTERS_MAX: u64 = 64;
+/// What the hardware has; a benchmark's kernels take what they need.
+const OTHER_REGISTERS_MAX: u64 = 255;
+/// Loads that a thread of gio_move has under way before its first store.
+const MOVES_UNDER_WAY: usize = 4;
 /// Tail of the submission queue, head of the completion queue.
 const DOORBELLS: u64 = 2;
 /// Quarters of an SQE; each has a store of its own.
@@ -56,22 +62,75 @@ impl Check {
     }
 }
 
-/// All checks of the kernel's PTX and of what was assembled from it.
-pub fn all(ptx: &str, assembled: &Assembled) -> Vec<Check> {
-    let Assembled { resources, sass } = assembled;
-    let Resources { registers, stack_bytes, spill_bytes } = *resources;
+/// What holds for every kernel: nothing of a thread is in memory.
+fn resources(kernel: &Kernel, registers_max: u64) -> Vec<Check> {
+    let Resources { registers, stack_bytes, spill_bytes } = kernel.resources;
+    let local = kernel.sass.iter().filter(|one| one.is("LDL", &[]) || one.is("STL", &[])).count();
+    vec![
+        Check::at_most("registers of a thread", registers_max, registers),
+        Check::at_most("stack frame, bytes", 0, stack_bytes),
+        Check::at_most("spilled, bytes", 0, spill_bytes),
+        Check::at_most("local memory: LDL, STL", 0, local as u64),
+    ]
+}
+
+/// All checks of a benchmark's kernel.
+pub fn other(_ptx: &str, kernel: &Kernel) -> Vec<Check> {
+    resources(kernel, OTHER_REGISTERS_MAX)
+}
+
+/// All checks of a kernel of `gio_pool`.
+pub fn pool(ptx: &str, kernel: &Kernel) -> Vec<Check> {
+    let sass = &kernel.sass;
+    let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
+    let mut checks = resources(kernel, POOL_REGISTERS_MAX);
+    checks.push(Check::at_least(
+        "16-byte loads: LD.128",
+        1,
+        asked_for(ptx, &["ld.global.v2.u64"]),
+        count(&|one| one.is_load(&["128"])),
+    ));
+    checks.push(Check::at_least(
+        "16-byte stores: ST.128",
+        1,
+        asked_for(ptx, &["st.global.v2.u64"]),
+        count(&|one| one.is_store(&["128"])),
+    ));
+    checks.push(if kernel.name == "gio_pattern" {
+        let asked = asked_for(ptx, &["red.min.relaxed.gpu"]);
+        Check::at_least("first difference: RED.MIN", 1, asked, count(&|one| is_reduction(one)))
+    } else {
+        let most = wide_loads_together(sass);
+        Check::at_least("... loads before a store", MOVES_UNDER_WAY as u64, 0, most)
+    });
+    checks
+}
+
+/// The most 16-byte loads that stand together with no store between them.
+fn wide_loads_together(sass: &[Instruction]) -> usize {
+    let (mut most, mut now) = (0, 0);
+    for one in sass {
+        if one.is_store(&[]) || ends_block(one) {
+            now = 0;
+        } else if one.is_load(&["128"]) {
+            now += 1;
+            most = most.max(now);
+        }
+    }
+    most
+}
+
+/// All checks of the I/O kernel.
+pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
+    let sass = &kernel.sass;
     let count = |is: &dyn Fn(&Instruction) -> bool| sass.iter().filter(|one| is(one)).count();
     let asked = |prefixes: &[&str]| asked_for(ptx, prefixes);
-    let local = count(&|one| one.is("LDL", &[]) || one.is("STL", &[])) as u64;
     let system_fences = asked(&["fence.acq_rel.sys", "fence.release.sys", "st.release.sys"]);
     let device_fences = asked(&["atom.add.acq_rel.gpu"]);
     let acquires = asked(&["ld.acquire.sys", "fence.acq_rel.sys", "atom.add.acq_rel.gpu"]);
     let stores = asked(&["st.relaxed.sys", "st.release.sys"]);
-    vec![
-        Check::at_most("registers of a thread", REGISTERS_MAX, registers),
-        Check::at_most("stack frame, bytes", 0, stack_bytes),
-        Check::at_most("spilled, bytes", 0, spill_bytes),
-        Check::at_most("local memory: LDL, STL", 0, local),
+    let mut checks = resources(kernel, REGISTERS_MAX);
+    checks.extend([
         Check::at_least(
             "doorbells: ST.MMIO.SYS",
             DOORBELLS,
@@ -113,7 +172,8 @@ pub fn all(ptx: &str, assembled: &Assembled) -> Vec<Check> {
             acquires,
             count(&|one| one.is("CCTL", &["IVALL"])),
         ),
-    ]
+    ]);
+    checks
 }
 
 /// How many instructions of the PTX start with one of these.
@@ -165,6 +225,11 @@ fn doorbells_behind_a_fence(sass: &[Instruction]) -> usize {
         fence.is_some() && !sass.iter().any(|one| one.target().is_some_and(inside))
     };
     (0..sass.len()).filter(|&at| sass[at].is_store(&["MMIO", "SYS"]) && fenced(at)).count()
+}
+
+/// A minimum that nobody waits for; newer GPUs have another name for it.
+fn is_reduction(one: &Instruction) -> bool {
+    one.is("RED", &["MIN"]) || one.is("REDG", &["MIN"])
 }
 
 fn ends_block(one: &Instruction) -> bool {
@@ -245,7 +310,8 @@ mod tests {
         let lines = lines.iter().enumerate();
         let listing: String =
             lines.map(|(i, line)| format!("/*{:04x}*/ {line} ;\n", i * 16)).collect();
-        let checks = all(PTX, &Assembled { resources, sass: parse(&listing) });
+        let name = "gio_kernel".to_owned();
+        let checks = io(PTX, &Kernel { name, resources, sass: parse(&listing) });
         checks.iter().filter(|check| !check.passed()).map(|check| check.name).collect()
     }
 
@@ -309,8 +375,52 @@ mod tests {
 
     #[test]
     fn what_the_source_no_longer_asks_for_fails() {
-        let empty = all("", &Assembled::default());
+        let empty = io("", &Kernel::default());
         let failed = empty.iter().filter(|check| !check.passed()).count();
         assert_eq!(failed, empty.len() - 4, "all but the four upper limits: {empty:#?}");
+    }
+
+    const POOL_PTX: &str = "\
+    ld.global.v2.u64 {%rd1, %rd2}, [%rd3];
+    st.global.v2.u64 [%rd1], {%rd2, %rd3};
+    red.min.relaxed.gpu.global.u64 [%rd1], %rd2;";
+
+    const POOL_SASS: &[&str] = &[
+        "LDG.E.128 R8, desc[UR6][R2.64]",
+        "LDG.E.128 R12, desc[UR6][R2.64+0x200]",
+        "LDG.E.128 R16, desc[UR6][R2.64+0x400]",
+        "LDG.E.128 R20, desc[UR6][R2.64+0x600]",
+        "STG.E.128 desc[UR6][R4.64], R8",
+        "LDG.E.128 R8, desc[UR6][R2.64]",
+        "REDG.E.MIN.64.STRONG.GPU desc[UR6][R4.64], R2",
+    ];
+
+    /// The names of what fails of a kernel of the pool, where `from` became `to`.
+    fn pool_failures(name: &str, from: &str, to: &str) -> Vec<&'static str> {
+        let lines = POOL_SASS.iter().enumerate();
+        let listing: String =
+            lines.map(|(i, line)| format!("/*{:04x}*/ {line} ;\n", i * 16)).collect();
+        let sass = parse(&listing.replacen(from, to, 1));
+        let kernel = Kernel { name: name.to_owned(), resources: Resources::default(), sass };
+        let checks = pool(POOL_PTX, &kernel);
+        checks.iter().filter(|check| !check.passed()).map(|check| check.name).collect()
+    }
+
+    #[test]
+    fn the_pools_kernels_are_wide() {
+        for name in ["gio_move", "gio_pattern"] {
+            assert_eq!(pool_failures(name, "", ""), [""; 0]);
+            let narrow = pool_failures(name, "STG.E.128", "STG.E.64");
+            assert_eq!(narrow, ["16-byte stores: ST.128"]);
+            assert_eq!(
+                pool_failures(name, "REDG", "LDL"),
+                match name {
+                    "gio_move" => vec!["local memory: LDL, STL"],
+                    _ => vec!["local memory: LDL, STL", "first difference: RED.MIN"],
+                }
+            );
+        }
+        let early = pool_failures("gio_move", "LDG.E.128 R20", "STG.E.128 R20");
+        assert_eq!(early, ["... loads before a store"]);
     }
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 
+use crate::ptx::Module;
 use crate::ptx::install::{Toolkit, shown};
 use crate::ptx::sass::{self, Instruction};
 
@@ -24,17 +25,28 @@ impl std::fmt::Display for NotCompiled {
 
 impl std::error::Error for NotCompiled {}
 
-/// The kernel, its compiler, and where to put what comes of it.
+/// A module, its compiler, and where to put what comes of it.
 #[derive(Debug)]
 pub struct Source<'a> {
     pub toolkit: &'a Toolkit,
-    pub kernels: &'a Path,
+    pub module: &'a Module,
+    /// The module's folder.
+    pub home: &'a Path,
     pub folder: &'a Path,
 }
 
-/// What the assembler made of the kernel for one GPU.
+/// What the compiler made of a module.
+#[derive(Debug)]
+pub struct Compiled {
+    pub ptx: String,
+    /// What it read of ours, from the module's folder.
+    pub sources: Vec<String>,
+}
+
+/// What the assembler made of a kernel for one GPU.
 #[derive(Debug, Default)]
-pub struct Assembled {
+pub struct Kernel {
+    pub name: String,
     pub resources: Resources,
     pub sass: Vec<Instruction>,
 }
@@ -50,37 +62,58 @@ pub struct Resources {
 
 impl Source<'_> {
     /// PTX for a compute capability.
-    pub fn compile(&self, capability: u32) -> Result<String> {
+    pub fn compile(&self, capability: u32) -> Result<Compiled> {
         let out = self.ptx(capability);
+        let list = out.with_extension("d");
         let mut nvcc = self.toolkit.program("nvcc");
         // In that folder, so that no path of this machine is seen by the compiler.
-        nvcc.current_dir(self.kernels).args(FLAGS).arg(format!("-arch=compute_{capability}"));
-        nvcc.args(["-I", "include", "ptx/gio_kernel.cu", "-o"]).arg(&out);
-        output(&mut nvcc)?;
-        fs::read_to_string(&out).with_context(|| format!("nvcc left no {}", out.display()))
+        nvcc.current_dir(self.home).args(FLAGS).arg(format!("-arch=compute_{capability}"));
+        nvcc.args(["-I", self.module.include]).arg(self.module.file("cu")).arg("-o").arg(&out);
+        output(nvcc.args(["-MMD", "-MF"]).arg(&list))?;
+        let read = |file: &Path| {
+            fs::read_to_string(file).with_context(|| format!("nvcc left no {}", file.display()))
+        };
+        Ok(Compiled { ptx: read(&out)?, sources: own_sources(&read(&list)?) })
     }
 
-    /// The PTX of that compute capability, which was compiled before, for the GPU `sm`.
-    pub fn assemble(&self, capability: u32, sm: u32) -> Result<Assembled> {
-        let cubin = self.folder.join(format!("gio_kernel.{capability}.sm_{sm}.cubin"));
+    /// The kernels of the PTX of that compute capability, which was compiled before, for the GPU
+    /// `sm`.
+    pub fn assemble(&self, capability: u32, sm: u32) -> Result<Vec<Kernel>> {
+        let cubin = self.folder.join(format!("{}.{capability}.sm_{sm}.cubin", self.module.name));
         let mut ptxas = self.toolkit.program("ptxas");
         ptxas.arg("-v").arg(format!("-arch=sm_{sm}")).arg(self.ptx(capability));
         let said = output(ptxas.arg("-o").arg(&cubin))?;
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        let Some(resources) = resources(&said) else {
-            bail!("ptxas said nothing about the kernel's registers, but this:\n{said}");
-        };
+        let all = resources(&said);
+        if all.is_empty() {
+            bail!("ptxas said nothing about the kernels' registers, but this:\n{said}");
+        }
         let dump = output(self.toolkit.program("cuobjdump").arg("-sass").arg(&cubin))?;
         let text = String::from_utf8_lossy(&dump.stdout).into_owned();
         let listing = cubin.with_extension("sass");
         fs::write(&listing, &text)
             .with_context(|| format!("cannot write {}", listing.display()))?;
-        Ok(Assembled { resources, sass: sass::parse(&text) })
+        let kernel = |(name, resources): (String, Resources)| {
+            let sass = sass::parse(sass::function(&text, &name));
+            Kernel { name, resources, sass }
+        };
+        Ok(all.into_iter().map(kernel).collect())
     }
 
     fn ptx(&self, capability: u32) -> PathBuf {
-        self.folder.join(format!("gio_kernel.compute_{capability}.ptx"))
+        self.folder.join(format!("{}.compute_{capability}.ptx", self.module.name))
     }
+}
+
+/// What of a make rule is ours: the compiler's own headers have absolute paths.
+fn own_sources(rule: &str) -> Vec<String> {
+    let (_, files) = rule.split_once(" : ").unwrap_or_default();
+    let files = files.split_whitespace().filter(|word| *word != "\\");
+    let mut own: Vec<String> =
+        files.filter(|file| Path::new(file).is_relative()).map(ToOwned::to_owned).collect();
+    own.sort();
+    own.dedup();
+    own
 }
 
 fn output(command: &mut Command) -> Result<Output> {
@@ -94,8 +127,20 @@ fn output(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
-/// The numbers in what `ptxas -v` says.
-fn resources(said: &str) -> Option<Resources> {
+/// The numbers in what `ptxas -v` says, for each kernel, by name.
+fn resources(said: &str) -> Vec<(String, Resources)> {
+    let kernels = said.split("Compiling entry function '").skip(1);
+    let mut all: Vec<_> = kernels
+        .filter_map(|part| {
+            let (name, rest) = part.split_once('\'')?;
+            Some((name.to_owned(), resources_of(rest)?))
+        })
+        .collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+fn resources_of(said: &str) -> Option<Resources> {
     // The frame of the kernel itself; subroutines, which come later, have lines of their own.
     let frame = said.lines().find(|line| line.contains("bytes stack frame"))?;
     let mut bytes = frame.split(',').map(|part| part.trim().split(' ').next()?.parse().ok());
@@ -116,9 +161,21 @@ mod tests {
 ptxas info    : Compiling entry function 'gio_kernel' for 'sm_90'
 ptxas info    : Function properties for gio_kernel
     88 bytes stack frame, 132 bytes spill stores, 140 bytes spill loads
-ptxas info    : Used 128 registers, used 0 barriers, 88 bytes cumulative stack size";
-        let wanted = Resources { registers: 128, stack_bytes: 88, spill_bytes: 272 };
-        assert_eq!(resources(said), Some(wanted));
-        assert_eq!(resources("ptxas info    : Used 128 registers"), None);
+ptxas info    : Used 128 registers, used 0 barriers, 88 bytes cumulative stack size
+ptxas info    : Compiling entry function 'another' for 'sm_90'
+ptxas info    : Function properties for another
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 48 registers, used 0 barriers";
+        let first = Resources { registers: 128, stack_bytes: 88, spill_bytes: 272 };
+        let second = Resources { registers: 48, ..Resources::default() };
+        let wanted = [("another".to_owned(), second), ("gio_kernel".to_owned(), first)];
+        assert_eq!(resources(said), wanted);
+        assert!(resources("ptxas info    : Used 128 registers").is_empty());
+    }
+
+    #[test]
+    fn the_compilers_own_headers_are_no_sources() {
+        let rule = "/t/a.ptx : ptx/a.cu \\\n    /opt/cuda/x.h \\\n    include/b.cuh \\\n    a.h\n";
+        assert_eq!(own_sources(rule), ["a.h", "include/b.cuh", "ptx/a.cu"]);
     }
 }

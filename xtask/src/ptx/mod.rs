@@ -1,4 +1,4 @@
-//! The I/O kernel as PTX, and what the assembler makes of it, on a machine with no GPU.
+//! The kernels as PTX, and what the assembler makes of it, on a machine with no GPU.
 //!
 //! ```text
 //!   install   a pinned nvcc and disassembler from PyPI (target/ptx/venv)
@@ -25,21 +25,59 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 pub use compile::NotCompiled;
-pub use report::{Report, Target};
+pub use report::{Checked, ModuleReport, Report, Target};
 
-use compile::Source;
+use checks::Check;
+use compile::{Kernel, Source};
 use install::Toolkit;
 
-/// GPUs to assemble for, with the compute capability of the PTX: the committed PTX for its own
-/// architecture and for later ones, and what an older one would need PTX of its own for.
-const TARGETS: &[(u32, u32)] = &[(COMMITTED, 90), (COMMITTED, 100), (COMMITTED, 120), (80, 80)];
 /// Compute capability of the committed PTX.
 const COMMITTED: u32 = 90;
+/// GPUs to assemble for, with the compute capability of the PTX: the committed PTX for its own
+/// architecture and for later ones.
+const NEWER: &[(u32, u32)] = &[(COMMITTED, 90), (COMMITTED, 100), (COMMITTED, 120)];
+/// Those, and what an older one would need PTX of its own for.
+const ALL: &[(u32, u32)] = &[(COMMITTED, 90), (COMMITTED, 100), (COMMITTED, 120), (80, 80)];
 
-const PTX: &str = "ptx/gio_kernel.ptx";
-const SOURCES: &str = "ptx/gio_kernel.sources";
+/// Kernels that are compiled together: `FOLDER/ptx/NAME.cu`, with what is committed beside it.
+#[derive(Debug)]
+struct Module {
+    name: &'static str,
+    /// Of the repository. The compiler runs in it, and sources are named from it.
+    folder: &'static str,
+    /// Where it finds headers.
+    include: &'static str,
+    targets: &'static [(u32, u32)],
+    /// What each kernel has to be like.
+    checks: fn(&str, &Kernel) -> Vec<Check>,
+}
 
-/// Compiles the kernel, compares it with what is committed (or replaces that), and checks the SASS.
+const MODULES: &[Module] = &[
+    Module {
+        name: "gio_kernel",
+        folder: "kernels",
+        include: "include",
+        targets: ALL,
+        checks: checks::io,
+    },
+    Module {
+        name: "gio_pool",
+        folder: "kernels",
+        include: "include",
+        targets: ALL,
+        checks: checks::pool,
+    },
+    Module {
+        name: "bench_gpu",
+        folder: "bench",
+        include: "../kernels/include",
+        targets: NEWER,
+        checks: checks::other,
+    },
+];
+
+/// Compiles every module, compares it with what is committed (or replaces that), and checks the
+/// SASS.
 ///
 /// # Errors
 /// Says what this machine lacks, or that the source does not compile ([`NotCompiled`]).
@@ -47,34 +85,89 @@ pub fn run(check_only: bool) -> Result<Report> {
     let folder = folder();
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let toolkit = Toolkit::new(&folder)?;
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
-    let source = Source { toolkit: &toolkit, kernels: &kernels, folder: &folder };
-    let ptx = source.compile(COMMITTED)?;
-    let manifest = sources::manifest(&kernels, &ptx)?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut modules = Vec::new();
+    for module in MODULES {
+        let home = root.join(module.folder);
+        // A benchmark's kernels may be left out of a checkout; that others are missing shows.
+        if module.folder == "bench" && !home.join(module.file("cu")).is_file() {
+            continue;
+        }
+        let source = Source { toolkit: &toolkit, module, home: &home, folder: &folder };
+        modules.push(run_module(&source, check_only)?);
+    }
+    Ok(Report { modules })
+}
+
+fn run_module(source: &Source<'_>, check_only: bool) -> Result<ModuleReport> {
+    let module = source.module;
+    let committed = source.compile(COMMITTED)?;
+    let manifest = sources::manifest(source, &committed)?;
     let mut stale = Vec::new();
-    for (path, text) in [(PTX, &ptx), (SOURCES, &manifest)] {
-        let file = kernels.join(path);
+    for (path, text) in [("ptx", &committed.ptx), ("sources", &manifest)] {
+        let path = module.file(path);
+        let (file, shown) = (source.home.join(&path), format!("{}/{path}", module.folder));
         if fs::read_to_string(&file).is_ok_and(|found| found == *text) {
             continue;
         }
         if check_only {
-            stale.push(format!("kernels/{path}"));
+            stale.push(shown);
         } else {
             fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-            eprintln!("wrote kernels/{path}");
+            eprintln!("wrote {shown}");
         }
     }
     let mut targets = Vec::new();
-    for &(capability, sm) in TARGETS {
-        let ptx = if capability == COMMITTED { ptx.clone() } else { source.compile(capability)? };
-        let assembled = source.assemble(capability, sm)?;
-        targets.push(Target { capability, sm, checks: checks::all(&ptx, &assembled) });
+    for &(capability, sm) in module.targets {
+        let ptx = match capability {
+            COMMITTED => committed.ptx.clone(),
+            other => source.compile(other)?.ptx,
+        };
+        let kernels = source.assemble(capability, sm)?;
+        let checked = |kernel: Kernel| {
+            let checks = (module.checks)(entry(&ptx, &kernel.name), &kernel);
+            Checked { kernel: kernel.name, checks }
+        };
+        targets.push(Target {
+            capability,
+            sm,
+            kernels: kernels.into_iter().map(checked).collect(),
+        });
     }
-    Ok(Report { source_hash: sources::hash_of(&manifest).to_owned(), stale, targets })
+    let source_hash = sources::hash_of(&manifest).to_owned();
+    Ok(ModuleReport { name: module.name, source_hash, stale, targets })
+}
+
+impl Module {
+    /// One of its committed files, from its folder.
+    fn file(&self, extension: &str) -> String {
+        format!("ptx/{}.{extension}", self.name)
+    }
+}
+
+/// The part of the PTX that is this kernel.
+fn entry<'a>(ptx: &'a str, kernel: &str) -> &'a str {
+    const WORD: &str = ".entry ";
+    let Some(start) = ptx.find(&format!("{WORD}{kernel}(")) else { return "" };
+    let body = &ptx[start..];
+    body[WORD.len()..].find(WORD).map_or(body, |end| &body[..WORD.len() + end])
 }
 
 /// Beside the other builds, where `cargo clean` finds it.
 fn folder() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")).join("ptx")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kernel_has_its_own_part_of_the_ptx() {
+        let ptx = ".version 9.0\n.visible .entry a(\n) { x; }\n.visible .entry ab(\n) { y; }";
+        assert!(entry(ptx, "a").contains("x;") && !entry(ptx, "a").contains("y;"));
+        assert!(entry(ptx, "ab").contains("y;") && !entry(ptx, "ab").contains("x;"));
+        assert_eq!(entry(ptx, "b"), "");
+    }
 }

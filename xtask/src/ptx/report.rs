@@ -7,41 +7,72 @@ use serde_json::{Value, json};
 use crate::ptx::checks::{Check, Wanted};
 use crate::tally::Tally;
 
-/// The kernel on one GPU.
+/// A kernel and what it has to be like.
+#[derive(Debug)]
+pub struct Checked {
+    pub kernel: String,
+    pub checks: Vec<Check>,
+}
+
+/// A module on one GPU.
 #[derive(Debug)]
 pub struct Target {
     /// Of the PTX.
     pub capability: u32,
     /// Of the GPU.
     pub sm: u32,
-    pub checks: Vec<Check>,
+    pub kernels: Vec<Checked>,
 }
 
-/// All that is known about the kernel.
+/// All that is known about a module.
 #[derive(Debug)]
-pub struct Report {
+pub struct ModuleReport {
+    pub name: &'static str,
     pub source_hash: String,
     /// Committed files that are not what the sources give.
     pub stale: Vec<String>,
     pub targets: Vec<Target>,
 }
 
+/// All that is known about the kernels.
+#[derive(Debug)]
+pub struct Report {
+    pub modules: Vec<ModuleReport>,
+}
+
 impl Report {
     /// A test each: every check on every GPU, and whether what is committed is current.
     pub fn tally(&self) -> Tally {
-        let checks = self.targets.iter().flat_map(|target| &target.checks);
-        let (passed, failed): (Vec<_>, Vec<_>) = checks.partition(|check| check.passed());
-        let (fresh, stale) = if self.stale.is_empty() { (1, 0) } else { (0, 1) };
-        Tally {
-            passed: passed.len() as u64 + fresh,
-            failed: failed.len() as u64 + stale,
-            skipped: 0,
+        let mut sum = Tally { passed: 0, failed: 0, skipped: 0 };
+        for module in &self.modules {
+            let kernels = module.targets.iter().flat_map(|target| &target.kernels);
+            let all = kernels.flat_map(|kernel| &kernel.checks).map(Check::passed);
+            for passed in all.chain([module.stale.is_empty()]) {
+                *(if passed { &mut sum.passed } else { &mut sum.failed }) += 1;
+            }
         }
+        sum
     }
 
     /// For a person. A number that fails has an exclamation mark.
     pub fn table(&self) -> String {
-        let mut text = format!("source {}\n\n", self.source_hash);
+        self.modules.iter().map(ModuleReport::table).collect::<Vec<_>>().join("\n")
+    }
+
+    /// What is wrong, a line each.
+    pub fn failures(&self) -> Vec<String> {
+        self.modules.iter().flat_map(ModuleReport::failures).collect()
+    }
+
+    /// For a program.
+    pub fn json(&self) -> Value {
+        json!({ "modules": self.modules.iter().map(ModuleReport::json).collect::<Vec<_>>() })
+    }
+}
+
+impl ModuleReport {
+    fn table(&self) -> String {
+        let mut text = format!("{}, source {}\n\n", self.name, self.source_hash);
         let columns = |of: &dyn Fn(&Target) -> String| -> String {
             self.targets.iter().map(|target| format!("{:>13}", of(target))).collect()
         };
@@ -50,24 +81,27 @@ impl Report {
         };
         line("GPU", "", columns(&|target| format!("sm_{}", target.sm)));
         line("PTX", "wanted", columns(&|target| format!("compute_{}", target.capability)));
-        let rows = self.targets.first().map_or(0, |target| target.checks.len());
-        for row in 0..rows {
-            let check = &self.targets[0].checks[row];
-            let wanted = match check.wanted {
-                Wanted::AtLeast(least) => format!(">= {least}"),
-                Wanted::AtMost(most) => format!("<= {most}"),
-            };
-            let found = |target: &Target| {
-                let check = &target.checks[row];
-                format!("{}{}", check.found, if check.passed() { "" } else { "!" })
-            };
-            line(check.name, &wanted, columns(&found));
+        let kernels = self.targets.first().map_or(&[][..], |target| &target.kernels);
+        for (at, Checked { kernel, checks }) in kernels.iter().enumerate() {
+            line(&format!("kernel {kernel}"), "", String::new());
+            for (row, check) in checks.iter().enumerate() {
+                let wanted = match check.wanted {
+                    Wanted::AtLeast(least) => format!(">= {least}"),
+                    Wanted::AtMost(most) => format!("<= {most}"),
+                };
+                // The kernels of a module are the same for every GPU, in the same order.
+                let found = |target: &Target| {
+                    let check = target.kernels.get(at).and_then(|kernel| kernel.checks.get(row));
+                    let mark = |check: &Check| if check.passed() { "" } else { "!" };
+                    check.map_or("none!".into(), |one| format!("{}{}", one.found, mark(one)))
+                };
+                line(check.name, &wanted, columns(&found));
+            }
         }
         text
     }
 
-    /// What is wrong, a line each.
-    pub fn failures(&self) -> Vec<String> {
+    fn failures(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for file in &self.stale {
             lines.push(format!(
@@ -75,20 +109,22 @@ impl Report {
             ));
         }
         for target in &self.targets {
-            for check in target.checks.iter().filter(|check| !check.passed()) {
-                let why = match (&check.wrong, check.wanted) {
-                    (Some(wrong), _) => wrong.clone(),
-                    (None, Wanted::AtLeast(least)) => format!("fewer than {least}"),
-                    (None, Wanted::AtMost(most)) => format!("more than {most}"),
-                };
-                lines.push(format!("sm_{}: {}: {}, {why}", target.sm, check.name, check.found));
+            for Checked { kernel, checks } in &target.kernels {
+                for check in checks.iter().filter(|check| !check.passed()) {
+                    let why = match (&check.wrong, check.wanted) {
+                        (Some(wrong), _) => wrong.clone(),
+                        (None, Wanted::AtLeast(least)) => format!("fewer than {least}"),
+                        (None, Wanted::AtMost(most)) => format!("more than {most}"),
+                    };
+                    let (sm, name, found) = (target.sm, check.name, check.found);
+                    lines.push(format!("sm_{sm}: {kernel}: {name}: {found}, {why}"));
+                }
             }
         }
         lines
     }
 
-    /// For a program.
-    pub fn json(&self) -> Value {
+    fn json(&self) -> Value {
         let check = |check: &Check| {
             let (least, most) = match check.wanted {
                 Wanted::AtLeast(least) => (Some(least), None),
@@ -99,14 +135,15 @@ impl Report {
                 "at_least": least, "at_most": most, "wrong": check.wrong,
             })
         };
+        let kernel = |one: &Checked| json!({ "name": one.kernel, "checks": one.checks.iter().map(check).collect::<Vec<_>>() });
         let target = |target: &Target| {
             json!({
                 "sm": target.sm, "compute": target.capability,
-                "checks": target.checks.iter().map(check).collect::<Vec<_>>(),
+                "kernels": target.kernels.iter().map(kernel).collect::<Vec<_>>(),
             })
         };
         json!({
-            "source_hash": self.source_hash, "stale": self.stale,
+            "name": self.name, "source_hash": self.source_hash, "stale": self.stale,
             "targets": self.targets.iter().map(target).collect::<Vec<_>>(),
         })
     }
@@ -118,8 +155,10 @@ mod tests {
 
     fn report(found: u64, stale: Vec<String>) -> Report {
         let check = Check { name: "doorbells", wanted: Wanted::AtLeast(2), found, wrong: None };
-        let targets = vec![Target { capability: 90, sm: 90, checks: vec![check] }];
-        Report { source_hash: "00".into(), stale, targets }
+        let kernels = vec![Checked { kernel: "gio_kernel".into(), checks: vec![check] }];
+        let targets = vec![Target { capability: 90, sm: 90, kernels }];
+        let module = ModuleReport { name: "gio", source_hash: "00".into(), stale, targets };
+        Report { modules: vec![module] }
     }
 
     #[test]
@@ -127,8 +166,9 @@ mod tests {
         let bad = report(1, Vec::new());
         assert_eq!(bad.tally(), Tally { passed: 1, failed: 1, skipped: 0 });
         assert!(bad.table().contains("1!"), "{}", bad.table());
-        assert_eq!(bad.failures(), ["sm_90: doorbells: 1, fewer than 2"]);
-        assert_eq!(bad.json()["targets"][0]["checks"][0]["passed"], false);
+        assert_eq!(bad.failures(), ["sm_90: gio_kernel: doorbells: 1, fewer than 2"]);
+        let kernel = &bad.json()["modules"][0]["targets"][0]["kernels"][0];
+        assert_eq!(kernel["checks"][0]["passed"], false);
         let good = report(2, Vec::new());
         assert_eq!(good.tally(), Tally { passed: 2, failed: 0, skipped: 0 });
         assert!(!good.table().contains('!') && good.failures().is_empty());

@@ -51,6 +51,13 @@ pub fn parse(listing: &str) -> Vec<Instruction> {
     listing.lines().filter_map(instruction).collect()
 }
 
+/// The part of a listing of several functions that is this one.
+pub fn function<'a>(listing: &'a str, name: &str) -> &'a str {
+    const HEAD: &str = "Function : ";
+    let mut parts = listing.split(HEAD).skip(1);
+    parts.find(|part| part.lines().next().is_some_and(|head| head.trim() == name)).unwrap_or("")
+}
+
 fn instruction(line: &str) -> Option<Instruction> {
     let (address, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
     let address = u64::from_str_radix(address, 16).ok()?;
@@ -92,5 +99,14 @@ mod tests {
         assert_eq!(all[2].target(), Some(0x280));
         assert_eq!(all[3].opcode, "ERRBAR");
         assert!(in_loop(&all, 0xbe0) && !in_loop(&all, 0x100));
+    }
+
+    #[test]
+    fn each_function_has_its_own_part_of_a_listing() {
+        let text = "\tcode for sm_90\n\t\tFunction : ab\n /*0*/ EXIT ;\n\
+                    \t\tFunction : a\n /*0*/ NOP ;\n /*10*/ EXIT ;\n";
+        assert_eq!(parse(function(text, "ab")).len(), 1);
+        assert_eq!(parse(function(text, "a")).len(), 2);
+        assert_eq!(function(text, "b"), "");
     }
 }

@@ -1,0 +1,473 @@
+#![allow(unsafe_code, reason = "launches a kernel on memory that the caller names")]
+//! Contents made, spoiled and checked by the GPU: [`crate::pattern`] there.
+//!
+//! The items of a launch lie in pinned memory, taken beforehand and cut into slots: a word that the
+//! stream writes behind the kernel, the items, and what a check finds. A slot is used again once
+//! its word is there, so no call here waits for the GPU unless all slots are under way.
+
+use std::{
+    fmt,
+    mem::{self, ManuallyDrop},
+    ptr::NonNull,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use gio_uring::RawStream;
+use nvme_driver::{DevicePtr, platform::mmio};
+
+use super::{
+    device::CudaDevice,
+    error::CudaError,
+    memory::PinnedMemory,
+    module::{CudaFunction, CudaModule},
+    stream::CudaEvent,
+};
+use crate::{
+    pattern::{Difference, Pattern},
+    pool::{self, BLOCK_THREADS_MAX, MODE_CHECK, MODE_FILL, MODE_POISON, PATTERN_NONE, TILE},
+    ptx::{PATTERN_ENTRY, POOL_PTX},
+};
+
+/// Items of a slot, which is what one launch gets.
+const SLOT_ITEMS: usize = 2048;
+/// Where the items of a slot begin; its word is first.
+const ITEMS_AT: usize = 64;
+/// Where its findings begin.
+const FOUND_AT: usize = ITEMS_AT + SLOT_ITEMS * size_of::<pool::PatternItem>();
+/// Bytes of a slot.
+const SLOT_BYTES: usize = (FOUND_AT + SLOT_ITEMS * size_of::<u64>()).next_multiple_of(4096);
+/// Items that [`CudaPattern::new`] has room for.
+const ITEMS: usize = 32 * SLOT_ITEMS;
+/// Warps of a block.
+const BLOCK_WARPS: u64 = BLOCK_THREADS_MAX as u64 / 32;
+/// Blocks of a launch for each SM of the GPU, at the most.
+const BLOCKS_PER_SM: u64 = 4;
+/// How long a launch waits for a slot when all are under way.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long dropping waits for what is under way.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
+const NAP: Duration = Duration::from_micros(50);
+
+/// Bytes `[offset, offset + len)` of the object with this seed, in the GPU's memory or in other
+/// memory that it addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PatternItem {
+    /// First byte, a multiple of 4. Multiples of 16 are fastest.
+    pub at: DevicePtr,
+    /// [`Pattern::seed`].
+    pub seed: u64,
+    /// Where in the object, a multiple of 8.
+    pub offset: u32,
+    /// Length in bytes, a multiple of 4; `offset + len` is below 2^32.
+    pub len: u32,
+}
+
+impl PatternItem {
+    fn lower(&self, index: usize) -> Result<pool::PatternItem, CudaError> {
+        let Self { at, seed, offset, len } = *self;
+        let fits = at.0.is_multiple_of(4)
+            && offset.is_multiple_of(8)
+            && len.is_multiple_of(4)
+            && offset.checked_add(len).is_some();
+        if fits {
+            return Ok(pool::PatternItem { at: at.0, seed, offset, len });
+        }
+        Err(CudaError::Argument(format!(
+            "item {index}, {len} bytes from {offset} on at {:#x}: the address and the length have \
+             to be multiples of 4, the offset of 8, and the end below 2^32",
+            at.0
+        )))
+    }
+}
+
+/// Makes contents, spoils and checks them on a GPU.
+pub struct CudaPattern {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for CudaPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaPattern({:?})", self.shared.device)
+    }
+}
+
+impl CudaPattern {
+    /// Lets the driver compile the kernel, and takes 2 MiB of pinned memory: room for 65,536 items
+    /// under way or checked. May wait for kernels that run: before an executor starts.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Call`].
+    pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        Self::with_items(device, ITEMS)
+    }
+
+    /// As [`CudaPattern::new`], with room for so many items: those of all launches that are under
+    /// way at a time and of all checks that are not dropped, each rounded up to 2,048. More room
+    /// is made when it is needed, but not while an executor of the device is started.
+    ///
+    /// # Errors
+    /// As [`CudaPattern::new`].
+    pub fn with_items(device: &Arc<CudaDevice>, items: usize) -> Result<Self, CudaError> {
+        let module = CudaModule::compile(device, POOL_PTX, "the pool's kernels")?;
+        let function = module.function(PATTERN_ENTRY)?;
+        function.takes::<pool::PatternArgs>()?;
+        let shared = Shared {
+            function: ManuallyDrop::new(function),
+            probe: CudaEvent::new(device)?,
+            device: device.clone(),
+            state: Mutex::default(),
+        };
+        shared.grow(&mut shared.state(), items.div_ceil(SLOT_ITEMS))?;
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Writes the items' contents, at the end of `stream`.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] for an item that is not aligned (nothing was enqueued), and when
+    /// there is no room; [`CudaError::Call`]. Some items may have been enqueued then.
+    ///
+    /// # Safety
+    /// `stream` belongs to the device and is alive. The items' memory is mapped for the GPU, and
+    /// not otherwise used, until the stream is past it; items do not overlap.
+    pub unsafe fn fill(&self, stream: RawStream, items: &[PatternItem]) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let parts = unsafe { self.shared.launch(stream, MODE_FILL, items) }?;
+        self.shared.release(parts);
+        Ok(())
+    }
+
+    /// Overwrites the items' memory with what no object holds, at the end of `stream`.
+    ///
+    /// # Errors
+    /// As [`CudaPattern::fill`].
+    ///
+    /// # Safety
+    /// As [`CudaPattern::fill`].
+    pub unsafe fn poison(&self, stream: RawStream, items: &[PatternItem]) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let parts = unsafe { self.shared.launch(stream, MODE_POISON, items) }?;
+        self.shared.release(parts);
+        Ok(())
+    }
+
+    /// Compares the items' memory with what it should hold, at the end of `stream`.
+    ///
+    /// # Errors
+    /// As [`CudaPattern::fill`].
+    ///
+    /// # Safety
+    /// As [`CudaPattern::fill`], but the memory may be read meanwhile, and items may overlap.
+    pub unsafe fn check(
+        &self,
+        stream: RawStream,
+        items: &[PatternItem],
+    ) -> Result<PatternCheck, CudaError> {
+        // SAFETY: the caller's promise.
+        let parts = unsafe { self.shared.launch(stream, MODE_CHECK, items) }?;
+        let seeds = items.iter().map(|item| item.seed).collect();
+        Ok(PatternCheck { shared: self.shared.clone(), parts, seeds })
+    }
+}
+
+/// A check that was enqueued. May be dropped before it is done.
+pub struct PatternCheck {
+    shared: Arc<Shared>,
+    parts: Vec<Part>,
+    seeds: Vec<u64>,
+}
+
+impl fmt::Debug for PatternCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PatternCheck({} items)", self.seeds.len())
+    }
+}
+
+impl PatternCheck {
+    /// Whether everything was compared.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]: the GPU is lost.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        if self.parts.iter().all(|part| part.slot.is_done()) {
+            return Ok(true);
+        }
+        // A lost GPU never writes the words; every call of the driver says that it is lost.
+        self.shared.probe.is_reached()?;
+        Ok(false)
+    }
+
+    /// Waits until everything was compared.
+    ///
+    /// # Errors
+    /// As [`PatternCheck::is_done`]; [`CudaError::Argument`] after `patience`.
+    pub fn wait(&self, patience: Duration) -> Result<(), CudaError> {
+        let start = Instant::now();
+        while !self.is_done()? {
+            if start.elapsed() > patience {
+                let (items, seconds) = (self.seeds.len(), patience.as_secs_f64());
+                let text = format!("checking {items} items did not end within {seconds} s");
+                return Err(CudaError::Argument(text));
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    /// The items with other bytes than they should have, by their index, and for each the first
+    /// difference.
+    ///
+    /// # Errors
+    /// As [`PatternCheck::is_done`]; [`CudaError::Argument`] while it is not done.
+    pub fn differences(&self) -> Result<Vec<(usize, Difference)>, CudaError> {
+        if !self.is_done()? {
+            let text = format!("a check of {} items is not done yet", self.seeds.len());
+            return Err(CudaError::Argument(text));
+        }
+        let mut found = Vec::new();
+        for (part, first) in self.parts.iter().zip((0..).step_by(SLOT_ITEMS)) {
+            for at in 0..part.count {
+                let word = part.slot.finding(at);
+                if word != PATTERN_NONE {
+                    let (index, offset) = (first + at, (word >> 32) as usize);
+                    let pattern = Pattern::new(self.seeds[index]);
+                    found.push((index, pattern.difference(offset, word as u32)));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for PatternCheck {
+    fn drop(&mut self) {
+        self.shared.release(mem::take(&mut self.parts));
+    }
+}
+
+/// Pinned memory for one launch.
+#[derive(Clone, Copy)]
+struct Slot {
+    host: NonNull<u8>,
+    device: u64,
+}
+
+// SAFETY: addresses; a slot is written by its one owner, and by the GPU.
+unsafe impl Send for Slot {}
+// SAFETY: as above; shared ones are read, with loads of their own.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Whether the launch that uses it has ended.
+    fn is_done(self) -> bool {
+        // SAFETY: the first word of a slot, which lives as long as `Shared`; the stream writes it
+        // whole.
+        unsafe { mmio::load_acquire32(self.host.cast()) == 1 }
+    }
+
+    /// # Safety
+    /// The slot is nobody else's, and nothing is under way that uses it.
+    unsafe fn write(self, items: &[pool::PatternItem], check: bool) {
+        debug_assert!(items.len() <= SLOT_ITEMS);
+        // SAFETY: word, items and findings lie within the slot one after another, aligned, since
+        // there are at most SLOT_ITEMS; the caller says that they are ours.
+        unsafe {
+            mmio::store_release32(self.host.cast(), 0);
+            let to = self.host.byte_add(ITEMS_AT).cast::<pool::PatternItem>();
+            for (at, item) in items.iter().enumerate() {
+                to.add(at).write_volatile(*item);
+            }
+            if check {
+                let found = self.host.byte_add(FOUND_AT).cast::<u64>();
+                for at in 0..items.len() {
+                    found.add(at).write_volatile(PATTERN_NONE);
+                }
+            }
+        }
+    }
+
+    /// What was found of an item, once the launch is done.
+    fn finding(self, at: usize) -> u64 {
+        assert!(at < SLOT_ITEMS);
+        // SAFETY: inside the slot, which lives as long as `Shared`; nobody writes it any more.
+        unsafe { self.host.byte_add(FOUND_AT).cast::<u64>().add(at).read_volatile() }
+    }
+}
+
+/// A launch.
+struct Part {
+    slot: Slot,
+    count: usize,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Slot>,
+    /// Under way, with nobody interested in the findings.
+    flying: Vec<Slot>,
+    memory: Vec<PinnedMemory>,
+}
+
+struct Shared {
+    /// Leaked, with the memory, when something is still under way at the end.
+    function: ManuallyDrop<CudaFunction>,
+    /// Never recorded: a call of the driver that only says how the GPU is.
+    probe: CudaEvent,
+    device: Arc<CudaDevice>,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Slots move one by one: none is lost or there twice if somebody panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grow(&self, state: &mut State, slots: usize) -> Result<(), CudaError> {
+        let slots = slots.max(1);
+        let memory = self.device.pinned(slots.saturating_mul(SLOT_BYTES))?;
+        for at in 0..slots {
+            // SAFETY: inside the memory.
+            let host = unsafe { memory.host().byte_add(at * SLOT_BYTES) };
+            let device = memory.device().0 + (at * SLOT_BYTES) as u64;
+            state.free.push(Slot { host, device });
+        }
+        state.memory.push(memory);
+        Ok(())
+    }
+
+    /// A slot that nothing uses.
+    fn slot(&self) -> Result<Slot, CudaError> {
+        let start = Instant::now();
+        loop {
+            let mut state = self.state();
+            state.reap();
+            if let Some(slot) = state.free.pop() {
+                return Ok(slot);
+            }
+            if !self.device.is_started() {
+                self.grow(&mut state, 1)?;
+                continue;
+            }
+            let none = state.flying.is_empty();
+            drop(state);
+            self.probe.is_reached()?;
+            if none || start.elapsed() > PATIENCE {
+                let text = "no room for more items while an executor runs: drop checks that are \
+                            done, or make it with more items (CudaPattern::with_items)";
+                return Err(CudaError::Argument(text.into()));
+            }
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// # Safety
+    /// As [`CudaPattern::fill`].
+    unsafe fn launch(
+        &self,
+        stream: RawStream,
+        mode: u32,
+        items: &[PatternItem],
+    ) -> Result<Vec<Part>, CudaError> {
+        let lower = |(index, item): (usize, &PatternItem)| item.lower(index);
+        let items: Vec<_> = items.iter().enumerate().map(lower).collect::<Result<_, _>>()?;
+        let mut parts = Vec::new();
+        for items in items.chunks(SLOT_ITEMS) {
+            // SAFETY: the caller's promise.
+            match unsafe { self.launch_part(stream, mode, items) } {
+                Ok(slot) => parts.push(Part { slot, count: items.len() }),
+                Err(error) => {
+                    self.release(parts);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// # Safety
+    /// As [`CudaPattern::fill`].
+    unsafe fn launch_part(
+        &self,
+        stream: RawStream,
+        mode: u32,
+        items: &[pool::PatternItem],
+    ) -> Result<Slot, CudaError> {
+        let slot = self.slot()?;
+        // SAFETY: it was free.
+        unsafe { slot.write(items, mode == MODE_CHECK) };
+        let longest = items.iter().map(|item| item.len).max().unwrap_or(0);
+        let args = pool::PatternArgs {
+            items: slot.device + ITEMS_AT as u64,
+            found: slot.device + FOUND_AT as u64,
+            count: items.len() as u32,
+            tiles: longest.div_ceil(TILE).max(1),
+            mode,
+            reserved: 0,
+        };
+        let warps = u64::from(args.count) * u64::from(args.tiles);
+        let most = u64::from(self.device.report().sms) * BLOCKS_PER_SM;
+        let blocks = warps.div_ceil(BLOCK_WARPS).clamp(1, most.max(1)) as u32;
+        // SAFETY: `PatternArgs` is the kernel's argument. The slot stays until its word is there,
+        // the function until all are; the items are the caller's promise.
+        let launched = unsafe { self.function.launch(stream, blocks, BLOCK_THREADS_MAX, args) };
+        if let Err(error) = launched {
+            self.state().free.push(slot);
+            return Err(error);
+        }
+        // SAFETY: as above.
+        let marked =
+            unsafe { self.device.stream_write(stream.handle(), DevicePtr(slot.device), 1) };
+        if let Err(error) = marked {
+            // The kernel runs, and nobody will ever say when it ended: never used again.
+            self.state().flying.push(slot);
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    fn release(&self, parts: Vec<Part>) {
+        let mut state = self.state();
+        state.flying.extend(parts.into_iter().map(|part| part.slot));
+        state.reap();
+    }
+}
+
+impl State {
+    /// What has ended can be used again.
+    fn reap(&mut self) {
+        let (free, flying) = (&mut self.free, &mut self.flying);
+        flying.retain(|slot| {
+            let done = slot.is_done();
+            if done {
+                free.push(*slot);
+            }
+            !done
+        });
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        loop {
+            let mut state = self.state();
+            state.reap();
+            // A lost GPU runs nothing, and the driver takes nothing back.
+            if state.flying.is_empty() || self.probe.is_reached().is_err() {
+                break;
+            }
+            if start.elapsed() > LAST_PATIENCE {
+                let count = state.flying.len();
+                tracing::error!(count, "launches that do not end: their kernel and memory leak");
+                mem::forget(mem::take(&mut state.memory));
+                return;
+            }
+            drop(state);
+            std::thread::sleep(NAP);
+        }
+        // SAFETY: dropped once, here, and not used again.
+        unsafe { ManuallyDrop::drop(&mut self.function) };
+    }
+}

@@ -1,0 +1,143 @@
+#![allow(unsafe_code, reason = "launches a kernel on memory that a store names")]
+//! What a store asks of the engine's streams.
+
+use std::{fmt, mem::ManuallyDrop, sync::Arc};
+
+use gio_uring::{Moves, RawStream, StreamError, StreamOps};
+use nvme_driver::DevicePtr;
+
+use super::{
+    device::CudaDevice,
+    error::CudaError,
+    module::{CudaFunction, CudaModule},
+    stream::CudaStream,
+};
+use crate::{
+    pool::{BLOCK_THREADS_MAX, MoveArgs},
+    ptx::{MOVE_ENTRY, POOL_PTX},
+};
+
+/// Warps of a block.
+const BLOCK_WARPS: u64 = BLOCK_THREADS_MAX as u64 / 32;
+/// Blocks of a move at the most. Each warp has 2 KiB under way; what 256 of them have is several
+/// times what a link holds, and the engine's kernels keep the rest of the GPU.
+const MOVE_BLOCKS_MAX: u64 = 32;
+
+/// Streams of a GPU for a store: the [`StreamOps`] of CUDA. Words and moves take any stream of the
+/// GPU, the engine's or its own one.
+///
+/// Keep it until every stream is past the last move that was put on it, as the memory of that move.
+/// What is still under way on its own stream when it is dropped is left to end, and leaks.
+pub struct CudaStreams {
+    // Leaked together.
+    stream: ManuallyDrop<CudaStream>,
+    mover: ManuallyDrop<CudaFunction>,
+    device: Arc<CudaDevice>,
+    /// Waits make what peers wrote into the GPU's memory visible.
+    flush: bool,
+}
+
+impl fmt::Debug for CudaStreams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaStreams({:?})", self.device)
+    }
+}
+
+impl CudaStreams {
+    /// Lets the driver compile the kernel, and makes a stream that waits for no other one. May wait
+    /// for kernels that run: before an executor starts.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Call`].
+    pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        let module = CudaModule::compile(device, POOL_PTX, "the pool's kernels")?;
+        let mover = module.function(MOVE_ENTRY)?;
+        mover.takes::<MoveArgs>()?;
+        Ok(Self {
+            stream: ManuallyDrop::new(CudaStream::new(device, None)?),
+            mover: ManuallyDrop::new(mover),
+            device: device.clone(),
+            flush: device.report().flush_remote_writes,
+        })
+    }
+
+    /// Its own stream.
+    #[must_use]
+    pub fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
+    /// Whether what comes after [`StreamOps::wait_word`] sees what a peer wrote into the GPU's
+    /// memory before the word: because such writes are ordered, or because the wait flushes them.
+    /// Without that a drive must not write into the GPU's memory. Memory of the host is in order in
+    /// any case.
+    #[must_use]
+    pub fn orders_peer_writes(&self) -> bool {
+        self.flush || self.device.report().writes_ordering.is_ordered()
+    }
+}
+
+fn refused(error: impl fmt::Display) -> StreamError {
+    StreamError { cause: error.to_string() }
+}
+
+// SAFETY: stream operations of the driver, which carries them out in a stream's order. A kernel
+// sees what was written before it started, and its own writes are visible to what comes after it.
+unsafe impl StreamOps for CudaStreams {
+    fn own_stream(&self) -> RawStream {
+        // SAFETY: a stream of this GPU, which lives as long as `self`.
+        unsafe { RawStream::new(self.stream.raw()) }
+    }
+
+    unsafe fn write_word(
+        &self,
+        stream: RawStream,
+        word: u64,
+        value: u32,
+    ) -> Result<(), StreamError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.stream_write(stream.handle(), DevicePtr(word), value) }
+            .map_err(refused)
+    }
+
+    unsafe fn wait_word(
+        &self,
+        stream: RawStream,
+        word: u64,
+        value: u32,
+    ) -> Result<(), StreamError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.stream_wait(stream.handle(), DevicePtr(word), value, self.flush) }
+            .map_err(refused)
+    }
+
+    unsafe fn move_objects(&self, stream: RawStream, moves: &Moves) -> Result<(), StreamError> {
+        let args = MoveArgs::from(moves);
+        let tiles = args.tiles().ok_or_else(|| refused("moving more than 2^64 bytes"))?;
+        if tiles == 0 {
+            return Ok(());
+        }
+        let blocks = tiles.div_ceil(BLOCK_WARPS).min(MOVE_BLOCKS_MAX) as u32;
+        // SAFETY: `MoveArgs` is the kernel's argument; the memory is as the caller promised, and
+        // the function lives as long as `self`.
+        unsafe { self.mover.launch(stream, blocks, BLOCK_THREADS_MAX, args) }.map_err(refused)
+    }
+}
+
+impl Drop for CudaStreams {
+    fn drop(&mut self) {
+        match self.stream.is_idle() {
+            // A lost GPU runs nothing, and the driver takes nothing back.
+            Ok(true) | Err(_) => {
+                // SAFETY: dropped once, here, and not used again.
+                unsafe {
+                    ManuallyDrop::drop(&mut self.mover);
+                    ManuallyDrop::drop(&mut self.stream);
+                }
+            }
+            Ok(false) => {
+                tracing::warn!("dropping streams with work under way: kernel and stream leak");
+            }
+        }
+    }
+}
