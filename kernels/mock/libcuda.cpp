@@ -2,8 +2,8 @@
 // stream is a thread, and a launch runs the I/O kernel as it is compiled for the host.
 //
 // It is stricter than a driver. Pinned memory is mapped twice, so that an address of the host given
-// to the kernel shows; memory of the GPU is out of the process's reach while no kernel runs, so that
-// the host cannot use such an address either; both are aligned to 512 bytes; a call without a
+// to the kernel shows; memory of the GPU is out of the process's reach while no kernel runs, so
+// that the host cannot use such an address either; both are aligned to 512 bytes; a call without a
 // current context fails, and so does one that a stream capture in another thread would forbid;
 // copies that may be late are late; and what is freed while a kernel runs is counted.
 //
@@ -14,6 +14,7 @@
 #define GIO_HOST 1
 #include "gio/kernel.cuh"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -64,6 +65,7 @@ struct Memory {
   int ordinal;
   unsigned sync; // SYNC_MEMOPS
   int opens;     // how often it was opened, if it is another process's
+  char theirs[64]; // with this handle
 };
 struct Stream {
   std::mutex mutex;
@@ -73,8 +75,12 @@ struct Stream {
   bool ended = false;
   std::thread thread;
 };
-struct Event {
+struct Point {
   std::atomic<long> recorded{0}, reached{0};
+};
+struct Event {
+  Point *point;
+  int fd; // or -1, of an event of this process only
 };
 
 // Never destroyed: threads may outlive main.

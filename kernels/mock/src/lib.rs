@@ -2,9 +2,10 @@
 //!
 //! # Architecture
 //! `libcuda.cpp` is the library, over memory of the process: streams are threads, and a launch runs
-//! the host's build of the kernel with that name. It is stricter than a driver; its first comment
-//! says how. [`isolated`] runs a test in a process of its own with it, because libcuda is loaded
-//! once in a process; [`folder`] is what other programs need in `LD_LIBRARY_PATH`.
+//! the host's build of the kernel with that name. `libgdrapi.cpp` maps memory of its GPU once more,
+//! as GDRCopy does. Both are stricter than the real ones; their first comments say how.
+//! [`isolated`] runs a test in a process of its own with them, because libcuda is loaded once in a
+//! process; [`folder`] is what other programs need in `LD_LIBRARY_PATH`.
 //!
 //! # Invariants
 //! - Nothing that is not a test depends on this crate.
@@ -96,39 +97,62 @@ pub fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce
     }
 }
 
-/// The folder with the mock of this level, built when it is first asked for.
+/// The folder with the mock of this level, built when it is first asked for: `libcuda.so`, and
+/// GDRCopy's `libgdrapi.so.2`, which works unless `MOCK_GDR` is `off`.
 pub fn folder(level: Level) -> PathBuf {
     static BUILDING: Mutex<()> = Mutex::new(());
-    let one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Beside the test's program, in the folder of its profile.
+    let _one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = place(&format!("cuda-mock-{}", level.number()));
+    if level != Level::Nothing {
+        build(level, "libcuda.cpp", &folder.join("libcuda.so"));
+        build(level, "libgdrapi.cpp", &folder.join("libgdrapi.so.2"));
+    }
+    folder
+}
+
+/// As [`folder`], on a machine where GDRCopy was never installed.
+pub fn folder_without_gdrcopy(level: Level) -> PathBuf {
+    let bare = place(&format!("cuda-mock-{}-bare", level.number()));
+    let library = folder(level).join("libcuda.so");
+    let made = bare.join(format!("made-by-{}", std::process::id()));
+    std::os::unix::fs::symlink(library, &made).expect("a link");
+    std::fs::rename(made, bare.join("libcuda.so")).expect("the same folder");
+    bare
+}
+
+/// A folder beside the test's program, in the folder of its profile.
+fn place(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("a program knows itself");
-    let profile = this.ancestors().nth(2).expect("target/profile/deps/test");
-    let folder = profile.join(format!("cuda-mock-{}", level.number()));
+    let folder = this.ancestors().nth(2).expect("target/profile/deps/test").join(name);
     std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// Compiles one of the libraries, unless it is newer than its sources.
+fn build(level: Level, source: &str, library: &Path) {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let include = here.join("../include");
-    let bench = here.join("../../bench/ptx");
-    let sources = [here.to_owned(), include.join("gio"), include.join("pool"), bench];
-    let library = folder.join("libcuda.so");
-    if level != Level::Nothing && is_older(&library, &sources) {
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-        let made = folder.join(format!("made-by-{}", std::process::id()));
-        let output = Command::new(&compiler)
-            .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-strict-aliasing"])
-            .arg(format!("-DMOCK_LEVEL={}", level.number()))
-            .arg("-I")
-            .arg(&include)
-            .arg(here.join("libcuda.cpp"))
-            .arg("-o")
-            .arg(&made)
-            .output()
-            .unwrap_or_else(|error| panic!("{compiler}: {error}; install a C++ compiler"));
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{text}");
-        std::fs::rename(made, library).expect("the same folder");
+    let twins = here.join("../../bench/ptx");
+    let sources = [here.to_owned(), include.join("gio"), include.join("pool"), twins];
+    if !is_older(library, &sources) {
+        return;
     }
-    drop(one_at_a_time);
-    folder
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let made = library.with_extension(format!("made-by-{}", std::process::id()));
+    let output = Command::new(&compiler)
+        .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-strict-aliasing"])
+        .arg(format!("-DMOCK_LEVEL={}", level.number()))
+        .arg("-I")
+        .arg(&include)
+        .arg(here.join(source))
+        .arg("-o")
+        .arg(&made)
+        .arg("-ldl")
+        .output()
+        .unwrap_or_else(|error| panic!("{compiler}: {error}; install a C++ compiler"));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    std::fs::rename(made, library).expect("the same folder");
 }
 
 /// Whether one of the files in `sources` is newer than `library`.

@@ -303,6 +303,8 @@ pub(super) const GPU_PAGE: usize = 64 << 10;
 /// Memory of the GPU, in GPU pages of its own. Freed when dropped, once no executor of the device
 /// runs any more.
 pub struct DeviceMemory {
+    /// What cuMemAlloc returned.
+    base: u64,
     address: u64,
     len: usize,
     held: Held,
@@ -310,7 +312,7 @@ pub struct DeviceMemory {
 
 impl fmt::Debug for DeviceMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, len, held } = self;
+        let Self { address, len, held, .. } = self;
         write!(f, "DeviceMemory({len} bytes at {address:#x} of {:?})", held.device())
     }
 }
@@ -334,7 +336,7 @@ impl CudaDevice {
         let code = unsafe { (self.api.cuMemAlloc_v2)(&raw mut base, whole) };
         self.check(what(), "cuMemAlloc", code)?;
         let held = Held::new(self, Resource::Memory(base));
-        Ok(DeviceMemory { address: base.next_multiple_of(GPU_PAGE as u64), len, held })
+        Ok(DeviceMemory { base, address: base.next_multiple_of(GPU_PAGE as u64), len, held })
     }
 }
 
@@ -367,6 +369,42 @@ impl DeviceMemory {
         unsafe { ExternalMemory::new(None, Some(device), len, Arc::new(self)) }
     }
 
+    /// Copies `bytes` to `offset`, and waits for that.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] outside of the memory, [`CudaError::Call`].
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        self.span().write(self.held.device(), offset, bytes)
+    }
+
+    /// Copies from `offset` into `bytes`, and waits for that.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::write`].
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.span().read(self.held.device(), offset, bytes)
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<CudaDevice> {
+        self.held.device()
+    }
+
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn span(&self) -> Span {
+        Span { address: self.address, len: self.len }
+    }
+}
+
+/// Bytes of the GPU's memory that are allocated.
+pub(super) struct Span {
+    pub(super) address: u64,
+    pub(super) len: usize,
+}
+
+impl Span {
     fn inside(&self, offset: usize, len: usize) -> Result<u64, CudaError> {
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(self.address + offset as u64);
@@ -375,12 +413,13 @@ impl DeviceMemory {
         Err(CudaError::Argument(format!("{len} bytes at {offset} of {total} bytes of GPU memory")))
     }
 
-    /// Copies `bytes` to `offset`, and waits for that.
-    ///
-    /// # Errors
-    /// [`CudaError::Argument`] outside of the memory, [`CudaError::Call`].
-    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
-        let (device, to) = (self.held.device(), self.inside(offset, bytes.len())?);
+    pub(super) fn write(
+        &self,
+        device: &CudaDevice,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), CudaError> {
+        let to = self.inside(offset, bytes.len())?;
         let _entered = device.enter()?;
         let from = bytes.as_ptr().cast();
         // SAFETY: both ranges are as long.
@@ -388,12 +427,13 @@ impl DeviceMemory {
         device.check("copying to the GPU", "cuMemcpyHtoD", code)
     }
 
-    /// Copies from `offset` into `bytes`, and waits for that.
-    ///
-    /// # Errors
-    /// As [`DeviceMemory::write`].
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
-        let (device, from) = (self.held.device(), self.inside(offset, bytes.len())?);
+    pub(super) fn read(
+        &self,
+        device: &CudaDevice,
+        offset: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CudaError> {
+        let from = self.inside(offset, bytes.len())?;
         let _entered = device.enter()?;
         let to = bytes.as_mut_ptr().cast();
         // SAFETY: both ranges are as long.

@@ -8,7 +8,9 @@
 #![allow(unsafe_code, reason = "calls the mock's own functions")]
 
 mod copies;
+mod gdr;
 mod gpu;
+mod ipc;
 mod load;
 mod memory;
 mod moves;

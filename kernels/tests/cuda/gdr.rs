@@ -1,0 +1,222 @@
+//! GPU memory with an address in this process, and memory that an engine lent.
+#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
+
+use std::sync::{Arc, Mutex};
+
+use cuda_mock::{self as mock, Level, each, folder_without_gdrcopy, isolated};
+use gio_kernels::cuda::{
+    CudaDevice, CudaError, EngineMemory, Gdr, GdrError, GpuMemory, LaunchMode, MappingKind,
+};
+use gio_uring::IoExecutor;
+use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, Nanos, platform::buffer::Buffer};
+use nvme_emu::EmuDomain;
+
+use crate::rig::{self, bare, set_stop};
+
+const PAGE: usize = 64 << 10;
+
+/// What frees memory says so.
+struct Engine {
+    freed: Arc<Mutex<bool>>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Nothing of it may be mapped any more.
+        assert_eq!(pinned(), 0, "freed below a mapping");
+        *self.freed.lock().expect("nobody panicked") = true;
+    }
+}
+
+/// Pins that were not undone.
+fn pinned() -> i64 {
+    mock::count("gdr_pin_buffer") - mock::count("gdr_unpin_buffer")
+}
+
+fn lend(device: &Arc<CudaDevice>, at: DevicePtr, len: usize) -> (EngineMemory, Arc<Mutex<bool>>) {
+    let freed = Arc::new(Mutex::new(false));
+    let owner = Arc::new(Engine { freed: freed.clone() });
+    // SAFETY: every test keeps the memory that this is a part of.
+    let memory = unsafe { device.adopt(at, len, owner) }.expect("the GPU's memory");
+    (memory, freed)
+}
+
+#[test]
+fn a_mapping_is_the_same_memory() {
+    isolated("gdr::a_mapping_is_the_same_memory", Level::Full, &[], || {
+        let device = rig::gpu();
+        let gdr = Gdr::open().expect("GDRCopy");
+        assert_eq!(gdr.to_string(), "GDRCopy 2.5 with driver 2.4");
+        let memory = device.allocate(3 * PAGE - 4096).expect("memory");
+        memory.write(0, &[7; 16]).expect("inside");
+        let mapping = gdr.map(memory).expect("mapped");
+        assert_eq!((mapping.len(), mapping.kind()), (3 * PAGE - 4096, MappingKind::WriteCombining));
+        let (host, address) = (mapping.host(), mapping.device());
+        assert!(!mock::is_reachable(address.0 as usize), "only through the mapping");
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { host.cast::<u64>().read_volatile() }, 0x0707_0707_0707_0707);
+
+        // A space of devices gets both addresses, and what a device writes is the GPU's.
+        let domain = EmuDomain::new("gdr");
+        let space = domain.import(mapping.into_external()).expect("page aligned");
+        let slice = DmaSlice::whole(space).expect("one range");
+        assert_eq!(slice.device(), Some(address));
+        let mut buffer = Buffer::new(slice.clone()).expect("reachable");
+        buffer.write(2 * PAGE, &[9, 8, 7]).expect("inside");
+        let (engine, freed) = lend(&device, DevicePtr(address.0 + 2 * PAGE as u64), 3);
+        let mut bytes = [0; 3];
+        engine.read(0, &mut bytes).expect("inside");
+        assert_eq!(bytes, [9, 8, 7]);
+        engine.read(1, &mut bytes).expect_err("outside");
+
+        // First the mapping, then the pin, then the memory.
+        assert_eq!((mock::count("gdr_unmap"), mock::count("cuMemFree")), (0, 0));
+        drop((slice, buffer, gdr));
+        let undone = ["gdr_unmap", "gdr_unpin_buffer", "cuMemFree", "gdr_close"].map(mock::count);
+        assert_eq!(undone, [1, 1, 1, 1]);
+        assert!(!mock::is_reachable(host.as_ptr().addr()));
+        drop(engine);
+        assert!(*freed.lock().expect("nobody panicked"));
+        drop((domain, device));
+        mock::assert_clean();
+    });
+}
+
+/// Memory in the middle of another allocation: the GPU pages around it are pinned, it is what is
+/// given out, and it goes back when it is no longer mapped.
+#[test]
+fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
+    let test = "gdr::memory_of_an_engine_is_unmapped_before_it_goes_back";
+    isolated(test, Level::Full, &[], || {
+        let device = rig::gpu();
+        let gdr = Gdr::open().expect("GDRCopy");
+        let whole = device.allocate(4 * PAGE).expect("memory");
+        whole.write(PAGE + 8192, &[5; 8]).expect("inside");
+        let at = DevicePtr(whole.device().0 + PAGE as u64 + 8192);
+        let (engine, freed) = lend(&device, at, PAGE);
+        let mapping = gdr.map(engine).expect("mapped");
+        assert!(matches!(mapping.memory(), GpuMemory::Engine(_)), "{mapping:?}");
+        assert!(mapping.host().as_ptr().addr().is_multiple_of(4096));
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { mapping.host().read_volatile() }, 5);
+        let external = mapping.into_external();
+        assert!(!*freed.lock().expect("nobody panicked"));
+        // At once, also while an executor is started: nothing here waits for kernels.
+        let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
+        executor.start(args).expect("starts");
+        drop(external);
+        assert!(*freed.lock().expect("nobody panicked"));
+        assert_eq!((pinned(), mock::count("cuMemFree")), (0, 0));
+        set_stop(&page);
+        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        drop((executor, page, whole, gdr, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn what_is_not_the_gpus_memory_is_not_adopted() {
+    let two = [("MOCK_CUDA_DEVICES", "2")];
+    isolated("gdr::what_is_not_the_gpus_memory_is_not_adopted", Level::Full, &two, || {
+        let device = rig::gpu();
+        let other = gio_kernels::cuda::CudaDriver::load().expect("a driver").device(1);
+        let other = other.expect("the second one");
+        let memory = device.allocate(PAGE).expect("memory");
+        let pinned = device.pinned(4096).expect("pinned");
+        let adopt = |device: &Arc<CudaDevice>, at, len| {
+            // SAFETY: nothing is done with it.
+            unsafe { device.adopt(at, len, Arc::new(())) }
+        };
+        let text = |found: Result<EngineMemory, CudaError>| found.expect_err("refused").to_string();
+        assert!(text(adopt(&device, DevicePtr(4096), 1)).contains("CUDA does not know it"));
+        assert!(text(adopt(&device, pinned.device(), 1)).contains("memory of the host"));
+        assert!(text(adopt(&other, memory.device(), 1)).contains("it is memory of GPU 0"));
+        assert!(text(adopt(&device, memory.device(), 0)).contains("0 bytes at"));
+        assert!(text(adopt(&device, memory.device(), 9 << 20)).contains("are allocated there"));
+        assert!(text(adopt(&device, memory.device(), usize::MAX)).contains("are allocated there"));
+        adopt(&device, memory.device(), PAGE).expect("all of it");
+        drop((memory, pinned, other, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn without_the_library() {
+    let folder = folder_without_gdrcopy(Level::Full);
+    let bare = [("LD_LIBRARY_PATH", folder.to_str().expect("text"))];
+    isolated("gdr::without_the_library", Level::Full, &bare, || {
+        drop(rig::gpu());
+        // SAFETY: opens the machine's own library, if it has one.
+        if unsafe { libloading::Library::new("libgdrapi.so.2") }.is_ok() {
+            return; // the loader finds it in any case
+        }
+        let error = Gdr::open().expect_err("no library");
+        assert!(matches!(error, GdrError::NoLibrary { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("install libgdrapi") && text.contains("staged"), "{text}");
+    });
+}
+
+#[test]
+fn without_the_kernel_module() {
+    let off = [("MOCK_GDR", "off")];
+    isolated("gdr::without_the_kernel_module", Level::Full, &off, || {
+        let error = Gdr::open().expect_err("no driver");
+        let text = error.to_string();
+        assert!(text.contains("/dev/gdrdrv") && text.contains("staged"), "{text}");
+        let there = std::path::Path::new("/dev/gdrdrv").exists();
+        assert!(there || text.contains("modprobe gdrdrv"), "{text}");
+    });
+}
+
+/// Memory that is not mapped comes back as it was, and nothing is left pinned.
+#[test]
+fn what_is_refused_comes_back() {
+    let calls = ["cuPointerSetAttribute", "gdr_pin_buffer", "gdr_map", "gdr_get_info_v2"];
+    let words = ["cuPointerSetAttribute", "BAR1", "mapping", "mapping"];
+    let cases = [[].as_slice(); 4];
+    each("gdr::what_is_refused_comes_back", Level::Full, &cases, |case| {
+        let device = rig::gpu();
+        let gdr = Gdr::open().expect("GDRCopy");
+        let memory = device.allocate(PAGE).expect("memory");
+        memory.write(0, &[3]).expect("inside");
+        mock::inject(calls[case], 0, 12);
+        let refused = gdr.map(memory).expect_err("refused");
+        let text = refused.to_string();
+        assert!(text.contains(words[case]), "{text}");
+        assert!(case == 0 || text.contains("Cannot allocate memory"), "ENOMEM: {text}");
+        let mapping = gdr.map(refused.memory).expect("the second time");
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { mapping.host().read_volatile() }, 3);
+        drop((mapping, gdr, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn memory_that_other_devices_cannot_reach() {
+    let incapable = [("MOCK_CUDA_NO_RDMA", "1"), ("MOCK_CUDA_INJECT", "gdr_pin_buffer:0:22")];
+    isolated("gdr::memory_that_other_devices_cannot_reach", Level::Full, &incapable, || {
+        let device = rig::gpu();
+        let gdr = Gdr::open().expect("GDRCopy");
+        let memory = device.allocate(PAGE).expect("memory");
+        let text = gdr.map(memory).expect_err("refused").to_string();
+        assert!(text.contains("gpuDirectRDMACapable"), "{text}");
+    });
+}
+
+/// Memory that is still mapped is never freed.
+#[test]
+fn a_mapping_that_cannot_be_undone_leaks() {
+    let calls = ["gdr_unmap", "gdr_unpin_buffer"];
+    let cases = [[].as_slice(); 2];
+    each("gdr::a_mapping_that_cannot_be_undone_leaks", Level::Full, &cases, |case| {
+        let device = rig::gpu();
+        let gdr = Gdr::open().expect("GDRCopy");
+        let mapping = gdr.map(device.allocate(PAGE).expect("memory")).expect("mapped");
+        mock::inject(calls[case], 0, 22);
+        drop(mapping);
+        assert_eq!(mock::count("cuMemFree"), 0);
+        assert_eq!(mock::count("freed while pinned"), 0);
+    });
+}
