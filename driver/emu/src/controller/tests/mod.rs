@@ -6,8 +6,11 @@ mod admin;
 mod allocations;
 mod arbitration;
 mod commands;
+mod copies;
 mod events;
 mod faults;
+#[path = "../../../tests/gpu/mod.rs"]
+mod gpu;
 mod lifecycle;
 mod queues;
 mod reset;
@@ -82,9 +85,12 @@ fn plan(opcode: NvmOpcode, then: FaultAction) -> FaultPlan {
 impl Host {
     /// Powered on and not enabled, with one namespace of 1 MiB in blocks of 512 bytes.
     fn off(change: impl FnOnce(EmuConfig) -> EmuConfig) -> Self {
+        Self::off_in(EmuDomain::new("test"), change)
+    }
+
+    fn off_in(domain: Arc<EmuDomain>, change: impl FnOnce(EmuConfig) -> EmuConfig) -> Self {
         let media = media(1 << 20);
         let config = change(config(&media));
-        let domain = EmuDomain::new("test");
         let bells = Doorbells::new(config.io_queues_max, config.dstrd).unwrap();
         let interrupts = Interrupts::new(config.vectors);
         let queues = (0..=config.io_queues_max).map(|_| None).collect();
