@@ -7,7 +7,7 @@
 //! A staged pool is one that no device reaches. Its objects go through staging memory, which the
 //! devices do reach: there they lie by their position in the request and not by their block.
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova};
 
@@ -163,7 +163,7 @@ impl KvPool {
     pub fn unregister(mut self) -> Result<(), InUse> {
         if Arc::get_mut(&mut self.memory).is_none() {
             let others = Arc::strong_count(&self.memory) - 1;
-            return Err(InUse { pool: self, others });
+            return Err(InUse { pool: Box::new(self), others });
         }
         // The last handle: dropping it unmaps.
         drop(self);
@@ -233,6 +233,16 @@ impl KvPool {
         }
     }
 
+    /// Where in [`KvPool::memory`] the part begins and ends that the devices use.
+    pub(crate) fn used(&self) -> Range<u64> {
+        if self.far.is_some() {
+            return 0..self.memory.len() as u64;
+        }
+        let span = u64::from(self.blocks - 1) * self.block_stride + u64::from(self.object_bytes);
+        let first = self.rows.iter().min().copied().unwrap_or(0);
+        first..self.rows.iter().max().copied().unwrap_or(0) + span
+    }
+
     /// Where the GPU finds block 0 of each row; empty without one.
     pub(crate) fn row_device(&self) -> Vec<u64> {
         let base = self.device_base();
@@ -285,7 +295,7 @@ impl fmt::Debug for FarMemory {
 )]
 pub struct InUse {
     /// The pool, registered as before.
-    pub pool: KvPool,
+    pub pool: Box<KvPool>,
     /// How many others hold its memory.
     pub others: usize,
 }

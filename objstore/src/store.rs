@@ -20,15 +20,17 @@ use crate::{
     transfer::{Home, Message, Prefix, Request, RequestId},
 };
 
+mod close;
 mod complete;
 mod layer;
 mod open;
 mod recover;
 mod request;
+mod route;
 mod staging;
 mod streams;
 
-pub use open::Closed;
+pub use close::Closed;
 use staging::Staging;
 use streams::Streams;
 

@@ -1,13 +1,13 @@
-//! Opening a store, and closing it.
+//! Opening a store.
 
 use std::{collections::HashMap, sync::Arc};
 
 use gio_uring::{PoolDesc, Uring, UringOptions};
-use nvme_driver::{Controller, DmaMemory, Nanos, QueueGrant};
+use nvme_driver::{Clock, Controller, DmaMemory, Nanos, QueueGrant};
 use nvme_spec::ids::Lba;
 
 use super::{
-    Device, Factory, Scratch, Store, Tally, Target,
+    Device, Factory, Scratch, Store, Tally, Target, route,
     staging::{Cut, Staging},
     streams::Streams,
 };
@@ -42,40 +42,35 @@ impl Store {
         let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
         let geometry = geometry(&shape, &regions, &options)?;
         let files = geometry.files_in(&regions, options.capacity_bytes)?;
+        // Before anything is granted: the proof has the controllers to itself.
+        route::prove(&mut devices, &pool, gpu.as_ref())?;
         let kernel = executor()?;
         let grants = grant_all(&mut devices)?;
         let ring_options = ring_options(&options);
         let mut ring =
             Uring::init_queue(options.iocbs, kernel, clock.clone(), &grants, ring_options)?;
-        let registered = pads(&devices[0].controller, &geometry).and_then(|pads| {
-            let desc = describe(&geometry, &regions, files, pads.as_ref(), &options);
-            let target = target(&mut ring, &pool, &shape, &desc, &options)?;
-            let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
-            Ok((target, streams, pads))
-        });
-        let (target, streams, pads) = match registered {
-            Ok(registered) => registered,
-            Err(error) => {
-                let deadline = clock.now() + options.stop_timeout;
-                undo(ring, &mut devices, deadline);
-                return Err(error);
-            }
-        };
-        let fua = fua(&options, &devices);
-        let path = pool.path();
-        tracing::info!(
+        let plan = Plan {
+            pool: &pool,
+            shape: &shape,
+            geometry: &geometry,
+            regions: &regions,
             files,
-            file_bytes = geometry.file_bytes(),
-            group = geometry.group(),
-            devices = devices.len(),
-            executor = ring.executor_name(),
-            %path,
-            fua,
-            "store opened"
-        );
+            clock: &*clock,
+            options: &options,
+        };
+        let Parts { target, streams, pads } =
+            match plan.register(&mut ring, gpu, &devices[0].controller) {
+                Ok(registered) => registered,
+                Err(error) => {
+                    let deadline = clock.now() + options.stop_timeout;
+                    undo(ring, &mut devices, deadline);
+                    return Err(error);
+                }
+            };
+        let fua = fua(&options, &devices);
         let (home, messages) = Home::new();
         let used = vec![0; pool.blocks() as usize];
-        Ok(Self {
+        let store = Self {
             ring: Some(ring),
             target,
             streams,
@@ -85,7 +80,7 @@ impl Store {
             fua,
             shape,
             geometry,
-            path,
+            path: pool.path(),
             pool,
             pads,
             index: Index::new(files),
@@ -101,91 +96,72 @@ impl Store {
             scratch: Scratch { used, ..Scratch::default() },
             fault: None,
             failed: None,
-        })
-    }
-
-    /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
-    /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream looks
-    /// at anything of the store any more. Handles still around are of no more use.
-    ///
-    /// # Errors
-    /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
-    /// a stream did not get past what it was told within the time to stop; memory is leaked then.
-    pub fn close(mut self) -> Result<Closed, StoreError> {
-        self.drain()?;
-        self.shut()?;
-        let controllers = std::mem::take(&mut self.devices).into_iter();
-        let pool = self.pool.clone();
-        // The pool's last handle of the store goes with it.
-        let controllers = controllers.map(|device| device.controller).collect();
-        drop(self);
-        Ok(Closed { controllers, pool })
-    }
-
-    /// Ends the kernel and takes the queues back.
-    fn shut(&mut self) -> Result<(), StoreError> {
-        let deadline = self.clock.now() + self.options.stop_timeout;
-        let quiesced = match self.ring()?.stop(deadline) {
-            Ok(quiesced) => quiesced,
-            Err(error) => return Err(self.fail(error.to_string())),
         };
-        for at in 0..self.devices.len() {
-            let device = &mut self.devices[at];
-            while let Some(qid) = device.queues.last().copied() {
-                // A queue that is not given up the easy way is worth a reset.
-                let taken = device.controller.reclaim(qid, &quiesced).or_else(|_| {
-                    device.controller.recover(&quiesced)?;
-                    device.controller.reclaim(qid, &quiesced)
-                });
-                if let Err(error) = taken {
-                    return Err(self.fail(error.to_string()));
-                }
-                device.queues.pop();
-            }
-        }
-        self.wait_for_streams()?;
-        // Stopped, and nothing is granted: dropping it frees its memory.
-        self.ring = None;
-        self.failed = Some("it was closed".to_owned());
-        Ok(())
+        store.announce();
+        Ok(store)
+    }
+
+    fn announce(&self) {
+        tracing::info!(
+            files = self.files.files(),
+            file_bytes = self.geometry.file_bytes(),
+            group = self.geometry.group(),
+            devices = self.devices.len(),
+            executor = self.ring.as_ref().map_or("none", Uring::executor_name),
+            path = %self.path,
+            fua = self.fua,
+            "store opened"
+        );
     }
 }
 
-impl Store {
-    /// Waits until no stream looks at words, tables or blocks any more. The ring has stopped: every
-    /// word that one waits for has its value.
-    fn wait_for_streams(&mut self) -> Result<(), StoreError> {
-        let deadline = self.clock.now() + self.options.stop_timeout;
-        let mut idle = 0;
-        while !self.streams.as_ref().is_none_or(Streams::is_past) {
-            if self.clock.now() >= deadline {
-                let cause = "a stream did not get past what it was told about layers in time";
-                return Err(self.fail(cause.to_owned()));
-            }
-            self.clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
-        }
-        Ok(())
+/// What of a store lives in its ring's memory.
+struct Parts {
+    target: Target,
+    streams: Option<Streams>,
+    pads: Option<Arc<dyn DmaMemory>>,
+}
+
+/// What they are made from.
+struct Plan<'a> {
+    pool: &'a KvPool,
+    shape: &'a KvShape,
+    geometry: &'a Geometry,
+    regions: &'a [Region],
+    files: u32,
+    clock: &'a dyn Clock,
+    options: &'a StoreOptions,
+}
+
+impl Plan<'_> {
+    fn register(
+        &self,
+        ring: &mut Uring,
+        gpu: Option<StoreGpu>,
+        controller: &Controller,
+    ) -> Result<Parts, StoreError> {
+        let pads = pads(controller, self.geometry)?;
+        let desc = describe(self.geometry, self.regions, self.files, pads.as_ref(), self.options);
+        let target = target(ring, self.pool, self.shape, &desc, self.options)?;
+        let streams = gpu.map(|gpu| Streams::new(gpu, ring)).transpose()?;
+        self.prove_moves(Parts { target, streams, pads }, ring)
     }
-}
 
-/// What a closed store leaves.
-#[derive(Debug)]
-pub struct Closed {
-    /// The controllers, in the order of the configuration.
-    pub controllers: Vec<Controller>,
-    /// The engine's pool, still registered.
-    pub pool: KvPool,
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        if self.failed.is_none() && self.ring.is_some() {
-            // On failure everything a device might reach was leaked, which is all a drop can do.
-            if let Err(error) = self.shut() {
-                tracing::error!(%error, "dropping a store");
-            }
+    /// Proves that objects get from staging memory to the pool, where there is staging memory.
+    fn prove_moves(&self, mut parts: Parts, ring: &mut Uring) -> Result<Parts, StoreError> {
+        let (Some(streams), Target::Staged(staging)) = (&mut parts.streams, &mut parts.target)
+        else {
+            return Ok(parts);
+        };
+        let (pool, shape, clock) = (self.pool, self.shape, self.clock);
+        let patience = self.options.stop_timeout;
+        let proof = route::Proof { ring, streams, staging, pool, shape, clock, patience };
+        let Err(error) = route::prove_moves(proof) else { return Ok(parts) };
+        if !parts.streams.as_ref().is_none_or(Streams::is_past) {
+            // It may move objects yet.
+            std::mem::forget((parts, pool.clone()));
         }
+        Err(error)
     }
 }
 

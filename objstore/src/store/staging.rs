@@ -52,6 +52,16 @@ impl Cut {
         Ok(Self { buffers, slots, row_bytes, bytes: row_bytes * u64::from(shape.segments) })
     }
 
+    /// Buffer `at` of `pool`'s staging memory.
+    fn slice(&self, at: u32, pool: &KvPool) -> Result<DmaSlice, StoreError> {
+        let offset = (u64::from(at) * self.bytes) as usize;
+        let slice = DmaSlice::new(pool.memory().clone(), offset, self.bytes as usize);
+        slice.map_err(|source| {
+            let problem = format!("staging buffer {at} cannot be used: {source}");
+            StoreError::Config { field: "pool", problem }
+        })
+    }
+
     /// Where the devices find block 0 of each row in buffer `at` of `pool`'s staging memory.
     pub(super) fn row_iova(
         &self,
@@ -59,12 +69,7 @@ impl Cut {
         pool: &KvPool,
         shape: &KvShape,
     ) -> Result<Vec<Iova>, StoreError> {
-        let offset = (u64::from(at) * self.bytes) as usize;
-        let slice = DmaSlice::new(pool.memory().clone(), offset, self.bytes as usize);
-        let slice = slice.map_err(|source| {
-            let problem = format!("staging buffer {at} cannot be used: {source}");
-            StoreError::Config { field: "pool", problem }
-        })?;
+        let slice = self.slice(at, pool)?;
         let row = |row| slice.iova().offset(u64::from(row % shape.segments) * self.row_bytes);
         Ok((0..shape.rows()).map(row).collect())
     }
@@ -150,6 +155,16 @@ impl Staging {
     /// Blocks that a buffer has room for.
     pub(super) fn slots(&self) -> u32 {
         self.cut.slots
+    }
+
+    /// Buffer `at` of `pool`'s staging memory.
+    pub(super) fn slice(&self, at: usize, pool: &KvPool) -> Result<DmaSlice, StoreError> {
+        self.cut.slice(at as u32, pool)
+    }
+
+    /// Where in a buffer the object of a layer's segment and a position is.
+    pub(super) fn offset(&self, segment: usize, position: usize) -> usize {
+        segment * self.cut.row_bytes as usize + position * self.object_bytes as usize
     }
 
     /// Whether a buffer is free, and which.

@@ -1,0 +1,90 @@
+//! Closing a store.
+
+use nvme_driver::Controller;
+
+use super::{Store, streams::Streams};
+use crate::{error::StoreError, registration::KvPool};
+
+/// What a closed store leaves.
+#[derive(Debug)]
+pub struct Closed {
+    /// The controllers, in the order of the configuration.
+    pub controllers: Vec<Controller>,
+    /// The engine's pool, still registered.
+    pub pool: KvPool,
+}
+
+impl Store {
+    /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
+    /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream looks
+    /// at anything of the store any more. Handles still around are of no more use.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
+    /// a stream did not get past what it was told within the time to stop; memory is leaked then.
+    pub fn close(mut self) -> Result<Closed, StoreError> {
+        self.drain()?;
+        self.shut()?;
+        let controllers = std::mem::take(&mut self.devices).into_iter();
+        let pool = self.pool.clone();
+        // The pool's last handle of the store goes with it.
+        let controllers = controllers.map(|device| device.controller).collect();
+        drop(self);
+        Ok(Closed { controllers, pool })
+    }
+
+    /// Ends the kernel and takes the queues back.
+    fn shut(&mut self) -> Result<(), StoreError> {
+        let deadline = self.clock.now() + self.options.stop_timeout;
+        let quiesced = match self.ring()?.stop(deadline) {
+            Ok(quiesced) => quiesced,
+            Err(error) => return Err(self.fail(error.to_string())),
+        };
+        for at in 0..self.devices.len() {
+            let device = &mut self.devices[at];
+            while let Some(qid) = device.queues.last().copied() {
+                // A queue that is not given up the easy way is worth a reset.
+                let taken = device.controller.reclaim(qid, &quiesced).or_else(|_| {
+                    device.controller.recover(&quiesced)?;
+                    device.controller.reclaim(qid, &quiesced)
+                });
+                if let Err(error) = taken {
+                    return Err(self.fail(error.to_string()));
+                }
+                device.queues.pop();
+            }
+        }
+        self.wait_for_streams()?;
+        // Stopped, and nothing is granted: dropping it frees its memory.
+        self.ring = None;
+        self.failed = Some("it was closed".to_owned());
+        Ok(())
+    }
+
+    /// Waits until no stream looks at words, tables or blocks any more. The ring has stopped: every
+    /// word that one waits for has its value.
+    fn wait_for_streams(&mut self) -> Result<(), StoreError> {
+        let deadline = self.clock.now() + self.options.stop_timeout;
+        let mut idle = 0;
+        while !self.streams.as_ref().is_none_or(Streams::is_past) {
+            if self.clock.now() >= deadline {
+                let cause = "a stream did not get past what it was told about layers in time";
+                return Err(self.fail(cause.to_owned()));
+            }
+            self.clock.pause(idle, deadline);
+            idle = idle.saturating_add(1);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.failed.is_none() && self.ring.is_some() {
+            // On failure everything a device might reach was leaked, which is all a drop can do.
+            if let Err(error) = self.shut() {
+                tracing::error!(%error, "dropping a store");
+            }
+        }
+    }
+}

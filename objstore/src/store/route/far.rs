@@ -1,0 +1,86 @@
+#![allow(unsafe_code, reason = "GPU memory is looked at through copies")]
+//! GPU memory that this process looks at through copies.
+
+use std::{any::Any, ptr::NonNull, sync::Arc};
+
+use nvme_driver::{
+    Clock, CopyEngine, CopyError, CopyWay, DeviceCopy, DevicePtr, MonotonicClock, Nanos,
+};
+
+use crate::{config::StoreGpu, registration::KvPool};
+
+/// How long a copy may take. In the machine's time: a GPU knows no other.
+const PATIENCE: Nanos = Nanos::from_millis(2_000);
+
+/// The memory of a pool, and a place in this process for what is copied.
+pub(super) struct Far<'a> {
+    copies: &'a dyn CopyEngine,
+    host: NonNull<u8>,
+    len: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+    /// Keeps the GPU's side.
+    pool: &'a KvPool,
+}
+
+impl<'a> Far<'a> {
+    /// For up to `len` bytes at once.
+    pub(super) fn new(
+        gpu: Option<&'a StoreGpu>,
+        pool: &'a KvPool,
+        len: usize,
+    ) -> Result<Self, String> {
+        let Some(gpu) = gpu else {
+            return Err("only the GPU addresses the pool; set StoreConfig::gpu".to_owned());
+        };
+        let memory = gpu.copies.host_memory(len).map_err(words)?;
+        match memory.into_parts() {
+            (Some(host), _, found, owner) if found >= len => {
+                Ok(Self { copies: &*gpu.copies, host, len, owner, pool })
+            }
+            _ => Err("the copy engine gave memory that this process cannot use".to_owned()),
+        }
+    }
+
+    /// What the GPU has at `at`.
+    pub(super) fn read(&self, at: Option<DevicePtr>, bytes: &mut [u8]) -> Result<(), String> {
+        self.copy(at, bytes.len(), CopyWay::ToHost)?;
+        // SAFETY: `copy` checked the length, and nothing is copied any more; `owner` keeps it.
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.host.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Makes the GPU have `bytes` at `at`.
+    pub(super) fn write(&self, at: Option<DevicePtr>, bytes: &[u8]) -> Result<(), String> {
+        assert!(bytes.len() <= self.len, "{} bytes for {}", bytes.len(), self.len);
+        // SAFETY: checked above; nothing is copied now; `owner` keeps it.
+        unsafe { self.host.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        self.copy(at, bytes.len(), CopyWay::ToDevice)
+    }
+
+    fn copy(&self, at: Option<DevicePtr>, len: usize, way: CopyWay) -> Result<(), String> {
+        assert!(len <= self.len, "{len} bytes for {}", self.len);
+        let device = at.ok_or("the memory has no address on the GPU")?;
+        let copy = DeviceCopy { host: self.host, device, len, way };
+        // SAFETY: `owner` and `pool` keep both sides, and nobody uses them before the copy is done;
+        // if it does not end, both are leaked below.
+        let fence = unsafe { self.copies.submit(&[copy]) }.map_err(words)?;
+        let clock = MonotonicClock::default();
+        let (deadline, mut idle) = (clock.now() + PATIENCE, 0);
+        while !self.copies.is_done(fence).map_err(words)? {
+            if clock.now() >= deadline {
+                std::mem::forget((self.owner.clone(), self.pool.clone()));
+                let millis = PATIENCE.0 / 1_000_000;
+                return Err(format!(
+                    "the GPU did not copy {len} bytes within {millis} ms; the memory is leaked"
+                ));
+            }
+            clock.pause(idle, deadline);
+            idle = idle.saturating_add(1);
+        }
+        Ok(())
+    }
+}
+
+fn words(error: CopyError) -> String {
+    error.to_string()
+}

@@ -1,0 +1,159 @@
+//! The proof that a stream moves objects between staging memory and the pool.
+
+use gio_uring::{Moves, Uring};
+use nvme_driver::{Clock, Nanos, platform::buffer::Buffer};
+
+use super::Far;
+use crate::{
+    config::StoreGpu,
+    error::{Direction, StoreError},
+    ids::{BlockId, Layer, Row},
+    registration::KvPool,
+    shape::KvShape,
+    stats::Path,
+    store::{
+        staging::{Staging, Until},
+        streams::{Refused, Streams, is_reached},
+    },
+};
+
+/// What the proof uses.
+pub(in crate::store) struct Proof<'a> {
+    pub(in crate::store) ring: &'a mut Uring,
+    pub(in crate::store) streams: &'a mut Streams,
+    pub(in crate::store) staging: &'a mut Staging,
+    pub(in crate::store) pool: &'a KvPool,
+    pub(in crate::store) shape: &'a KvShape,
+    pub(in crate::store) clock: &'a dyn Clock,
+    pub(in crate::store) patience: Nanos,
+}
+
+/// Proves that the store's own stream moves objects of the first and the last layer to the pool and
+/// back: a pattern goes from staging memory to the pool, where copies look at it, and back over
+/// something else.
+pub(in crate::store) fn prove_moves(mut proof: Proof<'_>) -> Result<(), StoreError> {
+    let gpu = proof.streams.gpu().clone();
+    let last = Layer(proof.shape.layers - 1);
+    for layer in [Layer(0), last] {
+        let moved = proof.layer(&gpu, layer);
+        moved.map_err(|why| StoreError::Route {
+            path: Path::Staged,
+            why: format!("moving objects of layer {layer} on the GPU: {why}"),
+        })?;
+    }
+    Ok(())
+}
+
+/// An object of the proof.
+struct Object {
+    block: BlockId,
+    row: Row,
+    /// Where it is in the staging buffer.
+    near: usize,
+    /// What it is to hold.
+    pattern: Vec<u8>,
+    /// What the pool held before.
+    kept: Vec<u8>,
+}
+
+impl Object {
+    fn compare(&self, found: &[u8], place: &str) -> Result<(), String> {
+        let Self { block, row, pattern, .. } = self;
+        match pattern.iter().zip(found).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "in {place}, byte {at} of block {block}, row {row} is {:#04x} instead of {:#04x}",
+                found[at], pattern[at]
+            )),
+        }
+    }
+}
+
+impl Proof<'_> {
+    fn layer(&mut self, gpu: &StoreGpu, layer: Layer) -> Result<(), String> {
+        let bytes = self.shape.object_bytes as usize;
+        let far = Far::new(Some(gpu), self.pool, bytes)?;
+        // Against the order of the pool, so that a move that ignores the table is seen.
+        let mut blocks = vec![BlockId(self.pool.blocks() - 1), BlockId(0)];
+        blocks.truncate(self.staging.slots().min(self.pool.blocks()) as usize);
+        let objects = self.objects(&far, layer, &blocks)?;
+        let table = self.ring.upload(blocks.iter().map(|block| block.0));
+        let table = table.map_err(|error| error.to_string())?;
+        let at = self.staging.free().ok_or_else(|| self.staging.busy().to_string())?;
+        self.staging.hold(at, Until::Now, None, table.clone());
+        let slice = self.staging.slice(at, self.pool).map_err(|error| error.to_string())?;
+        let mut near = Buffer::new(slice).ok_or("staging memory is out of this process's reach")?;
+        let mut found = vec![0; bytes];
+        for object in &objects {
+            near.write(object.near, &object.pattern).map_err(|error| error.to_string())?;
+        }
+        self.carry(at, &self.staging.moves(at, Direction::Retrieve, layer, &table))?;
+        for object in &objects {
+            far.read(self.pool.device(object.block, object.row), &mut found)?;
+            object.compare(&found, "the pool")?;
+            near.write(object.near, &vec![0x5a; bytes]).map_err(|error| error.to_string())?;
+        }
+        self.carry(at, &self.staging.moves(at, Direction::Store, layer, &table))?;
+        for object in &objects {
+            near.read(object.near, &mut found).map_err(|error| error.to_string())?;
+            object.compare(&found, "staging memory")?;
+            far.write(self.pool.device(object.block, object.row), &object.kept)?;
+        }
+        Ok(())
+    }
+
+    fn objects(
+        &self,
+        far: &Far<'_>,
+        layer: Layer,
+        blocks: &[BlockId],
+    ) -> Result<Vec<Object>, String> {
+        let mut objects = Vec::new();
+        for (segment, row) in self.shape.layer_rows(layer).map(Row).enumerate() {
+            for (position, block) in blocks.iter().enumerate() {
+                let mut kept = vec![0; self.shape.object_bytes as usize];
+                far.read(self.pool.device(*block, row), &mut kept)?;
+                let salt = u64::from(row.0) << 32 | position as u64;
+                objects.push(Object {
+                    block: *block,
+                    row,
+                    near: self.staging.offset(segment, position),
+                    pattern: pattern(kept.len(), salt),
+                    kept,
+                });
+            }
+        }
+        Ok(objects)
+    }
+
+    /// Has the store's own stream move objects, and waits.
+    fn carry(&mut self, at: usize, moves: &Moves) -> Result<(), String> {
+        let own = self.streams.own();
+        let moved = match self.streams.carry(self.ring, own, [None, None], moves) {
+            Ok(moved) => moved,
+            Err(Refused { error, .. }) => return Err(error.to_string()),
+        };
+        self.staging.set_until(at, Until::Reached(moved.clone()));
+        let (deadline, mut idle) = (self.clock.now() + self.patience, 0);
+        while !is_reached(&moved) {
+            if self.clock.now() >= deadline {
+                return Err(format!("nothing was moved within {} ms", self.patience.0 / 1_000_000));
+            }
+            self.clock.pause(idle, deadline);
+            idle = idle.saturating_add(1);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that are like those of no other object of the proof.
+fn pattern(len: usize, salt: u64) -> Vec<u8> {
+    let mut state = (salt + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
