@@ -73,7 +73,6 @@ struct Stream {
   std::deque<std::function<void()>> jobs;
   bool busy = false;
   bool ended = false;
-  std::thread thread;
 };
 struct Point {
   std::atomic<long> recorded{0}, reached{0};

@@ -5,6 +5,10 @@
 //!   CudaDevice -- pinned() ----> PinnedMemory  rings, maps, queues  memory
 //!              -- register*() -> Registration  memory of a bus, doorbells
 //!              -- allocate() --> DeviceMemory
+//!              -- adopt() ----> EngineMemory  the engine's KV pool          engine
+//!              -- open_*() ---> IpcMemory, SharedEvent  another process's   ipc
+//!   Gdr        -- map() ------> GdrMapping    GPU memory for host and drives   gdr
+//!   CudaCopies                   batches of copies, for software controllers  copy
 //!   CudaStream                   its own SMs (green context), or a priority   stream
 //!   CudaExecutor                 launch per batch, or resident                module, executor
 //! ```
@@ -16,6 +20,10 @@
 //! - While an executor of a device is started, nothing of that device is freed, unregistered or
 //!   destroyed: such calls may wait for kernels, and a resident one does not end. What is dropped
 //!   meanwhile is parked; pinned memory of the same length is handed out again.
+//! - Memory that is mapped for the host, or lent by an engine, is unmapped at once when the last
+//!   user lets go of it, and only then freed or given back.
+//! - Nothing waits for a kernel while an executor is started, except what says so: allocating,
+//!   compiling, opening other processes' memory. [`CudaCopies`] takes its memory beforehand.
 //! - An executor that is dropped while its kernel may still run leaks what the kernel may reach.
 //! - An error after which CUDA can do nothing more in this process (an illegal address, a kernel
 //!   that was killed) is remembered by its device, and is the answer to every later call.

@@ -34,7 +34,7 @@ const DEVICE: &str = "/dev/gdrdrv";
 pub enum GdrError {
     /// There is no library.
     #[error(
-        "GDRCopy's library is not there ({cause}); install libgdrapi (2.0 or later), or use the \
+        "GDRCopy's library is not there ({cause}); install libgdrapi (2.4 or later), or use the \
          staged path"
     )]
     NoLibrary {
@@ -42,7 +42,7 @@ pub enum GdrError {
         cause: String,
     },
     /// The library lacks functions.
-    #[error("GDRCopy's library ({LIBRARY}) lacks {lacks}; install version 2.2 or later")]
+    #[error("GDRCopy's library ({LIBRARY}) lacks {lacks}; install version 2.4 or later")]
     OldLibrary {
         /// What is missing.
         lacks: &'static str,
@@ -374,7 +374,10 @@ fn why_no_driver() -> String {
         ),
         Err(error) => match error.kind() {
             ErrorKind::NotFound => {
-                format!("{DEVICE} is not there; load its kernel module (modprobe gdrdrv)")
+                format!(
+                    "{DEVICE} is not there; load its kernel module (modprobe gdrdrv), or install \
+                     GDRCopy 2.6 on a driver for CUDA 13.3, which does without"
+                )
             }
             ErrorKind::PermissionDenied => {
                 format!("{DEVICE} may not be opened; give this user access to it")

@@ -307,3 +307,21 @@ fn a_dropped_engine_waits_for_its_copies() {
         mock::assert_clean();
     });
 }
+
+/// As with the mock, with the machine's driver: batches, single copies, beside a resident kernel.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+#[allow(clippy::print_stdout, reason = "what the machine has")]
+fn bytes_go_there_and_back_on_a_gpu() {
+    let device = rig::gpu();
+    let copies = CudaCopies::new(&device).expect("a stream");
+    println!("{copies:?}");
+    let pages = Pages::new(&copies, &device, 1500);
+    there_and_back(&copies, &pages);
+    let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
+    executor.start(args).expect("starts");
+    there_and_back(&copies, &pages);
+    drop((pages, copies));
+    set_stop(&page);
+    executor.stop(Nanos::from_millis(10_000)).expect("stops");
+}

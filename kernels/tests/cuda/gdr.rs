@@ -220,3 +220,33 @@ fn a_mapping_that_cannot_be_undone_leaks() {
         assert_eq!(mock::count("freed while pinned"), 0);
     });
 }
+
+/// With the machine's driver. Without GDRCopy it only says why.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+#[allow(clippy::print_stdout, reason = "what the machine has")]
+fn a_mapping_is_the_same_memory_on_a_gpu() {
+    let device = rig::gpu();
+    let memory = device.allocate(PAGE).expect("memory");
+    memory.write(4096, &[7; 16]).expect("inside");
+    // SAFETY: `memory` is kept until the end.
+    let engine = unsafe { device.adopt(memory.device(), PAGE, Arc::new(())) };
+    let engine = engine.expect("the GPU's memory");
+    let mapping = match Gdr::open() {
+        Ok(gdr) => gdr.map(engine).expect("mapped"),
+        Err(error) => return println!("{error}"),
+    };
+    println!("{mapping:?}");
+    // SAFETY: inside the mapping.
+    let word = unsafe { mapping.host().add(4096).cast::<u64>() };
+    // SAFETY: as above.
+    assert_eq!(unsafe { word.read_volatile() }, 0x0707_0707_0707_0707);
+    // SAFETY: as above.
+    unsafe { word.write_volatile(0x0505_0505_0505_0505) };
+    // Reading through the mapping sends what was written before on its way.
+    // SAFETY: as above.
+    assert_eq!(unsafe { word.read_volatile() }, 0x0505_0505_0505_0505);
+    let mut bytes = [0; 8];
+    memory.read(4096, &mut bytes).expect("inside");
+    assert_eq!(bytes, [5; 8]);
+}

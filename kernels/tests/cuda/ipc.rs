@@ -58,6 +58,12 @@ fn answer(all: &[u8]) {
     let again = unsafe { device.open_memory(&memory) }.expect("opened");
     assert_eq!((opened.device(), opened.len()), (again.device(), 5000));
     drop(again);
+    // 4 GiB more than were exported.
+    let mut more = memory.to_bytes();
+    more[IpcMemoryHandle::BYTES - 5] = 1;
+    // SAFETY: as above.
+    let error = unsafe { device.open_memory(&IpcMemoryHandle::from_bytes(&more)) };
+    assert!(error.expect_err("too long").to_string().contains("bytes, not"));
     // SAFETY: as above.
     let event = unsafe { device.open_event(&event) }.expect("opened");
     assert!(!event.is_reached().expect("an event"));
@@ -85,10 +91,10 @@ fn answer(all: &[u8]) {
     let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
     executor.start(args).expect("starts");
     drop(mapping);
-    assert_eq!(mock::count("cuIpcCloseMemHandle"), 1);
+    let closed = mock::count("cuIpcCloseMemHandle");
     set_stop(&page);
     executor.stop(Nanos::from_millis(10_000)).expect("stops");
-    assert_eq!(mock::count("cuIpcCloseMemHandle"), 2);
+    assert_eq!((closed, mock::count("cuIpcCloseMemHandle")), (2, 3), "after the kernel ended");
     drop((executor, page, event, stream, word, device));
     mock::assert_clean();
 }
