@@ -216,7 +216,11 @@ pub(crate) fn prove(drive: &mut Controller, scratch: &DmaSlice) -> anyhow::Resul
     Ok(report.why())
 }
 
-fn usable(drive: &Controller) -> Result<(), Problem> {
+/// Whether a store fits on it.
+///
+/// # Errors
+/// What is in the way.
+pub(crate) fn usable(drive: &Controller) -> Result<(), Problem> {
     let Some(space) = drive.namespaces().first() else {
         let why: Vec<String> = drive
             .refused_namespaces()

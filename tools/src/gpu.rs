@@ -2,21 +2,33 @@
 
 #![allow(unsafe_code, reason = "sets an environment variable that the NVIDIA driver reads")]
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use gio_kernels::cuda::{
-    CudaDevice, CudaDriver, CudaError, CudaExecutor, CudaOptions, CudaReport, DoorbellKind,
-    LaunchMode, Registration, StreamKind,
+    CudaCopies, CudaDevice, CudaDriver, CudaError, CudaExecutor, CudaOptions, CudaPattern,
+    CudaReport, CudaStream, CudaStreams, DeviceMemory, DoorbellKind, Gdr, GdrError, LaunchMode,
+    MappingKind, Registration, StreamKind,
 };
-use gio_uring::{ExecutorError, IoExecutor};
-use nvme_driver::{Bus, Clock, DmaMemory, DmaSpace};
-use objstore::ExecutorFactory;
+use gio_uring::{ExecutorError, IoExecutor, RawStream};
+use nvme_driver::{
+    Bus, Clock, CopyEngine, DevicePtr, DmaMemory, DmaSpace, ExternalMemory, MonotonicClock,
+};
+use objstore::{ExecutorFactory, StoreGpu};
 use serde::Serialize;
 
 use crate::cli::GpuChoice;
-use crate::problem::Problem;
+use crate::problem::{Problem, unfit};
 
+/// Pages that the GPU's memory is mapped in.
+const PAGE: usize = 64 << 10;
+/// Pinned memory for copies: what the software controllers of one address space ask for at once,
+/// and some for trying routes.
+const COPY_BYTES: usize = 80 << 20;
+/// What opens the direct route to drives.
+const GDRCOPY: &str = "install GDRCopy (libgdrapi and the gdrdrv module); nvme-bind doctor shows \
+                       what else drives need to reach GPU memory";
 /// What to do without a GPU.
 const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
                        threads; ripieno doctor shows what is missing for the GPU";
@@ -33,11 +45,18 @@ pub(crate) fn load_eagerly() {
     }
 }
 
+/// What keeps memory.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
 /// A GPU, and what is used of it.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     device: Arc<CudaDevice>,
-    choice: GpuChoice,
+    copies: Arc<CudaCopies>,
+    streams: Arc<CudaStreams>,
+    /// Where the engine's work is: below the I/O kernel's priority, on all SMs.
+    engine: CudaStream,
+    gdr: Result<Gdr, GdrError>,
     /// How the last executor runs.
     ran: Mutex<Option<CudaReport>>,
 }
@@ -48,29 +67,53 @@ impl Gpu {
     /// # Errors
     /// [`Problem`] when there is no driver, no such GPU, or not enough of it.
     pub(crate) fn open(choice: GpuChoice) -> Result<Arc<Self>, Problem> {
-        let refuse = |error: CudaError| Problem::new(format!("--executor cuda: {error}"), INSTEAD);
-        let device = CudaDriver::load().and_then(|driver| driver.device(choice.ordinal));
-        let device = device.map_err(refuse)?;
-        let gpu = Arc::new(Self { device, choice, ran: Mutex::default() });
+        let driver = CudaDriver::load();
+        let device = driver.and_then(|driver| driver.device(choice.ordinal));
+        device
+            .and_then(|device| Self::on(device, choice))
+            .map_err(|error: CudaError| Problem::new(format!("--executor cuda: {error}"), INSTEAD))
+    }
+
+    /// Compiles what is going to run on `device`, and takes what can only be taken before a
+    /// resident kernel runs.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn on(device: Arc<CudaDevice>, choice: GpuChoice) -> Result<Arc<Self>, CudaError> {
+        let gpu = Arc::new(Self {
+            copies: Arc::new(CudaCopies::with_host_memory(&device, COPY_BYTES)?),
+            streams: Arc::new(CudaStreams::new(&device)?),
+            engine: CudaStream::lowest(&device)?,
+            gdr: Gdr::open(),
+            ran: Mutex::default(),
+            device,
+        });
         // Whether the I/O kernel compiles and gets its SMs is found out before anything is built.
-        gpu.make_executor(Arc::new(nvme_driver::MonotonicClock::default())).map_err(refuse)?;
+        gpu.make_executor(choice, Arc::new(MonotonicClock::default()))?;
         Ok(gpu)
     }
 
-    fn make_executor(&self, clock: Arc<dyn Clock>) -> Result<CudaExecutor, CudaError> {
-        let mode =
-            if self.choice.is_resident { LaunchMode::Resident } else { LaunchMode::PerBatch };
-        let options = CudaOptions { mode, sms: Some(self.choice.io_sms) };
+    fn make_executor(
+        &self,
+        choice: GpuChoice,
+        clock: Arc<dyn Clock>,
+    ) -> Result<CudaExecutor, CudaError> {
+        let mode = if choice.is_resident { LaunchMode::Resident } else { LaunchMode::PerBatch };
+        let options = CudaOptions { mode, sms: Some(choice.io_sms) };
         let executor = CudaExecutor::new(&self.device, options, clock)?;
         *self.ran.lock().unwrap_or_else(PoisonError::into_inner) = Some(executor.report());
         Ok(executor)
     }
 
     /// Makes executors on this GPU.
-    pub(crate) fn executor(self: &Arc<Self>, clock: Arc<dyn Clock>) -> ExecutorFactory {
+    pub(crate) fn executor(
+        self: &Arc<Self>,
+        choice: GpuChoice,
+        clock: Arc<dyn Clock>,
+    ) -> ExecutorFactory {
         let gpu = self.clone();
         Box::new(move || -> Result<Box<dyn IoExecutor>, ExecutorError> {
-            Ok(Box::new(gpu.make_executor(clock.clone())?))
+            Ok(Box::new(gpu.make_executor(choice, clock.clone())?))
         })
     }
 
@@ -97,7 +140,99 @@ impl Gpu {
         self.device.register_memory(memory).context("--executor cuda")
     }
 
-    /// Memory for queues and descriptors, which host, GPU and controllers reach, and its name.
+    /// What moves bytes for software controllers.
+    pub(crate) fn copies(&self) -> Arc<dyn CopyEngine> {
+        self.copies.clone()
+    }
+
+    /// What a store needs of it.
+    pub(crate) fn for_store(&self) -> StoreGpu {
+        StoreGpu { streams: self.streams.clone(), copies: self.copies.clone() }
+    }
+
+    /// The engine's stream.
+    pub(crate) fn stream(&self) -> RawStream {
+        // SAFETY: a stream of the GPU that `streams` is of, too; whoever uses it keeps this GPU.
+        unsafe { RawStream::new(self.engine.raw()) }
+    }
+
+    /// What makes and compares contents, up to so many items at a time.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn pattern(&self, items: usize) -> anyhow::Result<CudaPattern> {
+        CudaPattern::with_items(&self.device, items).context("memory for checks")
+    }
+
+    /// `bytes` bytes of its memory: to be mapped, where they are, and what keeps them.
+    ///
+    /// # Errors
+    /// [`crate::problem::Unfit`] when it has no more so many.
+    pub(crate) fn memory(
+        &self,
+        bytes: usize,
+    ) -> anyhow::Result<(ExternalMemory, DevicePtr, Owner)> {
+        let memory = self.allocate(bytes)?;
+        let base = memory.device();
+        let (host, device, len, owner) = memory.into_external().into_parts();
+        // SAFETY: put together again as it was.
+        let memory = unsafe { ExternalMemory::new(host, device, len, owner.clone()) };
+        Ok((memory, base, owner))
+    }
+
+    fn allocate(&self, bytes: usize) -> anyhow::Result<DeviceMemory> {
+        let len = bytes.next_multiple_of(PAGE);
+        self.device.allocate(len).map_err(|error| unfit(error, "set --pool-blocks"))
+    }
+
+    /// Pinned memory of the host that GPU and devices reach.
+    ///
+    /// # Errors
+    /// [`crate::problem::Unfit`] when there is no more so much.
+    pub(crate) fn staging(
+        &self,
+        space: &dyn DmaSpace,
+        bytes: usize,
+    ) -> anyhow::Result<Arc<dyn DmaMemory>> {
+        let pinned = self.device.pinned(bytes);
+        let pinned = pinned.map_err(|error| unfit(error, "set --pool-blocks"))?;
+        let mapped = space.import(pinned.into_external());
+        mapped.map_err(|error| unfit(format!("mapping pinned memory for devices: {error}"), ""))
+    }
+
+    /// Memory of the GPU that has an address in this process, mapped for devices.
+    ///
+    /// # Errors
+    /// [`crate::problem::Unfit`] without GDRCopy, and where drives would not find their way there.
+    pub(crate) fn mapped(
+        &self,
+        space: &dyn DmaSpace,
+        bytes: usize,
+    ) -> anyhow::Result<(Arc<dyn DmaMemory>, MappingKind)> {
+        if !self.streams.orders_peer_writes() {
+            let why = "what a drive writes into this GPU's memory may become visible after its \
+                       completion, and the driver cannot flush it";
+            return Err(unfit(why, "use another GPU"));
+        }
+        let gdr = self.gdr.as_ref().map_err(|error| unfit(error, GDRCOPY))?;
+        let mapping = gdr.map(self.allocate(bytes)?);
+        let mapping = mapping.map_err(|refused| unfit(refused.error, GDRCOPY))?;
+        let kind = mapping.kind();
+        let mapped = space.import(mapping.into_external());
+        let mapped = mapped
+            .map_err(|error| unfit(format!("mapping GPU memory for devices: {error}"), ""))?;
+        Ok((mapped, kind))
+    }
+
+    /// Whether GDRCopy is there.
+    pub(crate) fn gdrcopy(&self) -> Result<&Gdr, &GdrError> {
+        self.gdr.as_ref()
+    }
+
+    /// Memory for queues and descriptors, which host, GPU and controllers reach, and its name: the
+    /// GPU's where the host has an address for it, else pinned memory of the host. Software
+    /// controllers write their completions with the CPU: a mapping that gathers writes is none for
+    /// them.
     ///
     /// # Errors
     /// When there is not so much of it.
@@ -105,10 +240,17 @@ impl Gpu {
         &self,
         space: &dyn DmaSpace,
         bytes: usize,
-    ) -> anyhow::Result<(Arc<dyn DmaMemory>, &'static str)> {
-        let pinned = self.device.pinned(bytes).context("memory for queues")?;
-        let memory = space.import(pinned.into_external()).context("memory for queues")?;
-        Ok((memory, "pinned host memory"))
+        is_emulated: bool,
+    ) -> anyhow::Result<(Arc<dyn DmaMemory>, String)> {
+        match self.mapped(space, bytes) {
+            Ok((memory, kind)) if !is_emulated || kind == MappingKind::Cached => {
+                return Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})")));
+            }
+            Ok((_, kind)) => tracing::info!(%kind, "no queues in GPU memory: not for the CPU"),
+            Err(error) => tracing::info!("no queues in GPU memory: {error:#}"),
+        }
+        let memory = self.staging(space, bytes).context("memory for queues")?;
+        Ok((memory, "pinned host memory".to_owned()))
     }
 
     /// What there is and what was granted.
@@ -184,11 +326,16 @@ impl GpuReport {
             "resident" => "resident kernel",
             _ => "a launch per batch",
         };
+        format!("{launch} on {}", self.partition_words())
+    }
+
+    /// The part of the GPU that is used.
+    pub(crate) fn partition_words(&self) -> String {
         let asked = self.io_sms_asked.unwrap_or(self.io_sms_granted);
-        let partition = match &self.partition_missing {
-            None => format!("{} of {} SMs ({asked} asked for)", self.io_sms_granted, self.sms),
-            Some(why) => format!("all {} SMs, NOT {asked} of its own: {why}", self.sms),
-        };
-        format!("{launch} on {partition}, {}", self.partition)
+        let Self { io_sms_granted, sms, partition, .. } = self;
+        match &self.partition_missing {
+            None => format!("{io_sms_granted} of {sms} SMs ({asked} asked for), {partition}"),
+            Some(why) => format!("all {sms} SMs, NOT {asked} of its own: {why}; {partition}"),
+        }
     }
 }

@@ -14,6 +14,7 @@
 //!   stack    controllers, driver, pool and store, by the first route of the data that works: the
 //!            only place that knows how to build them
 //!   identify what a device says about itself
+//!   doctor   which routes of the data work here, tried one by one
 //!   report   one JSON object, or tables
 //! ```
 //!
@@ -36,6 +37,7 @@
 
 mod cli;
 mod contents;
+mod doctor;
 mod drives;
 mod gpu;
 mod identify;

@@ -38,6 +38,27 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
+/// Why something of this machine cannot be used, where something else can instead.
+#[derive(Debug, Clone)]
+pub(crate) struct Unfit {
+    why: String,
+    /// What would make it usable; may be empty.
+    pub(crate) mend: String,
+}
+
+/// [`Unfit`] as an error that travels.
+pub(crate) fn unfit(why: impl ToString, mend: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Unfit { why: why.to_string(), mend: mend.into() })
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Unfit {}
+
 /// An error and its causes in one line. Causes that the message before them quotes already are left
 /// out.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {

@@ -184,11 +184,10 @@ impl Report {
     }
 
     fn path_note(&self) -> String {
-        let gpu = match &self.gpu {
-            Some(gpu) => gpu.device_words(),
-            None => "no GPU is involved".to_owned(),
-        };
-        format!("{gpu}; memory: {}", self.memory)
+        match &self.gpu {
+            Some(gpu) => format!("{}\n{}", gpu.device_words(), self.memory),
+            None => format!("no GPU is involved; memory: {}", self.memory),
+        }
     }
 
     fn kernel_note(&self) -> String {

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 /// Characters of a line of a note.
-const NOTE_COLUMNS: usize = 88;
+const NOTE_COLUMNS: usize = 74;
 
 /// One row.
 pub(crate) fn row(name: &str, value: impl ToString, note: impl ToString) -> [String; 3] {

@@ -68,7 +68,8 @@ fn without_a_gpu_it_is_said_what_is_missing_and_what_to_use() {
 #[test]
 fn the_pool_in_host_memory() {
     for launch in ["per-batch", "resident"] {
-        let line = format!("--requests 40 --verify full --require host --io-sms 3 --launch {launch}");
+        let line =
+            format!("--requests 40 --verify full --require host --io-sms 3 --launch {launch}");
         let (report, _) = report(Level::Full, &[], &line);
         assert_eq!((&report["path"], &report["executor"]), (&"host".into(), &"cuda".into()));
         let gpu = &report["gpu"];

@@ -2,17 +2,24 @@
 
 use std::path::PathBuf;
 
+use nvme_driver::platform::vfio::PciAddress;
+
 use crate::model::{MODELS, Model, Shape};
 use crate::problem::Problem;
 
-use super::devices::{Devices, MemoryChoice};
-use super::gpu::{Executor, Route, required};
-use super::raw::{DescriptorsFlag, ProgressFlag, ReplayFlags, VerifyFlag};
+use super::devices::{self, Devices, EmuChoice, MemoryChoice};
+use super::gpu::{self, Executor, GpuChoice, Route, required};
+use super::raw::{DescriptorsFlag, DoctorFlags, ProgressFlag, ReplayFlags, VerifyFlag};
 
 /// Queue pairs one software controller offers.
 pub(crate) const EMU_QUEUES: u16 = 64;
 /// Entries a queue of a software controller may have (MQES).
 pub(crate) const EMU_DEPTH: u32 = 1024;
+/// Requests of a trial, enough that some are found stored.
+const TRIAL_REQUESTS: usize = 24;
+/// Blocks of its pool, few enough that requests go through it in windows.
+const TRIAL_BLOCKS: u32 = 32;
+
 /// Which bytes are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verify {
@@ -100,7 +107,71 @@ pub(crate) struct ReplayArgs {
     pub(crate) quiet: bool,
 }
 
+/// `ripieno doctor`, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct DoctorArgs {
+    /// Drives; software controllers if there are none.
+    pub(crate) drives: Vec<PciAddress>,
+    /// What is used of a GPU.
+    pub(crate) gpu: GpuChoice,
+    /// The route that has to work.
+    pub(crate) require: Option<Route>,
+    /// JSON in place of the table.
+    pub(crate) json: bool,
+}
+
+impl DoctorArgs {
+    /// # Errors
+    /// The first flag that makes no sense, or none together with another.
+    pub(crate) fn check(flags: &DoctorFlags) -> Result<Self, Problem> {
+        let named = devices::parse(&flags.device)?;
+        let drives: Vec<PciAddress> = named.iter().filter_map(|named| named.address()).collect();
+        if !drives.is_empty() && drives.len() < named.len() {
+            return Err(devices::mixed());
+        }
+        Ok(Self {
+            drives,
+            gpu: gpu::choice(&flags.gpu)?,
+            require: flags.require.map(required),
+            json: flags.json,
+        })
+    }
+}
+
 impl ReplayArgs {
+    /// A small replay with one software controller, in which every byte is checked.
+    pub(crate) fn trial(executor: Executor, route: Route) -> Self {
+        let model = &MODELS[0];
+        let shape = Shape {
+            model: model.name,
+            layers: model.layers,
+            segments: model.segments,
+            block_tokens: model.block_tokens,
+            object_bytes: model.token_bytes * model.block_tokens,
+        };
+        Self {
+            trace: None,
+            requests: Some(TRIAL_REQUESTS),
+            seed: 1,
+            shape,
+            pool_blocks: Some(TRIAL_BLOCKS),
+            verify: Verify::Full,
+            devices: Devices::Emu(EmuChoice::one(model.lba_bytes)),
+            memory: MemoryChoice::Host,
+            overwrite: false,
+            capacity: None,
+            queues: 1,
+            depth: 64,
+            executor,
+            require: Some(route),
+            coalesce: 128 << 10,
+            descriptors: Descriptors::Auto,
+            json: true,
+            progress: false,
+            quiet: true,
+        }
+    }
+
     /// Checks everything that can be checked without the workload.
     ///
     /// # Errors

@@ -52,6 +52,13 @@ pub(crate) struct EmuChoice {
     pub(crate) mdts: u32,
 }
 
+impl EmuChoice {
+    /// One, with its bytes in memory.
+    pub(super) fn one(lba_bytes: u32) -> Self {
+        Self { count: 1, media: MediaChoice::Memory, lba_bytes, mdts: MDTS_DEFAULT as u32 }
+    }
+}
+
 /// What the objects are spread over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Devices {
@@ -70,11 +77,7 @@ impl Devices {
             return Self::emu(flags, lba_default);
         }
         if drives.len() < named.len() {
-            return Err(Problem::new(
-                "--device: software controllers and real drives cannot share a store, because \
-                 their DMA goes through different address spaces",
-                "name only emu, or only vfio devices",
-            ));
+            return Err(mixed());
         }
         let only_emu = [
             ("--devices", flags.devices.is_some()),
@@ -140,7 +143,8 @@ pub(crate) enum Named {
 }
 
 impl Named {
-    fn address(self) -> Option<PciAddress> {
+    /// Where a drive is.
+    pub(super) fn address(self) -> Option<PciAddress> {
         match self {
             Self::Emu => None,
             Self::Vfio(address) => Some(address),
@@ -176,6 +180,15 @@ pub(crate) fn parse(values: &[String]) -> Result<Vec<Named>, Problem> {
         }
     }
     Ok(devices)
+}
+
+/// Software controllers and drives together.
+pub(super) fn mixed() -> Problem {
+    Problem::new(
+        "--device: software controllers and real drives cannot share a store, because their DMA \
+         goes through different address spaces",
+        "name only emu, or only vfio devices",
+    )
 }
 
 fn unknown(word: &str) -> Problem {

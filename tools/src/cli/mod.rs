@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line};
-use crate::{identify, replay};
+use crate::{doctor, identify, replay};
 
-pub(crate) use args::{Descriptors, EMU_DEPTH, EMU_QUEUES, ReplayArgs, Verify};
+pub(crate) use args::{Descriptors, DoctorArgs, EMU_DEPTH, EMU_QUEUES, ReplayArgs, Verify};
 pub(crate) use devices::{Devices, EmuChoice, MediaChoice, MemoryChoice, Named};
 pub(crate) use gpu::{Executor, GpuChoice, Route};
 #[cfg(test)]
@@ -32,6 +32,11 @@ pub fn run() -> ExitCode {
             log(flags.verbose, false);
             let named = devices::parse(&flags.device).map_err(Into::into);
             named.and_then(|devices| identify::run(&devices, flags.json))
+        }
+        raw::Command::Doctor(flags) => {
+            log(flags.verbose, flags.verbose == 0);
+            let asked = args::DoctorArgs::check(&flags).map_err(Into::into);
+            asked.and_then(|args| doctor::run(&args))
         }
     };
     match outcome {

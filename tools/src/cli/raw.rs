@@ -75,6 +75,54 @@ pub(crate) enum Command {
     /// Attaches the driver, reads, and shuts the device down again. Nothing is written to it.
     #[command(after_help = IDENTIFY_HELP)]
     Identify(IdentifyFlags),
+
+    /// Show which routes of the data work here, why the others do not, and what would open them
+    ///
+    /// Looks at the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tries each route
+    /// between device and KV pool. Software controllers are tried with a small replay, in which
+    /// every byte is checked. Real drives are only read: what is on them stays.
+    #[command(after_help = DOCTOR_HELP)]
+    Doctor(DoctorFlags),
+}
+
+const DOCTOR_HELP: &str = "\
+Examples:
+  ripieno doctor
+  ripieno doctor --device vfio:0000:65:00.0,vfio:0000:66:00.0
+  ripieno doctor --require direct --json
+
+What --json prints: {\"works\": [routes], \"checks\": [{\"id\", \"title\", \"verdict\", \"found\",
+\"mend\"}]}, where a verdict is works, limited, fails or skipped.
+
+nvme-bind doctor looks at the other half: IOMMU, VFIO, PCIe, and the drives to be bound.
+
+Exit codes:
+  0  a route works (with --require: this route works)
+  1  no route works (with --require: this route does not), or a device did not answer
+  2  bad input: the command line";
+
+/// Flags of `ripieno doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorFlags {
+    /// What data is to go to and from: emu (a software controller), or
+    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu")]
+    pub(crate) device: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) gpu: GpuFlags,
+
+    /// End with 1 unless this route works: direct, staged or host
+    #[arg(long, value_enum, value_name = "ROUTE")]
+    pub(crate) require: Option<RequireFlag>,
+
+    /// Print one JSON object on stdout in place of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// More logs; repeat for more
+    #[arg(short, long, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
 }
 
 const IDENTIFY_HELP: &str = "\
@@ -188,20 +236,20 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_name = "N", default_value_t = 256, help_heading = "I/O")]
     pub(crate) depth: u32,
 
-    /// Who runs the I/O kernel: host (threads), inline (the calling thread), or cuda (a GPU, through
-    /// the NVIDIA driver)
+    /// Who runs the I/O kernel: host (threads), inline (the calling thread), or cuda (a GPU, by way
+    /// of the NVIDIA driver)
     #[arg(long, value_name = "KIND", default_value = "host", help_heading = "I/O")]
     pub(crate) executor: String,
 
     /// When the GPU's I/O kernel is launched: per-batch (for each layer), or resident (once; it
     /// then watches a ring) [default: per-batch]
-    #[arg(long, value_enum, help_heading = "I/O")]
+    #[arg(long, value_enum, help_heading = "GPU")]
     pub(crate) launch: Option<LaunchFlag>,
 
     /// Fail unless data takes this route: direct (drive to GPU memory), staged (through pinned host
     /// memory), or host (the KV pool is in host memory) [default: the first of them that works
     /// with the executor chosen; stderr and the report say which, and why none before it]
-    #[arg(long, value_enum, value_name = "ROUTE", help_heading = "I/O")]
+    #[arg(long, value_enum, value_name = "ROUTE", help_heading = "GPU")]
     pub(crate) require: Option<RequireFlag>,
 
     #[command(flatten)]
@@ -238,12 +286,12 @@ pub(crate) struct ReplayFlags {
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct GpuFlags {
     /// Which GPU, from 0 on, as nvidia-smi counts them [default: 0]
-    #[arg(long, value_name = "N", help_heading = "I/O")]
+    #[arg(long, value_name = "N", help_heading = "GPU")]
     pub(crate) gpu: Option<u32>,
 
     /// SMs that the I/O kernel has to itself, rounded up to what the GPU can divide; the report
     /// says what it got [default: 4]
-    #[arg(long, value_name = "N", help_heading = "I/O")]
+    #[arg(long, value_name = "N", help_heading = "GPU")]
     pub(crate) io_sms: Option<u32>,
 }
 

@@ -7,7 +7,7 @@ use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError};
 
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
-use crate::replay::flight::Flights;
+use crate::replay::flight::{Flight, Flights};
 use crate::replay::plan::Plan;
 use crate::replay::pool::{Check, Item, Part, Pool};
 use crate::replay::rate::Meter;
@@ -15,7 +15,7 @@ use crate::replay::verify::{Findings, Mismatch, Sampler};
 
 /// Layers of one request that are under way at the same time: as in an engine, the next layers
 /// move while this one is worked on.
-const LAYERS_AHEAD: usize = 8;
+pub(crate) const LAYERS_AHEAD: usize = 8;
 /// After this many transfers that failed the replay gives up.
 const IO_ERRORS_MAX: u64 = 8;
 
@@ -177,13 +177,14 @@ impl Engine<'_> {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
                 self.poison(window, next, &mut flights)?;
                 window.meter(&mut self.tally).begin();
-                let issued = self.store.retrieve_layer(&transfer, Layer(next));
+                let order = self.pool.hand().order();
+                let issued = self.store.retrieve_layer_on(&transfer, Layer(next), order);
                 flights.push(next, issued, window.meter(&mut self.tally));
                 next += 1;
                 continue;
             }
             let Some(flight) = flights.pop() else { break };
-            let check = self.announce(window, flight.layer())?;
+            let check = self.announce(window, &flight)?;
             match flight.wait(self.store, window.meter(&mut self.tally)) {
                 Ok(_) => self.compare(window, check, &mut flights)?,
                 Err(error) => {
@@ -236,7 +237,8 @@ impl Engine<'_> {
             if next < self.shape.layers && failed.is_none() && flights.len() < LAYERS_AHEAD {
                 self.make(window, accepted, next, &mut flights)?;
                 self.tally.store.begin();
-                let issued = self.store.store_layer(&writing, Layer(next));
+                let order = self.pool.hand().order();
+                let issued = self.store.store_layer_on(&writing, Layer(next), order);
                 flights.push(next, issued, &mut self.tally.store);
                 next += 1;
                 continue;
@@ -296,7 +298,11 @@ impl Engine<'_> {
     }
 
     /// What is going to be checked of a layer that is under way.
-    fn announce(&mut self, window: &Window<'_>, layer: u32) -> anyhow::Result<Announced> {
+    fn announce(&mut self, window: &Window<'_>, flight: &Flight) -> anyhow::Result<Announced> {
+        let layer = flight.layer();
+        if let Some(ticket) = flight.ticket() {
+            self.pool.hand().join(self.store, ticket)?;
+        }
         let Batch { items, objects } = self.sample(window, layer);
         let bytes = items.iter().map(|item| u64::from(item.len)).sum();
         let check = self.pool.hand().check(items)?;

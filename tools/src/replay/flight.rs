@@ -6,7 +6,7 @@ use objstore::{LayerDone, Store, StoreError, Ticket};
 
 use crate::replay::rate::Meter;
 
-/// One layer that was issued.
+/// One layer that was issued, or was to be.
 #[derive(Debug)]
 pub(crate) struct Flight {
     layer: u32,
@@ -15,8 +15,9 @@ pub(crate) struct Flight {
 
 #[derive(Debug)]
 enum State {
-    UnderWay(Ticket),
-    Ended(Result<LayerDone, StoreError>),
+    /// With how it ended, once somebody looked.
+    Issued(Ticket, Option<Result<LayerDone, StoreError>>),
+    Refused(StoreError),
 }
 
 /// Layers in the order they were issued.
@@ -37,10 +38,10 @@ impl Flights {
         meter: &mut Meter,
     ) {
         let state = match issued {
-            Ok(ticket) => State::UnderWay(ticket),
+            Ok(ticket) => State::Issued(ticket, None),
             Err(error) => {
                 meter.end(0);
-                State::Ended(Err(error))
+                State::Refused(error)
             }
         };
         self.0.push_back(Flight { layer, state });
@@ -50,11 +51,11 @@ impl Flights {
     /// transfers, and an executor without threads gets its turn.
     pub(crate) fn look(&mut self, store: &mut Store, meter: &mut Meter) {
         for flight in &mut self.0 {
-            if let State::UnderWay(ticket) = &flight.state
+            if let State::Issued(ticket, ended @ None) = &mut flight.state
                 && let Some(outcome) = store.poll(ticket).transpose()
             {
                 meter.end(bytes(&outcome));
-                flight.state = State::Ended(outcome);
+                *ended = Some(outcome);
             }
         }
     }
@@ -71,6 +72,14 @@ impl Flight {
         self.layer
     }
 
+    /// What others that wait for it name it by; `None` if it was never under way.
+    pub(crate) fn ticket(&self) -> Option<&Ticket> {
+        match &self.state {
+            State::Issued(ticket, _) => Some(ticket),
+            State::Refused(_) => None,
+        }
+    }
+
     /// Waits until it has ended, and says how.
     pub(crate) fn wait(
         self,
@@ -78,8 +87,9 @@ impl Flight {
         meter: &mut Meter,
     ) -> Result<LayerDone, StoreError> {
         match self.state {
-            State::Ended(outcome) => outcome,
-            State::UnderWay(ticket) => {
+            State::Refused(error) => Err(error),
+            State::Issued(_, Some(outcome)) => outcome,
+            State::Issued(ticket, None) => {
                 let outcome = store.wait(ticket);
                 meter.end(bytes(&outcome));
                 outcome

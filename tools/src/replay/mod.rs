@@ -21,7 +21,7 @@ use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
 use crate::progress::Progress;
 use crate::report::{Report, ratio};
 use crate::size::Size;
-use crate::stack::{self, Placement, Stack};
+use crate::stack::{self, NoRoute, Placement, Stack};
 use crate::synthetic;
 use crate::trace::{self, Request};
 
@@ -29,9 +29,10 @@ use engine::{Engine, Tally};
 use plan::Plan;
 use verify::Sampler;
 
-pub(crate) use pool::{CpuHand, Hand, Pool};
+pub(crate) use engine::LAYERS_AHEAD;
+pub(crate) use pool::{CpuHand, GpuHand, Hand, Pool};
 pub(crate) use room::{Room, kv_shape};
-pub(crate) use verify::Mismatch;
+pub(crate) use verify::{Mismatch, PARTS_MAX};
 
 /// Requests of the made workload, where nobody asked for a number.
 const SYNTHETIC_REQUESTS: usize = 4000;
@@ -65,30 +66,14 @@ pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
         gpu::load_eagerly();
     }
     let mut interrupt = Interrupt::listen()?;
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let gpu = args.executor.gpu().map(Gpu::open).transpose()?;
-    let requests = requests(&args)?;
-    let mut drives = open_drives(&args, &clock)?;
-    let limits = Limits::of(&args, drives.as_ref());
-    args.check_prp(limits.lba_bytes)?;
-    let plan = plan(&args, &requests, &limits);
-    let room = Room::new(&args, &plan, limits.lba_bytes)?;
-    room.check_machine(&args)?;
-    notes(&args, &plan, &room);
-    if let Some(drives) = &mut drives {
-        drives.claim(room.device_bytes, args.overwrite)?;
-    }
-    let parts = stack::Plan { args: &args, room: &room, clock: &clock, gpu: gpu.as_ref() };
-    let (mut stack, pool) = Stack::build(parts, drives)?;
-    route_notes(&args, stack.placement());
-    let outcome = drive(&args, &plan, &mut stack, pool, &mut interrupt)?;
-    let setting = Setting {
-        limits,
-        placement: stack.placement().clone(),
-        gpu: gpu.as_ref().and_then(|gpu| gpu.report()),
-    };
-    let closed = stack.close();
-    let report = report(&args, &plan, &room, setting, outcome);
+    let (report, closed) =
+        perform(&args, gpu.as_ref(), &mut interrupt).map_err(|error| {
+            match error.downcast_ref::<NoRoute>() {
+                Some(none) => none.problem().into(),
+                None => error,
+            }
+        })?;
     report.print(args.json)?;
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
@@ -96,6 +81,44 @@ pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
         (true, true) => EXIT_INTERRUPTED,
         (true, false) => 0,
     })
+}
+
+/// A replay that nobody ends early, as a trial of what the arguments name.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) fn trial(args: &ReplayArgs, gpu: Option<&Arc<Gpu>>) -> anyhow::Result<Report> {
+    let (report, closed) = perform(args, gpu, &mut Interrupt::never())?;
+    closed?;
+    Ok(report)
+}
+
+/// Returns the report, and whether the devices were shut down well.
+fn perform(
+    args: &ReplayArgs,
+    gpu: Option<&Arc<Gpu>>,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<(Report, anyhow::Result<()>)> {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let requests = requests(args)?;
+    let mut drives = open_drives(args, &clock)?;
+    let limits = Limits::of(args, drives.as_ref());
+    args.check_prp(limits.lba_bytes)?;
+    let plan = plan(args, &requests, &limits);
+    let room = Room::new(args, &plan, limits.lba_bytes)?;
+    room.check_machine(args)?;
+    notes(args, &plan, &room);
+    if let Some(drives) = &mut drives {
+        drives.claim(room.device_bytes, args.overwrite)?;
+    }
+    let parts = stack::Plan { args, room: &room, clock: &clock, gpu };
+    let (mut stack, pool) = Stack::build(parts, drives)?;
+    route_notes(args, stack.placement());
+    let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
+    let gpu = gpu.and_then(|gpu| gpu.report());
+    let setting = Setting { limits, placement: stack.placement().clone(), gpu };
+    let closed = stack.close();
+    Ok((report(args, &plan, &room, setting, outcome), closed))
 }
 
 /// What the devices are like, where it matters to the replay.

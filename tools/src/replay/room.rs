@@ -108,7 +108,11 @@ impl Room {
     pub(crate) fn check_machine(&self, args: &ReplayArgs) -> Result<(), Problem> {
         let data = self.filled * self.file_bytes;
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
-        let pool = Pool::bytes(&args.shape, self.pool_blocks);
+        // With a GPU it is not known yet where the pool will be.
+        let pool = match args.executor.gpu() {
+            None => Pool::bytes(&args.shape, self.pool_blocks),
+            Some(_) => 0,
+        };
         let mut memory = pool.saturating_add(tables);
         let media = match &args.devices {
             Devices::Emu(emu) => Some(&emu.media),
@@ -135,21 +139,32 @@ impl Room {
         } else if media.is_some() {
             memory = memory.saturating_add(data);
         }
-        match machine::memory_available() {
-            Some(free) if free < memory => Err(Problem::new(
-                format!(
-                    "the replay needs about {} of memory ({} in the store, {} in the KV pool), \
-                     but {} are available",
-                    Size(memory),
-                    Size(data),
-                    Size(pool),
-                    Size(free)
-                ),
-                "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, \
-                 or keep the bytes in files with --media file:DIR",
-            )),
-            _ => Ok(()),
-        }
+        let what = format!("{} in the store, {} in the KV pool", Size(data), Size(pool));
+        fits(memory, &what)
+    }
+
+    /// Refuses a KV pool that this machine has no memory for.
+    ///
+    /// # Errors
+    /// When there is less than it takes.
+    pub(crate) fn check_pool(&self, args: &ReplayArgs) -> Result<(), Problem> {
+        fits(Pool::bytes(&args.shape, self.pool_blocks), "all of it in the KV pool")
+    }
+}
+
+/// Whether this machine has `memory` bytes left for `what`.
+fn fits(memory: u64, what: &str) -> Result<(), Problem> {
+    match machine::memory_available() {
+        Some(free) if free < memory => Err(Problem::new(
+            format!(
+                "the replay needs about {} of memory ({what}), but {} are available",
+                Size(memory),
+                Size(free)
+            ),
+            "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, or \
+             keep the bytes in files with --media file:DIR",
+        )),
+        _ => Ok(()),
     }
 }
 

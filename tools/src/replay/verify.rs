@@ -12,6 +12,8 @@ use crate::replay::pool::Part;
 pub(crate) const SAMPLE_ONE_IN: u64 = 16;
 /// `--verify sampled`: bytes checked at each end of every other object.
 const SAMPLE_END_BYTES: usize = 64;
+/// Parts that an object is checked in, at the most.
+pub(crate) const PARTS_MAX: usize = 2;
 /// Mismatches that are shown; the rest is only counted.
 const SHOWN_MAX: usize = 5;
 
@@ -36,7 +38,7 @@ impl Sampler {
         row: u32,
     ) -> impl Iterator<Item = Part> + use<> {
         let all = (0, self.object_bytes);
-        let [first, second] = match self.verify {
+        let parts: [Option<Part>; PARTS_MAX] = match self.verify {
             Verify::Off => [None, None],
             Verify::Full => [Some(all), None],
             Verify::Sampled if self.chosen(request, key, row) => [Some(all), None],
@@ -47,7 +49,7 @@ impl Sampler {
                 [Some((0, SAMPLE_END_BYTES)), Some((start, self.object_bytes - start))]
             }
         };
-        first.into_iter().chain(second)
+        parts.into_iter().flatten()
     }
 
     fn chosen(&self, request: u64, key: BlockKey, row: u32) -> bool {

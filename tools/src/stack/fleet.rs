@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use gio_kernels::cuda::{DoorbellKind, Registration};
-use nvme_driver::{Controller, DmaSlice, DmaSpace};
+use nvme_driver::platform::p2p;
+use nvme_driver::{Controller, DmaMemory, DmaSlice, DmaSpace};
 use objstore::StoreDevice;
 
 use crate::cli::{MemoryChoice, ReplayArgs};
-use crate::drives::Peer;
+use crate::drives::{self, Peer};
 use crate::gpu::Gpu;
 use crate::memory::Arena;
+use crate::problem::unfit;
 
 use super::emulation::Emulation;
 
@@ -60,7 +62,10 @@ impl Fleet {
             queues * Arena::queue_bytes(depth(&device.controller, args.depth))
         };
         let bytes = self.devices.iter().map(bytes).sum();
-        let (memory, place) = gpu.queue_memory(&*self.space, bytes)?;
+        let (memory, place) = gpu.queue_memory(&*self.space, bytes, self.emulation.is_some())?;
+        if self.emulation.is_none() {
+            self.prove(&memory).context("queues")?;
+        }
         let mut arena = Arena::new(memory);
         for device in &mut self.devices {
             self.registrations.push(gpu.doorbells(device.controller.bus(), self.doorbells)?);
@@ -69,7 +74,32 @@ impl Fleet {
                 device.queue_memory.push(arena.queue(depth).context("memory for queues")?);
             }
         }
-        self.queues = place.to_owned();
+        self.queues = place;
+        Ok(())
+    }
+
+    /// Bytes that [`Fleet::prove`] needs.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.devices.iter().map(|device| p2p::scratch_bytes(&device.controller)).max().unwrap_or(0)
+    }
+
+    /// Makes sure that every drive reaches `memory` in every way it will be used. Nothing is written
+    /// to them. Software controllers are not asked: the store looks at them when it is opened.
+    ///
+    /// # Errors
+    /// [`crate::problem::Unfit`] with the drive that does not.
+    pub(super) fn prove(&mut self, memory: &Arc<dyn DmaMemory>) -> anyhow::Result<()> {
+        if self.emulation.is_some() {
+            return Ok(());
+        }
+        for device in &mut self.devices {
+            let drive = &mut device.controller;
+            let scratch = DmaSlice::new(memory.clone(), 0, p2p::scratch_bytes(drive))?;
+            if let Some(why) = drives::prove(drive, &scratch)? {
+                let why = format!("vfio:{} does not reach this memory: {why}", drive.id());
+                return Err(unfit(why, "see nvme-bind doctor"));
+            }
+        }
         Ok(())
     }
 

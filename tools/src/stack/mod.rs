@@ -15,19 +15,19 @@ use nvme_driver::{Clock, ControllerOptions, DescriptorPreference};
 #[cfg(test)]
 use nvme_emu::Emu;
 use nvme_emu::EmuDomain;
-use objstore::{ExecutorFactory, Store, StoreConfig, StoreOptions};
+use objstore::{ExecutorFactory, Store, StoreConfig, StoreError, StoreOptions};
 
 use crate::cli::{Descriptors, Devices, Executor, ReplayArgs, Route};
 use crate::drives::Drives;
 use crate::gpu::Gpu;
-use crate::problem::Problem;
+use crate::problem::unfit;
 use crate::replay::{Pool, Room, kv_shape};
 
 use emulation::Emulation;
 use route::Prepared;
 
 pub(crate) use fleet::Fleet;
-pub(crate) use route::NotTaken;
+pub(crate) use route::{NoRoute, NotTaken};
 
 type Made = Result<Box<dyn IoExecutor>, ExecutorError>;
 
@@ -76,8 +76,8 @@ impl Stack {
     /// first route that works.
     ///
     /// # Errors
-    /// [`Problem`] when no route works, or the media directory cannot be used; else whatever a
-    /// layer refuses.
+    /// [`NoRoute`]; [`crate::problem::Problem`] when the media directory cannot be used; else
+    /// whatever a layer refuses.
     pub(crate) fn build(plan: Plan<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let mut drives = drives;
         let mut spare = None;
@@ -102,7 +102,7 @@ impl Stack {
                 Err(error) => not_taken.push(NotTaken::because(route, error)?),
             }
         }
-        Err(no_route(&not_taken).into())
+        Err(NoRoute(not_taken).into())
     }
 
     /// The store.
@@ -145,21 +145,16 @@ fn routes(args: &ReplayArgs) -> &[Route] {
     }
 }
 
-fn no_route(tried: &[NotTaken]) -> Problem {
-    let why: Vec<String> =
-        tried.iter().map(|NotTaken { route, why, .. }| format!("{route}: {why}")).collect();
-    let asked = if let [NotTaken { route, .. }] = tried { route } else { "any route" };
-    let mend = tried.first().map_or_else(String::new, |first| first.mend.clone());
-    Problem::new(format!("--require {asked}: {}", why.join("; ")), mend)
-}
-
 impl Plan<'_> {
     /// Controllers with queues where they should be: `drives`, or software controllers.
     fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
         let Self { args, room, clock, gpu } = self;
         let mut fleet = match (&args.devices, drives) {
             (Devices::Emu(choice), _) => {
-                let domain = EmuDomain::new("replay");
+                let domain = match gpu {
+                    Some(gpu) => EmuDomain::with_copies("replay", gpu.copies()),
+                    None => EmuDomain::new("replay"),
+                };
                 let (devices, emulation) = emulation::emulate(args, choice, room, &domain, clock)?;
                 let fleet = Fleet::new(devices, domain, DoorbellKind::Memory);
                 Fleet { emulation: Some(emulation), ..fleet }
@@ -184,21 +179,31 @@ impl Plan<'_> {
             clock: clock.clone(),
             shape: kv_shape(&args.shape),
             pool: registered,
-            gpu: None,
+            gpu: gpu.map(|gpu| gpu.for_store()),
             options: StoreOptions {
                 queues_per_device: args.queues,
                 queue_depth: args.depth,
                 capacity_bytes: Some(room.capacity_bytes()),
                 group: Some(room.group),
                 run_bytes: args.coalesce,
+                staging_buffers: route::layers_ahead(&args.shape),
+                sms: args.executor.gpu().map_or(1, |gpu| gpu.io_sms),
                 ..StoreOptions::default()
             },
         })
-        .context("opening the store")?;
+        .map_err(not_opened)?;
         let placement = Placement { queues, pool: place, not_taken: Vec::new() };
         let pool = Pool::new(hand, args.shape, room.pool_blocks, args.seed);
         let stack = Stack { store, emulation, _registrations: registrations, placement };
         Ok((stack, pool))
+    }
+}
+
+/// A route that the store found not to work closes that route only.
+fn not_opened(error: StoreError) -> anyhow::Error {
+    match error {
+        StoreError::Route { why, .. } => unfit(why, "see nvme-bind doctor"),
+        error => anyhow::Error::new(error).context("opening the store"),
     }
 }
 
@@ -229,7 +234,7 @@ fn executor(
         (Executor::Inline, _) => {
             Box::new(move || -> Made { Ok(Box::new(InlineExecutor::new(clock.clone()))) })
         }
-        (Executor::Cuda(_), Some(gpu)) => gpu.executor(clock),
+        (Executor::Cuda(choice), Some(gpu)) => gpu.executor(choice, clock),
         (Executor::Cuda(_), None) => bail!("the GPU was not opened"),
     })
 }

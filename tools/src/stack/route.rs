@@ -2,39 +2,21 @@
 //! proven.
 
 use std::fmt;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use objstore::KvPool;
 use serde::Serialize;
 
 use crate::cli::Route;
-use crate::problem::one_line;
-use crate::replay::{CpuHand, Hand, Pool, kv_shape};
+use crate::gpu::Gpu;
+use crate::model::Shape;
+use crate::problem::{Problem, Unfit, one_line, unfit};
+use crate::replay::{CpuHand, GpuHand, Hand, LAYERS_AHEAD, PARTS_MAX, Pool, kv_shape};
+use crate::size::Size;
 
 use super::Plan;
 use super::fleet::Fleet;
-
-/// Why a route is not taken.
-#[derive(Debug, Clone)]
-pub(crate) struct Unfit {
-    /// What was found.
-    pub(crate) why: String,
-    /// What would open the route.
-    pub(crate) mend: String,
-}
-
-/// An error that closes a route and nothing else.
-fn unfit(why: impl Into<String>, mend: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Unfit { why: why.into(), mend: mend.into() })
-}
-
-impl fmt::Display for Unfit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
-    }
-}
-
-impl std::error::Error for Unfit {}
 
 /// A route that was tried and not taken. Field names are those of the JSON object.
 #[derive(Debug, Clone, Serialize)]
@@ -64,6 +46,34 @@ impl NotTaken {
     }
 }
 
+/// None of the routes that were wanted works.
+#[derive(Debug)]
+pub(crate) struct NoRoute(pub(crate) Vec<NotTaken>);
+
+impl NoRoute {
+    /// As a mistake in the command line, which asked for them.
+    pub(crate) fn problem(&self) -> Problem {
+        let Self(tried) = self;
+        let asked = match &tried[..] {
+            [NotTaken { route, .. }] => format!("--require {route}: the route does not work"),
+            _ => "--executor cuda: no route of the data works".to_owned(),
+        };
+        let mend = tried.iter().map(|not| &not.mend).find(|mend| !mend.is_empty());
+        let mend = mend.map_or("ripieno doctor shows what does", |mend| mend);
+        Problem::new(format!("{asked}: {self}"), mend)
+    }
+}
+
+impl fmt::Display for NoRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why: Vec<String> =
+            self.0.iter().map(|NotTaken { route, why, .. }| format!("{route}: {why}")).collect();
+        f.write_str(&why.join("; "))
+    }
+}
+
+impl std::error::Error for NoRoute {}
+
 /// A pool, and who makes and checks what is in it.
 pub(super) struct Prepared {
     pub(super) registered: KvPool,
@@ -77,28 +87,98 @@ pub(super) struct Prepared {
 /// # Errors
 /// [`Unfit`] when the route cannot be taken here.
 pub(super) fn prepare(route: Route, plan: Plan<'_>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
-    match route {
-        Route::Host => host(plan, fleet),
-        Route::Staged | Route::Direct => Err(unfit("it is not built in yet", "")),
+    let layout = Layout::new(plan)?;
+    match (route, plan.gpu) {
+        (Route::Host, _) => layout.host(plan, fleet),
+        (Route::Staged, Some(gpu)) => layout.staged(gpu, fleet),
+        (Route::Direct, Some(gpu)) => layout.direct(gpu, fleet),
+        (Route::Staged | Route::Direct, None) => Err(unfit("no GPU takes part", "")),
     }
 }
 
-/// In host memory, which a GPU that takes part reaches, too.
-fn host(plan: Plan<'_>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
-    let Plan { args, room, gpu, .. } = plan;
-    let bytes = usize::try_from(Pool::bytes(&args.shape, room.pool_blocks))
-        .context("the KV pool does not fit the address space")?;
-    let memory = fleet.pool_memory(bytes)?;
-    let mut place = args.memory.to_string();
-    if let Some(gpu) = gpu {
-        fleet.registrations.push(gpu.register(memory.memory())?);
-        place = "host memory, mapped into the GPU".into();
+/// Layers of a request that are under way at a time: each needs a staging buffer of its own.
+pub(super) fn layers_ahead(shape: &Shape) -> u32 {
+    shape.layers.min(LAYERS_AHEAD as u32)
+}
+
+/// Where everything is in the pool, wherever that is.
+struct Layout {
+    shape: Shape,
+    blocks: u32,
+    bytes: usize,
+    rows: Vec<u64>,
+}
+
+impl Layout {
+    fn new(plan: Plan<'_>) -> anyhow::Result<Self> {
+        let (shape, blocks) = (plan.args.shape, plan.room.pool_blocks);
+        let bytes = usize::try_from(Pool::bytes(&shape, blocks))
+            .context("the KV pool does not fit the address space")?;
+        Ok(Self { shape, blocks, bytes, rows: Pool::rows(&shape, blocks) })
     }
-    let first = memory.offset() as u64;
-    let rows = Pool::rows(&args.shape, room.pool_blocks).iter().map(|at| first + at).collect();
-    let (shape, stride) = (kv_shape(&args.shape), u64::from(args.shape.object_bytes));
-    let whole = memory.memory().clone();
-    let registered = KvPool::new(whole, &shape, rows, stride, room.pool_blocks)
-        .context("registering the KV pool")?;
-    Ok(Prepared { registered, hand: Box::new(CpuHand::new(memory)?), place })
+
+    /// Bytes from one block's object to the next one's.
+    fn stride(&self) -> u64 {
+        u64::from(self.shape.object_bytes)
+    }
+
+    /// Parts of objects that a batch has at the most, and another one that is under way with it.
+    fn items(&self) -> usize {
+        self.blocks as usize * self.shape.segments as usize * PARTS_MAX * 2
+    }
+
+    /// In host memory, which a GPU that takes part reaches, too.
+    fn host(self, plan: Plan<'_>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
+        plan.room.check_pool(plan.args)?;
+        let memory = fleet.pool_memory(self.bytes)?;
+        let mut place = plan.args.memory.to_string();
+        if let Some(gpu) = plan.gpu {
+            fleet.registrations.push(gpu.register(memory.memory())?);
+            place = "host memory, mapped into the GPU".into();
+        }
+        let first = memory.offset() as u64;
+        let rows = self.rows.iter().map(|at| first + at).collect();
+        let (shape, whole) = (kv_shape(&self.shape), memory.memory().clone());
+        let registered = KvPool::new(whole, &shape, rows, self.stride(), self.blocks)
+            .context("registering the KV pool")?;
+        Ok(Prepared { registered, hand: Box::new(CpuHand::new(memory)?), place })
+    }
+
+    /// In the GPU's memory, by way of pinned memory of the host.
+    fn staged(self, gpu: &Arc<Gpu>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
+        let shape = kv_shape(&self.shape);
+        let bytes = KvPool::staging_bytes(&shape, self.blocks, layers_ahead(&self.shape));
+        let bytes = usize::try_from(bytes).context("staging memory beyond the address space")?;
+        let staging = gpu.staging(&*fleet.space, bytes.max(fleet.scratch_bytes()))?;
+        fleet.prove(&staging)?;
+        let (pool, base, owner) = gpu.memory(self.bytes)?;
+        let hand = GpuHand::new(gpu, base, self.bytes as u64, owner, self.items())?;
+        let stride = self.stride();
+        let registered = KvPool::staged(pool, staging, &shape, self.rows, stride, self.blocks)
+            .context("registering the KV pool")?;
+        let staging = Size(bytes as u64);
+        let place = format!("GPU memory, staged through {staging} of pinned host memory");
+        Ok(Prepared { registered, hand: Box::new(hand), place })
+    }
+
+    /// In the GPU's memory, which the devices reach.
+    fn direct(self, gpu: &Arc<Gpu>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
+        let (memory, place) = if fleet.emulation.is_some() {
+            let (memory, ..) = gpu.memory(self.bytes)?;
+            let imported = fleet.space.import(memory).context("mapping GPU memory")?;
+            (imported, "GPU memory, reached by its copy engine".to_owned())
+        } else {
+            let bytes = self.bytes.max(fleet.scratch_bytes());
+            let (memory, kind) = gpu.mapped(&*fleet.space, bytes)?;
+            fleet.prove(&memory)?;
+            (memory, format!("GPU memory, mapped by GDRCopy ({kind})"))
+        };
+        let base = memory.device().context("GPU memory has no address on the GPU")?;
+        let owner = Arc::new(memory.clone());
+        let hand = GpuHand::new(gpu, base, self.bytes as u64, owner, self.items())?;
+        let (shape, stride) = (kv_shape(&self.shape), self.stride());
+        let registered = KvPool::on_gpu(memory, &shape, self.rows, stride, self.blocks)
+            .context("registering the KV pool")?;
+        Ok(Prepared { registered, hand: Box::new(hand), place })
+    }
 }

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use anyhow::Context as _;
 use gio_kernels::pattern::{self, Difference};
 use nvme_driver::DmaSlice;
+use objstore::{Order, Store, StoreError, Ticket};
 
 use super::{Check, Hand, Item, Look};
 
@@ -72,6 +73,16 @@ impl Hand for CpuHand {
             // SAFETY: as in `make`.
             unsafe { pattern::poison(at, items[index].len as usize) };
         });
+        Ok(())
+    }
+
+    fn order(&self) -> Order<'static> {
+        // What was asked for has been done.
+        Order::Free
+    }
+
+    fn join(&mut self, _store: &mut Store, _ticket: &Ticket) -> Result<(), StoreError> {
+        // The engine waits for the transfer before it looks.
         Ok(())
     }
 

@@ -3,11 +3,12 @@
 //! Where that memory is, and so who makes and compares the bytes in it, is behind [`Hand`].
 
 mod cpu;
+mod gpu;
 
 use std::fmt;
 
 use gio_kernels::pattern::{Difference, Pattern};
-use objstore::{BlockId, BlockKey};
+use objstore::{BlockId, BlockKey, Order, Store, StoreError, Ticket};
 use rand::seq::SliceRandom as _;
 use rand::{SeedableRng, rngs::StdRng};
 
@@ -15,6 +16,7 @@ use crate::contents;
 use crate::model::Shape;
 
 pub(crate) use cpu::CpuHand;
+pub(crate) use gpu::GpuHand;
 
 /// A part of an object: offset and length in bytes.
 pub(crate) type Part = (usize, usize);
@@ -44,6 +46,12 @@ pub(crate) trait Hand: fmt::Debug + Send {
 
     /// Overwrites parts with bytes that are wrong for every block.
     fn poison(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()>;
+
+    /// Where in that order a transfer takes its place.
+    fn order(&self) -> Order<'static>;
+
+    /// What is asked for from now on comes after the transfer.
+    fn join(&mut self, store: &mut Store, ticket: &Ticket) -> Result<(), StoreError>;
 
     /// Announces that parts are going to be compared.
     fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>>;
