@@ -3,6 +3,7 @@
 //!
 //! Results never make the exit code fail: a benchmark informs, tests judge.
 
+mod gpu;
 mod instant;
 mod path;
 mod plot;
@@ -29,6 +30,9 @@ enum Command {
     /// The whole path on software controllers: retrieve against memcpy, the caller's CPU time a
     /// layer, and cycles a command of both submit-and-reap paths
     Path(PathArgs),
+    /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
+    /// caller's CPU time a layer, and what the I/O costs a matrix product beside it
+    Gpu(gpu::GpuArgs),
 }
 
 /// The parts of `path`.
@@ -63,6 +67,7 @@ pub struct PathArgs {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path(args) => path::run(&args),
+        Command::Gpu(args) => gpu::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

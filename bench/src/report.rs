@@ -3,6 +3,8 @@
 use comfy_table::{Cell, Table, presets};
 use serde::Serialize;
 
+use crate::sample::Samples;
+
 /// One ratio.
 #[derive(Debug, Serialize)]
 pub struct Ratio {
@@ -32,6 +34,8 @@ pub enum Aim {
     AtLeast(f64, f64),
     /// Not over this.
     AtMost(f64),
+    /// Nobody said.
+    Open,
 }
 
 impl Aim {
@@ -39,6 +43,7 @@ impl Aim {
         match self {
             Self::AtLeast(floor, aim) => format!(">= {aim}, not under {floor}"),
             Self::AtMost(limit) => format!("<= {limit}"),
+            Self::Open => "-".into(),
         }
     }
 
@@ -47,6 +52,7 @@ impl Aim {
             Self::AtLeast(_, aim) if ratio >= aim => "met",
             Self::AtLeast(floor, _) if ratio >= floor => "between",
             Self::AtMost(limit) if ratio <= limit => "met",
+            Self::Open => "",
             _ => "missed",
         }
     }
@@ -62,9 +68,14 @@ impl Ratio {
             source: "this run",
             unit,
             ratio: if against > 0.0 { value / against } else { f64::NAN },
-            aim: Aim::AtMost(f64::INFINITY),
+            aim: Aim::Open,
             spread: None,
         }
+    }
+
+    /// With the lowest and highest of its rounds.
+    pub fn spread(self, rounds: &Samples) -> Self {
+        Self { spread: Some((rounds.quantile(0.0), rounds.quantile(1.0))), ..self }
     }
 
     /// With what it should be.
@@ -85,15 +96,42 @@ pub struct Report {
     pub benchmark: &'static str,
     /// Processors it could use.
     pub processors: usize,
+    /// The GPU and its driver; none for a benchmark without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// A stand-in ran the kernels: the code was executed, and no figure means anything.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mock: bool,
     /// The ratios.
     pub ratios: Vec<Ratio>,
     /// Other counts, by name.
     pub counts: Vec<(String, f64)>,
     /// Plots written.
     pub plots: Vec<String>,
+    /// What has to be known to read the figures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Parts that did not end well, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
 }
 
 impl Report {
+    /// With nothing in it yet.
+    pub fn new(benchmark: &'static str) -> Self {
+        Self {
+            benchmark,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            gpu: None,
+            mock: false,
+            ratios: Vec::new(),
+            counts: Vec::new(),
+            plots: Vec::new(),
+            notes: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
     /// Prints to stdout.
     ///
     /// # Errors
@@ -124,7 +162,22 @@ impl Report {
         for (name, value) in &self.counts {
             println!("{name}: {value:.1}");
         }
+        if let Some(gpu) = &self.gpu {
+            println!("gpu: {gpu}");
+        }
         println!("processors: {}; medians of interleaved rounds", self.processors);
+        for note in &self.notes {
+            println!("note: {note}");
+        }
+        for failed in &self.failed {
+            println!("FAILED: {failed}");
+        }
+        if self.mock {
+            println!(
+                "MOCK: a stand-in ran the kernels on this machine's processor; no figure above \
+                 means anything"
+            );
+        }
         for plot in &self.plots {
             println!("plot: {plot}");
         }

@@ -29,13 +29,7 @@ const SPDK_PUBLISHED: f64 = 370.0;
 /// # Errors
 /// When a part of the stack refuses, or a byte is wrong.
 pub fn run(args: &PathArgs) -> Result<()> {
-    let mut report = Report {
-        benchmark: "path",
-        processors: std::thread::available_parallelism().map_or(1, usize::from),
-        ratios: Vec::new(),
-        counts: Vec::new(),
-        plots: Vec::new(),
-    };
+    let mut report = Report::new("path");
     let wanted = |part| args.only.is_none_or(|only| only == part);
     if wanted(Part::Retrieve) {
         retrieve_ratios(args, &mut report).context("retrieve against memcpy")?;

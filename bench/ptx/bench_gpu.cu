@@ -1,0 +1,4 @@
+// Kernels of the GPU benchmarks: `cargo xtask ptx` makes bench_gpu.ptx of it.
+#include "instant.cuh"
+#include "matmul.cuh"
+#include "place.cuh"

@@ -1,0 +1,130 @@
+//! CPU time that the engine's thread spends on one layer, launch per batch and resident, for few
+//! and for many blocks.
+//!
+//! The route through host memory shows what issuing costs: all layers of a request are issued ahead
+//! and wait for an event, so no I/O competes for the processors. The staged route adds what the
+//! move to the GPU's memory costs, ordered with a stream as an engine does it: each layer starts
+//! after what is on the stream, and what is enqueued later waits for it.
+
+use std::{hint::black_box, time::Duration};
+
+use anyhow::Result;
+use gio_kernels::cuda::{CudaStream, LaunchMode};
+use gio_uring::Wait;
+use objstore::{BlockId, KvShape, Layer, Order};
+
+use super::{
+    device::Gpu,
+    stack::{Plan, Route, Stack},
+};
+use crate::sample::{Samples, thread_cpu};
+
+/// Passes over all layers of one sample: thread CPU time is read only around them.
+const PASSES: u32 = 2;
+/// Read before each pass: an engine has done other things between two layers, and the larger
+/// request is not to be charged for what its I/O, and not its issuing, put into the cache.
+const CACHE_BYTES: usize = 16 << 20;
+/// What a layer is used for in between.
+const IDLE: Duration = Duration::from_millis(1);
+
+/// Requests of so many blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub few: u32,
+    pub many: u32,
+    pub layers: u32,
+}
+
+impl Size {
+    pub fn new(tiny: bool) -> Self {
+        if tiny {
+            return Self { few: 4, many: 64, layers: 4 };
+        }
+        Self { few: 64, many: 8192, layers: 32 }
+    }
+}
+
+/// Nanoseconds a call.
+#[derive(Default)]
+pub struct Found {
+    pub many: Samples,
+    pub few: Samples,
+    /// Round by round.
+    pub ratio: Samples,
+}
+
+/// Measures many and few blocks in turn.
+pub fn measure(
+    gpu: &Gpu,
+    route: Route,
+    mode: LaunchMode,
+    size: Size,
+    rounds: u32,
+) -> Result<Found> {
+    let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
+    let mut stack = Stack::filled(
+        gpu,
+        Plan {
+            route,
+            mode,
+            sms: Some(4),
+            devices: 1,
+            queues_per_device: 4,
+            shape,
+            blocks: size.many,
+            buffers: 4,
+        },
+    )?;
+    let engine = CudaStream::new(&gpu.device, None)?;
+    let other = vec![1u8; CACHE_BYTES];
+    let mut found = Found::default();
+    for round in 0..=rounds {
+        let many = call_ns(&mut stack, (&engine, &other), route, size.many)?;
+        let few = call_ns(&mut stack, (&engine, &other), route, size.few)?;
+        if round > 0 {
+            found.many.push(many);
+            found.few.push(few);
+            found.ratio.push(many / few);
+        }
+    }
+    stack.close()?;
+    Ok(found)
+}
+
+/// Mean nanoseconds of CPU time of one call.
+fn call_ns(
+    stack: &mut Stack,
+    (engine, other): (&CudaStream, &[u8]),
+    route: Route,
+    blocks: u32,
+) -> Result<f64> {
+    let ids: Vec<BlockId> = (0..blocks).map(BlockId).collect();
+    let (mut spent, mut calls) = (Duration::ZERO, 0u32);
+    for _ in 0..PASSES {
+        let prefix = stack.store.lookup(&stack.keys[..blocks as usize])?;
+        let transfer = stack.store.retrieve(&prefix, &ids)?;
+        let layers: Vec<u32> = (0..stack.layers()).collect();
+        for burst in layers.chunks(stack.burst()) {
+            let event = stack.store.event()?;
+            let wait = Wait { event: event.clone(), value: 1 };
+            let order = match route {
+                Route::Host | Route::Direct => Order::When(&wait),
+                Route::Staged => Order::On(Gpu::raw(engine)),
+            };
+            let mut tickets = Vec::with_capacity(burst.len());
+            std::thread::sleep(IDLE);
+            black_box(other.iter().step_by(64).map(|byte| u64::from(*byte)).sum::<u64>());
+            let start = thread_cpu();
+            for &layer in burst {
+                tickets.push(stack.store.retrieve_layer_on(&transfer, Layer(layer), order)?);
+            }
+            spent += thread_cpu() - start;
+            calls += burst.len() as u32;
+            event.set(1);
+            for ticket in tickets {
+                stack.store.wait(ticket)?;
+            }
+        }
+    }
+    Ok(spent.as_nanos() as f64 / f64::from(calls))
+}

@@ -1,0 +1,140 @@
+#![allow(unsafe_code, reason = "launches kernels on memory that is laid out here")]
+//! The GPU under test, the benchmarks' own kernels on it, and small things about streams.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use gio_kernels::cuda::{
+    CudaDevice, CudaDriver, CudaFunction, CudaModule, CudaStream, PinnedMemory,
+};
+use gio_uring::RawStream;
+use nvme_driver::platform::mmio;
+
+use super::abi::{StampArgs, WhereArgs};
+
+/// Kernels of the benchmarks, compiled from `bench/ptx/bench_gpu.cu`.
+pub const PTX: &str = include_str!("../../ptx/bench_gpu.ptx");
+/// What the stand-in for libcuda calls its GPU.
+const MOCK: &str = "Mock GPU";
+/// How long anything may take that is not given a time of its own.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A GPU, and the kernels.
+#[derive(Debug)]
+pub struct Gpu {
+    pub device: Arc<CudaDevice>,
+    pub instant: CudaFunction,
+    pub matmul: CudaFunction,
+    pub fill: CudaFunction,
+    stamp: CudaFunction,
+    place: CudaFunction,
+}
+
+impl Gpu {
+    /// Opens GPU `ordinal` and compiles the kernels.
+    pub fn open(ordinal: u32) -> Result<Self> {
+        let driver = CudaDriver::load().context("the GPU benchmarks need an NVIDIA GPU")?;
+        let device = driver.device(ordinal)?;
+        let module = CudaModule::compile(&device, PTX, "the GPU benchmarks")?;
+        let function = |entry| module.function(entry);
+        Ok(Self {
+            instant: function("bench_instant")?,
+            matmul: function("bench_matmul")?,
+            fill: function("bench_fill")?,
+            stamp: function("bench_stamp")?,
+            place: function("bench_where")?,
+            device,
+        })
+    }
+
+    /// Whether it is the stand-in: its figures mean nothing.
+    pub fn is_mock(&self) -> bool {
+        self.device.report().name == MOCK
+    }
+
+    /// The streams' way of naming a stream.
+    pub fn raw(stream: &CudaStream) -> RawStream {
+        // SAFETY: a stream of the GPU; whoever uses the result keeps the stream, as each function
+        // of the benchmarks does until it saw the stream idle.
+        unsafe { RawStream::new(stream.raw()) }
+    }
+
+    /// Which SMs kernels on this stream run on, by number.
+    pub fn sms_of(&self, stream: &CudaStream) -> Result<Vec<u32>> {
+        const HOLD_NS: u64 = 300_000;
+        let sms = self.device.report().sms;
+        let page = self.device.pinned(sms as usize * 4)?;
+        let at = page.device().0;
+        let args = WhereArgs { at, hold_ns: HOLD_NS, sms, reserved: 0 };
+        // Blocks of 1024 threads, one or two of which fill an SM: enough of them to be everywhere.
+        // SAFETY: the argument's type is that of abi.h, the page lives until the stream is idle.
+        unsafe { self.place.launch(Self::raw(stream), 4 * sms, 1024, args)? };
+        wait_idle(stream, PATIENCE)?;
+        Ok((0..sms).filter(|sm| word(&page, *sm as usize * 4) != 0).collect())
+    }
+}
+
+/// Two points of a stream's time, by the GPU's own clock.
+pub struct Span {
+    page: PinnedMemory,
+}
+
+impl Span {
+    pub fn new(gpu: &Gpu) -> Result<Self> {
+        Ok(Self { page: gpu.device.pinned(16)? })
+    }
+
+    /// Puts `work` between two time stamps on `stream`, waits for it, and says how long it took.
+    pub fn time(
+        &self,
+        gpu: &Gpu,
+        stream: &CudaStream,
+        patience: Duration,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<Duration> {
+        let stamp = |offset: u64| -> Result<()> {
+            let args = StampArgs { at: self.page.device().0 + offset };
+            // SAFETY: as `sms_of`.
+            unsafe { gpu.stamp.launch(Gpu::raw(stream), 1, 32, args)? };
+            Ok(())
+        };
+        stamp(0)?;
+        let done = work();
+        stamp(8)?;
+        wait_idle(stream, patience)?;
+        done?;
+        let ns =
+            |at: usize| u64::from(word(&self.page, at + 4)) << 32 | u64::from(word(&self.page, at));
+        Ok(Duration::from_nanos(ns(8).saturating_sub(ns(0))))
+    }
+}
+
+/// A word of pinned memory.
+pub fn word(memory: &PinnedMemory, offset: usize) -> u32 {
+    assert!(offset + 4 <= memory.len() && offset.is_multiple_of(4));
+    // SAFETY: inside the memory, and aligned.
+    unsafe { mmio::load_acquire32(memory.host().byte_add(offset).cast()) }
+}
+
+/// Sets a word of pinned memory.
+pub fn set_word(memory: &PinnedMemory, offset: usize, value: u32) {
+    assert!(offset + 4 <= memory.len() && offset.is_multiple_of(4));
+    // SAFETY: inside the memory, and aligned.
+    unsafe { mmio::store_release32(memory.host().byte_add(offset).cast(), value) }
+}
+
+/// Waits until everything on the stream is done. It is asked seldom: each question takes a lock of
+/// the driver, which launches need, too.
+pub fn wait_idle(stream: &CudaStream, patience: Duration) -> Result<()> {
+    let start = Instant::now();
+    while !stream.is_idle()? {
+        if start.elapsed() > patience {
+            bail!("a kernel did not end within {patience:?}");
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+#![allow(unsafe_code, reason = "launches a kernel on memory that is laid out here")]
+//! A controller that completes at once and runs on the GPU itself, on other SMs than the I/O
+//! kernel: queues and doorbells in the GPU's memory, one warp for each queue pair.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, ensure};
+use gio_kernels::cuda::{CudaStream, DeviceMemory, PinnedMemory};
+use nvme_driver::{DescriptorMode, DevicePtr, Iova, Place, QueueGrant, Quiesced};
+use nvme_spec::ids::{Nsid, QueueId};
+
+use super::{
+    abi::{ENDED_BUDGET, ENDED_STOPPED, InstantArgs, Queue},
+    device::{Gpu, set_word, wait_idle},
+};
+
+/// Entries of a queue: enough commands under way that neither side waits for the other's latency.
+pub const DEPTH: u32 = 256;
+/// Nothing is ever written there: each command has one data block, which is in its entry.
+const DESCRIPTOR_BYTES: u32 = 256;
+/// Queues do not share cache lines of doorbells, as registers of a function do not.
+const DOORBELL_BYTES: usize = 128;
+const QUEUES_AT: usize = 128;
+/// Log2 of the LBA size.
+pub const LBA_SHIFT: u8 = 12;
+
+/// Queue pairs, and the kernel on their far side.
+pub struct Drive {
+    gpu: Arc<Gpu>,
+    /// What it runs on, for the report.
+    pub stream: CudaStream,
+    /// All queues, then all doorbells.
+    memory: DeviceMemory,
+    /// The stop word, then a [`Queue`] for each.
+    control: PinnedMemory,
+    count: u32,
+    running: bool,
+}
+
+/// What the far side saw.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    /// Commands completed.
+    pub completed: u64,
+    /// Part of the looks that found nothing to do: near 1, the I/O kernel is what limits; near 0,
+    /// the controller.
+    pub idle: f64,
+    /// SMs that it ran on.
+    pub sms: usize,
+}
+
+impl Drive {
+    /// `count` queue pairs, and a place for their controller beside `io_sms` SMs of the I/O kernel.
+    pub fn new(gpu: &Arc<Gpu>, count: u32, io_sms: Option<u32>) -> Result<Self> {
+        let device = &gpu.device;
+        let beside = io_sms.map(|sms| CudaStream::beside(device, sms));
+        let stream = match beside {
+            Some(Ok(stream)) => stream,
+            _ => CudaStream::lowest(device)?,
+        };
+        let most = u64::from(stream.report().granted) * u64::from(gpu.instant.blocks_per_sm(32)?);
+        ensure!(u64::from(count) <= most, "{count} controllers on SMs that hold {most}");
+        let queue = (DEPTH * (64 + 16 + DESCRIPTOR_BYTES)) as usize;
+        let bytes = count as usize * (queue + DOORBELL_BYTES);
+        let memory = device.allocate(bytes)?;
+        memory.write(0, &vec![0; bytes])?;
+        let control = device.pinned(QUEUES_AT + count as usize * size_of::<Queue>())?;
+        let drive = Self { gpu: gpu.clone(), stream, memory, control, count, running: false };
+        for index in 0..count {
+            let grant = drive.grant(index);
+            drive.put(
+                index,
+                Queue {
+                    sq: address(grant.sq),
+                    cq: address(grant.cq),
+                    doorbells: address(grant.sq_doorbell),
+                    depth_log2: DEPTH.ilog2(),
+                    qid: u32::from(grant.qid.0),
+                    ..Queue::default()
+                },
+            );
+        }
+        Ok(drive)
+    }
+
+    fn grant(&self, index: u32) -> QueueGrant {
+        let at = |offset: u64| -> Place {
+            let device = Some(DevicePtr(self.memory.device().0 + offset));
+            Place { host: None, device, iova: Iova(0) }
+        };
+        let (index, count) = (u64::from(index), u64::from(self.count));
+        let (depth, descriptors) = (u64::from(DEPTH), u64::from(DESCRIPTOR_BYTES));
+        let doorbells = count * depth * (64 + 16 + descriptors) + index * DOORBELL_BYTES as u64;
+        QueueGrant {
+            qid: QueueId(index as u16 + 1),
+            sq: at(index * depth * 64),
+            cq: at(count * depth * 64 + index * depth * 16),
+            sq_doorbell: at(doorbells),
+            cq_doorbell: at(doorbells + 4),
+            descriptors: at(count * depth * 80 + index * depth * descriptors),
+            descriptor_bytes: DESCRIPTOR_BYTES,
+            depth: DEPTH,
+            nsid: Nsid(1),
+            lba_shift: LBA_SHIFT,
+            lbas: 1 << 40,
+            transfer_bytes_max: 512 << 10,
+            descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
+        }
+    }
+
+    /// All queues, as those of device 0.
+    pub fn grants(&self) -> Vec<(u32, QueueGrant)> {
+        (0..self.count).map(|index| (0, self.grant(index))).collect()
+    }
+
+    fn slot(index: u32) -> usize {
+        QUEUES_AT + index as usize * size_of::<Queue>()
+    }
+
+    fn put(&self, index: u32, queue: Queue) {
+        // SAFETY: inside the memory, aligned; the kernel does not run yet.
+        unsafe {
+            let at = self.control.host().byte_add(Self::slot(index)).cast::<Queue>();
+            at.write_volatile(queue);
+        }
+    }
+
+    fn get(&self, index: u32) -> Queue {
+        // SAFETY: as `put`; the kernel has ended, and every value is a number.
+        unsafe {
+            let at = self.control.host().byte_add(Self::slot(index)).cast::<Queue>();
+            at.read_volatile()
+        }
+    }
+
+    /// Starts the controller; it ends after `budget` at the latest.
+    pub fn start(&mut self, budget: Duration) -> Result<()> {
+        let control = self.control.device().0;
+        let args = InstantArgs {
+            queues: control + QUEUES_AT as u64,
+            stop: control,
+            budget_ns: budget.as_nanos() as u64,
+            count: self.count,
+            reserved: 0,
+        };
+        // One warp a block: as many SMs as there are work on it.
+        // SAFETY: the argument's type is that of abi.h; all that it leads to lives in `self`, whose
+        // drop waits for the kernel.
+        unsafe { self.gpu.instant.launch(Gpu::raw(&self.stream), self.count, 32, args)? };
+        self.running = true;
+        Ok(())
+    }
+
+    /// Ends the controller. Only the I/O kernel's end proves that nobody rings any more.
+    pub fn stop(&mut self, _proof: &Quiesced) -> Result<Seen> {
+        set_word(&self.control, 0, 1);
+        wait_idle(&self.stream, super::device::PATIENCE)?;
+        self.running = false;
+        let queues: Vec<Queue> = (0..self.count).map(|index| self.get(index)).collect();
+        for queue in &queues {
+            let why = match queue.ended {
+                ENDED_STOPPED => continue,
+                ENDED_BUDGET => "its time was over",
+                _ => "a doorbell rang for an entry that does not exist",
+            };
+            anyhow::bail!("the controller of queue {} gave up: {why}", queue.qid);
+        }
+        let sum = |of: fn(&Queue) -> u64| queues.iter().map(of).sum::<u64>();
+        let mut sms: Vec<u32> = queues.iter().map(|queue| queue.sm).collect();
+        sms.sort_unstable();
+        sms.dedup();
+        let idle = sum(|queue| queue.idle) as f64 / sum(|queue| queue.looks).max(1) as f64;
+        Ok(Seen { completed: sum(|queue| queue.completed), idle, sms: sms.len() })
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        if self.running {
+            set_word(&self.control, 0, 1);
+            // What it uses is freed next, which waits for it: it ends, if only by its own time.
+            let _ = wait_idle(&self.stream, super::device::PATIENCE);
+        }
+    }
+}
+
+fn address(place: Place) -> u64 {
+    place.device.map_or(0, |device| device.0)
+}

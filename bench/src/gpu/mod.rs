@@ -1,0 +1,100 @@
+//! `bench gpu`: the I/O kernel on an NVIDIA GPU.
+//!
+//! Each part is measured by itself, and one that fails does not stop the others. Over a stand-in
+//! for libcuda everything runs as well, so that tests execute this code; its figures are marked.
+
+mod abi;
+mod caller;
+mod device;
+mod drive;
+mod local;
+mod matmul;
+mod rate;
+mod retrieve;
+mod stack;
+mod tables;
+
+use std::{path::PathBuf, sync::Arc};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::device::Gpu;
+use crate::report::Report;
+
+/// The parts of `gpu`.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Commands a second against a controller that completes at once
+    Rate,
+    /// Retrieve into the GPU's memory against a plain copy
+    Retrieve,
+    /// The caller's CPU time a layer
+    Caller,
+    /// A matrix product beside the I/O
+    Matmul,
+}
+
+/// What `gpu` takes.
+#[derive(clap::Args, Debug)]
+pub struct GpuArgs {
+    /// Which GPU
+    #[arg(long, default_value_t = 0)]
+    gpu: u32,
+    /// Rounds of each measurement; the sides of a ratio take turns
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Measure only this part; may be given more than once
+    #[arg(long, value_enum)]
+    only: Vec<Part>,
+    /// Sizes that say nothing, to see that everything runs
+    #[arg(long)]
+    tiny: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Also write the JSON object to this file; refused over a stand-in for the GPU's driver
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
+    /// Where to write the plots (SVG)
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    plots: PathBuf,
+}
+
+/// Measures everything and prints it.
+///
+/// # Errors
+/// Without a GPU, or when a part failed; what the others found is printed all the same.
+pub fn run(args: &GpuArgs) -> Result<()> {
+    let gpu = Arc::new(Gpu::open(args.gpu)?);
+    let mut report = Report::new("gpu");
+    report.gpu = Some(gpu.device.report().to_string());
+    report.mock = gpu.is_mock();
+    if report.mock && args.keep.is_some() {
+        bail!("this is a stand-in for a GPU: its figures are not kept; leave --keep away");
+    }
+    let parts: [(Part, &str, Measure); 4] = [
+        (Part::Rate, "commands a second", tables::rate),
+        (Part::Retrieve, "retrieve against a plain copy", tables::retrieve),
+        (Part::Caller, "CPU time of the caller", tables::caller),
+        (Part::Matmul, "a matrix product beside the I/O", tables::matmul),
+    ];
+    for (part, name, measure) in parts {
+        if !args.only.is_empty() && !args.only.contains(&part) {
+            continue;
+        }
+        if let Err(error) = measure(args, &gpu, &mut report) {
+            report.failed.push(format!("{name}: {error:#}"));
+        }
+    }
+    report.print(args.json)?;
+    if let Some(path) = &args.keep {
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
+    }
+    match report.failed.len() {
+        0 => Ok(()),
+        failed => bail!("{failed} of the parts failed; the report above says why"),
+    }
+}
+
+type Measure = fn(&GpuArgs, &Arc<Gpu>, &mut Report) -> Result<()>;

@@ -1,0 +1,192 @@
+//! Commands a second that the CUDA executor builds and reaps, against a controller that completes
+//! at once and runs on other SMs of the same GPU.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use gio_kernels::cuda::{CudaExecutor, CudaOptions, LaunchMode, StreamKind};
+use gio_uring::{
+    Affine, BlockMap, Flags, IoExecutor, Op, PoolDesc, PoolHandle, Uring, UringOptions,
+};
+use nvme_driver::{Clock, Iova, MonotonicClock, Nanos};
+
+use super::{
+    device::Gpu,
+    drive::{Drive, LBA_SHIFT},
+    local::Local,
+};
+use crate::sample::Samples;
+
+/// Objects, and so commands, of one warp in one row.
+const SHARE: u32 = 2048;
+const OBJECT: u32 = 1 << LBA_SHIFT;
+const GROUP: u32 = 32;
+const ROWS_MAX: u32 = 4096;
+/// Operations of a sample.
+const REPEATS: u32 = 3;
+const PATIENCE: Nanos = Nanos::from_millis(20_000);
+
+/// Where the I/O kernel keeps the state of its warps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In pinned memory of the host, as built.
+    Pinned,
+    /// In the GPU's memory.
+    Gpu,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Case {
+    /// SMs of the I/O kernel.
+    pub sms: u32,
+    /// Queue pairs, and so warps, on each of them.
+    pub warps: u32,
+    /// Where their state is.
+    pub place: Place,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// Millions of commands a second.
+    pub rate: Samples,
+    /// Commands a submission doorbell.
+    pub per_doorbell: Samples,
+    /// Part of the controller's looks that found nothing.
+    pub controller_idle: Samples,
+    /// SMs that the kernel had.
+    pub granted: u32,
+    /// SMs that controllers ran on.
+    pub controller_sms: usize,
+    /// Why the partition is not a green context.
+    pub instead: Option<String>,
+}
+
+/// How long one operation should take.
+#[derive(Debug, Clone, Copy)]
+pub struct Length {
+    pub operation: Duration,
+    pub rows_max: u32,
+}
+
+impl Length {
+    pub fn new(tiny: bool) -> Self {
+        let (ms, rows_max) = if tiny { (2, 2) } else { (30, ROWS_MAX) };
+        Self { operation: Duration::from_millis(ms), rows_max }
+    }
+}
+
+/// Measures one case once, and adds it to `found`.
+pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) -> Result<()> {
+    // One block is on one SM, whatever a partition's granularity: that is how a single SM is asked
+    // for. A launch per batch may say how many blocks there are.
+    let mode = if case.sms == 1 { LaunchMode::PerBatch } else { LaunchMode::Resident };
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let options = CudaOptions { mode, sms: Some(case.sms) };
+    let executor = CudaExecutor::new(&gpu.device, options, clock.clone())?;
+    let partition = executor.report().partition;
+    found.granted = if case.sms == 1 { 1 } else { partition.granted };
+    if let StreamKind::Priority { instead, .. } = partition.kind {
+        found.instead = instead;
+    }
+    let mut drive = Drive::new(gpu, case.sms * case.warps, Some(case.sms))?;
+    let executor: Box<dyn IoExecutor> = match case.place {
+        Place::Pinned => Box::new(executor),
+        Place::Gpu => Box::new(Local::new(executor, &gpu.device)),
+    };
+    let options = UringOptions {
+        command_timeout: Nanos::from_millis(5_000),
+        arena_bytes: 8 << 20,
+        ..UringOptions::default()
+    };
+    let mut ring = Uring::init_queue(4, executor, clock, &drive.grants(), options)?;
+    let run = Run::new(&mut ring, case)?;
+    drive.start(Duration::from_secs(60))?;
+    let timed = run.sample(&mut ring, length);
+    let proof = ring.stop(ring.now() + PATIENCE)?;
+    let seen = drive.stop(&proof)?;
+    let (rate, expected) = timed?;
+    let total = ring.counters().total;
+    ensure!(
+        seen.completed == total.commands && total.commands == expected && total.errors == 0,
+        "{expected} commands were asked for, {} sent, {} completed, {} failed",
+        total.commands,
+        seen.completed,
+        total.errors
+    );
+    found.rate.push(rate);
+    found.per_doorbell.push(total.commands as f64 / total.sq_doorbells as f64);
+    found.controller_idle.push(seen.idle);
+    found.controller_sms = seen.sms;
+    Ok(())
+}
+
+/// An operation of any number of rows, in which nothing is merged.
+struct Run {
+    map: BlockMap,
+    pool: PoolHandle,
+    count: u32,
+    sms: u32,
+}
+
+impl Run {
+    fn new(ring: &mut Uring, case: Case) -> Result<Self> {
+        let count = SHARE * case.sms * case.warps;
+        let entries: Vec<Affine> = (0..count).map(|i| Affine { block: i, file: i }).collect();
+        let map = ring.upload_map(&entries, 1)?;
+        let pool = ring.register_pool(&PoolDesc {
+            // Nothing is moved, so nothing has to be there.
+            row_iova: vec![Iova(1 << 32); ROWS_MAX as usize],
+            data_lba: vec![0],
+            block_stride: u64::from(OBJECT),
+            blocks: count,
+            files: count,
+            group: GROUP,
+            object_bytes: OBJECT,
+            slot_bytes: OBJECT,
+            run_bytes: OBJECT,
+            pad_read: None,
+            pad_write: None,
+        })?;
+        Ok(Self { map, pool, count, sms: case.sms })
+    }
+
+    /// How long an operation of so many rows takes.
+    fn once(&self, ring: &mut Uring, rows: u32) -> Result<Duration> {
+        let id = ring.get_iocb(1, None)?[0];
+        ring.fill_affine(id, Op::Read, Flags::NONE, &self.map, &self.pool, 0..rows)?;
+        let start = Instant::now();
+        ring.issue_io(&[id], self.sms)?;
+        let done = ring.wait_cqe(id, ring.now() + PATIENCE)?;
+        let took = start.elapsed();
+        let expected = u64::from(rows) * u64::from(self.count);
+        ensure!(
+            done.errors == 0 && done.objects == expected,
+            "{} of {expected} commands were done, {} failed: {:?}",
+            done.objects,
+            done.errors,
+            done.error
+        );
+        Ok(took)
+    }
+
+    /// Millions of commands a second over [`REPEATS`] operations, after two that warm up and say
+    /// how long they have to be; and how many commands there were in all.
+    fn sample(&self, ring: &mut Uring, length: Length) -> Result<(f64, u64)> {
+        self.once(ring, 1)?;
+        let row = self.once(ring, 1)?.as_secs_f64().max(1e-6);
+        let rows = (length.operation.as_secs_f64() / row) as u32;
+        let rows = rows.clamp(1, length.rows_max);
+        let mut spent = Duration::ZERO;
+        for _ in 0..REPEATS {
+            spent += self.once(ring, rows)?;
+        }
+        let timed = u64::from(REPEATS * rows) * u64::from(self.count);
+        let all = timed + 2 * u64::from(self.count);
+        Ok((timed as f64 / spent.as_secs_f64() / 1e6, all))
+    }
+}

@@ -1,0 +1,152 @@
+#![allow(unsafe_code, reason = "copies between memories that are laid out here")]
+//! Retrieve bandwidth, into the GPU's memory, against a plain copy of as many bytes from pinned
+//! memory of the host.
+
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use gio_kernels::cuda::{CudaCopies, DeviceMemory, LaunchMode};
+use nvme_driver::{CopyEngine as _, CopyWay, DeviceCopy, DevicePtr};
+use objstore::{BlockId, KvShape};
+use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+
+use super::{
+    device::{Gpu, PATIENCE},
+    stack::{Plan, Route, Stack},
+};
+use crate::sample::{Samples, timed};
+
+const SEED: u64 = 1;
+
+/// How much is moved.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub layers: u32,
+    pub object_bytes: u32,
+    pub blocks: u32,
+    pub devices: u32,
+}
+
+impl Size {
+    /// Layers of 64 MiB: far more than a cache holds, and small enough to be many.
+    pub fn new(tiny: bool) -> Self {
+        if tiny {
+            return Self { layers: 2, object_bytes: 8 << 10, blocks: 16, devices: 2 };
+        }
+        Self { layers: 8, object_bytes: 128 << 10, blocks: 512, devices: 4 }
+    }
+
+    /// A store of this size.
+    pub fn plan(self, route: Route, mode: LaunchMode, sms: Option<u32>) -> Plan {
+        let Self { layers, object_bytes, blocks, devices } = self;
+        Plan {
+            route,
+            mode,
+            sms,
+            devices,
+            queues_per_device: 4,
+            shape: KvShape { layers, segments: 1, object_bytes, block_tokens: 64 },
+            blocks,
+            buffers: layers.min(4),
+        }
+    }
+
+    /// Blocks in an order without neighbours.
+    pub fn scattered(self) -> Vec<BlockId> {
+        let mut order: Vec<BlockId> = (0..self.blocks).map(BlockId).collect();
+        order.shuffle(&mut StdRng::seed_from_u64(SEED));
+        order
+    }
+
+    fn layer_bytes(self) -> usize {
+        self.object_bytes as usize * self.blocks as usize
+    }
+}
+
+/// GiB/s.
+#[derive(Default)]
+pub struct Found {
+    pub retrieve: Samples,
+    pub copy: Samples,
+    /// Round by round.
+    pub ratio: Samples,
+}
+
+/// Retrieves over `route`, and copies, in turns.
+pub fn measure(
+    gpu: &Gpu,
+    route: Route,
+    mode: LaunchMode,
+    size: Size,
+    rounds: u32,
+) -> Result<Found> {
+    let mut copy = Copy::new(gpu, size)?;
+    let mut stack = Stack::filled(gpu, size.plan(route, mode, Some(4)))?;
+    let blocks = size.scattered();
+    let mut found = Found::default();
+    // The first round warms both sides up.
+    for round in 0..=rounds {
+        let (bytes, took) = timed(|| stack.retrieve(&blocks));
+        let bytes = bytes?;
+        let expected = size.layer_bytes() as u64 * u64::from(size.layers);
+        ensure!(bytes == expected, "{bytes} bytes were read, not {expected}");
+        let (ours, theirs) = (gib_s(bytes, took), copy.run()?);
+        if round > 0 {
+            found.retrieve.push(ours);
+            found.copy.push(theirs);
+            found.ratio.push(ours / theirs);
+        }
+    }
+    stack.close()?;
+    Ok(found)
+}
+
+/// Bandwidth.
+pub fn gib_s(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 / took.as_secs_f64() / f64::from(1 << 30)
+}
+
+/// Layers as one copy each, from pinned memory: what the bus gives.
+struct Copy {
+    engine: CudaCopies,
+    from: NonNull<u8>,
+    _owner: Arc<dyn Any + Send + Sync>,
+    to: DeviceMemory,
+    size: Size,
+}
+
+impl Copy {
+    fn new(gpu: &Gpu, size: Size) -> Result<Self> {
+        let engine = CudaCopies::new(&gpu.device)?;
+        let bytes = size.layer_bytes() * size.layers as usize;
+        let (from, _, _, owner) = engine.host_memory(bytes)?.into_parts();
+        let from = from.context("pinned memory has an address here")?;
+        Ok(Self { engine, from, _owner: owner, to: gpu.device.allocate(bytes)?, size })
+    }
+
+    fn run(&mut self) -> Result<f64> {
+        let (len, start) = (self.size.layer_bytes(), Instant::now());
+        let copies: Vec<DeviceCopy> = (0..self.size.layers as usize)
+            .map(|layer| DeviceCopy {
+                // SAFETY: inside of the memory.
+                host: unsafe { self.from.add(layer * len) },
+                device: DevicePtr(self.to.device().0 + (layer * len) as u64),
+                len,
+                way: CopyWay::ToDevice,
+            })
+            .collect();
+        // SAFETY: both memories live in `self`, and nobody else uses them; the wait is below, and
+        // a copy that is not done by then has lost its GPU.
+        let fence = unsafe { self.engine.submit(&copies)? };
+        while !self.engine.is_done(fence)? {
+            ensure!(start.elapsed() < PATIENCE, "a plain copy did not end");
+            std::hint::spin_loop();
+        }
+        Ok(gib_s((len * self.size.layers as usize) as u64, start.elapsed()))
+    }
+}

@@ -1,0 +1,253 @@
+//! From measurements to ratios, counts and plots.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Context as _, Result};
+use gio_kernels::cuda::{CudaStream, LaunchMode};
+
+use super::{
+    GpuArgs, caller,
+    device::Gpu,
+    matmul::{self, Matmul, Sharing},
+    rate::{self, Case, Found, Length, Place},
+    retrieve,
+    stack::Route,
+};
+use crate::{
+    plot::{self, Line},
+    report::{Aim, Ratio, Report},
+    sample::Samples,
+};
+
+/// Commands a second of the best published GPU-initiated path, millions.
+const BEST_PUBLISHED: f64 = 61.5;
+/// Both ways to run the I/O kernel.
+const MODES: [(LaunchMode, &str); 2] =
+    [(LaunchMode::PerBatch, "launch per batch"), (LaunchMode::Resident, "resident")];
+/// Warps of each SM.
+const WARPS: [u32; 5] = [1, 2, 4, 8, 12];
+
+/// SMs and warps of each SM that the rate is measured at.
+fn rate_cases(tiny: bool) -> Vec<Case> {
+    let (sms, warps): (&[u32], &[u32]) =
+        if tiny { (&[1, 2], &WARPS[..2]) } else { (&[1, 2, 4, 6, 8], &WARPS) };
+    let mut cases = Vec::new();
+    for &sms in sms {
+        for &warps in warps {
+            // A single SM is a single block, which has four warps at the most.
+            if sms > 1 || warps <= 4 {
+                cases.push(Case { sms, warps, place: Place::Pinned });
+                cases.push(Case { sms, warps, place: Place::Gpu });
+            }
+        }
+    }
+    cases
+}
+
+/// Commands a second.
+pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    let mut cases: Vec<(Case, Found)> =
+        rate_cases(args.tiny).into_iter().map(|case| (case, Found::default())).collect();
+    // The first round warms up: the driver compiles, the GPU's clocks rise.
+    for round in 0..=args.rounds {
+        for (case, found) in &mut cases {
+            let mut warm = Found::default();
+            let found = if round == 0 { &mut warm } else { found };
+            rate::measure(gpu, *case, Length::new(args.tiny || round == 0), found).with_context(
+                || format!("{} SMs, {} warps each, {:?}", case.sms, case.warps, case.place),
+            )?;
+        }
+    }
+    rate_table(&cases, report);
+    let path = args.plots.join("gpu-rate.svg");
+    plot_rates(&path, &cases)?;
+    report.plots.push(path.display().to_string());
+    Ok(())
+}
+
+fn rate_table(cases: &[(Case, Found)], report: &mut Report) {
+    let best = |sms: u32, place| {
+        let of = cases.iter().filter(|(case, _)| case.sms == sms && case.place == place);
+        of.max_by(|a, b| a.1.rate.median().total_cmp(&b.1.rate.median()))
+    };
+    let mut sizes: Vec<u32> = cases.iter().map(|(case, _)| case.sms).collect();
+    sizes.dedup();
+    for sms in sizes {
+        for (place, name) in [(Place::Pinned, "as built"), (Place::Gpu, "state in HBM")] {
+            let Some((case, found)) = best(sms, place) else { continue };
+            let name = format!("commands/s, {sms} SMs, {} warps each, {name}", case.warps);
+            let (low, high) = (found.rate.quantile(0.0), found.rate.quantile(1.0));
+            let mut ratio = Ratio::new(name.clone(), "M/s", found.rate.median(), BEST_PUBLISHED)
+                .published("best published GPU-initiated");
+            ratio.spread = Some((low / BEST_PUBLISHED, high / BEST_PUBLISHED));
+            report.ratios.push(ratio.aim(Aim::Open));
+            report
+                .counts
+                .push((format!("{name}: commands a doorbell"), found.per_doorbell.median()));
+            report.counts.push((
+                format!("{name}: controller idle, %"),
+                found.controller_idle.median() * 100.0,
+            ));
+        }
+    }
+    let mut all = Samples::default();
+    for pair in cases.chunks_exact(2) {
+        all.push(pair[1].1.rate.median() / pair[0].1.rate.median());
+    }
+    report
+        .counts
+        .push(("state in HBM against as built, median over all shapes".into(), all.median()));
+    for (case, found) in cases {
+        let name =
+            format!("M commands/s, {} SMs x {} warps, {:?}", case.sms, case.warps, case.place);
+        report.counts.push((name, found.rate.median()));
+        let asked = case.sms;
+        let note = match &found.instead {
+            Some(why) => format!("{asked} SMs: no partition, so the number is not kept to: {why}"),
+            None if found.granted != asked => {
+                format!("{asked} SMs: {} were granted", found.granted)
+            }
+            None => continue,
+        };
+        if !report.notes.contains(&note) {
+            report.notes.push(note);
+        }
+    }
+}
+
+fn plot_rates(path: &Path, cases: &[(Case, Found)]) -> Result<()> {
+    let mut lines: Vec<Line<'_>> = Vec::new();
+    for (place, names) in [
+        (Place::Pinned, ["1 warp", "2 warps", "4 warps", "8 warps", "12 warps"]),
+        (Place::Gpu, ["1, HBM", "2, HBM", "4, HBM", "8, HBM", "12, HBM"]),
+    ] {
+        for (warps, name) in [1, 2, 4, 8, 12].into_iter().zip(names) {
+            let of = |case: &Case| case.warps == warps && case.place == place;
+            let points: Vec<(f64, f64)> = cases
+                .iter()
+                .filter(|(case, _)| of(case))
+                .map(|(case, found)| (f64::from(case.sms), found.rate.median()))
+                .collect();
+            if !points.is_empty() {
+                lines.push(Line { name, points });
+            }
+        }
+    }
+    plot::lines(path, "Commands built and reaped", "SMs", "million/s", &lines)
+}
+
+/// Retrieve bandwidth.
+pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    let size = retrieve::Size::new(args.tiny);
+    for route in [Route::Staged, Route::Direct] {
+        for (mode, name) in MODES {
+            let found = retrieve::measure(gpu, route, mode, size, args.rounds)
+                .with_context(|| format!("{} route, {name}", route.name()))?;
+            let (ours, copy) = (found.retrieve.median(), found.copy.median());
+            let name = format!(
+                "retrieve into HBM, {} KiB objects, {} drives, {}, {name}",
+                size.object_bytes >> 10,
+                size.devices,
+                route.name()
+            );
+            report.ratios.push(Ratio::new(name, "GiB/s", ours, copy).spread(&found.ratio));
+        }
+    }
+    report.notes.push(
+        "retrieve: software controllers copy every byte with a processor of the host first, once \
+         for the staged route (medium to staging memory) and once for the direct one (medium to \
+         bounce memory); a drive would not"
+            .into(),
+    );
+    Ok(())
+}
+
+/// The caller's CPU time.
+pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    let size = caller::Size::new(args.tiny);
+    for route in [Route::Host, Route::Staged] {
+        let mut lines = Vec::new();
+        for (mode, name) in MODES {
+            let found = caller::measure(gpu, route, mode, size, args.rounds)
+                .with_context(|| format!("{} route, {name}", route.name()))?;
+            let (many, few) = (found.many.median(), found.few.median());
+            let what = format!(
+                "caller's CPU time a layer, {} against {} blocks, {}, {name}",
+                size.many,
+                size.few,
+                route.name()
+            );
+            let ratio = Ratio::new(what, "ns", many, few).spread(&found.ratio);
+            report.ratios.push(ratio.aim(Aim::AtMost(1.2)));
+            lines.push((many, few));
+        }
+        if let [(launch, _), (resident, _)] = lines[..] {
+            let what = format!(
+                "caller's CPU time a layer, resident against launch per batch, {} blocks, {}",
+                size.many,
+                route.name()
+            );
+            report.ratios.push(Ratio::new(what, "ns", resident, launch));
+        }
+    }
+    Ok(())
+}
+
+/// What I/O costs a matrix product.
+pub fn matmul(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    let product = Matmul::new(gpu, args.tiny)?;
+    let size = retrieve::Size::new(args.tiny);
+    let sizes: &[u32] = if args.tiny { &[2] } else { &[2, 4, 8] };
+    let mut cases: Vec<(Sharing, u32, matmul::Found)> = Vec::new();
+    for &sms in sizes {
+        match CudaStream::beside(&gpu.device, sms) {
+            Ok(beside) => {
+                cases.push((Sharing::Green, sms, matmul::Found::default()));
+                let part = gpu.sms_of(&CudaStream::new(&gpu.device, Some(sms))?)?;
+                let rest = gpu.sms_of(&beside)?;
+                let shared = part.iter().filter(|sm| rest.contains(sm)).count();
+                let name = format!(
+                    "SMs seen in both parts, {sms} asked for: of {} and {}",
+                    part.len(),
+                    rest.len()
+                );
+                report.counts.push((name, shared as f64));
+            }
+            Err(error) => report.notes.push(format!("{sms} SMs: no green contexts: {error}")),
+        }
+        cases.push((Sharing::Priority, sms, matmul::Found::default()));
+    }
+    // Warms up, and is compared entry by entry.
+    product.time(&CudaStream::lowest(&gpu.device)?)?;
+    product.check()?;
+    for _ in 0..args.rounds {
+        for (sharing, sms, found) in &mut cases {
+            matmul::measure(&product, (*sharing, *sms), size, found)
+                .with_context(|| format!("{sharing:?}, {sms} SMs"))?;
+        }
+    }
+    product.check()?;
+    let mut alone = Samples::default();
+    for (sharing, sms, found) in &cases {
+        matmul_row(*sharing, *sms, found, report);
+        alone.push(found.alone.median());
+    }
+    let tflops = product.flop() / alone.median() / 1e9;
+    report.counts.push((format!("bf16 product {} alone, TFLOP/s", product.shape()), tflops));
+    Ok(())
+}
+
+fn matmul_row(sharing: Sharing, sms: u32, found: &matmul::Found, report: &mut Report) {
+    let how = match sharing {
+        Sharing::Green => format!("green contexts, {sms} SMs for I/O"),
+        Sharing::Priority => format!("priority streams, as many warps as for {sms} SMs"),
+    };
+    let name = format!("bf16 product beside retrieves, {how}");
+    let ratio = Ratio::new(name, "ms", found.busy.median(), found.alone.median());
+    report.ratios.push(ratio.spread(&found.slowdown));
+    let mut count = |what: &str, value: f64| report.counts.push((format!("{how}: {what}"), value));
+    count("product on its SMs, nothing else, ms", found.part.median());
+    count("product beside an idle resident kernel, ms", found.idle.median());
+    count("retrieve before the product, GiB/s", found.io_alone.median());
+    count("retrieve beside the product, GiB/s", found.io_busy.median());
+}
