@@ -33,7 +33,10 @@ use super::{
     stream::CudaStream,
 };
 
-/// Pinned memory that [`CudaCopies::new`] takes, and by which it grows.
+/// Pinned memory that [`CudaCopies::new`] takes: the software controllers of a domain ask for 64
+/// MiB with their first transfer, which may come when a kernel runs; and some for others.
+const BEFOREHAND: usize = 80 << 20;
+/// By how much it grows.
 const CHUNK: usize = 16 << 20;
 /// What [`CopyEngine::host_memory`] aligns to.
 const PAGE: usize = 4096;
@@ -101,13 +104,13 @@ impl fmt::Debug for CudaCopies {
 }
 
 impl CudaCopies {
-    /// A stream for copies and 16 MiB of pinned memory. May wait for kernels: before an executor
-    /// starts.
+    /// A stream for copies and 80 MiB of pinned memory: what the software controllers of one domain
+    /// want, and a little more. May wait for kernels: before an executor starts.
     ///
     /// # Errors
     /// [`CudaError::Call`], mostly without memory.
     pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
-        Self::with_host_memory(device, CHUNK)
+        Self::with_host_memory(device, BEFOREHAND)
     }
 
     /// As [`CudaCopies::new`], with so much memory for [`CopyEngine::host_memory`]: all that is

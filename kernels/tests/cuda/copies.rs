@@ -11,7 +11,12 @@ use std::{
 use cuda_mock::{self as mock, Level, Variables, each, isolated};
 use gio_kernels::cuda::{CudaCopies, CudaDevice, DeviceMemory, LaunchMode};
 use gio_uring::IoExecutor;
-use nvme_driver::{CopyEngine, CopyFence, CopyWay, DeviceCopy, DevicePtr, Nanos};
+use nvme_driver::{
+    Clock, Controller, ControllerOptions, CopyEngine, CopyFence, CopyWay, DeviceCopy, DevicePtr,
+    DmaSlice, DmaSpace, MonotonicClock, Nanos, platform::p2p::round_trip,
+};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use nvme_spec::ids::{Lba, Nsid};
 
 use crate::rig::{self, bare, set_stop};
 
@@ -304,6 +309,38 @@ fn a_dropped_engine_waits_for_its_copies() {
         pages.gpu.read(0, &mut bytes).expect("inside");
         assert_eq!(u32::from_le_bytes(bytes), 2 ^ 7);
         drop((pages, device));
+        mock::assert_clean();
+    });
+}
+
+/// A drive of the software reads and writes memory that only the GPU addresses, also beside a
+/// kernel that does not end.
+#[test]
+fn the_software_controller_reaches_gpu_memory() {
+    isolated("copies::the_software_controller_reaches_gpu_memory", Level::Full, &[], || {
+        let device = rig::gpu();
+        let copies = Arc::new(CudaCopies::new(&device).expect("a stream"));
+        let domain = EmuDomain::with_copies("copies", copies.clone());
+        let media = MemoryMedia::new(16 << 20).expect("address space");
+        let config = EmuConfig::new("emu").namespace(media, 4096);
+        let emu = Emu::new(domain.clone(), config).expect("a good drive");
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let runner = EmuRunner::spawn(vec![emu.clone()], clock.clone()).expect("threads");
+        let attached = Controller::attach(emu.bus(), clock, ControllerOptions::default());
+        let mut controller = attached.expect("attaches");
+        let memory = device.allocate(64 * PAGE).expect("GPU memory").into_external();
+        let memory = DmaSlice::whole(domain.import(memory).expect("imported")).expect("one range");
+        let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
+        executor.start(args).expect("starts");
+        let allocations = mock::count("cuMemHostAlloc");
+        let tried = round_trip(&mut controller, Nsid(1), Lba(3), &memory, Some(&*copies));
+        let report = tried.expect("the controller is well");
+        assert_eq!(report.why(), None, "{report:?}");
+        assert!(mock::count("copies") > 0);
+        assert_eq!(mock::count("cuMemHostAlloc"), allocations);
+        set_stop(&page);
+        executor.stop(Nanos::from_millis(10_000)).expect("stops");
+        drop((controller, runner, emu, memory, domain, copies, executor, page, device));
         mock::assert_clean();
     });
 }
