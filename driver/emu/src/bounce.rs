@@ -4,6 +4,7 @@
 //! has there goes through memory of this process that the GPU's engine copies fast: reads medium ->
 //! bounce -> GPU, writes GPU -> bounce -> medium. The copies themselves are the controller's
 //! business (`controller/ferry.rs`).
+#![allow(unsafe_code, reason = "addresses that cross threads; nothing is dereferenced here")]
 
 use std::{
     collections::BTreeMap,
@@ -54,10 +55,8 @@ struct EngineMemory {
 }
 
 // SAFETY: an address with its owner, which is Send and Sync; all accesses are raw.
-#[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Send for EngineMemory {}
 // SAFETY: as above.
-#[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Sync for EngineMemory {}
 
 impl BouncePool {
@@ -99,7 +98,6 @@ impl BouncePool {
             return Err(CopyError { cause });
         };
         // SAFETY: the parts are what the engine vouched for.
-        #[allow(unsafe_code, reason = "put together again as it was")]
         let memory = unsafe { ExternalMemory::new(Some(host), device, found, owner) };
         Ok(EngineMemory { host, _memory: memory })
     }
@@ -144,10 +142,8 @@ enum Home {
 }
 
 // SAFETY: an address and what keeps the memory, which is Send and Sync.
-#[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Send for Bounce {}
 // SAFETY: as above.
-#[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Sync for Bounce {}
 
 impl Bounce {
@@ -182,7 +178,6 @@ mod tests {
     #[derive(Debug)]
     struct Memory;
 
-    #[allow(unsafe_code, reason = "memory that nobody uses")]
     impl CopyEngine for Memory {
         fn host_memory(&self, len: usize) -> Result<ExternalMemory, CopyError> {
             let map = HostMap::anonymous(len).map_err(|e| CopyError { cause: e.to_string() })?;

@@ -7,7 +7,8 @@
 //!   nvme_driver::Bus  <- EmuBus -> Emu { Mutex<Controller>, Doorbells, Interrupts, EmuDomain }
 //!                                     ^ step(now, budget)        EmuRunner (threads) or SimClock
 //!   Controller: registers, admin, queues, PRP/SGL walkers   ->   Overlay (data faults) -> Media
-//!   EmuDomain:  IOVA -> host memory, the software IOMMU           MemoryMedia, FileMedia, SimMedia
+//!   EmuDomain:  IOVA -> memory, the software IOMMU                MemoryMedia, FileMedia, SimMedia
+//!   Ferry: a GPU's memory <- CopyEngine -> memory in between <-> media
 //! ```
 //!
 //! - [`Controller`](controller::Controller) is a step machine: no threads, no clock of its own, no
@@ -15,6 +16,10 @@
 //! - [`EmuDomain`] is the address space: it translates, refuses, counts, and keeps memory alive.
 //! - [`EmuRunner`] drives controllers with threads in real time; [`SimClock`] drives the whole
 //!   stack on one thread in virtual time, repeatable from a seed.
+//! - Memory that only a GPU addresses ([`EmuDomain::with_copies`]) takes data of reads and writes.
+//!   Its bytes go through memory of this process, so that media, overlay and faults are the same
+//!   for all memory; a GPU's copies carry them, one batch for all that is ready in a step, and a
+//!   command completes after its copies (`controller/ferry.rs`, `bounce.rs`).
 //! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
 //!   [`Overlay`]; the media below stay pristine.
 //!
@@ -24,12 +29,20 @@
 //!   [`Pieces`], which keep the memory allocated until the medium gives them back.
 //! - I/O virtual addresses are never reused and never neighbours, so a stale or overlong access is
 //!   a refused access and not another buffer's bytes.
+//! - A command with data on a GPU completes after the fence of its copies. Until then the GPU's
+//!   memory and the memory in between stay allocated, and CSTS.RDY 1 after a reset: copies cannot
+//!   be called back. A copy that fails ends its command with Data Transfer Error; a lost GPU is
+//!   then CSTS.CFS.
 //! - Lock order: an [`Emu`]'s own lock, then the domain's. Nothing takes an emu lock while it holds
 //!   a [`DmaAccess`], and no mapped memory is dropped by a thread that holds one.
 //!
 //! # Not implemented
 //!
-//! - DMA to memory that only a GPU can address: importing it is refused with an explanation.
+//! - Queues, PRP lists, SGL segments, and data of commands other than reads and writes in memory
+//!   that only a GPU addresses: refused ([`DmaFaultKind::DeviceOnly`]).
+//! - Virtual time for a GPU: with [`SimClock`] and a real copy engine, 10 us pass for each look at
+//!   a fence, and runs are not repeatable. With an engine that is repeatable they are.
+//! - Feature values of their own for each namespace (Error Recovery is one for all).
 //! - Metadata, end-to-end protection, zoned namespaces, controller memory buffers.
 
 pub mod controller;

@@ -10,7 +10,8 @@ use crate::{emu::Emu, progress::Progress, random::SplitMix64};
 ///
 /// The seed decides the order of the controllers, how much each does per step and how long that
 /// takes: other seeds give other interleavings, the same seed gives the same ones as long as one
-/// thread uses the clock. More threads are safe, but not repeatable.
+/// thread uses the clock. More threads are safe, but not repeatable; nor is a GPU that copies
+/// ([`EmuDomain::with_copies`](crate::EmuDomain::with_copies)) in its own time.
 #[derive(Debug)]
 pub struct SimClock {
     state: Mutex<SimState>,

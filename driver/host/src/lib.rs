@@ -12,11 +12,17 @@
 //!   QueuePair     post, update_tail, reap; CID table               queue, cid
 //!   describe      PRP lists and SGLs                               descriptor
 //!   Bus, DmaSpace, Clock    the seams to hardware and time         bus, dma, clock
+//!   CopyEngine    the seam to a GPU's copies                       copy
 //!   platform      all unsafe code                                  platform
 //! ```
 //!
 //! Who implements [`Bus`] decides whether this is a PCIe function or the software controller. Who
 //! implements [`Clock`] decides whether deadlines are real time or virtual time.
+//!
+//! Before anything is built on a piece of memory, it is shown that the controller reaches it:
+//! [`platform::p2p::prove`] tries all uses of memory that this process addresses and leaves the
+//! medium as it was; [`platform::p2p::round_trip`] sends known data to the drive and back, also
+//! from memory that only a GPU addresses ([`CopyEngine`]), and overwrites some blocks.
 //!
 //! # Invariants
 //!

@@ -1,4 +1,5 @@
 //! The known-pattern round trip: data only, also for memory that this process does not address.
+#![allow(unsafe_code, reason = "memory and copies by address")]
 
 use std::sync::Mutex;
 

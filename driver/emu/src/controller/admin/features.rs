@@ -206,6 +206,10 @@ impl Controller {
     pub(super) fn get_features(&mut self, sqe: &Sqe) -> Result<Flow, Status> {
         let GetFeatures { fid, select } = GetFeatures::from_sqe(sqe);
         let traits = self.features.traits(fid)?;
+        // "Get Features command": a value of all namespaces at once is no value.
+        if traits.namespace && !self.has_namespace(sqe.nsid) {
+            return Err(Status::INVALID_NAMESPACE);
+        }
         let value = *self.features.value(fid, sqe.cdw11)?;
         let dw0 = match select {
             FeatureSelect::CURRENT => value.current,
@@ -232,6 +236,9 @@ impl Controller {
         let everywhere = sqe.nsid == 0 || sqe.nsid() == Nsid::ALL;
         if !everywhere && !traits.namespace {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+        }
+        if traits.namespace && sqe.nsid() != Nsid::ALL && !self.has_namespace(sqe.nsid) {
+            return Err(Status::INVALID_NAMESPACE);
         }
         let mut dw0 = 0;
         let mut new = value & traits.mask;
@@ -262,6 +269,10 @@ impl Controller {
         }
         self.update_write_cache();
         Ok(Flow::Done(Outcome::dw0(dw0)))
+    }
+
+    fn has_namespace(&self, nsid: u32) -> bool {
+        (1..=self.namespaces.len() as u64).contains(&u64::from(nsid))
     }
 
     /// Without a volatile cache, or with it turned off, a write completes when it is permanent.

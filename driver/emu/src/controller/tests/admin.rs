@@ -102,6 +102,9 @@ fn features_have_values_and_traits() {
         (FeatureId::WRITE_ATOMICITY, 1, 0, 0b100),
         (FeatureId::ASYNC_EVENT_CONFIG, 0x103, 0, 0b100),
     ] {
+        let (local, nsid) = (traits & 2 != 0, traits >> 1 & 1);
+        let get = |fid, select| Sqe { nsid, ..get(fid, select) };
+        let set = |fid, value| Sqe { nsid, ..set(fid, value) };
         assert_eq!(host.admin(get(fid, FeatureSelect::CURRENT)).dw0, default, "{fid}");
         assert_eq!(host.admin_status(set(fid, value)), Status::SUCCESS, "{fid}");
         assert_eq!(host.admin(get(fid, FeatureSelect::CURRENT)).dw0, value, "{fid}");
@@ -116,7 +119,6 @@ fn features_have_values_and_traits() {
         let status = if saveable { Status::SUCCESS } else { Status::FEATURE_NOT_SAVEABLE };
         assert_eq!(host.admin_status(save), status, "{fid}");
         let here = Sqe { nsid: 1, ..set(fid, value) };
-        let local = traits & 2 != 0;
         let status = if local { Status::SUCCESS } else { Status::FEATURE_NOT_NAMESPACE_SPECIFIC };
         assert_eq!(host.admin_status(here), status, "{fid}");
         host.disable();
@@ -124,6 +126,26 @@ fn features_have_values_and_traits() {
         let after = if saveable { value } else { default };
         assert_eq!(host.admin(get(fid, FeatureSelect::CURRENT)).dw0, after, "{fid}");
     }
+}
+
+#[test]
+fn features_of_namespaces_need_one() {
+    let mut host = Host::enabled(|config| config);
+    let (fid, select) = (FeatureId::ERROR_RECOVERY, FeatureSelect::CURRENT);
+    for (nsid, gets, sets) in [
+        (1, Status::SUCCESS, Status::SUCCESS),
+        // A value of all of them can be set and not read.
+        (u32::MAX, Status::INVALID_NAMESPACE, Status::SUCCESS),
+        (0, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE),
+        (2, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE),
+        (0x1234, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE),
+    ] {
+        assert_eq!(host.admin_status(Sqe { nsid, ..get(fid, select) }), gets, "get, {nsid:#x}");
+        assert_eq!(host.admin_status(Sqe { nsid, ..set(fid, 9) }), sets, "set, {nsid:#x}");
+    }
+    // Others do not ask.
+    let elsewhere = Sqe { nsid: 2, ..get(FeatureId::ARBITRATION, select) };
+    assert_eq!(host.admin_status(elsewhere), Status::SUCCESS);
 }
 
 #[test]
@@ -138,7 +160,8 @@ fn features_are_checked() {
         (FeatureId::ERROR_RECOVERY, 1 << 16),
         (FeatureId::INTERRUPT_VECTOR_CONFIG, 5),
     ] {
-        assert_eq!(host.admin_status(set(fid, value)), Status::INVALID_FIELD, "{fid} {value:x}");
+        let sqe = Sqe { nsid: u32::from(fid == FeatureId::ERROR_RECOVERY), ..set(fid, value) };
+        assert_eq!(host.admin_status(sqe), Status::INVALID_FIELD, "{fid} {value:x}");
     }
     let vector = |vector| Sqe {
         cdw11: vector,

@@ -1,4 +1,5 @@
 //! Data in memory that only a GPU addresses: that it gets there and back, and when.
+#![allow(unsafe_code, reason = "offers memory that is not there")]
 
 mod trouble;
 
