@@ -41,7 +41,9 @@ pub(super) fn prove(
         let lba_bytes = 1 << device.region.lba_shift;
         let id = device.controller.id().to_owned();
         let wrong = |why: String| StoreError::Route { path, why: format!("{id}: {why}") };
-        for part in parts(pool, lba_bytes).map_err(wrong)? {
+        // A region may be smaller than what is tried elsewhere.
+        let bytes = PROOF_BYTES.max(lba_bytes).min(device.region.lbas << device.region.lba_shift);
+        for part in parts(pool, lba_bytes, bytes).map_err(wrong)? {
             let kept = Kept::new(&part, pool, gpu).map_err(wrong)?;
             let lba = device.region.first;
             let trip = p2p::round_trip(&mut device.controller, device.nsid, lba, &part, copies);
@@ -57,12 +59,13 @@ pub(super) fn prove(
     Ok(())
 }
 
-/// Both ends of the registered memory, in whole LBAs: the same for a small pool.
-fn parts(pool: &KvPool, lba_bytes: u64) -> Result<Vec<DmaSlice>, String> {
+/// Both ends of the registered memory, in whole LBAs of up to `bytes` bytes: the same for a small
+/// pool.
+fn parts(pool: &KvPool, lba_bytes: u64, bytes: u64) -> Result<Vec<DmaSlice>, String> {
     let used = pool.used();
     let mut parts: Vec<DmaSlice> = Vec::new();
     for at in [used.start, used.end - 1] {
-        let part = part(pool, at, lba_bytes)?;
+        let part = part(pool, at, lba_bytes, bytes)?;
         if parts.first().is_none_or(|first| first.offset() != part.offset()) {
             parts.push(part);
         }
@@ -70,8 +73,8 @@ fn parts(pool: &KvPool, lba_bytes: u64) -> Result<Vec<DmaSlice>, String> {
     Ok(parts)
 }
 
-/// Whole LBAs around byte `at`.
-fn part(pool: &KvPool, at: u64, lba_bytes: u64) -> Result<DmaSlice, String> {
+/// Whole LBAs around byte `at`, of up to `bytes` bytes.
+fn part(pool: &KvPool, at: u64, lba_bytes: u64, bytes: u64) -> Result<DmaSlice, String> {
     let memory = pool.memory();
     let mut first = 0;
     for range in memory.segments() {
@@ -81,7 +84,7 @@ fn part(pool: &KvPool, at: u64, lba_bytes: u64) -> Result<DmaSlice, String> {
             continue;
         }
         let from = (at & !(PAGE - 1)).max(first);
-        let mut len = (end - from).min(PROOF_BYTES.max(lba_bytes));
+        let mut len = (end - from).min(bytes);
         len -= len % lba_bytes;
         // At the end of a range, its last LBA.
         let (from, len) = match len {

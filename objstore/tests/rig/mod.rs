@@ -1,0 +1,293 @@
+//! A store whose pool is on a GPU, over software controllers, in virtual time and on one thread.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::sync::Arc;
+
+use gio_kernels::InlineExecutor;
+use gio_uring::{IoExecutor, RawStream};
+use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DevicePtr, DmaSpace, Nanos};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, FaultPlan, FaultRule, MemoryMedia, SimClock};
+use objstore::{
+    BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Path, Row, Store, StoreConfig,
+    StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
+};
+
+use crate::{
+    gpu::{Copies, Gpu, GpuClock, Memory},
+    stack::{Plan, blocks},
+};
+
+/// The clock of everything.
+pub type Ticks = Arc<GpuClock<SimClock>>;
+
+/// A store and everything around it.
+pub struct Rig {
+    pub store: Store,
+    pub gpu: Arc<Gpu>,
+    pub domain: Arc<EmuDomain>,
+    pub emus: Vec<Arc<Emu>>,
+    pub clock: Ticks,
+    pub shape: KvShape,
+    pub blocks: u32,
+    /// The pool, for the GPU.
+    pub base: DevicePtr,
+}
+
+/// Everything but the store.
+pub struct Parts {
+    pub gpu: Arc<Gpu>,
+    pub domain: Arc<EmuDomain>,
+    pub emus: Vec<Arc<Emu>>,
+    pub clock: Ticks,
+    pub devices: Vec<StoreDevice>,
+}
+
+impl Parts {
+    pub fn new(plan: &Plan) -> Self {
+        let gpu = Gpu::new(plan.seed);
+        let sim = SimClock::new(plan.seed);
+        let clock = Arc::new(GpuClock(sim.clone(), gpu.clone()));
+        let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
+        let (mut emus, mut devices) = (Vec::new(), Vec::new());
+        for at in 0..plan.devices {
+            let media = MemoryMedia::new(plan.device_bytes).unwrap();
+            let mut config = EmuConfig::new(format!("emu{at}")).namespace(media, plan.lba_bytes);
+            (plan.drive)(&mut config);
+            let emu = Emu::new(domain.clone(), config).unwrap();
+            sim.drive(emu.clone());
+            let bus: Arc<dyn Bus> = emu.bus();
+            let ticks: Arc<dyn Clock> = clock.clone();
+            let controller = Controller::attach(bus, ticks, ControllerOptions::default()).unwrap();
+            devices.push(StoreDevice::from(controller));
+            emus.push(emu);
+        }
+        Self { gpu, domain, emus, clock, devices }
+    }
+
+    /// A pool that takes this path, and where it is for the GPU.
+    pub fn pool(&self, plan: &Plan, path: Path) -> (KvPool, DevicePtr) {
+        let shape = &plan.shape;
+        let bytes = shape.block_bytes() * u64::from(plan.blocks);
+        let (memory, base) = self.gpu.alloc(bytes as usize);
+        let stride = u64::from(shape.object_bytes);
+        let rows: Vec<u64> =
+            (0..u64::from(shape.rows())).map(|row| row * stride * u64::from(plan.blocks)).collect();
+        let blocks = plan.blocks;
+        let pool = if path == Path::Staged {
+            let buffers = plan.options.staging_buffers;
+            let staging = KvPool::staging_bytes(shape, SLOTS, buffers) as usize;
+            let staging = self.domain.import(self.gpu.alloc_pinned(staging)).unwrap();
+            KvPool::staged(memory, staging, shape, rows, stride, blocks)
+        } else {
+            let memory = self.domain.import(memory).unwrap();
+            KvPool::on_gpu(memory, shape, rows, stride, blocks)
+        };
+        (pool.unwrap(), base)
+    }
+
+    pub fn store(
+        self,
+        plan: &Plan,
+        pool: KvPool,
+        base: DevicePtr,
+        executor: impl Fn(u32, Ticks) -> Box<dyn IoExecutor> + Send + 'static,
+    ) -> Result<Rig, StoreError> {
+        let Self { gpu, domain, emus, clock, devices } = self;
+        let (mut made, ticks) = (0, clock.clone());
+        let executor: ExecutorFactory = Box::new(move || {
+            made += 1;
+            Ok(executor(made - 1, ticks.clone()))
+        });
+        let store = Store::open(StoreConfig {
+            devices,
+            clock: clock.clone(),
+            executor,
+            shape: plan.shape,
+            pool,
+            gpu: Some(StoreGpu { streams: gpu.clone(), copies: Arc::new(Copies(gpu.clone())) }),
+            options: plan.options.clone(),
+        })?;
+        let (shape, blocks) = (plan.shape, plan.blocks);
+        Ok(Rig { store, gpu, domain, emus, clock, shape, blocks, base })
+    }
+}
+
+/// Blocks that a staging buffer has room for.
+pub const SLOTS: u32 = 16;
+
+pub fn inline(_: u32, clock: Ticks) -> Box<dyn IoExecutor> {
+    Box::new(InlineExecutor::new(clock))
+}
+
+/// Where an object is for the GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Places {
+    pub shape: KvShape,
+    pub blocks: u32,
+    pub base: DevicePtr,
+}
+
+impl Places {
+    pub fn at(&self, block: BlockId, row: Row) -> DevicePtr {
+        let object = u64::from(row.0) * u64::from(self.blocks) + u64::from(block.0);
+        DevicePtr(self.base.0 + object * u64::from(self.shape.object_bytes))
+    }
+
+    /// The bytes that the object of `key` in `row` has.
+    pub fn pattern(&self, key: BlockKey, row: Row) -> Vec<u8> {
+        let mut word = (key.0 as u64 ^ (key.0 >> 64) as u64) ^ (u64::from(row.0) << 48) | 1;
+        let mut next = || {
+            word = (word ^ (word >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).wrapping_add(1);
+            (word >> 32) as u8
+        };
+        (0..self.shape.object_bytes).map(|_| next()).collect()
+    }
+
+    /// Computes the KV of `key` in `layer` into `block`.
+    pub fn fill(&self, memory: &Memory, block: BlockId, key: BlockKey, layer: Layer) {
+        for row in self.shape.layer_rows(layer).map(Row) {
+            memory.write(self.at(block, row), &self.pattern(key, row));
+        }
+    }
+
+    pub fn wipe(&self, memory: &Memory, block: BlockId, layer: Layer) {
+        for row in self.shape.layer_rows(layer).map(Row) {
+            memory.write(self.at(block, row), &vec![0xEE; self.shape.object_bytes as usize]);
+        }
+    }
+
+    /// Whether `block` holds the KV of `key` in the rows of `layer`, every byte of it.
+    pub fn holds(&self, memory: &Memory, block: BlockId, key: BlockKey, layer: Layer) -> bool {
+        self.shape.layer_rows(layer).map(Row).all(|row| {
+            let bytes = memory.read(self.at(block, row), self.shape.object_bytes as usize);
+            bytes == self.pattern(key, row)
+        })
+    }
+}
+
+impl Rig {
+    pub fn new(plan: &Plan, path: Path) -> Self {
+        Self::with_executor(plan, path, inline)
+    }
+
+    pub fn with_executor(
+        plan: &Plan,
+        path: Path,
+        executor: impl Fn(u32, Ticks) -> Box<dyn IoExecutor> + Send + 'static,
+    ) -> Self {
+        let parts = Parts::new(plan);
+        let (pool, base) = parts.pool(plan, path);
+        let rig = parts.store(plan, pool, base, executor).unwrap();
+        assert!(rig.gpu.is_idle(), "the proof left something in a stream");
+        rig
+    }
+
+    pub fn places(&self) -> Places {
+        Places { shape: self.shape, blocks: self.blocks, base: self.base }
+    }
+
+    pub fn layers(&self) -> impl Iterator<Item = Layer> + use<> {
+        (0..self.shape.layers).map(Layer)
+    }
+
+    pub fn fill(&self, first: u32, keys: &[BlockKey]) {
+        for (key, block) in keys.iter().zip(blocks(first, keys.len())) {
+            self.layers().for_each(|l| self.places().fill(&self.gpu.memory, block, *key, l));
+        }
+    }
+
+    pub fn wipe(&self, first: u32, count: usize) {
+        for block in blocks(first, count) {
+            self.layers().for_each(|l| self.places().wipe(&self.gpu.memory, block, l));
+        }
+    }
+
+    pub fn holds(&self, first: u32, keys: &[BlockKey], layer: Layer) -> bool {
+        let places = self.places();
+        let memory = &self.gpu.memory;
+        keys.iter().zip(blocks(first, keys.len())).all(|(k, b)| places.holds(memory, b, *k, layer))
+    }
+
+    /// Stores `keys` from blocks `first` on, waiting on the host.
+    pub fn put(&mut self, keys: &[BlockKey], first: u32) -> usize {
+        self.fill(first, keys);
+        let writing = self.store.allocate(keys, &blocks(first, keys.len())).unwrap();
+        for layer in self.layers() {
+            let ticket = self.store.store_layer(&writing, layer).unwrap();
+            self.store.wait(ticket).unwrap();
+        }
+        self.store.commit(writing).unwrap().accepted
+    }
+
+    /// A transfer of `keys` into wiped blocks from `first` on; all are stored.
+    pub fn transfer(&mut self, keys: &[BlockKey], first: u32) -> Transfer {
+        let prefix = self.store.lookup(keys).unwrap();
+        assert_eq!(prefix.len(), keys.len());
+        self.wipe(first, keys.len());
+        self.store.retrieve(&prefix, &blocks(first, keys.len())).unwrap()
+    }
+
+    /// Looks up `keys`, reads what is found, checks every byte and returns how many there were.
+    pub fn get(&mut self, keys: &[BlockKey], first: u32) -> usize {
+        let prefix = self.store.lookup(keys).unwrap();
+        self.wipe(first, prefix.len());
+        let transfer = self.store.retrieve(&prefix, &blocks(first, prefix.len())).unwrap();
+        for layer in self.layers() {
+            let ticket = self.store.retrieve_layer(&transfer, layer).unwrap();
+            self.store.wait(ticket).unwrap();
+            assert!(self.holds(first, &keys[..prefix.len()], layer), "layer {layer}");
+        }
+        prefix.len()
+    }
+
+    /// Whether `block`s hold `keys` in `layer` once the stream gets here.
+    pub fn look(
+        &self,
+        stream: RawStream,
+        first: u32,
+        keys: &[BlockKey],
+        layer: Layer,
+    ) -> std::sync::mpsc::Receiver<bool> {
+        let (tell, seen) = std::sync::mpsc::channel();
+        let (places, keys) = (self.places(), keys.to_vec());
+        self.gpu.enqueue(stream, move |memory| {
+            let all = keys.iter().zip(blocks(first, keys.len()));
+            let holds = all.into_iter().all(|(key, b)| places.holds(memory, b, *key, layer));
+            let _ = tell.send(holds);
+        });
+        seen
+    }
+
+    /// Gives the I/O kernel, the controllers and the streams turns: nobody waits for anything.
+    pub fn run(&mut self, turns: u32) {
+        for _ in 0..turns {
+            // The inline kernel has no other turns than those of its ring.
+            let _ = self.store.stats();
+            self.clock.pause(0, Nanos::MAX);
+        }
+    }
+
+    /// Gives turns until the streams are empty; whether they ever are. Nobody waits for anything.
+    pub fn settle(&mut self) -> bool {
+        for idle in 0..3000 {
+            if self.gpu.is_idle() {
+                return true;
+            }
+            let _ = self.store.stats();
+            self.clock.pause(idle, Nanos::MAX);
+        }
+        false
+    }
+
+    pub fn faults(&self, rule: Option<FaultRule>) {
+        let rules: Vec<FaultRule> = rule.into_iter().collect();
+        for emu in &self.emus {
+            emu.set_faults(FaultPlan { seed: 1, rules: rules.clone(), ..FaultPlan::default() });
+        }
+    }
+}
+
+/// Waits for tickets; the first error.
+pub fn wait_all(store: &mut Store, tickets: Vec<Ticket>) -> Result<(), StoreError> {
+    tickets.into_iter().try_for_each(|ticket| store.wait(ticket).map(|_| ()))
+}

@@ -1,0 +1,380 @@
+//! Streams when something fails: whatever waits for a layer goes on, the ticket says what became of
+//! it, and nobody touches memory that is somebody else's by then.
+
+mod gpu;
+mod rig;
+mod stack;
+
+use std::sync::{Arc, Mutex};
+
+use gio_kernels::InlineExecutor;
+use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, abi::Args};
+use gpu::Defect;
+use nvme_driver::{Nanos, Place, Quiesced};
+use nvme_emu::FaultAction;
+use objstore::{Layer, Order, Path, StoreError};
+use rig::{Rig, Ticks};
+use stack::{Plan, READ, READ_ERROR, WRITE, WRITE_FAULT, blocks, keys, on};
+
+const BOTH: [Path; 2] = [Path::Direct, Path::Staged];
+
+fn plan(seed: u64) -> Plan {
+    let mut plan = Plan { seed, ..Plan::default() };
+    plan.options.wait_timeout = Nanos::from_millis(2_000);
+    plan.options.stop_timeout = Nanos::from_millis(500);
+    plan
+}
+
+/// Whether the ticket failed with its layer, or the store with everything.
+fn failed(result: Result<objstore::LayerDone, StoreError>) -> bool {
+    match result {
+        Ok(_) => false,
+        Err(StoreError::Transfer { .. } | StoreError::Failed { .. }) => true,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_failed_layer_holds_no_stream_up() {
+    for (path, seed) in BOTH.into_iter().flat_map(|path| (1..4).map(move |seed| (path, seed))) {
+        for action in [READ_ERROR, FaultAction::Drop, FaultAction::FatalStatus, FaultAction::Gone] {
+            let mut rig = Rig::new(&plan(seed), path);
+            let keys = keys(0..9);
+            rig.put(&keys, 0);
+            let transfer = rig.transfer(&keys, 40);
+            let [one, two, three] = [1, 2, 3].map(|n| rig.gpu.stream(n));
+            rig.faults(Some(on(READ, action)));
+            let first = rig.store.retrieve_layer_on(&transfer, Layer(0), one).unwrap();
+            rig.store.join(&first, two).unwrap();
+            // It may have come to light by now.
+            let second = rig.store.retrieve_layer_on(&transfer, Layer(1), Order::After(three));
+            if let Ok(second) = &second {
+                rig.store.join(second, three).unwrap();
+            }
+            assert!(failed(rig.store.wait(first)), "{path}, {action:?}");
+            if let Ok(second) = second {
+                assert!(failed(rig.store.wait(second)), "{path}, {action:?}");
+            }
+            assert!(rig.settle(), "{path}, {action:?}: a stream hangs");
+            rig.faults(None);
+            if action == FaultAction::Gone {
+                assert!(rig.store.stats().is_err());
+            } else {
+                drop(transfer);
+                rig.put(&keys, 0);
+                assert_eq!(rig.get(&keys, 40), 9, "{path}, {action:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_store_holds_no_stream_up() {
+    for (path, action) in [WRITE_FAULT, FaultAction::Drop]
+        .into_iter()
+        .flat_map(|action| BOTH.map(|path| (path, action)))
+    {
+        let mut rig = Rig::new(&plan(1), path);
+        let keys = keys(0..9);
+        rig.fill(0, &keys);
+        let compute = rig.gpu.stream(1);
+        let writing = rig.store.allocate(&keys, &blocks(0, 9)).unwrap();
+        rig.faults(Some(on(WRITE, action)));
+        for layer in rig.layers() {
+            if let Ok(ticket) = rig.store.store_layer_on(&writing, layer, compute) {
+                rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
+            }
+        }
+        assert!(rig.store.commit(writing).is_err());
+        assert!(rig.settle(), "{path}, {action:?}");
+        rig.faults(None);
+        assert_eq!(rig.put(&keys, 0), 9);
+        assert_eq!(rig.get(&keys, 40), 9, "{path}, {action:?}");
+    }
+}
+
+/// A layer that waits for a stream is cancelled with another one's recovery. The stream gets to its
+/// place only much later, when the store uses the same IOCBs and buffers again.
+#[test]
+fn a_cancelled_layer_is_not_started_by_a_late_word() {
+    for (path, seed) in BOTH.into_iter().flat_map(|path| (1..4).map(move |seed| (path, seed))) {
+        let mut rig = Rig::new(&plan(seed), path);
+        let (a, b) = (keys(0..4), keys(10..14));
+        rig.put(&a, 0);
+        rig.put(&b, 0);
+        let writing_keys = keys(20..24);
+        let late = rig.gpu.stream(1);
+        rig.gpu.gate(late, 1);
+        let broken = rig.transfer(&a, 40);
+        rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+        let first = rig.store.retrieve_layer(&broken, Layer(0)).unwrap();
+        let writing = rig.store.allocate(&writing_keys, &blocks(30, 4)).unwrap();
+        let held = rig.store.store_layer_on(&writing, Layer(0), Order::After(late)).unwrap();
+        let other = rig.gpu.stream(2);
+        rig.store.join(&held, other).unwrap();
+        assert!(failed(rig.store.wait(first)));
+        match rig.store.wait(held).unwrap_err() {
+            StoreError::Transfer { failure } => {
+                assert!(matches!(failure.status, IoStatus::Cancelled | IoStatus::Fault));
+            }
+            error => panic!("{path}: {error}"),
+        }
+        drop((writing, broken));
+        rig.faults(None);
+        if path == Path::Direct {
+            rig.run(50);
+            assert!(rig.gpu.is_past(other), "{path}: it waits for a cancelled layer");
+            // IOCBs and words are used again while the late word is still to come.
+            assert_eq!(rig.get(&b, 40), 4);
+        }
+        rig.gpu.open(1);
+        assert!(rig.settle(), "{path}");
+        assert_eq!(rig.put(&a, 0), 4);
+        assert_eq!(rig.get(&a, 40), 4, "{path}");
+        assert_eq!(rig.get(&b, 40), 4, "{path}");
+        assert_eq!(rig.store.lookup(&writing_keys).unwrap().len(), 0);
+        rig.store.close().unwrap();
+    }
+}
+
+/// What an executor does wrong from when a test says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    None,
+    /// Its kernel does nothing more, and does not end.
+    Dead,
+    /// The GPU is lost, and with it the kernel.
+    Lost,
+    /// It cannot be started again.
+    Once,
+}
+
+const CAUSE: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
+
+#[derive(Debug)]
+struct Sick {
+    inner: InlineExecutor,
+    trouble: Arc<Mutex<Trouble>>,
+    number: u32,
+    starts: u32,
+}
+
+impl Sick {
+    fn trouble(&self) -> Trouble {
+        *self.trouble.lock().unwrap()
+    }
+
+    fn check(&self) -> Result<(), ExecutorError> {
+        match self.trouble() {
+            Trouble::Lost => Err(ExecutorError::Failed { executor: "sick", cause: CAUSE.into() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl IoExecutor for Sick {
+    fn name(&self) -> &'static str {
+        "sick"
+    }
+    fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        self.check()?;
+        self.inner.alloc(len)
+    }
+    fn address(&self, place: &Place) -> Option<u64> {
+        self.inner.address(place)
+    }
+    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+        self.check()?;
+        self.starts += 1;
+        if self.trouble() == Trouble::Once && self.number == 0 && self.starts > 1 {
+            let cause = "it starts only once".to_owned();
+            return Err(ExecutorError::Failed { executor: "sick", cause });
+        }
+        self.inner.start(args)
+    }
+    fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {
+        self.check()?;
+        self.inner.submitted(tail, sms)
+    }
+    fn poll(&mut self) -> Result<Progress, ExecutorError> {
+        self.check()?;
+        if self.trouble() == Trouble::Dead {
+            return Ok(Progress::Idle);
+        }
+        self.inner.poll()
+    }
+    fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
+        match self.trouble() {
+            Trouble::Dead => Err(ExecutorError::StopTimeout { executor: "sick" }),
+            // A kernel that died with its GPU runs no more.
+            _ => self.inner.stop(deadline),
+        }
+    }
+}
+
+fn sick(path: Path, seed: u64) -> (Rig, Arc<Mutex<Trouble>>) {
+    let trouble = Arc::new(Mutex::new(Trouble::None));
+    let shared = trouble.clone();
+    let rig = Rig::with_executor(&plan(seed), path, move |number, clock: Ticks| {
+        let (inner, trouble) = (InlineExecutor::new(clock), shared.clone());
+        Box::new(Sick { inner, trouble, number, starts: 0 })
+    });
+    (rig, trouble)
+}
+
+#[test]
+fn a_kernel_that_died_holds_no_stream_up() {
+    for path in BOTH {
+        let (mut rig, trouble) = sick(path, 1);
+        let keys = keys(0..9);
+        rig.put(&keys, 0);
+        let transfer = rig.transfer(&keys, 40);
+        *trouble.lock().unwrap() = Trouble::Dead;
+        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), rig.gpu.stream(1)).unwrap();
+        rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
+        let error = rig.store.wait(ticket).unwrap_err();
+        assert!(matches!(error, StoreError::Failed { .. }), "{path}: {error}");
+        assert!(rig.settle(), "{path}: a stream waits for a kernel that is no more");
+        let error = rig.store.retrieve_layer(&transfer, Layer(1)).unwrap_err();
+        assert!(matches!(error, StoreError::Failed { .. }), "{path}: {error}");
+    }
+}
+
+#[test]
+fn a_lost_gpu_fails_the_store_with_its_own_words() {
+    for path in BOTH {
+        for late in [false, true] {
+            let (mut rig, trouble) = sick(path, 1);
+            let keys = keys(0..9);
+            rig.put(&keys, 0);
+            let transfer = rig.transfer(&keys, 40);
+            *trouble.lock().unwrap() = if late { Trouble::None } else { Trouble::Lost };
+            let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), rig.gpu.stream(1));
+            *trouble.lock().unwrap() = Trouble::Lost;
+            let result = ticket.and_then(|ticket| rig.store.wait(ticket));
+            match result.unwrap_err() {
+                StoreError::Failed { cause } => assert!(cause.contains(CAUSE), "{cause}"),
+                error => panic!("{path}: {error}"),
+            }
+            assert!(rig.settle(), "{path}");
+        }
+    }
+}
+
+#[test]
+fn words_are_new_with_a_new_executor() {
+    for path in BOTH {
+        let (mut rig, trouble) = sick(path, 1);
+        let (a, b) = (keys(0..4), keys(10..14));
+        rig.put(&a, 0);
+        rig.put(&b, 0);
+        let (compute, slow) = (rig.gpu.stream(1), rig.gpu.stream(2));
+        let transfer = rig.transfer(&a, 40);
+        let done = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+        rig.gpu.gate(slow, 1);
+        rig.store.join(&done, slow).unwrap();
+        while rig.store.poll(&done).unwrap().is_none() {
+            rig.run(1);
+        }
+        *trouble.lock().unwrap() = Trouble::Once;
+        rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+        let broken = rig.store.retrieve_layer_on(&transfer, Layer(1), compute).unwrap();
+        assert!(failed(rig.store.wait(broken)));
+        rig.faults(None);
+        // A ticket of before: what it waits for is in the memory of an executor that is gone.
+        rig.store.join(&done, compute).unwrap();
+        rig.gpu.open(1);
+        assert!(rig.settle(), "{path}");
+        drop((done, transfer));
+        rig.put(&a, 0);
+        for keys in [&a, &b] {
+            let transfer = rig.transfer(keys, 40);
+            let ticket = rig.store.retrieve_layer_on(&transfer, Layer(2), compute).unwrap();
+            let seen = rig.look(compute, 40, keys, Layer(2));
+            assert!(rig.settle(), "{path}");
+            assert_eq!(seen.try_recv(), Ok(true), "{path}");
+            rig.store.wait(ticket).unwrap();
+        }
+        rig.store.close().unwrap();
+    }
+}
+
+/// Whatever a stream refuses: nothing is in flight when the caller hears of it, no stream hangs,
+/// and the store works on, unless it says that it does not.
+#[test]
+fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
+    for path in BOTH {
+        let mut ends = [0; 3];
+        for taken in 0..8 {
+            for which in 0..6 {
+                let mut rig = Rig::new(&plan(1), path);
+                let keys = keys(0..6);
+                rig.put(&keys, 0);
+                let compute = rig.gpu.stream(1);
+                let order =
+                    [Order::Free, Order::After(compute), Order::On(compute)][which as usize % 3];
+                rig.fill(30, &stack::keys(50..56));
+                let transfer = rig.transfer(&keys, 40);
+                let writing = rig.store.allocate(&stack::keys(50..56), &blocks(30, 6)).unwrap();
+                rig.gpu.break_it(Defect::RefusesAfter(taken));
+                let started = if which < 3 {
+                    rig.store.retrieve_layer_on(&transfer, Layer(0), order)
+                } else {
+                    rig.store.store_layer_on(&writing, Layer(0), order)
+                };
+                rig.gpu.break_it(Defect::None);
+                let context = format!("{path}, {order:?}, {taken} taken, {which}");
+                match started {
+                    Ok(ticket) => {
+                        rig.store.wait(ticket).unwrap();
+                        ends[0] += 1;
+                    }
+                    Err(StoreError::Stream { cause }) => {
+                        assert!(cause.contains("LAUNCH_FAILED"), "{context}: {cause}");
+                        ends[1] += 1;
+                        rig.wipe(40, 6);
+                        assert!(rig.settle(), "{context}");
+                        rig.run(100);
+                        let place = rig.places().at(blocks(40, 1)[0], objstore::Row(0));
+                        assert_eq!(rig.gpu.memory.read(place, 3), [0xEE; 3], "{context}");
+                        drop((transfer, writing));
+                        assert_eq!(rig.put(&keys, 0), 6, "{context}");
+                        assert_eq!(rig.get(&keys, 40), 6, "{context}");
+                    }
+                    Err(StoreError::Failed { cause }) => {
+                        assert!(cause.contains("LAUNCH_FAILED"), "{context}: {cause}");
+                        ends[2] += 1;
+                    }
+                    Err(error) => panic!("{context}: {error}"),
+                }
+                assert!(rig.settle(), "{context}: a stream hangs");
+            }
+        }
+        assert!(ends[0] > 0 && ends[1] > 0, "{path}: {ends:?}");
+        assert_eq!(ends[2] > 0, path == Path::Staged, "{path}: {ends:?}");
+    }
+}
+
+/// The move of a staged layer waits for a stream that never gets there: the wait has an end, and
+/// nothing that the move will use is freed.
+#[test]
+fn a_stream_that_never_gets_there_fails_a_staged_store() {
+    let mut rig = Rig::new(&plan(1), Path::Staged);
+    let keys = keys(0..4);
+    rig.put(&keys, 0);
+    let transfer = rig.transfer(&keys, 40);
+    let compute = rig.gpu.stream(1);
+    rig.gpu.gate(compute, 1);
+    let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+    let error = rig.store.wait(ticket).unwrap_err();
+    assert!(matches!(error, StoreError::Failed { .. }), "{error}");
+    let living = rig.gpu.living();
+    let Rig { store, gpu, clock, .. } = rig;
+    drop((transfer, store));
+    assert_eq!(gpu.living(), living, "memory was freed that a move will use");
+    gpu.open(1);
+    for _ in 0..50 {
+        nvme_driver::Clock::pause(&*clock, 0, Nanos::MAX);
+    }
+    assert!(gpu.is_idle());
+}
