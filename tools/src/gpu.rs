@@ -182,7 +182,7 @@ impl Gpu {
 
     fn allocate(&self, bytes: usize) -> anyhow::Result<DeviceMemory> {
         let len = bytes.next_multiple_of(PAGE);
-        self.device.allocate(len).map_err(|error| unfit(error, "set --pool-blocks"))
+        self.device.allocate(len).map_err(|error| unfit(error, "ask for fewer --pool-blocks"))
     }
 
     /// Pinned memory of the host that GPU and devices reach.
@@ -195,7 +195,7 @@ impl Gpu {
         bytes: usize,
     ) -> anyhow::Result<Arc<dyn DmaMemory>> {
         let pinned = self.device.pinned(bytes);
-        let pinned = pinned.map_err(|error| unfit(error, "set --pool-blocks"))?;
+        let pinned = pinned.map_err(|error| unfit(error, "ask for fewer --pool-blocks"))?;
         let mapped = space.import(pinned.into_external());
         mapped.map_err(|error| unfit(format!("mapping pinned memory for devices: {error}"), ""))
     }

@@ -40,7 +40,8 @@ What is measured:
                    other layers meanwhile, and looks for completions every 256 KiB of that;
                    it competes for the same processors. `--verify off` has the least of it.
                    Media in memory are allocated as they are first written, which is part of
-                   the time of storing.
+                   the time of storing. With --executor cuda, what the GPU has to do in its
+                   stream before a transfer is part of it, too.
   memcpy           one thread copying objects of the same size between scattered places of
                    two buffers, measured before the replay in the same run
 

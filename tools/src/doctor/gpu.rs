@@ -27,7 +27,8 @@ pub(super) fn examine(choice: GpuChoice) -> (Vec<Finding>, Option<Arc<Gpu>>) {
     };
     let version = loaded.version();
     let (major, minor, gpus) = (version / 1000, version % 1000 / 10, loaded.devices());
-    let driver = driver.says(Verdict::Works, format!("CUDA {major}.{minor}, {gpus} GPUs"));
+    let found = format!("for CUDA {major}.{minor}; GPUs: {gpus}");
+    let driver = driver.says(Verdict::Works, found);
     let finding = Finding::new("gpu", "GPU");
     let device = match loaded.device(choice.ordinal) {
         Ok(device) => device,

@@ -18,9 +18,9 @@ pub(super) fn try_all(choice: GpuChoice, gpu: Option<&Arc<Gpu>>) -> Vec<Finding>
         findings.push(match gpu {
             Some(_) => tried(finding, Executor::Cuda(choice), route, gpu),
             None if route == Route::Host => continue,
-            None => finding.says(Verdict::Fails, "no GPU that can be used").mend(
-                "see above; the software controllers need nothing else for it, drives need GDRCopy",
-            ),
+            None => finding
+                .says(Verdict::Fails, "no GPU that can be used")
+                .mend("a GPU of NVIDIA with its driver; see above"),
         });
     }
     if gpu.is_some() {
@@ -48,11 +48,14 @@ fn tried(finding: Finding, executor: Executor, route: Route, gpu: Option<&Arc<Gp
         let found = format!("{wrong} wrong objects, {failed} failed transfers, {checked} checked");
         return finding.says(Verdict::Fails, found);
     }
+    let place = match report.gpu {
+        Some(_) => report.memory,
+        None => "everything in host memory".to_owned(),
+    };
     let found = format!(
-        "a replay of {} requests moved {} there and {checked} back, every byte checked; {}",
+        "a replay of {} requests moved {} there and {checked} back, every byte checked; {place}",
         report.requests,
         Size(report.stored_bytes),
-        report.memory
     );
     finding.says(Verdict::Works, found)
 }

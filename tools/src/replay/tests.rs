@@ -1,16 +1,27 @@
 //! Devices that misbehave: the checks have to notice, or they are worth nothing.
 
 use clap::Parser as _;
+use cuda_mock::{Level, isolated};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 
 use super::*;
-use crate::cli::{Command, Raw};
+use crate::cli::{Command, GpuChoice, Raw};
 
 const READ: u8 = 2;
 const WRITE: u8 = 1;
 
 /// Replays with every `every`-th command of this kind going wrong on each device.
 fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
+    replay_on(None, line, opcode, every, then)
+}
+
+fn replay_on(
+    gpu: Option<&Arc<Gpu>>,
+    line: &str,
+    opcode: u8,
+    every: u64,
+    then: FaultAction,
+) -> Report {
     let words = ["ripieno", "replay", "-q"].into_iter().chain(line.split_whitespace());
     let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command else {
         panic!("replay was asked for")
@@ -20,7 +31,7 @@ fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
     let plan = plan(&args, &requests(&args).unwrap(), &limits);
     let room = Room::new(&args, &plan, limits.lba_bytes).unwrap();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let parts = stack::Plan { args: &args, room: &room, clock: &clock, gpu: None };
+    let parts = stack::Plan { args: &args, room: &room, clock: &clock, gpu };
     let (mut stack, pool) = Stack::build(parts, None).unwrap();
     let when = FaultWhen {
         admin: Some(false),
@@ -86,4 +97,29 @@ fn failed_transfers_are_counted_and_are_no_mismatches() {
     let full = FaultAction::Status { code: 0x280, dnr: true };
     let report = replay("--requests 50 --verify full", WRITE, 40, full);
     assert!(report.io_errors > 0 && report.mismatches == 0, "{report:?}");
+}
+
+/// With the KV pool in the memory of a GPU. The mock's copies and kernels are late, so that whoever
+/// does not wait for them is found.
+#[test]
+fn a_gpu_finds_what_the_cpu_finds() {
+    let copies = [("MOCK_COPY_DELAY_US", "500")];
+    isolated("replay::tests::a_gpu_finds_what_the_cpu_finds", Level::Full, &copies, || {
+        for (route, launch) in [("direct", "per-batch"), ("staged", "resident")] {
+            let line = format!("--requests 30 --executor cuda --require {route} --launch {launch}");
+            let line = format!("{line} --verify full --pool-blocks 40 --seed 3");
+            let gpu = Gpu::open(GpuChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
+            let on = |opcode, every, then| replay_on(Some(&gpu), &line, opcode, every, then);
+            let clean = on(READ, u64::MAX, FaultAction::CorruptRead);
+            assert!(clean.is_clean() && clean.verified_bytes > 0, "{clean:?}");
+            assert_eq!(clean.path, route);
+            let flipped = on(READ, 7, FaultAction::CorruptRead);
+            assert!(flipped.mismatches > 0 && flipped.io_errors == 0, "{flipped:?}");
+            let lost = on(WRITE, 5, FaultAction::TornWrite);
+            assert!(lost.mismatches > 0, "{lost:?}");
+            let status = FaultAction::Status { code: 0x281, dnr: true };
+            let failed = on(READ, 40, status);
+            assert!(failed.io_errors > 0 && failed.mismatches == 0, "{failed:?}");
+        }
+    });
 }

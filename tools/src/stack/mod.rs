@@ -202,7 +202,7 @@ impl Plan<'_> {
 /// A route that the store found not to work closes that route only.
 fn not_opened(error: StoreError) -> anyhow::Error {
     match error {
-        StoreError::Route { why, .. } => unfit(why, "see nvme-bind doctor"),
+        StoreError::Route { why, .. } => unfit(why, "see nvme-bind doctor, for drives"),
         error => anyhow::Error::new(error).context("opening the store"),
     }
 }
