@@ -38,6 +38,12 @@ unsafe extern "C" {
     static gio_pool_table: Row;
     #[cfg(test)]
     static gio_pool_rows: u64;
+    /// All of a launch of `gio_move` with so many threads.
+    #[cfg(test)]
+    pub(crate) fn gio_host_move(args: *const crate::pool::MoveArgs, threads: u32);
+    /// All of a launch of `gio_pattern` with so many threads.
+    #[cfg(test)]
+    pub(crate) fn gio_host_pattern(args: *const crate::pool::PatternArgs, threads: u32);
 
     /// Writes bytes `[byte, byte + len)` of the object with this seed to `at`.
     pub(crate) fn gio_host_fill(at: u64, seed: u64, byte: u64, len: u64);

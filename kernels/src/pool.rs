@@ -133,7 +133,10 @@ impl MoveArgs {
 }
 
 #[cfg(test)]
-mod tests {
+mod tests;
+
+#[cfg(test)]
+mod layout {
     use super::*;
 
     #[test]

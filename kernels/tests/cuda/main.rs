@@ -14,5 +14,6 @@ mod ipc;
 mod load;
 mod memory;
 mod moves;
+mod pool;
 mod rig;
 mod trouble;

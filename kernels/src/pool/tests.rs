@@ -1,0 +1,241 @@
+#![allow(unsafe_code, reason = "runs the kernels of gio_pool on memory of the tests")]
+//! The kernels of gio_pool as the host runs them, against simple models.
+
+use std::ptr::NonNull;
+
+use super::*;
+use crate::{ffi, pattern::Pattern};
+
+/// Numbers that look random and are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+fn address<T>(of: &mut [T]) -> u64 {
+    of.as_mut_ptr().expose_provenance() as u64
+}
+
+/// A pool and staging memory of some shape, aligned to some power of two or not at all.
+struct Shape {
+    object: usize,
+    stride: usize,
+    staging_row: usize,
+    blocks: usize,
+    map: Vec<u32>,
+    rows: Vec<usize>,
+    staging: usize,
+}
+
+impl Shape {
+    fn random(random: &mut Random) -> Self {
+        let unit = random.of(&[1, 2, 4, 8, 16, 512]);
+        let most = random.of(&[16, 700, 2048, 9000]);
+        let object = (1 + random.below(most)).next_multiple_of(random.of(&[unit, 1]));
+        let stride = (object + random.below(64)).next_multiple_of(unit);
+        let blocks = 1 + random.below(12);
+        // Blocks in any order, each once: a scatter writes each block once.
+        let mut map: Vec<u32> = (0..blocks as u32).collect();
+        for i in (1..blocks).rev() {
+            map.swap(i, random.below(i + 1));
+        }
+        map.truncate(1 + random.below(blocks));
+        let mut at = random.below(3) * unit;
+        let mut rows = Vec::new();
+        for _ in 0..1 + random.below(4) {
+            rows.push(at);
+            at = (at + blocks * stride + random.below(40)).next_multiple_of(unit);
+        }
+        let staging_row = (map.len() * object + random.below(50)).next_multiple_of(unit);
+        Self { object, stride, staging_row, blocks, map, rows, staging: random.below(3) * unit }
+    }
+
+    fn pool_len(&self) -> usize {
+        self.rows.last().expect("a row") + self.blocks * self.stride + 64
+    }
+
+    fn staging_len(&self) -> usize {
+        self.staging + self.rows.len() * self.staging_row + 64
+    }
+
+    /// Where each object is in staging memory, and in the pool.
+    fn objects(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.rows.iter().enumerate().flat_map(move |(i, row)| {
+            self.map.iter().enumerate().map(move |(p, block)| {
+                let staging = self.staging + i * self.staging_row + p * self.object;
+                (staging, row + *block as usize * self.stride)
+            })
+        })
+    }
+
+    fn run(&mut self, way: MoveWay, staging: &mut [u8], pool: &mut [u8], threads: u32) {
+        let base = address(pool);
+        let mut rows: Vec<u64> = self.rows.iter().map(|row| base + *row as u64).collect();
+        let moves = Moves {
+            way,
+            staging: address(staging) + self.staging as u64,
+            staging_row: self.staging_row as u64,
+            rows: address(&mut rows),
+            row_count: rows.len() as u32,
+            blocks: address(&mut self.map),
+            count: self.map.len() as u32,
+            block_stride: self.stride as u64,
+            object_bytes: self.object as u32,
+        };
+        let args = MoveArgs::from(&moves);
+        // SAFETY: `Shape` keeps every object within the two slices; tables are ours.
+        unsafe { ffi::gio_host_move(&raw const args, threads) };
+    }
+}
+
+#[test]
+fn objects_go_where_they_belong_and_nothing_else_changes() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let mut shape = Shape::random(&mut random);
+        let threads = 32 * (1 + random.below(9)) as u32;
+        let mut staging = random.bytes(shape.staging_len());
+        let mut pool = random.bytes(shape.pool_len());
+        let (old_staging, old_pool) = (staging.clone(), pool.clone());
+        let object = shape.object;
+
+        shape.run(MoveWay::ToPool, &mut staging, &mut pool, threads);
+        let mut wanted = old_pool;
+        for (from, to) in shape.objects() {
+            wanted[to..to + object].copy_from_slice(&staging[from..from + object]);
+        }
+        assert!(staging == old_staging, "seed {seed}: staging memory was only read");
+        assert!(pool == wanted, "seed {seed}: the pool");
+
+        let mut other = random.bytes(staging.len());
+        let mut wanted = other.clone();
+        for (to, from) in shape.objects() {
+            wanted[to..to + object].copy_from_slice(&pool[from..from + object]);
+        }
+        let before = pool.clone();
+        shape.run(MoveWay::ToStaging, &mut other, &mut pool, threads);
+        assert!(pool == before, "seed {seed}: the pool was only read");
+        assert!(other == wanted, "seed {seed}: staging memory");
+    }
+}
+
+#[test]
+fn tiles_are_counted_without_overflow() {
+    let args = |row_count, count, object_bytes| MoveArgs {
+        row_count,
+        count,
+        object_bytes,
+        ..MoveArgs::default()
+    };
+    assert_eq!(args(3, 5, 2048).tiles(), Some(15));
+    assert_eq!(args(3, 5, 2049).tiles(), Some(30));
+    assert_eq!(args(3, 5, 0).tiles(), Some(0));
+    assert_eq!(args(0, 5, 1).tiles(), Some(0));
+    assert_eq!(args(u32::MAX, u32::MAX, u32::MAX).tiles(), None);
+}
+
+fn run_pattern(mode: u32, items: &mut [PatternItem], threads: u32) -> Vec<u64> {
+    let mut found = vec![PATTERN_NONE; items.len()];
+    let longest = items.iter().map(|item| item.len).max().unwrap_or(0);
+    let args = PatternArgs {
+        items: address(items),
+        found: address(&mut found),
+        count: items.len() as u32,
+        tiles: longest.div_ceil(TILE),
+        mode,
+        reserved: 0,
+    };
+    // SAFETY: items name parts of a test's own memory.
+    unsafe { ffi::gio_host_pattern(&raw const args, threads) };
+    found
+}
+
+/// Items one after another, with gaps; lengths of zero and of several tiles among them.
+fn items(random: &mut Random, memory: &mut Vec<u64>) -> Vec<PatternItem> {
+    let mut at = 0;
+    let mut items: Vec<PatternItem> = (0..1 + random.below(9))
+        .map(|_| {
+            let most = random.of(&[1, 9, 600, 2100]);
+            let len = 4 * random.below(most);
+            let start = at + 4 * random.below(6);
+            at = start + len;
+            let (seed, offset) = (random.next(), 8 * random.below(1000) as u32);
+            PatternItem { at: start as u64, seed, offset, len: len as u32 }
+        })
+        .collect();
+    *memory = (0..at.div_ceil(8) + 4).map(|_| random.next()).collect();
+    let base = address(memory);
+    items.iter_mut().for_each(|item| item.at += base);
+    items
+}
+
+fn host_check(item: &PatternItem) -> u64 {
+    let at = std::ptr::with_exposed_provenance_mut(item.at as usize);
+    let at = NonNull::new(at).expect("an address");
+    // SAFETY: an item names a part of the test's own memory.
+    let checked =
+        unsafe { Pattern::new(item.seed).check(at, item.offset as usize, item.len as usize) };
+    checked.map_or_else(
+        |difference| (difference.offset as u64) << 32 | u64::from(difference.found),
+        |()| PATTERN_NONE,
+    )
+}
+
+#[test]
+fn a_launch_makes_and_finds_what_the_host_does() {
+    for seed in 0..300 {
+        let mut random = Random(seed << 20);
+        let mut memory = Vec::new();
+        let mut all = items(&mut random, &mut memory);
+        let threads = 32 * (1 + random.below(20)) as u32;
+        let around = memory.clone();
+
+        run_pattern(MODE_FILL, &mut all, threads);
+        let good = all.iter().map(host_check).all(|found| found == PATTERN_NONE);
+        assert!(good, "seed {seed}: filled");
+        let found = run_pattern(MODE_CHECK, &mut all, threads);
+        assert!(found.iter().all(|found| *found == PATTERN_NONE), "seed {seed}: {found:x?}");
+
+        // Some wrong bytes, also several in an item: the first of each is found.
+        let base = address(&mut memory);
+        for _ in 0..random.below(8) {
+            let item = &all[random.below(all.len())];
+            if item.len > 0 {
+                let at = (item.at - base) as usize + random.below(item.len as usize);
+                memory[at / 8] ^= 1 << (at % 8 * 8 + random.below(8));
+            }
+        }
+        let wanted: Vec<u64> = all.iter().map(host_check).collect();
+        assert_eq!(run_pattern(MODE_CHECK, &mut all, threads), wanted, "seed {seed}");
+
+        run_pattern(MODE_POISON, &mut all, threads);
+        let four = |at: usize| (memory[at / 8] >> (at % 8 * 8)) as u32;
+        let within = |item: &PatternItem, at: usize| {
+            (base + at as u64).checked_sub(item.at).is_some_and(|at| at < u64::from(item.len))
+        };
+        for at in (0..memory.len() * 8).step_by(4) {
+            let inside = all.iter().any(|item| within(item, at));
+            let before = (around[at / 8] >> (at % 8 * 8)) as u32;
+            let wanted = if inside { 0xDEAD_BEEF } else { before };
+            assert_eq!(four(at), wanted, "seed {seed}, at {at}: poison, and nothing around it");
+        }
+    }
+}
