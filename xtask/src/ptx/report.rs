@@ -135,7 +135,10 @@ impl ModuleReport {
                 "at_least": least, "at_most": most, "wrong": check.wrong,
             })
         };
-        let kernel = |one: &Checked| json!({ "name": one.kernel, "checks": one.checks.iter().map(check).collect::<Vec<_>>() });
+        let kernel = |one: &Checked| {
+            let checks: Vec<Value> = one.checks.iter().map(check).collect();
+            json!({ "name": one.kernel, "checks": checks })
+        };
         let target = |target: &Target| {
             json!({
                 "sm": target.sm, "compute": target.capability,
