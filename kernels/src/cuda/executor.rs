@@ -14,7 +14,7 @@ use super::{
     device::CudaDevice,
     error::CudaError,
     memory::Registration,
-    module::{Kernel, Shape},
+    module::{CudaFunction, Kernel, Shape},
     report::CudaReport,
     stream::CudaStream,
 };
@@ -107,7 +107,28 @@ impl CudaExecutor {
         options: CudaOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CudaError> {
-        let kernel = Kernel::compile(device, ptx)?;
+        Self::make(device, Kernel::compile(device, ptx)?, options, clock)
+    }
+
+    /// As [`CudaExecutor::new`], with the kernel [`crate::ptx::ENTRY`] of [`crate::ptx::PTX`] as
+    /// it was compiled before: for who makes many executors.
+    ///
+    /// # Errors
+    /// [`CudaError::Argument`] for a kernel with another argument, [`CudaError::Call`].
+    pub fn with_kernel(
+        kernel: &CudaFunction,
+        options: CudaOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, CudaError> {
+        Self::make(kernel.device(), Kernel::of(kernel.clone())?, options, clock)
+    }
+
+    fn make(
+        device: &Arc<CudaDevice>,
+        kernel: Kernel,
+        options: CudaOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, CudaError> {
         let stream = CudaStream::new(device, options.sms)?;
         let parts = Parts { kernel, stream, reached: Mutex::default(), device: device.clone() };
         let executor = Self { parts: ManuallyDrop::new(parts), options, clock, run: None };

@@ -244,7 +244,11 @@ pub(super) struct Kernel(CudaFunction);
 impl Kernel {
     /// Compiles `ptx`.
     pub(super) fn compile(device: &Arc<CudaDevice>, ptx: &str) -> Result<Self, CudaError> {
-        let function = CudaModule::compile(device, ptx, "the I/O kernel")?.function(ENTRY)?;
+        Self::of(CudaModule::compile(device, ptx, "the I/O kernel")?.function(ENTRY)?)
+    }
+
+    /// One that was compiled before.
+    pub(super) fn of(function: CudaFunction) -> Result<Self, CudaError> {
         function.takes::<Args>()?;
         Ok(Self(function))
     }

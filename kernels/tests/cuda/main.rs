@@ -7,6 +7,7 @@
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code, reason = "calls the mock's own functions")]
 
+mod cases;
 mod copies;
 mod gdr;
 mod gpu;

@@ -1,12 +1,11 @@
 //! Both modes move the right bytes.
-#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, isolated};
 use gio_kernels::cuda::{CudaError, CudaStream, LaunchMode, StreamKind};
-use gio_uring::{Affine, Flags, IoExecutor, Op, Signal, UringOptions, Wait};
-use nvme_driver::{DevicePtr, Nanos};
+use gio_uring::IoExecutor;
+use nvme_driver::Nanos;
 
-use crate::rig::{self, Rig, bare, set_stop, stack_moves_bytes};
+use crate::rig::{self, bare, set_stop, stack_moves_bytes};
 
 #[test]
 fn a_launch_per_batch() {
@@ -43,47 +42,6 @@ fn on_a_driver_without_green_contexts() {
         let device = rig::gpu();
         stack_moves_bytes(&device, rig::options(LaunchMode::PerBatch), (2, 1));
         drop(device);
-        mock::assert_clean();
-    });
-}
-
-/// An engine's stream writes the word that an operation waits for, and waits for the one that it
-/// signals: the host does nothing in between.
-#[test]
-fn operations_are_chained_with_a_stream() {
-    isolated("moves::operations_are_chained_with_a_stream", Level::Full, &[], || {
-        for mode in [LaunchMode::PerBatch, LaunchMode::Resident] {
-            let device = rig::gpu();
-            let engine = CudaStream::new(&device, None).expect("a stream");
-            let mut rig = Rig::new(device.clone(), 1, 1, 32);
-            let mut ring = rig.ring(rig::options(mode), UringOptions::default());
-            let pool = rig.pool(&mut ring, 1, 16);
-            let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
-            let map = ring.upload_map(&map, 1).expect("a map");
-            let (ready, done) = (ring.event().expect("a word"), ring.event().expect("a word"));
-            let wait = Wait { event: ready.clone(), value: 1 };
-            let ids = ring.get_iocb(1, Some(&wait)).expect("free");
-            ring.signal(ids[0], &Signal { event: done.clone(), value: 5 }).expect("signals");
-            let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
-            filled.expect("a row");
-            ring.issue_io(&ids, 0).expect("issued");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            assert!(ring.try_cqe(ids[0]).expect("issued").is_none(), "it waits");
-            // SAFETY: both words live until the ring is dropped, the stream until it is idle.
-            unsafe {
-                device.stream_write(engine.raw(), DevicePtr(ready.address()), 1).expect("writes");
-                device.stream_wait(engine.raw(), DevicePtr(done.address()), 5, false).expect("ok");
-            }
-            let deadline = ring.now() + Nanos::from_millis(10_000);
-            let completion = ring.wait_cqe(ids[0], deadline).expect("done");
-            assert_eq!((completion.objects, completion.errors), (16, 0));
-            while !engine.is_idle().expect("a stream") {
-                std::thread::yield_now();
-            }
-            assert_eq!(done.read(), 5);
-            let proof = ring.stop(deadline).expect("stops");
-            rig.reclaim(&proof);
-        }
         mock::assert_clean();
     });
 }

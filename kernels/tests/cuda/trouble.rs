@@ -5,35 +5,22 @@ use cuda_mock::{self as mock, Level, Variables, each, isolated};
 use std::sync::Arc;
 
 use gio_kernels::{
-    cuda::{CudaDevice, CudaError, CudaExecutor, CudaOptions, ErrorCode, LaunchMode},
-    ptx::PTX,
+    cuda::{CudaDevice, CudaError, CudaExecutor, CudaModule, CudaOptions, ErrorCode, LaunchMode},
+    ptx::{ENTRY, PTX},
 };
-use gio_uring::{Affine, ExecutorError, Flags, IoExecutor, IocbId, Op, Uring, UringOptions};
+use gio_uring::{ExecutorError, IoExecutor, Uring, UringOptions};
 use nvme_driver::{Clock, MonotonicClock, Nanos, Quiesced};
-use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_spec::ids::Nsid;
 
-use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop};
+use crate::{
+    cases::{issue, soon},
+    rig::{self, Rig, bare, round_trip, set_stop},
+};
 
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
 /// Cases without variables.
 const PLAIN: [Variables<'_>; 3] = [&[]; 3];
-
-/// One row of 16 objects, issued.
-fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), gio_uring::Error>) {
-    let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
-    let map = ring.upload_map(&map, 1).expect("a map");
-    let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
-    filled.expect("a row");
-    let issued = ring.issue_io(&ids, 0);
-    (ids[0], issued)
-}
-
-fn soon(ring: &Uring) -> Nanos {
-    ring.now() + Nanos::from_millis(10_000)
-}
 
 /// Of grants that no kernel ever saw.
 fn never_ran(device: &Arc<CudaDevice>) -> Quiesced {
@@ -98,6 +85,29 @@ fn ptx_of_another_interface() {
         let text = refused(&device, PTX).to_string();
         assert!(text.contains("96 bytes") && text.contains("xtask ptx"), "{text}");
         drop(device);
+        mock::assert_clean();
+    });
+}
+
+/// A kernel that was compiled before serves any number of executors, if it is the I/O kernel.
+#[test]
+fn a_kernel_that_was_compiled_before() {
+    isolated("trouble::a_kernel_that_was_compiled_before", Level::Full, &[], || {
+        let device = rig::gpu();
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let kernel = |ptx, entry| {
+            CudaModule::compile(&device, ptx, "a kernel").expect("PTX").function(entry)
+        };
+        let io = kernel(PTX, ENTRY).expect("a kernel");
+        for _ in 0..3 {
+            let made = CudaExecutor::with_kernel(&io, CudaOptions::default(), clock.clone());
+            drop(made.expect("an executor"));
+        }
+        assert_eq!(mock::count("cuModuleLoadDataEx"), 1);
+        let other = kernel(gio_kernels::ptx::POOL_PTX, "gio_move").expect("a kernel");
+        let made = CudaExecutor::with_kernel(&other, CudaOptions::default(), clock);
+        assert!(matches!(made.expect_err("not the I/O kernel"), CudaError::Argument(_)));
+        drop((io, other, device));
         mock::assert_clean();
     });
 }
@@ -296,65 +306,6 @@ fn what_is_dropped_meanwhile_is_parked_and_used_again() {
             mock::assert_clean();
         },
     );
-}
-
-/// A command is lost: its queue fails by the kernel's own timeout, driver and ring recover, and the
-/// same operation then works.
-#[test]
-fn a_lost_command_is_recovered_from() {
-    isolated("trouble::a_lost_command_is_recovered_from", Level::Full, &[], || {
-        for mode in MODES {
-            let device = rig::gpu();
-            let mut rig = Rig::new(device.clone(), 1, 1, 64);
-            let command_timeout = Nanos::from_millis(200);
-            let options = UringOptions { command_timeout, ..UringOptions::default() };
-            let mut ring = rig.ring(rig::options(mode), options);
-            let pool = rig.pool(&mut ring, 2, 64);
-            let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
-            let rules = vec![FaultRule::new(when, FaultAction::Drop).limit(1)];
-            rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
-            // Every other file: nothing merges, so there are commands enough.
-            let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
-            let (objects, errors) = all_rows(&mut ring, &pool, Op::Read, &map);
-            assert!(errors > 0 && objects < 64, "{objects} objects, {errors} errors");
-            assert!(ring.faulted().is_some());
-            let proof = ring.stop(soon(&ring)).expect("stops: nothing is waited for any more");
-            rig.controllers[0].recover(&proof).expect("recovers");
-            let grants = rig.grants();
-            ring.restart(&grants).expect("starts again");
-            assert_eq!(all_rows(&mut ring, &pool, Op::Read, &map), (64, 0));
-            let proof = ring.stop(soon(&ring)).expect("stops");
-            rig.reclaim(&proof);
-        }
-        mock::assert_clean();
-    });
-}
-
-/// Controllers that never answer: the stop says so when its deadline is over, and works once the
-/// commands' own timeout is.
-#[test]
-fn a_silent_drive_holds_the_stop_up_until_its_commands_time_out() {
-    let test = "trouble::a_silent_drive_holds_the_stop_up_until_its_commands_time_out";
-    isolated(test, Level::Full, &[], || {
-        let device = rig::gpu();
-        let mut rig = Rig::new(device.clone(), 1, 1, 16);
-        let command_timeout = Nanos::from_millis(400);
-        let options = UringOptions { command_timeout, ..UringOptions::default() };
-        let mut ring = rig.ring(rig::options(LaunchMode::PerBatch), options);
-        let pool = rig.pool(&mut ring, 1, 16);
-        rig.runner = None; // the controllers stand still
-        let (id, issued) = issue(&mut ring, &pool);
-        issued.expect("issued");
-        while ring.counters().total.commands == 0 {
-            std::thread::yield_now();
-        }
-        ring.stop(ring.now() + Nanos::from_millis(20)).expect_err("a command is outstanding");
-        ring.stop(soon(&ring)).expect("given up by now");
-        let done = ring.wait_cqe(id, soon(&ring)).expect("completed");
-        assert_eq!((done.objects, done.errors > 0), (0, true));
-        // The controllers have to run for their driver to shut them down.
-        rig.runner = Some(EmuRunner::spawn(rig.emus.clone(), rig.clock.clone()).expect("threads"));
-    });
 }
 
 #[test]

@@ -1,0 +1,310 @@
+//! What the executor does with good and bad drives, over the mock and, word for word, on a GPU.
+#![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
+
+use std::sync::Arc;
+
+use cuda_mock::{self as mock, Level, isolated};
+use gio_kernels::cuda::{CudaDevice, CudaStream, LaunchMode};
+use gio_uring::{
+    Affine, Fault, Flags, IoExecutor, IoStatus, IocbId, Op, Signal, Uring, UringOptions, Wait,
+};
+use nvme_driver::{DevicePtr, Nanos, Quiesced};
+use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
+
+use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop};
+
+const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
+
+/// One row of 16 objects, issued.
+pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), gio_uring::Error>) {
+    let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
+    let map = ring.upload_map(&map, 1).expect("a map");
+    let ids = ring.get_iocb(1, None).expect("free");
+    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    filled.expect("a row");
+    let issued = ring.issue_io(&ids, 0);
+    (ids[0], issued)
+}
+
+pub(crate) fn soon(ring: &Uring) -> Nanos {
+    ring.now() + Nanos::from_millis(10_000)
+}
+
+/// A drive of one queue whose commands time out after 400 ms.
+fn hasty(device: &Arc<CudaDevice>, mode: LaunchMode, depth: usize) -> (Rig, Uring) {
+    let mut rig = Rig::new(device.clone(), 1, 1, depth);
+    let command_timeout = Nanos::from_millis(400);
+    let options = UringOptions { command_timeout, ..UringOptions::default() };
+    let ring = rig.ring(rig::options(mode), options);
+    (rig, ring)
+}
+
+/// Every other file: nothing merges, so there are commands enough.
+fn apart() -> Vec<Affine> {
+    (0..32).map(|i| Affine { block: i, file: 2 * i }).collect()
+}
+
+/// An engine's stream writes the word that an operation waits for, and waits for the one that it
+/// signals: the host does nothing in between.
+fn chained(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let engine = CudaStream::new(device, None).expect("a stream");
+    let mut rig = Rig::new(device.clone(), 1, 1, 32);
+    let mut ring = rig.ring(rig::options(mode), UringOptions::default());
+    let pool = rig.pool(&mut ring, 1, 16);
+    let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
+    let map = ring.upload_map(&map, 1).expect("a map");
+    let (ready, done) = (ring.event().expect("a word"), ring.event().expect("a word"));
+    let wait = Wait { event: ready.clone(), value: 1 };
+    let ids = ring.get_iocb(1, Some(&wait)).expect("free");
+    ring.signal(ids[0], &Signal { event: done.clone(), value: 5 }).expect("signals");
+    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    filled.expect("a row");
+    ring.issue_io(&ids, 0).expect("issued");
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    assert!(ring.try_cqe(ids[0]).expect("issued").is_none(), "it waits");
+    // SAFETY: both words live until the ring is dropped, the stream until it is idle.
+    unsafe {
+        device.stream_write(engine.raw(), DevicePtr(ready.address()), 1).expect("writes");
+        device.stream_wait(engine.raw(), DevicePtr(done.address()), 5, false).expect("ok");
+    }
+    let deadline = soon(&ring);
+    let completion = ring.wait_cqe(ids[0], deadline).expect("done");
+    assert_eq!((completion.objects, completion.errors), (16, 0));
+    while !engine.is_idle().expect("a stream") {
+        std::thread::yield_now();
+    }
+    assert_eq!(done.read(), 5);
+    let proof = ring.stop(deadline).expect("stops");
+    rig.reclaim(&proof);
+}
+
+/// One completion that makes no sense, or none at all, fails its queue and nothing else; driver and
+/// ring recover, and the same operation then works.
+fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let all = [
+        (FaultAction::Drop, Fault::Timeout),
+        (FaultAction::WrongPhase, Fault::Timeout),
+        (FaultAction::WrongCid, Fault::UnknownCid),
+        (FaultAction::Duplicate, Fault::UnknownCid),
+        (FaultAction::WrongSqhd, Fault::SqHead),
+        (FaultAction::WrongSqid, Fault::SqId),
+    ];
+    let (mut rig, mut ring) = hasty(device, mode, 64);
+    let pool = rig.pool(&mut ring, 2, 64);
+    for (action, fault) in all {
+        let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
+        let rules = vec![FaultRule::new(when, action).limit(1)];
+        rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+        let (objects, errors) = all_rows(&mut ring, &pool, Op::Read, &apart());
+        // A duplicate comes with its command: all others may be done by then.
+        let lost = errors > 0 && objects < 64;
+        assert!(lost || action == FaultAction::Duplicate, "{action:?}: {objects}, {errors}");
+        let deadline = soon(&ring);
+        while ring.faulted().is_none() && ring.now() < deadline {
+            ring.poll().expect("the GPU is well");
+            issue_and_forget(&mut ring, &pool);
+        }
+        assert_eq!(ring.faulted().map(|found| found.fault), Some(fault), "{action:?}");
+        let proof = ring.stop(soon(&ring)).expect("stops: nothing is waited for any more");
+        rig.emus[0].set_faults(FaultPlan::default());
+        rig.controllers[0].recover(&proof).expect("recovers");
+        let grants = rig.grants();
+        ring.restart(&grants).expect("starts again");
+        assert_eq!(all_rows(&mut ring, &pool, Op::Read, &apart()), (64, 0), "{action:?}");
+    }
+    let proof = ring.stop(soon(&ring)).expect("stops");
+    rig.reclaim(&proof);
+}
+
+/// A launch per batch looks at completions only while a batch runs.
+fn issue_and_forget(ring: &mut Uring, pool: &Pool) {
+    let (id, issued) = issue(ring, pool);
+    issued.expect("issued");
+    ring.wait_cqe(id, soon(ring)).expect("done or failed");
+}
+
+/// What a drive refuses is the status of its objects, and of no others; a late command is none.
+fn refusing(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let (mut rig, mut ring) = hasty(device, mode, 32);
+    let pool = rig.pool(&mut ring, 1, 64);
+    let rule = |nth, then| {
+        let when = FaultWhen { admin: Some(false), nth: Some(nth), ..FaultWhen::default() };
+        FaultRule::new(when, then).limit(1)
+    };
+    let status = FaultAction::Status { code: 0x281, dnr: true };
+    let rules = vec![rule(5, status), rule(9, FaultAction::Delay { ns: 20_000_000 })];
+    rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+    let map = ring.upload_map(&apart(), 1).expect("a map");
+    let ids = ring.get_iocb(1, None).expect("free");
+    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    filled.expect("a row");
+    ring.issue_io(&ids, 0).expect("issued");
+    let done = ring.wait_cqe(ids[0], soon(&ring)).expect("done");
+    assert_eq!((done.objects, done.errors), (31, 1));
+    let statuses = ring.map_status(&map).expect("its own");
+    let bad: Vec<&IoStatus> = statuses.iter().filter(|status| !status.is_ok()).collect();
+    assert!(matches!(bad[..], [IoStatus::Nvme(_)]), "{bad:?}");
+    assert!(ring.faulted().is_none());
+    let proof = ring.stop(soon(&ring)).expect("stops");
+    rig.reclaim(&proof);
+}
+
+/// A controller fails in the middle: what it had ends by the commands' timeout, what it never got
+/// is refused, the stream does not hang, and a reset brings it back.
+fn dying(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let (mut rig, mut ring) = hasty(device, mode, 16);
+    let mut pool = rig.pool(&mut ring, 4, 64);
+    let proof = dies(&mut rig, &mut ring, &pool, FaultAction::FatalStatus);
+    rig.controllers[0].recover(&proof).expect("a reset brings it back");
+    let grants = rig.grants();
+    ring.restart(&grants).expect("starts again");
+    round_trip(&mut ring, &mut pool);
+    let proof = ring.stop(soon(&ring)).expect("stops");
+    rig.reclaim(&proof);
+}
+
+/// A drive is pulled out in the middle. Nothing brings it back, and nobody knows whether it still
+/// writes: its queues and the pool stay where they are until the process ends.
+fn vanishing(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let (mut rig, mut ring) = hasty(device, mode, 16);
+    let pool = rig.pool(&mut ring, 4, 64);
+    let proof = dies(&mut rig, &mut ring, &pool, FaultAction::Gone);
+    rig.controllers[0].recover(&proof).expect_err("it is gone");
+}
+
+fn dies(rig: &mut Rig, ring: &mut Uring, pool: &Pool, how: FaultAction) -> Quiesced {
+    let when = FaultWhen { admin: Some(false), nth: Some(40), ..FaultWhen::default() };
+    let rules = vec![FaultRule::new(when, how).limit(1)];
+    rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+    let (objects, errors) = all_rows(ring, pool, Op::Read, &apart());
+    assert!((1..128).contains(&objects) && errors > 0, "{objects} objects, {errors} errors");
+    assert_eq!(ring.faulted().map(|found| found.fault), Some(Fault::Timeout));
+    let (id, issued) = issue(ring, pool);
+    issued.expect("issued");
+    let done = ring.wait_cqe(id, soon(ring)).expect("refused");
+    assert_eq!((done.objects, done.errors > 0), (0, true));
+    ring.stop(soon(ring)).expect("stops")
+}
+
+/// Controllers that never answer: the stop says so when its deadline is over, and works once the
+/// commands' own timeout is.
+fn silent(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let (mut rig, mut ring) = hasty(device, mode, 16);
+    let pool = rig.pool(&mut ring, 1, 16);
+    rig.runner = None; // the controllers stand still
+    let (id, issued) = issue(&mut ring, &pool);
+    issued.expect("issued");
+    while ring.counters().total.commands == 0 {
+        std::thread::yield_now();
+    }
+    ring.stop(ring.now() + Nanos::from_millis(20)).expect_err("a command is outstanding");
+    let proof = ring.stop(soon(&ring)).expect("given up by now");
+    let done = ring.wait_cqe(id, soon(&ring)).expect("completed");
+    assert_eq!((done.objects, done.errors > 0), (0, true));
+    rig.runner = Some(EmuRunner::spawn(rig.emus.clone(), rig.clock.clone()).expect("threads"));
+    rig.controllers[0].recover(&proof).expect("it answers again");
+    rig.reclaim(&proof);
+}
+
+/// A stop in the middle: what a drive has is waited for, the rest is cancelled, and every
+/// operation says how much of it was done.
+fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    let (mut rig, mut ring) = hasty(device, mode, 16);
+    let mut pool = rig.pool(&mut ring, 8, 64);
+    let when = FaultWhen { admin: Some(false), ..FaultWhen::default() };
+    let slow = vec![FaultRule::new(when, FaultAction::Delay { ns: 3_000_000 })];
+    rig.emus[0].set_faults(FaultPlan { seed: 1, rules: slow, ..FaultPlan::default() });
+    let map = ring.upload_map(&apart(), 1).expect("a map");
+    let ids = ring.get_iocb(8, None).expect("free");
+    for (row, id) in ids.iter().enumerate() {
+        let rows = row as u32..row as u32 + 1;
+        let filled = ring.fill_affine(*id, Op::Read, Flags::NONE, &map, &pool.handle, rows);
+        filled.expect("a row");
+    }
+    ring.issue_io(&ids, 0).expect("issued");
+    while ring.counters().total.commands == 0 {
+        std::thread::yield_now();
+    }
+    let proof = ring.stop(soon(&ring)).expect("stops");
+    let mut sums = (0, 0);
+    for id in ids.iter() {
+        let done = ring.try_cqe(*id).expect("issued").expect("it ended");
+        assert!(done.objects == 32 || done.errors > 0, "{done:?}");
+        sums = (sums.0 + done.objects, sums.1 + u64::from(done.errors));
+    }
+    let sent = ring.counters().total.commands;
+    assert!(sums.0 == sent && sums.0 < 256, "{sums:?} of {sent} commands");
+    rig.emus[0].set_faults(FaultPlan::default());
+    rig.controllers[0].recover(&proof).expect("recovers");
+    let grants = rig.grants();
+    ring.restart(&grants).expect("starts again");
+    round_trip(&mut ring, &mut pool);
+    let proof = ring.stop(soon(&ring)).expect("stops");
+    rig.reclaim(&proof);
+}
+
+/// A kernel with nothing to do ends with the stop word, and at once.
+fn idle(device: &Arc<CudaDevice>, mode: LaunchMode) {
+    for _ in 0..3 {
+        let (mut executor, page, args) = bare(device, mode);
+        executor.start(args).expect("starts");
+        executor.submitted(0, 0).expect("launched");
+        set_stop(&page);
+        executor.stop(Nanos::from_millis(10_000)).expect("it ends");
+    }
+}
+
+type Case = fn(&Arc<CudaDevice>, LaunchMode);
+
+fn over_the_mock(test: &str, case: Case) {
+    isolated(&format!("cases::{test}"), Level::Full, &[], || {
+        for mode in MODES {
+            case(&rig::gpu(), mode);
+        }
+        if test == "a_drive_vanishes" {
+            assert!(mock::live() > 0, "what the drive may write to was freed");
+            assert_eq!(mock::count("freed while a kernel ran"), 0);
+            mock::assert_thread_clean();
+        } else {
+            mock::assert_clean();
+        }
+    });
+}
+
+macro_rules! cases {
+    ($($name:ident $case:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                over_the_mock(stringify!($name), $case);
+            }
+        )*
+
+        /// The same on a GPU.
+        mod on_a_gpu {
+            use super::*;
+
+            $(
+                #[test]
+                #[ignore = "needs an NVIDIA GPU"]
+                fn $name() {
+                    let device = rig::gpu();
+                    for mode in MODES {
+                        super::$case(&device, mode);
+                    }
+                }
+            )*
+        }
+    };
+}
+
+cases! {
+    operations_are_chained_with_a_stream chained
+    completions_that_make_no_sense_fail_the_queue misbehaving
+    what_a_drive_refuses_is_a_status refusing
+    a_controller_dies dying
+    a_drive_vanishes vanishing
+    a_silent_drive_holds_the_stop_up_until_its_commands_time_out silent
+    a_stop_in_the_middle stopped
+    an_idle_kernel_ends_with_the_stop_word idle
+}
