@@ -6,7 +6,7 @@
 //! move to the GPU's memory costs, ordered with a stream as an engine does it: each layer starts
 //! after what is on the stream, and what is enqueued later waits for it.
 
-use std::{hint::black_box, time::Duration};
+use std::{hint::black_box, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use gio_kernels::cuda::{CudaStream, LaunchMode};
@@ -55,7 +55,7 @@ pub struct Found {
 
 /// Measures many and few blocks in turn.
 pub fn measure(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     route: Route,
     mode: LaunchMode,
     size: Size,

@@ -7,11 +7,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use gio_kernels::cuda::{
-    CudaDevice, CudaDriver, CudaFunction, CudaModule, CudaStream, PinnedMemory,
+use gio_kernels::{
+    cuda::{
+        CudaDevice, CudaDriver, CudaError, CudaExecutor, CudaFunction, CudaModule, CudaOptions,
+        CudaStream, PinnedMemory,
+    },
+    ptx,
 };
 use gio_uring::RawStream;
-use nvme_driver::platform::mmio;
+use nvme_driver::{Clock, platform::mmio};
 
 use super::abi::{StampArgs, WhereArgs};
 
@@ -26,6 +30,8 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Gpu {
     pub device: Arc<CudaDevice>,
+    /// The I/O kernel, compiled once for the many executors.
+    io: CudaFunction,
     pub instant: CudaFunction,
     pub matmul: CudaFunction,
     pub fill: CudaFunction,
@@ -40,7 +46,9 @@ impl Gpu {
         let device = driver.device(ordinal)?;
         let module = CudaModule::compile(&device, PTX, "the GPU benchmarks")?;
         let function = |entry| module.function(entry);
+        let io = CudaModule::compile(&device, ptx::PTX, "the I/O kernel")?.function(ptx::ENTRY)?;
         Ok(Self {
+            io,
             instant: function("bench_instant")?,
             matmul: function("bench_matmul")?,
             fill: function("bench_fill")?,
@@ -48,6 +56,15 @@ impl Gpu {
             place: function("bench_where")?,
             device,
         })
+    }
+
+    /// Makes executors.
+    pub fn executor(
+        &self,
+        options: CudaOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<CudaExecutor, CudaError> {
+        CudaExecutor::with_kernel(&self.io, options, clock)
     }
 
     /// Whether it is the stand-in: its figures mean nothing.

@@ -43,7 +43,7 @@ pub struct Matmul {
 impl Matmul {
     /// 8192 x 8192 x 8192: 1.1 TFLOP, a few ms.
     pub fn new(gpu: &Arc<Gpu>, tiny: bool) -> Result<Self> {
-        let (m, n, k, repeats) = if tiny { (256, 384, 64, 2) } else { (8192, 8192, 8192, 20) };
+        let (m, n, k, repeats) = if tiny { (256, 384, 64, 2) } else { (8192, 8192, 8192, 40) };
         let matrix =
             |rows: u32, columns: u32| gpu.device.allocate(rows as usize * columns as usize * 2);
         let (a, b, c) = (matrix(m, k)?, matrix(n, k)?, matrix(m, n)?);

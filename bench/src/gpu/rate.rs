@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use gio_kernels::cuda::{CudaExecutor, CudaOptions, LaunchMode, StreamKind};
+use gio_kernels::cuda::{CudaOptions, LaunchMode, StreamKind};
 use gio_uring::{
     Affine, BlockMap, Flags, IoExecutor, Op, PoolDesc, PoolHandle, Uring, UringOptions,
 };
@@ -87,7 +87,7 @@ pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) ->
     let mode = if case.sms == 1 { LaunchMode::PerBatch } else { LaunchMode::Resident };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let options = CudaOptions { mode, sms: Some(case.sms) };
-    let executor = CudaExecutor::new(&gpu.device, options, clock.clone())?;
+    let executor = gpu.executor(options, clock.clone())?;
     let partition = executor.report().partition;
     found.granted = if case.sms == 1 { 1 } else { partition.granted };
     if let StreamKind::Priority { instead, .. } = partition.kind {

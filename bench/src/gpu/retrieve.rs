@@ -38,7 +38,7 @@ impl Size {
         if tiny {
             return Self { layers: 2, object_bytes: 8 << 10, blocks: 16, devices: 2 };
         }
-        Self { layers: 8, object_bytes: 128 << 10, blocks: 512, devices: 4 }
+        Self { layers: 4, object_bytes: 128 << 10, blocks: 512, devices: 4 }
     }
 
     /// A store of this size.
@@ -79,7 +79,7 @@ pub struct Found {
 
 /// Retrieves over `route`, and copies, in turns.
 pub fn measure(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     route: Route,
     mode: LaunchMode,
     size: Size,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use gio_kernels::cuda::{
-    CudaCopies, CudaExecutor, CudaOptions, CudaStreams, DoorbellKind, LaunchMode, Registration,
+    CudaCopies, CudaOptions, CudaStreams, DoorbellKind, LaunchMode, Registration,
 };
 use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{
@@ -23,10 +23,6 @@ use super::device::Gpu;
 const DEPTH: u32 = 256;
 /// Bytes for the descriptors of one command.
 const DESCRIPTOR_BYTES: usize = 4096;
-
-/// Memory that the software controllers ask for once they have bytes for the GPU, which is when the
-/// I/O kernel runs and nothing can be pinned any more.
-const BOUNCE_BYTES: usize = 64 << 20;
 
 /// How data gets between drives and pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,10 +74,9 @@ pub struct Stack {
 
 impl Stack {
     /// A store of `plan.blocks` blocks, filled from an equally large KV pool.
-    pub fn filled(gpu: &Gpu, plan: Plan) -> Result<Self> {
+    pub fn filled(gpu: &Arc<Gpu>, plan: Plan) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let bounce = CudaCopies::with_host_memory(&gpu.device, BOUNCE_BYTES)?;
-        let domain = EmuDomain::with_copies("bench", Arc::new(bounce));
+        let domain = EmuDomain::with_copies("bench", Arc::new(CudaCopies::new(&gpu.device)?));
         let mut registrations = Vec::new();
         let emus =
             (0..plan.devices).map(|at| drive(&domain, plan, at)).collect::<Result<Vec<_>>>()?;
@@ -102,13 +97,13 @@ impl Stack {
         let pool = pool(gpu, &domain, plan)?;
         let streams: Arc<dyn StreamOps> = Arc::new(CudaStreams::new(&gpu.device)?);
         let copies: Arc<dyn CopyEngine> = Arc::new(CudaCopies::new(&gpu.device)?);
-        let (device, for_executor) = (gpu.device.clone(), clock.clone());
+        let (maker, for_executor) = (gpu.clone(), clock.clone());
         let cuda = CudaOptions { mode: plan.mode, sms: plan.sms };
         let store = Store::open(StoreConfig {
             devices,
             clock,
             executor: Box::new(move || -> Result<Box<dyn IoExecutor>, ExecutorError> {
-                Ok(Box::new(CudaExecutor::new(&device, cuda, for_executor.clone())?))
+                Ok(Box::new(maker.executor(cuda, for_executor.clone())?))
             }),
             shape: plan.shape,
             pool,
