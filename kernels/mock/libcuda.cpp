@@ -269,6 +269,12 @@ EXPORT Result cuDeviceGetName(char *name, int len, int device) {
   strncpy(name, "Mock GPU", static_cast<size_t>(len));
   return OK;
 }
+// MOCK_CUDA_ATTRIBUTE=98:1 makes another GPU of it: one attribute, and its value.
+static int other_attribute(int attribute, int value) {
+  const char *text = getenv("MOCK_CUDA_ATTRIBUTE");
+  if (text == nullptr || atoi(text) != attribute) return value;
+  return atoi(strchr(text, ':') + 1);
+}
 EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
   BEGIN_ANYWHERE(cuDeviceGetAttribute);
   static const std::map<int, int> values = {{16, static_cast<int>(SMS)}, {33, 0x65}, {34, 0},
@@ -276,7 +282,7 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
                                             {99, 1},  {118, 100}};
   const auto at = values.find(attribute);
   if (at == values.end()) return INVALID_VALUE;
-  *value = at->second;
+  *value = other_attribute(attribute, at->second);
   return OK;
 }
 EXPORT Result cuDevicePrimaryCtxRetain(void **context, int device) {

@@ -532,6 +532,26 @@ fn moves_are_in_the_order_of_the_words_around_them() {
     });
 }
 
+/// Attribute 98: waits can flush. 118: whose writes are in order.
+#[test]
+fn waits_flush_what_peers_wrote_where_the_gpu_can() {
+    let (flush, unordered) =
+        ([("MOCK_CUDA_ATTRIBUTE", "98:1")], [("MOCK_CUDA_ATTRIBUTE", "118:0")]);
+    let cases = [&[][..], &flush, &unordered];
+    each("pool::waits_flush_what_peers_wrote_where_the_gpu_can", Level::Full, &cases, |case| {
+        let device = rig::gpu();
+        let word = device.pinned(4096).expect("memory");
+        let streams = CudaStreams::new(&device).expect("compiles");
+        // SAFETY: the word outlives the stream's work; it is there already.
+        unsafe { streams.wait_word(streams.own_stream(), word.device().0, 0) }.expect("waits");
+        settle(streams.stream());
+        assert_eq!(mock::count("waits that flush"), [0, 1, 0][case]);
+        assert_eq!(streams.orders_peer_writes(), case != 2);
+        drop((streams, word, device));
+        mock::assert_clean();
+    });
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn moves_are_in_the_order_of_the_words_around_them_on_a_gpu() {
