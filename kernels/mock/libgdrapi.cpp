@@ -106,7 +106,10 @@ EXPORT int gdr_get_info_v2(void *driver, Handle handle, Info *info) {
   if (failed != 0) return failed;
   const Pin *pin = pin_of(static_cast<Driver *>(driver), handle);
   if (pin == nullptr) return EINVAL;
-  *info = {pin->start, pin->len, PAGE, 0u, 0u, pin->mapped != nullptr, 1u, 1};
+  // Write-combining, or as memory where host and GPU are coherent.
+  const char *text = getenv("MOCK_GDR");
+  const bool cached = text != nullptr && strcmp(text, "cached") == 0;
+  *info = {pin->start, pin->len, PAGE, 0u, 0u, pin->mapped != nullptr, !cached, cached ? 2 : 1};
   return 0;
 }
 EXPORT int gdr_map(void *driver, Handle handle, void **va, size_t len) {

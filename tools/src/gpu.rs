@@ -33,6 +33,17 @@ const GDRCOPY: &str = "install GDRCopy (libgdrapi and the gdrdrv module); nvme-b
 const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
                        threads; ripieno doctor shows what is missing for the GPU";
 
+/// What happened, without the advice that goes with it as a hint.
+pub(crate) fn plain(error: &CudaError) -> String {
+    let text = error.to_string();
+    let text = text.replace(", or use --executor host", "").replace("; use --executor host", "");
+    text.trim_end_matches("; install the driver").to_owned()
+}
+
+fn refused(error: &CudaError) -> Problem {
+    Problem::new(format!("--executor cuda: {}", plain(error)), INSTEAD)
+}
+
 /// Lets the driver load kernels when they are compiled, and not at their first launch, which would
 /// wait for a resident kernel to end. What the user chose is left as it is.
 ///
@@ -120,13 +131,13 @@ impl Gpu {
     /// Lets the I/O kernel reach a controller's doorbells.
     ///
     /// # Errors
-    /// When this machine does not let a GPU do that.
+    /// [`Problem`] when this machine does not let a GPU do that.
     pub(crate) fn doorbells(
         &self,
         bus: &Arc<dyn Bus>,
         kind: DoorbellKind,
     ) -> anyhow::Result<Arc<Registration>> {
-        self.device.register_doorbells(bus, kind).context("--executor cuda")
+        Ok(self.device.register_doorbells(bus, kind).map_err(|error| refused(&error))?)
     }
 
     /// Lets kernels reach memory of a DMA space.

@@ -25,12 +25,16 @@
 //! - What is going to be checked is overwritten before it is retrieved: bytes that nobody moved are
 //!   found.
 //! - Data goes to stdout, everything else to stderr; with `--json`, stdout is one JSON object.
+//! - A route of the data that the report names was proven before the store used it; a better one that
+//!   is not taken is named with the reason.
 //! - Bad input is refused before anything is built, and names what to do.
 //!
 //! # Not implemented
 //!
-//! - With `--executor cuda`, a KV pool in the GPU's memory: the routes direct and staged are said
-//!   not to be built in, and the pool is in host memory.
+//! - `--executor cuda` has run over a libcuda without a GPU only: nobody has seen it on one. With
+//!   real drives it has not run at all: their doorbells, and queues and KV pool mapped by GDRCopy,
+//!   are built from parts that are tested one by one.
+//! - A peer's memory (`--memory peer:...`) together with `--executor cuda`.
 //! - Software controllers and real drives in one store: their DMA has different address spaces.
 //! - The pace of a trace: requests follow each other at once, one at a time.
 //! - The tokens an engine generates: as in the trace's format, only prompts are stored.

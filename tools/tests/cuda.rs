@@ -131,6 +131,46 @@ fn a_route_that_does_not_work_is_said() {
     assert!(not["why"].as_str().unwrap().contains("OUT_OF_MEMORY"), "{not}");
     let line = "replay --executor cuda --requests 10 --require direct";
     refused(Level::Full, &no_memory, line, &["--require direct", "OUT_OF_MEMORY"]);
+    // The store proves a route before it uses it.
+    let no_copies = [("MOCK_CUDA_INJECT", "cuMemcpyBatchAsync_v2:0:1")];
+    let (next, err) = report(Level::Full, &no_copies, "--requests 10 --verify full");
+    assert_eq!(next["path"], "staged", "{err}");
+    assert!(err.contains("the route direct is not taken: emu0: copying"), "{err}");
+    refused(Level::Full, &no_copies, line, &["--require direct", "copying"]);
+}
+
+/// Software controllers write into queues with the CPU: it must see the GPU's memory as memory.
+#[test]
+fn queues_are_in_gpu_memory_where_the_host_reaches_it() {
+    let line = "--requests 30 --verify full --queues 2";
+    let (near, _) = report(Level::Full, &[("MOCK_GDR", "cached")], line);
+    let memory = near["memory"].as_str().unwrap();
+    assert!(memory.starts_with("queues in GPU memory, mapped by GDRCopy (cached)"), "{memory}");
+    for gdr in ["write-combining", "off"] {
+        let (far, _) = report(Level::Full, &[("MOCK_GDR", gdr)], line);
+        let memory = far["memory"].as_str().unwrap();
+        assert!(memory.starts_with("queues in pinned host memory"), "{memory}");
+    }
+}
+
+#[test]
+fn doorbells_out_of_reach_are_said() {
+    let unreachable = [("MOCK_CUDA_INJECT", "cuMemHostRegister:0:801")];
+    let line = "replay --executor cuda --requests 10";
+    refused(Level::Full, &unreachable, line, &["the doorbells of emu0", "--executor host"]);
+}
+
+/// A kernel that dies takes the GPU with it: the replay ends, says why, and shuts down.
+#[test]
+fn a_lost_gpu_ends_a_replay() {
+    for launch in ["per-batch", "resident"] {
+        let dies = [("MOCK_CUDA_INJECT", "cuStreamQuery:40:700")];
+        let line = format!("replay --executor cuda --requests 200 --launch {launch}");
+        let output = run(Level::Full, &dies, &line);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("error: ") && err.contains("ILLEGAL_ADDRESS"), "{err}");
+    }
 }
 
 #[test]

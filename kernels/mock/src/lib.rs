@@ -98,7 +98,8 @@ pub fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce
 }
 
 /// The folder with the mock of this level, built when it is first asked for: `libcuda.so`, and
-/// GDRCopy's `libgdrapi.so.2`, which works unless `MOCK_GDR` is `off`.
+/// GDRCopy's `libgdrapi.so.2`, which works unless `MOCK_GDR` is `off`; with `cached` its mappings
+/// are as memory.
 pub fn folder(level: Level) -> PathBuf {
     static BUILDING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gio_kernels::cuda::{CudaDevice, CudaDriver, CudaError, WritesOrdering};
+use gio_kernels::cuda::{CudaDevice, CudaDriver, WritesOrdering};
 
 use crate::cli::GpuChoice;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, plain};
 
 use super::{Finding, Verdict};
 
@@ -81,13 +81,6 @@ fn skipped(last: Finding, why: &str) -> Vec<Finding> {
     let rest: Vec<_> =
         rest.map(|(id, title)| Finding::new(id, title).says(Verdict::Skipped, why)).collect();
     std::iter::once(last).chain(rest).collect()
-}
-
-/// What happened, without the advice that a replay would need.
-fn plain(error: &CudaError) -> String {
-    let text = error.to_string();
-    let text = text.replace(", or use --executor host", "").replace("; use --executor host", "");
-    text.trim_end_matches("; install the driver").to_owned()
 }
 
 fn partition(gpu: &Gpu) -> Finding {

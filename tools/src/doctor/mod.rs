@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::cli::{DoctorArgs, Route};
 use crate::gpu::Gpu;
-use crate::problem::{EXIT_FAILED, Unfit, one_line};
+use crate::problem::{EXIT_FAILED, Problem, Unfit, one_line};
 use crate::stack::NoRoute;
 use crate::table::{row, table};
 
@@ -80,6 +80,9 @@ impl Finding {
         let found = one_line(error);
         if let Some(unfit) = error.downcast_ref::<Unfit>() {
             return self.says(Verdict::Fails, found).mend(unfit.mend.clone());
+        }
+        if let Some(problem) = error.downcast_ref::<Problem>() {
+            return self.says(Verdict::Fails, found).mend(problem.hint());
         }
         if let Some(NoRoute(tried)) = error.downcast_ref()
             && let [only] = &tried[..]

@@ -1,7 +1,10 @@
+use cuda_mock::{Level, isolated};
 use nvme_driver::{DmaSlice, DmaSpace as _};
 use nvme_emu::EmuDomain;
 
 use super::*;
+use crate::cli::GpuChoice;
+use crate::gpu::Gpu;
 use crate::model::MODELS;
 
 fn pool(blocks: u32) -> Pool {
@@ -26,9 +29,8 @@ fn blocks_are_handed_out_scattered_and_all_of_them() {
     assert_eq!(pool.take(0), []);
 }
 
-#[test]
-fn objects_do_not_overlap() {
-    let mut pool = pool(5);
+/// Makes all objects, spoils a part of one, and finds that and nothing else.
+fn objects_do_not_overlap(mut pool: Pool) {
     let key = |block: u32| BlockKey(u128::from(block) << 70 | 1);
     let places = || (0..5).flat_map(|block| [(0, 0), (0, 1), (1, 0), (1, 1)].map(|at| (block, at)));
     let items = |pool: &Pool| -> Vec<Item> {
@@ -42,6 +44,25 @@ fn objects_do_not_overlap() {
     let wrong: Vec<_> = places().enumerate().filter(|(_, at)| *at == (2, (1, 0))).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].0, found[0].1.offset), (wrong[0].0, 64));
+    assert_eq!(found[0].1.found, 0xDEAD_BEEF);
+}
+
+#[test]
+fn objects_do_not_overlap_for_the_cpu() {
+    objects_do_not_overlap(pool(5));
+}
+
+#[test]
+fn objects_do_not_overlap_for_a_gpu() {
+    let test = "replay::pool::tests::objects_do_not_overlap_for_a_gpu";
+    isolated(test, Level::Full, &[], || {
+        let gpu = Gpu::open(GpuChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
+        let shape = Shape::new(&MODELS[0], 64).unwrap();
+        let bytes = Pool::bytes(&shape, 5);
+        let (_, base, owner) = gpu.memory(bytes as usize).unwrap();
+        let hand = GpuHand::new(&gpu, base, bytes, owner, 64).unwrap();
+        objects_do_not_overlap(Pool::new(Box::new(hand), shape, 5, 3));
+    });
 }
 
 #[test]
