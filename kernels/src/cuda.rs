@@ -10,7 +10,10 @@
 //!   Gdr        -- map() ------> GdrMapping    GPU memory for host and drives   gdr
 //!   CudaCopies                   batches of copies, for software controllers  copy
 //!   CudaStream                   its own SMs (green context), or a priority   stream
-//!   CudaExecutor                 launch per batch, or resident                module, executor
+//!   CudaModule, CudaFunction     kernels of any PTX                           module
+//!   CudaExecutor                 launch per batch, or resident                executor
+//!   CudaStreams                  words and moves for a store, on any stream   streams
+//!   CudaPattern                  contents made and checked on the GPU         pool
 //! ```
 //!
 //! libcuda is loaded at run time: a program with this feature starts on a machine without it, and
@@ -23,7 +26,8 @@
 //! - Memory that is mapped for the host, or lent by an engine, is unmapped at once when the last
 //!   user lets go of it, and only then freed or given back.
 //! - Nothing waits for a kernel while an executor is started, except what says so: allocating,
-//!   compiling, opening other processes' memory. [`CudaCopies`] takes its memory beforehand.
+//!   compiling, opening other processes' memory. [`CudaCopies`] and [`CudaPattern`] take their
+//!   memory beforehand.
 //! - An executor that is dropped while its kernel may still run leaks what the kernel may reach.
 //! - An error after which CUDA can do nothing more in this process (an illegal address, a kernel
 //!   that was killed) is remembered by its device, and is the answer to every later call.

@@ -19,6 +19,12 @@
 //! (deterministic with a simulated clock). Both call `gio_host_run`. The feature `cuda` adds a
 //! third, `cuda::CudaExecutor`, which launches [`ptx`] on an NVIDIA GPU.
 //!
+//! A second module has two kernels that work on a KV pool, one source for both sides, too:
+//! `include/pool`, with `unit.cuh` (what one access moves), `move.cuh` (objects between staging
+//! memory and their blocks), `pattern.cuh` (contents that are made, and can be checked, without a
+//! copy), `kernel.cuh`, and `abi.h`, whose twin is [`pool`]. The host uses [`pattern`]; a GPU gets
+//! `cuda::CudaPattern` and `cuda::CudaStreams`.
+//!
 //! # Invariants
 //! - One warp owns one queue pair; nothing on the submission path is shared, locked or allocated.
 //! - At most depth - 1 commands are outstanding, those given up included: no queue can overflow.
@@ -31,10 +37,12 @@
 //!   submitted to it any more, and its outstanding slots stay quarantined until the controller took
 //!   it back.
 //! - Control flow is warp-uniform outside of lane bodies, and no lane's state is in local memory.
+//! - Host and GPU make the same contents from a seed, whatever alignment and division they use.
 //!
 //! # Not implemented
 //! - The CUDA executor (module `cuda`, with the feature of that name) launches [`ptx`], and has run
-//!   over a libcuda without a GPU only: nobody has seen it on one.
+//!   over a libcuda without a GPU only: nobody has seen it on one. The same holds for the pool's
+//!   kernels, whose speed nobody has measured.
 //! - `objects` of an operation is a lower bound when an object of several commands failed in part.
 //! - Runs are merged within 32 I/O contexts at a time, and never across rows or operations.
 

@@ -51,8 +51,7 @@ GIO_FN void gio_move_share(const gio_move_args &a, uint32_t thread, uint32_t thr
     const uint32_t len = left < GIO_TILE ? static_cast<uint32_t>(left) : GIO_TILE;
     const uint64_t staging = a.staging + row * a.staging_row + position * a.object_bytes + start;
     const uint64_t block = gio_ptr<const uint32_t>(a.blocks)[position];
-    const uint64_t pool =
-        gio_ptr<const uint64_t>(a.rows)[row] + block * a.block_stride + start;
+    const uint64_t pool = gio_ptr<const uint64_t>(a.rows)[row] + block * a.block_stride + start;
     const bool to_pool = a.way == GIO_TO_POOL;
     gio_copy_tile(to_pool ? pool : staging, to_pool ? staging : pool, len, lane);
   }
