@@ -196,8 +196,7 @@ fn prove_peer(bar: &PeerBar, controllers: &mut [Controller]) -> anyhow::Result<(
         let bytes = p2p::scratch_bytes(drive);
         let scratch = DmaSlice::new(bar.memory().clone(), 0, bytes)
             .context("the peer's memory is too small to be tried")?;
-        let what = format!("vfio:{} and --memory {}", drive.id(), bar.address());
-        if let Some(why) = prove(drive, &scratch).context(what)? {
+        if let Some(why) = prove(drive, &scratch)? {
             bail!("vfio:{} does not reach the memory of {}: {why}", drive.id(), bar.address());
         }
     }
@@ -205,15 +204,24 @@ fn prove_peer(bar: &PeerBar, controllers: &mut [Controller]) -> anyhow::Result<(
 }
 
 /// Whether a drive reaches `scratch`, of at least [`p2p::scratch_bytes`], in every way it will be
-/// used: `None`, or why not. Nothing is written to the drive.
+/// used: `None`, or why not. Nothing is written to the drive, and it is ready afterwards.
 ///
 /// # Errors
 /// When the drive cannot be used any more.
 pub(crate) fn prove(drive: &mut Controller, scratch: &DmaSlice) -> anyhow::Result<Option<String>> {
     let nsid = namespace(drive).nsid;
-    let report = p2p::prove(drive, nsid, scratch)?;
-    tracing::info!(ctrl = drive.id(), %report, "route tried");
-    Ok(report.why())
+    let why = match p2p::prove(drive, nsid, scratch) {
+        Ok(report) => {
+            tracing::info!(ctrl = drive.id(), %report, "route tried");
+            report.why()
+        }
+        Err(error) => Some(error.to_string()),
+    };
+    if why.is_some() {
+        // What was tried may be under way still.
+        drive.reset().with_context(|| format!("vfio:{}: resetting it", drive.id()))?;
+    }
+    Ok(why)
 }
 
 /// Whether a store fits on it.

@@ -240,30 +240,6 @@ impl Gpu {
         self.gdr.as_ref()
     }
 
-    /// Memory for queues and descriptors, which host, GPU and controllers reach, and its name: the
-    /// GPU's where the host has an address for it, else pinned memory of the host. Software
-    /// controllers write their completions with the CPU: a mapping that gathers writes is none for
-    /// them.
-    ///
-    /// # Errors
-    /// When there is not so much of it.
-    pub(crate) fn queue_memory(
-        &self,
-        space: &dyn DmaSpace,
-        bytes: usize,
-        is_emulated: bool,
-    ) -> anyhow::Result<(Arc<dyn DmaMemory>, String)> {
-        match self.mapped(space, bytes) {
-            Ok((memory, kind)) if !is_emulated || kind == MappingKind::Cached => {
-                return Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})")));
-            }
-            Ok((_, kind)) => tracing::info!(%kind, "no queues in GPU memory: not for the CPU"),
-            Err(error) => tracing::info!("no queues in GPU memory: {error:#}"),
-        }
-        let memory = self.staging(space, bytes).context("memory for queues")?;
-        Ok((memory, "pinned host memory".to_owned()))
-    }
-
     /// What there is and what was granted.
     pub(crate) fn report(&self) -> Option<GpuReport> {
         let ran = self.ran.lock().unwrap_or_else(PoisonError::into_inner);

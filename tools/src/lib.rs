@@ -25,8 +25,8 @@
 //! - What is going to be checked is overwritten before it is retrieved: bytes that nobody moved are
 //!   found.
 //! - Data goes to stdout, everything else to stderr; with `--json`, stdout is one JSON object.
-//! - A route of the data that the report names was proven before the store used it; a better one that
-//!   is not taken is named with the reason.
+//! - The route of the data that the report names was proven before the store used it; a better one
+//!   that is not taken is named with the reason.
 //! - Bad input is refused before anything is built, and names what to do.
 //!
 //! # Not implemented

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use gio_kernels::cuda::DoorbellKind;
 use nvme_driver::platform::p2p;
 use nvme_driver::platform::vfio::{PciAddress, VfioSpace};
 use nvme_driver::{
@@ -44,6 +45,9 @@ pub(super) fn try_all(addresses: &[PciAddress], gpu: Option<&Arc<Gpu>>) -> Vec<F
             }
         }
     }
+    if let Some(gpu) = gpu.filter(|_| !controllers.is_empty()) {
+        findings.push(doorbells(&controllers, gpu));
+    }
     for route in Route::ALL {
         findings.push(try_one(route, &space, &mut controllers, gpu));
     }
@@ -54,6 +58,20 @@ pub(super) fn try_all(addresses: &[PciAddress], gpu: Option<&Arc<Gpu>>) -> Vec<F
         }
     }
     findings
+}
+
+/// A GPU has to ring the drives' doorbells, whatever the route of the data.
+fn doorbells(drives: &[Controller], gpu: &Gpu) -> Finding {
+    let finding = Finding::new("doorbells", "Doorbells");
+    for drive in drives {
+        if let Err(error) = gpu.doorbells(drive.bus(), DoorbellKind::Io) {
+            return finding.fails(&error).mend(
+                "the nvidia module may have to be told: options nvidia \
+                 NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d",
+            );
+        }
+    }
+    finding.says(Verdict::Works, "the GPU can ring those of every drive")
 }
 
 fn try_one(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use gio_kernels::cuda::{DoorbellKind, Registration};
+use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
 use nvme_driver::platform::p2p;
 use nvme_driver::{Controller, DmaMemory, DmaSlice, DmaSpace};
 use objstore::StoreDevice;
@@ -12,7 +12,7 @@ use crate::cli::{MemoryChoice, ReplayArgs};
 use crate::drives::{self, Peer};
 use crate::gpu::Gpu;
 use crate::memory::Arena;
-use crate::problem::unfit;
+use crate::problem::{Unfit, unfit};
 
 use super::emulation::Emulation;
 
@@ -62,10 +62,7 @@ impl Fleet {
             queues * Arena::queue_bytes(depth(&device.controller, args.depth))
         };
         let bytes = self.devices.iter().map(bytes).sum();
-        let (memory, place) = gpu.queue_memory(&*self.space, bytes, self.emulation.is_some())?;
-        if self.emulation.is_none() {
-            self.prove(&memory).context("queues")?;
-        }
+        let (memory, place) = self.queue_memory(gpu, bytes).context("memory for queues")?;
         let mut arena = Arena::new(memory);
         for device in &mut self.devices {
             self.registrations.push(gpu.doorbells(device.controller.bus(), self.doorbells)?);
@@ -78,13 +75,42 @@ impl Fleet {
         Ok(())
     }
 
+    /// Memory for queues and descriptors, which GPU, host and controllers reach, and its name: the
+    /// GPU's where the host has an address for it and the drives find their way there, else pinned
+    /// memory of the host. Software controllers write their completions with the CPU: a mapping
+    /// that gathers writes is none for them.
+    fn queue_memory(
+        &mut self,
+        gpu: &Gpu,
+        bytes: usize,
+    ) -> anyhow::Result<(Arc<dyn DmaMemory>, String)> {
+        let bytes = bytes.max(self.scratch_bytes());
+        let near = gpu.mapped(&*self.space, bytes).and_then(|(memory, kind)| {
+            if self.emulation.is_some() && kind != MappingKind::Cached {
+                return Err(unfit(format!("the CPU's mapping of it is {kind}"), ""));
+            }
+            self.prove(&memory)?;
+            Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})")))
+        });
+        match near {
+            Ok(near) => return Ok(near),
+            Err(error) if error.is::<Unfit>() => {
+                tracing::info!("no queues in GPU memory: {error:#}");
+            }
+            Err(error) => return Err(error),
+        }
+        let memory = gpu.staging(&*self.space, bytes)?;
+        self.prove(&memory)?;
+        Ok((memory, "pinned host memory".to_owned()))
+    }
+
     /// Bytes that [`Fleet::prove`] needs.
     pub(super) fn scratch_bytes(&self) -> usize {
         self.devices.iter().map(|device| p2p::scratch_bytes(&device.controller)).max().unwrap_or(0)
     }
 
-    /// Makes sure that every drive reaches `memory` in every way it will be used. Nothing is written
-    /// to them. Software controllers are not asked: the store looks at them when it is opened.
+    /// Makes sure that every drive reaches `memory` in every way it will be used. Nothing is
+    /// written to them. Software controllers are not asked: the store looks at them when it is opened.
     ///
     /// # Errors
     /// [`crate::problem::Unfit`] with the drive that does not.

@@ -33,8 +33,8 @@ pub(crate) struct GpuHand {
 }
 
 impl GpuHand {
-    /// Reaches `len` bytes at `base`, which `owner` keeps; for batches of up to `items` items. To be
-    /// made before an executor starts.
+    /// Reaches `len` bytes at `base`, which `owner` keeps; for batches of up to `items` items. Made
+    /// before an executor starts.
     ///
     /// # Errors
     /// When the GPU has no memory for that.
