@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod ci;
+pub mod gpu;
 pub mod lint;
 pub mod loom;
 pub mod ptx;

@@ -20,6 +20,7 @@
 
 mod command;
 mod deadline;
+mod gpu;
 mod needs;
 mod ptx;
 mod report;
@@ -81,6 +82,11 @@ enum Command {
     /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM. Installs QEMU
     /// where that is possible (Debian, as root); needs neither hardware nor rights otherwise.
     Vm(command::vm::VmArgs),
+    /// Pack what a machine with an NVIDIA GPU and no toolchain needs: tests, replays, measurements
+    ///
+    /// Programs, kernels and a script that runs them within 8 minutes and writes down what came of
+    /// it.
+    Gpu(command::gpu::GpuArgs),
     /// Run one benchmark
     ///
     /// Without a name, the benchmark program lists what it has.
@@ -113,6 +119,7 @@ fn main() -> ExitCode {
         Command::Loom(args) => command::loom::run(args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Vm(args) => command::vm::run(&args),
+        Command::Gpu(args) => command::gpu::run(&args),
         Command::Bench(args) => command::bench::run(&args),
     };
     done.unwrap_or_else(|error| {

@@ -1,0 +1,175 @@
+//! What a machine with a GPU and without a toolchain gets: programs, kernels, and a script that
+//! runs them and writes down what came of it.
+
+use std::error::Error;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::needs;
+
+/// Uploads of more are refused here and there.
+const BYTES_MAX: u64 = 60 << 20;
+const RUN: &str = include_str!("run.sh");
+/// Kernels, which the programs contain already: to look at, or to compile by hand.
+const PTX: &[&str] =
+    &["kernels/ptx/gio_kernel.ptx", "kernels/ptx/gio_pool.ptx", "bench/ptx/bench_gpu.ptx"];
+
+/// A program of the folder.
+struct Program {
+    /// Its name there.
+    name: &'static str,
+    /// What cargo builds it with.
+    build: &'static str,
+    /// What cargo calls it.
+    target: &'static str,
+}
+
+const PROGRAMS: &[Program] = &[
+    Program { name: "ripieno", build: "build --package ripieno", target: "ripieno" },
+    Program { name: "bench", build: "build --package ripieno-bench", target: "ripieno-bench" },
+    Program {
+        name: "cuda-tests",
+        build: "test --no-run --package gio-kernels --features cuda --test cuda",
+        target: "cuda",
+    },
+];
+
+/// The compiler said no: a failure of the step, and not of the machine.
+#[derive(Debug)]
+pub struct NotBuilt(ExitStatus);
+
+impl fmt::Display for NotBuilt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a program could not be built ({}); the compiler's words are above", self.0)
+    }
+}
+
+impl Error for NotBuilt {}
+
+/// Builds everything into `folder`, which is made; what is in it is replaced. How large it is.
+///
+/// # Errors
+/// [`NotBuilt`], what this machine lacks, or what cannot be written.
+pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
+    needs::cxx_compiler()?;
+    needs::program("strip", "binutils")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for program in PROGRAMS {
+        let built = build(program)?;
+        copy(&built, &folder.join(program.name))?;
+        strip(&folder.join(program.name))?;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for path in PTX {
+        let file = root.join(path);
+        copy(&file, &folder.join(file.file_name().unwrap_or_default()))?;
+    }
+    if let Some(trace) = trace {
+        copy(trace, &folder.join("trace.jsonl"))?;
+    }
+    let run = folder.join("run.sh");
+    fs::write(&run, RUN).with_context(|| format!("cannot write {}", run.display()))?;
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o755))?;
+    fs::write(folder.join("packed.txt"), described(&root))?;
+    let bytes = size(folder)?;
+    ensure!(
+        bytes <= BYTES_MAX,
+        "{} is {} MiB, more than {}: is something else in it?",
+        folder.display(),
+        bytes >> 20,
+        BYTES_MAX >> 20
+    );
+    Ok(bytes)
+}
+
+/// Builds one program; where it is.
+fn build(program: &Program) -> Result<PathBuf> {
+    let mut command = Command::new("cargo");
+    command.args(program.build.split_whitespace()).args(["--release", "--message-format=json"]);
+    eprintln!("    $ cargo {} --release", program.build);
+    let output = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
+    if !output.status.success() {
+        return Err(NotBuilt(output.status).into());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    match executable(&text, program.target) {
+        Some(path) => Ok(path),
+        None => bail!("cargo built {} and did not say where", program.target),
+    }
+}
+
+/// The program of that target in cargo's messages, which are a JSON object a line.
+fn executable(messages: &str, target: &str) -> Option<PathBuf> {
+    messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|found| {
+        let named = found["target"]["name"] == target;
+        found["executable"].as_str().filter(|_| named).map(PathBuf::from)
+    })
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let what = || format!("cannot copy {} to {}", from.display(), to.display());
+    // A program that runs cannot be overwritten, and the permissions are the source's.
+    let _ = fs::remove_file(to);
+    fs::copy(from, to).map(drop).with_context(what)
+}
+
+fn strip(file: &Path) -> Result<()> {
+    let status = Command::new("strip").arg(file).status().context("cannot run strip")?;
+    ensure!(status.success(), "`strip {}` failed ({status})", file.display());
+    Ok(())
+}
+
+/// What it was packed from.
+fn described(root: &Path) -> String {
+    let said = |program: &str, args: &[&str]| -> String {
+        let output = Command::new(program).args(args).current_dir(root).output();
+        let output = output.ok().filter(|output| output.status.success());
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        text.unwrap_or_else(|| "not known".into())
+    };
+    let commit = said("git", &["describe", "--always", "--dirty", "--abbrev=12"]);
+    let rustc = said("rustc", &["--version"]);
+    format!("packed from: {commit}\ncompiler: {rustc}\n")
+}
+
+fn size(folder: &Path) -> Result<u64> {
+    let entries = fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))?;
+    let mut bytes = 0;
+    for entry in entries {
+        let meta = entry?.metadata()?;
+        // What a run left there is not what was packed.
+        bytes += if meta.is_file() { meta.len() } else { 0 };
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_in_cargos_messages() {
+        let text = "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"bench\"},\
+                    \"executable\":null}\nnoise\n\
+                    {\"target\":{\"name\":\"other\"},\"executable\":\"/a/other\"}\n\
+                    {\"target\":{\"name\":\"bench\"},\"executable\":\"/a/bench\"}\n";
+        assert_eq!(executable(text, "bench"), Some(PathBuf::from("/a/bench")));
+        assert_eq!(executable(text, "cuda"), None);
+    }
+
+    /// The script knows the programs by the names they are packed with, and bash reads it.
+    #[test]
+    fn the_script_runs_what_is_packed() {
+        for program in PROGRAMS {
+            assert!(RUN.contains(&format!("./{} ", program.name)), "{}", program.name);
+        }
+        let read = Command::new("bash").args(["-n", "-c", RUN]).status().expect("bash");
+        assert!(read.success());
+    }
+}
