@@ -62,6 +62,8 @@ pub fn measure(
     rounds: u32,
 ) -> Result<Found> {
     let shape = KvShape { layers: size.layers, segments: 2, object_bytes: 512, block_tokens: 16 };
+    // Before a resident kernel runs: some drivers wait for kernels to make a stream.
+    let engine = CudaStream::new(&gpu.device, None)?;
     let mut stack = Stack::filled(
         gpu,
         Plan {
@@ -75,7 +77,6 @@ pub fn measure(
             buffers: 4,
         },
     )?;
-    let engine = CudaStream::new(&gpu.device, None)?;
     let other = vec![1u8; CACHE_BYTES];
     let mut found = Found::default();
     for round in 0..=rounds {

@@ -132,3 +132,27 @@ impl IoExecutor for Local {
         Ok(proof)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_move_with_their_warps() {
+        let fields = [std::mem::offset_of!(Warp, slots), std::mem::offset_of!(Warp, free_slots)];
+        let mut bytes = vec![0; 2 * size_of::<Warp>() + 64];
+        let places: Vec<usize> =
+            (0..2).flat_map(|warp| fields.map(|field| warp * size_of::<Warp>() + field)).collect();
+        for (number, at) in places.iter().enumerate() {
+            bytes[*at..at + 8].copy_from_slice(&(0x1000 + number as u64 * 8).to_le_bytes());
+        }
+        let before = bytes.clone();
+        shift(&mut bytes, 2, |address| address + 0x7000);
+        for (number, at) in places.iter().enumerate() {
+            let wanted = (0x8000 + number as u64 * 8).to_le_bytes();
+            assert_eq!(bytes[*at..at + 8], wanted, "address {number}");
+        }
+        shift(&mut bytes, 2, |address| address - 0x7000);
+        assert_eq!(bytes, before, "nothing else changed");
+    }
+}

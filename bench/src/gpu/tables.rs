@@ -88,6 +88,9 @@ fn rate_table(cases: &[(Case, Found)], report: &mut Report) {
                 format!("{name}: controller idle, %"),
                 found.controller_idle.median() * 100.0,
             ));
+            report
+                .counts
+                .push((format!("{name}: SMs of controllers"), found.controller_sms as f64));
         }
     }
     let mut all = Samples::default();
