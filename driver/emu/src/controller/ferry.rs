@@ -175,10 +175,10 @@ impl Ferry {
 impl Controller {
     /// Lets go on what copies have brought; the number of operations.
     pub(super) fn land(&mut self, now: Nanos) -> u32 {
+        self.ferry.looked = now;
         if self.ferry.aloft.is_empty() {
             return 0;
         }
-        self.ferry.looked = now;
         let mut count = 0;
         while let Some((cargo, result)) = self.ferry.landed() {
             count += 1;
@@ -210,7 +210,6 @@ impl Controller {
         {
             return 0;
         }
-        self.ferry.looked = now;
         let mut count = 0;
         while let Some((namespace, mut op)) = self.ferry.waiting.pop_front() {
             let Some(copies) = &self.ferry.copies else { break };

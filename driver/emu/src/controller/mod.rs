@@ -1,7 +1,8 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
 //! [`Controller::step`] looks at the doorbells, takes what media have finished, executes delayed
-//! commands, fetches new ones in round-robin order, and signals interrupts. A command is executed
+//! commands, fetches new ones in round-robin order, signals interrupts, and starts a batch of copies
+//! if there is data in a GPU's memory. A command is executed
 //! when it is fetched; only what media, delays or events hold back lives in a slab until later.
 //! Each part of the protocol is a file with an `impl Controller` of its own.
 //!
@@ -9,7 +10,7 @@
 //!
 //! Compare, Verify, Write Uncorrectable and fused commands; metadata; weighted round robin; NVM
 //! Subsystem Reset. Interrupts are signalled once per queue and step instead of being coalesced by
-//! time. Abort stops what has not begun, and nothing that a medium works on.
+//! time. Abort stops what has not begun, and nothing that a medium works on or a GPU copies.
 //!
 //! # Sources
 //!

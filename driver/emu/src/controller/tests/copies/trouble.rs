@@ -256,6 +256,18 @@ fn a_fatal_controller_writes_nothing_more() {
 }
 
 #[test]
+fn what_waits_in_a_fatal_controller_does_not_stop_the_clock() {
+    let mut rig =
+        Rig::with(|config| config.faults(plan(NvmOpcode::FLUSH, FaultAction::FatalStatus)));
+    rig.host.post(1, rig.page(NvmOpcode::READ, 0, 0));
+    rig.host.send(1, Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1)));
+    assert_eq!((rig.host.csts().cfs(), rig.gpu.batches().len()), (1, 0));
+    rig.host.now = Nanos(1_000_000);
+    let event = rig.host.step().next_event;
+    assert!(event.is_none_or(|at| at > rig.host.now + Nanos(100)), "{event:?}");
+}
+
+#[test]
 fn a_reset_forgets_what_waits_for_memory_in_between() {
     let big = 40 << 20;
     let mut rig = Rig::with(|mut config| {
@@ -342,4 +354,76 @@ fn a_power_loss_tears_what_was_copied() {
     let made: Vec<bool> = blocks.clone().map(|(found, new)| found == new).collect();
     assert!(blocks.zip(&made).all(|((found, _), made)| *made || found.iter().all(|b| *b == 0)));
     assert!(made.contains(&true) && made.contains(&false), "seed 1 tears it: {made:?}");
+}
+
+/// What may happen next, and how much of it.
+fn events() -> impl Strategy<Value = Vec<(u8, u64)>> {
+    prop::collection::vec((0u8..40, 0u64..1 << 20), 1..300)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// Whatever happens and in whichever order: no copy finds its memory freed (the GPU panics
+    /// then), none goes on while CSTS.RDY is 0, reads that complete have their data, and in the
+    /// end nothing is held.
+    #[test]
+    fn nothing_is_freed_or_reused_under_a_copy(events in events(), slow: bool) {
+        let mut rig = if slow { Rig::slow(fixed(3000)) } else { Rig::new() };
+        // Identifier and place of each read that has not completed.
+        let (mut reads, mut writes) = (Vec::<(u16, u64)>::new(), 0);
+        for (event, amount) in events {
+            rig.host.now = rig.host.now + Nanos(amount % 2000);
+            let (page, lba) = (amount % 8, 8 * (amount % 200));
+            match event {
+                // 15 fit into the queue; places of reads under way are left alone.
+                0..=9 if reads.iter().all(|(_, used)| *used != page) => {
+                    rig.gpu.write(DevicePtr(rig.device.0 + page * 4096), &[0x66; PAGE]);
+                    reads.push((rig.host.send(1, rig.page(NvmOpcode::READ, lba, page * 4096)), page));
+                }
+                10..=12 if writes < 6 => {
+                    writes += 1;
+                    // Writes what is on the medium already.
+                    rig.gpu.write(DevicePtr(rig.device.0 + 8 * 4096), &[0; PAGE]);
+                    rig.host.send(1, rig.page(NvmOpcode::WRITE, lba, 8 * 4096));
+                }
+                13..=23 => rig.gpu.run(amount as usize % 4),
+                24..=36 => drop(rig.host.step()),
+                37 | 38 => {
+                    if event == 37 {
+                        rig.host.disable();
+                    } else {
+                        rig.host.controller.power_loss(rig.host.now);
+                    }
+                    (reads, writes) = (Vec::new(), 0);
+                    // The host's side of it: memory is given up with copies under way.
+                    let (memory, device) = rig.gpu.alloc(POOL);
+                    rig.memory = rig.host.domain.import(memory).unwrap();
+                    rig.device = device;
+                    while rig.host.csts().rdy() == 1 {
+                        rig.gpu.run(1);
+                        rig.host.step();
+                    }
+                    prop_assert_eq!(rig.gpu.pending(), 0, "RDY is 0 and copies go on");
+                    rig.host.enable(4, 4);
+                    rig.host.create_pair(1, 16, 16);
+                }
+                _ => {}
+            }
+            for cqe in rig.host.reap_all(1) {
+                prop_assert_eq!(cqe.status(), Status::SUCCESS);
+                if let Some(at) = reads.iter().position(|(cid, _)| *cid == cqe.cid) {
+                    let (_, page) = reads.swap_remove(at);
+                    prop_assert_eq!(rig.on_gpu(page * 4096, PAGE), vec![0; PAGE], "too early");
+                } else {
+                    writes -= 1;
+                }
+            }
+        }
+        rig.settle();
+        rig.settle();
+        let (memory, gpu) = (rig.memory, rig.gpu);
+        drop((memory, rig.host));
+        prop_assert_eq!(gpu.allocations(), 0, "something keeps memory");
+    }
 }
