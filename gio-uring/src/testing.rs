@@ -143,7 +143,7 @@ impl Model {
         Region::whole(memory.shared()).slice((address - memory.address()) as usize, len)
     }
 
-    fn read<T: Plain>(&self, address: u64, index: usize) -> T {
+    pub(crate) fn read<T: Plain>(&self, address: u64, index: usize) -> T {
         let at = address + (index * size_of::<T>()) as u64;
         self.region(at, size_of::<T>()).read(0)
     }

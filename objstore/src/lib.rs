@@ -14,13 +14,114 @@
 //!   drop                            commit(writing)
 //! ```
 //!
+//! # Paths
+//! How the pool is registered says which way its data takes, and [`Store::open`] proves it before
+//! it reports it ([`StoreStats::path`]): [`KvPool::on_gpu`] for memory of a GPU that the drives
+//! reach ([`Path::Direct`]), [`KvPool::staged`] for memory of a GPU that they do not reach
+//! ([`Path::Staged`]), [`KvPool::new`] for memory of this process ([`Path::Host`]). Each drive
+//! writes a known pattern out of the memory and reads one into it, at both ends; for a staged pool,
+//! the GPU moves objects both ways. What does not work is [`StoreError::Route`]; there is no other
+//! path that is taken instead.
+//!
+//! On the staged path a layer is read into staging memory and moved by a kernel on a stream, or the
+//! other way round. Staging memory is cut into [`StoreOptions::staging_buffers`] buffers. A layer
+//! in flight takes one ([`StoreError::StagingBusy`] when there is none), and a request has to fit
+//! into one ([`StoreError::Staging`]): long prefixes are retrieved in parts
+//! ([`Store::retrieve_from`]).
+//!
+//! # Order, for authors of engines
+//! With [`StoreConfig::gpu`], layers are put in order with the engine's streams, and the host waits
+//! for nothing on the way:
+//!
+//! | call | the transfer starts | what is enqueued later |
+//! |---|---|---|
+//! | `retrieve_layer`, [`Order::Free`] | at once | does not wait |
+//! | [`Order::When`]`(word)` | when the word has its value | does not wait |
+//! | [`Order::After`]`(stream)` | after what was enqueued before | does not wait |
+//! | [`Order::On`]`(stream)`, or a bare stream | after what was enqueued before | waits for it |
+//! | [`Store::join`]`(ticket, stream)` | | waits for it |
+//!
+//! What waits for a *retrieved* layer sees its data. What waits for a *stored* layer may change its
+//! blocks; whether they were stored, [`Store::commit`] says. Loading early and waiting late, as
+//! vLLM's connectors do:
+//!
+//! ```
+//! use gio_uring::RawStream;
+//! use objstore::{Layer, Order, Store, StoreError, Ticket, Transfer, Writing};
+//!
+//! /// Before the forward pass. The blocks may have been in use until now: `After` keeps the store
+//! /// from writing to them before what is enqueued is done, and holds nothing up.
+//! fn start_load_kv(
+//!     store: &mut Store,
+//!     transfer: &Transfer,
+//!     compute: RawStream,
+//! ) -> Result<Vec<Ticket>, StoreError> {
+//!     let layers = (0..store.shape().layers).map(Layer);
+//!     let order = Order::After(compute);
+//!     layers.map(|layer| store.retrieve_layer_on(transfer, layer, order)).collect()
+//! }
+//!
+//! /// Before a layer's attention: what is enqueued from here on sees its KV.
+//! fn wait_for_layer_load(
+//!     store: &mut Store,
+//!     ticket: &Ticket,
+//!     compute: RawStream,
+//! ) -> Result<(), StoreError> {
+//!     store.join(ticket, compute)
+//! }
+//!
+//! /// After a layer's attention: its KV is read once what was enqueued is done, and the next
+//! /// kernel that writes to the blocks waits until it was.
+//! fn save_kv_layer(
+//!     store: &mut Store,
+//!     writing: &Writing,
+//!     layer: Layer,
+//!     compute: RawStream,
+//! ) -> Result<Ticket, StoreError> {
+//!     store.store_layer_on(writing, layer, compute)
+//! }
+//!
+//! /// After the pass, before anybody uses its results: did every layer get there?
+//! fn finish(store: &mut Store, tickets: Vec<Ticket>) -> Result<(), StoreError> {
+//!     tickets.into_iter().try_for_each(|ticket| store.wait(ticket).map(|_| ()))
+//! }
+//! ```
+//!
+//! What to know about it:
+//!
+//! - **A stream goes on when a layer fails**, is cancelled, or the whole store fails: it cannot be
+//!   told. So look at the tickets before results are used. The blocks of a failed layer hold
+//!   anything, and until [`Store::wait`] or [`Store::poll`] said that it failed, devices may still
+//!   write to them.
+//! - **Operations start in the order in which they were issued.** One that waits for its stream
+//!   holds up all later ones, also those of other requests and streams. Issue layers in the order
+//!   in which the streams get there, and never make a stream wait for a layer that was issued after
+//!   one that waits for this stream's future: neither would start before
+//!   [`StoreOptions::wait_timeout`], when everything in flight is cancelled. A staged retrieve
+//!   waits on the GPU only, not in that order; but all moves for [`Order::Free`], `When` and
+//!   `After` share the store's own stream, where one holds up the next.
+//! - **Words have to come.** For a staged layer, a word of [`Order::When`] has to come even after
+//!   the layer has failed: the store's own stream waits for it. A stream that does not get to a
+//!   move within [`StoreOptions::wait_timeout`] fails the store, because a move cannot be called
+//!   back.
+//! - [`Order::On`] costs three operations of a stream, `After` one and `join` two; a staged layer
+//!   costs up to four of the stream that moves it. None of it grows with the number of blocks.
+//! - **Streams have to live** until what was enqueued for the store is done. They are not used by
+//!   the store at any other time.
+//! - **Memory**: the pool belongs to the devices and the streams until [`Store::close`] returned;
+//!   it may be freed after [`KvPool::unregister`], which unmaps it and refuses while anything holds
+//!   it.
+//!
 //! # Architecture
 //! - Without I/O, each tested against a slow model: [`KvShape`] and [`Geometry`] (where each object
 //!   lives: affine, in groups), [`FilePool`] (free files, in runs), [`KeyChain`], [`Index`] (keys,
 //!   references, pins, order of eviction), [`KvPool`] (where each object is in memory).
 //! - [`Store`] ties them to a [`gio_uring::Uring`] and the controllers behind it. `store/open.rs`
-//!   creates and grants the queues, `request.rs` starts work, `complete.rs` sees it end,
-//!   `recover.rs` is the way back after a timeout or a fault.
+//!   creates and grants the queues, `route.rs` proves the path, `request.rs` and `layer.rs` start
+//!   work, `complete.rs` sees it end, `recover.rs` is the way back after a timeout or a fault.
+//! - `store/streams.rs` has the words between streams, I/O kernel and store, and what proves that
+//!   nobody looks at them any more; `staging.rs` the buffers of staging memory. What a stream does
+//!   is a seam: [`gio_uring::StreamOps`].
 //! - A handle ([`Prefix`], [`Transfer`], [`Writing`]) is only a name; what devices use belongs to
 //!   the store. Dropped handles report through a channel, so they may be dropped anywhere and at
 //!   any time. Operations nobody waits for are noticed at the next call.
@@ -32,17 +133,23 @@
 //! - A file with a reference (prefix, transfer, writing) is neither evicted nor reused, even when
 //!   it lost its key meanwhile; a file is free only when no device can write to it any more.
 //! - A file whose read failed is a miss from then on.
-//! - When [`Store::wait`] returns, no device touches the layer's blocks any more. If that cannot
+//! - When [`Store::wait`] returns, no device and no move touches a retrieved layer's blocks any
+//!   more, and none reads a stored layer's but a move whose result is thrown away. If that cannot
 //!   be had, the store has failed: every later call says why; memory is leaked rather than freed.
+//! - Whatever a stream was told to wait for comes, whatever fails.
+//! - A word, table, staging buffer or pool is used for something else, or freed, only when every
+//!   stream that was told of it is past.
 //! - A block is evicted before the blocks it follows.
-//! - Starting and waiting for a layer is O(1) in the number of blocks and allocates nothing.
+//! - Starting and waiting for a layer is O(1) in the number of blocks and allocates nothing, but
+//!   for a word when a stream is seen for the first time.
 //!
 //! # Not implemented
 //! - A journal: the index lives in memory and a store is empty when it is opened.
 //! - Checksums: a device that returns other bytes and calls it success is believed.
-//! - The staged path. [`Path::Direct`] is reported for memory on a GPU, but no round trip of a
-//!   known pattern proves the route first; whoever opens the store has to.
+//! - Several GPUs: a store has one pool, on one GPU.
+//! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
+//! - Telling a stream that a layer failed.
 //! - Trimming evicted groups.
 
 mod config;

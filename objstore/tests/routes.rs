@@ -51,6 +51,7 @@ fn a_route_that_does_not_work_is_not_taken() {
     }
     for defect in [
         Defect::NoMoves,
+        Defect::NoMovesBack,
         Defect::BlocksInOrder,
         Defect::OneRow,
         Defect::RefusesAfter(0),
@@ -327,4 +328,28 @@ fn closing_waits_for_streams_that_look_at_the_stores_words() {
             assert!(gpu.is_idle(), "{path}");
         }
     }
+}
+
+/// A stream took the wait, but not what would tell that it is past it.
+#[test]
+fn a_wait_of_which_nobody_knows_the_end_keeps_its_word() {
+    let mut plan = Plan::default();
+    plan.options.stop_timeout = Nanos::from_millis(200);
+    let mut rig = Rig::new(&plan, Path::Direct);
+    let keys = keys(0..4);
+    rig.put(&keys, 0);
+    let transfer = rig.transfer(&keys, 20);
+    let ticket = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    let compute = rig.gpu.stream(1);
+    rig.gpu.gate(compute, 1);
+    rig.gpu.break_it(Defect::RefusesAfter(1));
+    let error = rig.store.join(&ticket, compute).unwrap_err();
+    assert!(matches!(error, StoreError::Stream { .. }), "{error}");
+    rig.gpu.break_it(Defect::None);
+    rig.store.wait(ticket).unwrap();
+    let error = rig.store.close().unwrap_err();
+    assert!(matches!(error, StoreError::Failed { .. }), "{error}");
+    rig.gpu.open(1);
+    (0..20).for_each(|_| rig.gpu.step());
+    assert!(rig.gpu.is_idle());
 }

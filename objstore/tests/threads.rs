@@ -3,6 +3,8 @@
 
 #![allow(unsafe_code, reason = "counts what the calling thread allocates")]
 
+mod gpu;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
@@ -10,10 +12,12 @@ use std::{
 };
 
 use gio_kernels::{HostExecutor, HostOptions};
+use gpu::{Copies, Gpu, GpuClock};
 use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DmaSpace, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use objstore::{
-    BlockId, BlockKey, KvPool, KvShape, Layer, Row, Store, StoreConfig, StoreDevice, StoreOptions,
+    BlockId, BlockKey, KvPool, KvShape, Layer, Order, Path, Row, Store, StoreConfig, StoreDevice,
+    StoreGpu, StoreOptions,
 };
 
 /// The system's allocator, with a count for each thread.
@@ -54,8 +58,17 @@ const SHAPE: KvShape = KvShape { layers: 4, segments: 2, object_bytes: 4096, blo
 
 /// A store in real time, the threads of its controllers, and the address space.
 fn stack() -> (Store, EmuRunner, Arc<EmuDomain>) {
-    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let domain = EmuDomain::new("test");
+    let gpu = Gpu::new(1);
+    let (store, runner, domain) = stack_on(&gpu, Path::Host);
+    (store, runner, domain)
+}
+
+/// A store whose pool takes this path.
+fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>) {
+    let machine = Arc::new(MonotonicClock::default());
+    // Only the thread that uses the store lets streams go on.
+    let (clock, turns): (Arc<dyn Clock>, _) = (machine.clone(), GpuClock(machine, gpu.clone()));
+    let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
     let emus: Vec<Arc<Emu>> = (0..2)
         .map(|at| {
             let media = MemoryMedia::new(128 << 20).unwrap();
@@ -72,17 +85,32 @@ fn stack() -> (Store, EmuRunner, Arc<EmuDomain>) {
             StoreDevice::from(Controller::attach(bus, clock.clone(), options).unwrap())
         })
         .collect();
-    let memory = domain.alloc(BLOCKS as usize * SHAPE.block_bytes() as usize).unwrap();
+    let bytes = BLOCKS as usize * SHAPE.block_bytes() as usize;
+    let stride = u64::from(SHAPE.object_bytes);
+    let rows: Vec<u64> =
+        (0..u64::from(SHAPE.rows())).map(|row| row * stride * u64::from(BLOCKS)).collect();
+    let pool = match path {
+        Path::Staged => {
+            let staging = KvPool::staging_bytes(&SHAPE, BLOCKS, 4) as usize;
+            let staging = domain.import(gpu.alloc_pinned(staging)).unwrap();
+            KvPool::staged(gpu.alloc(bytes).0, staging, &SHAPE, rows, stride, BLOCKS)
+        }
+        Path::Direct => {
+            let memory = domain.import(gpu.alloc(bytes).0).unwrap();
+            KvPool::on_gpu(memory, &SHAPE, rows, stride, BLOCKS)
+        }
+        _ => KvPool::contiguous(domain.alloc(bytes).unwrap(), &SHAPE, BLOCKS),
+    };
     let ticks = clock.clone();
     let store = Store::open(StoreConfig {
         devices,
-        clock,
+        clock: Arc::new(turns),
         executor: Box::new(move || {
             Ok(Box::new(HostExecutor::new(HostOptions::default(), ticks.clone())) as Box<_>)
         }),
         shape: SHAPE,
-        pool: KvPool::contiguous(memory, &SHAPE, BLOCKS).unwrap(),
-        gpu: None,
+        pool: pool.unwrap(),
+        gpu: Some(StoreGpu { streams: gpu.clone(), copies: Arc::new(Copies(gpu.clone())) }),
         options: StoreOptions::default(),
     });
     (store.unwrap(), runner, domain)
@@ -164,4 +192,45 @@ fn a_layer_allocates_nothing_for_any_number_of_blocks() {
     // In this order: without its controllers a store would wait for them to time out.
     store.close().unwrap();
     drop(runner);
+}
+
+/// With streams, too: and a staged layer costs the same number of their operations for any number
+/// of blocks.
+#[test]
+fn a_layer_in_order_with_streams_allocates_nothing() {
+    for path in [Path::Direct, Path::Staged] {
+        let gpu = Gpu::new(1);
+        let (mut store, runner, _domain) = stack_on(&gpu, path);
+        let keys = keys(1000);
+        let blocks: Vec<BlockId> = (0..1000).map(BlockId).collect();
+        let compute = gpu.stream(1);
+        // The first pass has the stream seen.
+        for pass in 0..2 {
+            let writing = store.allocate(&keys[pass * 500..][..500], &blocks[..500]).unwrap();
+            let before = ALLOCATIONS.get();
+            for layer in (0..SHAPE.layers).map(Layer) {
+                let ticket = store.store_layer_on(&writing, layer, compute).unwrap();
+                store.wait(ticket).unwrap();
+            }
+            assert!(pass == 0 || ALLOCATIONS.get() == before, "{path}: storing");
+            store.commit(writing).unwrap();
+        }
+        let mut enqueued = Vec::new();
+        for count in [1, 30, 1000] {
+            let prefix = store.lookup(&keys[..count]).unwrap();
+            let transfer = store.retrieve(&prefix, &blocks[..count]).unwrap();
+            let (before, ops) = (ALLOCATIONS.get(), gpu.enqueued());
+            for layer in (0..SHAPE.layers).map(Layer) {
+                let order = if layer.0 % 2 == 0 { Order::After(compute) } else { compute.into() };
+                let ticket = store.retrieve_layer_on(&transfer, layer, order).unwrap();
+                store.join(&ticket, compute).unwrap();
+                store.wait(ticket).unwrap();
+            }
+            assert_eq!(ALLOCATIONS.get() - before, 0, "{path} with {count} blocks");
+            enqueued.push(gpu.enqueued() - ops);
+        }
+        assert!(enqueued.iter().all(|ops| *ops == enqueued[0]), "{path}: {enqueued:?}");
+        store.close().unwrap();
+        drop(runner);
+    }
 }

@@ -1,11 +1,13 @@
 //! Streams when something fails: whatever waits for a layer goes on, the ticket says what became of
 //! it, and nobody touches memory that is somebody else's by then.
 
+#![allow(unsafe_code, reason = "memory of an executor, watched")]
+
 mod gpu;
 mod rig;
 mod stack;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use gio_kernels::InlineExecutor;
 use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, abi::Args};
@@ -137,6 +139,39 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
     }
 }
 
+/// The buffer of a layer that was cancelled before its objects were moved there: they still will be.
+#[test]
+fn a_late_move_keeps_its_staging_buffer() {
+    let mut plan = plan(1);
+    plan.options.staging_buffers = 2;
+    let mut rig = Rig::new(&plan, Path::Staged);
+    let (a, b) = (keys(0..4), keys(10..14));
+    rig.put(&a, 0);
+    rig.put(&b, 0);
+    let (late, compute) = (rig.gpu.stream(1), rig.gpu.stream(2));
+    rig.gpu.gate(late, 1);
+    let broken = rig.transfer(&a, 40);
+    rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+    let first = rig.store.retrieve_layer_on(&broken, Layer(0), compute).unwrap();
+    let writing = rig.store.allocate(&keys(20..24), &blocks(30, 4)).unwrap();
+    let held = rig.store.store_layer_on(&writing, Layer(0), late).unwrap();
+    assert!(failed(rig.store.wait(first)));
+    assert!(failed(rig.store.wait(held)));
+    drop((writing, broken));
+    rig.faults(None);
+    let transfer = rig.transfer(&b, 40);
+    let one = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+    let error = rig.store.retrieve_layer_on(&transfer, Layer(1), compute).unwrap_err();
+    assert!(matches!(error, StoreError::StagingBusy { buffers: 2 }), "{error}");
+    rig.store.wait(one).unwrap();
+    rig.gpu.open(1);
+    assert!(rig.settle());
+    let tickets =
+        [1, 2].map(|layer| rig.store.retrieve_layer_on(&transfer, Layer(layer), compute).unwrap());
+    rig::wait_all(&mut rig.store, tickets.into()).unwrap();
+    assert!(rig.layers().all(|layer| rig.holds(40, &b, layer)));
+}
+
 /// What an executor does wrong from when a test says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trouble {
@@ -157,6 +192,8 @@ struct Sick {
     trouble: Arc<Mutex<Trouble>>,
     number: u32,
     starts: u32,
+    /// As long as its memory lives.
+    living: Arc<()>,
 }
 
 impl Sick {
@@ -178,7 +215,11 @@ impl IoExecutor for Sick {
     }
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
         self.check()?;
-        self.inner.alloc(len)
+        let memory = self.inner.alloc(len)?;
+        let (host, address, len) = (memory.host(), memory.address(), memory.len());
+        let owner = Box::new((memory, self.living.clone()));
+        // SAFETY: the same memory, which the owner keeps.
+        Ok(unsafe { SharedMemory::new(host, address, len, owner) })
     }
     fn address(&self, place: &Place) -> Option<u64> {
         self.inner.address(place)
@@ -212,20 +253,25 @@ impl IoExecutor for Sick {
     }
 }
 
-fn sick(path: Path, seed: u64) -> (Rig, Arc<Mutex<Trouble>>) {
+/// A rig whose executors get into trouble, and a token that the memory of the first one holds.
+fn sick(path: Path, seed: u64) -> (Rig, Arc<Mutex<Trouble>>, Weak<()>) {
     let trouble = Arc::new(Mutex::new(Trouble::None));
     let shared = trouble.clone();
+    let token = Arc::new(());
+    let living = Arc::downgrade(&token);
+    let tokens = Mutex::new(vec![token]);
     let rig = Rig::with_executor(&plan(seed), path, move |number, clock: Ticks| {
         let (inner, trouble) = (InlineExecutor::new(clock), shared.clone());
-        Box::new(Sick { inner, trouble, number, starts: 0 })
+        let living = tokens.lock().unwrap().pop().unwrap_or_default();
+        Box::new(Sick { inner, trouble, number, starts: 0, living })
     });
-    (rig, trouble)
+    (rig, trouble, living)
 }
 
 #[test]
 fn a_kernel_that_died_holds_no_stream_up() {
     for path in BOTH {
-        let (mut rig, trouble) = sick(path, 1);
+        let (mut rig, trouble, _) = sick(path, 1);
         let keys = keys(0..9);
         rig.put(&keys, 0);
         let transfer = rig.transfer(&keys, 40);
@@ -244,7 +290,7 @@ fn a_kernel_that_died_holds_no_stream_up() {
 fn a_lost_gpu_fails_the_store_with_its_own_words() {
     for path in BOTH {
         for late in [false, true] {
-            let (mut rig, trouble) = sick(path, 1);
+            let (mut rig, trouble, _) = sick(path, 1);
             let keys = keys(0..9);
             rig.put(&keys, 0);
             let transfer = rig.transfer(&keys, 40);
@@ -257,6 +303,9 @@ fn a_lost_gpu_fails_the_store_with_its_own_words() {
                 error => panic!("{path}: {error}"),
             }
             assert!(rig.settle(), "{path}");
+            let place = rig.places().at(blocks(40, 1)[0], objstore::Row(0));
+            let untouched = rig.gpu.memory.read(place, 3) == [0xEE; 3];
+            assert!(late || untouched, "{path}: nothing was read, but something was moved");
         }
     }
 }
@@ -264,7 +313,7 @@ fn a_lost_gpu_fails_the_store_with_its_own_words() {
 #[test]
 fn words_are_new_with_a_new_executor() {
     for path in BOTH {
-        let (mut rig, trouble) = sick(path, 1);
+        let (mut rig, trouble, living) = sick(path, 1);
         let (a, b) = (keys(0..4), keys(10..14));
         rig.put(&a, 0);
         rig.put(&b, 0);
@@ -283,9 +332,10 @@ fn words_are_new_with_a_new_executor() {
         rig.faults(None);
         // A ticket of before: what it waits for is in the memory of an executor that is gone.
         rig.store.join(&done, compute).unwrap();
+        drop((done, transfer));
+        assert!(living.strong_count() > 0, "{path}: a stream still looks at its words");
         rig.gpu.open(1);
         assert!(rig.settle(), "{path}");
-        drop((done, transfer));
         rig.put(&a, 0);
         for keys in [&a, &b] {
             let transfer = rig.transfer(keys, 40);
@@ -299,13 +349,29 @@ fn words_are_new_with_a_new_executor() {
     }
 }
 
+/// Where no stream has to do with it, memory of an executor that was replaced is freed.
+#[test]
+fn a_replaced_executor_leaves_nothing_behind() {
+    let (mut rig, trouble, living) = sick(Path::Direct, 1);
+    let keys = keys(0..4);
+    rig.put(&keys, 0);
+    let transfer = rig.transfer(&keys, 40);
+    *trouble.lock().unwrap() = Trouble::Once;
+    rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+    let broken = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    assert!(failed(rig.store.wait(broken)));
+    drop(transfer);
+    rig.store.stats().unwrap();
+    assert_eq!(living.strong_count(), 0);
+}
+
 /// Whatever a stream refuses: nothing is in flight when the caller hears of it, no stream hangs,
 /// and the store works on, unless it says that it does not.
 #[test]
 fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
     for path in BOTH {
         let mut ends = [0; 3];
-        for taken in 0..8 {
+        for taken in 0..6 {
             for which in 0..6 {
                 let mut rig = Rig::new(&plan(1), path);
                 let keys = keys(0..6);
@@ -353,6 +419,23 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
         assert!(ends[0] > 0 && ends[1] > 0, "{path}: {ends:?}");
         assert_eq!(ends[2] > 0, path == Path::Staged, "{path}: {ends:?}");
     }
+}
+
+/// Objects will be moved to a staging buffer, and nothing will say when they were.
+#[test]
+fn a_move_of_which_nobody_knows_the_end_keeps_its_staging_buffer() {
+    let mut plan = plan(1);
+    plan.options.staging_buffers = 1;
+    let mut rig = Rig::new(&plan, Path::Staged);
+    let compute = rig.gpu.stream(1);
+    let writing = rig.store.allocate(&keys(0..4), &blocks(0, 4)).unwrap();
+    rig.gpu.break_it(Defect::RefusesAfter(1));
+    let error = rig.store.store_layer_on(&writing, Layer(0), compute).unwrap_err();
+    assert!(matches!(error, StoreError::Stream { .. }), "{error}");
+    rig.gpu.break_it(Defect::None);
+    assert!(rig.settle());
+    let error = rig.store.store_layer(&writing, Layer(0)).unwrap_err();
+    assert!(matches!(error, StoreError::StagingBusy { buffers: 1 }), "{error}");
 }
 
 /// The move of a staged layer waits for a stream that never gets there: the wait has an end, and

@@ -381,6 +381,60 @@ fn memory_is_freed_after_a_stop_and_leaked_without_one() {
 }
 
 #[test]
+fn what_waits_for_a_ring_that_is_given_up_goes_on() {
+    for explicitly in [true, false] {
+        let (mut uring, executor) = ring(4, 1, 1);
+        let pool = uring.register_pool(&pool(1)).unwrap();
+        let map = uring.upload_map(&[entry(0, 0)], 1).unwrap();
+        let event = uring.event().unwrap();
+        let mut operation = |value| {
+            let id = uring.get_iocb(1, None).unwrap()[0];
+            uring.signal(id, &Signal { event: event.clone(), value }).unwrap();
+            uring.fill_affine(id, Op::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
+            (id, value)
+        };
+        let (issued, _) = operation(7);
+        let (_filled, _) = operation(9);
+        executor.model().hold = true;
+        uring.issue_io(&[issued], 1).unwrap();
+        executor.model().stuck = true;
+        let deadline = uring.now() + SECOND;
+        uring.stop(deadline).unwrap_err();
+        assert_eq!(event.read(), 0, "its kernel may still complete it");
+        if explicitly {
+            uring.abandon();
+            assert_eq!(event.read(), 7, "only what was issued");
+            std::mem::forget(uring);
+        } else {
+            drop(uring);
+            assert_eq!(event.read(), 7);
+        }
+    }
+}
+
+#[test]
+fn tables_are_where_their_address_says() {
+    let (mut uring, executor) = ring(2, 1, 1);
+    let narrow = uring.upload((0..40u32).map(|n| n * 7)).unwrap();
+    let wide = uring.upload([1u64 << 40, 2, 3].into_iter()).unwrap();
+    let empty = uring.upload(std::iter::empty::<u32>()).unwrap();
+    assert_eq!((narrow.len(), wide.len(), empty.is_empty()), (40, 3, true));
+    assert!(narrow.address().is_multiple_of(128) && wide.address().is_multiple_of(128));
+    let model = executor.model();
+    assert_eq!(model.read::<u32>(narrow.address(), 39), 39 * 7);
+    assert_eq!(model.read::<u64>(wide.address(), 0), 1 << 40);
+    drop(model);
+    // They keep their memory, also when the ring is gone.
+    let used = uring.counters().arena_bytes_used;
+    drop(narrow.clone());
+    assert_eq!(uring.counters().arena_bytes_used, used);
+    drop(uring);
+    assert!(executor.model().living() > 0);
+    drop((narrow, wide, empty));
+    assert_eq!(executor.model().living(), 0);
+}
+
+#[test]
 fn a_stop_that_failed_can_be_tried_again() {
     let (mut uring, executor) = ring(2, 1, 1);
     executor.model().stuck = true;

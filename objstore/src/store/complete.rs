@@ -207,7 +207,7 @@ impl Store {
         let failure = self.failure(&self.ops[at]);
         let op = self.ops.swap_remove(at);
         if let (Target::Staged(staging), Some(at)) = (&mut self.target, op.buffer) {
-            staging.set_operating(at, false);
+            staging.end(at);
         }
         let Some(request) = self.requests.get_mut(&op.request) else { return };
         request.in_flight -= 1;

@@ -199,7 +199,7 @@ impl Store {
         let carried = streams.carry(ring, mover, [first.as_ref(), end.as_ref()], &moves);
         match carried {
             Ok(moved) => {
-                self.set_until(at, Until::Reached(moved.clone()));
+                // The operation, and with it the buffer's use, ends only with the move.
                 if let Some(op) = self.ops.last_mut() {
                     op.moved = Some(moved.clone());
                 }
@@ -330,7 +330,7 @@ impl Store {
         request.layers[layer.0 as usize] = LayerState::InFlight(iocb);
         request.in_flight += 1;
         if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
-            staging.set_operating(at, true);
+            staging.begin(at);
         }
         let (completion, moved) = (None, None);
         self.ops.push(Op { iocb, request: id, layer, completion, buffer, moved });

@@ -199,10 +199,21 @@ impl Staging {
         }
     }
 
-    /// An operation of the ring began or ended to use buffer `at`.
-    pub(super) fn set_operating(&mut self, at: usize, operating: bool) {
+    /// An operation of the ring begins to use buffer `at`.
+    pub(super) fn begin(&mut self, at: usize) {
         if let Some(held) = &mut self.buffers[at].held {
-            held.operating = operating;
+            held.operating = true;
+        }
+    }
+
+    /// The operation of buffer `at` has ended.
+    pub(super) fn end(&mut self, at: usize) {
+        let held = &mut self.buffers[at].held;
+        if held.as_ref().is_some_and(|held| held.until.is_over()) {
+            // Now, and not when the buffer is used again: what it kept may have to be freed.
+            *held = None;
+        } else if let Some(held) = held {
+            held.operating = false;
         }
     }
 

@@ -56,6 +56,8 @@ pub enum Defect {
     BlocksInOrder,
     /// Moves do nothing.
     NoMoves,
+    /// Moves to staging memory do nothing.
+    NoMovesBack,
     /// Objects of the second segment are moved to the place of the first.
     OneRow,
     /// Copies do nothing.
@@ -123,6 +125,7 @@ struct State {
     submitted: u64,
     done: u64,
     moved: u64,
+    enqueued: u64,
 }
 
 /// The GPU.
@@ -164,6 +167,7 @@ impl Gpu {
             submitted: 0,
             done: 0,
             moved: 0,
+            enqueued: 0,
         };
         Arc::new(Self { memory: Memory::default(), state: Mutex::new(state) })
     }
@@ -216,6 +220,11 @@ impl Gpu {
         self.state().moved
     }
 
+    /// Operations that streams took.
+    pub fn enqueued(&self) -> u64 {
+        self.state().enqueued
+    }
+
     fn push(&self, stream: RawStream, op: Op) -> Result<(), StreamError> {
         let mut state = self.state();
         if let Defect::RefusesAfter(left) = &mut state.defect {
@@ -224,6 +233,7 @@ impl Gpu {
                 None => return Err(StreamError { cause: "CUDA_ERROR_LAUNCH_FAILED".into() }),
             }
         }
+        state.enqueued += 1;
         let handle = stream.handle();
         if !state.streams.iter().any(|stream| stream.handle == handle) {
             state.streams.push(Stream { handle, ops: VecDeque::with_capacity(64) });
@@ -303,7 +313,8 @@ impl Gpu {
 
     /// What [`Moves`] promises, object by object.
     fn carry_objects(&self, moves: &Moves, defect: Defect) {
-        if defect == Defect::NoMoves {
+        let back = moves.way == MoveWay::ToStaging;
+        if defect == Defect::NoMoves || back && defect == Defect::NoMovesBack {
             return;
         }
         for row in 0..moves.row_count {
