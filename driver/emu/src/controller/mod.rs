@@ -1,9 +1,9 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
-//! [`Controller::step`] looks at the doorbells, takes what media have finished, executes delayed
-//! commands, fetches new ones in round-robin order, signals interrupts, and starts a batch of copies
-//! if there is data in a GPU's memory. A command is executed
-//! when it is fetched; only what media, delays or events hold back lives in a slab until later.
+//! [`Controller::step`] looks at the doorbells, takes what media and copies have finished, executes
+//! delayed commands, fetches new ones in round-robin order, signals interrupts, and starts a batch
+//! of copies if there is data for a GPU's memory. A command is executed when it is fetched; only
+//! what media, copies, delays or events hold back lives in a slab until later.
 //! Each part of the protocol is a file with an `impl Controller` of its own.
 //!
 //! # Not implemented

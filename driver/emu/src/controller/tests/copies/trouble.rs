@@ -362,7 +362,11 @@ fn events() -> impl Strategy<Value = Vec<(u8, u64)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        max_shrink_iters: 100,
+        ..ProptestConfig::default()
+    })]
 
     /// Whatever happens and in whichever order: no copy finds its memory freed (the GPU panics
     /// then), none goes on while CSTS.RDY is 0, reads that complete have their data, and in the
@@ -379,7 +383,8 @@ proptest! {
                 // 15 fit into the queue; places of reads under way are left alone.
                 0..=9 if reads.iter().all(|(_, used)| *used != page) => {
                     rig.gpu.write(DevicePtr(rig.device.0 + page * 4096), &[0x66; PAGE]);
-                    reads.push((rig.host.send(1, rig.page(NvmOpcode::READ, lba, page * 4096)), page));
+                    let read = rig.page(NvmOpcode::READ, lba, page * 4096);
+                    reads.push((rig.host.send(1, read), page));
                 }
                 10..=12 if writes < 6 => {
                     writes += 1;
