@@ -20,6 +20,7 @@ pub const SUITE: Suite = Suite {
     name: "replay",
     tests: tests![
         both_drives_are_identified,
+        the_doctor_tries_both_drives_and_writes_to_none,
         both_drives_with_every_byte_checked,
         one_drive_with_prps_and_one_thread,
         too_little_room_evicts,
@@ -74,6 +75,31 @@ fn both_drives_are_identified() -> Result<()> {
         ensure!(text.contains(part), "{part} is not in {text}");
     }
     Ok(())
+}
+
+/// No GPU is here: the route through host memory is all there is, and both drives take it.
+fn the_doctor_tries_both_drives_and_writes_to_none() -> Result<()> {
+    let text = pattern(701, 1 << 16);
+    let zeroes = vec![0; text.len()];
+    let write = |bytes: &[u8]| -> Result<()> {
+        alone(DRIVE_B, options())?.1.write(FIRST, Lba(0), bytes, true)?;
+        Ok(())
+    };
+    write(&text)?;
+    let device = both();
+    let doctor = ["doctor", "--json", "--device", &device];
+    let report = ripieno(&doctor)?.success()?.json()?;
+    ensure!(report["works"] == serde_json::json!(["host"]), "{report}");
+    let checks = report["checks"].as_array().context("no checks")?;
+    let check = |id: &str| checks.iter().find(|check| check["id"] == id);
+    for (id, verdict) in [("driver", "fails"), ("direct", "fails"), ("host", "works")] {
+        ensure!(check(id).is_some_and(|check| check["verdict"] == verdict), "{id}: {report}");
+    }
+    ripieno(&[&doctor[..], &["--require", "direct"]].concat())?.with_code(FAILED)?;
+    let mut found = vec![0; text.len()];
+    alone(DRIVE_B, options())?.1.read(FIRST, Lba(0), &mut found)?;
+    same("what the drive held", &found, &text)?;
+    write(&zeroes)
 }
 
 fn both_drives_with_every_byte_checked() -> Result<()> {

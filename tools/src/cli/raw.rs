@@ -80,8 +80,8 @@ pub(crate) enum Command {
     /// Show which routes of the data work here, why the others do not, and what would open them
     ///
     /// Looks at the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tries each
-    /// route between device and KV pool. Software controllers are tried with a small replay, in which
-    /// every byte is checked. Real drives are only read: what is on them stays.
+    /// route between device and KV pool. Software controllers are tried with a small replay, in
+    /// which every byte is checked. Real drives are only read: what is on them stays.
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
 }

@@ -110,7 +110,8 @@ impl Fleet {
     }
 
     /// Makes sure that every drive reaches `memory` in every way it will be used. Nothing is
-    /// written to them. Software controllers are not asked: the store looks at them when it is opened.
+    /// written to them. Software controllers are not asked: the store looks at them when it is
+    /// opened.
     ///
     /// # Errors
     /// [`crate::problem::Unfit`] with the drive that does not.
