@@ -23,6 +23,9 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace")
 }
 
+/// Requests that are replayed on a GPU that is none.
+const GPU_REQUESTS: usize = 400;
+
 /// Set in the process that is `ripieno` and not a test.
 const BE_RIPIENO: &str = "RIPIENO_TESTS_BE_RIPIENO";
 
@@ -64,17 +67,17 @@ fn count(text: &str) -> Count {
     found
 }
 
-fn replay() -> Outcome {
-    let path = match trace() {
-        Ok(path) => path,
-        Err(path) => return Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
-    };
-    let expected = count(&std::fs::read_to_string(&path).unwrap());
-    let output = program()
-        .args(["replay", "--json", "--progress", "never", "--trace"])
-        .arg(&path)
-        .output()
-        .unwrap();
+/// Replays the trace, or its first lines, and compares the hits.
+fn hits(path: &Path, lines: usize, command: &mut Command, flags: &[&str]) -> Value {
+    let text = std::fs::read_to_string(path).unwrap();
+    let first: Vec<&str> = text.lines().take(lines).collect();
+    let expected = count(&first.join("\n"));
+    let command = command.args(["replay", "--json", "--progress", "never", "--trace"]).arg(path);
+    command.args(flags);
+    if lines < usize::MAX {
+        command.args(["--requests", &expected.requests.to_string()]);
+    }
+    let output = command.output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {complaint}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -87,6 +90,35 @@ fn replay() -> Outcome {
     assert_eq!(found, expected);
     assert!(number("verified_bytes") > 0, "nothing was checked");
     assert_eq!((number("mismatches"), number("io_errors")), (0, 0));
+    report
+}
+
+fn replay() -> Outcome {
+    match trace() {
+        Ok(path) => {
+            hits(&path, usize::MAX, &mut program(), &[]);
+            Outcome::Passed
+        }
+        Err(path) => Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
+    }
+}
+
+/// The beginning of it with the KV pool in the memory of a GPU, which is a libcuda without one:
+/// made, moved and checked there, by both routes and both ways of running the I/O kernel.
+fn replay_on_a_gpu() -> Outcome {
+    let path = match trace() {
+        Ok(path) => path,
+        Err(path) => return Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
+    };
+    for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
+        let mut command = program();
+        command.env("LD_LIBRARY_PATH", cuda_mock::folder(cuda_mock::Level::Full));
+        let flags = ["--executor", "cuda", "--require", route, "--launch", launch];
+        let flags = [&flags[..], &["--verify", "full"]].concat();
+        let report = hits(&path, GPU_REQUESTS, &mut command, &flags);
+        assert_eq!(report["path"], route);
+        assert_eq!(report["gpu"]["launch"], launch);
+    }
     Outcome::Passed
 }
 
@@ -105,5 +137,6 @@ fn main() -> ExitCode {
     harness::main(&[
         Test { name: "a_cache_without_limits_is_counted", run: counting },
         Test { name: "replay_hits_what_a_cache_without_limits_hits", run: replay },
+        Test { name: "replay_on_a_gpu_hits_the_same", run: replay_on_a_gpu },
     ])
 }
