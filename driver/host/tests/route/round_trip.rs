@@ -170,6 +170,24 @@ fn data_that_lands_elsewhere_is_seen_in_each_direction() {
 }
 
 #[test]
+fn what_an_earlier_proof_left_proves_nothing() {
+    let mut rig = Rig::new();
+    let memory = rig.memory(8192);
+    // The n-th write says success and does nothing. First the driver's second one, which leaves
+    // the pattern of the way there on the medium; then, that way itself.
+    for (nth, expected) in [(3, "from the drive"), (2, "to the drive")] {
+        let when = FaultWhen { opcode: Some(NvmOpcode::WRITE.0), ..FaultWhen::default() };
+        let when = FaultWhen { nth: Some(nth), ..when };
+        let then = FaultAction::Status { code: 0, dnr: false };
+        let rule = FaultRule { when, then, limit: Some(1) };
+        rig.emu.set_faults(FaultPlan { seed: SEED, rules: vec![rule], ..FaultPlan::default() });
+        let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap();
+        let why = report.why().unwrap();
+        assert!(why.contains(expected), "{nth}: {why}");
+    }
+}
+
+#[test]
 fn an_engine_that_does_not_copy_is_found_out_in_time() {
     let mut rig = Rig::new();
     let all = [
