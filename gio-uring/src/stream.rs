@@ -73,6 +73,9 @@ pub struct StreamError {
 /// What streams of a GPU do for a store. Nothing here waits; each operation takes its place at the
 /// end of a stream.
 ///
+/// It has to outlive what it put on streams of others: a store keeps it until it is closed, and who
+/// closes a store waits for those streams first.
+///
 /// # Safety
 /// An implementor does what each method says, in the order of the stream, and nothing else with
 /// the memory it is given.

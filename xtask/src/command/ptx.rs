@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: the I/O kernel for GPUs, compiled anew and looked into.
+//! `cargo xtask ptx`: the kernels for GPUs, compiled anew and looked into.
 
 use std::process::ExitCode;
 use std::time::Instant;
