@@ -74,8 +74,8 @@ enum Command {
     Loom(RunArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
-    /// Rewrites what is committed in kernels/ptx. The compiler comes from PyPI (100 MB, once) and
-    /// stays in target/ptx; no GPU is needed.
+    /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
+    /// MB, once) and stays in target/ptx; no GPU is needed.
     Ptx(command::ptx::PtxArgs),
     /// Run the driver, nvme-bind and a replay in a virtual machine, through VFIO
     ///
