@@ -112,6 +112,14 @@ impl Devices {
         }))
     }
 
+    /// Where software controllers keep their bytes.
+    pub(crate) fn media(&self) -> Option<String> {
+        match self {
+            Self::Emu(emu) => Some(emu.media.to_string()),
+            Self::Vfio(_) => None,
+        }
+    }
+
     /// How many.
     pub(crate) fn count(&self) -> u32 {
         match self {

@@ -286,7 +286,7 @@ pub(crate) struct ReplayFlags {
 /// Which GPU, and how much of it.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct GpuFlags {
-    /// Which GPU, from 0 on, as nvidia-smi counts them [default: 0]
+    /// Which GPU, from 0 on, as CUDA counts them [default: 0]
     #[arg(long, value_name = "N", help_heading = "GPU")]
     pub(crate) gpu: Option<u32>,
 

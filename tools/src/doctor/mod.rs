@@ -106,7 +106,7 @@ impl Finding {
 /// # Errors
 /// When stdout cannot be written to.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
-    // Before any other thread starts: a resident kernel is among what is tried.
+    // Before any other thread starts.
     crate::gpu::load_eagerly();
     let (mut findings, gpu) = gpu::examine(args.gpu);
     let gpu: Option<&Arc<Gpu>> = gpu.as_ref();

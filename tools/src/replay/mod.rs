@@ -62,7 +62,7 @@ struct Setting {
 pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
     // Both before any other thread starts: threads read the environment, and inherit which signals
     // are blocked.
-    if args.executor.gpu().is_some_and(|gpu| gpu.is_resident) {
+    if args.executor.gpu().is_some() {
         gpu::load_eagerly();
     }
     let mut interrupt = Interrupt::listen()?;
@@ -256,10 +256,7 @@ fn report(
         gpu,
         device: args.devices.to_string(),
         devices: args.devices.count(),
-        media: match &args.devices {
-            Devices::Emu(emu) => Some(emu.media.to_string()),
-            Devices::Vfio(_) => None,
-        },
+        media: args.devices.media(),
         memory: placement.memory(),
         routes_not_taken: placement.not_taken,
         lba_bytes: limits.lba_bytes,
