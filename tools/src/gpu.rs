@@ -44,8 +44,8 @@ fn refused(error: &CudaError) -> Problem {
     Problem::new(format!("--executor cuda: {}", plain(error)), INSTEAD)
 }
 
-/// Lets the driver load kernels when they are compiled, and not at their first launch: that may wait
-/// for kernels that run, and a resident one does not end. What the user chose is left as it is.
+/// Lets the driver load kernels when they are compiled, and not at their first launch: that may
+/// wait for kernels that run, and a resident one does not end. A user's own choice stays.
 ///
 /// To be called while this process has one thread.
 pub(crate) fn load_eagerly() {
