@@ -19,8 +19,8 @@
 //! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
 //!   recycling.
 //! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
-//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`Numbers`] are tables for
-//!   other kernels on the same device.
+//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`Numbers`] are tables
+//!   for other kernels on the same device.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
 //! - [`StreamOps`]: what an engine's streams do with the words of this ring. Whoever uses it (the
 //!   store) keeps words and tables until the streams are past them.

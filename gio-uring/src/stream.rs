@@ -11,8 +11,8 @@ impl RawStream {
     /// The stream with this handle; 0 is the default stream.
     ///
     /// # Safety
-    /// It is a stream of the GPU that the store's [`StreamOps`] belongs to, and exists for as long
-    /// as this value is used.
+    /// It is a stream of the GPU that the store's [`StreamOps`] belongs to, exists for as long as
+    /// this value is used, and is not destroyed before what was enqueued on it is done.
     #[must_use]
     #[allow(unsafe_code, reason = "a driver takes a handle's word for it")]
     pub unsafe fn new(handle: u64) -> Self {

@@ -38,8 +38,8 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Registers memory of this process. `rows[r]` is the offset of block 0's object of row `r`, `block_stride`
-    /// the bytes from one block's object to the next one's.
+    /// Registers memory of this process. `rows[r]` is the offset of block 0's object of row `r`,
+    /// `block_stride` the bytes from one block's object to the next one's.
     ///
     /// A row may lie inside another one's stride (K and V interleaved by block), but no two
     /// objects may share a byte: one would overwrite the other.
@@ -206,7 +206,7 @@ impl KvPool {
         self.object_bytes
     }
 
-    /// Where the devices find block 0 of each row; empty for a staged pool, which they do not reach.
+    /// Where the devices find block 0 of each row; empty for a staged pool: they do not reach it.
     #[must_use]
     pub fn row_iova(&self) -> &[Iova] {
         &self.row_iova

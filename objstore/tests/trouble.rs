@@ -139,7 +139,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
     }
 }
 
-/// The buffer of a layer that was cancelled before its objects were moved there: they still will be.
+/// A layer was cancelled before its objects were moved to its buffer: they still will be.
 #[test]
 fn a_late_move_keeps_its_staging_buffer() {
     let mut plan = plan(1);

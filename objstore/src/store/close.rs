@@ -16,8 +16,8 @@ pub struct Closed {
 
 impl Store {
     /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
-    /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream looks
-    /// at anything of the store any more. Handles still around are of no more use.
+    /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream
+    /// looks at anything of the store any more. Handles still around are of no more use.
     ///
     /// # Errors
     /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or

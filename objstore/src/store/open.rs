@@ -25,10 +25,15 @@ use crate::{
 };
 
 impl Store {
-    /// Opens an empty store: creates and grants the queues, and starts the I/O kernel.
+    /// Opens an empty store: proves that data gets to the pool and back on the path that it is
+    /// registered for, creates and grants the queues, and starts the I/O kernel.
+    ///
+    /// Nobody else may use the pool's memory meanwhile: the proof writes to its begin and end, and
+    /// puts back what was there. It also writes to the first LBAs of each device's region.
     ///
     /// # Errors
-    /// [`StoreError::Config`] and [`StoreError::Layout`] when the numbers do not fit together;
+    /// [`StoreError::Route`] when a device does not reach the pool, or the GPU does not move objects
+    /// to a staged one; [`StoreError::Config`] and [`StoreError::Layout`] when the numbers do not fit together;
     /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
     /// refuses.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
