@@ -32,10 +32,10 @@ impl Store {
     /// puts back what was there. It also writes to the first LBAs of each device's region.
     ///
     /// # Errors
-    /// [`StoreError::Route`] when a device does not reach the pool, or the GPU does not move objects
-    /// to a staged one; [`StoreError::Config`] and [`StoreError::Layout`] when the numbers do not fit together;
-    /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
-    /// refuses.
+    /// [`StoreError::Route`] when a device does not reach the pool, or the GPU does not move
+    /// objects to a staged one; [`StoreError::Config`] and [`StoreError::Layout`] when the numbers
+    /// do not fit together; [`StoreError::Driver`], [`StoreError::Ring`] and
+    /// [`StoreError::Executor`] when a part below refuses.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
         let StoreConfig { devices, clock, mut executor, shape, pool, gpu, options } = config;
         check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
