@@ -78,11 +78,9 @@ impl Gpu {
     /// # Errors
     /// [`Problem`] when there is no driver, no such GPU, or not enough of it.
     pub(crate) fn open(choice: GpuChoice) -> Result<Arc<Self>, Problem> {
-        let driver = CudaDriver::load();
-        let device = driver.and_then(|driver| driver.device(choice.ordinal));
-        device
-            .and_then(|device| Self::on(device, choice))
-            .map_err(|error: CudaError| Problem::new(format!("--executor cuda: {error}"), INSTEAD))
+        let device = CudaDriver::load().and_then(|driver| driver.device(choice.ordinal));
+        let opened = device.and_then(|device| Self::on(device, choice));
+        opened.map_err(|error| refused(&error))
     }
 
     /// Compiles what is going to run on `device`, and takes what can only be taken before a

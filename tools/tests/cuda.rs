@@ -54,7 +54,8 @@ fn has_driver() -> bool {
 fn without_a_gpu_it_is_said_what_is_missing_and_what_to_use() {
     let line = "replay --executor cuda --requests 5";
     if !has_driver() {
-        refused(Level::Nothing, &[], line, &["no NVIDIA driver", "libcuda", "--executor host"]);
+        let wanted = ["no NVIDIA driver: libcuda.so.1 was not found\n hint: use --executor host"];
+        refused(Level::Nothing, &[], line, &wanted);
     }
     refused(Level::Old, &[], line, &["too old", "--executor host"]);
     let none = [("MOCK_CUDA_DEVICES", "0")];
