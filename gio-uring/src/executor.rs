@@ -1,6 +1,6 @@
 //! The executor seam: who runs the I/O kernel.
 
-use std::{any::Any, fmt, ptr::NonNull};
+use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{Nanos, Place, Quiesced};
 
@@ -11,6 +11,22 @@ pub struct SharedMemory {
     address: u64,
     len: usize,
     _owner: Box<dyn Any + Send + Sync>,
+    mirror: Option<Arc<dyn Mirror>>,
+}
+
+/// Keeps two memories alike: what the host has, and what the kernel has of it.
+pub trait Mirror: Send + Sync + fmt::Debug {
+    /// Puts the host's bytes where the kernel finds them. No kernel runs.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Failed`]: what the kernel would find is not known.
+    fn push(&self) -> Result<(), ExecutorError>;
+
+    /// Brings the host what the kernel has, which may be running: each word is one that it was.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Failed`]: the host has what it had before, or some of both.
+    fn pull(&self) -> Result<(), ExecutorError>;
 }
 
 // SAFETY: an address range whose owner is Send + Sync; accesses go through crate::shared.
@@ -40,7 +56,37 @@ impl SharedMemory {
         len: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { host, address, len, _owner: owner }
+        Self { host, address, len, _owner: owner, mirror: None }
+    }
+
+    /// Describes two memories, of the host and of the kernel, that `mirror` keeps alike.
+    ///
+    /// # Safety
+    /// As for [`SharedMemory::new`], but for being the same memory.
+    #[allow(unsafe_code, reason = "the executor vouches for its memory")]
+    pub unsafe fn mirrored(
+        host: NonNull<u8>,
+        address: u64,
+        len: usize,
+        mirror: Arc<dyn Mirror>,
+    ) -> Self {
+        Self { host, address, len, _owner: Box::new(()), mirror: Some(mirror) }
+    }
+
+    /// Makes what the host wrote visible to a kernel that is started afterwards.
+    ///
+    /// # Errors
+    /// As for [`Mirror::push`].
+    pub fn push(&self) -> Result<(), ExecutorError> {
+        self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.push())
+    }
+
+    /// Makes what the kernel wrote visible to the host.
+    ///
+    /// # Errors
+    /// As for [`Mirror::pull`].
+    pub fn pull(&self) -> Result<(), ExecutorError> {
+        self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.pull())
     }
 
     /// First byte in this process.
@@ -92,6 +138,17 @@ pub trait IoExecutor: Send + fmt::Debug {
     /// # Errors
     /// [`ExecutorError::Memory`].
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError>;
+
+    /// As [`IoExecutor::alloc`], for state that the kernel alone changes while it runs and that the
+    /// host looks at now and then: near the kernel, where that is elsewhere
+    /// ([`SharedMemory::push`], [`SharedMemory::pull`]). Called while nothing runs; the next call
+    /// may give the same memory again.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Memory`].
+    fn alloc_state(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        self.alloc(len)
+    }
 
     /// The address of `place` as this executor's kernel dereferences it; `None` when it cannot.
     fn address(&self, place: &Place) -> Option<u64>;

@@ -85,7 +85,7 @@ pub use completion::Completion;
 pub use counters::{Counters, Fault, FaultInfo, QueueCounters, UringCounters};
 pub use error::Error;
 pub use event::{Event, Signal, Wait};
-pub use executor::{ExecutorError, IoExecutor, Progress, SharedMemory};
+pub use executor::{ExecutorError, IoExecutor, Mirror, Progress, SharedMemory};
 pub use iocb::{BATCH_MAX, IocbId, Iocbs};
 pub use map::BlockMap;
 pub use numbers::{Number, Numbers};

@@ -23,7 +23,7 @@ pub(crate) struct Device {
     pub mode: DescriptorMode,
 }
 
-/// The warps of a ring, one a queue, in executor memory.
+/// The warps of a ring, one a queue, in memory near the kernel.
 #[derive(Debug)]
 pub(crate) struct Queues {
     region: Region,
@@ -39,6 +39,11 @@ impl Queues {
         executor: &dyn IoExecutor,
     ) -> Result<Self, Error> {
         let devices = devices(grants)?;
+        // Before there is memory, which may be that of the queues before.
+        let mut warps = Vec::with_capacity(grants.len());
+        for (device, grant) in grants {
+            warps.push(warp(*device, grant, executor)?);
+        }
         let mut len = grants.len() * size_of::<Warp>();
         let mut slots_at = Vec::with_capacity(grants.len());
         for (_, grant) in grants {
@@ -47,12 +52,12 @@ impl Queues {
             len += grant.depth as usize * (size_of::<Slot>() + size_of::<u16>());
             len = len.next_multiple_of(128);
         }
-        let region = Region::whole(executor.alloc(len)?);
+        let region = Region::whole(executor.alloc_state(len)?);
         for (index, (device, grant)) in grants.iter().enumerate() {
             let of_device = |(other, _): &&(u32, QueueGrant)| other == device;
             let part = grants[..index].iter().filter(of_device).count() as u32;
             let parts = grants.iter().filter(of_device).count() as u32;
-            let mut warp = warp(*device, grant, executor)?;
+            let mut warp = warps[index];
             (warp.part, warp.parts) = (part, parts);
             let depth = grant.depth as usize;
             let stack_at = slots_at[index] + depth * size_of::<Slot>();
@@ -66,6 +71,7 @@ impl Queues {
             }
             region.put(0, index, warp);
         }
+        region.push()?;
         let ids = grants.iter().map(|(device, grant)| (*device, grant.qid.0)).collect();
         Ok(Self { region, ids, devices })
     }
@@ -85,6 +91,13 @@ impl Queues {
         self.region.address(0)
     }
 
+    /// Before looking at words.
+    fn look(&self) {
+        if let Err(error) = self.region.pull() {
+            tracing::debug!(%error, "what the warps say is of an earlier time");
+        }
+    }
+
     fn word32(&self, warp: usize, offset: usize) -> u32 {
         // Relaxed: a snapshot of one word, nothing is concluded from it about others.
         self.region.load32(warp * size_of::<Warp>() + offset, Ordering::Relaxed)
@@ -97,6 +110,7 @@ impl Queues {
 
     /// Whether no warp has commands outstanding that it still waits for.
     pub(crate) fn are_idle(&self) -> bool {
+        self.look();
         (0..self.ids.len()).all(|warp| {
             let outstanding = self.word32(warp, std::mem::offset_of!(Warp, outstanding));
             let fault = self.word32(warp, std::mem::offset_of!(Warp, fault));
@@ -106,6 +120,7 @@ impl Queues {
 
     /// The first queue that failed.
     pub(crate) fn faulted(&self) -> Option<FaultInfo> {
+        self.look();
         (0..self.ids.len()).find_map(|warp| {
             let fault = Fault::decode(self.word32(warp, std::mem::offset_of!(Warp, fault)))?;
             let quarantined = self.word32(warp, std::mem::offset_of!(Warp, quarantined));
@@ -116,6 +131,7 @@ impl Queues {
 
     /// What each warp counted.
     pub(crate) fn counters(&self) -> Vec<QueueCounters> {
+        self.look();
         let queue = |(warp, &(device, qid)): (usize, &(u32, u16))| {
             let count = |offset| self.word64(warp, offset);
             QueueCounters {
@@ -141,7 +157,7 @@ impl Queues {
 }
 
 /// The devices behind the grants: 0 .. N, all there, their queues of one mind.
-fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error> {
+pub(crate) fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error> {
     if grants.is_empty() || grants.len() > usize::from(u16::MAX) {
         let problem = format!("{} queues were granted; 1 to 65535 are needed", grants.len());
         return Err(Error::Grants { problem });

@@ -9,7 +9,7 @@
 use std::{ptr::NonNull, sync::Arc};
 
 use crate::{
-    executor::SharedMemory,
+    executor::{ExecutorError, SharedMemory},
     sync::{Ordering, raw},
 };
 
@@ -43,6 +43,16 @@ impl Region {
             self.len
         );
         Self { memory: self.memory.clone(), offset: self.offset + offset, len }
+    }
+
+    /// Makes what the host wrote visible to a kernel that is started afterwards.
+    pub(crate) fn push(&self) -> Result<(), ExecutorError> {
+        self.memory.push()
+    }
+
+    /// Makes what the kernel wrote visible to the host.
+    pub(crate) fn pull(&self) -> Result<(), ExecutorError> {
+        self.memory.pull()
     }
 
     /// Length in bytes.

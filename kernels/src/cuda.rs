@@ -12,6 +12,7 @@
 //!   CudaStream                   its own SMs (green context), or a priority   stream
 //!   CudaModule, CudaFunction     kernels of any PTX                           module
 //!   CudaExecutor                 launch per batch, or resident                executor
+//!                                its warps' state in the GPU's memory         state
 //!   CudaStreams                  words and moves for a store, on any stream   streams
 //!   CudaPattern                  contents made and checked on the GPU         pool
 //! ```
@@ -50,6 +51,7 @@ mod memory;
 mod module;
 mod pool;
 mod report;
+mod state;
 mod stream;
 mod streams;
 

@@ -7,7 +7,6 @@ mod abi;
 mod caller;
 mod device;
 mod drive;
-mod local;
 mod matmul;
 mod rate;
 mod retrieve;

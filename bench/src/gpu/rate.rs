@@ -8,15 +8,12 @@ use std::{
 
 use anyhow::{Result, ensure};
 use gio_kernels::cuda::{CudaOptions, LaunchMode, StreamKind};
-use gio_uring::{
-    Affine, BlockMap, Flags, IoExecutor, Op, PoolDesc, PoolHandle, Uring, UringOptions,
-};
+use gio_uring::{Affine, BlockMap, Flags, Op, PoolDesc, PoolHandle, Uring, UringOptions};
 use nvme_driver::{Clock, Iova, MonotonicClock, Nanos};
 
 use super::{
     device::Gpu,
     drive::{Drive, LBA_SHIFT},
-    local::Local,
 };
 use crate::sample::Samples;
 
@@ -29,15 +26,6 @@ const ROWS_MAX: u32 = 4096;
 const REPEATS: u32 = 3;
 const PATIENCE: Nanos = Nanos::from_millis(20_000);
 
-/// Where the I/O kernel keeps the state of its warps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// In pinned memory of the host, as built.
-    Pinned,
-    /// In the GPU's memory.
-    Gpu,
-}
-
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
@@ -45,8 +33,6 @@ pub struct Case {
     pub sms: u32,
     /// Queue pairs, and so warps, on each of them.
     pub warps: u32,
-    /// Where their state is.
-    pub place: Place,
 }
 
 /// What was found.
@@ -94,16 +80,12 @@ pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) ->
         found.instead = instead;
     }
     let mut drive = Drive::new(gpu, case.sms * case.warps, Some(case.sms))?;
-    let executor: Box<dyn IoExecutor> = match case.place {
-        Place::Pinned => Box::new(executor),
-        Place::Gpu => Box::new(Local::new(executor, &gpu.device)),
-    };
     let options = UringOptions {
         command_timeout: Nanos::from_millis(5_000),
         arena_bytes: 8 << 20,
         ..UringOptions::default()
     };
-    let mut ring = Uring::init_queue(4, executor, clock, &drive.grants(), options)?;
+    let mut ring = Uring::init_queue(4, Box::new(executor), clock, &drive.grants(), options)?;
     let run = Run::new(&mut ring, case)?;
     drive.start(Duration::from_secs(60))?;
     let timed = run.sample(&mut ring, length);

@@ -9,7 +9,7 @@ use super::{
     GpuArgs, caller,
     device::Gpu,
     matmul::{self, Matmul, Sharing},
-    rate::{self, Case, Found, Length, Place},
+    rate::{self, Case, Found, Length},
     retrieve,
     stack::Route,
 };
@@ -36,8 +36,7 @@ fn rate_cases(tiny: bool) -> Vec<Case> {
         for &warps in warps {
             // A single SM is a single block, which has four warps at the most.
             if sms > 1 || warps <= 4 {
-                cases.push(Case { sms, warps, place: Place::Pinned });
-                cases.push(Case { sms, warps, place: Place::Gpu });
+                cases.push(Case { sms, warps });
             }
         }
     }
@@ -53,9 +52,8 @@ pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
         for (case, found) in &mut cases {
             let mut warm = Found::default();
             let found = if round == 0 { &mut warm } else { found };
-            rate::measure(gpu, *case, Length::new(args.tiny || round == 0), found).with_context(
-                || format!("{} SMs, {} warps each, {:?}", case.sms, case.warps, case.place),
-            )?;
+            rate::measure(gpu, *case, Length::new(args.tiny || round == 0), found)
+                .with_context(|| format!("{} SMs, {} warps each", case.sms, case.warps))?;
         }
     }
     rate_table(&cases, report);
@@ -66,43 +64,27 @@ pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
 }
 
 fn rate_table(cases: &[(Case, Found)], report: &mut Report) {
-    let best = |sms: u32, place| {
-        let of = cases.iter().filter(|(case, _)| case.sms == sms && case.place == place);
+    let best = |sms: u32| {
+        let of = cases.iter().filter(|(case, _)| case.sms == sms);
         of.max_by(|a, b| a.1.rate.median().total_cmp(&b.1.rate.median()))
     };
     let mut sizes: Vec<u32> = cases.iter().map(|(case, _)| case.sms).collect();
     sizes.dedup();
-    for sms in sizes {
-        for (place, name) in [(Place::Pinned, "as built"), (Place::Gpu, "state in HBM")] {
-            let Some((case, found)) = best(sms, place) else { continue };
-            let name = format!("commands/s, {sms} SMs, {} warps each, {name}", case.warps);
-            let (low, high) = (found.rate.quantile(0.0), found.rate.quantile(1.0));
-            let mut ratio = Ratio::new(name.clone(), "M/s", found.rate.median(), BEST_PUBLISHED)
-                .published("best published GPU-initiated");
-            ratio.spread = Some((low / BEST_PUBLISHED, high / BEST_PUBLISHED));
-            report.ratios.push(ratio.aim(Aim::Open));
-            report
-                .counts
-                .push((format!("{name}: commands a doorbell"), found.per_doorbell.median()));
-            report.counts.push((
-                format!("{name}: controller idle, %"),
-                found.controller_idle.median() * 100.0,
-            ));
-            report
-                .counts
-                .push((format!("{name}: SMs of controllers"), found.controller_sms as f64));
-        }
+    for (case, found) in sizes.into_iter().filter_map(best) {
+        let name = format!("commands/s, {} SMs, {} warps each", case.sms, case.warps);
+        let (low, high) = (found.rate.quantile(0.0), found.rate.quantile(1.0));
+        let mut ratio = Ratio::new(name.clone(), "M/s", found.rate.median(), BEST_PUBLISHED)
+            .published("best published GPU-initiated");
+        ratio.spread = Some((low / BEST_PUBLISHED, high / BEST_PUBLISHED));
+        report.ratios.push(ratio.aim(Aim::Open));
+        report.counts.push((format!("{name}: commands a doorbell"), found.per_doorbell.median()));
+        report
+            .counts
+            .push((format!("{name}: controller idle, %"), found.controller_idle.median() * 100.0));
+        report.counts.push((format!("{name}: SMs of controllers"), found.controller_sms as f64));
     }
-    let mut all = Samples::default();
-    for pair in cases.chunks_exact(2) {
-        all.push(pair[1].1.rate.median() / pair[0].1.rate.median());
-    }
-    report
-        .counts
-        .push(("state in HBM against as built, median over all shapes".into(), all.median()));
     for (case, found) in cases {
-        let name =
-            format!("M commands/s, {} SMs x {} warps, {:?}", case.sms, case.warps, case.place);
+        let name = format!("M commands/s, {} SMs x {} warps", case.sms, case.warps);
         report.counts.push((name, found.rate.median()));
         let asked = case.sms;
         let note = match &found.instead {
@@ -120,20 +102,15 @@ fn rate_table(cases: &[(Case, Found)], report: &mut Report) {
 
 fn plot_rates(path: &Path, cases: &[(Case, Found)]) -> Result<()> {
     let mut lines: Vec<Line<'_>> = Vec::new();
-    for (place, names) in [
-        (Place::Pinned, ["1 warp", "2 warps", "4 warps", "8 warps", "12 warps"]),
-        (Place::Gpu, ["1, HBM", "2, HBM", "4, HBM", "8, HBM", "12, HBM"]),
-    ] {
-        for (warps, name) in [1, 2, 4, 8, 12].into_iter().zip(names) {
-            let of = |case: &Case| case.warps == warps && case.place == place;
-            let points: Vec<(f64, f64)> = cases
-                .iter()
-                .filter(|(case, _)| of(case))
-                .map(|(case, found)| (f64::from(case.sms), found.rate.median()))
-                .collect();
-            if !points.is_empty() {
-                lines.push(Line { name, points });
-            }
+    let names = ["1 warp", "2 warps", "4 warps", "8 warps", "12 warps"];
+    for (warps, name) in WARPS.into_iter().zip(names) {
+        let points: Vec<(f64, f64)> = cases
+            .iter()
+            .filter(|(case, _)| case.warps == warps)
+            .map(|(case, found)| (f64::from(case.sms), found.rate.median()))
+            .collect();
+        if !points.is_empty() {
+            lines.push(Line { name, points });
         }
     }
     plot::lines(path, "Commands built and reaped", "SMs", "million/s", &lines)

@@ -12,7 +12,7 @@ use crate::{
     iocb::{Content, Phase},
     layout::Layout,
     map,
-    queues::Queues,
+    queues::{self, Queues},
     status::IoStatus,
     sync::Ordering,
 };
@@ -137,18 +137,20 @@ impl Uring {
     /// devices are not the same.
     pub fn restart(&mut self, grants: &[(u32, QueueGrant)]) -> Result<(), Error> {
         self.expect(State::Stopped)?;
-        let queues = Queues::lay_out(grants, self.executor.as_ref())?;
-        if queues.devices != self.queues.devices {
+        let devices = queues::devices(grants)?;
+        if devices != self.queues.devices {
             let problem = format!(
-                "the devices changed from {:?} to {:?}; open a new ring",
-                self.queues.devices, queues.devices
+                "the devices changed from {:?} to {devices:?}; open a new ring",
+                self.queues.devices
             );
             return Err(Error::Grants { problem });
         }
-        for queue in self.queues.counters() {
+        // First: the new queues may get the memory of the old ones.
+        let counted = self.queues.counters();
+        self.queues = Queues::lay_out(grants, self.executor.as_ref())?;
+        for queue in counted {
             self.before += queue.counters;
         }
-        self.queues = queues;
         self.layout.reset(&self.region);
         (self.submit, self.complete) = self.layout.rings(&self.region);
         self.start()

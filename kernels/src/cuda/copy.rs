@@ -135,10 +135,12 @@ impl CudaCopies {
             from: Vec::with_capacity(BATCH),
             len: Vec::with_capacity(BATCH),
         };
+        // Both, before either is kept from being dropped.
+        let (stream, word) = (CudaStream::new(device, None)?, device.pinned(PAGE)?);
         Ok(Self {
             device: device.clone(),
-            stream: ManuallyDrop::new(CudaStream::new(device, None)?),
-            word: ManuallyDrop::new(device.pinned(PAGE)?),
+            stream: ManuallyDrop::new(stream),
+            word: ManuallyDrop::new(word),
             arena: Arc::new(arena),
             queue: Mutex::new(queue),
         })

@@ -16,6 +16,7 @@ use super::{
     memory::Registration,
     module::{CudaFunction, Kernel, Shape},
     report::CudaReport,
+    state::State,
     stream::CudaStream,
 };
 
@@ -54,6 +55,8 @@ struct Parts {
     stream: CudaStream,
     /// Registered memory that an address was given out for.
     reached: Mutex<Vec<Arc<Registration>>>,
+    /// Of the warps; kept for the next start, so that nothing is allocated beside others' kernels.
+    state: Mutex<Option<Arc<State>>>,
     device: Arc<CudaDevice>,
 }
 
@@ -130,7 +133,13 @@ impl CudaExecutor {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CudaError> {
         let stream = CudaStream::new(device, options.sms)?;
-        let parts = Parts { kernel, stream, reached: Mutex::default(), device: device.clone() };
+        let parts = Parts {
+            kernel,
+            stream,
+            reached: Mutex::default(),
+            state: Mutex::default(),
+            device: device.clone(),
+        };
         let executor = Self { parts: ManuallyDrop::new(parts), options, clock, run: None };
         tracing::info!(report = %executor.report(), "the GPU is to run the I/O kernel");
         Ok(executor)
@@ -213,6 +222,19 @@ impl IoExecutor for CudaExecutor {
         // SAFETY: zeroed, page aligned, the same memory for the GPU, ordinary memory for the host,
         // and allocated until the owner is dropped.
         Ok(unsafe { SharedMemory::new(host, address, len, Box::new(memory)) })
+    }
+
+    fn alloc_state(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
+        let mut kept = self.parts.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |state: &Arc<State>| state.len() >= len && self.run.is_none();
+        let state = match kept.take().filter(fits) {
+            Some(state) => state,
+            None => State::new(&self.parts.device, len).map_err(|error| {
+                let cause = error.to_string();
+                ExecutorError::Memory { executor: NAME, len, cause }
+            })?,
+        };
+        Ok(kept.insert(state).share())
     }
 
     fn address(&self, place: &Place) -> Option<u64> {

@@ -203,3 +203,40 @@ fn streams_wait_for_words_and_events() {
         mock::assert_clean();
     });
 }
+
+/// The warps' state is the GPU's, and an executor that is started again gets the same memory, as
+/// new.
+#[test]
+fn the_warps_state_is_near_the_kernel() {
+    isolated("memory::the_warps_state_is_near_the_kernel", Level::Full, &[], || {
+        let device = rig::gpu();
+        let clock = Arc::new(MonotonicClock::default());
+        let executor = CudaExecutor::new(&device, rig::options(LaunchMode::Resident), clock);
+        let executor = executor.expect("compiles");
+        let state = executor.alloc_state(5000).expect("two pages");
+        let (address, made) = (state.address(), mock::count("cuMemAlloc"));
+        assert!(state.len() >= 5000 && address.is_multiple_of(4096));
+        assert!(!mock::is_reachable(address as usize), "the GPU's, not the process's");
+        // SAFETY: the state's own bytes, which nothing else uses.
+        let (get, put) = (
+            |at| unsafe { state.host().add(at).read_volatile() },
+            |at, byte| unsafe { state.host().add(at).write_volatile(byte) },
+        );
+        put(4999, 7);
+        state.push().expect("copied");
+        put(4999, 9);
+        assert_eq!(get(4999), 9);
+        state.pull().expect("copied");
+        assert_eq!(get(4999), 7);
+        drop(state);
+        let state = executor.alloc_state(4097).expect("the same");
+        // SAFETY: as above.
+        assert_eq!(unsafe { state.host().add(4999).read_volatile() }, 0);
+        assert_eq!((state.address(), mock::count("cuMemAlloc")), (address, made));
+        let larger = executor.alloc_state(1 << 20).expect("another one");
+        assert_ne!(larger.address(), address);
+        mock::lose(719);
+        let lost = larger.pull().expect_err("nothing is copied any more").to_string();
+        assert!(lost.contains("719"), "{lost}");
+    });
+}

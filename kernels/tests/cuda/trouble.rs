@@ -20,7 +20,7 @@ use crate::{
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
 /// Cases without variables.
-const PLAIN: [Variables<'_>; 3] = [&[]; 3];
+const PLAIN: [Variables<'_>; 2] = [&[]; 2];
 
 /// Of grants that no kernel ever saw.
 fn never_ran(device: &Arc<CudaDevice>) -> Quiesced {
@@ -30,8 +30,9 @@ fn never_ran(device: &Arc<CudaDevice>) -> Quiesced {
 
 #[test]
 fn no_pinned_memory() {
-    // Queues, rings, the first chunk of the arena: one after the other.
-    each("trouble::no_pinned_memory", Level::Full, &PLAIN, |skip| {
+    // The warps' state, its copies' memory and word, rings, the first chunk of the arena.
+    let cases: [Variables<'_>; 5] = [&[]; 5];
+    each("trouble::no_pinned_memory", Level::Full, &cases, |skip| {
         let device = rig::gpu();
         let mut rig = Rig::new(device.clone(), 1, 1, 32);
         mock::inject("cuMemHostAlloc", skip as i64, 2);
@@ -161,7 +162,7 @@ fn a_resident_kernel_that_cannot_start() {
 /// and nothing that the GPU or a drive may still use is freed.
 #[test]
 fn an_error_that_stays() {
-    each("trouble::an_error_that_stays", Level::Full, &PLAIN[..2], |case| {
+    each("trouble::an_error_that_stays", Level::Full, &PLAIN, |case| {
         stays(MODES[case], [700, 702][case]);
     });
 }
@@ -257,7 +258,7 @@ fn a_resident_kernel_that_ends_by_itself() {
 
 #[test]
 fn what_a_running_kernel_may_use_is_leaked() {
-    each("trouble::what_a_running_kernel_may_use_is_leaked", Level::Full, &PLAIN[..2], |case| {
+    each("trouble::what_a_running_kernel_may_use_is_leaked", Level::Full, &PLAIN, |case| {
         let mode = MODES[case];
         let device = rig::gpu();
         let (mut executor, page, args) = bare(&device, mode);

@@ -1,0 +1,115 @@
+#![allow(unsafe_code, reason = "copies between memory of the host and of the GPU")]
+//! The state of the kernel's warps, in the GPU's memory: slots, counters, operations in progress.
+//!
+//! A warp reads and writes it with every command, which over the bus would cost more than the
+//! command. The host looks at counters now and then, and copies them for that.
+
+use std::{
+    fmt,
+    mem::ManuallyDrop,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use gio_uring::{ExecutorError, Mirror, SharedMemory};
+use nvme_driver::{CopyEngine as _, CopyError, CopyFence, CopyWay, DeviceCopy};
+
+use super::{
+    copy::CudaCopies,
+    device::CudaDevice,
+    error::CudaError,
+    executor::NAME,
+    memory::{DeviceMemory, PinnedMemory},
+};
+
+/// How long one copy may take. It is some kilobytes, and a GPU that is alive has done them.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The host's image of the state, and the state.
+pub(super) struct State {
+    copies: CudaCopies,
+    /// Behind the last copy.
+    last: Mutex<CopyFence>,
+    // Leaked together when that copy does not end.
+    image: ManuallyDrop<PinnedMemory>,
+    memory: ManuallyDrop<DeviceMemory>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "State({:?}, {:?})", self.image, self.memory)
+    }
+}
+
+impl State {
+    /// Zeroes, `len` of them rounded up to pages. Before an executor starts.
+    pub(super) fn new(device: &Arc<CudaDevice>, len: usize) -> Result<Arc<Self>, CudaError> {
+        let image = device.pinned(len)?;
+        let memory = device.allocate(image.len())?;
+        // It has no use for memory of the engine's.
+        let copies = CudaCopies::with_host_memory(device, 1)?;
+        let (image, memory) = (ManuallyDrop::new(image), ManuallyDrop::new(memory));
+        Ok(Arc::new(Self { copies, last: Mutex::default(), image, memory }))
+    }
+
+    /// Length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.image.len()
+    }
+
+    /// As zeroed memory of a ring. Of a state that was used before, whoever used it is done.
+    pub(super) fn share(self: &Arc<Self>) -> SharedMemory {
+        let (host, len) = (self.image.host(), self.len());
+        // SAFETY: `len` bytes of pinned memory that only the ring uses.
+        unsafe { host.as_ptr().write_bytes(0, len) };
+        // SAFETY: both memories are page aligned, as long, and allocated until the mirror is
+        // dropped, which keeps them alike.
+        unsafe { SharedMemory::mirrored(host, self.memory.device().0, len, self.clone()) }
+    }
+
+    fn copy(&self, way: CopyWay) -> Result<(), ExecutorError> {
+        let failed = |cause| ExecutorError::Failed { executor: NAME, cause };
+        let words = |error: CopyError| failed(format!("the state of its warps: {error}"));
+        let (host, device) = (self.image.host(), self.memory.device());
+        let copy = DeviceCopy { host, device, len: self.len(), way };
+        // SAFETY: `self` keeps both, and lets go of them only behind the fence; the ring uses the
+        // image from one thread, which waits here.
+        let fence = unsafe { self.copies.submit(&[copy]) }.map_err(words)?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fence;
+        let start = Instant::now();
+        while !self.copies.is_done(fence).map_err(words)? {
+            if start.elapsed() > PATIENCE {
+                let seconds = PATIENCE.as_secs();
+                return Err(failed(format!(
+                    "the state of its warps was not copied within {seconds} s"
+                )));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.copies.is_done(last) {
+            // SAFETY: dropped once, here, and not used again.
+            Ok(true) => unsafe {
+                ManuallyDrop::drop(&mut self.image);
+                ManuallyDrop::drop(&mut self.memory);
+            },
+            found => tracing::error!(?found, "a copy of the warps' state may go on: leaked"),
+        }
+    }
+}
+
+impl Mirror for State {
+    fn push(&self) -> Result<(), ExecutorError> {
+        self.copy(CopyWay::ToDevice)
+    }
+
+    fn pull(&self) -> Result<(), ExecutorError> {
+        self.copy(CopyWay::ToHost)
+    }
+}
