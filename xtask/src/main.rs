@@ -20,6 +20,7 @@
 
 mod command;
 mod deadline;
+mod folder;
 mod gpu;
 mod needs;
 mod ptx;
@@ -62,7 +63,7 @@ enum Command {
     /// Run all that CI runs: lint, then test, then ptx, then vm
     ///
     /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
-    /// nvcc comes from PyPI.
+    /// nvcc comes from PyPI, and cargo-deny is built from source.
     Ci(RunArgs),
     /// Check formatting, clippy, rustdoc and the tidy rules
     Lint(RunArgs),

@@ -15,7 +15,7 @@ use crate::tally::Tally;
 #[derive(Clone, Debug)]
 pub struct Step {
     pub name: &'static str,
-    program: &'static str,
+    program: String,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
     /// Some if the output is libtest's, to be counted: how many tests must have passed.
@@ -45,9 +45,9 @@ impl Step {
         Self::new(name, "cargo").args(args.split_whitespace())
     }
 
-    fn new(name: &'static str, program: &'static str) -> Self {
+    pub fn new(name: &'static str, program: impl Into<String>) -> Self {
         let (args, env) = (Vec::new(), Vec::new());
-        Self { name, program, args, env, tests_at_least: None, skip: None }
+        Self { name, program: program.into(), args, env, tests_at_least: None, skip: None }
     }
 
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -95,7 +95,7 @@ impl Step {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(self.program);
+        let mut command = Command::new(&self.program);
         command.args(&self.args).envs(self.env.iter().map(|(key, value)| (key, value)));
         command
     }
@@ -157,7 +157,7 @@ impl fmt::Display for Step {
         for (key, value) in &self.env {
             write!(f, "{key}={} ", quoted(value))?;
         }
-        f.write_str(self.program)?;
+        f.write_str(&quoted(&self.program))?;
         self.args.iter().try_for_each(|arg| write!(f, " {}", quoted(arg)))
     }
 }

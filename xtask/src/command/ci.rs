@@ -10,6 +10,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     needs::cxx_compiler()?;
     // Not lint's own tidy step: the workspace's tests contain it, and it must not count twice.
     let mut steps = command::lint::checks();
+    steps.extend(command::lint::deny_of_our_own());
     steps.extend(command::test::steps());
     steps.push(command::ptx::step());
     steps.push(command::vm::step());

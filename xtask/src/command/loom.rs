@@ -1,12 +1,11 @@
 //! `cargo xtask loom`: the rings under every interleaving that loom can tell apart.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 
 use crate::step::Step;
-use crate::{RunArgs, report};
+use crate::{RunArgs, folder, report};
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     Ok(report::run_all(vec![step()], args))
@@ -14,12 +13,10 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
 
 /// The models are the unit tests of gio-uring with `loom` in their path.
 pub fn step() -> Step {
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     Step::cargo("loom", "test --package gio-uring --release --lib loom")
         .env("RUSTFLAGS", format!("{flags} --cfg loom").trim_start())
-        .env("CARGO_TARGET_DIR", target.join("loom").to_string_lossy())
+        .env("CARGO_TARGET_DIR", folder::target("loom").to_string_lossy())
         // A filter that matches nothing passes, so a renamed module would go unnoticed.
         .tests_at_least(1)
 }

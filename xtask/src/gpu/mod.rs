@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::needs;
+use crate::{folder, needs};
 
 /// Uploads of more are refused here and there.
 const BYTES_MAX: u64 = 60 << 20;
@@ -65,7 +65,7 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
         copy(&built, &folder.join(program.name))?;
         strip(&folder.join(program.name))?;
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = folder::workspace();
     for path in PTX {
         let file = root.join(path);
         copy(&file, &folder.join(file.file_name().unwrap_or_default()))?;
@@ -76,7 +76,7 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
     let run = folder.join("run.sh");
     fs::write(&run, RUN).with_context(|| format!("cannot write {}", run.display()))?;
     fs::set_permissions(&run, fs::Permissions::from_mode(0o755))?;
-    fs::write(folder.join("packed.txt"), described(&root))?;
+    fs::write(folder.join("packed.txt"), described(root))?;
     let bytes = size(folder)?;
     ensure!(
         bytes <= BYTES_MAX,

@@ -20,7 +20,6 @@ mod sass;
 mod sources;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -30,6 +29,8 @@ pub use report::{Checked, ModuleReport, Report, Target};
 use checks::Check;
 use compile::{Kernel, Source};
 use install::Toolkit;
+
+use crate::folder;
 
 /// Compute capability of the committed PTX.
 const COMMITTED: u32 = 90;
@@ -82,10 +83,10 @@ const MODULES: &[Module] = &[
 /// # Errors
 /// Says what this machine lacks, or that the source does not compile ([`NotCompiled`]).
 pub fn run(check_only: bool) -> Result<Report> {
-    let folder = folder();
+    let folder = folder::target("ptx");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let toolkit = Toolkit::new(&folder)?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = folder::workspace();
     let mut modules = Vec::new();
     for module in MODULES {
         let home = root.join(module.folder);
@@ -147,12 +148,6 @@ fn entry<'a>(ptx: &'a str, kernel: &str) -> &'a str {
     let Some(start) = ptx.find(&format!("{WORD}{kernel}(")) else { return "" };
     let body = &ptx[start..];
     body[WORD.len()..].find(WORD).map_or(body, |end| &body[..WORD.len() + end])
-}
-
-/// Beside the other builds, where `cargo clean` finds it.
-fn folder() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")).join("ptx")
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::folder;
+
 pub use guest::NotBuilt;
 pub use suite::{Ended, SUITES, Suite, Wishes, shell};
 
@@ -48,7 +50,7 @@ impl Prepared {
     /// # Errors
     /// Says what this machine lacks, and how to get it.
     pub fn new(with_ripieno: bool) -> Result<Self> {
-        let folder = folder();
+        let folder = folder::target("vm");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = lock(&folder)?;
@@ -74,10 +76,4 @@ fn lock(folder: &Path) -> Result<File> {
         flock(&file, FlockOperation::LockExclusive)?;
     }
     Ok(file)
-}
-
-/// Beside the other builds, where `cargo clean` finds it.
-fn folder() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")).join("vm")
 }
