@@ -5,7 +5,8 @@
 // to the kernel shows; memory of the GPU is out of the process's reach while no kernel runs, so
 // that the host cannot use such an address either; both are aligned to 512 bytes; a call without a
 // current context fails, and so does one that a stream capture in another thread would forbid;
-// copies that may be late are late; and what is freed while a kernel runs is counted.
+// copies that may be late are late, those of pageable memory until the next one back; and what is
+// freed while a kernel runs, or allocated or compiled beside a resident one, is counted.
 //
 // MOCK_LEVEL: 13 all of it; 129 with batches of copies as CUDA 12.9 has them; 12 without them and
 // without green contexts; 11 also without the stream operations' new names, as an old driver.
@@ -89,12 +90,14 @@ struct Mock {
   std::map<std::string, long> counts;
   std::map<void *, HostBlock> blocks;
   std::map<DevicePtr, Memory> memory;
+  std::vector<std::pair<DevicePtr, std::string>> pending; // from the host, on their way
   int awake = 0; // kernels that may use the GPU's memory
   std::atomic<Result> lost{OK};
   std::atomic<bool> hang{false};
   std::atomic<bool> hold{false}; // copies stand still
   std::atomic<int> delay_us{50};
   std::atomic<int> running{0};
+  std::atomic<int> resident{0}; // of those, I/O kernels that run until they are stopped
   std::atomic<long> live{0};
 };
 static Mock &mock() {
@@ -155,6 +158,14 @@ static void freeing() {
     std::lock_guard<std::mutex> lock(m.mutex);
     m.counts["freed while a kernel ran"] += 1;
   }
+}
+
+// What a driver may do only when nothing runs.
+static void making() {
+  Mock &m = mock();
+  if (m.resident == 0) return;
+  std::lock_guard<std::mutex> lock(m.mutex);
+  m.counts["made beside a resident kernel"] += 1;
 }
 
 // Whether the GPU may access `len` bytes at `address`.
@@ -325,6 +336,7 @@ EXPORT unsigned mock_thread() { return static_cast<unsigned>(contexts.size()) * 
 // Memory.
 EXPORT Result cuMemHostAlloc(void **host, size_t len, unsigned flags) {
   BEGIN(cuMemHostAlloc);
+  making();
   if (flags != 3u) return INVALID_VALUE; // PORTABLE | DEVICEMAP
   const size_t odd = 512;
   const size_t whole = (len + odd + 4095) & ~size_t{4095};

@@ -67,5 +67,5 @@ pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory, Registration};
 pub use module::{CudaFunction, CudaModule};
 pub use pool::{CudaPattern, PatternCheck, PatternItem};
 pub use report::{CudaReport, DeviceReport, PartitionReport, StreamKind, WritesOrdering};
-pub use stream::{CudaEvent, CudaStream};
+pub use stream::CudaStream;
 pub use streams::CudaStreams;

@@ -2,7 +2,7 @@
 //! in a module of their own those that work on a KV pool.
 //!
 //! It is committed so that no build needs nvcc; the driver compiles it for the GPU that it finds.
-//! It is PTX ISA 9.0, which takes a driver of CUDA 13.0 (r580) or later, and a GPU of compute
+//! It is PTX ISA 8.6, which takes a driver of CUDA 12.7 (r565) or later, and a GPU of compute
 //! capability 9.0 or later. The sources also compile for 8.0, but that PTX is not kept.
 //! `cargo xtask ptx` makes it anew and checks what the assembler turns it into; a test of this
 //! crate fails when it is older than the headers.

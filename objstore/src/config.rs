@@ -64,6 +64,10 @@ pub struct StoreOptions {
     /// Parts that the staging memory of a staged pool is cut into. Each layer in flight takes one
     /// and each request has to fit into one: see [`KvPool::staging_bytes`].
     pub staging_buffers: u32,
+    /// Bytes of memory, shared with the I/O kernel, for what requests bring along: at most 64 bytes
+    /// for each block of a request that is open. More is taken when it is needed; but not beside a
+    /// resident kernel on a GPU, where taking it might wait for the kernel: the request is refused.
+    pub arena_bytes: usize,
     /// SMs that one operation may use; executors without SMs ignore it.
     pub sms: u32,
     /// How long the I/O kernel waits for one command.
@@ -90,6 +94,7 @@ impl Default for StoreOptions {
             run_bytes: 128 << 10,
             iocbs: 256,
             staging_buffers: 4,
+            arena_bytes: 16 << 20,
             sms: 1,
             command_timeout: Nanos::from_millis(5_000),
             wait_timeout: Nanos::from_millis(30_000),

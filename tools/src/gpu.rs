@@ -44,16 +44,10 @@ fn refused(error: &CudaError) -> Problem {
     Problem::new(format!("--executor cuda: {}", plain(error)), INSTEAD)
 }
 
-/// Lets the driver load kernels when they are compiled, and not at their first launch: that may
-/// wait for kernels that run, and a resident one does not end. A user's own choice stays.
-///
-/// To be called while this process has one thread.
-pub(crate) fn load_eagerly() {
-    const LOADING: &str = "CUDA_MODULE_LOADING";
-    if std::env::var_os(LOADING).is_none() {
-        // SAFETY: no other thread exists that could read or write the environment.
-        unsafe { std::env::set_var(LOADING, "EAGER") };
-    }
+/// What the driver reads from the environment. To be called while this process has one thread.
+pub(crate) fn set_environment() {
+    // SAFETY: no other thread exists that could read or write the environment.
+    unsafe { CudaDriver::set_environment() };
 }
 
 /// What keeps memory.

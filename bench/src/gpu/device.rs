@@ -40,8 +40,10 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens GPU `ordinal` and compiles the kernels.
+    /// Opens GPU `ordinal` and compiles the kernels. The first thing that the program does.
     pub fn open(ordinal: u32) -> Result<Self> {
+        // SAFETY: there is one thread as yet.
+        unsafe { CudaDriver::set_environment() };
         let driver = CudaDriver::load().context("the GPU benchmarks need an NVIDIA GPU")?;
         let device = driver.device(ordinal)?;
         let module = CudaModule::compile(&device, PTX, "the GPU benchmarks")?;

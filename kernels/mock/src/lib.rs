@@ -239,6 +239,7 @@ pub fn assert_clean() {
     assert_eq!(live(), 0, "not freed");
     assert_eq!(count("freed while a kernel ran"), 0);
     assert_eq!(count("freed while pinned"), 0);
+    assert_eq!(count("made beside a resident kernel"), 0);
     assert_thread_clean();
 }
 

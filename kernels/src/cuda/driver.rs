@@ -4,7 +4,7 @@
 use std::{
     ffi::{CStr, c_char, c_int},
     fmt,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute};
@@ -18,6 +18,9 @@ use super::{
 
 /// CUDA 12.0: the oldest driver that is tried at all. The PTX may need a newer one.
 const VERSION_MIN: i32 = 12_000;
+
+/// The devices of this process, by ordinal.
+static OPENED: Mutex<Vec<(u32, Weak<CudaDevice>)>> = Mutex::new(Vec::new());
 
 /// The NVIDIA driver.
 #[derive(Clone, Copy)]
@@ -79,8 +82,29 @@ impl CudaDriver {
         self.devices
     }
 
+    /// Sets what the driver reads from the environment when it starts, where the user did not:
+    ///
+    /// - `CUDA_MODULE_LOADING=EAGER`: kernels are loaded when they are compiled, and not at their
+    ///   first launch, which may wait for kernels that run; a resident one does not end.
+    /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: the most hardware queues that there are. Streams that share
+    ///   one wait for each other, also where nothing orders them.
+    ///
+    /// # Safety
+    /// No other thread reads or writes the environment meanwhile: call it first of all in `main`.
+    pub unsafe fn set_environment() {
+        for (name, value) in
+            [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")]
+        {
+            if std::env::var_os(name).is_none() {
+                // SAFETY: the caller's promise.
+                unsafe { std::env::set_var(name, value) };
+            }
+        }
+    }
+
     /// Retains the primary context of GPU `ordinal`, which the CUDA runtime (an engine) uses, too.
-    /// Open a device once and share it.
+    /// While the device lives, every call returns the same one: what is not to be done beside a
+    /// running kernel has to be known of all kernels.
     ///
     /// # Errors
     /// [`CudaError::NoSuchDevice`], or [`CudaError::Call`].
@@ -88,6 +112,12 @@ impl CudaDriver {
         let (api, count) = (self.api, self.devices);
         let wanted = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
         let wanted = wanted.ok_or(CudaError::NoSuchDevice { ordinal, count })?;
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.retain(|(_, device)| device.strong_count() > 0);
+        let same = opened.iter().find(|(other, _)| *other == ordinal);
+        if let Some(device) = same.and_then(|(_, device)| device.upgrade()) {
+            return Ok(device);
+        }
         let what = || format!("opening GPU {ordinal}");
         let mut device: CUdevice = 0;
         // SAFETY: writes one number.
@@ -99,7 +129,9 @@ impl CudaDriver {
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         check(api, what(), "cuDevicePrimaryCtxRetain", code)?;
         tracing::debug!(%report, "GPU opened");
-        Ok(Arc::new(CudaDevice::new(api, device, context, report)))
+        let device = Arc::new(CudaDevice::new(api, device, context, report));
+        opened.push((ordinal, Arc::downgrade(&device)));
+        Ok(device)
     }
 }
 

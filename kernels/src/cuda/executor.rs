@@ -13,7 +13,7 @@ use nvme_driver::{Clock, Nanos, Place, Quiesced};
 use super::{
     device::CudaDevice,
     error::CudaError,
-    memory::Registration,
+    memory::{PinnedMemory, Registration},
     module::{CudaFunction, Kernel, Shape},
     report::CudaReport,
     state::State,
@@ -159,6 +159,22 @@ impl CudaExecutor {
         ExecutorError::Failed { executor: NAME, cause: cause.into() }
     }
 
+    /// Pinned memory. Beside a resident kernel only what somebody dropped: the driver may wait for
+    /// the kernel's end, which nobody could bring about then.
+    fn memory(&self, len: usize) -> Result<PinnedMemory, CudaError> {
+        let device = &self.parts.device;
+        if self.run.is_none() || self.options.mode == LaunchMode::PerBatch {
+            return device.pinned(len);
+        }
+        device.pinned_again(len).ok_or_else(|| {
+            CudaError::Argument(
+                "nothing is pinned beside a resident kernel; give the ring more memory to begin \
+                 with (arena_bytes)"
+                    .into(),
+            )
+        })
+    }
+
     /// The run, if nothing is wrong with it.
     fn running(&mut self) -> Result<(&Parts, &mut Run), ExecutorError> {
         self.parts.device.healthy()?;
@@ -217,7 +233,7 @@ impl IoExecutor for CudaExecutor {
             len,
             cause: error.to_string(),
         };
-        let memory = self.parts.device.pinned(len).map_err(failed)?;
+        let memory = self.memory(len).map_err(failed)?;
         let (host, address, len) = (memory.host(), memory.device().0, memory.len());
         // SAFETY: zeroed, page aligned, the same memory for the GPU, ordinary memory for the host,
         // and allocated until the owner is dropped.

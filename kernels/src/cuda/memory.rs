@@ -94,19 +94,28 @@ impl CudaDevice {
     /// # Errors
     /// [`CudaError::Argument`] beyond any address space, [`CudaError::Call`] without memory.
     pub fn pinned(self: &Arc<Self>, len: usize) -> Result<PinnedMemory, CudaError> {
+        if let Some(memory) = self.pinned_again(len) {
+            return Ok(memory);
+        }
         let what = || format!("allocating {len} bytes of pinned memory");
         let rounded = len.max(1).checked_next_multiple_of(ALIGN);
         let whole = rounded.and_then(|rounded| Some((rounded, rounded.checked_add(ALIGN)?)));
         let (rounded, whole) = whole
             .filter(|(_, whole)| isize::try_from(*whole).is_ok())
             .ok_or_else(|| CudaError::Argument(format!("{}: too many", what())))?;
-        let pinned = match self.recycled(rounded) {
-            Some(pinned) => pinned,
-            None => self.pin(rounded, whole, &what())?,
-        };
+        Ok(self.zeroed(self.pin(rounded, whole, &what())?))
+    }
+
+    /// As [`CudaDevice::pinned`], of what was dropped and not freed yet: no call of the driver.
+    pub(super) fn pinned_again(self: &Arc<Self>, len: usize) -> Option<PinnedMemory> {
+        let rounded = len.max(1).checked_next_multiple_of(ALIGN)?;
+        Some(self.zeroed(self.recycled(rounded)?))
+    }
+
+    fn zeroed(self: &Arc<Self>, pinned: Pinned) -> PinnedMemory {
         // SAFETY: `len` bytes of the allocation, which nobody else uses yet or any more.
         unsafe { pinned.host.as_ptr().write_bytes(0, pinned.len) };
-        Ok(PinnedMemory { pinned, held: Held::new(self, Resource::Pinned(pinned)) })
+        PinnedMemory { pinned, held: Held::new(self, Resource::Pinned(pinned)) }
     }
 
     /// `whole` bytes, of which `len` are aligned: the driver promises no alignment.
@@ -420,11 +429,21 @@ impl Span {
         bytes: &[u8],
     ) -> Result<(), CudaError> {
         let to = self.inside(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let _entered = device.enter()?;
         let from = bytes.as_ptr().cast();
         // SAFETY: both ranges are as long.
         let code = unsafe { (device.api.cuMemcpyHtoD_v2)(to, from, bytes.len()) };
-        device.check("copying to the GPU", "cuMemcpyHtoD", code)
+        device.check("copying to the GPU", "cuMemcpyHtoD", code)?;
+        // The call returns when the driver has the bytes, which may be before the GPU has them, and
+        // the streams of others do not wait for that. A copy back does, and returns when it is done.
+        let mut last = 0u8;
+        let from = to + bytes.len() as u64 - 1;
+        // SAFETY: one byte, of the range above.
+        let code = unsafe { (device.api.cuMemcpyDtoH_v2)((&raw mut last).cast(), from, 1) };
+        device.check("waiting for a copy to the GPU", "cuMemcpyDtoH", code)
     }
 
     pub(super) fn read(

@@ -21,7 +21,7 @@ use super::{
     error::CudaError,
     memory::PinnedMemory,
     module::{CudaFunction, CudaModule},
-    stream::CudaEvent,
+    stream::CudaStream,
 };
 use crate::{
     pattern::{Difference, Pattern},
@@ -114,7 +114,7 @@ impl CudaPattern {
         function.takes::<pool::PatternArgs>()?;
         let shared = Shared {
             function: ManuallyDrop::new(function),
-            probe: CudaEvent::new(device)?,
+            probe: CudaStream::lowest(device)?,
             device: device.clone(),
             state: Mutex::default(),
         };
@@ -194,7 +194,7 @@ impl PatternCheck {
             return Ok(true);
         }
         // A lost GPU never writes the words; every call of the driver says that it is lost.
-        self.shared.probe.is_reached()?;
+        self.shared.probe.is_idle()?;
         Ok(false)
     }
 
@@ -312,8 +312,8 @@ struct State {
 struct Shared {
     /// Leaked, with the memory, when something is still under way at the end.
     function: ManuallyDrop<CudaFunction>,
-    /// Never recorded: a call of the driver that only says how the GPU is.
-    probe: CudaEvent,
+    /// With nothing on it: the driver is asked about it to hear how the GPU is.
+    probe: CudaStream,
     device: Arc<CudaDevice>,
     state: Mutex<State>,
 }
@@ -352,7 +352,7 @@ impl Shared {
             }
             let none = state.flying.is_empty();
             drop(state);
-            self.probe.is_reached()?;
+            self.probe.is_idle()?;
             if none || start.elapsed() > PATIENCE {
                 let text = "no room for more items while an executor runs: drop checks that are \
                             done, or make it with more items (CudaPattern::with_items)";
@@ -455,7 +455,7 @@ impl Drop for Shared {
             let mut state = self.state();
             state.reap();
             // A lost GPU runs nothing, and the driver takes nothing back.
-            if state.flying.is_empty() || self.probe.is_reached().is_err() {
+            if state.flying.is_empty() || self.probe.is_idle().is_err() {
                 break;
             }
             if start.elapsed() > LAST_PATIENCE {

@@ -1,12 +1,12 @@
 #![allow(unsafe_code, reason = "calls libcuda")]
-//! Streams: with SMs of their own where the driver can, words to wait for, and events.
+//! Streams: with SMs of their own where the driver can, and words to wait for.
 
 use std::{fmt, mem, sync::Arc};
 
 use cudarc::driver::sys::{
-    CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevSmResourceSplit_flags, CUevent,
-    CUevent_flags, CUgreenCtx, CUgreenCtxCreate_flags, CUstream, CUstream_flags,
-    CUstreamWaitValue_flags, CUstreamWriteValue_flags,
+    CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevSmResourceSplit_flags, CUgreenCtx,
+    CUgreenCtxCreate_flags, CUstream, CUstream_flags, CUstreamWaitValue_flags,
+    CUstreamWriteValue_flags,
 };
 use nvme_driver::DevicePtr;
 
@@ -168,18 +168,6 @@ impl CudaStream {
             code => device.check("running the I/O kernel", "cuStreamQuery", code).map(|()| true),
         }
     }
-
-    /// What is put on it from now on starts when `event` was reached.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    pub fn wait_event(&self, event: &CudaEvent) -> Result<(), CudaError> {
-        let device = self.held.device();
-        let _entered = device.enter()?;
-        // SAFETY: both are alive.
-        let code = unsafe { (device.api.cuStreamWaitEvent)(self.handle, event.handle, 0) };
-        device.check("making a stream wait", "cuStreamWaitEvent", code)
-    }
 }
 
 /// Which SMs of a division.
@@ -202,7 +190,9 @@ fn priorities(device: &CudaDevice) -> Result<(i32, i32), CudaError> {
 }
 
 fn no_green_contexts() -> CudaError {
-    CudaError::Argument("the driver has no green contexts, they came with CUDA 12.4".into())
+    CudaError::Argument(
+        "the driver has no green contexts with streams, they came with CUDA 12.5".into(),
+    )
 }
 
 /// Divides `asked` SMs off, and takes these or the others. The context of `device` is current.
@@ -308,64 +298,5 @@ impl CudaDevice {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.api.cuStreamWriteValue32_v2)(stream, word.0, value, flags) };
         self.check("making a stream write a word", "cuStreamWriteValue32", code)
-    }
-}
-
-/// A point in a stream.
-pub struct CudaEvent {
-    handle: CUevent,
-    held: Held,
-}
-
-// SAFETY: a handle, which any thread may pass to the driver.
-unsafe impl Send for CudaEvent {}
-// SAFETY: as above.
-unsafe impl Sync for CudaEvent {}
-
-impl fmt::Debug for CudaEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaEvent({:?})", self.held.device())
-    }
-}
-
-impl CudaEvent {
-    /// An event without a time, which counts as reached.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
-        let _entered = device.enter()?;
-        let mut handle: CUevent = std::ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: writes one handle.
-        let code = unsafe { (device.api.cuEventCreate)(&raw mut handle, flags) };
-        device.check("making an event", "cuEventCreate", code)?;
-        Ok(Self { handle, held: Held::new(device, Resource::Event(handle)) })
-    }
-
-    /// Moves it to the end of `stream`.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    pub fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
-        let device = self.held.device();
-        let _entered = device.enter()?;
-        // SAFETY: both are alive.
-        let code = unsafe { (device.api.cuEventRecord)(self.handle, stream.handle) };
-        device.check("recording an event", "cuEventRecord", code)
-    }
-
-    /// Whether everything before it is done.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    pub fn is_reached(&self) -> Result<bool, CudaError> {
-        let device = self.held.device();
-        let _entered = device.enter()?;
-        // SAFETY: an event that is alive.
-        match unsafe { (device.api.cuEventQuery)(self.handle) } {
-            ErrorCode::NOT_READY => Ok(false),
-            code => device.check("asking for an event", "cuEventQuery", code).map(|()| true),
-        }
     }
 }

@@ -288,7 +288,7 @@ macro_rules! cases {
                 #[test]
                 #[ignore = "needs an NVIDIA GPU"]
                 fn $name() {
-                    let device = rig::gpu();
+                    let device = rig::only_gpu();
                     for mode in MODES {
                         super::$case(&device, mode);
                     }

@@ -350,7 +350,7 @@ fn the_software_controller_reaches_gpu_memory() {
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine has")]
 fn bytes_go_there_and_back_on_a_gpu() {
-    let device = rig::gpu();
+    let device = rig::only_gpu();
     let copies = CudaCopies::new(&device).expect("a stream");
     println!("{copies:?}");
     let pages = Pages::new(&copies, &device, 1500);

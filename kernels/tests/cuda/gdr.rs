@@ -226,7 +226,7 @@ fn a_mapping_that_cannot_be_undone_leaks() {
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine has")]
 fn a_mapping_is_the_same_memory_on_a_gpu() {
-    let device = rig::gpu();
+    let device = rig::only_gpu();
     let memory = device.allocate(PAGE).expect("memory");
     memory.write(4096, &[7; 16]).expect("inside");
     // SAFETY: `memory` is kept until the end.

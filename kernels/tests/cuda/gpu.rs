@@ -15,7 +15,7 @@ fn moves(device: &Arc<CudaDevice>, mode: LaunchMode, sms: Option<u32>) {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_launch_per_batch_moves_the_right_bytes() {
-    let device = rig::gpu();
+    let device = rig::only_gpu();
     moves(&device, LaunchMode::PerBatch, None);
     moves(&device, LaunchMode::PerBatch, Some(2));
 }
@@ -23,18 +23,18 @@ fn a_launch_per_batch_moves_the_right_bytes() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_resident_kernel_moves_the_right_bytes() {
-    let device = rig::gpu();
+    let device = rig::only_gpu();
     moves(&device, LaunchMode::Resident, None);
     moves(&device, LaunchMode::Resident, Some(2));
 }
 
-/// On a GPU with green contexts (a driver for CUDA 12.4 or later) a part is what was asked for, and
+/// On a GPU with green contexts (a driver for CUDA 12.5 or later) a part is what was asked for, and
 /// not all SMs.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine gave")]
 fn a_partition_has_fewer_sms_than_the_gpu() {
-    let device = rig::gpu();
+    let device = rig::only_gpu();
     println!("{}", device.report());
     for sms in [1, 2, 5, 16] {
         let stream = CudaStream::new(&device, Some(sms)).expect("a stream");

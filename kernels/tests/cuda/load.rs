@@ -127,7 +127,7 @@ fn priority_instead(word: &str) {
 
 #[test]
 fn without_green_contexts() {
-    isolated("load::without_green_contexts", Level::Twelve, &[], || priority_instead("CUDA 12.4"));
+    isolated("load::without_green_contexts", Level::Twelve, &[], || priority_instead("CUDA 12.5"));
 }
 
 #[test]

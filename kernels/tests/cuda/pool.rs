@@ -154,7 +154,7 @@ fn contents_are_made_and_checked_on_the_gpu() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn contents_are_made_and_checked_on_a_gpu() {
-    host_and_gpu_agree(&rig::gpu(), 20);
+    host_and_gpu_agree(&rig::only_gpu(), 20);
 }
 
 /// One item of 4096 bytes.
@@ -306,8 +306,12 @@ fn what_a_kernel_still_uses_is_leaked() {
             // SAFETY: as above; the mock's kernel stands still.
             unsafe { streams.move_objects(stream, &one_object(&memory)) }.expect("enqueued");
         }
-        for call in ["cuMemFreeHost", "cuModuleUnload", "cuStreamDestroy"] {
-            assert_eq!(mock::count(call), 0, "{call}");
+        // The pattern has a stream with nothing on it.
+        let streams = if case == 0 { 1 } else { 0 };
+        for (call, freed) in
+            [("cuMemFreeHost", 0), ("cuModuleUnload", 0), ("cuStreamDestroy", streams)]
+        {
+            assert_eq!(mock::count(call), freed, "{call}");
         }
         std::mem::forget((memory, stream));
     });
@@ -472,7 +476,7 @@ fn objects_are_scattered_and_gathered() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn objects_are_scattered_and_gathered_on_a_gpu() {
-    objects_move(&rig::gpu(), 200);
+    objects_move(&rig::only_gpu(), 200);
 }
 
 /// A move behind a word that is not there yet sees what is written before the word, and the word
@@ -557,7 +561,7 @@ fn waits_flush_what_peers_wrote_where_the_gpu_can() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn moves_are_in_the_order_of_the_words_around_them_on_a_gpu() {
-    words_order_moves(&rig::gpu());
+    words_order_moves(&rig::only_gpu());
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Driver, software controllers, a ring and the CUDA executor.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
-use std::sync::Arc;
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use gio_kernels::cuda::{
     CudaDevice, CudaDriver, CudaExecutor, CudaOptions, DoorbellKind, LaunchMode, Registration,
@@ -27,6 +30,27 @@ pub(crate) fn options(mode: LaunchMode) -> CudaOptions {
 
 pub(crate) fn gpu() -> Arc<CudaDevice> {
     CudaDriver::load().expect("a driver").device(0).expect("a GPU")
+}
+
+/// The machine's GPU, for one test at a time: what a test frees, allocates or compiles may wait for
+/// the kernel of another one.
+pub(crate) struct OnlyGpu {
+    device: Arc<CudaDevice>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Deref for OnlyGpu {
+    type Target = Arc<CudaDevice>;
+
+    fn deref(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+}
+
+pub(crate) fn only_gpu() -> OnlyGpu {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    OnlyGpu { device: gpu(), _alone: alone }
 }
 
 pub(crate) struct Rig {

@@ -67,7 +67,7 @@ fn ptx_that_does_not_compile() {
         }
         mock::inject("cuModuleLoadDataEx", 0, 222);
         let text = refused(&device, PTX).to_string();
-        assert!(text.contains(".version 9.0") && text.contains("update the driver"), "{text}");
+        assert!(text.contains(".version 8.6") && text.contains("update the driver"), "{text}");
         mock::inject("cuModuleLoadDataEx", 0, 2);
         assert!(matches!(refused(&device, PTX), CudaError::Call { .. }), "not the PTX's fault");
         mock::inject("cuModuleGetFunction", 0, 500);
@@ -282,27 +282,24 @@ fn what_is_dropped_meanwhile_is_parked_and_used_again() {
             let device = rig::gpu();
             let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
             let stream = gio_kernels::cuda::CudaStream::new(&device, Some(2)).expect("a stream");
-            executor.start(args).expect("starts");
             let memory = executor.alloc(100_000).expect("memory");
+            executor.start(args).expect("starts");
             // SAFETY: inside the memory.
             unsafe { memory.host().as_ptr().write_volatile(9) };
             let (address, len) = (memory.address(), memory.len());
             drop((memory, stream));
             assert_eq!(mock::count("cuMemFreeHost") + mock::count("cuStreamDestroy"), 0);
             let allocations = mock::count("cuMemHostAlloc");
-            drop(executor.alloc(4096).expect("another size"));
-            assert_eq!(mock::count("cuMemHostAlloc"), allocations + 1);
+            let other = executor.alloc(4096).expect_err("nothing is pinned meanwhile");
+            assert!(other.to_string().contains("arena_bytes"), "{other}");
             let again = executor.alloc(len).expect("memory");
-            assert_eq!(
-                (again.address(), mock::count("cuMemHostAlloc")),
-                (address, allocations + 1)
-            );
+            assert_eq!((again.address(), mock::count("cuMemHostAlloc")), (address, allocations));
             // SAFETY: as above.
             assert_eq!(unsafe { again.host().as_ptr().read_volatile() }, 0, "zeroed again");
             drop(again);
             set_stop(&page);
             executor.stop(Nanos::from_millis(10_000)).expect("stops");
-            assert_eq!((mock::count("cuMemFreeHost"), mock::count("cuStreamDestroy")), (2, 1));
+            assert_eq!((mock::count("cuMemFreeHost"), mock::count("cuStreamDestroy")), (1, 1));
             drop((executor, page, device));
             mock::assert_clean();
         },

@@ -309,6 +309,7 @@ pub(super) fn ring_options(options: &StoreOptions) -> UringOptions {
         command_timeout: options.command_timeout,
         virtual_time: options.virtual_time,
         stop_timeout: options.stop_timeout,
+        arena_bytes: options.arena_bytes,
         // The store has no explicit contexts.
         explicit_max: 1,
         ..UringOptions::default()

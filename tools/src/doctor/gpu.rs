@@ -91,7 +91,7 @@ fn partition(gpu: &Gpu) -> Finding {
         None => finding.says(Verdict::Works, found),
         Some(_) => finding
             .says(Verdict::Limited, found)
-            .mend("green contexts came with CUDA 12.4: update the driver (R580 or later is best)"),
+            .mend("green contexts came with CUDA 12.5: update the driver (R580 or later is best)"),
     }
 }
 

@@ -107,7 +107,7 @@ impl Finding {
 /// When stdout cannot be written to.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     // Before any other thread starts.
-    crate::gpu::load_eagerly();
+    crate::gpu::set_environment();
     let (mut findings, gpu) = gpu::examine(args.gpu);
     let gpu: Option<&Arc<Gpu>> = gpu.as_ref();
     findings.extend(match &args.drives[..] {

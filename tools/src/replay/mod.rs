@@ -63,7 +63,7 @@ pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
     // Both before any other thread starts: threads read the environment, and inherit which signals
     // are blocked.
     if args.executor.gpu().is_some() {
-        gpu::load_eagerly();
+        gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
     let gpu = args.executor.gpu().map(Gpu::open).transpose()?;

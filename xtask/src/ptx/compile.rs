@@ -13,6 +13,11 @@ use crate::ptx::sass::{self, Instruction};
 /// A warning is an error; the compute capability is added.
 pub const FLAGS: &[&str] = &["-std=c++17", "-O3", "-ptx", "--Werror", "all-warnings"];
 
+/// The version of PTX that a module says it is: the oldest that has every instruction used, so that
+/// drivers since CUDA 12.7 read it. The compiler says its own version, which only drivers as new as
+/// the compiler read. The assembler refuses what the version does not have.
+pub const ISA: &str = "8.6";
+
 /// The source is at fault, not the machine; the compiler said the rest.
 #[derive(Debug)]
 pub struct NotCompiled(String);
@@ -73,7 +78,10 @@ impl Source<'_> {
         let read = |file: &Path| {
             fs::read_to_string(file).with_context(|| format!("nvcc left no {}", file.display()))
         };
-        Ok(Compiled { ptx: read(&out)?, sources: own_sources(&read(&list)?) })
+        let ptx = with_isa(&read(&out)?, ISA)
+            .with_context(|| format!("{} has no line .version", out.display()))?;
+        fs::write(&out, &ptx).with_context(|| format!("cannot write {}", out.display()))?;
+        Ok(Compiled { ptx, sources: own_sources(&read(&list)?) })
     }
 
     /// The kernels of the PTX of that compute capability, which was compiled before, for the GPU
@@ -103,6 +111,14 @@ impl Source<'_> {
     fn ptx(&self, capability: u32) -> PathBuf {
         self.folder.join(format!("{}.compute_{capability}.ptx", self.module.name))
     }
+}
+
+/// The same PTX, said to be of another version.
+fn with_isa(ptx: &str, isa: &str) -> Option<String> {
+    const WORD: &str = "\n.version ";
+    let (before, rest) = ptx.split_once(WORD)?;
+    let (_, after) = rest.split_once('\n')?;
+    Some(format!("{before}{WORD}{isa}\n{after}"))
 }
 
 /// What of a make rule is ours: the compiler's own headers have absolute paths.
@@ -171,6 +187,13 @@ ptxas info    : Used 48 registers, used 0 barriers";
         let wanted = [("another".to_owned(), second), ("gio_kernel".to_owned(), first)];
         assert_eq!(resources(said), wanted);
         assert!(resources("ptxas info    : Used 128 registers").is_empty());
+    }
+
+    #[test]
+    fn the_version_is_replaced_and_nothing_else() {
+        let ptx = "// .version\n.version 9.0\n.target sm_90\n";
+        assert_eq!(with_isa(ptx, "8.6").unwrap(), "// .version\n.version 8.6\n.target sm_90\n");
+        assert_eq!(with_isa("// nothing\n", "8.6"), None);
     }
 
     #[test]

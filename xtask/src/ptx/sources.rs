@@ -12,7 +12,9 @@ use crate::ptx::{COMMITTED, compile, install};
 /// A hash of all the other lines; compiler and flags; hash and path of each source and of the PTX.
 pub fn manifest(source: &Source<'_>, compiled: &Compiled) -> Result<String> {
     let flags = compile::FLAGS.join(" ");
-    let mut lines = format!("nvcc {} {flags} -arch=compute_{COMMITTED}\n", install::NVCC);
+    let isa = compile::ISA;
+    let mut lines =
+        format!("nvcc {} {flags} -arch=compute_{COMMITTED}, as PTX {isa}\n", install::NVCC);
     for path in &compiled.sources {
         let file = source.home.join(path);
         let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
