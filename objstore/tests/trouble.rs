@@ -182,6 +182,8 @@ enum Trouble {
     Lost,
     /// It cannot be started again.
     Once,
+    /// It has no memory beside what it gave.
+    NoMemory,
 }
 
 const CAUSE: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
@@ -215,6 +217,10 @@ impl IoExecutor for Sick {
     }
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
         self.check()?;
+        if self.trouble() == Trouble::NoMemory {
+            let cause = "not now".to_owned();
+            return Err(ExecutorError::Memory { executor: "sick", len, cause });
+        }
         let memory = self.inner.alloc(len)?;
         let (host, address, len) = (memory.host(), memory.address(), memory.len());
         let owner = Box::new((memory, self.living.clone()));
@@ -255,12 +261,16 @@ impl IoExecutor for Sick {
 
 /// A rig whose executors get into trouble, and a token that the memory of the first one holds.
 fn sick(path: Path, seed: u64) -> (Rig, Arc<Mutex<Trouble>>, Weak<()>) {
+    sick_with(&plan(seed), path)
+}
+
+fn sick_with(plan: &Plan, path: Path) -> (Rig, Arc<Mutex<Trouble>>, Weak<()>) {
     let trouble = Arc::new(Mutex::new(Trouble::None));
     let shared = trouble.clone();
     let token = Arc::new(());
     let living = Arc::downgrade(&token);
     let tokens = Mutex::new(vec![token]);
-    let rig = Rig::with_executor(&plan(seed), path, move |number, clock: Ticks| {
+    let rig = Rig::with_executor(plan, path, move |number, clock: Ticks| {
         let (inner, trouble) = (InlineExecutor::new(clock), shared.clone());
         let living = tokens.lock().unwrap().pop().unwrap_or_default();
         Box::new(Sick { inner, trouble, number, starts: 0, living })
@@ -363,6 +373,40 @@ fn a_replaced_executor_leaves_nothing_behind() {
     drop(transfer);
     rig.store.stats().unwrap();
     assert_eq!(living.strong_count(), 0);
+}
+
+/// Without memory for a request there is no request, and the others go on.
+#[test]
+fn a_request_that_finds_no_memory_is_refused() {
+    for path in BOTH {
+        let mut plan = plan(1);
+        plan.options.arena_bytes = 4096;
+        let (mut rig, trouble, _) = sick_with(&plan, path);
+        let (stored, new) = (keys(0..9), keys(20..29));
+        rig.put(&stored, 0);
+        let (compute, mut open) = (rig.gpu.stream(1), vec![rig.transfer(&stored, 40)]);
+        let ticket = rig.store.retrieve_layer_on(&open[0], Layer(0), compute).unwrap();
+        rig.store.wait(ticket).unwrap();
+        *trouble.lock().unwrap() = Trouble::NoMemory;
+        let error = loop {
+            assert!(open.len() < 1000, "{path}: 4 KiB do not end");
+            let prefix = rig.store.lookup(&stored).unwrap();
+            match rig.store.retrieve(&prefix, &blocks(40, 9)) {
+                Ok(transfer) => open.push(transfer),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("shared memory failed: not now"), "{path}: {error}");
+        rig.store.allocate(&new, &blocks(50, 9)).unwrap_err();
+        assert_eq!(rig.store.lookup(&new).unwrap().len(), 0);
+        let ticket = rig.store.retrieve_layer_on(&open[0], Layer(1), compute).unwrap();
+        rig.store.wait(ticket).unwrap();
+        assert!(rig.settle() && rig.holds(40, &stored, Layer(1)), "{path}");
+        open.pop();
+        assert_eq!(rig.put(&new, 50), 9);
+        drop(open);
+        rig.store.close().unwrap();
+    }
 }
 
 /// Whatever a stream refuses: nothing is in flight when the caller hears of it, no stream hangs,

@@ -14,9 +14,9 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice,
-    CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgreenCtx, CUipcEventHandle,
-    CUipcMemHandle, CUjit_option, CUmemcpyAttributes, CUmodule, CUpointer_attribute, CUresult,
-    CUstream, CUstreamCaptureMode,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgreenCtx,
+    CUipcEventHandle, CUipcMemHandle, CUjit_option, CUmemcpyAttributes, CUmodule,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use super::error::{CudaError, ErrorCode};
@@ -126,6 +126,7 @@ functions! {
         );
         cuModuleUnload(CUmodule);
         cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
         cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
         cuLaunchKernel(
             CUfunction,

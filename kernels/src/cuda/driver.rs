@@ -86,8 +86,8 @@ impl CudaDriver {
     ///
     /// - `CUDA_MODULE_LOADING=EAGER`: kernels are loaded when they are compiled, and not at their
     ///   first launch, which may wait for kernels that run; a resident one does not end.
-    /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: the most hardware queues that there are. Streams that share
-    ///   one wait for each other, also where nothing orders them.
+    /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: the most hardware queues that there are. Streams that
+    ///   share one wait for each other, also where nothing orders them.
     ///
     /// # Safety
     /// No other thread reads or writes the environment meanwhile: call it first of all in `main`.

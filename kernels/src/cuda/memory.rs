@@ -438,7 +438,7 @@ impl Span {
         let code = unsafe { (device.api.cuMemcpyHtoD_v2)(to, from, bytes.len()) };
         device.check("copying to the GPU", "cuMemcpyHtoD", code)?;
         // The call returns when the driver has the bytes, which may be before the GPU has them, and
-        // the streams of others do not wait for that. A copy back does, and returns when it is done.
+        // other streams do not wait for that. A copy back does, and returns when it is done.
         let mut last = 0u8;
         let from = to + bytes.len() as u64 - 1;
         // SAFETY: one byte, of the range above.

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use cudarc::driver::sys::{CUfunction, CUjit_option, CUmodule, CUstream};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUstream};
 use gio_uring::{RawStream, abi::Args};
 
 use super::{
@@ -194,6 +194,21 @@ impl CudaFunction {
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
+    /// Asks for as much shared memory, and as little L1 cache, as an SM has, where the kernel runs.
+    /// An SM changes that only when it is idle: beside a kernel that stays and did not ask, others
+    /// that need shared memory may find no room.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn prefer_shared_memory(&self) -> Result<(), CudaError> {
+        let device = self.device();
+        let _entered = device.enter()?;
+        let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: a function of a module that is loaded, which `self` keeps.
+        let code = unsafe { (device.api.cuFuncSetAttribute)(self.function, carveout, 100) };
+        device.check("asking for shared memory", "cuFuncSetAttribute", code)
+    }
+
     /// Puts a run of the kernel at the end of `stream`, and returns at once: unless the stream is
     /// full (about a thousand operations), when the driver waits.
     ///
@@ -250,6 +265,7 @@ impl Kernel {
     /// One that was compiled before.
     pub(super) fn of(function: CudaFunction) -> Result<Self, CudaError> {
         function.takes::<Args>()?;
+        function.prefer_shared_memory()?;
         Ok(Self(function))
     }
 

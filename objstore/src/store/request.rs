@@ -19,6 +19,7 @@ impl Store {
     /// [`StoreError::Positions`], [`StoreError::NoSuchBlock`], [`StoreError::DuplicateBlock`] for
     /// blocks that cannot be; [`StoreError::Stale`] when a file was lost since the lookup;
     /// [`StoreError::Staging`] for more blocks than a staging buffer has room for;
+    /// [`StoreError::Ring`] without memory for the request ([`crate::StoreOptions::arena_bytes`]);
     /// [`StoreError::Failed`].
     pub fn retrieve(
         &mut self,
@@ -84,7 +85,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::Positions`] and [`StoreError::NoSuchBlock`] for blocks that cannot be;
     /// [`StoreError::Staging`] when more blocks are to be written than a staging buffer has room
-    /// for; [`StoreError::Failed`].
+    /// for; [`StoreError::Ring`] without memory for the request
+    /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
     pub fn allocate(
         &mut self,
         keys: &[BlockKey],

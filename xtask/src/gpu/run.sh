@@ -24,9 +24,9 @@ summary=$results/summary.txt
 : >"$summary"
 
 # Compiled kernels are kept from one part to the next; loaded when they are compiled, because a
-# resident kernel would hold a later loading up.
+# resident kernel would hold a later loading up; and streams share no hardware queue.
 CUDA_CACHE_PATH=$(mktemp -d)
-export CUDA_CACHE_PATH CUDA_MODULE_LOADING=EAGER
+export CUDA_CACHE_PATH CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
 trap 'rm -rf "$CUDA_CACHE_PATH"' EXIT
 
 note() { # verdict, seconds, what
@@ -66,6 +66,10 @@ part() { # name, limit, command...
   esac
 }
 
+if ! ./ripieno --version >/dev/null; then
+  echo 'the programs do not start here: pack them on Linux with a glibc that is no newer'
+  exit 2
+fi
 {
   printf 'date: '
   date -u '+%Y-%m-%d %H:%M:%S UTC'
@@ -78,6 +82,8 @@ part() { # name, limit, command...
   grep MemTotal /proc/meminfo
   printf 'locked memory: '
   ulimit -l
+  printf 'libraries: %s\n' "${LD_LIBRARY_PATH:-}"
+  ldconfig -p 2>/dev/null | grep -E 'libcuda\.|libgdrapi'
   if command -v nvidia-smi >/dev/null; then
     timeout 20 nvidia-smi --query-gpu=index,name,driver_version,pci.bus_id,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm,memory.total --format=csv
     timeout 20 nvidia-smi | head -n 12
@@ -110,8 +116,13 @@ replay() { # launch, route
     --verify full --progress never --json ${trace[@]+"${trace[@]}"}
 }
 
-# The kernels' tests, one after another: each may have the whole GPU.
-part tests 100 ./cuda-tests --ignored --test-threads=1
+# The kernels' tests, each in a process of its own: after an error that stays, or in a call that does
+# not return, a process is of no more use.
+tests=$(./cuda-tests --ignored --list 2>/dev/null | sed -n 's/: test$//p')
+[ -n "$tests" ] || part tests 10 ./cuda-tests --ignored --list
+for test in $tests; do
+  part "test-${test//::/-}" 30 ./cuda-tests --ignored --exact "$test"
+done
 replay per-batch staged
 replay resident staged
 replay per-batch direct
@@ -128,11 +139,11 @@ if [ -n "$sanitizer" ]; then
     shift 2
     part "$tool-$name" 45 "$sanitizer" --tool "$tool" --error-exitcode 9 "$@"
   }
-  check memcheck moves ./cuda-tests --ignored --test-threads=1 --exact \
+  check memcheck moves ./cuda-tests --ignored --exact \
     gpu::a_launch_per_batch_moves_the_right_bytes
-  check memcheck contents ./cuda-tests --ignored --test-threads=1 pool::
+  check memcheck contents ./cuda-tests --ignored pool::
   check racecheck product ./bench gpu --only matmul --tiny --rounds 1 --plots "$results/sanitizer"
-  check racecheck moves ./cuda-tests --ignored --test-threads=1 --exact \
+  check racecheck moves ./cuda-tests --ignored --exact \
     gpu::a_launch_per_batch_moves_the_right_bytes
 else
   skip memcheck 'no compute-sanitizer on this machine'
