@@ -134,35 +134,3 @@ impl MoveArgs {
 
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod layout {
-    use super::*;
-
-    #[test]
-    fn both_halves_agree_on_every_field() {
-        let cpp = crate::ffi::pool_layout_table();
-        for (ours, theirs) in layout_table().iter().zip(&cpp) {
-            assert_eq!(ours, theirs, "kernels/src/pool.rs and kernels/include/pool/abi.h differ");
-        }
-        assert_eq!(layout_table().len(), cpp.len(), "one half has more fields");
-    }
-
-    #[test]
-    fn both_halves_agree_on_every_number() {
-        let header = include_str!("../include/pool/abi.h");
-        for (name, value) in [
-            ("TILE", TILE),
-            ("POOL_THREADS_MAX", BLOCK_THREADS_MAX),
-            ("TO_POOL", 0),
-            ("TO_STAGING", 1),
-            ("PATTERN_FILL", MODE_FILL),
-            ("PATTERN_POISON", MODE_POISON),
-            ("PATTERN_CHECK", MODE_CHECK),
-        ] {
-            let line = format!("#define GIO_{name} {value}u");
-            assert!(header.contains(&line), "{line}");
-        }
-        assert!(header.contains(&format!("#define GIO_PATTERN_NONE {PATTERN_NONE:#x}ull")));
-    }
-}

@@ -93,33 +93,35 @@ fn hits(path: &Path, lines: usize, command: &mut Command, flags: &[&str]) -> Val
     report
 }
 
-fn replay() -> Outcome {
+/// Runs a test that needs the trace, where it is.
+fn with_trace(test: impl FnOnce(&Path)) -> Outcome {
     match trace() {
         Ok(path) => {
-            hits(&path, usize::MAX, &mut program(), &[]);
+            test(&path);
             Outcome::Passed
         }
         Err(path) => Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
     }
 }
 
+fn replay() -> Outcome {
+    with_trace(|path| drop(hits(path, usize::MAX, &mut program(), &[])))
+}
+
 /// The beginning of it with the KV pool in the memory of a GPU, which is a libcuda without one:
 /// made, moved and checked there, by both routes and both ways of running the I/O kernel.
 fn replay_on_a_gpu() -> Outcome {
-    let path = match trace() {
-        Ok(path) => path,
-        Err(path) => return Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
-    };
-    for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
-        let mut command = program();
-        command.env("LD_LIBRARY_PATH", cuda_mock::folder(cuda_mock::Level::Full));
-        let flags = ["--executor", "cuda", "--require", route, "--launch", launch];
-        let flags = [&flags[..], &["--verify", "full"]].concat();
-        let report = hits(&path, GPU_REQUESTS, &mut command, &flags);
-        assert_eq!(report["path"], route);
-        assert_eq!(report["gpu"]["launch"], launch);
-    }
-    Outcome::Passed
+    with_trace(|path| {
+        for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
+            let mut command = program();
+            command.env("LD_LIBRARY_PATH", cuda_mock::folder(cuda_mock::Level::Full));
+            let flags = ["--executor", "cuda", "--require", route, "--launch", launch];
+            let flags = [&flags[..], &["--verify", "full"]].concat();
+            let report = hits(path, GPU_REQUESTS, &mut command, &flags);
+            assert_eq!(report["path"], route);
+            assert_eq!(report["gpu"]["launch"], launch);
+        }
+    })
 }
 
 /// The count itself, where the answer is plain.

@@ -34,6 +34,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::deadline::Deadline;
+use crate::step::SaidNo;
 
 /// Some step failed; the table says which.
 const EXIT_STEP_FAILED: u8 = 1;
@@ -125,7 +126,7 @@ fn main() -> ExitCode {
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::from(EXIT_MACHINE)
+        ExitCode::from(if error.is::<SaidNo>() { EXIT_STEP_FAILED } else { EXIT_MACHINE })
     })
 }
 

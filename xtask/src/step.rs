@@ -31,6 +31,19 @@ pub struct Outcome {
     pub took: Duration,
 }
 
+/// A program that a command runs said no, and why is above: a failure of what it was given, and not
+/// of the machine.
+#[derive(Debug)]
+pub struct SaidNo(pub String);
+
+impl fmt::Display for SaidNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` failed; its output is above", self.0)
+    }
+}
+
+impl std::error::Error for SaidNo {}
+
 /// How a step ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::AddAssign;
+use std::time::Duration;
 
 /// Numbers of tests, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +34,17 @@ impl Tally {
         }
         tally
     }
+
+    /// Such a line, for a command whose tests are not libtest's.
+    pub fn line(self, took: Duration) -> String {
+        let Self { passed, failed, skipped } = self;
+        let word = if failed > 0 { "FAILED" } else { "ok" };
+        let seconds = took.as_secs_f64();
+        format!(
+            "test result: {word}. {passed} passed; {failed} failed; {skipped} ignored; \
+             finished in {seconds:.1}s"
+        )
+    }
 }
 
 impl AddAssign for Tally {
@@ -62,6 +74,16 @@ mod tests {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; \
                     7 filtered out; finished in 0.01s\n";
         assert_eq!(Tally::of_line(line), Tally { passed: 12, failed: 3, skipped: 1 });
+    }
+
+    #[test]
+    fn what_a_command_prints_is_counted_once() {
+        for (passed, failed, skipped) in [(52, 1, 0), (7, 1, 2), (3, 0, 0)] {
+            let tally = Tally { passed, failed, skipped };
+            assert_eq!(Tally::of_line(&tally.line(Duration::from_millis(4500))), tally);
+            // The last line of a run is a sum, and must not count again.
+            assert_eq!(Tally::of_line(&tally.to_string()), Tally::default());
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use gio_uring::{
 use nvme_driver::{DevicePtr, Nanos, Quiesced};
 use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
 
-use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop};
+use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop, soon};
 
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
@@ -24,10 +24,6 @@ pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), gio_ur
     filled.expect("a row");
     let issued = ring.issue_io(&ids, 0);
     (ids[0], issued)
-}
-
-pub(crate) fn soon(ring: &Uring) -> Nanos {
-    ring.now() + Nanos::from_millis(10_000)
 }
 
 /// A drive of one queue whose commands time out after 400 ms.
@@ -74,8 +70,7 @@ fn chained(device: &Arc<CudaDevice>, mode: LaunchMode) {
         std::thread::yield_now();
     }
     assert_eq!(done.read(), 5);
-    let proof = ring.stop(deadline).expect("stops");
-    rig.reclaim(&proof);
+    rig.end(&mut ring);
 }
 
 /// One completion that makes no sense, or none at all, fails its queue and nothing else; driver and
@@ -107,13 +102,10 @@ fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
         assert_eq!(ring.faulted().map(|found| found.fault), Some(fault), "{action:?}");
         let proof = ring.stop(soon(&ring)).expect("stops: nothing is waited for any more");
         rig.emus[0].set_faults(FaultPlan::default());
-        rig.controllers[0].recover(&proof).expect("recovers");
-        let grants = rig.grants();
-        ring.restart(&grants).expect("starts again");
+        rig.start_again(&mut ring, &proof);
         assert_eq!(all_rows(&mut ring, &pool, Op::Read, &apart()), (64, 0), "{action:?}");
     }
-    let proof = ring.stop(soon(&ring)).expect("stops");
-    rig.reclaim(&proof);
+    rig.end(&mut ring);
 }
 
 /// A launch per batch looks at completions only while a batch runs.
@@ -145,8 +137,7 @@ fn refusing(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let bad: Vec<&IoStatus> = statuses.iter().filter(|status| !status.is_ok()).collect();
     assert!(matches!(bad[..], [IoStatus::Nvme(_)]), "{bad:?}");
     assert!(ring.faulted().is_none());
-    let proof = ring.stop(soon(&ring)).expect("stops");
-    rig.reclaim(&proof);
+    rig.end(&mut ring);
 }
 
 /// A controller fails in the middle: what it had ends by the commands' timeout, what it never got
@@ -155,12 +146,9 @@ fn dying(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let (mut rig, mut ring) = hasty(device, mode, 16);
     let mut pool = rig.pool(&mut ring, 4, 64);
     let proof = dies(&mut rig, &mut ring, &pool, FaultAction::FatalStatus);
-    rig.controllers[0].recover(&proof).expect("a reset brings it back");
-    let grants = rig.grants();
-    ring.restart(&grants).expect("starts again");
+    rig.start_again(&mut ring, &proof);
     round_trip(&mut ring, &mut pool);
-    let proof = ring.stop(soon(&ring)).expect("stops");
-    rig.reclaim(&proof);
+    rig.end(&mut ring);
 }
 
 /// A drive is pulled out in the middle. Nothing brings it back, and nobody knows whether it still
@@ -235,12 +223,9 @@ fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let sent = ring.counters().total.commands;
     assert!(sums.0 == sent && sums.0 < 256, "{sums:?} of {sent} commands");
     rig.emus[0].set_faults(FaultPlan::default());
-    rig.controllers[0].recover(&proof).expect("recovers");
-    let grants = rig.grants();
-    ring.restart(&grants).expect("starts again");
+    rig.start_again(&mut ring, &proof);
     round_trip(&mut ring, &mut pool);
-    let proof = ring.stop(soon(&ring)).expect("stops");
-    rig.reclaim(&proof);
+    rig.end(&mut ring);
 }
 
 /// A kernel with nothing to do ends with the stop word, and at once.

@@ -180,6 +180,21 @@ impl Rig {
         Pool { handle, memory: Buffer::new(memory).expect("reachable"), rows, blocks }
     }
 
+    /// Brings all controllers back after a stop, and starts `ring` with new queues.
+    pub(crate) fn start_again(&mut self, ring: &mut Uring, proof: &Quiesced) {
+        for controller in &mut self.controllers {
+            controller.recover(proof).expect("recovers");
+        }
+        let grants = self.grants();
+        ring.restart(&grants).expect("starts again");
+    }
+
+    /// Stops `ring` and takes its queues back.
+    pub(crate) fn end(&mut self, ring: &mut Uring) {
+        let proof = ring.stop(soon(ring)).expect("stops");
+        self.reclaim(&proof);
+    }
+
     pub(crate) fn reclaim(&mut self, proof: &Quiesced) {
         for (controller, queues) in self.controllers.iter_mut().zip(&self.queues) {
             for queue in queues {
@@ -187,6 +202,11 @@ impl Rig {
             }
         }
     }
+}
+
+/// When whatever a test waits for has happened.
+pub(crate) fn soon(ring: &Uring) -> Nanos {
+    ring.now() + Nanos::from_millis(10_000)
 }
 
 pub(crate) struct Pool {
@@ -270,17 +290,11 @@ pub(crate) fn stack_moves_bytes(
     let mut ring = rig.ring(cuda, UringOptions::default());
     let mut pool = rig.pool(&mut ring, 12, 96);
     round_trip(&mut ring, &mut pool);
-    let soon = ring.now() + Nanos::from_millis(10_000);
-    let proof = ring.stop(soon).expect("stops");
-    for controller in &mut rig.controllers {
-        controller.recover(&proof).expect("recovers");
-    }
-    let grants = rig.grants();
-    ring.restart(&grants).expect("starts again");
+    let proof = ring.stop(soon(&ring)).expect("stops");
+    rig.start_again(&mut ring, &proof);
     round_trip(&mut ring, &mut pool);
     let counters = ring.counters();
-    let proof = ring.stop(ring.now() + Nanos::from_millis(10_000)).expect("stops");
-    rig.reclaim(&proof);
+    rig.end(&mut ring);
     counters
 }
 

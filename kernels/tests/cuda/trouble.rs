@@ -13,8 +13,8 @@ use nvme_driver::{Clock, MonotonicClock, Nanos, Quiesced};
 use nvme_spec::ids::Nsid;
 
 use crate::{
-    cases::{issue, soon},
-    rig::{self, Rig, bare, round_trip, set_stop},
+    cases::issue,
+    rig::{self, Rig, bare, round_trip, set_stop, soon},
 };
 
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
@@ -130,12 +130,9 @@ fn a_launch_that_is_refused() {
         // Nothing runs, so the ring can be stopped, and started again.
         let proof = ring.stop(soon(&ring)).expect("stops");
         assert_eq!(ring.try_cqe(id).expect("it ended").expect("cancelled").errors, 1);
-        rig.controllers[0].recover(&proof).expect("recovers");
-        let grants = rig.grants();
-        ring.restart(&grants).expect("starts again");
+        rig.start_again(&mut ring, &proof);
         round_trip(&mut ring, &mut pool);
-        let proof = ring.stop(soon(&ring)).expect("stops");
-        rig.reclaim(&proof);
+        rig.end(&mut ring);
         drop((ring, pool, rig, device));
         mock::assert_clean();
     });

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::EXIT_STEP_FAILED;
-use crate::gpu::{self, NotBuilt};
+use crate::gpu;
 
 #[derive(Args)]
 pub struct GpuArgs {
@@ -20,16 +19,8 @@ pub struct GpuArgs {
 }
 
 pub fn run(args: &GpuArgs) -> Result<ExitCode> {
-    match gpu::pack(&args.pack, args.trace.as_deref()) {
-        Err(error) if error.is::<NotBuilt>() => {
-            eprintln!("error: {error}");
-            return Ok(ExitCode::from(EXIT_STEP_FAILED));
-        }
-        packed => {
-            let (bytes, folder) = (packed?, args.pack.display());
-            println!("{folder}: {:.1} MiB", bytes as f64 / f64::from(1 << 20));
-            println!("on the machine with the GPU: ./run.sh, then bring its folder `results` back");
-        }
-    }
+    let bytes = gpu::pack(&args.pack, args.trace.as_deref())?;
+    println!("{}: {:.1} MiB", args.pack.display(), bytes as f64 / f64::from(1 << 20));
+    println!("on the machine with the GPU: ./run.sh, then bring its folder `results` back");
     Ok(ExitCode::SUCCESS)
 }

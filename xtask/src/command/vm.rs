@@ -10,7 +10,7 @@ use crate::EXIT_STEP_FAILED;
 use crate::needs;
 use crate::step::Step;
 use crate::tally::Tally;
-use crate::vm::{self, Ended, NotBuilt, Prepared, SUITES, Suite, Wishes};
+use crate::vm::{self, Prepared, SUITES, Suite, Wishes};
 
 #[derive(Args)]
 pub struct VmArgs {
@@ -49,13 +49,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     }
     let suites = chosen(&args.suite);
     needs::cxx_compiler()?;
-    let prepared = match Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno)) {
-        Err(error) if error.is::<NotBuilt>() => {
-            eprintln!("error: {error}");
-            return Ok(ExitCode::from(EXIT_STEP_FAILED));
-        }
-        prepared => prepared?,
-    };
+    let prepared = Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno))?;
     if args.shell {
         vm::shell(&prepared, args.nvme)?;
         return Ok(ExitCode::SUCCESS);
@@ -70,7 +64,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
             eprintln!("==> {}: {wrong}; that is its own fault: once more", suite.name);
             ended = suite.run(&prepared, wishes)?;
         }
-        println!("{}", result(&ended));
+        println!("{}", ended.tally.line(ended.took));
         if let Some(wrong) = &ended.wrong {
             eprintln!("==> {}: {wrong}", suite.name);
         }
@@ -96,31 +90,9 @@ fn chosen(names: &[String]) -> Vec<&'static Suite> {
     SUITES.iter().filter(is_chosen).collect()
 }
 
-/// In libtest's words, which the steps of a longer run are counted by.
-fn result(ended: &Ended) -> String {
-    let Tally { passed, failed, skipped } = ended.tally;
-    let word = if failed > 0 { "FAILED" } else { "ok" };
-    let seconds = ended.took.as_secs_f64();
-    format!(
-        "test result: {word}. {passed} passed; {failed} failed; {skipped} ignored; \
-         finished in {seconds:.1}s"
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    #[test]
-    fn a_longer_run_can_count_what_this_one_prints() {
-        let tally = Tally { passed: 7, failed: 1, skipped: 2 };
-        let ended = Ended { tally, wrong: None, crashed: false, took: Duration::from_millis(4500) };
-        assert_eq!(Tally::of_line(&result(&ended)), tally);
-        // The last line of a run is a sum, and must not count again.
-        assert_eq!(Tally::of_line(&tally.to_string()), Tally::default());
-    }
 
     #[test]
     fn no_name_means_all_suites() {

@@ -1,16 +1,15 @@
 //! What a machine with a GPU and without a toolchain gets: programs, kernels, and a script that
 //! runs them and writes down what came of it.
 
-use std::error::Error;
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::step::SaidNo;
 use crate::{folder, needs};
 
 /// Uploads of more are refused here and there.
@@ -40,22 +39,10 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// The compiler said no: a failure of the step, and not of the machine.
-#[derive(Debug)]
-pub struct NotBuilt(ExitStatus);
-
-impl fmt::Display for NotBuilt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a program could not be built ({}); the compiler's words are above", self.0)
-    }
-}
-
-impl Error for NotBuilt {}
-
 /// Builds everything into `folder`, which is made; what is in it is replaced. How large it is.
 ///
 /// # Errors
-/// [`NotBuilt`], what this machine lacks, or what cannot be written.
+/// [`SaidNo`], what this machine lacks, or what cannot be written.
 pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
     needs::cxx_compiler()?;
     needs::program("strip", "binutils")?;
@@ -92,10 +79,11 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
 fn build(program: &Program) -> Result<PathBuf> {
     let mut command = Command::new("cargo");
     command.args(program.build.split_whitespace()).args(["--release", "--message-format=json"]);
-    eprintln!("    $ cargo {} --release", program.build);
+    let line = format!("cargo {} --release", program.build);
+    eprintln!("    $ {line}");
     let output = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     if !output.status.success() {
-        return Err(NotBuilt(output.status).into());
+        bail!(SaidNo(line));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     match executable(&text, program.target) {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::ptx::Module;
 use crate::ptx::install::{Toolkit, shown};
 use crate::ptx::sass::{self, Instruction};
+use crate::step::SaidNo;
 
 /// A warning is an error; the compute capability is added.
 pub const FLAGS: &[&str] = &["-std=c++17", "-O3", "-ptx", "--Werror", "all-warnings"];
@@ -17,18 +18,6 @@ pub const FLAGS: &[&str] = &["-std=c++17", "-O3", "-ptx", "--Werror", "all-warni
 /// drivers since CUDA 12.7 read it. The compiler says its own version, which only drivers as new as
 /// the compiler read. The assembler refuses what the version does not have.
 pub const ISA: &str = "8.6";
-
-/// The source is at fault, not the machine; the compiler said the rest.
-#[derive(Debug)]
-pub struct NotCompiled(String);
-
-impl std::fmt::Display for NotCompiled {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "`{}` failed; its output is above", self.0)
-    }
-}
-
-impl std::error::Error for NotCompiled {}
 
 /// A module, its compiler, and where to put what comes of it.
 #[derive(Debug)]
@@ -138,7 +127,7 @@ fn output(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
     if !output.status.success() {
         eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        bail!(NotCompiled(line));
+        bail!(SaidNo(line));
     }
     Ok(output)
 }

@@ -23,7 +23,6 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-pub use compile::NotCompiled;
 pub use report::{Checked, ModuleReport, Report, Target};
 
 use checks::Check;
@@ -81,7 +80,7 @@ const MODULES: &[Module] = &[
 /// SASS.
 ///
 /// # Errors
-/// Says what this machine lacks, or that the source does not compile ([`NotCompiled`]).
+/// Says what this machine lacks, or that the source does not compile ([`crate::step::SaidNo`]).
 pub fn run(check_only: bool) -> Result<Report> {
     let folder = folder::target("ptx");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;

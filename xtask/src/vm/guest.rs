@@ -1,11 +1,11 @@
 //! The programs that run in the guest, which has no libraries to link with.
 
-use std::error::Error;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+
+use crate::step::SaidNo;
 
 /// Not what `cargo build` picks by itself: with RUSTFLAGS and no `--target`, build scripts and
 /// procedural macros would be linked statically, too, and the latter cannot be.
@@ -25,18 +25,6 @@ const PROFILE: &[&str] = &[
     "profile.vm.strip=true",
 ];
 
-/// The compiler said no: a failure of the step, and not of the machine.
-#[derive(Debug)]
-pub struct NotBuilt(ExitStatus);
-
-impl fmt::Display for NotBuilt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the guest's programs could not be built ({})", self.0)
-    }
-}
-
-impl Error for NotBuilt {}
-
 /// Builds the programs, `ripieno` only if it is wanted: it takes the longest, and most suites do
 /// without. Where they are.
 pub fn build(folder: &Path, with_ripieno: bool) -> Result<Vec<PathBuf>> {
@@ -51,7 +39,7 @@ pub fn build(folder: &Path, with_ripieno: bool) -> Result<Vec<PathBuf>> {
     eprintln!("building for the guest, linked statically: {}", names.join(", "));
     let status = command.status().context("cannot run cargo")?;
     if !status.success() {
-        return Err(NotBuilt(status).into());
+        bail!(SaidNo("cargo build --profile vm".into()));
     }
     let built = target.join(TARGET).join("vm");
     Ok(names.iter().map(|name| built.join(name)).collect())

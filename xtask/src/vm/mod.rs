@@ -29,8 +29,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::folder;
 
-pub use guest::NotBuilt;
-pub use suite::{Ended, SUITES, Suite, Wishes, shell};
+pub use suite::{SUITES, Suite, Wishes, shell};
 
 /// What every boot needs, made once.
 #[derive(Debug)]
