@@ -3,31 +3,19 @@
 
 use std::ptr::NonNull;
 
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
+
 use super::*;
 use crate::{ffi, pattern::Pattern};
 
-/// Numbers that look random and are the same every time.
-struct Random(u64);
+fn bytes(random: &mut SmallRng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes[..]);
+    bytes
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len())]
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
+fn one<T: Copy>(random: &mut SmallRng, of: &[T]) -> T {
+    of[random.random_range(0..of.len())]
 }
 
 fn address<T>(of: &mut [T]) -> u64 {
@@ -46,26 +34,32 @@ struct Shape {
 }
 
 impl Shape {
-    fn random(random: &mut Random) -> Self {
-        let unit = random.of(&[1, 2, 4, 8, 16, 512]);
-        let most = random.of(&[16, 700, 2048, 9000]);
-        let object = (1 + random.below(most)).next_multiple_of(random.of(&[unit, 1]));
-        let stride = (object + random.below(64)).next_multiple_of(unit);
-        let blocks = 1 + random.below(12);
+    fn random(random: &mut SmallRng) -> Self {
+        let unit = one(random, &[1, 2, 4, 8, 16, 512]);
+        let most: usize = one(random, &[16, 700, 2048, 9000]);
+        let object = (1 + random.random_range(0..most)).next_multiple_of(one(random, &[unit, 1]));
+        let stride = (object + random.random_range(0..64)).next_multiple_of(unit);
+        let blocks = 1 + random.random_range(0..12);
         // Blocks in any order, each once: a scatter writes each block once.
         let mut map: Vec<u32> = (0..blocks as u32).collect();
-        for i in (1..blocks).rev() {
-            map.swap(i, random.below(i + 1));
-        }
-        map.truncate(1 + random.below(blocks));
-        let mut at = random.below(3) * unit;
+        map.shuffle(random);
+        map.truncate(1 + random.random_range(0..blocks));
+        let mut at = random.random_range(0..3) * unit;
         let mut rows = Vec::new();
-        for _ in 0..1 + random.below(4) {
+        for _ in 0..1 + random.random_range(0..4) {
             rows.push(at);
-            at = (at + blocks * stride + random.below(40)).next_multiple_of(unit);
+            at = (at + blocks * stride + random.random_range(0..40)).next_multiple_of(unit);
         }
-        let staging_row = (map.len() * object + random.below(50)).next_multiple_of(unit);
-        Self { object, stride, staging_row, blocks, map, rows, staging: random.below(3) * unit }
+        let staging_row = (map.len() * object + random.random_range(0..50)).next_multiple_of(unit);
+        Self {
+            object,
+            stride,
+            staging_row,
+            blocks,
+            map,
+            rows,
+            staging: random.random_range(0..3) * unit,
+        }
     }
 
     fn pool_len(&self) -> usize {
@@ -109,11 +103,11 @@ impl Shape {
 #[test]
 fn objects_go_where_they_belong_and_nothing_else_changes() {
     for seed in 0..300 {
-        let mut random = Random(seed);
+        let mut random = SmallRng::seed_from_u64(seed);
         let mut shape = Shape::random(&mut random);
-        let threads = 32 * (1 + random.below(9)) as u32;
-        let mut staging = random.bytes(shape.staging_len());
-        let mut pool = random.bytes(shape.pool_len());
+        let threads = 32 * (1 + random.random_range(0..9)) as u32;
+        let mut staging = bytes(&mut random, shape.staging_len());
+        let mut pool = bytes(&mut random, shape.pool_len());
         let (old_staging, old_pool) = (staging.clone(), pool.clone());
         let object = shape.object;
 
@@ -125,7 +119,7 @@ fn objects_go_where_they_belong_and_nothing_else_changes() {
         assert!(staging == old_staging, "seed {seed}: staging memory was only read");
         assert!(pool == wanted, "seed {seed}: the pool");
 
-        let mut other = random.bytes(staging.len());
+        let mut other = bytes(&mut random, staging.len());
         let mut wanted = other.clone();
         for (to, from) in shape.objects() {
             wanted[to..to + object].copy_from_slice(&pool[from..from + object]);
@@ -169,19 +163,19 @@ fn run_pattern(mode: u32, items: &mut [PatternItem], threads: u32) -> Vec<u64> {
 }
 
 /// Items one after another, with gaps; lengths of zero and of several tiles among them.
-fn items(random: &mut Random, memory: &mut Vec<u64>) -> Vec<PatternItem> {
+fn items(random: &mut SmallRng, memory: &mut Vec<u64>) -> Vec<PatternItem> {
     let mut at = 0;
-    let mut items: Vec<PatternItem> = (0..1 + random.below(9))
+    let mut items: Vec<PatternItem> = (0..1 + random.random_range(0..9))
         .map(|_| {
-            let most = random.of(&[1, 9, 600, 2100]);
-            let len = 4 * random.below(most);
-            let start = at + 4 * random.below(6);
+            let most: usize = one(random, &[1, 9, 600, 2100]);
+            let len = 4 * random.random_range(0..most);
+            let start = at + 4 * random.random_range(0..6);
             at = start + len;
-            let (seed, offset) = (random.next(), 8 * random.below(1000) as u32);
+            let (seed, offset) = (random.random(), 8 * random.random_range(0..1000) as u32);
             PatternItem { at: start as u64, seed, offset, len: len as u32 }
         })
         .collect();
-    *memory = (0..at.div_ceil(8) + 4).map(|_| random.next()).collect();
+    *memory = (0..at.div_ceil(8) + 4).map(|_| random.random()).collect();
     let base = address(memory);
     items.iter_mut().for_each(|item| item.at += base);
     items
@@ -202,10 +196,10 @@ fn host_check(item: &PatternItem) -> u64 {
 #[test]
 fn a_launch_makes_and_finds_what_the_host_does() {
     for seed in 0..300 {
-        let mut random = Random(seed << 20);
+        let mut random = SmallRng::seed_from_u64(seed << 20);
         let mut memory = Vec::new();
         let mut all = items(&mut random, &mut memory);
-        let threads = 32 * (1 + random.below(20)) as u32;
+        let threads = 32 * (1 + random.random_range(0..20)) as u32;
         let around = memory.clone();
 
         run_pattern(MODE_FILL, &mut all, threads);
@@ -216,11 +210,11 @@ fn a_launch_makes_and_finds_what_the_host_does() {
 
         // Some wrong bytes, also several in an item: the first of each is found.
         let base = address(&mut memory);
-        for _ in 0..random.below(8) {
-            let item = &all[random.below(all.len())];
+        for _ in 0..random.random_range(0..8) {
+            let item = &all[random.random_range(0..all.len())];
             if item.len > 0 {
-                let at = (item.at - base) as usize + random.below(item.len as usize);
-                memory[at / 8] ^= 1 << (at % 8 * 8 + random.below(8));
+                let at = (item.at - base) as usize + random.random_range(0..item.len as usize);
+                memory[at / 8] ^= 1 << (at % 8 * 8 + random.random_range(0..8));
             }
         }
         let wanted: Vec<u64> = all.iter().map(host_check).collect();

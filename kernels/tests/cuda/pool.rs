@@ -19,28 +19,16 @@ use gio_kernels::{
 };
 use gio_uring::{IoExecutor, MoveWay, Moves, RawStream, StreamOps};
 use nvme_driver::{DevicePtr, Nanos, platform::mmio};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
 use crate::rig::{self, bare, set_stop};
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Numbers that look random and are the same every time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() >> 16) as usize % end
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| (self.next() >> 24) as u8).collect()
-    }
+fn bytes(random: &mut SmallRng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes[..]);
+    bytes
 }
 
 fn raw(stream: &CudaStream) -> RawStream {
@@ -72,16 +60,16 @@ fn host_check(item: &PatternItem, bytes: &mut [u8]) -> Result<(), Difference> {
 }
 
 /// Items in `memory` one after another, aligned to 4 and more, of many lengths.
-fn items(memory: &DeviceMemory, random: &mut Random, count: usize) -> Vec<PatternItem> {
+fn items(memory: &DeviceMemory, random: &mut SmallRng, count: usize) -> Vec<PatternItem> {
     let mut at = 0;
     let mut items = Vec::new();
     for _ in 0..count {
-        at += [0, 0, 4, 8, 12][random.below(5)];
+        at += [0, 0, 4, 8, 12][random.random_range(0..5)];
         let longest = if count > 1000 { 20 } else { 3000 };
-        let most = [2, 40, 300, longest][random.below(4)];
-        let len = 4 * random.below(most);
+        let most = [2, 40, 300, longest][random.random_range(0..4)];
+        let len = 4 * random.random_range(0..most);
         let start = DevicePtr(memory.device().0 + at as u64);
-        let (seed, offset) = (random.next(), 8 * random.below(5000) as u32);
+        let (seed, offset) = (random.random(), 8 * random.random_range(0..5000) as u32);
         items.push(PatternItem { at: start, seed, offset, len: len as u32 });
         at += len;
     }
@@ -100,7 +88,7 @@ fn host_and_gpu_agree(device: &Arc<CudaDevice>, rounds: u64) {
     let stream = CudaStream::new(device, None).expect("a stream");
     let pattern = CudaPattern::new(device).expect("compiles");
     for round in 0..rounds {
-        let mut random = Random(round);
+        let mut random = SmallRng::seed_from_u64(round);
         // More than one launch takes, every other time.
         let all = items(&memory, &mut random, [700, 2600][round as usize % 2]);
         // SAFETY: the items are parts of `memory`, which outlives the stream's work.
@@ -116,8 +104,8 @@ fn host_and_gpu_agree(device: &Arc<CudaDevice>, rounds: u64) {
             assert_eq!(seen, Ok(()), "round {round}, item {index}");
         }
         for _ in 0..100 {
-            let at = random.below(bytes.len());
-            bytes[at] ^= 1 << random.below(8);
+            let at = random.random_range(0..bytes.len());
+            bytes[at] ^= 1 << random.random_range(0..8);
         }
         memory.write(0, &bytes).expect("inside");
         // SAFETY: as above.
@@ -350,19 +338,17 @@ struct Shape {
 }
 
 impl Shape {
-    fn random(random: &mut Random) -> Self {
-        let unit = [1, 4, 8, 16, 1024][random.below(5)];
-        let most = [30, 600, 2048, 6000][random.below(4)];
-        let object = (1 + random.below(most)).next_multiple_of(unit);
-        let stride = (object + random.below(200)).next_multiple_of(unit);
-        let blocks = 1 + random.below(20);
+    fn random(random: &mut SmallRng) -> Self {
+        let unit = [1, 4, 8, 16, 1024][random.random_range(0..5)];
+        let most: usize = [30, 600, 2048, 6000][random.random_range(0..4)];
+        let object = (1 + random.random_range(0..most)).next_multiple_of(unit);
+        let stride = (object + random.random_range(0..200)).next_multiple_of(unit);
+        let blocks = 1 + random.random_range(0..20);
         let mut map: Vec<u32> = (0..blocks as u32).collect();
-        for i in (1..blocks).rev() {
-            map.swap(i, random.below(i + 1));
-        }
-        map.truncate(1 + random.below(blocks));
-        let row = (blocks * stride + random.below(100)).next_multiple_of(unit);
-        let rows = (0..1 + random.below(3)).map(|i| i * row).collect();
+        map.shuffle(random);
+        map.truncate(1 + random.random_range(0..blocks));
+        let row = (blocks * stride + random.random_range(0..100)).next_multiple_of(unit);
+        let rows = (0..1 + random.random_range(0..3)).map(|i| i * row).collect();
         let staging_row = (map.len() * object).next_multiple_of(unit);
         Self { object, stride, staging_row, rows, map }
     }
@@ -430,14 +416,14 @@ fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
     let other = CudaStream::new(device, None).expect("a stream");
     let pool = Pool::new(device);
     for round in 0..rounds {
-        let mut random = Random(round << 8);
+        let mut random = SmallRng::seed_from_u64(round << 8);
         let shape = Shape::random(&mut random);
         let (stream, raw) = match round % 2 {
             0 => (streams.stream(), streams.own_stream()),
             _ => (&other, raw(&other)),
         };
-        let staged = random.bytes(pool.staging.len());
-        let mut wanted = random.bytes(pool.memory.len());
+        let staged = bytes(&mut random, pool.staging.len());
+        let mut wanted = bytes(&mut random, pool.memory.len());
         pool.write_staging(&staged);
         pool.memory.write(0, &wanted).expect("inside");
         // SAFETY: the pool outlives the stream's work, which is waited for.
@@ -449,7 +435,7 @@ fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
         assert!(contents(&pool.memory) == wanted, "round {round}: to the pool");
         assert!(pool.read_staging() == staged, "round {round}: only read");
 
-        let mut staged = random.bytes(pool.staging.len());
+        let mut staged = bytes(&mut random, pool.staging.len());
         pool.write_staging(&staged);
         let moves = pool.moves(&shape, MoveWay::ToStaging);
         // SAFETY: as above.
@@ -498,7 +484,7 @@ fn words_order_moves(device: &Arc<CudaDevice>) {
     };
     let stream = streams.own_stream();
     for value in 1..6u32 {
-        let mut random = Random(u64::from(value) << 40);
+        let mut random = SmallRng::seed_from_u64(u64::from(value) << 40);
         // SAFETY: pool and words outlive the stream's work.
         unsafe {
             streams.wait_word(stream, ready, value).expect("waits");
@@ -509,7 +495,7 @@ fn words_order_moves(device: &Arc<CudaDevice>) {
         std::thread::sleep(Duration::from_millis(5));
         // SAFETY: words of the page.
         assert!(unsafe { mmio::load_acquire32(host_done) } < value, "nothing was ready");
-        let staged = random.bytes(8 * 4096);
+        let staged = bytes(&mut random, 8 * 4096);
         pool.write_staging(&staged);
         // SAFETY: as above.
         unsafe { mmio::store_release32(host, value) };
