@@ -29,6 +29,15 @@ open_enum! {
     }
 }
 
+/// Which way a data transfer goes, as the host sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the namespace to memory.
+    Read,
+    /// From memory to the namespace.
+    Write,
+}
+
 /// The dwords that read, write, write zeroes and compare share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockRange {

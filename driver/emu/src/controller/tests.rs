@@ -9,7 +9,7 @@ mod commands;
 mod copies;
 mod events;
 mod faults;
-#[path = "../../../tests/gpu/mod.rs"]
+#[path = "../../tests/gpu/mod.rs"]
 mod gpu;
 mod lifecycle;
 mod queues;

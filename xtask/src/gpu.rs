@@ -14,7 +14,7 @@ use crate::{folder, needs};
 
 /// Uploads of more are refused here and there.
 const BYTES_MAX: u64 = 60 << 20;
-const RUN: &str = include_str!("run.sh");
+const RUN: &str = include_str!("gpu/run.sh");
 /// Kernels, which the programs contain already: to look at, or to compile by hand.
 const PTX: &[&str] =
     &["kernels/ptx/gio_kernel.ptx", "kernels/ptx/gio_pool.ptx", "bench/ptx/bench_gpu.ptx"];
