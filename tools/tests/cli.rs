@@ -306,6 +306,7 @@ fn people_get_a_table_and_a_verdict() {
 
 #[test]
 fn ctrl_c_ends_in_an_orderly_way() {
+    use rustix::process::Signal;
     use std::process::Stdio;
     let child =
         ripieno("--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json")
@@ -315,8 +316,7 @@ fn ctrl_c_ends_in_an_orderly_way() {
             .unwrap();
     // Long enough to be in the middle of it; if not, the signal still has to be obeyed.
     std::thread::sleep(std::time::Duration::from_millis(2500));
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

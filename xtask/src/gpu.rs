@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::folder;
+use crate::needs::{self, Need};
 use crate::step::SaidNo;
-use crate::{folder, needs};
 
 /// Uploads of more are refused here and there.
 const BYTES_MAX: u64 = 60 << 20;
@@ -44,8 +45,7 @@ const PROGRAMS: &[Program] = &[
 /// # Errors
 /// [`SaidNo`], what this machine lacks, or what cannot be written.
 pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
-    needs::cxx_compiler()?;
-    needs::program("strip", "binutils")?;
+    needs::satisfy([Need::Cxx, Need::Binutils])?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for program in PROGRAMS {
         let built = build(program)?;

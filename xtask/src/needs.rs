@@ -1,9 +1,125 @@
-//! What a build asks from the machine, and how to get it.
+//! What the steps of a run need from the machine, and how a machine gets it.
+//!
+//! Each step names its [`Need`]s, and [`satisfy`] gets all of them before the first step runs:
+//! Debian's packages in one `apt-get install`, then what is kept below `target/`.
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
+
+use crate::{command, ptx, vm};
+
+/// Something that a step needs and that a machine may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// A C++ compiler.
+    Cxx,
+    /// That of GNU.
+    Gxx,
+    /// `strip`.
+    Binutils,
+    /// QEMU for x86-64.
+    Qemu,
+    /// The kernel and the busybox of the virtual machine, in `target/vm`.
+    Guest,
+    /// NVIDIA's compiler, in `target/ptx`.
+    Nvcc,
+    /// cargo-deny, in `target/tools`.
+    CargoDeny,
+}
+
+/// A need that a package of Debian satisfies.
+struct Package {
+    missing: &'static str,
+    why: &'static str,
+    name: &'static str,
+}
+
+impl Need {
+    /// The package that this machine lacks.
+    fn missing_package(self) -> Option<Package> {
+        let package = |missing, why, name| Some(Package { missing, why, name });
+        match self {
+            // The `cc` crate reads the variable, too.
+            Self::Cxx if std::env::var_os("CXX").is_none() && !is_installed("c++") => {
+                package("a C++ compiler", "every build compiles the I/O kernel for the host", "g++")
+            }
+            Self::Gxx if !is_installed("g++") => package("g++", "nvcc preprocesses with it", "g++"),
+            Self::Binutils if !is_installed("strip") => {
+                package("strip", "it makes the packed programs small", "binutils")
+            }
+            Self::Qemu if !is_installed(vm::QEMU) => {
+                package(vm::QEMU, "tests run against its NVMe controllers", "qemu-system-x86")
+            }
+            Self::Nvcc if !ptx::is_installed() && !python_makes_venvs() => {
+                package("python3 with venv", "pip installs nvcc", "python3-venv")
+            }
+            _ => None,
+        }
+    }
+
+    /// Gets what no package installs; does nothing if an earlier run got it.
+    fn fetch(self) -> Result<()> {
+        match self {
+            Self::Cxx | Self::Gxx | Self::Binutils | Self::Qemu => Ok(()),
+            Self::Guest => vm::fetch(),
+            Self::Nvcc => ptx::fetch(),
+            Self::CargoDeny => command::lint::fetch_deny(),
+        }
+    }
+}
+
+/// Gets everything in `needs` that this machine lacks.
+///
+/// # Errors
+/// Says what is missing, what it is for and how to get it.
+pub fn satisfy(needs: impl IntoIterator<Item = Need>) -> Result<()> {
+    let mut needs: Vec<Need> = needs.into_iter().collect();
+    needs.sort_unstable();
+    needs.dedup();
+    install_packages(&needs)?;
+    needs.into_iter().try_for_each(Need::fetch)
+}
+
+fn install_packages(needs: &[Need]) -> Result<()> {
+    let missing = || needs.iter().filter_map(|need| need.missing_package()).collect::<Vec<_>>();
+    let packages = missing();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let mut names: Vec<&str> = packages.iter().map(|package| package.name).collect();
+    names.dedup();
+    let install = format!("apt-get install -y --no-install-recommends {}", names.join(" "));
+    if !is_debian_root() {
+        bail!("{}\n  hint: as root, run `{install}`, or install the same by hand", list(&packages));
+    }
+    eprintln!("{}", list(&packages));
+    // A new machine has no package lists, and an old machine has lists of packages that are gone.
+    update_package_lists();
+    if !succeeds(&install) || !missing().is_empty() {
+        bail!("{}\n  hint: `{install}` failed; its output is above", list(&missing()));
+    }
+    Ok(())
+}
+
+fn list(packages: &[Package]) -> String {
+    let line = |Package { missing, why, name }: &Package| {
+        format!("this machine lacks {missing} (Debian's {name}): {why}")
+    };
+    packages.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Updates apt's package lists, once in a run, if we may.
+pub fn update_package_lists() -> bool {
+    static UPDATED: OnceLock<bool> = OnceLock::new();
+    *UPDATED.get_or_init(|| is_debian_root() && succeeds("apt-get update"))
+}
+
+fn is_debian_root() -> bool {
+    rustix::process::geteuid().is_root() && Path::new("/usr/bin/apt-get").exists()
+}
 
 /// Whether `program` is on the PATH.
 pub fn is_installed(program: &str) -> bool {
@@ -11,43 +127,14 @@ pub fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// Makes sure of a C++ compiler: the I/O kernel is compiled for host threads in every build.
-pub fn cxx_compiler() -> Result<()> {
-    // The variable that the `cc` crate reads, too.
-    if std::env::var_os("CXX").is_some() || is_installed("c++") {
-        return Ok(());
-    }
-    install("c++", "g++", "neither `c++` on the PATH nor $CXX")
-}
-
-/// Makes sure of a program that is in Debian's `package`.
-pub fn program(program: &str, package: &str) -> Result<()> {
-    if is_installed(program) {
-        return Ok(());
-    }
-    install(program, package, &format!("no `{program}` on the PATH"))
-}
-
-fn install(program: &str, package: &str, missing: &str) -> Result<()> {
-    if !rustix::process::geteuid().is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        bail!(
-            "{missing}\n  \
-             hint: install it, such as with `sudo apt-get install {package}`, and run this again"
-        );
-    }
-    let install = format!("apt-get install -y --no-install-recommends {package}");
-    eprintln!("{missing}; we are root, so install it:");
-    // A new machine has no package lists, an old one may have stale ones: update, and try again.
-    if !(succeeds(&install) || succeeds("apt-get update") && succeeds(&install))
-        || !is_installed(program)
-    {
-        bail!("{missing}, and `{install}` gave none\n  hint: its output is above");
-    }
-    Ok(())
+/// Debian's python3 comes without these modules.
+fn python_makes_venvs() -> bool {
+    let python = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
+    python.is_ok_and(|output| output.status.success())
 }
 
 /// Shows a command line of plain words, and runs it.
-pub fn succeeds(line: &str) -> bool {
+fn succeeds(line: &str) -> bool {
     eprintln!("    $ {line}");
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or("true");

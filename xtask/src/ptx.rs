@@ -76,6 +76,19 @@ const MODULES: &[Module] = &[
     },
 ];
 
+/// Whether nvcc is there.
+pub fn is_installed() -> bool {
+    install::is_installed(&folder::target("ptx"))
+}
+
+/// Installs nvcc, unless it is there.
+///
+/// # Errors
+/// Says why pip could not install it.
+pub fn fetch() -> Result<()> {
+    Toolkit::new(&folder::target("ptx")).map(drop)
+}
+
 /// Compiles every module, compares it with what is committed (or replaces that), and checks the
 /// SASS.
 ///
@@ -83,7 +96,6 @@ const MODULES: &[Module] = &[
 /// Says what this machine lacks, or that the source does not compile ([`crate::step::SaidNo`]).
 pub fn run(check_only: bool) -> Result<Report> {
     let folder = folder::target("ptx");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let toolkit = Toolkit::new(&folder)?;
     let root = folder::workspace();
     let mut modules = Vec::new();

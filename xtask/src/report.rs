@@ -4,13 +4,21 @@ use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
+
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
-use crate::{EXIT_STEP_FAILED, RunArgs};
+use crate::{EXIT_STEP_FAILED, RunArgs, needs};
 
-/// Runs all steps, also after one that failed: one run shows all that is wrong.
-pub fn run_all(steps: Vec<Step>, args: RunArgs) -> ExitCode {
+/// Gets what the steps need, then runs all of them, also after one that failed: one run shows all
+/// that is wrong.
+///
+/// # Errors
+/// Says what this machine lacks.
+pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     let (start, deadline, count) = (Instant::now(), args.deadline(), steps.len());
+    needs::satisfy(steps.iter().flat_map(|step| step.needs.iter().copied()))?;
+    eprintln!("everything that the steps need is there ({})", clock(start.elapsed()));
     let mut done = Vec::with_capacity(count);
     for (index, step) in steps.into_iter().enumerate() {
         eprintln!("\n==> [{}/{count}] {}\n    $ {step}", index + 1, step.name);
@@ -35,7 +43,7 @@ pub fn run_all(steps: Vec<Step>, args: RunArgs) -> ExitCode {
     eprint!("{}", table(&done, not_run, start.elapsed()));
     let total = total(done.iter().map(|(_, outcome)| outcome));
     println!("{total}");
-    if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS }
+    Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
 }
 
 /// The sum over all steps. One that failed with no failed test (a lint, a crash, a build) counts

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::deadline::Deadline;
+use crate::needs::Need;
 use crate::tally::Tally;
 
 /// A command line, and what it takes to pass.
@@ -21,6 +22,8 @@ pub struct Step {
     /// Some if the output is libtest's, to be counted: how many tests must have passed.
     tests_at_least: Option<u64>,
     skip: Option<&'static str>,
+    /// Satisfied before the first step of a run.
+    pub needs: Vec<Need>,
 }
 
 /// What came of a step.
@@ -59,8 +62,8 @@ impl Step {
     }
 
     pub fn new(name: &'static str, program: impl Into<String>) -> Self {
-        let (args, env) = (Vec::new(), Vec::new());
-        Self { name, program: program.into(), args, env, tests_at_least: None, skip: None }
+        let (args, env, needs) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name, program: program.into(), args, env, tests_at_least: None, skip: None, needs }
     }
 
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -73,6 +76,11 @@ impl Step {
         self
     }
 
+    pub fn needs(mut self, needs: &[Need]) -> Self {
+        self.needs.extend(needs);
+        self
+    }
+
     /// Counts the tests, and fails the step if fewer passed.
     pub fn tests_at_least(mut self, passed: u64) -> Self {
         self.tests_at_least = Some(passed);
@@ -82,6 +90,7 @@ impl Step {
     /// Keeps the step in the table, with the reason why it does not run.
     pub fn skipped(mut self, why: &'static str) -> Self {
         self.skip = Some(why);
+        self.needs.clear();
         self
     }
 

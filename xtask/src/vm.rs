@@ -2,7 +2,7 @@
 //! controllers behind an emulated IOMMU, and a device whose memory stands in for a GPU's.
 //!
 //! ```text
-//!   install     QEMU, and the guest's kernel and busybox (target/vm/packages)
+//!   install     the guest's kernel and busybox (target/vm/packages)
 //!   guest       the programs under test, linked statically
 //!   initramfs   all of it in one archive
 //!   machine     QEMU's command line
@@ -31,10 +31,11 @@ use crate::folder;
 
 pub use suite::{SUITES, Suite, Wishes, shell};
 
+pub const QEMU: &str = "qemu-system-x86_64";
+
 /// What every boot needs, made once.
 #[derive(Debug)]
 pub struct Prepared {
-    qemu: PathBuf,
     kernel: PathBuf,
     initrd: PathBuf,
     folder: PathBuf,
@@ -43,7 +44,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Installs, downloads and builds whatever is not there yet. `ripieno` itself takes the
+    /// Downloads and builds whatever is not there yet. `ripieno` itself takes the
     /// longest to build, and only some suites run it.
     ///
     /// # Errors
@@ -53,17 +54,24 @@ impl Prepared {
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = lock(&folder)?;
-        let qemu = install::qemu()?;
         let packages = install::packages(&folder)?;
         let programs = guest::build(&folder, with_ripieno)?;
         let initrd = initramfs::pack(&folder, &packages, &programs)?;
-        Ok(Self { qemu, kernel: packages.kernel, initrd, folder, _lock: lock })
+        Ok(Self { kernel: packages.kernel, initrd, folder, _lock: lock })
     }
 
     /// Where the console of a suite's last boot is kept.
     pub fn log(&self, suite: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{suite}.log"))
     }
+}
+
+/// Downloads the guest's kernel and busybox, unless they are there.
+///
+/// # Errors
+/// Says what this machine lacks, and how to get it.
+pub fn fetch() -> Result<()> {
+    install::packages(&folder::target("vm")).map(drop)
 }
 
 /// Waits for another run to end.

@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{needs, step::Step};
+use crate::{
+    needs::{self, Need},
+    step::Step,
+};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -15,7 +18,7 @@ pub struct BenchArgs {
 }
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
-    needs::cxx_compiler()?;
+    needs::satisfy([Need::Cxx])?;
     Step::cargo("bench", "run --release --package ripieno-bench --")
         .args(&args.name_and_args)
         .run_alone()

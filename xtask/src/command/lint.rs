@@ -1,23 +1,28 @@
 //! `cargo xtask lint`: what can be said about the tree without running it.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use crate::needs::{self, Need};
 use crate::step::Step;
-use crate::{RunArgs, folder, needs, report};
+use crate::{RunArgs, folder, report};
 
 /// Pinned: another version may complain of other things.
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 const DENY: &str = "check bans licenses sources";
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
-    // Clippy runs the build scripts, and one of them compiles C++.
-    needs::cxx_compiler()?;
     let mut steps = checks();
     steps.push(deny_if_installed());
-    steps.push(Step::cargo("tidy", "test --package ripieno-tests --test tidy").tests_at_least(1));
-    Ok(report::run_all(steps, args))
+    steps.push(
+        Step::cargo("tidy", "test --package ripieno-tests --test tidy")
+            .needs(&[Need::Cxx])
+            .tests_at_least(1),
+    );
+    report::run_all(steps, args)
 }
 
 /// All of lint but the rules for dependencies, which take a program of their own, and the tidy
@@ -25,31 +30,48 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
 pub fn checks() -> Vec<Step> {
     vec![
         Step::cargo("fmt", "fmt --all -- --check"),
-        Step::cargo("clippy", "clippy --workspace --all-targets --all-features -- -D warnings"),
+        // Clippy runs the build scripts, and one of them compiles C++.
+        Step::cargo("clippy", "clippy --workspace --all-targets --all-features -- -D warnings")
+            .needs(&[Need::Cxx]),
         Step::cargo("docs", "doc --workspace --all-features --no-deps")
-            .env("RUSTDOCFLAGS", "-D warnings"),
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .needs(&[Need::Cxx]),
     ]
 }
 
-/// The rules for dependencies, with a cargo-deny that the first run builds (in a minute or two).
-pub fn deny_of_our_own() -> [Step; 2] {
-    let tools = folder::target("tools");
-    let install = format!("install --locked --debug --quiet {CARGO_DENY} --root");
-    [
-        Step::cargo("get deny", &install).args([tools.to_string_lossy()]),
-        Step::new("deny", tools.join("bin/cargo-deny").to_string_lossy())
-            .args(DENY.split_whitespace()),
-    ]
+/// The rules for dependencies.
+pub fn deny() -> Step {
+    Step::new("deny", our_deny().to_string_lossy())
+        .args(DENY.split_whitespace())
+        .needs(&[Need::CargoDeny])
 }
 
 /// The rules for dependencies, where that costs no build.
 fn deny_if_installed() -> Step {
-    let [_, ours] = deny_of_our_own();
-    if folder::target("tools").join("bin/cargo-deny").is_file() {
-        ours
+    if our_deny().is_file() {
+        deny()
     } else if needs::is_installed("cargo-deny") {
         Step::cargo("deny", &format!("deny {DENY}"))
     } else {
-        ours.skipped("cargo-deny is not installed (`cargo xtask ci` installs it)")
+        deny().skipped("cargo-deny is not installed (`cargo xtask ci` installs it)")
     }
+}
+
+fn our_deny() -> PathBuf {
+    folder::target("tools").join("bin/cargo-deny")
+}
+
+/// Builds cargo-deny, which takes a minute or two.
+pub fn fetch_deny() -> Result<()> {
+    let tools = folder::target("tools");
+    let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
+    if our_deny().is_file() && installed.contains(&CARGO_DENY.replace('@', " ")) {
+        return Ok(());
+    }
+    let install = format!("install --locked --debug --quiet {CARGO_DENY} --root");
+    let step = Step::cargo("get deny", &install).args([tools.to_string_lossy()]);
+    if step.run_alone()? != ExitCode::SUCCESS {
+        bail!("this machine lacks cargo-deny, and `{step}` failed\n  hint: its output is above");
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::EXIT_STEP_FAILED;
+use crate::needs::{self, Need};
 use crate::ptx;
 use crate::step::Step;
 
@@ -20,13 +21,16 @@ pub struct PtxArgs {
     json: bool,
 }
 
+const NEEDS: &[Need] = &[Need::Gxx, Need::Nvcc];
+
 /// The step of `cargo xtask ci`. A process of its own, so that its deadline can end nvcc, too.
 pub fn step() -> Step {
-    Step::cargo("ptx", "xtask ptx --check").tests_at_least(1)
+    Step::cargo("ptx", "xtask ptx --check").needs(NEEDS).tests_at_least(1)
 }
 
 pub fn run(args: &PtxArgs) -> Result<ExitCode> {
     let start = Instant::now();
+    needs::satisfy(NEEDS.iter().copied())?;
     let report = ptx::run(args.check)?;
     let tally = report.tally();
     if args.json {

@@ -5,20 +5,23 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::command::loom;
+use crate::needs::Need;
 use crate::step::Step;
-use crate::{RunArgs, needs, report};
+use crate::{RunArgs, report};
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
-    needs::cxx_compiler()?;
-    Ok(report::run_all(steps(), args))
+    report::run_all(steps(), args)
 }
 
 pub fn steps() -> Vec<Step> {
     vec![
         // Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners
         // would mean two ways to fail.
-        Step::cargo("tests", "test --workspace --all-features --no-fail-fast").tests_at_least(1),
+        Step::cargo("tests", "test --workspace --all-features --no-fail-fast")
+            .needs(&[Need::Cxx, Need::Qemu])
+            .tests_at_least(1),
         loom::step(),
-        Step::cargo("replay", "run --release --bin ripieno -- replay --verify full"),
+        Step::cargo("replay", "run --release --bin ripieno -- replay --verify full")
+            .needs(&[Need::Cxx]),
     ]
 }

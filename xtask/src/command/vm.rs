@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::EXIT_STEP_FAILED;
-use crate::needs;
+use crate::needs::{self, Need};
 use crate::step::Step;
 use crate::tally::Tally;
 use crate::vm::{self, Prepared, SUITES, Suite, Wishes};
@@ -37,9 +37,11 @@ pub struct VmArgs {
     verbose: bool,
 }
 
+const NEEDS: &[Need] = &[Need::Cxx, Need::Qemu, Need::Guest];
+
 /// The step of `cargo xtask ci`. A process of its own, so that its deadline can end QEMU, too.
 pub fn step() -> Step {
-    Step::cargo("vm", "xtask vm").tests_at_least(1)
+    Step::cargo("vm", "xtask vm").needs(NEEDS).tests_at_least(1)
 }
 
 pub fn run(args: &VmArgs) -> Result<ExitCode> {
@@ -48,7 +50,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let suites = chosen(&args.suite);
-    needs::cxx_compiler()?;
+    needs::satisfy(NEEDS.iter().copied())?;
     let prepared = Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno))?;
     if args.shell {
         vm::shell(&prepared, args.nvme)?;

@@ -7,8 +7,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::needs;
-
 /// The compiler's version, a part of what the committed PTX is made from.
 pub const NVCC: &str = "13.0.88";
 
@@ -26,6 +24,15 @@ const PACKAGES: &[&str] = &[
 const HINT: &str = "hint: the compiler comes from PyPI (about 100 MB, once); without a network, \
                     copy target/ptx/venv from a machine that has it at the same path";
 
+/// Whether an earlier run installed all of it.
+pub fn is_installed(folder: &Path) -> bool {
+    fs::read_to_string(stamp(folder)).is_ok_and(|found| found == PACKAGES.join("\n"))
+}
+
+fn stamp(folder: &Path) -> PathBuf {
+    folder.join("venv/ripieno-packages")
+}
+
 /// An installed CUDA compiler.
 #[derive(Debug)]
 pub struct Toolkit {
@@ -35,28 +42,22 @@ pub struct Toolkit {
 impl Toolkit {
     /// Installs it, unless an earlier run did.
     pub fn new(folder: &Path) -> Result<Self> {
-        // nvcc preprocesses with it.
-        needs::program("g++", "g++")?;
         let venv = folder.join("venv");
-        let stamp = venv.join("ripieno-packages");
-        let pins = PACKAGES.join("\n");
-        if fs::read_to_string(&stamp).is_ok_and(|found| found == pins) {
+        if is_installed(folder) {
             return Self::in_venv(&venv);
         }
-        needs::program("python3", "python3-venv")?;
         eprintln!("nvcc {NVCC} from PyPI, 100 MB, into {}:", venv.display());
         // Of a run that was stopped, or of other versions.
         let _ = fs::remove_dir_all(&venv);
-        run(
-            Command::new("python3").args(["-m", "venv"]).arg(&venv),
-            "hint: on Debian the module is in the package python3-venv",
-        )?;
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv), HINT)?;
         let mut pip = Command::new(venv.join("bin/python"));
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
         run(pip.args(PACKAGES), HINT)?;
         let toolkit = Self::in_venv(&venv)?;
         // Last of all: it says that the rest is there.
-        fs::write(&stamp, pins).with_context(|| format!("cannot write {}", stamp.display()))?;
+        let stamp = stamp(folder);
+        fs::write(&stamp, PACKAGES.join("\n"))
+            .with_context(|| format!("cannot write {}", stamp.display()))?;
         Ok(toolkit)
     }
 

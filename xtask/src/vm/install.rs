@@ -1,5 +1,4 @@
-//! QEMU on this machine, and what runs inside the guest: a kernel and busybox, unpacked and not
-//! installed.
+//! What runs inside the guest: a kernel and busybox, unpacked and not installed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +9,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::needs;
 
-const QEMU: &str = "qemu-system-x86_64";
 /// Depends on the current kernel without drivers for hardware, which has all that we need.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
@@ -23,12 +21,6 @@ pub struct Packages {
     pub modules: PathBuf,
     /// A static busybox; the host uses it, too, so that no other tools are needed.
     pub busybox: PathBuf,
-}
-
-/// QEMU, installed if need be.
-pub fn qemu() -> Result<PathBuf> {
-    needs::program(QEMU, "qemu-system-x86")?;
-    Ok(QEMU.into())
 }
 
 /// Downloads and unpacks what is not there yet.
@@ -76,7 +68,7 @@ fn kernel_package() -> Result<String> {
         return Ok(name);
     }
     // A new machine has no package lists.
-    needs::succeeds("apt-get update");
+    needs::update_package_lists();
     match ask()? {
         Some(name) => Ok(name),
         None => bail!(
@@ -101,7 +93,7 @@ fn download(folder: &Path, package: &str) -> Result<PathBuf> {
         || run(&part, "apt-get", &["-q", "-o", "APT::Sandbox::User=root", "download", package]);
     if let Err(error) = get() {
         eprintln!("{error:#}; perhaps the package lists are old:");
-        needs::succeeds("apt-get update");
+        needs::update_package_lists();
         get().with_context(|| format!("the guest needs the package {package}"))?;
     }
     let archive = only_file(&part, package)?;
