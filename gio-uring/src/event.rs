@@ -1,17 +1,21 @@
-//! Words that operations wait for and signal.
+//! Events: 32-bit timeline semaphores that operations, streams and the host wait for and signal.
 
 use std::sync::Arc;
+
+use nvme_driver::DevicePtr;
 
 use crate::{
     arena::{Arena, Block},
     sync::Ordering,
 };
 
-/// A 32-bit word that both sides reach. It counts: an operation that waits for `value` starts once
-/// `word - value` is not negative as a signed number, so a counter may wrap.
+/// A 32-bit timeline semaphore in memory that host and device share. Its value only grows: an
+/// operation that waits for `value` starts once `current - value` is not negative as a signed
+/// number, so the counter may wrap. That is the rule of `cuStreamWaitValue32` with
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
 ///
-/// On a GPU the engine's own stream writes it (`cuStreamWriteValue32` at [`Event::address`]); a
-/// host sets it with [`Event::set`]. Clones are the same word.
+/// A GPU stream signals it with `cuStreamWriteValue32` at [`Event::address`]; the host signals it
+/// with [`Event::set`]. Clones are the same semaphore.
 #[derive(Debug, Clone)]
 pub struct Event {
     block: Arc<Block>,
@@ -28,13 +32,13 @@ impl Event {
         self.block.is_of(arena)
     }
 
-    /// The word's address as the kernel (and a GPU stream) sees it.
+    /// Its address as the kernel (and a GPU stream) sees it.
     #[must_use]
-    pub fn address(&self) -> u64 {
-        self.block.region().address(0)
+    pub fn address(&self) -> DevicePtr {
+        DevicePtr(self.block.region().address(0))
     }
 
-    /// Sets the word.
+    /// Signals `value`.
     ///
     /// Ordering: Release; a warp that sees the value (acquire) sees everything the caller wrote
     /// before.
@@ -42,10 +46,10 @@ impl Event {
         self.block.region().store32(0, value, Ordering::Release);
     }
 
-    /// The word.
+    /// The current value.
     ///
-    /// Ordering: Acquire; who sees a value that an operation signalled sees the operation's
-    /// results.
+    /// Ordering: Acquire; a caller that sees a value that an operation signalled sees the
+    /// operation's results.
     #[must_use]
     pub fn read(&self) -> u32 {
         self.block.region().load32(0, Ordering::Acquire)
@@ -61,17 +65,25 @@ impl Event {
 /// What an operation waits for before it starts: `event` reaching `value`.
 #[derive(Debug, Clone)]
 pub struct Wait {
-    /// The word.
+    /// The semaphore.
     pub event: Event,
     /// What it must reach.
     pub value: u32,
 }
 
-/// What an operation does when it completed, with or without errors: `event` becomes `value`. Who
-/// waits for it still has to look at the completion.
+impl Wait {
+    /// Whether the event has the value.
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.event.reached(self.value)
+    }
+}
+
+/// What an operation does when it completed, with or without errors: `event` becomes `value`. The
+/// completion says whether it succeeded; the event does not.
 #[derive(Debug, Clone)]
 pub struct Signal {
-    /// The word.
+    /// The semaphore.
     pub event: Event,
     /// What it becomes.
     pub value: u32,

@@ -20,7 +20,7 @@ pub const BATCH_MAX: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct IocbId {
     index: u32,
-    turn: u32,
+    generation: u32,
 }
 
 impl IocbId {
@@ -81,7 +81,7 @@ pub(crate) enum Content {
 /// One IOCB.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    turn: u32,
+    generation: u32,
     pub phase: Phase,
     pub wait: Option<Wait>,
     pub signal: Option<Signal>,
@@ -104,7 +104,7 @@ impl Table {
     /// `depth` free IOCBs.
     pub(crate) fn new(depth: u32) -> Self {
         let entry = |_| Entry {
-            turn: 0,
+            generation: 0,
             phase: Phase::Free,
             wait: None,
             signal: None,
@@ -138,10 +138,10 @@ impl Table {
         while taken.len < count as usize {
             let index = self.free.pop().expect("counted above");
             let entry = &mut self.entries[index as usize];
-            entry.turn = entry.turn.wrapping_add(1);
+            entry.generation = entry.generation.wrapping_add(1);
             entry.phase = Phase::Taken;
             entry.wait = wait.cloned();
-            taken.ids[taken.len] = IocbId { index, turn: entry.turn };
+            taken.ids[taken.len] = IocbId { index, generation: entry.generation };
             taken.len += 1;
         }
         Ok(taken)
@@ -150,7 +150,8 @@ impl Table {
     /// The IOCB of `id`, whatever it is doing, as long as nobody took it anew.
     pub(crate) fn get(&mut self, id: IocbId) -> Result<&mut Entry, Error> {
         let (index, needed) = (id.index, "taken by the caller from this ring");
-        let entry = self.entries.get_mut(index as usize).filter(|entry| entry.turn == id.turn);
+        let entry =
+            self.entries.get_mut(index as usize).filter(|entry| entry.generation == id.generation);
         entry.ok_or(Error::Id { index, found: "an old or foreign one", needed })
     }
 
@@ -181,17 +182,17 @@ impl Table {
     }
 
     /// Makes `id` free again. Its explicit statuses stay until it is taken.
-    pub(crate) fn free_again(&mut self, id: IocbId) {
+    pub(crate) fn release(&mut self, id: IocbId) {
         let entry = &mut self.entries[id.index as usize];
         entry.phase = Phase::Free;
-        entry.let_go();
+        entry.release_refs();
         self.free.push(id.index);
     }
 }
 
 impl Entry {
     /// Lets go of everything the kernel no longer reads or writes.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn release_refs(&mut self) {
         self.wait = None;
         self.signal = None;
         if matches!(self.content, Content::Affine { .. }) {

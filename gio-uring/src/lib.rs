@@ -7,7 +7,7 @@
 //! ```text
 //!   init_queue -> register_pool, upload_map        once a pool, once a request
 //!     get_iocb -> fill_affine -> issue_io          once a layer: 128 bytes and one ring word
-//!              -> wait_cqe -> map_status
+//!              -> wait_completion -> map_status
 //!     stop -> (controllers recover) -> restart     when a queue failed
 //! ```
 //!
@@ -19,7 +19,7 @@
 //! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
 //!   recycling.
 //! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
-//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`Numbers`] are tables
+//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`DeviceArray`] are tables
 //!   for other kernels on the same device.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
 //! - [`StreamOps`]: what an engine's streams do with the words of this ring. Whoever uses it (the
@@ -60,6 +60,7 @@ pub mod abi;
 mod arena;
 mod completion;
 mod counters;
+mod device_array;
 mod error;
 mod event;
 mod executor;
@@ -67,7 +68,6 @@ mod explicit;
 mod iocb;
 mod layout;
 mod map;
-mod numbers;
 mod options;
 mod pool;
 mod queues;
@@ -83,15 +83,15 @@ mod uring;
 pub use abi::{Affine, IoCtx};
 pub use completion::Completion;
 pub use counters::{Counters, Fault, FaultInfo, QueueCounters, UringCounters};
+pub use device_array::{DeviceArray, DeviceScalar};
 pub use error::Error;
 pub use event::{Event, Signal, Wait};
 pub use executor::{ExecutorError, IoExecutor, Mirror, Progress, SharedMemory};
 pub use iocb::{BATCH_MAX, IocbId, Iocbs};
 pub use map::BlockMap;
-pub use numbers::{Number, Numbers};
-pub use nvme_spec::status::Status as NvmeStatus;
+pub use nvme_spec::{nvm::Direction, status::Status as NvmeStatus};
 pub use options::UringOptions;
 pub use pool::{PoolDesc, PoolHandle};
 pub use status::IoStatus;
-pub use stream::{MoveWay, Moves, RawStream, StreamError, StreamOps};
-pub use uring::{Flags, Op, Uring};
+pub use stream::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
+pub use uring::{Flags, Uring};

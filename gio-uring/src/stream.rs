@@ -1,7 +1,9 @@
-//! The engine's streams, as far as the store has to do with them: words that they wait for and
-//! write, and objects that they move between staging memory and the pool.
+//! What a store enqueues on the engine's streams: waits for events, signals, and copies of objects
+//! between staging memory and the pool.
 
 use std::fmt;
+
+use nvme_driver::DevicePtr;
 
 /// A stream of the engine: a `CUstream`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,13 +28,13 @@ impl RawStream {
     }
 }
 
-/// Which way objects go.
+/// Which way objects are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MoveWay {
+pub enum ScatterGatherOp {
     /// From staging memory into blocks of the pool.
-    ToPool,
+    Scatter,
     /// From blocks of the pool into staging memory.
-    ToStaging,
+    Gather,
 }
 
 /// The objects of some rows of a request: in staging memory one after another, in the pool
@@ -41,19 +43,19 @@ pub enum MoveWay {
 /// Object (row i, position p) is at `staging + i * staging_row + p * object_bytes`, and at
 /// `rows[i] + blocks[p] * block_stride`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moves {
+pub struct ScatterGather {
     /// Which way.
-    pub way: MoveWay,
+    pub op: ScatterGatherOp,
     /// First byte of staging memory.
-    pub staging: u64,
+    pub staging: DevicePtr,
     /// Bytes from one row to the next in staging memory.
     pub staging_row: u64,
     /// `u64[row_count]`: where block 0 of each row is in the pool.
-    pub rows: u64,
+    pub rows: DevicePtr,
     /// Number of rows.
     pub row_count: u32,
     /// `u32[count]`: the block of each position.
-    pub blocks: u64,
+    pub blocks: DevicePtr,
     /// Number of positions.
     pub count: u32,
     /// Bytes from one block to the next.
@@ -95,7 +97,7 @@ pub unsafe trait StreamOps: Send + Sync + fmt::Debug {
     unsafe fn write_word(
         &self,
         stream: RawStream,
-        word: u64,
+        word: DevicePtr,
         value: u32,
     ) -> Result<(), StreamError>;
 
@@ -107,8 +109,12 @@ pub unsafe trait StreamOps: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// As for [`StreamOps::write_word`].
-    unsafe fn wait_word(&self, stream: RawStream, word: u64, value: u32)
-    -> Result<(), StreamError>;
+    unsafe fn wait_word(
+        &self,
+        stream: RawStream,
+        word: DevicePtr,
+        value: u32,
+    ) -> Result<(), StreamError>;
 
     /// Moves objects. What comes after it in the stream sees them where they went.
     ///
@@ -118,5 +124,9 @@ pub unsafe trait StreamOps: Send + Sync + fmt::Debug {
     /// # Safety
     /// All memory that `moves` names stays allocated until the stream is past it, and what is
     /// written to is not otherwise used.
-    unsafe fn move_objects(&self, stream: RawStream, moves: &Moves) -> Result<(), StreamError>;
+    unsafe fn scatter_gather(
+        &self,
+        stream: RawStream,
+        moves: &ScatterGather,
+    ) -> Result<(), StreamError>;
 }

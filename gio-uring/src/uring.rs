@@ -9,13 +9,13 @@ use crate::{
     arena::Arena,
     completion::Completion,
     counters::Counters,
+    device_array::{DeviceArray, DeviceScalar},
     error::Error,
     event::Event,
     executor::{IoExecutor, Progress},
     iocb::{Content, IocbId, Phase, Table},
     layout::Layout,
     map::BlockMap,
-    numbers::{Number, Numbers},
     options::UringOptions,
     pool::{PoolDesc, PoolHandle},
     queues::Queues,
@@ -26,16 +26,7 @@ use crate::{
 };
 
 mod fill;
-mod life;
-
-/// Direction of an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// From the devices into memory.
-    Read,
-    /// From memory to the devices.
-    Write,
-}
+mod lifecycle;
 
 /// How an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -150,7 +141,7 @@ impl Uring {
             rounds: options.rounds,
             reserved: 0,
         };
-        self.tell_time();
+        self.write_clock();
         self.executor.start(args)?;
         self.state = State::Running;
         tracing::debug!(
@@ -263,16 +254,16 @@ impl Uring {
         event.is_of(&self.arena)
     }
 
-    /// Puts numbers into executor memory, for another kernel that gets their address.
+    /// Puts an array into executor memory, for another kernel that gets its address.
     ///
     /// # Errors
     /// [`Error::Executor`] without memory.
-    pub fn upload<T: Number>(
+    pub fn upload<T: DeviceScalar>(
         &mut self,
         values: impl ExactSizeIterator<Item = T>,
-    ) -> Result<Numbers, Error> {
+    ) -> Result<DeviceArray<T>, Error> {
         let bytes = values.len().saturating_mul(size_of::<T>());
-        Ok(Numbers::write(values, self.arena.take(bytes, self.executor.as_ref())?))
+        Ok(DeviceArray::write(values, self.arena.take(bytes, self.executor.as_ref())?))
     }
 
     fn own(&self, what: &'static str, owned: bool) -> Result<(), Error> {
@@ -307,7 +298,7 @@ impl Uring {
             self.submit.publish(id.index());
         }
         self.issued += ids.len() as u64;
-        self.tell_time();
+        self.write_clock();
         self.executor.submitted(self.submit.tail(), sms)?;
         Ok(())
     }
@@ -317,7 +308,7 @@ impl Uring {
     /// # Errors
     /// [`Error::Id`] when it was not issued, [`Error::State`] when it never will complete because
     /// the ring is stuck, [`Error::Ring`].
-    pub fn try_cqe(&mut self, id: IocbId) -> Result<Option<Completion>, Error> {
+    pub fn try_completion(&mut self, id: IocbId) -> Result<Option<Completion>, Error> {
         self.reap()?;
         let entry = self.table.in_phase(id, &[Phase::Issued, Phase::Done], "issued")?;
         if entry.phase == Phase::Issued {
@@ -327,28 +318,28 @@ impl Uring {
             return Ok(None);
         }
         let completion = entry.completion;
-        self.table.free_again(id);
+        self.table.release(id);
         Ok(Some(completion))
     }
 
-    /// Waits for the completion of `id` until `deadline`, giving the executor turns; `id` is free
+    /// Waits for the completion of `id` until `deadline`, polling the executor; `id` is free
     /// then. Statuses are found at [`Uring::map_status`] or [`Uring::iocb_status`].
     ///
     /// # Errors
     /// [`Error::Timeout`] (`id` stays issued, and may be waited for again), [`Error::Executor`]
-    /// when the kernel failed, and as [`Uring::try_cqe`].
-    pub fn wait_cqe(&mut self, id: IocbId, deadline: Nanos) -> Result<Completion, Error> {
+    /// when the kernel failed, and as [`Uring::try_completion`].
+    pub fn wait_completion(&mut self, id: IocbId, deadline: Nanos) -> Result<Completion, Error> {
         let mut idle = 0;
         loop {
-            if let Some(completion) = self.try_cqe(id)? {
+            if let Some(completion) = self.try_completion(id)? {
                 return Ok(completion);
             }
             let late = self.clock.now() >= deadline;
-            match self.turn()? {
+            match self.poll_executor()? {
                 Progress::Moved => idle = 0,
-                // The turn may have completed it: look once more before giving up.
+                // Polling may have completed it: check once more before giving up.
                 Progress::Idle if late => {
-                    let found = self.try_cqe(id)?;
+                    let found = self.try_completion(id)?;
                     return found.ok_or(Error::Timeout { index: id.index() });
                 }
                 Progress::Idle => {
@@ -359,12 +350,12 @@ impl Uring {
         }
     }
 
-    /// Gives the executor a turn and collects completions, without waiting.
+    /// Polls the executor and collects completions, without waiting.
     ///
     /// # Errors
     /// [`Error::Executor`] when the kernel failed, [`Error::Ring`].
     pub fn poll(&mut self) -> Result<Progress, Error> {
-        let progress = self.turn()?;
+        let progress = self.poll_executor()?;
         let before = self.completed;
         self.reap()?;
         Ok(if self.completed == before { progress } else { Progress::Moved })
@@ -391,15 +382,15 @@ impl Uring {
         Ok(statuses)
     }
 
-    fn tell_time(&self) {
+    fn write_clock(&self) {
         if self.options.virtual_time {
             // Relaxed: a time, from which nothing else follows.
             self.region.store64(Layout::CLOCK, self.clock.now().0, Ordering::Relaxed);
         }
     }
 
-    fn turn(&mut self) -> Result<Progress, Error> {
-        self.tell_time();
+    fn poll_executor(&mut self) -> Result<Progress, Error> {
+        self.write_clock();
         Ok(self.executor.poll()?)
     }
 
@@ -409,7 +400,7 @@ impl Uring {
             let entry = self.table.issued(index)?;
             entry.completion = entry.outcome(&iocb);
             entry.phase = Phase::Done;
-            entry.let_go();
+            entry.release_refs();
             self.completed += 1;
         }
         Ok(())

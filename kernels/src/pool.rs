@@ -3,7 +3,7 @@
 //!
 //! Each struct exists exactly twice; a test compares them. Every address is the kernel's.
 
-use gio_uring::{MoveWay, Moves};
+use gio_uring::{ScatterGather, ScatterGatherOp};
 
 /// Bytes that a warp takes at a time.
 pub const TILE: u32 = 2048;
@@ -45,23 +45,23 @@ macro_rules! interface {
 }
 
 interface! {
-    /// What `gio_move` is given: [`Moves`], where each field is documented.
+    /// What `gio_move` is given: [`ScatterGather`], where each field is documented.
     MoveArgs "gio_move_args" 56 {
-        /// As [`Moves::staging`].
+        /// As [`ScatterGather::staging`].
         staging: u64,
-        /// As [`Moves::staging_row`].
+        /// As [`ScatterGather::staging_row`].
         staging_row: u64,
-        /// As [`Moves::rows`].
+        /// As [`ScatterGather::rows`].
         rows: u64,
-        /// As [`Moves::blocks`].
+        /// As [`ScatterGather::blocks`].
         blocks: u64,
-        /// As [`Moves::block_stride`].
+        /// As [`ScatterGather::block_stride`].
         block_stride: u64,
-        /// As [`Moves::row_count`].
+        /// As [`ScatterGather::row_count`].
         row_count: u32,
-        /// As [`Moves::count`].
+        /// As [`ScatterGather::count`].
         count: u32,
-        /// As [`Moves::object_bytes`].
+        /// As [`ScatterGather::object_bytes`].
         object_bytes: u32,
         /// 0 to the pool, 1 to staging memory.
         way: u32,
@@ -104,20 +104,20 @@ pub const MODE_POISON: u32 = 1;
 /// [`PatternArgs::mode`]: compare.
 pub const MODE_CHECK: u32 = 2;
 
-impl From<&Moves> for MoveArgs {
-    fn from(moves: &Moves) -> Self {
+impl From<&ScatterGather> for MoveArgs {
+    fn from(moves: &ScatterGather) -> Self {
         Self {
-            staging: moves.staging,
+            staging: moves.staging.0,
             staging_row: moves.staging_row,
-            rows: moves.rows,
-            blocks: moves.blocks,
+            rows: moves.rows.0,
+            blocks: moves.blocks.0,
             block_stride: moves.block_stride,
             row_count: moves.row_count,
             count: moves.count,
             object_bytes: moves.object_bytes,
-            way: match moves.way {
-                MoveWay::ToPool => 0,
-                MoveWay::ToStaging => 1,
+            way: match moves.op {
+                ScatterGatherOp::Scatter => 0,
+                ScatterGatherOp::Gather => 1,
             },
         }
     }

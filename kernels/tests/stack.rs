@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Instant};
 
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
-use gio_uring::{Affine, Flags, IoExecutor, Op, PoolDesc, PoolHandle, Uring, UringOptions};
+use gio_uring::{Affine, Direction, Flags, IoExecutor, PoolDesc, PoolHandle, Uring, UringOptions};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaSlice, DmaSpace, MonotonicClock, Nanos, QueueGrant,
     platform::buffer::Buffer,
@@ -133,7 +133,7 @@ impl Pool {
 }
 
 /// Every row of `map`, a layer an operation, all of them in flight.
-fn all_rows(ring: &mut Uring, pool: &Pool, op: Op, map: &[Affine]) -> (u64, u32) {
+fn all_rows(ring: &mut Uring, pool: &Pool, direction: Direction, map: &[Affine]) -> (u64, u32) {
     let devices = ring.devices();
     let map = ring.upload_map(map, devices).expect("a map");
     let mut sums = (0, 0);
@@ -141,13 +141,14 @@ fn all_rows(ring: &mut Uring, pool: &Pool, op: Op, map: &[Affine]) -> (u64, u32)
         let rows = first..(first + 8).min(pool.rows);
         let ids = ring.get_iocb(rows.len() as u32, None).expect("free IOCBs");
         for (id, row) in ids.iter().zip(rows) {
-            let filled = ring.fill_affine(*id, op, Flags::NONE, &map, &pool.handle, row..row + 1);
+            let filled =
+                ring.fill_affine(*id, direction, Flags::NONE, &map, &pool.handle, row..row + 1);
             filled.expect("a layer");
         }
         ring.issue_io(&ids, 0).expect("issued");
         let deadline = ring.now() + Nanos::from_millis(60_000);
         for id in ids.iter() {
-            let done = ring.wait_cqe(*id, deadline).expect("done in time");
+            let done = ring.wait_completion(*id, deadline).expect("done in time");
             sums = (sums.0 + done.objects, sums.1 + done.errors);
         }
     }
@@ -166,10 +167,10 @@ fn round_trip(mut stack: Stack, executor: Box<dyn IoExecutor>, options: UringOpt
         (page ^ 7).wrapping_mul(0x9e37_79b9)
     };
     let to: Vec<Affine> = (0..n).map(|i| Affine { block: i * 37 % n, file: i }).collect();
-    assert_eq!(all_rows(&mut ring, &pool, Op::Write, &to), (objects, 0));
+    assert_eq!(all_rows(&mut ring, &pool, Direction::Write, &to), (objects, 0));
     pool.fill(99);
     let back: Vec<Affine> = (0..n).map(|i| Affine { block: i, file: i * 5 % n }).collect();
-    assert_eq!(all_rows(&mut ring, &pool, Op::Read, &back), (objects, 0));
+    assert_eq!(all_rows(&mut ring, &pool, Direction::Read, &back), (objects, 0));
     for (row, entry) in (0..pool.rows).flat_map(|row| back.iter().map(move |e| (row, e))) {
         let from = entry.file * 37 % n;
         assert_eq!(pool.word(row, entry.block), written(row, from), "row {row}, {entry:?}");
@@ -222,7 +223,7 @@ fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: b
     stack.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
     // Every other file: nothing merges, so there are commands enough.
     let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
-    let (objects, errors) = all_rows(&mut ring, &pool, Op::Read, &map);
+    let (objects, errors) = all_rows(&mut ring, &pool, Direction::Read, &map);
     assert!(errors > 0 && objects < 64, "{objects} objects, {errors} errors");
     assert!(ring.faulted().is_some());
     let deadline = ring.now() + Nanos::from_millis(10_000);
@@ -230,7 +231,7 @@ fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: b
     stack.controllers[0].recover(&proof).expect("recovers");
     let grants = stack.grants();
     ring.restart(&grants).expect("starts again");
-    assert_eq!(all_rows(&mut ring, &pool, Op::Read, &map), (64, 0));
+    assert_eq!(all_rows(&mut ring, &pool, Direction::Read, &map), (64, 0));
 }
 
 #[test]
@@ -261,7 +262,7 @@ fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     let pool = stack.pool(&mut ring, 1, 8, 4096);
     let map = ring.upload_map(&[Affine { block: 0, file: 0 }], 1).expect("a map");
     let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
     filled.expect("a row");
     ring.issue_io(&ids, 0).expect("issued");
     while ring.counters().total.commands == 0 {
@@ -271,7 +272,7 @@ fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     ring.stop(soon).expect_err("a command is outstanding");
     let later = ring.now() + Nanos::from_millis(5_000);
     ring.stop(later).expect("given up by now");
-    let done = ring.wait_cqe(ids[0], later).expect("completed");
+    let done = ring.wait_completion(ids[0], later).expect("completed");
     assert_eq!((done.objects, done.errors), (0, 1));
     // The controllers have to run for their driver to shut them down.
     stack.runner =
@@ -293,14 +294,14 @@ fn throughput_against_memcpy() {
     let mut pool = stack.pool(&mut ring, 16, 256, OBJECT as u32);
     pool.fill(1);
     let map: Vec<Affine> = (0..256).map(|i| Affine { block: i * 37 % 256, file: i }).collect();
-    all_rows(&mut ring, &pool, Op::Write, &map);
+    all_rows(&mut ring, &pool, Direction::Write, &map);
     let from = vec![1u8; BYTES];
     let mut to = vec![2u8; BYTES];
     let (mut read, mut copied) = (f64::MAX, f64::MAX);
     let before = ring.counters().total;
     for _ in 0..PASSES {
         let start = Instant::now();
-        all_rows(&mut ring, &pool, Op::Read, &map);
+        all_rows(&mut ring, &pool, Direction::Read, &map);
         read = read.min(start.elapsed().as_secs_f64());
         let start = Instant::now();
         for (to, from) in to.chunks_mut(OBJECT).zip(from.chunks(OBJECT)) {

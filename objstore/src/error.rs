@@ -4,6 +4,7 @@ use std::fmt;
 
 use gio_uring::{ExecutorError, IoStatus};
 use nvme_driver::DmaError;
+use nvme_spec::nvm::Direction;
 
 use crate::{
     ids::{BlockId, DeviceIndex, FileId, Layer},
@@ -118,24 +119,6 @@ pub enum RegistrationError {
     },
 }
 
-/// Which way data was to go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From the devices to the engine's memory.
-    Retrieve,
-    /// From the engine's memory to the devices.
-    Store,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Retrieve => "retrieving",
-            Self::Store => "storing",
-        })
-    }
-}
-
 /// One transfer that failed: which layer, whose block, on what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
@@ -153,13 +136,23 @@ pub struct Failure {
     pub errors: u32,
 }
 
+impl Failure {
+    pub(crate) fn verb(&self) -> &'static str {
+        match self.direction {
+            Direction::Read => "retrieving",
+            Direction::Write => "storing",
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { direction, layer, position, file, status, errors } = self;
+        let Self { layer, position, file, status, errors, .. } = self;
         write!(
             f,
-            "{direction} layer {layer}: {errors} failures, one of them block {position} of the \
-             request (file {file}): {status}"
+            "{} layer {layer}: {errors} failures, one of them block {position} of the request \
+             (file {file}): {status}",
+            self.verb()
         )
     }
 }

@@ -35,10 +35,10 @@
 //!
 //! | call | the transfer starts | what is enqueued later |
 //! |---|---|---|
-//! | `retrieve_layer`, [`Order::Free`] | at once | does not wait |
-//! | [`Order::When`]`(word)` | when the word has its value | does not wait |
-//! | [`Order::After`]`(stream)` | after what was enqueued before | does not wait |
-//! | [`Order::On`]`(stream)`, or a bare stream | after what was enqueued before | waits for it |
+//! | `retrieve_layer`, [`Order::Unordered`] | at once | does not wait |
+//! | [`Order::AfterEvent`]`(word)` | when the word has its value | does not wait |
+//! | [`Order::AfterStream`]`(stream)` | after what was enqueued before | does not wait |
+//! | [`Order::InStream`]`(stream)`, or a bare stream | after what was enqueued before | waits for it |
 //! | [`Store::join`]`(ticket, stream)` | | waits for it |
 //!
 //! What waits for a *retrieved* layer sees its data. What waits for a *stored* layer may change its
@@ -49,7 +49,8 @@
 //! use gio_uring::RawStream;
 //! use objstore::{Layer, Order, Store, StoreError, Ticket, Transfer, Writing};
 //!
-//! /// Before the forward pass. The blocks may have been in use until now: `After` keeps the store
+//! /// Before the forward pass. The blocks may have been in use until now: `AfterStream`
+//! /// keeps the store
 //! /// from writing to them before what is enqueued is done, and holds nothing up.
 //! fn start_load_kv(
 //!     store: &mut Store,
@@ -57,7 +58,7 @@
 //!     compute: RawStream,
 //! ) -> Result<Vec<Ticket>, StoreError> {
 //!     let layers = (0..store.shape().layers).map(Layer);
-//!     let order = Order::After(compute);
+//!     let order = Order::AfterStream(compute);
 //!     layers.map(|layer| store.retrieve_layer_on(transfer, layer, order)).collect()
 //! }
 //!
@@ -98,14 +99,14 @@
 //!   in which the streams get there, and never make a stream wait for a layer that was issued after
 //!   one that waits for this stream's future: neither would start before
 //!   [`StoreOptions::wait_timeout`], when everything in flight is cancelled. A staged retrieve
-//!   waits on the GPU only, not in that order; but all moves for [`Order::Free`], `When` and
-//!   `After` share the store's own stream, where one holds up the next.
-//! - **Words have to come.** For a staged layer, a word of [`Order::When`] has to come even after
+//!   waits on the GPU only, not in that order; but all moves for [`Order::Unordered`],
+//!   `AfterEvent` and `AfterStream` share the store's own stream, where one holds up the next.
+//! - **Words have to come.** For a staged layer, a word of [`Order::AfterEvent`] has to come even after
 //!   the layer has failed: the store's own stream waits for it. A stream that does not get to a
 //!   move within [`StoreOptions::wait_timeout`] fails the store, because a move cannot be called
 //!   back.
-//! - [`Order::On`] costs three operations of a stream, `After` one and `join` two; a staged layer
-//!   costs up to four of the stream that moves it. None of it grows with the number of blocks.
+//! - [`Order::InStream`] costs three operations of a stream, `AfterStream` one and `join` two; a
+//!   staged layer costs up to four of the stream that moves it. None of it grows with the number of blocks.
 //! - **Streams have to live** until what was enqueued for the store is done. They are not used by
 //!   the store at any other time.
 //! - **Memory**: the pool belongs to the devices and the streams until [`Store::close`] returned;
@@ -167,12 +168,13 @@ mod store;
 mod transfer;
 
 pub use config::{Durability, ExecutorFactory, StoreConfig, StoreDevice, StoreGpu, StoreOptions};
-pub use error::{Direction, Failure, LayoutError, RegistrationError, StoreError};
+pub use error::{Failure, LayoutError, RegistrationError, StoreError};
 pub use file_pool::FilePool;
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Row, Slot};
 pub use index::{Found, Index, IndexCounts, Position};
 pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
+pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use registration::{InUse, KvPool};
 pub use shape::KvShape;

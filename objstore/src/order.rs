@@ -7,29 +7,29 @@ use gio_uring::{RawStream, Wait};
 #[derive(Debug, Clone, Copy)]
 pub enum Order<'a> {
     /// It starts at once. Nothing waits for it but who waits for its ticket.
-    Free,
+    Unordered,
     /// It starts once a word has a value ([`crate::Store::event`]), which must come sooner or
     /// later.
-    When(&'a Wait),
+    AfterEvent(&'a Wait),
     /// It starts after what was enqueued on this stream before the call. What is enqueued later
     /// does not wait for it.
-    After(RawStream),
+    AfterStream(RawStream),
     /// It starts after what was enqueued on this stream before the call, and what is enqueued
     /// later waits: until the layer's blocks hold the data, or, for a layer that is stored, until
     /// nothing reads them any more.
-    On(RawStream),
+    InStream(RawStream),
 }
 
 impl From<RawStream> for Order<'_> {
-    /// [`Order::On`].
+    /// [`Order::InStream`].
     fn from(stream: RawStream) -> Self {
-        Self::On(stream)
+        Self::InStream(stream)
     }
 }
 
 impl<'a> From<&'a Wait> for Order<'a> {
-    /// [`Order::When`].
+    /// [`Order::AfterEvent`].
     fn from(wait: &'a Wait) -> Self {
-        Self::When(wait)
+        Self::AfterEvent(wait)
     }
 }

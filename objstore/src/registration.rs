@@ -28,7 +28,7 @@ pub struct KvPool {
     /// What the devices reach: the pool, or its staging memory.
     memory: Arc<dyn DmaMemory>,
     /// Staged: the pool itself.
-    far: Option<FarMemory>,
+    gpu: Option<GpuMemory>,
     rows: Vec<u64>,
     /// Where devices find block 0 of each row; empty if they do not.
     row_iova: Vec<Iova>,
@@ -64,7 +64,7 @@ impl KvPool {
         disjoint(&rows, block_stride, blocks, u64::from(shape.object_bytes))?;
         let object_bytes = shape.object_bytes;
         let path = Path::Host;
-        Ok(Self { path, memory, far: None, rows, row_iova, block_stride, blocks, object_bytes })
+        Ok(Self { path, memory, gpu: None, rows, row_iova, block_stride, blocks, object_bytes })
     }
 
     /// As [`KvPool::new`], for memory of a GPU that the devices reach themselves.
@@ -121,7 +121,7 @@ impl KvPool {
         Ok(Self {
             path: Path::Staged,
             memory: staging,
-            far: Some(FarMemory { device, len: total, _owner: owner }),
+            gpu: Some(GpuMemory { device, len: total, _owner: owner }),
             rows,
             row_iova: Vec::new(),
             block_stride,
@@ -227,15 +227,15 @@ impl KvPool {
     }
 
     fn device_base(&self) -> Option<DevicePtr> {
-        match &self.far {
-            Some(far) => Some(far.device),
+        match &self.gpu {
+            Some(gpu) => Some(gpu.device),
             None => self.memory.device(),
         }
     }
 
     /// Where in [`KvPool::memory`] the part begins and ends that the devices use.
     pub(crate) fn used(&self) -> Range<u64> {
-        if self.far.is_some() {
+        if self.gpu.is_some() {
             return 0..self.memory.len() as u64;
         }
         let span = u64::from(self.blocks - 1) * self.block_stride + u64::from(self.object_bytes);
@@ -263,7 +263,7 @@ impl KvPool {
     #[must_use]
     pub fn alignment(&self) -> u64 {
         let bits = self.row_iova.iter().fold(0, |bits, iova| bits | iova.0);
-        if self.far.is_some() {
+        if self.gpu.is_some() {
             // In staging memory objects lie one after another from a page's begin on.
             return 1 << (PAGE | u64::from(self.object_bytes)).trailing_zeros();
         }
@@ -273,17 +273,17 @@ impl KvPool {
 
 /// A pool that no device reaches.
 #[derive(Clone)]
-struct FarMemory {
+struct GpuMemory {
     device: DevicePtr,
     len: usize,
     /// Frees it.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-impl fmt::Debug for FarMemory {
+impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, len, .. } = self;
-        f.debug_struct("FarMemory").field("device", device).field("len", len).finish()
+        f.debug_struct("GpuMemory").field("device", device).field("len", len).finish()
     }
 }
 

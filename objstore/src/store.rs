@@ -17,7 +17,7 @@ use crate::{
     registration::KvPool,
     shape::KvShape,
     stats::{Path, StoreStats},
-    transfer::{Home, Message, Prefix, Request, RequestId},
+    transfer::{Message, Prefix, ReleaseSender, Request, RequestId},
 };
 
 mod close;
@@ -117,7 +117,7 @@ pub struct Store {
     ops: Vec<Op>,
     /// Requests without a handle whose last operation has ended.
     ended: Vec<RequestId>,
-    home: Home,
+    releases: ReleaseSender,
     messages: Receiver<Message>,
     tally: Tally,
     scratch: Scratch,
@@ -173,7 +173,7 @@ impl Store {
         self.tally.lookups += 1;
         self.tally.blocks_looked_up += keys.len() as u64;
         self.tally.blocks_hit += hits as u64;
-        Ok(Prefix { files, home: self.home.clone() })
+        Ok(Prefix { files, releases: self.releases.clone() })
     }
 
     /// Keeps the leading `keys` that are stored from eviction, and says how many they are. Pins
@@ -222,7 +222,7 @@ impl Store {
         Ok(self.make_room(files))
     }
 
-    /// A word that layers can be made to wait for ([`crate::Order::When`]) and that the
+    /// A word that layers can be made to wait for ([`crate::Order::AfterEvent`]) and that the
     /// engine's stream sets. Good until the store is closed, or had to replace its executor.
     ///
     /// # Errors

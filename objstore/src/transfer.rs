@@ -9,10 +9,11 @@ use std::sync::{
     mpsc::{Receiver, Sender},
 };
 
-use gio_uring::{BlockMap, IocbId, Numbers, Wait};
+use gio_uring::{BlockMap, DeviceArray, IocbId, Wait};
+use nvme_spec::nvm::Direction;
 
 use crate::{
-    error::{Direction, Failure},
+    error::Failure,
     ids::{FileId, Layer},
     index::Position,
 };
@@ -20,9 +21,9 @@ use crate::{
 /// What a dropped handle leaves to be done.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A prefix is gone.
+    /// A prefix was dropped.
     Release(Vec<FileId>),
-    /// A transfer or writing is gone.
+    /// A transfer or writing was dropped.
     End(RequestId),
 }
 
@@ -30,25 +31,31 @@ pub(crate) enum Message {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct RequestId(pub(crate) u64);
 
-/// Which store a handle belongs to, and how to reach it.
+/// Which store a handle belongs to.
 #[derive(Debug, Clone)]
-pub(crate) struct Home {
-    token: Arc<()>,
+pub(crate) struct StoreId(Arc<()>);
+
+impl PartialEq for StoreId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// A handle's way to report that it was dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct ReleaseSender {
+    pub(crate) store: StoreId,
     messages: Sender<Message>,
 }
 
-impl Home {
+impl ReleaseSender {
     pub(crate) fn new() -> (Self, Receiver<Message>) {
         let (messages, receiver) = std::sync::mpsc::channel();
-        (Self { token: Arc::new(()), messages }, receiver)
-    }
-
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.token, &other.token)
+        (Self { store: StoreId(Arc::new(())), messages }, receiver)
     }
 
     fn send(&self, message: Message) {
-        // A store that is gone has nothing left to release.
+        // A store that was dropped has nothing left to release.
         let _ = self.messages.send(message);
     }
 }
@@ -59,7 +66,7 @@ impl Home {
 #[must_use = "dropping it gives the blocks back"]
 pub struct Prefix {
     pub(crate) files: Vec<FileId>,
-    pub(crate) home: Home,
+    pub(crate) releases: ReleaseSender,
 }
 
 impl Prefix {
@@ -85,7 +92,7 @@ impl Prefix {
 impl Drop for Prefix {
     fn drop(&mut self) {
         if !self.files.is_empty() {
-            self.home.send(Message::Release(std::mem::take(&mut self.files)));
+            self.releases.send(Message::Release(std::mem::take(&mut self.files)));
         }
     }
 }
@@ -94,12 +101,12 @@ impl Drop for Prefix {
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) id: RequestId,
-    pub(crate) home: Home,
+    pub(crate) releases: ReleaseSender,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.home.send(Message::End(self.id));
+        self.releases.send(Message::End(self.id));
     }
 }
 
@@ -156,7 +163,7 @@ impl Writing {
 pub struct Ticket {
     pub(crate) request: RequestId,
     pub(crate) layer: Layer,
-    pub(crate) home: Home,
+    pub(crate) store: StoreId,
     /// What a stream waits for that is to see the layer; `None` when there was nothing to move or
     /// the store has no streams.
     pub(crate) end: Option<Wait>,
@@ -214,7 +221,7 @@ pub(crate) struct Request {
     /// The uploaded map; `None` when there is nothing to move.
     pub(crate) map: Option<BlockMap>,
     /// Staged: the block of each of the map's entries.
-    pub(crate) blocks: Option<Numbers>,
+    pub(crate) blocks: Option<DeviceArray<u32>>,
     /// What the map's entries are, in the caller's order: position in the request, and file.
     pub(crate) entries: Vec<(u32, FileId)>,
     /// Every position of the request: what is to be settled or released at the end.

@@ -57,7 +57,7 @@ fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
     let failed = failure(error);
     let status = nvme(failed.status);
     let expected = Failure {
-        direction: Direction::Retrieve,
+        direction: Direction::Read,
         layer: Layer(1),
         position: 6,
         file,
@@ -103,7 +103,7 @@ fn a_write_error_makes_the_commit_fail_and_frees_the_files() {
         let _ = stack.store.store_layer(&writing, layer).unwrap();
     }
     let failed = failure(stack.store.commit(writing).unwrap_err());
-    assert_eq!(failed.direction, Direction::Store);
+    assert_eq!(failed.direction, Direction::Write);
     assert_eq!(nvme(failed.status), (2, 0x80));
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_free, stats.files_stored), (stats.files, 0));

@@ -242,7 +242,7 @@ fn without_a_gpu_there_are_no_streams() {
     let mut store = open(parts, pool, &plan).unwrap();
     assert_eq!(store.pool().path(), Path::Host);
     let writing = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
-    for order in [Order::After(stream), Order::On(stream)] {
+    for order in [Order::AfterStream(stream), Order::InStream(stream)] {
         let error = store.store_layer_on(&writing, Layer(0), order).unwrap_err();
         assert!(matches!(error, StoreError::NoStreams), "{error}");
     }

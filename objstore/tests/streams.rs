@@ -66,7 +66,7 @@ fn what_is_enqueued_after_a_retrieve_sees_it() {
 #[test]
 fn what_was_enqueued_before_a_retrieve_comes_first() {
     everywhere(|plan, path| {
-        for order in [Order::After, Order::On] {
+        for order in [Order::AfterStream, Order::InStream] {
             let mut rig = Rig::new(plan, path);
             let keys = keys(0..9);
             rig.put(&keys, 0);
@@ -120,7 +120,8 @@ fn a_store_reads_what_was_enqueued_before_and_nothing_later() {
                         places.fill(memory, block, *key, layer);
                     }
                 });
-                let order = if joined { Order::After(compute) } else { Order::On(compute) };
+                let order =
+                    if joined { Order::AfterStream(compute) } else { Order::InStream(compute) };
                 let ticket = rig.store.store_layer_on(&writing, layer, order).unwrap();
                 if joined {
                     rig.store.join(&ticket, compute).unwrap();
@@ -153,8 +154,9 @@ fn a_load_that_was_started_early_is_joined_where_it_is_used() {
         let transfer = rig.transfer(&keys, 40);
         let (compute, other) = (rig.gpu.stream(1), rig.gpu.stream(2));
         rig.faults(Some(on(READ, FaultAction::Delay { ns: 20_000_000 })));
-        let start =
-            |layer| rig.store.retrieve_layer_on(&transfer, layer, Order::After(compute)).unwrap();
+        let start = |layer| {
+            rig.store.retrieve_layer_on(&transfer, layer, Order::AfterStream(compute)).unwrap()
+        };
         let tickets: Vec<_> = (0..plan.shape.layers).map(Layer).map(start).collect();
         // Compute goes on meanwhile.
         let nothing = rig.look(compute, 0, &[], Layer(0));

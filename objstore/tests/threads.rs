@@ -221,7 +221,8 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
             let transfer = store.retrieve(&prefix, &blocks[..count]).unwrap();
             let (before, ops) = (ALLOCATIONS.get(), gpu.enqueued());
             for layer in (0..SHAPE.layers).map(Layer) {
-                let order = if layer.0 % 2 == 0 { Order::After(compute) } else { compute.into() };
+                let order =
+                    if layer.0 % 2 == 0 { Order::AfterStream(compute) } else { compute.into() };
                 let ticket = store.retrieve_layer_on(&transfer, layer, order).unwrap();
                 store.join(&ticket, compute).unwrap();
                 store.wait(ticket).unwrap();

@@ -49,7 +49,8 @@ fn a_failed_layer_holds_no_stream_up() {
             let first = rig.store.retrieve_layer_on(&transfer, Layer(0), one).unwrap();
             rig.store.join(&first, two).unwrap();
             // It may have come to light by now.
-            let second = rig.store.retrieve_layer_on(&transfer, Layer(1), Order::After(three));
+            let second =
+                rig.store.retrieve_layer_on(&transfer, Layer(1), Order::AfterStream(three));
             if let Ok(second) = &second {
                 rig.store.join(second, three).unwrap();
             }
@@ -111,7 +112,7 @@ fn a_cancelled_layer_is_not_started_by_a_late_word() {
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
         let first = rig.store.retrieve_layer(&broken, Layer(0)).unwrap();
         let writing = rig.store.allocate(&writing_keys, &blocks(30, 4)).unwrap();
-        let held = rig.store.store_layer_on(&writing, Layer(0), Order::After(late)).unwrap();
+        let held = rig.store.store_layer_on(&writing, Layer(0), Order::AfterStream(late)).unwrap();
         let other = rig.gpu.stream(2);
         rig.store.join(&held, other).unwrap();
         assert!(failed(rig.store.wait(first)));
@@ -422,7 +423,8 @@ fn a_stream_that_refuses_is_an_error_with_nothing_in_flight() {
                 rig.put(&keys, 0);
                 let compute = rig.gpu.stream(1);
                 let order =
-                    [Order::Free, Order::After(compute), Order::On(compute)][which as usize % 3];
+                    [Order::Unordered, Order::AfterStream(compute), Order::InStream(compute)]
+                        [which as usize % 3];
                 rig.fill(30, &stack::keys(50..56));
                 let transfer = rig.transfer(&keys, 40);
                 let writing = rig.store.allocate(&stack::keys(50..56), &blocks(30, 6)).unwrap();

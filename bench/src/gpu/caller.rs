@@ -109,8 +109,8 @@ fn call_ns(
             let event = stack.store.event()?;
             let wait = Wait { event: event.clone(), value: 1 };
             let order = match route {
-                Route::Host | Route::Direct => Order::When(&wait),
-                Route::Staged => Order::On(Gpu::raw(engine)),
+                Route::Host | Route::Direct => Order::AfterEvent(&wait),
+                Route::Staged => Order::InStream(Gpu::raw(engine)),
             };
             let mut tickets = Vec::with_capacity(burst.len());
             std::thread::sleep(IDLE);

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Flags, Op, Uring};
+use nvme_spec::nvm::Direction;
+
+use super::{Flags, Uring};
 use crate::{
     abi::{self, IoCtx, Iocb},
     error::Error,
@@ -34,7 +36,7 @@ impl Uring {
     /// [`Error::Id`] when it was issued, or is not the caller's.
     pub fn release(&mut self, id: IocbId) -> Result<(), Error> {
         self.table.in_phase(id, &[Phase::Taken, Phase::Filled], "taken and not issued")?;
-        self.table.free_again(id);
+        self.table.release(id);
         Ok(())
     }
 
@@ -57,7 +59,7 @@ impl Uring {
     pub fn fill_explicit(
         &mut self,
         id: IocbId,
-        op: Op,
+        direction: Direction,
         flags: Flags,
         contexts: &[IoCtx],
     ) -> Result<(), Error> {
@@ -93,7 +95,7 @@ impl Uring {
             bytes_max,
             ..Iocb::default()
         };
-        self.fill(id, op, flags, iocb);
+        self.fill(id, direction, flags, iocb);
         Ok(())
     }
 
@@ -104,7 +106,7 @@ impl Uring {
     pub fn fill_affine(
         &mut self,
         id: IocbId,
-        op: Op,
+        direction: Direction,
         flags: Flags,
         map: &BlockMap,
         pool: &PoolHandle,
@@ -129,24 +131,24 @@ impl Uring {
             row_count,
             ..Iocb::default()
         };
-        self.fill(id, op, flags, iocb);
+        self.fill(id, direction, flags, iocb);
         Ok(())
     }
 
-    fn fill(&mut self, id: IocbId, op: Op, flags: Flags, mut iocb: Iocb) {
+    fn fill(&mut self, id: IocbId, direction: Direction, flags: Flags, mut iocb: Iocb) {
         let devices = self.devices();
         let entry = self.table.get(id).expect("the caller looked it up");
-        iocb.opcode = match op {
-            Op::Read => abi::OP_READ,
-            Op::Write => abi::OP_WRITE,
+        iocb.opcode = match direction {
+            Direction::Read => abi::OP_READ,
+            Direction::Write => abi::OP_WRITE,
         };
         iocb.flags = if flags.fua { abi::FLAG_FUA } else { 0 };
         iocb.devices = devices;
         if let Some(Wait { event, value }) = &entry.wait {
-            (iocb.wait, iocb.wait_value) = (event.address(), *value);
+            (iocb.wait, iocb.wait_value) = (event.address().0, *value);
         }
         if let Some(Signal { event, value }) = &entry.signal {
-            (iocb.signal, iocb.signal_value) = (event.address(), *value);
+            (iocb.signal, iocb.signal_value) = (event.address().0, *value);
         }
         self.region.write(self.layout.iocb(id.index()), iocb);
         entry.phase = Phase::Filled;

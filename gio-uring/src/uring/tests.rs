@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Fault, IoCtx, NvmeStatus, Signal, Wait, abi, map,
+    Direction, Fault, IoCtx, NvmeStatus, Signal, Wait, abi, map,
     testing::{TestClock, TestExecutor, grant, heap_allocations},
 };
 
@@ -58,16 +58,22 @@ fn iova(desc: &PoolDesc, block: u32, row: u32) -> u64 {
 }
 
 /// Issues one affine operation.
-fn issue(uring: &mut Uring, op: Op, map: &BlockMap, pool: &PoolHandle, rows: Range<u32>) -> IocbId {
+fn issue(
+    uring: &mut Uring,
+    direction: Direction,
+    map: &BlockMap,
+    pool: &PoolHandle,
+    rows: Range<u32>,
+) -> IocbId {
     let id = uring.get_iocb(1, None).unwrap()[0];
-    uring.fill_affine(id, op, Flags::NONE, map, pool, rows).unwrap();
+    uring.fill_affine(id, direction, Flags::NONE, map, pool, rows).unwrap();
     uring.issue_io(&[id], 2).unwrap();
     id
 }
 
 fn wait(uring: &mut Uring, id: IocbId) -> Completion {
     let deadline = uring.now() + SECOND;
-    uring.wait_cqe(id, deadline).unwrap()
+    uring.wait_completion(id, deadline).unwrap()
 }
 
 proptest! {
@@ -97,7 +103,7 @@ proptest! {
         }
         let map = uring.upload_map(&store, devices).unwrap();
         let halves = [0..split, split..6];
-        let ids = halves.map(|rows| issue(&mut uring, Op::Write, &map, &pool, rows));
+        let ids = halves.map(|rows| issue(&mut uring, Direction::Write, &map, &pool, rows));
         for id in ids.into_iter().rev() {
             prop_assert!(wait(&mut uring, id).is_ok());
         }
@@ -108,7 +114,7 @@ proptest! {
         let retrieve: Vec<_> =
             (0..count).rev().map(|at| entry(blocks[63 - at], files[at])).collect();
         let map = uring.upload_map(&retrieve, devices).unwrap();
-        let id = issue(&mut uring, Op::Read, &map, &pool, 0..6);
+        let id = issue(&mut uring, Direction::Read, &map, &pool, 0..6);
         let done = wait(&mut uring, id);
         prop_assert_eq!(done.objects, count as u64 * 6);
         prop_assert!(uring.map_status(&map).unwrap().iter().all(|status| status.is_ok()));
@@ -162,7 +168,7 @@ fn failures_are_reported_in_the_callers_order() {
     let map = uring.upload_map(&[entry(0, 4), entry(1, 7), entry(99, 2), entry(3, 0)], 2).unwrap();
     let nvme = abi::STATUS_NVME | 0x4281;
     executor.model().failing.insert((1, 1024 + 3 * 8), nvme);
-    let id = issue(&mut uring, Op::Read, &map, &pool, 0..1);
+    let id = issue(&mut uring, Direction::Read, &map, &pool, 0..1);
     let done = wait(&mut uring, id);
     assert_eq!((done.objects, done.errors), (2, 2));
     let failed = IoStatus::Nvme(NvmeStatus(0x4281));
@@ -171,7 +177,7 @@ fn failures_are_reported_in_the_callers_order() {
     let (status, index) = done.error.unwrap();
     assert_eq!(statuses[index as usize], status);
     // Sticky: the next row succeeds on the device, and the file stays failed.
-    let id = issue(&mut uring, Op::Read, &map, &pool, 1..2);
+    let id = issue(&mut uring, Direction::Read, &map, &pool, 1..2);
     assert_eq!(wait(&mut uring, id).errors, 1);
     assert_eq!(uring.map_status(&map).unwrap(), statuses);
 }
@@ -191,7 +197,7 @@ fn explicit_contexts_go_to_their_devices_and_report_in_order() {
         executor.model().memory.insert(context.iova, value as u64);
     }
     let id = uring.get_iocb(1, None).unwrap()[0];
-    uring.fill_explicit(id, Op::Write, Flags::FUA, &contexts).unwrap();
+    uring.fill_explicit(id, Direction::Write, Flags::FUA, &contexts).unwrap();
     uring.issue_io(&[id], 1).unwrap();
     assert!(uring.iocb_status(id).is_err(), "not before it completed");
     let done = wait(&mut uring, id);
@@ -216,11 +222,11 @@ fn an_event_holds_operations_back_and_is_signalled() {
     let wait_for = Wait { event: start.clone(), value: 1 };
     let id = uring.get_iocb(1, Some(&wait_for)).unwrap()[0];
     uring.signal(id, &Signal { event: end.clone(), value: 77 }).unwrap();
-    uring.fill_affine(id, Op::Write, Flags::NONE, &map, &pool, 0..6).unwrap();
+    uring.fill_affine(id, Direction::Write, Flags::NONE, &map, &pool, 0..6).unwrap();
     uring.issue_io(&[id], 4).unwrap();
     assert_eq!(executor.model().sms, 4);
     let deadline = uring.now() + SECOND;
-    let error = uring.wait_cqe(id, deadline).unwrap_err();
+    let error = uring.wait_completion(id, deadline).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert_eq!((end.read(), executor.model().disk.len()), (0, 0));
     // The count wraps: 1 is two further on than u32::MAX.
@@ -246,8 +252,8 @@ fn ids_are_good_for_one_way_around() {
     assert!(matches!(batch, Error::Batch { asked: 33, max: 32 }), "{batch}");
     let [first, second] = [taken[0], taken[1]];
     is_id(uring.issue_io(&[first], 1));
-    is_id(uring.try_cqe(first).map(drop));
-    uring.fill_affine(first, Op::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
+    is_id(uring.try_completion(first).map(drop));
+    uring.fill_affine(first, Direction::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
     // One that is not filled, and one twice: nothing is issued.
     is_id(uring.issue_io(&[first, second], 1));
     is_id(uring.issue_io(&[first, first], 1));
@@ -255,9 +261,9 @@ fn ids_are_good_for_one_way_around() {
     uring.issue_io(&[first], 1).unwrap();
     is_id(uring.issue_io(&[first], 1));
     is_id(uring.release(first));
-    is_id(uring.fill_affine(first, Op::Read, Flags::NONE, &map, &pool, 0..1));
+    is_id(uring.fill_affine(first, Direction::Read, Flags::NONE, &map, &pool, 0..1));
     assert!(wait(&mut uring, first).is_ok());
-    is_id(uring.try_cqe(first).map(drop));
+    is_id(uring.try_completion(first).map(drop));
     uring.release(second).unwrap();
     is_id(uring.release(second));
     let anew = uring.get_iocb(2, None).unwrap();
@@ -272,7 +278,7 @@ fn a_map_in_use_is_not_recycled() {
     let map = uring.upload_map(&[entry(0, 1), entry(1, 2)], 1).unwrap();
     let [address, ..] = map.addresses();
     executor.model().hold = true;
-    let id = issue(&mut uring, Op::Read, &map, &pool, 0..1);
+    let id = issue(&mut uring, Direction::Read, &map, &pool, 0..1);
     drop(map);
     let other = uring.upload_map(&[entry(5, 5), entry(6, 6)], 1).unwrap();
     assert_ne!(other.addresses()[0], address);
@@ -291,13 +297,13 @@ fn a_layer_allocates_nothing() {
         let map = uring.upload_map(&entries, 2).unwrap();
         for layer in 0..6 {
             let before = heap_allocations();
-            let id = issue(&mut uring, Op::Read, &map, &pool, layer..layer + 1);
-            assert_eq!(uring.try_cqe(id).unwrap(), None);
+            let id = issue(&mut uring, Direction::Read, &map, &pool, layer..layer + 1);
+            assert_eq!(uring.try_completion(id).unwrap(), None);
             let after = heap_allocations();
             // The model executor allocates; it is not what is measured.
             while uring.executor.poll().unwrap() == Progress::Moved {}
             let reaping = heap_allocations();
-            assert!(uring.try_cqe(id).unwrap().unwrap().is_ok());
+            assert!(uring.try_completion(id).unwrap().unwrap().is_ok());
             assert_eq!((after - before, heap_allocations() - reaping), (0, 0), "layer {layer}");
         }
         let counters = uring.counters();
@@ -314,18 +320,19 @@ fn stopping_cancels_and_restarting_goes_on() {
     let map = uring.upload_map(&[entry(0, 0), entry(1, 1)], 2).unwrap();
     for abrupt in [false, true] {
         let fresh = uring.upload_map(&[entry(0, 0), entry(1, 1)], 2).unwrap();
-        let before = issue(&mut uring, Op::Write, &map, &pool, 0..3);
+        let before = issue(&mut uring, Direction::Write, &map, &pool, 0..3);
         assert!(wait(&mut uring, before).is_ok());
         executor.model().hold = true;
         executor.model().abrupt = abrupt;
-        let pending = [0, 1].map(|row| issue(&mut uring, Op::Write, &fresh, &pool, row..row + 1));
+        let pending =
+            [0, 1].map(|row| issue(&mut uring, Direction::Write, &fresh, &pool, row..row + 1));
         let end = uring.event().unwrap();
         let signalling = uring.get_iocb(1, None).unwrap()[0];
         uring.signal(signalling, &Signal { event: end.clone(), value: 5 }).unwrap();
-        uring.fill_affine(signalling, Op::Write, Flags::NONE, &fresh, &pool, 2..3).unwrap();
+        uring.fill_affine(signalling, Direction::Write, Flags::NONE, &fresh, &pool, 2..3).unwrap();
         uring.issue_io(&[signalling], 1).unwrap();
         let filled = uring.get_iocb(1, None).unwrap()[0];
-        uring.fill_affine(filled, Op::Write, Flags::NONE, &map, &pool, 0..1).unwrap();
+        uring.fill_affine(filled, Direction::Write, Flags::NONE, &map, &pool, 0..1).unwrap();
         let deadline = uring.now() + SECOND;
         uring.stop(deadline).unwrap();
         assert!(uring.stop(deadline).is_err(), "only once");
@@ -369,11 +376,11 @@ fn memory_is_freed_after_a_stop_and_leaked_without_one() {
     let pool = uring.register_pool(&pool(1)).unwrap();
     let map = uring.upload_map(&[entry(0, 0)], 1).unwrap();
     executor.model().hold = true;
-    let id = issue(&mut uring, Op::Read, &map, &pool, 0..1);
+    let id = issue(&mut uring, Direction::Read, &map, &pool, 0..1);
     executor.model().stuck = true;
     let deadline = uring.now() + SECOND;
     assert!(matches!(uring.stop(deadline), Err(Error::Executor(_))));
-    let error = uring.wait_cqe(id, deadline).unwrap_err();
+    let error = uring.wait_completion(id, deadline).unwrap_err();
     assert!(matches!(error, Error::State { .. }), "{error}");
     let living = executor.model().living();
     drop((uring, map, pool));
@@ -390,7 +397,7 @@ fn what_waits_for_a_ring_that_is_given_up_goes_on() {
         let mut operation = |value| {
             let id = uring.get_iocb(1, None).unwrap()[0];
             uring.signal(id, &Signal { event: event.clone(), value }).unwrap();
-            uring.fill_affine(id, Op::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
+            uring.fill_affine(id, Direction::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
             (id, value)
         };
         let (issued, _) = operation(7);
@@ -419,10 +426,10 @@ fn tables_are_where_their_address_says() {
     let wide = uring.upload([1u64 << 40, 2, 3].into_iter()).unwrap();
     let empty = uring.upload(std::iter::empty::<u32>()).unwrap();
     assert_eq!((narrow.len(), wide.len(), empty.is_empty()), (40, 3, true));
-    assert!(narrow.address().is_multiple_of(128) && wide.address().is_multiple_of(128));
+    assert!(narrow.address(0).0.is_multiple_of(128) && wide.address(0).0.is_multiple_of(128));
     let model = executor.model();
-    assert_eq!(model.read::<u32>(narrow.address(), 39), 39 * 7);
-    assert_eq!(model.read::<u64>(wide.address(), 0), 1 << 40);
+    assert_eq!(model.read::<u32>(narrow.address(0).0, 39), 39 * 7);
+    assert_eq!(model.read::<u64>(wide.address(0).0, 0), 1 << 40);
     drop(model);
     // They keep their memory, also when the ring is gone.
     let used = uring.counters().arena_bytes_used;
@@ -453,7 +460,7 @@ fn a_kernel_that_misbehaves_is_an_error() {
     let pool = uring.register_pool(&pool(1)).unwrap();
     let map = uring.upload_map(&[entry(0, 0)], 1).unwrap();
     executor.model().lazy = true;
-    let id = issue(&mut uring, Op::Read, &map, &pool, 0..2);
+    let id = issue(&mut uring, Direction::Read, &map, &pool, 0..2);
     let done = wait(&mut uring, id);
     assert!(!done.is_ok());
     assert_eq!(done.error, Some((IoStatus::Incomplete, 0)));
@@ -502,7 +509,7 @@ fn things_of_another_ring_are_refused() {
     let event = other.event().unwrap();
     let id = uring.get_iocb(1, None).unwrap()[0];
     let mut fill = |map: usize, pool: usize| {
-        uring.fill_affine(id, Op::Read, Flags::NONE, &map_of[map], &pool_of[pool], 0..1)
+        uring.fill_affine(id, Direction::Read, Flags::NONE, &map_of[map], &pool_of[pool], 0..1)
     };
     assert!(matches!(fill(1, 0), Err(Error::Foreign { what: "map" })));
     assert!(matches!(fill(0, 1), Err(Error::Foreign { what: "pool" })));

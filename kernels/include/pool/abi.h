@@ -24,7 +24,7 @@
 
 // clang-format off
 
-// Objects of a request: gio_uring::Moves. Object (row r, position p) is at
+// Objects of a request: gio_uring::ScatterGather. Object (row r, position p) is at
 //   staging + r * staging_row + p * object_bytes    and at
 //   rows[r] + blocks[p] * block_stride
 typedef struct gio_move_args {

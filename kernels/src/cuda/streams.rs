@@ -3,7 +3,7 @@
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc};
 
-use gio_uring::{Moves, RawStream, StreamError, StreamOps};
+use gio_uring::{RawStream, ScatterGather, StreamError, StreamOps};
 use nvme_driver::DevicePtr;
 
 use super::{
@@ -92,26 +92,29 @@ unsafe impl StreamOps for CudaStreams {
     unsafe fn write_word(
         &self,
         stream: RawStream,
-        word: u64,
+        word: DevicePtr,
         value: u32,
     ) -> Result<(), StreamError> {
         // SAFETY: the caller's promise.
-        unsafe { self.device.stream_write(stream.handle(), DevicePtr(word), value) }
-            .map_err(refused)
+        unsafe { self.device.stream_write(stream.handle(), word, value) }.map_err(refused)
     }
 
     unsafe fn wait_word(
         &self,
         stream: RawStream,
-        word: u64,
+        word: DevicePtr,
         value: u32,
     ) -> Result<(), StreamError> {
         // SAFETY: the caller's promise.
-        unsafe { self.device.stream_wait(stream.handle(), DevicePtr(word), value, self.flush) }
+        unsafe { self.device.stream_wait(stream.handle(), word, value, self.flush) }
             .map_err(refused)
     }
 
-    unsafe fn move_objects(&self, stream: RawStream, moves: &Moves) -> Result<(), StreamError> {
+    unsafe fn scatter_gather(
+        &self,
+        stream: RawStream,
+        moves: &ScatterGather,
+    ) -> Result<(), StreamError> {
         let args = MoveArgs::from(moves);
         let tiles = args.tiles().ok_or_else(|| refused("moving more than 2^64 bytes"))?;
         if tiles == 0 {

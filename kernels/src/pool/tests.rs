@@ -3,6 +3,7 @@
 
 use std::ptr::NonNull;
 
+use nvme_driver::DevicePtr;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
 use super::*;
@@ -80,16 +81,16 @@ impl Shape {
         })
     }
 
-    fn run(&mut self, way: MoveWay, staging: &mut [u8], pool: &mut [u8], threads: u32) {
+    fn run(&mut self, op: ScatterGatherOp, staging: &mut [u8], pool: &mut [u8], threads: u32) {
         let base = address(pool);
         let mut rows: Vec<u64> = self.rows.iter().map(|row| base + *row as u64).collect();
-        let moves = Moves {
-            way,
-            staging: address(staging) + self.staging as u64,
+        let moves = ScatterGather {
+            op,
+            staging: DevicePtr(address(staging) + self.staging as u64),
             staging_row: self.staging_row as u64,
-            rows: address(&mut rows),
+            rows: DevicePtr(address(&mut rows)),
             row_count: rows.len() as u32,
-            blocks: address(&mut self.map),
+            blocks: DevicePtr(address(&mut self.map)),
             count: self.map.len() as u32,
             block_stride: self.stride as u64,
             object_bytes: self.object as u32,
@@ -111,7 +112,7 @@ fn objects_go_where_they_belong_and_nothing_else_changes() {
         let (old_staging, old_pool) = (staging.clone(), pool.clone());
         let object = shape.object;
 
-        shape.run(MoveWay::ToPool, &mut staging, &mut pool, threads);
+        shape.run(ScatterGatherOp::Scatter, &mut staging, &mut pool, threads);
         let mut wanted = old_pool;
         for (from, to) in shape.objects() {
             wanted[to..to + object].copy_from_slice(&staging[from..from + object]);
@@ -125,7 +126,7 @@ fn objects_go_where_they_belong_and_nothing_else_changes() {
             wanted[to..to + object].copy_from_slice(&pool[from..from + object]);
         }
         let before = pool.clone();
-        shape.run(MoveWay::ToStaging, &mut other, &mut pool, threads);
+        shape.run(ScatterGatherOp::Gather, &mut other, &mut pool, threads);
         assert!(pool == before, "seed {seed}: the pool was only read");
         assert!(other == wanted, "seed {seed}: staging memory");
     }

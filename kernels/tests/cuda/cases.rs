@@ -6,9 +6,10 @@ use std::sync::Arc;
 use cuda_mock::{self as mock, Level, isolated};
 use gio_kernels::cuda::{CudaDevice, CudaStream, LaunchMode};
 use gio_uring::{
-    Affine, Fault, Flags, IoExecutor, IoStatus, IocbId, Op, Signal, Uring, UringOptions, Wait,
+    Affine, Direction, Fault, Flags, IoExecutor, IoStatus, IocbId, Signal, Uring, UringOptions,
+    Wait,
 };
-use nvme_driver::{DevicePtr, Nanos, Quiesced};
+use nvme_driver::{Nanos, Quiesced};
 use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
 
 use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop, soon};
@@ -20,7 +21,7 @@ pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), gio_ur
     let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
     let map = ring.upload_map(&map, 1).expect("a map");
     let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
     filled.expect("a row");
     let issued = ring.issue_io(&ids, 0);
     (ids[0], issued)
@@ -53,18 +54,18 @@ fn chained(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let wait = Wait { event: ready.clone(), value: 1 };
     let ids = ring.get_iocb(1, Some(&wait)).expect("free");
     ring.signal(ids[0], &Signal { event: done.clone(), value: 5 }).expect("signals");
-    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
     filled.expect("a row");
     ring.issue_io(&ids, 0).expect("issued");
     std::thread::sleep(std::time::Duration::from_millis(10));
-    assert!(ring.try_cqe(ids[0]).expect("issued").is_none(), "it waits");
+    assert!(ring.try_completion(ids[0]).expect("issued").is_none(), "it waits");
     // SAFETY: both words live until the ring is dropped, the stream until it is idle.
     unsafe {
-        device.stream_write(engine.raw(), DevicePtr(ready.address()), 1).expect("writes");
-        device.stream_wait(engine.raw(), DevicePtr(done.address()), 5, false).expect("ok");
+        device.stream_write(engine.raw(), ready.address(), 1).expect("writes");
+        device.stream_wait(engine.raw(), done.address(), 5, false).expect("ok");
     }
     let deadline = soon(&ring);
-    let completion = ring.wait_cqe(ids[0], deadline).expect("done");
+    let completion = ring.wait_completion(ids[0], deadline).expect("done");
     assert_eq!((completion.objects, completion.errors), (16, 0));
     while !engine.is_idle().expect("a stream") {
         std::thread::yield_now();
@@ -90,7 +91,7 @@ fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
         let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
         let rules = vec![FaultRule::new(when, action).limit(1)];
         rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
-        let (objects, errors) = all_rows(&mut ring, &pool, Op::Read, &apart());
+        let (objects, errors) = all_rows(&mut ring, &pool, Direction::Read, &apart());
         // A duplicate comes with its command: all others may be done by then.
         let lost = errors > 0 && objects < 64;
         assert!(lost || action == FaultAction::Duplicate, "{action:?}: {objects}, {errors}");
@@ -103,7 +104,7 @@ fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
         let proof = ring.stop(soon(&ring)).expect("stops: nothing is waited for any more");
         rig.emus[0].set_faults(FaultPlan::default());
         rig.start_again(&mut ring, &proof);
-        assert_eq!(all_rows(&mut ring, &pool, Op::Read, &apart()), (64, 0), "{action:?}");
+        assert_eq!(all_rows(&mut ring, &pool, Direction::Read, &apart()), (64, 0), "{action:?}");
     }
     rig.end(&mut ring);
 }
@@ -112,7 +113,7 @@ fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
 fn issue_and_forget(ring: &mut Uring, pool: &Pool) {
     let (id, issued) = issue(ring, pool);
     issued.expect("issued");
-    ring.wait_cqe(id, soon(ring)).expect("done or failed");
+    ring.wait_completion(id, soon(ring)).expect("done or failed");
 }
 
 /// What a drive refuses is the status of its objects, and of no others; a late command is none.
@@ -128,10 +129,10 @@ fn refusing(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
     let map = ring.upload_map(&apart(), 1).expect("a map");
     let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Op::Read, Flags::NONE, &map, &pool.handle, 0..1);
+    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
     filled.expect("a row");
     ring.issue_io(&ids, 0).expect("issued");
-    let done = ring.wait_cqe(ids[0], soon(&ring)).expect("done");
+    let done = ring.wait_completion(ids[0], soon(&ring)).expect("done");
     assert_eq!((done.objects, done.errors), (31, 1));
     let statuses = ring.map_status(&map).expect("its own");
     let bad: Vec<&IoStatus> = statuses.iter().filter(|status| !status.is_ok()).collect();
@@ -164,12 +165,12 @@ fn dies(rig: &mut Rig, ring: &mut Uring, pool: &Pool, how: FaultAction) -> Quies
     let when = FaultWhen { admin: Some(false), nth: Some(40), ..FaultWhen::default() };
     let rules = vec![FaultRule::new(when, how).limit(1)];
     rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
-    let (objects, errors) = all_rows(ring, pool, Op::Read, &apart());
+    let (objects, errors) = all_rows(ring, pool, Direction::Read, &apart());
     assert!((1..128).contains(&objects) && errors > 0, "{objects} objects, {errors} errors");
     assert_eq!(ring.faulted().map(|found| found.fault), Some(Fault::Timeout));
     let (id, issued) = issue(ring, pool);
     issued.expect("issued");
-    let done = ring.wait_cqe(id, soon(ring)).expect("refused");
+    let done = ring.wait_completion(id, soon(ring)).expect("refused");
     assert_eq!((done.objects, done.errors > 0), (0, true));
     ring.stop(soon(ring)).expect("stops")
 }
@@ -187,7 +188,7 @@ fn silent(device: &Arc<CudaDevice>, mode: LaunchMode) {
     }
     ring.stop(ring.now() + Nanos::from_millis(20)).expect_err("a command is outstanding");
     let proof = ring.stop(soon(&ring)).expect("given up by now");
-    let done = ring.wait_cqe(id, soon(&ring)).expect("completed");
+    let done = ring.wait_completion(id, soon(&ring)).expect("completed");
     assert_eq!((done.objects, done.errors > 0), (0, true));
     rig.runner = Some(EmuRunner::spawn(rig.emus.clone(), rig.clock.clone()).expect("threads"));
     rig.controllers[0].recover(&proof).expect("it answers again");
@@ -206,7 +207,7 @@ fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let ids = ring.get_iocb(8, None).expect("free");
     for (row, id) in ids.iter().enumerate() {
         let rows = row as u32..row as u32 + 1;
-        let filled = ring.fill_affine(*id, Op::Read, Flags::NONE, &map, &pool.handle, rows);
+        let filled = ring.fill_affine(*id, Direction::Read, Flags::NONE, &map, &pool.handle, rows);
         filled.expect("a row");
     }
     ring.issue_io(&ids, 0).expect("issued");
@@ -216,7 +217,7 @@ fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let proof = ring.stop(soon(&ring)).expect("stops");
     let mut sums = (0, 0);
     for id in ids.iter() {
-        let done = ring.try_cqe(*id).expect("issued").expect("it ended");
+        let done = ring.try_completion(*id).expect("issued").expect("it ended");
         assert!(done.objects == 32 || done.errors > 0, "{done:?}");
         sums = (sums.0 + done.objects, sums.1 + u64::from(done.errors));
     }

@@ -17,7 +17,7 @@ use gio_kernels::{
     pattern::{Difference, Pattern},
     ptx,
 };
-use gio_uring::{IoExecutor, MoveWay, Moves, RawStream, StreamOps};
+use gio_uring::{IoExecutor, RawStream, ScatterGather, ScatterGatherOp, StreamOps};
 use nvme_driver::{DevicePtr, Nanos, platform::mmio};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
@@ -292,7 +292,7 @@ fn what_a_kernel_still_uses_is_leaked() {
             // SAFETY: as above.
             let stream = unsafe { RawStream::new(streams.stream().raw()) };
             // SAFETY: as above; the mock's kernel stands still.
-            unsafe { streams.move_objects(stream, &one_object(&memory)) }.expect("enqueued");
+            unsafe { streams.scatter_gather(stream, &one_object(&memory)) }.expect("enqueued");
         }
         // The pattern has a stream with nothing on it.
         let streams = if case == 0 { 1 } else { 0 };
@@ -306,15 +306,15 @@ fn what_a_kernel_still_uses_is_leaked() {
 }
 
 /// Within 4096 bytes: tables and staging memory, too.
-fn one_object(memory: &DeviceMemory) -> Moves {
-    let at = memory.device().0;
-    Moves {
-        way: MoveWay::ToPool,
+fn one_object(memory: &DeviceMemory) -> ScatterGather {
+    let at = memory.device();
+    ScatterGather {
+        op: ScatterGatherOp::Scatter,
         staging: at,
         staging_row: 0,
-        rows: at + 1024,
+        rows: DevicePtr(at.0 + 1024),
         row_count: 1,
-        blocks: at + 2048,
+        blocks: DevicePtr(at.0 + 2048),
         count: 1,
         block_stride: 64,
         object_bytes: 64,
@@ -372,7 +372,7 @@ impl Pool {
         }
     }
 
-    fn moves(&self, shape: &Shape, way: MoveWay) -> Moves {
+    fn moves(&self, shape: &Shape, op: ScatterGatherOp) -> ScatterGather {
         let tables = self.tables.host();
         for (i, row) in shape.rows.iter().enumerate() {
             let row = self.memory.device().0 + *row as u64;
@@ -383,13 +383,13 @@ impl Pool {
             // SAFETY: at most 20 blocks, from 1024 on.
             unsafe { tables.byte_add(1024).cast::<u32>().add(i).write_volatile(*block) };
         }
-        Moves {
-            way,
-            staging: self.staging.device().0,
+        ScatterGather {
+            op,
+            staging: self.staging.device(),
             staging_row: shape.staging_row as u64,
-            rows: self.tables.device().0,
+            rows: self.tables.device(),
             row_count: shape.rows.len() as u32,
-            blocks: self.tables.device().0 + 1024,
+            blocks: DevicePtr(self.tables.device().0 + 1024),
             count: shape.map.len() as u32,
             block_stride: shape.stride as u64,
             object_bytes: shape.object as u32,
@@ -427,7 +427,8 @@ fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
         pool.write_staging(&staged);
         pool.memory.write(0, &wanted).expect("inside");
         // SAFETY: the pool outlives the stream's work, which is waited for.
-        unsafe { streams.move_objects(raw, &pool.moves(&shape, MoveWay::ToPool)) }.expect("moves");
+        unsafe { streams.scatter_gather(raw, &pool.moves(&shape, ScatterGatherOp::Scatter)) }
+            .expect("moves");
         settle(stream);
         for (from, to) in shape.objects() {
             wanted[to..to + shape.object].copy_from_slice(&staged[from..from + shape.object]);
@@ -437,9 +438,9 @@ fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
 
         let mut staged = bytes(&mut random, pool.staging.len());
         pool.write_staging(&staged);
-        let moves = pool.moves(&shape, MoveWay::ToStaging);
+        let moves = pool.moves(&shape, ScatterGatherOp::Gather);
         // SAFETY: as above.
-        unsafe { streams.move_objects(raw, &moves) }.expect("moves");
+        unsafe { streams.scatter_gather(raw, &moves) }.expect("moves");
         settle(stream);
         for (to, from) in shape.objects() {
             staged[to..to + shape.object].copy_from_slice(&wanted[from..from + shape.object]);
@@ -471,7 +472,7 @@ fn words_order_moves(device: &Arc<CudaDevice>) {
     let streams = CudaStreams::new(device).expect("compiles");
     let pool = Pool::new(device);
     let words = device.pinned(4096).expect("memory");
-    let (ready, done) = (words.device().0, words.device().0 + 64);
+    let (ready, done) = (words.device(), DevicePtr(words.device().0 + 64));
     let host = words.host().cast::<u32>();
     // SAFETY: inside the page.
     let host_done = unsafe { host.byte_add(64) };
@@ -488,8 +489,8 @@ fn words_order_moves(device: &Arc<CudaDevice>) {
         // SAFETY: pool and words outlive the stream's work.
         unsafe {
             streams.wait_word(stream, ready, value).expect("waits");
-            let moves = pool.moves(&shape, MoveWay::ToPool);
-            streams.move_objects(stream, &moves).expect("moves");
+            let moves = pool.moves(&shape, ScatterGatherOp::Scatter);
+            streams.scatter_gather(stream, &moves).expect("moves");
             streams.write_word(stream, done, value).expect("writes");
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -535,7 +536,7 @@ fn waits_flush_what_peers_wrote_where_the_gpu_can() {
         let word = device.pinned(4096).expect("memory");
         let streams = CudaStreams::new(&device).expect("compiles");
         // SAFETY: the word outlives the stream's work; it is there already.
-        unsafe { streams.wait_word(streams.own_stream(), word.device().0, 0) }.expect("waits");
+        unsafe { streams.wait_word(streams.own_stream(), word.device(), 0) }.expect("waits");
         settle(streams.stream());
         assert_eq!(mock::count("waits that flush"), [0, 1, 0][case]);
         assert_eq!(streams.orders_peer_writes(), case != 2);
@@ -562,31 +563,31 @@ fn what_a_stream_does_not_take_is_an_error_with_its_cause() {
             let streams = CudaStreams::new(&device).expect("compiles");
             let stream = streams.own_stream();
             let nothing = [
-                Moves { count: 0, ..one_object(&memory) },
-                Moves { row_count: 0, ..one_object(&memory) },
-                Moves { object_bytes: 0, ..one_object(&memory) },
+                ScatterGather { count: 0, ..one_object(&memory) },
+                ScatterGather { row_count: 0, ..one_object(&memory) },
+                ScatterGather { object_bytes: 0, ..one_object(&memory) },
             ];
             for moves in nothing {
                 // SAFETY: nothing is moved.
-                unsafe { streams.move_objects(stream, &moves) }.expect("nothing to do");
+                unsafe { streams.scatter_gather(stream, &moves) }.expect("nothing to do");
             }
-            let huge = Moves {
+            let huge = ScatterGather {
                 count: u32::MAX,
                 row_count: u32::MAX,
                 object_bytes: u32::MAX,
                 ..one_object(&memory)
             };
             // SAFETY: refused.
-            unsafe { streams.move_objects(stream, &huge) }.expect_err("more than there is");
+            unsafe { streams.scatter_gather(stream, &huge) }.expect_err("more than there is");
             assert_eq!(mock::count("cuLaunchKernel"), 0);
             for call in ["cuLaunchKernel", "cuStreamWaitValue32", "cuStreamWriteValue32"] {
                 mock::inject(call, 0, 801);
             }
-            let word = memory.device().0;
+            let word = memory.device();
             // SAFETY: refused, each of them.
             let refused = unsafe {
                 [
-                    streams.move_objects(stream, &one_object(&memory)),
+                    streams.scatter_gather(stream, &one_object(&memory)),
                     streams.wait_word(stream, word, 1),
                     streams.write_word(stream, word, 1),
                 ]

@@ -10,7 +10,7 @@ use gio_kernels::cuda::{
     CudaDevice, CudaDriver, CudaExecutor, CudaOptions, DoorbellKind, LaunchMode, Registration,
 };
 use gio_uring::{
-    Affine, Flags, IoExecutor, Op, PoolDesc, PoolHandle, SharedMemory, Uring, UringOptions,
+    Affine, Direction, Flags, IoExecutor, PoolDesc, PoolHandle, SharedMemory, Uring, UringOptions,
     abi::{self, Args, Warp},
 };
 use nvme_driver::{
@@ -242,7 +242,12 @@ fn pattern(at: usize, salt: u32) -> u32 {
 }
 
 /// Every row of `map`, a row an operation, eight of them in flight.
-pub(crate) fn all_rows(ring: &mut Uring, pool: &Pool, op: Op, map: &[Affine]) -> (u64, u32) {
+pub(crate) fn all_rows(
+    ring: &mut Uring,
+    pool: &Pool,
+    direction: Direction,
+    map: &[Affine],
+) -> (u64, u32) {
     let devices = ring.devices();
     let map = ring.upload_map(map, devices).expect("a map");
     let mut sums = (0, 0);
@@ -250,13 +255,14 @@ pub(crate) fn all_rows(ring: &mut Uring, pool: &Pool, op: Op, map: &[Affine]) ->
         let rows = first..(first + 8).min(pool.rows);
         let ids = ring.get_iocb(rows.len() as u32, None).expect("free IOCBs");
         for (id, row) in ids.iter().zip(rows) {
-            let filled = ring.fill_affine(*id, op, Flags::NONE, &map, &pool.handle, row..row + 1);
+            let filled =
+                ring.fill_affine(*id, direction, Flags::NONE, &map, &pool.handle, row..row + 1);
             filled.expect("a row");
         }
         ring.issue_io(&ids, 2).expect("issued");
         let deadline = ring.now() + Nanos::from_millis(60_000);
         for id in ids.iter() {
-            let done = ring.wait_cqe(*id, deadline).expect("done in time");
+            let done = ring.wait_completion(*id, deadline).expect("done in time");
             sums = (sums.0 + done.objects, sums.1 + done.errors);
         }
     }
@@ -269,10 +275,10 @@ pub(crate) fn round_trip(ring: &mut Uring, pool: &mut Pool) {
     let n = pool.blocks;
     let objects = u64::from(n * pool.rows);
     let to: Vec<Affine> = (0..n).map(|i| Affine { block: i * 37 % n, file: i }).collect();
-    assert_eq!(all_rows(ring, pool, Op::Write, &to), (objects, 0));
+    assert_eq!(all_rows(ring, pool, Direction::Write, &to), (objects, 0));
     pool.fill(99);
     let back: Vec<Affine> = (0..n).map(|i| Affine { block: i, file: i * 5 % n }).collect();
-    assert_eq!(all_rows(ring, pool, Op::Read, &back), (objects, 0));
+    assert_eq!(all_rows(ring, pool, Direction::Read, &back), (objects, 0));
     for (row, entry) in (0..pool.rows).flat_map(|row| back.iter().map(move |e| (row, e))) {
         let from = (row, entry.file * 37 % n);
         assert!(pool.is((row, entry.block), 7, from), "row {row}, {entry:?}");

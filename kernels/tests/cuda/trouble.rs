@@ -124,12 +124,13 @@ fn a_launch_that_is_refused() {
         let (id, issued) = issue(&mut ring, &pool);
         let text = issued.expect_err("not launched").to_string();
         assert!(text.contains("cuLaunchKernel") && text.contains("701"), "{text}");
-        let again = ring.wait_cqe(id, soon(&ring)).expect_err("nobody works on it").to_string();
+        let again =
+            ring.wait_completion(id, soon(&ring)).expect_err("nobody works on it").to_string();
         assert!(again.contains("701"), "{again}");
         device.healthy().expect("the GPU is well");
         // Nothing runs, so the ring can be stopped, and started again.
         let proof = ring.stop(soon(&ring)).expect("stops");
-        assert_eq!(ring.try_cqe(id).expect("it ended").expect("cancelled").errors, 1);
+        assert_eq!(ring.try_completion(id).expect("it ended").expect("cancelled").errors, 1);
         rig.start_again(&mut ring, &proof);
         round_trip(&mut ring, &mut pool);
         rig.end(&mut ring);
@@ -171,7 +172,7 @@ fn stays(mode: LaunchMode, code: i32) {
     let pool = rig.pool(&mut ring, 1, 16);
     let (id, issued) = issue(&mut ring, &pool);
     issued.expect("issued");
-    ring.wait_cqe(id, soon(&ring)).expect("works at first");
+    ring.wait_completion(id, soon(&ring)).expect("works at first");
     mock::hang(true);
     mock::inject("cuStreamQuery", 3, code);
     let (id, issued) = issue(&mut ring, &pool);
@@ -184,7 +185,7 @@ fn stays(mode: LaunchMode, code: i32) {
     };
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let deadline = soon(&ring);
-    answer(ring.wait_cqe(id, deadline).map(drop).map_err(|e| words(&e)));
+    answer(ring.wait_completion(id, deadline).map(drop).map_err(|e| words(&e)));
     for _ in 0..2 {
         answer(ring.poll().map(drop).map_err(|e| words(&e)));
         answer(ring.stop(deadline).map(drop).map_err(|e| words(&e)));

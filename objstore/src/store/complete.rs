@@ -1,10 +1,11 @@
 //! Completions: waiting for them, and what follows from them.
 
-use gio_uring::{Completion, IoStatus};
+use gio_uring::{Completion, IoStatus, Wait};
+use nvme_spec::nvm::Direction;
 
-use super::{Op, Store, Target, streams::is_reached};
+use super::{Op, Store, Target};
 use crate::{
-    error::{Direction, Failure, StoreError},
+    error::{Failure, StoreError},
     ids::Layer,
     transfer::{LayerDone, LayerState, RequestId, Ticket},
 };
@@ -60,7 +61,7 @@ impl Store {
 
     fn check_ticket(&self, ticket: &Ticket) -> Result<(), StoreError> {
         self.check()?;
-        if ticket.home.is(&self.home) {
+        if ticket.store == self.releases.store {
             Ok(())
         } else {
             Err(StoreError::Foreign { what: "ticket" })
@@ -89,7 +90,7 @@ impl Store {
             if self.ops[at].completion.is_none() {
                 let deadline = self.clock.now() + self.options.wait_timeout;
                 let iocb = self.ops[at].iocb;
-                match self.ring()?.wait_cqe(iocb, deadline) {
+                match self.ring()?.wait_completion(iocb, deadline) {
                     Ok(completion) => self.arrived(at, completion),
                     // No word from the kernel, or none that makes sense: stop it.
                     Err(error) => self.fault = Some(error.to_string()),
@@ -143,7 +144,7 @@ impl Store {
         while at < self.ops.len() {
             if self.ops[at].completion.is_none() {
                 let iocb = self.ops[at].iocb;
-                match self.ring()?.try_cqe(iocb) {
+                match self.ring()?.try_completion(iocb) {
                     Ok(Some(completion)) => self.arrived(at, completion),
                     Ok(None) => {}
                     Err(error) => {
@@ -193,7 +194,7 @@ impl Store {
         if let Some(failure) = self.failure(&self.ops[at]) {
             let still = |status: IoStatus| status.may_still_transfer();
             let request = self.requests.get(&self.ops[at].request);
-            let map = request.filter(|_| failure.direction == Direction::Retrieve);
+            let map = request.filter(|_| failure.direction == Direction::Read);
             let mut entries = map.and_then(|request| request.map.as_ref()).into_iter();
             let others = entries.any(|map| map.failures().any(|(_, status)| still(status)));
             if others || still(failure.status) {
@@ -221,8 +222,8 @@ impl Store {
         request.layers[op.layer.0 as usize] = LayerState::Done { objects };
         let bytes = objects * u64::from(self.shape.object_bytes);
         match request.direction {
-            Direction::Retrieve => self.tally.retrieved_bytes += bytes,
-            Direction::Store => self.tally.stored_bytes += bytes,
+            Direction::Read => self.tally.retrieved_bytes += bytes,
+            Direction::Write => self.tally.stored_bytes += bytes,
         }
     }
 
@@ -241,10 +242,10 @@ impl Store {
     fn note_failure(&mut self, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         let Failure { direction, layer, file, status, errors, .. } = failure;
-        tracing::warn!(%file, %layer, %status, errors, "{direction} failed");
+        tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
         request.layers[layer.0 as usize] = LayerState::Failed(failure);
         request.failure.get_or_insert(failure);
-        if let (Direction::Retrieve, Some(map)) = (direction, &request.map) {
+        if let (Direction::Read, Some(map)) = (direction, &request.map) {
             let entries = map.failures().filter_map(|(at, status)| {
                 request.entries.get(at as usize).map(|(_, file)| (*file, status))
             });
@@ -264,7 +265,7 @@ impl Store {
 impl Op {
     /// Whether neither the ring nor a stream works on it.
     pub(super) fn is_over(&self) -> bool {
-        self.completion.is_some() && self.moved.as_ref().is_none_or(is_reached)
+        self.completion.is_some() && self.moved.as_ref().is_none_or(Wait::is_reached)
     }
 }
 

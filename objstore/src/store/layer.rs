@@ -4,15 +4,12 @@
 //! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
 //! that waits.
 
-use gio_uring::{Error, Flags, Moves, Op as Opcode, RawStream, Signal, Wait};
+use gio_uring::{Error, Flags, RawStream, ScatterGather, Signal, Wait};
+use nvme_spec::nvm::Direction;
 
-use super::{
-    Op, Store, Target,
-    staging::Until,
-    streams::{Refused, is_reached},
-};
+use super::{Op, Store, Target, staging::Until, streams::Refused};
 use crate::{
-    error::{Direction, StoreError},
+    error::StoreError,
     ids::Layer,
     order::Order,
     transfer::{Handle, LayerState, RequestId, Ticket, Transfer, Writing},
@@ -30,11 +27,11 @@ impl Store {
         transfer: &Transfer,
         layer: Layer,
     ) -> Result<Ticket, StoreError> {
-        self.start(&transfer.handle, "transfer", layer, Order::Free)
+        self.start(&transfer.handle, "transfer", layer, Order::Unordered)
     }
 
     /// As [`Store::retrieve_layer`], in order with something else: nothing writes to the layer's
-    /// blocks before the order allows it. A stream alone means [`Order::On`].
+    /// blocks before the order allows it. A stream alone means [`Order::InStream`].
     ///
     /// A stream that waits goes on when the layer failed, too. What its blocks hold then is not
     /// defined; the ticket says so.
@@ -57,11 +54,11 @@ impl Store {
     /// # Errors
     /// As for [`Store::retrieve_layer`].
     pub fn store_layer(&mut self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
-        self.start(&writing.handle, "writing", layer, Order::Free)
+        self.start(&writing.handle, "writing", layer, Order::Unordered)
     }
 
     /// As [`Store::store_layer`], in order with something else: nothing reads the layer's blocks
-    /// before the order allows it. A stream alone means [`Order::On`].
+    /// before the order allows it. A stream alone means [`Order::InStream`].
     ///
     /// # Errors
     /// As for [`Store::retrieve_layer_on`].
@@ -83,14 +80,14 @@ impl Store {
     /// nothing, [`StoreError::Foreign`], [`StoreError::Failed`].
     pub fn join(&mut self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
         self.check()?;
-        if !ticket.home.is(&self.home) {
+        if ticket.store != self.releases.store {
             return Err(StoreError::Foreign { what: "ticket" });
         }
         let (ring, streams) = self.streams()?;
         match &ticket.end {
             // Another ring's word, of before a new executor: what streams may still wait for there
             // is kept for good, what is over needs no waiting.
-            Some(end) if !ring.owns(&end.event) && is_reached(end) => Ok(()),
+            Some(end) if !ring.owns(&end.event) && end.is_reached() => Ok(()),
             Some(end) => streams.follow(ring, stream, end),
             None => Ok(()),
         }
@@ -104,7 +101,7 @@ impl Store {
         order: Order<'_>,
     ) -> Result<Ticket, StoreError> {
         self.check()?;
-        if !handle.home.is(&self.home) {
+        if handle.releases.store != self.releases.store {
             return Err(StoreError::Foreign { what });
         }
         let layers = self.shape.layers;
@@ -135,11 +132,11 @@ impl Store {
             let direction = request.direction;
             match (&self.target, direction) {
                 (Target::Pool(_), _) => self.launch(handle.id, layer, order)?,
-                (Target::Staged(_), Direction::Retrieve) => self.fetch(handle.id, layer, order)?,
-                (Target::Staged(_), Direction::Store) => self.ship(handle.id, layer, order)?,
+                (Target::Staged(_), Direction::Read) => self.fetch(handle.id, layer, order)?,
+                (Target::Staged(_), Direction::Write) => self.ship(handle.id, layer, order)?,
             }
         };
-        Ok(Ticket { request: handle.id, layer, home: self.home.clone(), end })
+        Ok(Ticket { request: handle.id, layer, store: self.releases.store.clone(), end })
     }
 
     /// Whether an operation can be started without looking for ones that have ended.
@@ -153,10 +150,10 @@ impl Store {
 
     fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
         match order {
-            Order::Free => Ok(()),
-            Order::When(wait) if self.ring()?.owns(&wait.event) => Ok(()),
-            Order::When(_) => Err(Error::Foreign { what: "event" }.into()),
-            Order::After(_) | Order::On(_) => self.streams().map(|_| ()),
+            Order::Unordered => Ok(()),
+            Order::AfterEvent(wait) if self.ring()?.owns(&wait.event) => Ok(()),
+            Order::AfterEvent(_) => Err(Error::Foreign { what: "event" }.into()),
+            Order::AfterStream(_) | Order::InStream(_) => self.streams().map(|_| ()),
         }
     }
 
@@ -169,7 +166,7 @@ impl Store {
     ) -> Result<Option<Wait>, StoreError> {
         let first = self.first(order)?;
         let end = self.issue(id, layer, first.as_ref(), None)?;
-        if let (Order::On(stream), Some(end), None) = (order, &end, &self.fault) {
+        if let (Order::InStream(stream), Some(end), None) = (order, &end, &self.fault) {
             let (ring, streams) = self.streams()?;
             if let Err(error) = streams.follow(ring, stream, end) {
                 return self.give_up(error);
@@ -187,7 +184,7 @@ impl Store {
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
-        let (at, moves) = self.take_buffer(id, layer, Direction::Retrieve, order)?;
+        let (at, moves) = self.take_buffer(id, layer, Direction::Read, order)?;
         let (mover, first) = self.mover(order)?;
         let end = self.issue(id, layer, None, Some(at))?;
         if self.fault.is_some() {
@@ -219,7 +216,7 @@ impl Store {
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
-        let (at, moves) = self.take_buffer(id, layer, Direction::Store, order)?;
+        let (at, moves) = self.take_buffer(id, layer, Direction::Write, order)?;
         let (mover, first) = self.mover(order)?;
         let (ring, streams) = self.streams()?;
         let moved = match streams.carry(ring, mover, [first.as_ref(), None], &moves) {
@@ -241,9 +238,9 @@ impl Store {
     /// What an operation waits for, after telling the stream to say it.
     fn first(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
         match order {
-            Order::Free => Ok(None),
-            Order::When(wait) => Ok(Some(wait.clone())),
-            Order::After(stream) | Order::On(stream) => {
+            Order::Unordered => Ok(None),
+            Order::AfterEvent(wait) => Ok(Some(wait.clone())),
+            Order::AfterStream(stream) | Order::InStream(stream) => {
                 let (ring, streams) = self.streams()?;
                 streams.mark(ring, stream).map(Some)
             }
@@ -253,7 +250,7 @@ impl Store {
     /// The stream that moves objects, and what it waits for first.
     fn mover(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
         match order {
-            Order::On(stream) => Ok((stream, None)),
+            Order::InStream(stream) => Ok((stream, None)),
             order => {
                 let first = self.first(order)?;
                 Ok((self.streams()?.1.own(), first))
@@ -267,7 +264,7 @@ impl Store {
         layer: Layer,
         direction: Direction,
         order: Order<'_>,
-    ) -> Result<(usize, Moves), StoreError> {
+    ) -> Result<(usize, ScatterGather), StoreError> {
         let blocks = self.requests.get(&id).and_then(|request| request.blocks.clone());
         let (Target::Staged(staging), Some(blocks)) = (&mut self.target, blocks) else {
             return Err(StoreError::Ended { layer });
@@ -275,7 +272,7 @@ impl Store {
         let at = staging.free().ok_or_else(|| staging.busy())?;
         let moves = staging.moves(at, direction, layer, &blocks);
         let first = match order {
-            Order::When(wait) => Some(wait.clone()),
+            Order::AfterEvent(wait) => Some(wait.clone()),
             _ => None,
         };
         staging.hold(at, Until::Now, first, blocks);
@@ -300,10 +297,7 @@ impl Store {
         let (Some(ring), Some(map)) = (&mut self.ring, &request.map) else {
             return Err(StoreError::Ended { layer });
         };
-        let (opcode, flags) = match request.direction {
-            Direction::Retrieve => (Opcode::Read, Flags::NONE),
-            Direction::Store => (Opcode::Write, Flags { fua: self.fua }),
-        };
+        let flags = Flags { fua: self.fua && request.direction == Direction::Write };
         let pool = match (&self.target, buffer) {
             (Target::Staged(staging), Some(at)) => staging.pool(at),
             (Target::Pool(pool), _) => pool,
@@ -316,7 +310,7 @@ impl Store {
             ring.signal(iocb, &Signal { event: end.event.clone(), value: end.value })
         });
         let issued = signals
-            .and_then(|()| ring.fill_affine(iocb, opcode, flags, map, pool, rows))
+            .and_then(|()| ring.fill_affine(iocb, request.direction, flags, map, pool, rows))
             .and_then(|()| ring.issue_io(&[iocb], self.options.sms));
         match issued {
             Ok(()) => {}

@@ -21,7 +21,7 @@ use crate::{
     registration::KvPool,
     shape::KvShape,
     stats::Path,
-    transfer::Home,
+    transfer::ReleaseSender,
 };
 
 impl Store {
@@ -73,7 +73,7 @@ impl Store {
                 }
             };
         let fua = fua(&options, &devices);
-        let (home, messages) = Home::new();
+        let (releases, messages) = ReleaseSender::new();
         let used = vec![0; pool.blocks() as usize];
         let store = Self {
             ring: Some(ring),
@@ -95,7 +95,7 @@ impl Store {
             ops: Vec::with_capacity(options.iocbs as usize),
             options,
             ended: Vec::new(),
-            home,
+            releases,
             messages,
             tally: Tally::default(),
             scratch: Scratch { used, ..Scratch::default() },
@@ -149,19 +149,23 @@ impl Plan<'_> {
         let desc = describe(self.geometry, self.regions, self.files, pads.as_ref(), self.options);
         let target = target(ring, self.pool, self.shape, &desc, self.options)?;
         let streams = gpu.map(|gpu| Streams::new(gpu, ring)).transpose()?;
-        self.prove_moves(Parts { target, streams, pads }, ring)
+        self.prove_scatter_gather(Parts { target, streams, pads }, ring)
     }
 
     /// Proves that objects get from staging memory to the pool, where there is staging memory.
-    fn prove_moves(&self, mut parts: Parts, ring: &mut Uring) -> Result<Parts, StoreError> {
+    fn prove_scatter_gather(
+        &self,
+        mut parts: Parts,
+        ring: &mut Uring,
+    ) -> Result<Parts, StoreError> {
         let (Some(streams), Target::Staged(staging)) = (&mut parts.streams, &mut parts.target)
         else {
             return Ok(parts);
         };
         let (pool, shape, clock) = (self.pool, self.shape, self.clock);
-        let patience = self.options.stop_timeout;
-        let proof = route::Proof { ring, streams, staging, pool, shape, clock, patience };
-        let Err(error) = route::prove_moves(proof) else { return Ok(parts) };
+        let timeout = self.options.stop_timeout;
+        let proof = route::Proof { ring, streams, staging, pool, shape, clock, timeout };
+        let Err(error) = route::prove_scatter_gather(proof) else { return Ok(parts) };
         if !parts.streams.as_ref().is_none_or(Streams::is_past) {
             // It may move objects yet.
             std::mem::forget((parts, pool.clone()));

@@ -45,7 +45,8 @@ impl Store {
                 continue;
             }
             let iocb = self.ops[at].iocb;
-            let found = self.ring.as_mut().and_then(|ring| ring.try_cqe(iocb).ok().flatten());
+            let found =
+                self.ring.as_mut().and_then(|ring| ring.try_completion(iocb).ok().flatten());
             // Without a word the command may have got as far as the device.
             let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
             self.arrived(at, found.unwrap_or(lost));

@@ -1,10 +1,11 @@
 //! Requests: retrieving a prefix, storing new blocks, layer by layer.
 
 use gio_uring::Affine;
+use nvme_spec::nvm::Direction;
 
 use super::{Store, Target};
 use crate::{
-    error::{Direction, StoreError},
+    error::StoreError,
     ids::{BlockId, FileId, Layer},
     index::Position,
     key::BlockKey,
@@ -45,7 +46,7 @@ impl Store {
         blocks: &[BlockId],
     ) -> Result<Transfer, StoreError> {
         self.sync()?;
-        if !prefix.home.is(&self.home) {
+        if prefix.releases.store != self.releases.store {
             return Err(StoreError::Foreign { what: "prefix" });
         }
         let Some(files) = prefix.files.get(first..first.saturating_add(blocks.len())) else {
@@ -59,7 +60,7 @@ impl Store {
         self.check_blocks(blocks)?;
         self.check_distinct(id, blocks)?;
         self.check_room(blocks.len())?;
-        let mut request = Request::new(Direction::Retrieve, self.shape.layers);
+        let mut request = Request::new(Direction::Read, self.shape.layers);
         for (at, file) in files.iter().enumerate() {
             request.entries.push(((first + at) as u32, *file));
             request.positions.push(Position { file: *file, own: false });
@@ -72,7 +73,10 @@ impl Store {
             self.index.reference(*file);
         }
         self.requests.insert(id, request);
-        Ok(Transfer { handle: Handle { id, home: self.home.clone() }, blocks: blocks.len() })
+        Ok(Transfer {
+            handle: Handle { id, releases: self.releases.clone() },
+            blocks: blocks.len(),
+        })
     }
 
     /// Makes room for the blocks with these keys, evicting what was unused for longest, and takes
@@ -98,7 +102,7 @@ impl Store {
             return Err(StoreError::Positions { blocks, positions, what: "keys" });
         }
         self.check_blocks(blocks)?;
-        let mut request = Request::new(Direction::Store, self.shape.layers);
+        let mut request = Request::new(Direction::Write, self.shape.layers);
         self.place(keys, &mut request);
         self.scratch.map.clear();
         for (position, file) in &request.entries {
@@ -113,7 +117,7 @@ impl Store {
         let id = self.new_id();
         let (accepted, written) = (request.positions.len(), request.entries.len());
         self.requests.insert(id, request);
-        Ok(Writing { handle: Handle { id, home: self.home.clone() }, accepted, written })
+        Ok(Writing { handle: Handle { id, releases: self.releases.clone() }, accepted, written })
     }
 
     /// Waits for the layers in flight and, if all of all layers was stored, makes the blocks
@@ -124,7 +128,7 @@ impl Store {
     /// started, [`StoreError::Foreign`], [`StoreError::Failed`].
     pub fn commit(&mut self, writing: Writing) -> Result<Committed, StoreError> {
         self.check()?;
-        if !writing.handle.home.is(&self.home) {
+        if writing.handle.releases.store != self.releases.store {
             return Err(StoreError::Foreign { what: "writing" });
         }
         let id = writing.handle.id;

@@ -20,11 +20,11 @@ use crate::{
     registration::{KvPool, PAGE},
 };
 
-mod far;
-mod moves;
+mod device_only;
+mod scatter_gather;
 
-use far::Far;
-pub(super) use moves::{Proof, prove_moves};
+use device_only::DeviceOnlyMemory;
+pub(super) use scatter_gather::{Proof, prove_scatter_gather};
 
 /// Bytes of one proof where there is room for them: more than two pages, so that addresses behind
 /// the first ones are used, too.
@@ -108,7 +108,9 @@ impl Kept {
         let mut bytes = vec![0; part.len()];
         match Buffer::new(part.clone()) {
             Some(buffer) => buffer.read(0, &mut bytes).map_err(|error| error.to_string())?,
-            None => Far::new(gpu, pool, part.len())?.read(part.device(), &mut bytes)?,
+            None => {
+                DeviceOnlyMemory::new(gpu, pool, part.len())?.read(part.device(), &mut bytes)?
+            }
         }
         Ok(Self(bytes))
     }
@@ -121,7 +123,7 @@ impl Kept {
     ) -> Result<(), String> {
         match Buffer::new(part.clone()) {
             Some(mut buffer) => buffer.write(0, &self.0).map_err(|error| error.to_string()),
-            None => Far::new(gpu, pool, part.len())?.write(part.device(), &self.0),
+            None => DeviceOnlyMemory::new(gpu, pool, part.len())?.write(part.device(), &self.0),
         }
     }
 }

@@ -7,12 +7,12 @@
 //! operation has ended and the stream that moves the objects is past the move: a cancelled
 //! operation ends before its stream gets there.
 
-use gio_uring::{MoveWay, Moves, Numbers, PoolHandle, Uring, Wait};
-use nvme_driver::{DmaSlice, Iova};
+use gio_uring::{DeviceArray, PoolHandle, ScatterGather, ScatterGatherOp, Uring, Wait};
+use nvme_driver::{DevicePtr, DmaSlice, Iova};
+use nvme_spec::nvm::Direction;
 
-use super::streams::is_reached;
 use crate::{
-    error::{Direction, StoreError},
+    error::StoreError,
     ids::Layer,
     registration::{KvPool, PAGE, staging_row_bytes},
     shape::KvShape,
@@ -90,7 +90,7 @@ impl Until {
     fn is_over(&self) -> bool {
         match self {
             Self::Now => true,
-            Self::Reached(mark) => is_reached(mark),
+            Self::Reached(mark) => mark.is_reached(),
             Self::Never => false,
         }
     }
@@ -103,7 +103,7 @@ struct Held {
     operating: bool,
     until: Until,
     _first: Option<Wait>,
-    _blocks: Numbers,
+    _blocks: DeviceArray<u32>,
 }
 
 /// A buffer.
@@ -111,7 +111,7 @@ struct Held {
 struct Buffer {
     pool: PoolHandle,
     /// Its first byte for the GPU.
-    device: u64,
+    device: DevicePtr,
     held: Option<Held>,
 }
 
@@ -121,7 +121,7 @@ pub(super) struct Staging {
     cut: Cut,
     buffers: Vec<Buffer>,
     /// Where block 0 of each row of the pool is for the GPU.
-    rows: Numbers,
+    rows: DeviceArray<u64>,
     segments: u32,
     block_stride: u64,
     object_bytes: u32,
@@ -136,9 +136,9 @@ impl Staging {
         shape: &KvShape,
         pools: Vec<PoolHandle>,
     ) -> Result<Self, StoreError> {
-        let device = pool.memory().device().expect("checked when it was registered").0;
+        let device = pool.memory().device().expect("checked when it was registered");
         let buffer = |(at, pool)| {
-            let device = device + at as u64 * cut.bytes;
+            let device = DevicePtr(device.0 + at as u64 * cut.bytes);
             Buffer { pool, device, held: None }
         };
         let rows = pool.row_device();
@@ -187,7 +187,13 @@ impl Staging {
     }
 
     /// Takes buffer `at`, and keeps what a move reads beside it.
-    pub(super) fn hold(&mut self, at: usize, until: Until, first: Option<Wait>, blocks: Numbers) {
+    pub(super) fn hold(
+        &mut self,
+        at: usize,
+        until: Until,
+        first: Option<Wait>,
+        blocks: DeviceArray<u32>,
+    ) {
         let held = Held { operating: false, until, _first: first, _blocks: blocks };
         self.buffers[at].held = Some(held);
     }
@@ -223,19 +229,19 @@ impl Staging {
         at: usize,
         direction: Direction,
         layer: Layer,
-        blocks: &Numbers,
-    ) -> Moves {
-        let row = u64::from(layer.0) * u64::from(self.segments);
-        Moves {
-            way: match direction {
-                Direction::Retrieve => MoveWay::ToPool,
-                Direction::Store => MoveWay::ToStaging,
+        blocks: &DeviceArray<u32>,
+    ) -> ScatterGather {
+        let row = layer.0 as usize * self.segments as usize;
+        ScatterGather {
+            op: match direction {
+                Direction::Read => ScatterGatherOp::Scatter,
+                Direction::Write => ScatterGatherOp::Gather,
             },
             staging: self.buffers[at].device,
             staging_row: self.cut.row_bytes,
-            rows: self.rows.address() + row * size_of::<u64>() as u64,
+            rows: self.rows.address(row),
             row_count: self.segments,
-            blocks: blocks.address(),
+            blocks: blocks.address(0),
             count: blocks.len() as u32,
             block_stride: self.block_stride,
             object_bytes: self.object_bytes,

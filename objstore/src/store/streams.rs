@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use gio_uring::{IocbId, Moves, RawStream, StreamError, StreamOps, Uring, Wait};
+use gio_uring::{IocbId, RawStream, ScatterGather, StreamError, StreamOps, Uring, Wait};
 
 use crate::{config::StoreGpu, error::StoreError};
 
@@ -41,7 +41,7 @@ struct Seen {
 
 impl Seen {
     fn is_past(&self) -> bool {
-        !self.open && is_reached(&self.mark)
+        !self.open && self.mark.is_reached()
     }
 }
 
@@ -51,11 +51,6 @@ pub(super) struct Refused {
     pub(super) error: StoreError,
     /// The objects will be moved all the same, nobody knows when.
     pub(super) moving: bool,
-}
-
-/// Whether the word of `wait` has its value.
-pub(super) fn is_reached(wait: &Wait) -> bool {
-    wait.event.reached(wait.value)
 }
 
 fn refused(error: StreamError) -> StoreError {
@@ -143,7 +138,7 @@ impl Streams {
         ring: &mut Uring,
         stream: RawStream,
         waits: [Option<&Wait>; 2],
-        moves: &Moves,
+        moves: &ScatterGather,
     ) -> Result<Wait, Refused> {
         let before = |error| Refused { error, moving: false };
         for wait in waits.into_iter().flatten() {
@@ -154,7 +149,7 @@ impl Streams {
         // SAFETY: the staging buffer, both tables and the pool are kept until the mark, or for good
         // (`Staging::hold`, `Store::fail`); nobody else uses the buffer before that, and the
         // engine's blocks are in the order that it asked for.
-        let moved = unsafe { streams.move_objects(stream, moves) };
+        let moved = unsafe { streams.scatter_gather(stream, moves) };
         moved.map_err(|error| before(refused(error)))?;
         seen.open = true;
         self.mark(ring, stream).map_err(|error| Refused { error, moving: true })

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use gio_uring::{MoveWay, Moves, RawStream, StreamError, StreamOps};
+use gio_uring::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
 use nvme_driver::{
     Clock, CopyEngine, CopyError, CopyFence, CopyWay, DeviceCopy, DevicePtr, ExternalMemory, Nanos,
 };
@@ -28,14 +28,14 @@ pub type Work = Box<dyn FnOnce(&Memory) + Send>;
 /// An operation in a stream.
 enum Op {
     Write {
-        word: u64,
+        word: DevicePtr,
         value: u32,
     },
     Wait {
-        word: u64,
+        word: DevicePtr,
         value: u32,
     },
-    Move(Moves),
+    Move(ScatterGather),
     /// Goes on once the test opened it.
     Gate(u32),
     Work(Work),
@@ -295,10 +295,10 @@ impl Gpu {
         match op {
             Op::Write { word, value } => {
                 // SAFETY: a word of the ring, which the store keeps until the stream is past it.
-                unsafe { self.memory.at(word, 4).cast::<u32>().write_volatile(value) };
+                unsafe { self.memory.at(word.0, 4).cast::<u32>().write_volatile(value) };
             }
             Op::Wait { word, value } => {
-                let found: u32 = self.memory.table(word, 0);
+                let found: u32 = self.memory.table(word.0, 0);
                 if defect != Defect::NoWaits && found.wrapping_sub(value).cast_signed() < 0 {
                     return Err(op);
                 }
@@ -311,27 +311,27 @@ impl Gpu {
         Ok(())
     }
 
-    /// What [`Moves`] promises, object by object.
-    fn carry_objects(&self, moves: &Moves, defect: Defect) {
-        let back = moves.way == MoveWay::ToStaging;
+    /// What [`ScatterGather`] promises, object by object.
+    fn carry_objects(&self, moves: &ScatterGather, defect: Defect) {
+        let back = moves.op == ScatterGatherOp::Gather;
         if defect == Defect::NoMoves || back && defect == Defect::NoMovesBack {
             return;
         }
         for row in 0..moves.row_count {
             for position in 0..moves.count {
                 let object = u64::from(position) * u64::from(moves.object_bytes);
-                let near = moves.staging + u64::from(row) * moves.staging_row + object;
+                let staged = moves.staging.0 + u64::from(row) * moves.staging_row + object;
                 let block: u32 = match defect {
                     Defect::BlocksInOrder => position,
-                    _ => self.memory.table(moves.blocks, position),
+                    _ => self.memory.table(moves.blocks.0, position),
                 };
                 let row = if defect == Defect::OneRow { 0 } else { row };
-                let base: u64 = self.memory.table(moves.rows, row);
-                let far = base + u64::from(block) * moves.block_stride;
+                let base: u64 = self.memory.table(moves.rows.0, row);
+                let in_pool = base + u64::from(block) * moves.block_stride;
                 let len = moves.object_bytes as usize;
-                match moves.way {
-                    MoveWay::ToPool => self.memory.copy(near, far, len),
-                    MoveWay::ToStaging => self.memory.copy(far, near, len),
+                match moves.op {
+                    ScatterGatherOp::Scatter => self.memory.copy(staged, in_pool, len),
+                    ScatterGatherOp::Gather => self.memory.copy(in_pool, staged, len),
                 }
             }
         }
@@ -347,7 +347,7 @@ unsafe impl StreamOps for Gpu {
     unsafe fn write_word(
         &self,
         stream: RawStream,
-        word: u64,
+        word: DevicePtr,
         value: u32,
     ) -> Result<(), StreamError> {
         self.push(stream, Op::Write { word, value })
@@ -356,13 +356,17 @@ unsafe impl StreamOps for Gpu {
     unsafe fn wait_word(
         &self,
         stream: RawStream,
-        word: u64,
+        word: DevicePtr,
         value: u32,
     ) -> Result<(), StreamError> {
         self.push(stream, Op::Wait { word, value })
     }
 
-    unsafe fn move_objects(&self, stream: RawStream, moves: &Moves) -> Result<(), StreamError> {
+    unsafe fn scatter_gather(
+        &self,
+        stream: RawStream,
+        moves: &ScatterGather,
+    ) -> Result<(), StreamError> {
         self.state().moved += u64::from(moves.count) * u64::from(moves.row_count);
         self.push(stream, Op::Move(*moves))
     }
@@ -393,10 +397,10 @@ impl CopyEngine for Copies {
         state.done += 1;
         drop(state);
         for copy in batch.iter().filter(|_| defect != Defect::NoCopies) {
-            let far = self.0.memory.at(copy.device.0, copy.len);
+            let device = self.0.memory.at(copy.device.0, copy.len);
             let (from, to) = match copy.way {
-                CopyWay::ToDevice => (copy.host.as_ptr(), far),
-                CopyWay::ToHost => (far, copy.host.as_ptr()),
+                CopyWay::ToDevice => (copy.host.as_ptr(), device),
+                CopyWay::ToHost => (device, copy.host.as_ptr()),
             };
             // SAFETY: whoever submitted the copy vouched for both sides.
             unsafe { to.copy_from(from, copy.len) };

@@ -151,7 +151,7 @@ fn maps_and_rows() {
     let id = uring.get_iocb(1, None).unwrap()[0];
     for rows in [0..0, 3..7, 6..7, 5..u32::MAX] {
         let words = [format!("{}..{}", rows.start, rows.end), "has 6".to_owned()];
-        let result = uring.fill_affine(id, Op::Read, Flags::NONE, &map, &pool, rows);
+        let result = uring.fill_affine(id, Direction::Read, Flags::NONE, &map, &pool, rows);
         says(result, &words.each_ref().map(String::as_str));
     }
 }
@@ -164,7 +164,7 @@ fn explicit_contexts() {
     let mut with = |change: fn(&mut IoCtx)| {
         let mut contexts = [good; 3];
         change(&mut contexts[2]);
-        uring.fill_explicit(id, Op::Read, Flags::NONE, &contexts)
+        uring.fill_explicit(id, Direction::Read, Flags::NONE, &contexts)
     };
     with(|_| ()).unwrap();
     says(with(|context| context.device = 2), &["context 2", "device 2", "2 devices"]);
@@ -174,6 +174,6 @@ fn explicit_contexts() {
     says(with(|context| context.lba = u64::MAX), &["device 1 has 1048576"]);
     says(with(|context| context.iova = 0x1002), &["0x1002", "multiple of 4"]);
     says(with(|context| context.iova = u64::MAX - 3), &["wrap"]);
-    says(uring.fill_explicit(id, Op::Read, Flags::NONE, &[]), &["0 I/O contexts"]);
-    says(uring.fill_explicit(id, Op::Read, Flags::NONE, &[good; 65]), &["65", "1 to 64"]);
+    says(uring.fill_explicit(id, Direction::Read, Flags::NONE, &[]), &["0 I/O contexts"]);
+    says(uring.fill_explicit(id, Direction::Read, Flags::NONE, &[good; 65]), &["65", "1 to 64"]);
 }

@@ -78,7 +78,7 @@ impl Hand for CpuHand {
 
     fn order(&self) -> Order<'static> {
         // What was asked for has been done.
-        Order::Free
+        Order::Unordered
     }
 
     fn join(&mut self, _store: &mut Store, _ticket: &Ticket) -> Result<(), StoreError> {

@@ -76,7 +76,7 @@ impl Hand for GpuHand {
     }
 
     fn order(&self) -> Order<'static> {
-        Order::After(self.gpu.stream())
+        Order::AfterStream(self.gpu.stream())
     }
 
     fn join(&mut self, store: &mut Store, ticket: &Ticket) -> Result<(), StoreError> {

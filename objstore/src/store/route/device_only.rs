@@ -1,5 +1,5 @@
-#![allow(unsafe_code, reason = "GPU memory is looked at through copies")]
-//! GPU memory that this process looks at through copies.
+#![allow(unsafe_code, reason = "GPU memory is read and written through copies")]
+//! GPU memory that this process reads and writes through copies.
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
@@ -10,10 +10,10 @@ use nvme_driver::{
 use crate::{config::StoreGpu, registration::KvPool};
 
 /// How long a copy may take. In the machine's time: a GPU knows no other.
-const PATIENCE: Nanos = Nanos::from_millis(2_000);
+const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
 /// The memory of a pool, and a place in this process for what is copied.
-pub(super) struct Far<'a> {
+pub(super) struct DeviceOnlyMemory<'a> {
     copies: &'a dyn CopyEngine,
     host: NonNull<u8>,
     len: usize,
@@ -22,7 +22,7 @@ pub(super) struct Far<'a> {
     pool: &'a KvPool,
 }
 
-impl<'a> Far<'a> {
+impl<'a> DeviceOnlyMemory<'a> {
     /// For up to `len` bytes at once.
     pub(super) fn new(
         gpu: Option<&'a StoreGpu>,
@@ -32,7 +32,7 @@ impl<'a> Far<'a> {
         let Some(gpu) = gpu else {
             return Err("only the GPU addresses the pool; set StoreConfig::gpu".to_owned());
         };
-        let memory = gpu.copies.host_memory(len).map_err(words)?;
+        let memory = gpu.copies.host_memory(len).map_err(message)?;
         match memory.into_parts() {
             (Some(host), _, found, owner) if found >= len => {
                 Ok(Self { copies: &*gpu.copies, host, len, owner, pool })
@@ -63,13 +63,13 @@ impl<'a> Far<'a> {
         let copy = DeviceCopy { host: self.host, device, len, way };
         // SAFETY: `owner` and `pool` keep both sides, and nobody uses them before the copy is done;
         // if it does not end, both are leaked below.
-        let fence = unsafe { self.copies.submit(&[copy]) }.map_err(words)?;
+        let fence = unsafe { self.copies.submit(&[copy]) }.map_err(message)?;
         let clock = MonotonicClock::default();
-        let (deadline, mut idle) = (clock.now() + PATIENCE, 0);
-        while !self.copies.is_done(fence).map_err(words)? {
+        let (deadline, mut idle) = (clock.now() + COPY_TIMEOUT, 0);
+        while !self.copies.is_done(fence).map_err(message)? {
             if clock.now() >= deadline {
                 std::mem::forget((self.owner.clone(), self.pool.clone()));
-                let millis = PATIENCE.0 / 1_000_000;
+                let millis = COPY_TIMEOUT.0 / 1_000_000;
                 return Err(format!(
                     "the GPU did not copy {len} bytes within {millis} ms; the memory is leaked"
                 ));
@@ -81,6 +81,6 @@ impl<'a> Far<'a> {
     }
 }
 
-fn words(error: CopyError) -> String {
+fn message(error: CopyError) -> String {
     error.to_string()
 }

@@ -1,19 +1,20 @@
 //! The proof that a stream moves objects between staging memory and the pool.
 
-use gio_uring::{Moves, Uring};
+use gio_uring::{ScatterGather, Uring};
 use nvme_driver::{Clock, Nanos, platform::buffer::Buffer};
+use nvme_spec::nvm::Direction;
 
-use super::Far;
+use super::DeviceOnlyMemory;
 use crate::{
     config::StoreGpu,
-    error::{Direction, StoreError},
+    error::StoreError,
     ids::{BlockId, Layer, Row},
     registration::KvPool,
     shape::KvShape,
     stats::Path,
     store::{
         staging::{Staging, Until},
-        streams::{Refused, Streams, is_reached},
+        streams::{Refused, Streams},
     },
 };
 
@@ -25,13 +26,13 @@ pub(in crate::store) struct Proof<'a> {
     pub(in crate::store) pool: &'a KvPool,
     pub(in crate::store) shape: &'a KvShape,
     pub(in crate::store) clock: &'a dyn Clock,
-    pub(in crate::store) patience: Nanos,
+    pub(in crate::store) timeout: Nanos,
 }
 
 /// Proves that the store's own stream moves objects of the first and the last layer to the pool and
 /// back: a pattern goes from staging memory to the pool, where copies look at it, and back over
 /// something else.
-pub(in crate::store) fn prove_moves(mut proof: Proof<'_>) -> Result<(), StoreError> {
+pub(in crate::store) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(), StoreError> {
     let gpu = proof.streams.gpu().clone();
     let last = Layer(proof.shape.layers - 1);
     for layer in [Layer(0), last] {
@@ -49,7 +50,7 @@ struct Object {
     block: BlockId,
     row: Row,
     /// Where it is in the staging buffer.
-    near: usize,
+    staged: usize,
     /// What it is to hold.
     pattern: Vec<u8>,
     /// What the pool held before.
@@ -72,39 +73,40 @@ impl Object {
 impl Proof<'_> {
     fn layer(&mut self, gpu: &StoreGpu, layer: Layer) -> Result<(), String> {
         let bytes = self.shape.object_bytes as usize;
-        let far = Far::new(Some(gpu), self.pool, bytes)?;
+        let gpu_memory = DeviceOnlyMemory::new(Some(gpu), self.pool, bytes)?;
         // Against the order of the pool, so that a move that ignores the table is seen.
         let mut blocks = vec![BlockId(self.pool.blocks() - 1), BlockId(0)];
         blocks.truncate(self.staging.slots().min(self.pool.blocks()) as usize);
-        let objects = self.objects(&far, layer, &blocks)?;
+        let objects = self.objects(&gpu_memory, layer, &blocks)?;
         let table = self.ring.upload(blocks.iter().map(|block| block.0));
         let table = table.map_err(|error| error.to_string())?;
         let at = self.staging.free().ok_or_else(|| self.staging.busy().to_string())?;
         self.staging.hold(at, Until::Now, None, table.clone());
         let slice = self.staging.slice(at, self.pool).map_err(|error| error.to_string())?;
-        let mut near = Buffer::new(slice).ok_or("staging memory is out of this process's reach")?;
+        let mut staged =
+            Buffer::new(slice).ok_or("staging memory is out of this process's reach")?;
         let mut found = vec![0; bytes];
         for object in &objects {
-            near.write(object.near, &object.pattern).map_err(|error| error.to_string())?;
+            staged.write(object.staged, &object.pattern).map_err(|error| error.to_string())?;
         }
-        self.carry(at, &self.staging.moves(at, Direction::Retrieve, layer, &table))?;
+        self.carry(at, &self.staging.moves(at, Direction::Read, layer, &table))?;
         for object in &objects {
-            far.read(self.pool.device(object.block, object.row), &mut found)?;
+            gpu_memory.read(self.pool.device(object.block, object.row), &mut found)?;
             object.compare(&found, "the pool")?;
-            near.write(object.near, &vec![0x5a; bytes]).map_err(|error| error.to_string())?;
+            staged.write(object.staged, &vec![0x5a; bytes]).map_err(|error| error.to_string())?;
         }
-        self.carry(at, &self.staging.moves(at, Direction::Store, layer, &table))?;
+        self.carry(at, &self.staging.moves(at, Direction::Write, layer, &table))?;
         for object in &objects {
-            near.read(object.near, &mut found).map_err(|error| error.to_string())?;
+            staged.read(object.staged, &mut found).map_err(|error| error.to_string())?;
             object.compare(&found, "staging memory")?;
-            far.write(self.pool.device(object.block, object.row), &object.kept)?;
+            gpu_memory.write(self.pool.device(object.block, object.row), &object.kept)?;
         }
         Ok(())
     }
 
     fn objects(
         &self,
-        far: &Far<'_>,
+        gpu_memory: &DeviceOnlyMemory<'_>,
         layer: Layer,
         blocks: &[BlockId],
     ) -> Result<Vec<Object>, String> {
@@ -112,12 +114,12 @@ impl Proof<'_> {
         for (segment, row) in self.shape.layer_rows(layer).map(Row).enumerate() {
             for (position, block) in blocks.iter().enumerate() {
                 let mut kept = vec![0; self.shape.object_bytes as usize];
-                far.read(self.pool.device(*block, row), &mut kept)?;
+                gpu_memory.read(self.pool.device(*block, row), &mut kept)?;
                 let salt = u64::from(row.0) << 32 | position as u64;
                 objects.push(Object {
                     block: *block,
                     row,
-                    near: self.staging.offset(segment, position),
+                    staged: self.staging.offset(segment, position),
                     pattern: pattern(kept.len(), salt),
                     kept,
                 });
@@ -127,17 +129,17 @@ impl Proof<'_> {
     }
 
     /// Has the store's own stream move objects, and waits.
-    fn carry(&mut self, at: usize, moves: &Moves) -> Result<(), String> {
+    fn carry(&mut self, at: usize, moves: &ScatterGather) -> Result<(), String> {
         let own = self.streams.own();
         let moved = match self.streams.carry(self.ring, own, [None, None], moves) {
             Ok(moved) => moved,
             Err(Refused { error, .. }) => return Err(error.to_string()),
         };
         self.staging.set_until(at, Until::Reached(moved.clone()));
-        let (deadline, mut idle) = (self.clock.now() + self.patience, 0);
-        while !is_reached(&moved) {
+        let (deadline, mut idle) = (self.clock.now() + self.timeout, 0);
+        while !moved.is_reached() {
             if self.clock.now() >= deadline {
-                return Err(format!("nothing was moved within {} ms", self.patience.0 / 1_000_000));
+                return Err(format!("nothing was moved within {} ms", self.timeout.0 / 1_000_000));
             }
             self.clock.pause(idle, deadline);
             idle = idle.saturating_add(1);

@@ -60,7 +60,7 @@ impl Uring {
         // Turns first: an executor without threads (or time) of its own cannot wait inside `stop`.
         let mut idle = 0;
         while !self.queues.are_idle() && self.clock.now() < deadline {
-            match self.turn() {
+            match self.poll_executor() {
                 Ok(Progress::Moved) => idle = 0,
                 Ok(Progress::Idle) => {
                     self.clock.pause(idle, deadline);
@@ -72,7 +72,7 @@ impl Uring {
                 }
             }
         }
-        self.tell_time();
+        self.write_clock();
         let quiesced = self.executor.stop(deadline)?;
         self.state = State::Stopped;
         // A ring that holds nonsense is of no further interest: nothing writes it any more.
@@ -109,7 +109,7 @@ impl Uring {
                 signal.event.set(signal.value);
             }
             entry.phase = Phase::Done;
-            entry.let_go();
+            entry.release_refs();
             self.completed += 1;
         }
     }
