@@ -15,7 +15,6 @@
 #define GIO_HOST 1
 #include "gio/kernel.cuh"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -63,10 +62,7 @@ struct Memory {
   size_t whole; // as mapped
   int fd;
   int pins; // by libgdrapi
-  int ordinal;
   unsigned sync; // SYNC_MEMOPS
-  int opens;     // how often it was opened, if it is another process's
-  char theirs[64]; // with this handle
 };
 struct Stream {
   std::mutex mutex;
@@ -74,13 +70,6 @@ struct Stream {
   std::deque<std::function<void()>> jobs;
   bool busy = false;
   bool ended = false;
-};
-struct Point {
-  std::atomic<long> recorded{0}, reached{0};
-};
-struct Event {
-  Point *point;
-  int fd; // or -1, of an event of this process only
 };
 
 // Never destroyed: threads may outlive main.
@@ -406,4 +395,3 @@ EXPORT Result cuMemHostGetDevicePointer_v2(DevicePtr *device, void *host, unsign
 #include "streams.inc"
 #include "launch.inc"
 #include "copies.inc"
-#include "ipc.inc"

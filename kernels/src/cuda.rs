@@ -5,8 +5,6 @@
 //!   CudaDevice -- pinned() ----> PinnedMemory  rings, maps, queues  memory
 //!              -- register*() -> Registration  memory of a bus, doorbells
 //!              -- allocate() --> DeviceMemory
-//!              -- adopt() ----> EngineMemory  the engine's KV pool          engine
-//!              -- open_*() ---> IpcMemory, SharedEvent  another process's   ipc
 //!   Gdr        -- map() ------> GdrMapping    GPU memory for host and drives   gdr
 //!   CudaCopies                   batches of copies, for software controllers  copy
 //!   CudaStream                   its own SMs (green context), or a priority   stream
@@ -24,10 +22,10 @@
 //! - While an executor of a device is started, nothing of that device is freed, unregistered or
 //!   destroyed: such calls may wait for kernels, and a resident one does not end. What is dropped
 //!   meanwhile is parked; pinned memory of the same length is handed out again.
-//! - Memory that is mapped for the host, or lent by an engine, is unmapped at once when the last
-//!   user lets go of it, and only then freed or given back.
+//! - GPU memory that GDRCopy mapped is unmapped at once when its last user drops it, and freed, or
+//!   given back to the engine it belongs to, only after that.
 //! - Nothing waits for a kernel while an executor is started, except what says so: allocating,
-//!   compiling, opening other processes' memory. [`CudaCopies`] and [`CudaPattern`] take their
+//!   compiling. [`CudaCopies`] and [`CudaPattern`] take their
 //!   memory beforehand.
 //! - An executor that is dropped while its kernel may still run leaks what the kernel may reach.
 //! - An error after which CUDA can do nothing more in this process (an illegal address, a kernel
@@ -42,11 +40,9 @@ mod api;
 mod copy;
 mod device;
 mod driver;
-mod engine;
 mod error;
 mod executor;
 mod gdr;
-mod ipc;
 mod memory;
 mod module;
 mod pool;
@@ -58,11 +54,9 @@ mod streams;
 pub use copy::CudaCopies;
 pub use device::CudaDevice;
 pub use driver::CudaDriver;
-pub use engine::{EngineMemory, GpuMemory};
 pub use error::{CudaError, ErrorCode};
 pub use executor::{CudaExecutor, CudaOptions, LaunchMode};
-pub use gdr::{Gdr, GdrError, GdrMapping, GdrRefused, MappingKind};
-pub use ipc::{IpcEventHandle, IpcMemory, IpcMemoryHandle, SharedEvent};
+pub use gdr::{Gdr, GdrError, GdrMapping, MappingKind};
 pub use memory::{DeviceMemory, DoorbellKind, PinnedMemory, Registration};
 pub use module::{CudaFunction, CudaModule};
 pub use pool::{CudaPattern, PatternCheck, PatternItem};

@@ -218,8 +218,8 @@ impl Gpu {
             return Err(unfit(why, "use another GPU"));
         }
         let gdr = self.gdr.as_ref().map_err(|error| unfit(error, GDRCOPY))?;
-        let mapping = gdr.map(self.allocate(bytes)?);
-        let mapping = mapping.map_err(|refused| unfit(refused.error, GDRCOPY))?;
+        let mapping = gdr.map(&self.device, self.allocate(bytes)?.into_external());
+        let mapping = mapping.map_err(|error| unfit(error, GDRCOPY))?;
         let kind = mapping.kind();
         let mapped = space.import(mapping.into_external());
         let mapped = mapped

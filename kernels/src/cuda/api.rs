@@ -14,9 +14,8 @@ use std::{
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice,
-    CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgreenCtx,
-    CUipcEventHandle, CUipcMemHandle, CUjit_option, CUmemcpyAttributes, CUmodule,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUgreenCtx, CUjit_option,
+    CUmemcpyAttributes, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use super::error::{CudaError, ErrorCode};
@@ -154,21 +153,11 @@ functions! {
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
         cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
         cuPointerSetAttribute(*const c_void, CUpointer_attribute, CUdeviceptr);
-        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
-        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
-        cuIpcCloseMemHandle(CUdeviceptr);
-        cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
-        cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
         cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
         cuStreamDestroy_v2(CUstream);
         cuStreamQuery(CUstream);
-        cuStreamWaitEvent(CUstream, CUevent, c_uint);
         cuStreamWaitValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
         cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
-        cuEventCreate(*mut CUevent, c_uint);
-        cuEventRecord(CUevent, CUstream);
-        cuEventQuery(CUevent);
-        cuEventDestroy_v2(CUevent);
     }
     unchecked {
         cuGetErrorName(ErrorCode, *mut *const c_char);

@@ -10,9 +10,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx, CUmodule, CUstream,
-};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUmodule, CUstream};
 
 use super::{
     api::Api,
@@ -30,16 +28,12 @@ pub(super) enum Resource {
     Registered { host: NonNull<u8>, _owner: Arc<dyn Any + Send + Sync> },
     /// cuMemFree.
     Memory(CUdeviceptr),
-    /// cuIpcCloseMemHandle.
-    Opened(CUdeviceptr),
     /// cuModuleUnload.
     Module(CUmodule),
     /// cuStreamDestroy.
     Stream(CUstream),
     /// cuGreenCtxDestroy.
     Green(CUgreenCtx),
-    /// cuEventDestroy.
-    Event(CUevent),
 }
 
 // SAFETY: handles and addresses, which any thread may pass to the driver.
@@ -263,16 +257,12 @@ impl CudaDevice {
                     ("cuMemHostUnregister", (api.cuMemHostUnregister)(host.as_ptr().cast()))
                 }
                 Resource::Memory(address) => ("cuMemFree", (api.cuMemFree_v2)(*address)),
-                Resource::Opened(address) => {
-                    ("cuIpcCloseMemHandle", (api.cuIpcCloseMemHandle)(*address))
-                }
                 Resource::Module(module) => ("cuModuleUnload", (api.cuModuleUnload)(*module)),
                 Resource::Stream(stream) => ("cuStreamDestroy", (api.cuStreamDestroy_v2)(*stream)),
                 Resource::Green(green) => match api.cuGreenCtxDestroy {
                     Some(destroy) => ("cuGreenCtxDestroy", destroy(*green)),
                     None => ("cuGreenCtxDestroy", ErrorCode::SUCCESS),
                 },
-                Resource::Event(event) => ("cuEventDestroy", (api.cuEventDestroy_v2)(*event)),
             }
         };
         if let Err(error) = self.check("freeing a GPU resource", call, code) {

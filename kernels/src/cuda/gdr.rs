@@ -10,6 +10,7 @@
 //! first two steps fails, it leaks the rest.
 
 use std::{
+    any::Any,
     ffi::{c_int, c_uint, c_ulong, c_void},
     fmt,
     mem::ManuallyDrop,
@@ -21,7 +22,7 @@ use cudarc::driver::sys::CUpointer_attribute;
 use libloading::Library;
 use nvme_driver::{DevicePtr, ExternalMemory};
 
-use super::{engine::GpuMemory, error::CudaError, memory::GPU_PAGE};
+use super::{device::CudaDevice, error::CudaError, memory::GPU_PAGE};
 
 /// The library's name: version 2 of its interface.
 const LIBRARY: &str = "libgdrapi.so.2";
@@ -82,16 +83,6 @@ pub enum GdrError {
     /// CUDA refused something that belongs to it.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-}
-
-/// Memory that was not mapped, back again.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct GdrRefused {
-    /// The memory, as it was: for the staged path.
-    pub memory: GpuMemory,
-    /// Why.
-    pub error: GdrError,
 }
 
 /// `gdr_mh_t`, a struct of one number that is passed by value.
@@ -248,24 +239,32 @@ impl Gdr {
     /// for kernels.
     ///
     /// A drive can be given what begins at a page of the host: memory of
-    /// [`super::CudaDevice::allocate`] always does.
+    /// [`super::CudaDevice::allocate`] always does. An engine's own pool comes as
+    /// [`ExternalMemory`] with its address on `device`, and an owner that frees it.
     ///
     /// # Errors
-    /// [`GdrRefused`] with the memory.
-    pub fn map(&self, memory: impl Into<GpuMemory>) -> Result<GdrMapping, Box<GdrRefused>> {
-        let memory = memory.into();
-        match self.try_map(&memory) {
-            Ok(mapped) => Ok(GdrMapping {
-                mapped,
-                connection: self.connection.clone(),
-                memory: ManuallyDrop::new(memory),
-            }),
-            Err(error) => Err(Box::new(GdrRefused { memory, error })),
-        }
+    /// [`GdrError`]; the memory's owner is dropped then.
+    pub fn map(
+        &self,
+        device: &Arc<CudaDevice>,
+        memory: ExternalMemory,
+    ) -> Result<GdrMapping, GdrError> {
+        let (_, address, len, owner) = memory.into_parts();
+        let Some(address) = address else {
+            let text = format!("GDRCopy: {len} bytes to map have no address on the GPU");
+            return Err(CudaError::Argument(text).into());
+        };
+        let mapped = self.try_map(device, address, len)?;
+        let (connection, owner) = (self.connection.clone(), ManuallyDrop::new(owner));
+        Ok(GdrMapping { mapped, connection, address, len, owner })
     }
 
-    fn try_map(&self, memory: &GpuMemory) -> Result<Mapped, GdrError> {
-        let (address, len) = (memory.device().0, memory.len());
+    fn try_map(
+        &self,
+        device: &CudaDevice,
+        DevicePtr(address): DevicePtr,
+        len: usize,
+    ) -> Result<Mapped, GdrError> {
         let refused = |cause| GdrError::Map { address, len, cause };
         let page = GPU_PAGE as u64;
         let start = address / page * page;
@@ -273,13 +272,13 @@ impl Gdr {
             address.checked_add(len as u64).and_then(|end| end.checked_next_multiple_of(page));
         let whole = end.and_then(|end| usize::try_from(end - start).ok()).filter(|_| len > 0);
         let whole = whole.ok_or_else(|| refused("there are no such bytes".into()))?;
-        sync_memops(memory)?;
+        sync_memops(device, address)?;
         let _one = self.connection.lock();
         let pin = self.connection.pin(start, whole).map_err(|cause| GdrError::Pin {
             address,
             len,
             cause,
-            hint: why_no_pin(memory),
+            hint: why_no_pin(device, address),
         })?;
         let mapped = self.connection.map(pin, whole).and_then(|at| {
             let found = self.connection.find(pin, whole, (address, len));
@@ -354,13 +353,12 @@ impl Connection {
 
 /// From now on CUDA's synchronous copies of this memory are done when they return, also for those
 /// who look at it through the BAR.
-fn sync_memops(memory: &GpuMemory) -> Result<(), CudaError> {
-    let device = memory.gpu();
+fn sync_memops(device: &CudaDevice, address: u64) -> Result<(), CudaError> {
     let _entered = device.enter()?;
     let (on, attribute) = (1u32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
     let set = device.api.cuPointerSetAttribute;
     // SAFETY: reads one number.
-    let code = unsafe { set((&raw const on).cast(), attribute, memory.device().0) };
+    let code = unsafe { set((&raw const on).cast(), attribute, address) };
     device.check("preparing GPU memory for a mapping", "cuPointerSetAttribute", code)
 }
 
@@ -388,9 +386,9 @@ fn why_no_driver() -> String {
 }
 
 /// What to do about memory that was not pinned.
-fn why_no_pin(memory: &GpuMemory) -> String {
+fn why_no_pin(device: &CudaDevice, address: u64) -> String {
     let capable = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE;
-    match memory.gpu().pointer_attribute(memory.device(), capable) {
+    match pointer_attribute(device, address, capable) {
         Ok(0) => "CUDA says that this memory cannot be reached by other devices: the GPU cannot, \
                   or whoever allocated it (with cuMemCreate, or from a pool) did not ask for \
                   gpuDirectRDMACapable; or use the staged path"
@@ -399,6 +397,23 @@ fn why_no_pin(memory: &GpuMemory) -> String {
               in the firmware), or the driver may not allow it; or use the staged path"
             .into(),
     }
+}
+
+/// What the driver knows of an address; a smaller value is in the lower bytes.
+fn pointer_attribute(
+    device: &CudaDevice,
+    address: u64,
+    attribute: CUpointer_attribute,
+) -> Result<u64, CudaError> {
+    let _entered = device.enter()?;
+    let mut value = 0u64;
+    // SAFETY: writes at most eight bytes: all of the attributes that are asked for here are a
+    // number or a flag.
+    let code =
+        unsafe { (device.api.cuPointerGetAttribute)((&raw mut value).cast(), attribute, address) };
+    let what = format!("asking about the memory at {address:#x}");
+    device.check(what, "cuPointerGetAttribute", code)?;
+    Ok(u64::from_le(value))
 }
 
 /// An errno as a result.
@@ -456,11 +471,13 @@ struct Mapped {
 }
 
 /// Memory of the GPU that has an address in this process, too. When it is dropped, mapping and pin
-/// are undone at once, and the memory is freed, or goes back to its engine, after that.
+/// are undone at once, and the memory's owner is dropped after that.
 pub struct GdrMapping {
     mapped: Mapped,
     connection: Arc<Connection>,
-    memory: ManuallyDrop<GpuMemory>,
+    address: DevicePtr,
+    len: usize,
+    owner: ManuallyDrop<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: addresses and handles; the library is called under a lock.
@@ -470,8 +487,8 @@ unsafe impl Sync for GdrMapping {}
 
 impl fmt::Debug for GdrMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mapped { host, kind, .. } = self.mapped;
-        write!(f, "GdrMapping({:?} at {host:p}, {kind})", *self.memory)
+        let Self { mapped: Mapped { host, kind, .. }, address, len, .. } = self;
+        write!(f, "GdrMapping({len} bytes of GPU memory at {:#x}, {kind} at {host:p})", address.0)
     }
 }
 
@@ -485,31 +502,25 @@ impl GdrMapping {
     /// First byte in a kernel.
     #[must_use]
     pub fn device(&self) -> DevicePtr {
-        self.memory.device()
+        self.address
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.memory.len()
+        self.len
     }
 
     /// Whether there are no bytes at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
     /// What accesses of the host are like.
     #[must_use]
     pub fn kind(&self) -> MappingKind {
         self.mapped.kind
-    }
-
-    /// The memory that is mapped.
-    #[must_use]
-    pub fn memory(&self) -> &GpuMemory {
-        &self.memory
     }
 
     /// As memory that a [`nvme_driver::DmaSpace`] imports: with an address in this process, which
@@ -533,10 +544,10 @@ impl Drop for GdrMapping {
         };
         if let Err(cause) = undone {
             // Freed below a mapping, the memory would be somebody else's and still be reached.
-            tracing::error!(cause, memory = ?*self.memory, "still mapped: it leaks");
+            tracing::error!(cause, memory = ?self, "still mapped: it leaks");
             return;
         }
         // SAFETY: dropped once, here, and not used again.
-        unsafe { ManuallyDrop::drop(&mut self.memory) };
+        unsafe { ManuallyDrop::drop(&mut self.owner) };
     }
 }

@@ -312,8 +312,6 @@ pub(super) const GPU_PAGE: usize = 64 << 10;
 /// Memory of the GPU, in GPU pages of its own. Freed when dropped, once no executor of the device
 /// runs any more.
 pub struct DeviceMemory {
-    /// What cuMemAlloc returned.
-    base: u64,
     address: u64,
     len: usize,
     held: Held,
@@ -345,7 +343,7 @@ impl CudaDevice {
         let code = unsafe { (self.api.cuMemAlloc_v2)(&raw mut base, whole) };
         self.check(what(), "cuMemAlloc", code)?;
         let held = Held::new(self, Resource::Memory(base));
-        Ok(DeviceMemory { base, address: base.next_multiple_of(GPU_PAGE as u64), len, held })
+        Ok(DeviceMemory { address: base.next_multiple_of(GPU_PAGE as u64), len, held })
     }
 }
 
@@ -383,55 +381,11 @@ impl DeviceMemory {
     /// # Errors
     /// [`CudaError::Argument`] outside of the memory, [`CudaError::Call`].
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
-        self.span().write(self.held.device(), offset, bytes)
-    }
-
-    /// Copies from `offset` into `bytes`, and waits for that.
-    ///
-    /// # Errors
-    /// As [`DeviceMemory::write`].
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
-        self.span().read(self.held.device(), offset, bytes)
-    }
-
-    pub(super) fn gpu(&self) -> &Arc<CudaDevice> {
-        self.held.device()
-    }
-
-    pub(super) fn base(&self) -> u64 {
-        self.base
-    }
-
-    fn span(&self) -> Span {
-        Span { address: self.address, len: self.len }
-    }
-}
-
-/// Bytes of the GPU's memory that are allocated.
-pub(super) struct Span {
-    pub(super) address: u64,
-    pub(super) len: usize,
-}
-
-impl Span {
-    fn inside(&self, offset: usize, len: usize) -> Result<u64, CudaError> {
-        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
-            return Ok(self.address + offset as u64);
-        }
-        let total = self.len;
-        Err(CudaError::Argument(format!("{len} bytes at {offset} of {total} bytes of GPU memory")))
-    }
-
-    pub(super) fn write(
-        &self,
-        device: &CudaDevice,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Result<(), CudaError> {
         let to = self.inside(offset, bytes.len())?;
         if bytes.is_empty() {
             return Ok(());
         }
+        let device = self.held.device();
         let _entered = device.enter()?;
         let from = bytes.as_ptr().cast();
         // SAFETY: both ranges are as long.
@@ -439,24 +393,28 @@ impl Span {
         device.check("copying to the GPU", "cuMemcpyHtoD", code)?;
         // The call returns when the driver has the bytes, which may be before the GPU has them, and
         // other streams do not wait for that. A copy back does, and returns when it is done.
-        let mut last = 0u8;
-        let from = to + bytes.len() as u64 - 1;
-        // SAFETY: one byte, of the range above.
-        let code = unsafe { (device.api.cuMemcpyDtoH_v2)((&raw mut last).cast(), from, 1) };
-        device.check("waiting for a copy to the GPU", "cuMemcpyDtoH", code)
+        self.read(offset + bytes.len() - 1, &mut [0])
     }
 
-    pub(super) fn read(
-        &self,
-        device: &CudaDevice,
-        offset: usize,
-        bytes: &mut [u8],
-    ) -> Result<(), CudaError> {
+    /// Copies from `offset` into `bytes`, and waits for that.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::write`].
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         let from = self.inside(offset, bytes.len())?;
+        let device = self.held.device();
         let _entered = device.enter()?;
         let to = bytes.as_mut_ptr().cast();
         // SAFETY: both ranges are as long.
         let code = unsafe { (device.api.cuMemcpyDtoH_v2)(to, from, bytes.len()) };
         device.check("copying from the GPU", "cuMemcpyDtoH", code)
+    }
+
+    fn inside(&self, offset: usize, len: usize) -> Result<u64, CudaError> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            return Ok(self.address + offset as u64);
+        }
+        let total = self.len;
+        Err(CudaError::Argument(format!("{len} bytes at {offset} of {total} bytes of GPU memory")))
     }
 }

@@ -1,28 +1,29 @@
-//! GPU memory with an address in this process, and memory that an engine lent.
+//! GPU memory with an address in this process: our own, and an engine's.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
-use std::sync::{Arc, Mutex};
+use std::{
+    ptr::NonNull,
+    sync::{Arc, Mutex},
+};
 
 use cuda_mock::{self as mock, Level, each, folder_without_gdrcopy, isolated};
-use gio_kernels::cuda::{
-    CudaDevice, CudaError, EngineMemory, Gdr, GdrError, GpuMemory, LaunchMode, MappingKind,
-};
+use gio_kernels::cuda::{DeviceMemory, Gdr, GdrError, LaunchMode, MappingKind};
 use gio_uring::IoExecutor;
-use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, Nanos, platform::buffer::Buffer};
+use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, ExternalMemory, Nanos, platform::buffer::Buffer};
 use nvme_emu::EmuDomain;
 
 use crate::rig::{self, bare, set_stop};
 
 const PAGE: usize = 64 << 10;
 
-/// What frees memory says so.
+/// An engine's pool: it says when it is freed, and that nothing of it is mapped then.
 struct Engine {
+    _pool: DeviceMemory,
     freed: Arc<Mutex<bool>>,
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Nothing of it may be mapped any more.
         assert_eq!(pinned(), 0, "freed below a mapping");
         *self.freed.lock().expect("nobody panicked") = true;
     }
@@ -33,12 +34,13 @@ fn pinned() -> i64 {
     mock::count("gdr_pin_buffer") - mock::count("gdr_unpin_buffer")
 }
 
-fn lend(device: &Arc<CudaDevice>, at: DevicePtr, len: usize) -> (EngineMemory, Arc<Mutex<bool>>) {
+/// `len` bytes at `offset` of an engine's pool, as it hands them to a store.
+fn lend(pool: DeviceMemory, offset: u64, len: usize) -> (ExternalMemory, Arc<Mutex<bool>>) {
     let freed = Arc::new(Mutex::new(false));
-    let owner = Arc::new(Engine { freed: freed.clone() });
-    // SAFETY: every test keeps the memory that this is a part of.
-    let memory = unsafe { device.adopt(at, len, owner) }.expect("the GPU's memory");
-    (memory, freed)
+    let at = DevicePtr(pool.device().0 + offset);
+    let owner = Arc::new(Engine { _pool: pool, freed: freed.clone() });
+    // SAFETY: the owner keeps the pool.
+    (unsafe { ExternalMemory::new(None, Some(at), len, owner) }, freed)
 }
 
 #[test]
@@ -49,7 +51,7 @@ fn a_mapping_is_the_same_memory() {
         assert_eq!(gdr.to_string(), "GDRCopy 2.5 with driver 2.4");
         let memory = device.allocate(3 * PAGE - 4096).expect("memory");
         memory.write(0, &[7; 16]).expect("inside");
-        let mapping = gdr.map(memory).expect("mapped");
+        let mapping = gdr.map(&device, memory.into_external()).expect("mapped");
         assert_eq!((mapping.len(), mapping.kind()), (3 * PAGE - 4096, MappingKind::WriteCombining));
         let (host, address) = (mapping.host(), mapping.device());
         assert!(!mock::is_reachable(address.0 as usize), "only through the mapping");
@@ -63,11 +65,10 @@ fn a_mapping_is_the_same_memory() {
         assert_eq!(slice.device(), Some(address));
         let mut buffer = Buffer::new(slice.clone()).expect("reachable");
         buffer.write(2 * PAGE, &[9, 8, 7]).expect("inside");
-        let (engine, freed) = lend(&device, DevicePtr(address.0 + 2 * PAGE as u64), 3);
-        let mut bytes = [0; 3];
-        engine.read(0, &mut bytes).expect("inside");
+        let mut bytes = [0u8; 3];
+        // SAFETY: inside the mapping, which the slice keeps.
+        unsafe { host.add(2 * PAGE).copy_to_nonoverlapping(NonNull::from(&mut bytes).cast(), 3) };
         assert_eq!(bytes, [9, 8, 7]);
-        engine.read(1, &mut bytes).expect_err("outside");
 
         // First the mapping, then the pin, then the memory.
         assert_eq!((mock::count("gdr_unmap"), mock::count("cuMemFree")), (0, 0));
@@ -75,8 +76,6 @@ fn a_mapping_is_the_same_memory() {
         let undone = ["gdr_unmap", "gdr_unpin_buffer", "cuMemFree", "gdr_close"].map(mock::count);
         assert_eq!(undone, [1, 1, 1, 1]);
         assert!(!mock::is_reachable(host.as_ptr().addr()));
-        drop(engine);
-        assert!(*freed.lock().expect("nobody panicked"));
         drop((domain, device));
         mock::assert_clean();
     });
@@ -92,10 +91,8 @@ fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
         let gdr = Gdr::open().expect("GDRCopy");
         let whole = device.allocate(4 * PAGE).expect("memory");
         whole.write(PAGE + 8192, &[5; 8]).expect("inside");
-        let at = DevicePtr(whole.device().0 + PAGE as u64 + 8192);
-        let (engine, freed) = lend(&device, at, PAGE);
-        let mapping = gdr.map(engine).expect("mapped");
-        assert!(matches!(mapping.memory(), GpuMemory::Engine(_)), "{mapping:?}");
+        let (engine, freed) = lend(whole, PAGE as u64 + 8192, PAGE);
+        let mapping = gdr.map(&device, engine).expect("mapped");
         assert!(mapping.host().as_ptr().addr().is_multiple_of(4096));
         // SAFETY: inside the mapping.
         assert_eq!(unsafe { mapping.host().read_volatile() }, 5);
@@ -109,33 +106,7 @@ fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
         assert_eq!((pinned(), mock::count("cuMemFree")), (0, 0));
         set_stop(&page);
         executor.stop(Nanos::from_millis(10_000)).expect("stops");
-        drop((executor, page, whole, gdr, device));
-        mock::assert_clean();
-    });
-}
-
-#[test]
-fn what_is_not_the_gpus_memory_is_not_adopted() {
-    let two = [("MOCK_CUDA_DEVICES", "2")];
-    isolated("gdr::what_is_not_the_gpus_memory_is_not_adopted", Level::Full, &two, || {
-        let device = rig::gpu();
-        let other = gio_kernels::cuda::CudaDriver::load().expect("a driver").device(1);
-        let other = other.expect("the second one");
-        let memory = device.allocate(PAGE).expect("memory");
-        let pinned = device.pinned(4096).expect("pinned");
-        let adopt = |device: &Arc<CudaDevice>, at, len| {
-            // SAFETY: nothing is done with it.
-            unsafe { device.adopt(at, len, Arc::new(())) }
-        };
-        let text = |found: Result<EngineMemory, CudaError>| found.expect_err("refused").to_string();
-        assert!(text(adopt(&device, DevicePtr(4096), 1)).contains("CUDA does not know it"));
-        assert!(text(adopt(&device, pinned.device(), 1)).contains("memory of the host"));
-        assert!(text(adopt(&other, memory.device(), 1)).contains("it is memory of GPU 0"));
-        assert!(text(adopt(&device, memory.device(), 0)).contains("0 bytes at"));
-        assert!(text(adopt(&device, memory.device(), 9 << 20)).contains("are allocated there"));
-        assert!(text(adopt(&device, memory.device(), usize::MAX)).contains("are allocated there"));
-        adopt(&device, memory.device(), PAGE).expect("all of it");
-        drop((memory, pinned, other, device));
+        drop((executor, page, gdr, device));
         mock::assert_clean();
     });
 }
@@ -169,26 +140,22 @@ fn without_the_kernel_module() {
     });
 }
 
-/// Memory that is not mapped comes back as it was, and nothing is left pinned.
+/// Nothing of memory that is not mapped stays pinned, and its owner is dropped.
 #[test]
-fn what_is_refused_comes_back() {
+fn what_is_refused_is_not_kept() {
     let calls = ["cuPointerSetAttribute", "gdr_pin_buffer", "gdr_map", "gdr_get_info_v2"];
     let words = ["cuPointerSetAttribute", "BAR1", "mapping", "mapping"];
     let cases = [[].as_slice(); 4];
-    each("gdr::what_is_refused_comes_back", Level::Full, &cases, |case| {
+    each("gdr::what_is_refused_is_not_kept", Level::Full, &cases, |case| {
         let device = rig::gpu();
         let gdr = Gdr::open().expect("GDRCopy");
         let memory = device.allocate(PAGE).expect("memory");
-        memory.write(0, &[3]).expect("inside");
         mock::inject(calls[case], 0, 12);
-        let refused = gdr.map(memory).expect_err("refused");
-        let text = refused.to_string();
+        let text = gdr.map(&device, memory.into_external()).expect_err("refused").to_string();
         assert!(text.contains(words[case]), "{text}");
         assert!(case == 0 || text.contains("Cannot allocate memory"), "ENOMEM: {text}");
-        let mapping = gdr.map(refused.memory).expect("the second time");
-        // SAFETY: inside the mapping.
-        assert_eq!(unsafe { mapping.host().read_volatile() }, 3);
-        drop((mapping, gdr, device));
+        assert_eq!(mock::count("cuMemFree"), 1);
+        drop((gdr, device));
         mock::assert_clean();
     });
 }
@@ -200,7 +167,8 @@ fn memory_that_other_devices_cannot_reach() {
         let device = rig::gpu();
         let gdr = Gdr::open().expect("GDRCopy");
         let memory = device.allocate(PAGE).expect("memory");
-        let text = gdr.map(memory).expect_err("refused").to_string();
+        let refused = gdr.map(&device, memory.into_external());
+        let text = refused.expect_err("refused").to_string();
         assert!(text.contains("gpuDirectRDMACapable"), "{text}");
     });
 }
@@ -213,7 +181,8 @@ fn a_mapping_that_cannot_be_undone_leaks() {
     each("gdr::a_mapping_that_cannot_be_undone_leaks", Level::Full, &cases, |case| {
         let device = rig::gpu();
         let gdr = Gdr::open().expect("GDRCopy");
-        let mapping = gdr.map(device.allocate(PAGE).expect("memory")).expect("mapped");
+        let memory = device.allocate(PAGE).expect("memory").into_external();
+        let mapping = gdr.map(&device, memory).expect("mapped");
         mock::inject(calls[case], 0, 22);
         drop(mapping);
         assert_eq!(mock::count("cuMemFree"), 0);
@@ -230,10 +199,9 @@ fn a_mapping_is_the_same_memory_on_a_gpu() {
     let memory = device.allocate(PAGE).expect("memory");
     memory.write(4096, &[7; 16]).expect("inside");
     // SAFETY: `memory` is kept until the end.
-    let engine = unsafe { device.adopt(memory.device(), PAGE, Arc::new(())) };
-    let engine = engine.expect("the GPU's memory");
+    let same = unsafe { ExternalMemory::new(None, Some(memory.device()), PAGE, Arc::new(())) };
     let mapping = match Gdr::open() {
-        Ok(gdr) => gdr.map(engine).expect("mapped"),
+        Ok(gdr) => gdr.map(&device, same).expect("mapped"),
         Err(error) => return println!("{error}"),
     };
     println!("{mapping:?}");

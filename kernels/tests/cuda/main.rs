@@ -11,7 +11,6 @@ mod cases;
 mod copies;
 mod gdr;
 mod gpu;
-mod ipc;
 mod load;
 mod memory;
 mod moves;

@@ -1,4 +1,4 @@
-//! Memory, registrations, words and events.
+//! Memory, registrations, and words that order streams.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, isolated};
@@ -8,9 +8,9 @@ use std::{
 };
 
 use gio_kernels::cuda::{
-    CudaDevice, CudaError, CudaExecutor, CudaStream, DoorbellKind, LaunchMode, SharedEvent,
+    CudaDevice, CudaError, CudaExecutor, CudaStream, DoorbellKind, LaunchMode,
 };
-use gio_uring::{IoExecutor, RawStream};
+use gio_uring::IoExecutor;
 use nvme_driver::{
     Bus, DmaSlice, DmaSpace, ExternalMemory, Iova, MonotonicClock, Place, platform::mmio,
 };
@@ -176,36 +176,32 @@ fn within_seconds(what: &str, mut done: impl FnMut() -> Result<bool, CudaError>)
 }
 
 /// A stream of its own SMs and one of all wait for a word, and for each other.
-fn words_and_events_order_streams(device: &Arc<CudaDevice>) {
+fn words_order_streams(device: &Arc<CudaDevice>) {
     let word = device.pinned(4096).expect("a page");
     let (first, second) = (CudaStream::new(device, None), CudaStream::new(device, Some(2)));
     let (first, second) = (first.expect("a stream"), second.expect("a stream"));
-    let event = SharedEvent::new(device).expect("an event");
-    assert!(event.is_reached().expect("was never recorded"));
     // SAFETY: the streams, of this device, and the word live until both streams are idle.
     unsafe {
         device.stream_wait(first.raw(), word.device(), 1, false).expect("waits");
-        event.record(RawStream::new(first.raw())).expect("recorded");
-        event.make_wait(RawStream::new(second.raw())).expect("waits");
-        device.stream_write(second.raw(), word.device(), 2).expect("writes");
+        device.stream_write(first.raw(), word.device(), 2).expect("writes");
+        device.stream_wait(second.raw(), word.device(), 2, false).expect("waits");
+        device.stream_write(second.raw(), word.device(), 3).expect("writes");
     }
     std::thread::sleep(Duration::from_millis(20));
     assert!(!first.is_idle().expect("a stream") && !second.is_idle().expect("a stream"));
-    assert!(!event.is_reached().expect("an event"));
     let host = word.host().cast::<u32>();
     // SAFETY: the first word of the page, which is mapped.
     unsafe { mmio::store_release32(host, 1) };
     within_seconds("both streams end", || Ok(first.is_idle()? && second.is_idle()?));
-    assert!(event.is_reached().expect("an event"));
     // SAFETY: as above.
-    assert_eq!(unsafe { mmio::load_acquire32(host) }, 2);
+    assert_eq!(unsafe { mmio::load_acquire32(host) }, 3);
 }
 
 #[test]
-fn streams_wait_for_words_and_events() {
-    isolated("memory::streams_wait_for_words_and_events", Level::Full, &[], || {
+fn streams_wait_for_words() {
+    isolated("memory::streams_wait_for_words", Level::Full, &[], || {
         let device = rig::gpu();
-        words_and_events_order_streams(&device);
+        words_order_streams(&device);
         drop(device);
         mock::assert_clean();
     });
@@ -213,8 +209,8 @@ fn streams_wait_for_words_and_events() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn streams_wait_for_words_and_events_on_a_gpu() {
-    words_and_events_order_streams(&rig::only_gpu());
+fn streams_wait_for_words_on_a_gpu() {
+    words_order_streams(&rig::only_gpu());
 }
 
 /// The warps' state is the GPU's, and an executor that is started again gets the same memory, as
