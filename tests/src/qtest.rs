@@ -1,8 +1,8 @@
-//! QEMU's NVMe controller as a [`Bus`]: a model that somebody else wrote, without a guest.
+//! QEMU's NVMe controller as a [`Bus`]: a model by other authors, without a guest.
 //!
 //! QEMU runs with its CPU stopped. Registers are accessed through its qtest socket; its memory is a
 //! file that this process maps too, so that queues and data are plain memory. Doorbells, which the
-//! driver and the I/O kernel store to as memory, are a page that is looked at whenever somebody
+//! driver and the I/O kernel store to as memory, are a page that is polled whenever a caller
 //! waits ([`QtestClock`]) or touches a register, and whose stores are forwarded. There are no
 //! interrupts.
 
@@ -194,7 +194,7 @@ impl QtestBus {
 
     /// Forwards the doorbells rung since the last time; whether there were any.
     ///
-    /// A store between the look and the reset to quiet would be lost: whoever rings does so on
+    /// A store between the poll and the reset to quiet would be lost: whoever rings does so on
     /// the thread that also waits.
     pub fn forward_doorbells(&self) -> bool {
         self.forward(&mut self.client())

@@ -149,12 +149,12 @@ impl Watch {
 
     fn take(&self, cq: &mut Cq, span: Nanos) -> anyhow::Result<Option<Answer>> {
         let mut answer = None;
-        let mut looks = 0u32;
+        let mut polls = 0u32;
         self.until(span, || {
             answer = cq.take();
-            looks += 1;
+            polls += 1;
             // A failed controller will not answer, but asking each time would slow down the rest.
-            Ok(answer.is_some() || looks.is_multiple_of(64) && self.csts()?.cfs() != 0)
+            Ok(answer.is_some() || polls.is_multiple_of(64) && self.csts()?.cfs() != 0)
         })?;
         if answer.is_some() {
             cq.acknowledge();

@@ -99,41 +99,41 @@ fn unless_alive(ctrl: &Controller, error: Error) -> Result<(), Error> {
     if ctrl.state() == State::Ready { Ok(()) } else { Err(error) }
 }
 
-/// What a [`Between`] does to a register access.
-type Twist = Box<dyn FnMut(u32, Option<u32>) -> Result<Option<u32>, Gone> + Send>;
+/// What a [`HookedBus`] does to a register access.
+type Hook = Box<dyn FnMut(u32, Option<u32>) -> Result<Option<u32>, Gone> + Send>;
 
 /// A bus with something between it and the driver. The function gets the offset and what was read
 /// (`None`: it is a write), and says what the driver is to get instead of what was read.
-struct Between {
+struct HookedBus {
     bus: Arc<dyn Bus>,
-    twist: Mutex<Twist>,
+    hook: Mutex<Hook>,
 }
 
-impl Between {
+impl HookedBus {
     fn bus(
         bus: Arc<dyn Bus>,
-        twist: impl FnMut(u32, Option<u32>) -> Result<Option<u32>, Gone> + Send + 'static,
+        hook: impl FnMut(u32, Option<u32>) -> Result<Option<u32>, Gone> + Send + 'static,
     ) -> Arc<dyn Bus> {
-        Arc::new(Self { bus, twist: Mutex::new(Box::new(twist)) })
+        Arc::new(Self { bus, hook: Mutex::new(Box::new(hook)) })
     }
 }
 
-impl std::fmt::Debug for Between {
+impl std::fmt::Debug for HookedBus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Between({:?})", self.bus)
+        write!(f, "HookedBus({:?})", self.bus)
     }
 }
 
-impl Bus for Between {
+impl Bus for HookedBus {
     fn id(&self) -> &str {
         self.bus.id()
     }
     fn read32(&self, offset: u32) -> Result<u32, Gone> {
         let value = self.bus.read32(offset)?;
-        Ok((self.twist.lock().unwrap())(offset, Some(value))?.unwrap_or(value))
+        Ok((self.hook.lock().unwrap())(offset, Some(value))?.unwrap_or(value))
     }
     fn write32(&self, offset: u32, value: u32) -> Result<(), Gone> {
-        (self.twist.lock().unwrap())(offset, None)?;
+        (self.hook.lock().unwrap())(offset, None)?;
         self.bus.write32(offset, value)
     }
     fn doorbells(&self) -> DoorbellPage {
@@ -152,7 +152,7 @@ fn a_good_controller_is_used_to_the_end() {
     let rig = Rig::new(EmuConfig::new("emu0"));
     let accesses = Arc::new(Mutex::new(0));
     let count = accesses.clone();
-    let bus = Between::bus(rig.emu.bus(), move |_, _| {
+    let bus = HookedBus::bus(rig.emu.bus(), move |_, _| {
         *count.lock().unwrap() += 1;
         Ok(None)
     });
@@ -170,7 +170,7 @@ fn a_controller_may_vanish_at_any_register_access() {
         for knows in [true, false] {
             let rig = Rig::new(EmuConfig::new("emu0"));
             let (emu, mut accesses) = (rig.emu.clone(), 0);
-            let bus = Between::bus(rig.emu.bus(), move |_, read| {
+            let bus = HookedBus::bus(rig.emu.bus(), move |_, read| {
                 accesses += 1;
                 match accesses {
                     before if before < at => Ok(None),
@@ -323,7 +323,7 @@ proptest! {
     ) {
         let rig = Rig::new(EmuConfig::new("emu0"));
         let mut reads = 0;
-        let bus = Between::bus(rig.emu.bus(), move |offset, read| {
+        let bus = HookedBus::bus(rig.emu.bus(), move |offset, read| {
             let Some(value) = read else { return Ok(None) };
             reads += 1;
             Ok(match (offset, csts) {

@@ -1,4 +1,4 @@
-//! The conformance suite against QEMU's NVMe controller: a model that somebody else wrote.
+//! The conformance suite against QEMU's NVMe controller: a model by other authors.
 //!
 //! Needs `qemu-system-x86_64`, and no privileges. Without it the test fails, unless
 //! `RIPIENO_SKIP_QEMU=1` says that this is known: then it is reported as ignored.
@@ -64,7 +64,7 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         case: "event that came before its request",
         found: Found::Silence,
-        why: "it forgets doorbell errors while nobody asks for events",
+        why: "it forgets doorbell errors while no event request waits",
     },
     differs(
         "read of all namespaces",

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use gio_kernels::cuda::{CudaCopies, DeviceMemory, LaunchMode};
-use nvme_driver::{CopyEngine as _, CopyWay, DeviceCopy, DevicePtr};
+use nvme_driver::{CopyDirection, CopyEngine as _, DeviceCopy, DevicePtr};
 use objstore::{BlockId, KvShape};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
@@ -137,7 +137,7 @@ impl Copy {
                 host: unsafe { self.from.add(layer * len) },
                 device: DevicePtr(self.to.device().0 + (layer * len) as u64),
                 len,
-                way: CopyWay::ToDevice,
+                direction: CopyDirection::HostToDevice,
             })
             .collect();
         // SAFETY: both memories live in `self`, and nobody else uses them; the wait is below, and

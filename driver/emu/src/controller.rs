@@ -1,6 +1,6 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
-//! [`Controller::step`] looks at the doorbells, takes what media and copies have finished, executes
+//! [`Controller::step`] polls the doorbells, takes what media and copies have finished, executes
 //! delayed commands, fetches new ones in round-robin order, signals interrupts, and starts a batch
 //! of copies if there is data for a GPU's memory. A command is executed when it is fetched; only
 //! what media, copies, delays or events hold back lives in a slab until later.
@@ -41,7 +41,7 @@ use nvme_spec::{identify::Sgls, reg};
 use self::{
     admin::{Events, Features, Identity, Logs},
     command::{Slab, Wait},
-    faults::Misfortune,
+    faults::DeviceFault,
     ferry::Ferry,
     lifecycle::Lifecycle,
     namespace::Namespace,
@@ -51,7 +51,7 @@ use self::{
 };
 use crate::{
     Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, Progress, SglSupport,
-    domain::Pieces, fault::FaultEngine, media::MediaDone,
+    domain::SgList, fault::FaultEngine, media::MediaDone,
 };
 
 /// The controller as a step machine.
@@ -64,8 +64,8 @@ pub struct Controller {
     /// Bytes one command may move.
     transfer_bytes_max: u64,
     namespaces: Vec<Namespace>,
-    /// Empty piece lists whose capacity is used again.
-    spare: Vec<Pieces>,
+    /// Empty lists whose capacity is used again.
+    spare: Vec<SgList>,
     counters: EmuCounters,
     /// Whether the fault plan has command rules at all.
     faulty: bool,
@@ -80,12 +80,12 @@ pub struct Controller {
     ferry: Ferry,
     /// Completion queues with an interrupt to signal.
     signals: Vec<u16>,
-    /// Place in the round robin.
-    turn: usize,
-    /// Queue whose doorbells are looked at next in search of rings without a queue.
-    patrol: u16,
-    /// What a fault has in store as soon as no DMA is going on.
-    misfortune: Option<Misfortune>,
+    /// Place in the round robin of the submission queues.
+    rr_index: usize,
+    /// Queue identifier checked next for doorbells rung without a queue.
+    unused_qid: u16,
+    /// Fault of the whole device, applied as soon as no DMA is going on.
+    pending_fault: Option<DeviceFault>,
 
     // Not on the I/O path.
     domain: Arc<EmuDomain>,
@@ -133,9 +133,9 @@ impl Controller {
             done: Vec::new(),
             ferry: Ferry::new(domain.copies().cloned()),
             signals: Vec::new(),
-            turn: 0,
-            patrol: 0,
-            misfortune: None,
+            rr_index: 0,
+            unused_qid: 0,
+            pending_fault: None,
             domain,
             interrupts,
             withheld: 0,
@@ -201,7 +201,7 @@ impl Controller {
         }
         self.signal();
         work += self.sail(now);
-        work += self.suffer(now);
+        work += self.apply_device_fault(now);
         work += self.advance_shutdown(now);
         Progress {
             work,

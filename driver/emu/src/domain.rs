@@ -4,7 +4,7 @@
 //!
 //! A mapping has two ends. Dropping its last [`DmaMemory`] handle takes the range out of the table,
 //! under the write lock: from then on no new access finds it, and an access that is going on (it
-//! holds the read lock) has ended. The memory itself goes when its last [`Pieces`] do: a medium
+//! holds the read lock) has ended. The memory itself goes when its last [`SgList`] do: a medium
 //! that works asynchronously holds them, so bytes in flight never land in memory that was given
 //! back. For imported memory "unmapped" in the sense of [`ExternalMemory`] is that second point,
 //! when its owner is dropped.
@@ -28,10 +28,10 @@ use nvme_driver::{
 use crate::{
     bounce::Copies,
     memory::{self, HostMap, page_bytes, page_ceil},
-    pieces::{Backing, Owner, Side},
+    sg_list::{Backing, Owner, Side},
 };
 
-pub use crate::pieces::{HostPiece, Pieces};
+pub use crate::sg_list::{SgEntry, SgList};
 
 /// First address given out: above 4 GiB, so that a dropped upper half shows.
 const IOVA_FIRST: u64 = 0x1_0000_0000;
@@ -377,24 +377,24 @@ impl DmaAccess<'_> {
     ///
     /// # Errors
     /// [`DmaFault`] when the range is not mapped.
-    pub fn resolve(&self, iova: Iova, len: usize) -> Result<HostPiece, DmaFault> {
+    pub fn resolve(&self, iova: Iova, len: usize) -> Result<SgEntry, DmaFault> {
         let host = self.host(iova, len)?;
-        Ok(HostPiece { host: Some(host), len })
+        Ok(SgEntry { host: Some(host), len })
     }
 
-    /// Appends `len` bytes at `iova` to `pieces` and keeps their memory alive with it. Ranges that
-    /// follow each other become one piece. The only access that a GPU's memory allows too.
+    /// Appends `len` bytes at `iova` to `sg_list` and keeps their memory alive with it. Ranges that
+    /// follow each other become one entry. The only access that a GPU's memory allows too.
     ///
     /// # Errors
-    /// [`DmaFault`] when the range is not mapped; `pieces` is as before.
+    /// [`DmaFault`] when the range is not mapped; `sg_list` is as before.
     #[inline]
-    pub fn push(&self, pieces: &mut Pieces, iova: Iova, len: usize) -> Result<(), DmaFault> {
+    pub fn push(&self, sg_list: &mut SgList, iova: Iova, len: usize) -> Result<(), DmaFault> {
         let (backing, offset) = self.find(iova, len)?;
         match backing.side {
             // SAFETY: `find` checked that the bytes are inside the mapping.
-            Side::Host(base) => pieces.append(unsafe { base.add(offset) }, len, backing),
+            Side::Host(base) => sg_list.append(unsafe { base.add(offset) }, len, backing),
             Side::Device(base) => {
-                pieces.append_remote(DevicePtr(base.0 + offset as u64), len, backing);
+                sg_list.append_device(DevicePtr(base.0 + offset as u64), len, backing);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Doorbell registers as shared memory: the host (or a GPU) stores, the controller looks.
+//! Doorbell registers as shared memory: the host (or a GPU) stores, the controller polls.
 #![allow(unsafe_code, reason = "doorbells are read and cleared by address")]
 
 use std::{
@@ -76,14 +76,14 @@ impl Doorbells {
     #[must_use]
     #[inline]
     pub fn sq_tail(&self, qid: u16) -> u32 {
-        self.look(2 * u32::from(qid))
+        self.load(2 * u32::from(qid))
     }
 
     /// The last value stored to the completion head of `qid`; 0 for a queue that does not exist.
     #[must_use]
     #[inline]
     pub fn cq_head(&self, qid: u16) -> u32 {
-        self.look(2 * u32::from(qid) + 1)
+        self.load(2 * u32::from(qid) + 1)
     }
 
     /// Sets the submission tail of `qid` to 0, as creating the queue does.
@@ -104,7 +104,7 @@ impl Doorbells {
     }
 
     #[inline]
-    fn look(&self, index: u32) -> u32 {
+    fn load(&self, index: u32) -> u32 {
         match self.register(index) {
             // SAFETY: `register` gives an aligned address inside the mapping, which `self` keeps;
             // doorbells are only accessed as whole dwords.
@@ -115,7 +115,7 @@ impl Doorbells {
 
     fn clear(&self, index: u32) {
         if let Some(register) = self.register(index) {
-            // SAFETY: as in `look`.
+            // SAFETY: as in `load`.
             unsafe { mmio::store_release32(register, 0) };
         }
     }

@@ -26,7 +26,7 @@ pub struct Emu {
     this: Weak<Emu>,
     /// Taken before `state`, for as long as one waits for it. Whoever is in here is next, so a loop
     /// of steps cannot starve a register access (a std mutex alone is unfair).
-    turn: Mutex<()>,
+    fair_lock: Mutex<()>,
     state: Mutex<State>,
     attached: Mutex<Attached>,
     doorbells: Doorbells,
@@ -63,7 +63,7 @@ impl Emu {
         Ok(Arc::new_cyclic(|this| Self {
             id,
             this: this.clone(),
-            turn: Mutex::new(()),
+            fair_lock: Mutex::new(()),
             state: Mutex::new(State { controller, now: Nanos::default() }),
             attached: Mutex::new(Attached::default()),
             doorbells,
@@ -182,7 +182,7 @@ impl Emu {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _next = self.fair_lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

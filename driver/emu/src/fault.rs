@@ -185,7 +185,7 @@ impl IdentifyOverrides {
     }
 }
 
-/// What a rule can look at in a command.
+/// What a rule sees of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandView {
     /// Whether it came from the admin queue.

@@ -26,7 +26,7 @@
 //! # Invariants
 //!
 //! - Device memory is reached only through a [`DmaAccess`], and moved asynchronously only through
-//!   [`Pieces`], which keep the memory allocated until the medium gives them back.
+//!   [`SgList`], which keep the memory allocated until the medium gives them back.
 //! - I/O virtual addresses are never reused and never neighbours, so a stale or overlong access is
 //!   a refused access and not another buffer's bytes.
 //! - A command with data on a GPU completes after the fence of its copies. Until then the GPU's
@@ -40,7 +40,7 @@
 //!
 //! - Queues, PRP lists, SGL segments, and data of commands other than reads and writes in memory
 //!   that only a GPU addresses: refused ([`DmaFaultKind::DeviceOnly`]).
-//! - Virtual time for a GPU: with [`SimClock`] and a real copy engine, 10 us pass for each look at
+//! - Virtual time for a GPU: with [`SimClock`] and a real copy engine, 10 us pass for each poll of
 //!   a fence, and runs are not repeatable. With an engine that is repeatable they are.
 //! - Feature values of their own for each namespace (Error Recovery is one for all).
 //! - Metadata, end-to-end protection, zoned namespaces, controller memory buffers.
@@ -57,15 +57,15 @@ mod fault;
 mod interrupt;
 pub mod media;
 mod memory;
-mod pieces;
 mod progress;
 mod random;
 mod runner;
+mod sg_list;
 mod sim;
 
 pub use bus::EmuBus;
 pub use config::{ConfigError, EmuConfig, NamespaceConfig, SglSupport};
-pub use domain::{DmaAccess, DmaFault, DmaFaultKind, EmuDomain, HostPiece, Pieces};
+pub use domain::{DmaAccess, DmaFault, DmaFaultKind, EmuDomain, SgEntry, SgList};
 pub use doorbell::Doorbells;
 pub use emu::{Emu, EmuError};
 pub use fault::{
@@ -74,8 +74,8 @@ pub use fault::{
 };
 pub use interrupt::Interrupts;
 pub use media::{
-    FileMedia, FileOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia,
-    Overlay, SimMedia, SimOptions, Twist,
+    DataFault, FileMedia, FileOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp,
+    MemoryMedia, Overlay, SimMedia, SimOptions,
 };
 pub use progress::{EmuCounters, Progress};
 pub use runner::{EmuRunner, RunnerOptions};

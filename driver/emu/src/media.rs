@@ -1,6 +1,6 @@
 //! Where the bytes of a namespace live.
 //!
-//! A medium moves bytes between itself and [`Pieces`] and knows nothing of NVMe. It is driven like
+//! A medium moves bytes between itself and [`SgList`] and knows nothing of NVMe. It is driven like
 //! the controller: it has no threads, and is told the time.
 
 mod file;
@@ -15,10 +15,10 @@ use nvme_driver::{CopyError, Nanos};
 pub use self::{
     file::{FileMedia, FileOptions},
     memory::MemoryMedia,
-    overlay::{Overlay, Twist},
+    overlay::{DataFault, Overlay},
     sim::{Latency, SimMedia, SimOptions},
 };
-use crate::domain::Pieces;
+use crate::domain::SgList;
 
 /// Stored bytes, read and written by offset.
 pub trait Media: Send + fmt::Debug {
@@ -32,7 +32,7 @@ pub trait Media: Send + fmt::Debug {
     /// Starts an operation. Given back at once when it is already finished (fast media); else it
     /// comes out of [`Media::poll`], in any order.
     ///
-    /// An operation outside the capacity, or whose pieces do not add up to `len`, comes back with
+    /// An operation outside the capacity, or whose memory does not add up to `len`, comes back with
     /// [`MediaError`] and no byte moved.
     fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone>;
 
@@ -58,14 +58,14 @@ pub trait Media: Send + fmt::Debug {
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaKind {
-    /// Stored bytes into the pieces.
+    /// Stored bytes into the memory of the operation.
     Read,
-    /// The pieces' bytes into store.
+    /// The memory of the operation into store.
     Write {
         /// Not finished before the bytes are where power loss cannot reach them.
         fua: bool,
     },
-    /// Makes all finished writes permanent. Offset, length and pieces are unused.
+    /// Makes all finished writes permanent. Offset, length and memory are unused.
     Flush,
     /// The range is no longer needed. Every medium here makes it read as zeroes.
     Deallocate,
@@ -85,9 +85,9 @@ pub struct MediaOp {
     /// Length in bytes.
     pub len: u64,
     /// Memory of a read or write, `len` bytes together; else empty. Travels to [`MediaDone`].
-    pub pieces: Pieces,
+    pub sg_list: SgList,
     /// What the [`Overlay`] does wrong with this operation. Media ignore it.
-    pub twist: Twist,
+    pub fault: DataFault,
 }
 
 impl MediaOp {
@@ -100,17 +100,17 @@ impl MediaOp {
             return Err(MediaError::OutOfRange { offset: self.offset, len: self.len, capacity });
         }
         let moves = matches!(self.kind, MediaKind::Read | MediaKind::Write { .. });
-        if moves && self.pieces.bytes() != self.len {
-            return Err(MediaError::Pieces { len: self.len, pieces: self.pieces.bytes() });
+        if moves && self.sg_list.bytes() != self.len {
+            return Err(MediaError::Length { len: self.len, memory: self.sg_list.bytes() });
         }
-        if moves && self.pieces.is_adrift() {
+        if moves && self.sg_list.lacks_bounce() {
             return Err(MediaError::Unreachable);
         }
         Ok(())
     }
 
     pub(crate) fn done(self, result: Result<(), MediaError>) -> MediaDone {
-        MediaDone { token: self.token, result, pieces: self.pieces }
+        MediaDone { token: self.token, result, sg_list: self.sg_list }
     }
 }
 
@@ -122,7 +122,7 @@ pub struct MediaDone {
     /// How it went.
     pub result: Result<(), MediaError>,
     /// The operation's, for reuse: clear them to let go of the memory.
-    pub pieces: Pieces,
+    pub sg_list: SgList,
 }
 
 /// An operation failed.
@@ -140,12 +140,12 @@ pub enum MediaError {
         capacity: u64,
     },
     /// The memory given is not as long as the operation.
-    #[error("an operation of {len} bytes came with memory of {pieces} bytes")]
-    Pieces {
+    #[error("an operation of {len} bytes came with memory of {memory} bytes")]
+    Length {
         /// Bytes asked for.
         len: u64,
         /// Bytes of memory.
-        pieces: u64,
+        memory: u64,
     },
     /// The operating system failed it (EIO, ENOSPC ...).
     #[error("{action} failed: {message}")]

@@ -56,7 +56,7 @@ pub struct EmuCounters {
     pub cq_doorbells: u64,
     /// Times a command waited because its completion queue was full.
     pub cq_full_waits: u64,
-    /// Largest number of commands fetched after one look at a doorbell.
+    /// Largest number of commands fetched after one poll of a doorbell.
     pub batch_max: u64,
     /// Accesses to memory that the domain refused.
     pub refused_dma: u64,

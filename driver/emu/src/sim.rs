@@ -28,8 +28,8 @@ struct SimState {
 const STEP_NS_MAX: u64 = 1000;
 /// Commands fetched in one step, at most.
 const BUDGET_MAX: u64 = 32;
-/// Fruitless looks before time jumps: a caller that just looked may have work of its own left.
-const LOOKS_BEFORE_JUMP: u32 = 2;
+/// Fruitless polls before time jumps: a caller that just polled may have work of its own left.
+const POLLS_BEFORE_JUMP: u32 = 2;
 
 impl SimClock {
     /// Time 0, no controllers.
@@ -40,7 +40,7 @@ impl SimClock {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// Steps `emu` too from now on. Nobody else should step it.
+    /// Steps `emu` too from now on. Nothing else should step it.
     pub fn drive(&self, emu: Arc<Emu>) {
         self.state().emus.push(emu);
     }
@@ -82,12 +82,12 @@ impl SimState {
             all.merge(emu.step(self.now, budget));
         }
         let small = Nanos(1 + self.rng.below(STEP_NS_MAX));
-        let next = if all.work > 0 || idle < LOOKS_BEFORE_JUMP {
+        let next = if all.work > 0 || idle < POLLS_BEFORE_JUMP {
             self.now + small
         } else if let Some(event) = all.next_event {
             event.max(self.now + Nanos(1))
         } else {
-            // Nothing is known to come: whoever waits will run into a deadline. Get there in
+            // Nothing is known to come: a caller that waits will run into its deadline. Get there in
             // steps that grow, so that minutes of virtual time take milliseconds.
             self.now + Nanos(STEP_NS_MAX << (idle / 64).min(20))
         };
@@ -105,15 +105,15 @@ mod tests {
     fn time_passes_only_in_pause_and_not_past_the_deadline() {
         let clock = SimClock::new(1);
         assert_eq!(clock.now(), Nanos(0));
-        let mut looks = 0;
+        let mut polls = 0;
         let deadline = Nanos::from_millis(30_000);
         while clock.now() < deadline {
             let before = clock.now();
-            clock.pause(looks, deadline);
+            clock.pause(polls, deadline);
             assert!(clock.now() > before && clock.now() <= deadline);
-            looks += 1;
+            polls += 1;
         }
-        assert!(looks < 5000, "30 s of virtual time took {looks} looks");
+        assert!(polls < 5000, "30 s of virtual time took {polls} polls");
         clock.pause(0, Nanos(5));
         assert_eq!(clock.now(), deadline, "a deadline in the past does not turn time back");
     }
@@ -126,11 +126,11 @@ mod tests {
             for id in ["a", "b"] {
                 clock.drive(Emu::new(domain.clone(), EmuConfig::new(id)).unwrap());
             }
-            let look = |idle: u32| {
+            let poll = |idle: u32| {
                 clock.pause(idle % 3, Nanos::MAX);
                 clock.now()
             };
-            (0..50).map(look).collect::<Vec<_>>()
+            (0..50).map(poll).collect::<Vec<_>>()
         };
         assert_eq!(trace(7), trace(7));
         assert_ne!(trace(7), trace(8));

@@ -7,13 +7,13 @@ use std::{fmt, ptr::NonNull};
 
 use crate::dma::{DevicePtr, ExternalMemory};
 
-/// Which way bytes go.
+/// Which way bytes go, in CUDA's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CopyWay {
+pub enum CopyDirection {
     /// From this process to the GPU.
-    ToDevice,
+    HostToDevice,
     /// From the GPU to this process.
-    ToHost,
+    DeviceToHost,
 }
 
 /// One copy.
@@ -25,8 +25,8 @@ pub struct DeviceCopy {
     pub device: DevicePtr,
     /// Length in bytes.
     pub len: usize,
-    /// Which way.
-    pub way: CopyWay,
+    /// Which way they go.
+    pub direction: CopyDirection,
 }
 
 // SAFETY: addresses; who submits the copy vouches for the memory.

@@ -70,7 +70,7 @@ pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError};
 pub use cid::DEPTH_MAX;
 pub use clock::{Clock, MonotonicClock, Nanos};
 pub use controller::{Controller, State};
-pub use copy::{CopyEngine, CopyError, CopyFence, CopyWay, DeviceCopy};
+pub use copy::{CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };

@@ -22,7 +22,7 @@ use cudarc::driver::sys::{
     CUstream,
 };
 use nvme_driver::{
-    CopyEngine, CopyError, CopyFence, CopyWay, DeviceCopy, DevicePtr, ExternalMemory,
+    CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy, DevicePtr, ExternalMemory,
     platform::mmio,
 };
 
@@ -230,9 +230,9 @@ impl CudaCopies {
         len.clear();
         for copy in copies.iter().filter(|copy| copy.len > 0) {
             let host = copy.host.as_ptr().expose_provenance() as u64;
-            let ends = match copy.way {
-                CopyWay::ToDevice => (copy.device.0, host),
-                CopyWay::ToHost => (host, copy.device.0),
+            let ends = match copy.direction {
+                CopyDirection::HostToDevice => (copy.device.0, host),
+                CopyDirection::DeviceToHost => (host, copy.device.0),
             };
             to.push(ends.0);
             from.push(ends.1);
@@ -274,15 +274,15 @@ impl CudaCopies {
     /// # Safety
     /// As [`CopyEngine::submit`]; the context is current.
     unsafe fn single(&self, copy: &DeviceCopy) -> Result<(), CudaError> {
-        let DeviceCopy { host, device, len, way } = *copy;
+        let DeviceCopy { host, device, len, direction } = *copy;
         let (api, host, stream) = (self.device.api, host.as_ptr().cast(), handle(&self.stream));
         // SAFETY: both ranges are as long, and stay: the caller's promise.
         let (call, code) = unsafe {
-            match way {
-                CopyWay::ToDevice => {
+            match direction {
+                CopyDirection::HostToDevice => {
                     ("cuMemcpyHtoDAsync", (api.cuMemcpyHtoDAsync_v2)(device.0, host, len, stream))
                 }
-                CopyWay::ToHost => {
+                CopyDirection::DeviceToHost => {
                     ("cuMemcpyDtoHAsync", (api.cuMemcpyDtoHAsync_v2)(host, device.0, len, stream))
                 }
             }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, Mirror, SharedMemory};
-use nvme_driver::{CopyEngine as _, CopyError, CopyFence, CopyWay, DeviceCopy};
+use nvme_driver::{CopyDirection, CopyEngine as _, CopyError, CopyFence, DeviceCopy};
 
 use super::{
     copy::CudaCopies,
@@ -67,11 +67,11 @@ impl State {
         unsafe { SharedMemory::mirrored(host, self.memory.device().0, len, self.clone()) }
     }
 
-    fn copy(&self, way: CopyWay) -> Result<(), ExecutorError> {
+    fn copy(&self, direction: CopyDirection) -> Result<(), ExecutorError> {
         let failed = |cause| ExecutorError::Failed { executor: NAME, cause };
         let words = |error: CopyError| failed(format!("the state of its warps: {error}"));
         let (host, device) = (self.image.host(), self.memory.device());
-        let copy = DeviceCopy { host, device, len: self.len(), way };
+        let copy = DeviceCopy { host, device, len: self.len(), direction };
         // SAFETY: `self` keeps both, and lets go of them only behind the fence; the ring uses the
         // image from one thread, which waits here.
         let fence = unsafe { self.copies.submit(&[copy]) }.map_err(words)?;
@@ -106,10 +106,10 @@ impl Drop for State {
 
 impl Mirror for State {
     fn push(&self) -> Result<(), ExecutorError> {
-        self.copy(CopyWay::ToDevice)
+        self.copy(CopyDirection::HostToDevice)
     }
 
     fn pull(&self) -> Result<(), ExecutorError> {
-        self.copy(CopyWay::ToHost)
+        self.copy(CopyDirection::DeviceToHost)
     }
 }

@@ -12,8 +12,8 @@ use cuda_mock::{self as mock, Level, Variables, each, isolated};
 use gio_kernels::cuda::{CudaCopies, CudaDevice, DeviceMemory, LaunchMode};
 use gio_uring::IoExecutor;
 use nvme_driver::{
-    Clock, Controller, ControllerOptions, CopyEngine, CopyFence, CopyWay, DeviceCopy, DevicePtr,
-    DmaSlice, DmaSpace, MonotonicClock, Nanos, platform::p2p::round_trip,
+    Clock, Controller, ControllerOptions, CopyDirection, CopyEngine, CopyFence, DeviceCopy,
+    DevicePtr, DmaSlice, DmaSpace, MonotonicClock, Nanos, platform::p2p::round_trip,
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use nvme_spec::ids::{Lba, Nsid};
@@ -58,19 +58,19 @@ impl Pages {
     }
 
     /// Page `n` of one side and page `count - 1 - n` of the other.
-    fn crossed(&self, way: CopyWay) -> Vec<DeviceCopy> {
+    fn crossed(&self, direction: CopyDirection) -> Vec<DeviceCopy> {
         let copy = |page: usize| DeviceCopy {
             host: self.word(page).cast(),
             device: DevicePtr(self.gpu.device().0 + ((self.count - 1 - page) * PAGE) as u64),
             len: PAGE,
-            way,
+            direction,
         };
         (0..self.count).map(copy).collect()
     }
 
-    fn submit(&self, copies: &CudaCopies, way: CopyWay) -> CopyFence {
+    fn submit(&self, copies: &CudaCopies, direction: CopyDirection) -> CopyFence {
         // SAFETY: every test waits for the fence, or loses the GPU, before `self` is dropped.
-        unsafe { copies.submit(&self.crossed(way)) }.expect("submitted")
+        unsafe { copies.submit(&self.crossed(direction)) }.expect("submitted")
     }
 }
 
@@ -85,13 +85,13 @@ fn wait(copies: &CudaCopies, fence: CopyFence) {
 /// There and back, crossed both times, over more copies than one call of the driver takes.
 fn there_and_back(copies: &CudaCopies, pages: &Pages) {
     pages.set(0x5a00_0000);
-    let there = pages.submit(copies, CopyWay::ToDevice);
+    let there = pages.submit(copies, CopyDirection::HostToDevice);
     wait(copies, there);
     pages.set(0);
     let mut bytes = [0; 4];
     pages.gpu.read(0, &mut bytes).expect("inside");
     assert_eq!(u32::from_le_bytes(bytes), (pages.count - 1) as u32 ^ 0x5a00_0000);
-    let back = pages.submit(copies, CopyWay::ToHost);
+    let back = pages.submit(copies, CopyDirection::DeviceToHost);
     assert!(back > there);
     wait(copies, back);
     for page in 0..pages.count {
@@ -154,7 +154,7 @@ fn a_fence_is_behind_its_copies() {
         copies.is_done(CopyFence(1)).expect_err("nobody was given this one");
         pages.set(0xabc0_0000);
         mock::hold_copies(true);
-        let fence = pages.submit(&copies, CopyWay::ToDevice);
+        let fence = pages.submit(&copies, CopyDirection::HostToDevice);
         // SAFETY: copies of nothing.
         let nothing = unsafe { copies.submit(&[]) }.expect("nothing to do");
         assert_eq!(nothing, fence, "after what was submitted before");
@@ -236,10 +236,10 @@ fn a_lost_gpu_is_noticed() {
         let device = rig::gpu();
         let copies = CudaCopies::new(&device).expect("a stream");
         let pages = Pages::new(&copies, &device, 4);
-        let done = pages.submit(&copies, CopyWay::ToDevice);
+        let done = pages.submit(&copies, CopyDirection::HostToDevice);
         wait(&copies, done);
         mock::hold_copies(true);
-        let fence = pages.submit(&copies, CopyWay::ToHost);
+        let fence = pages.submit(&copies, CopyDirection::DeviceToHost);
         mock::lose(700);
         let error = if case == 0 {
             // By those who only look.
@@ -247,7 +247,7 @@ fn a_lost_gpu_is_noticed() {
             found.expect("within a thousand looks")
         } else {
             // SAFETY: as in `submit`; the GPU is lost.
-            unsafe { copies.submit(&pages.crossed(CopyWay::ToHost)) }.expect_err("lost")
+            unsafe { copies.submit(&pages.crossed(CopyDirection::DeviceToHost)) }.expect_err("lost")
         };
         assert!(error.cause.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         device.healthy().expect_err("lost");
@@ -255,7 +255,7 @@ fn a_lost_gpu_is_noticed() {
         assert!(copies.is_done(done).expect("that one was done"));
         assert_eq!(copies.host_memory(1).expect_err("for what?"), error);
         // SAFETY: as above.
-        let again = unsafe { copies.submit(&pages.crossed(CopyWay::ToHost)) };
+        let again = unsafe { copies.submit(&pages.crossed(CopyDirection::DeviceToHost)) };
         assert_eq!(again, Err(error));
         drop((pages, copies, device));
         mock::assert_thread_clean();
@@ -278,7 +278,7 @@ fn what_is_refused_is_not_under_way() {
         mock::inject(calls[case], [1, 0, 10][case], 2);
         pages.set(1);
         // SAFETY: `submit` returns when nothing is under way.
-        let refused = unsafe { copies.submit(&pages.crossed(CopyWay::ToDevice)) };
+        let refused = unsafe { copies.submit(&pages.crossed(CopyDirection::HostToDevice)) };
         let error = refused.expect_err("refused").to_string();
         assert!(error.contains(calls[case].trim_end_matches("_v2")), "{error}");
         assert_eq!(device.healthy(), Ok(()));
@@ -303,7 +303,7 @@ fn a_dropped_engine_waits_for_its_copies() {
         let copies = CudaCopies::new(&device).expect("a stream");
         let pages = Pages::new(&copies, &device, 3);
         pages.set(7);
-        pages.submit(&copies, CopyWay::ToDevice);
+        pages.submit(&copies, CopyDirection::HostToDevice);
         drop(copies);
         let mut bytes = [0; 4];
         pages.gpu.read(0, &mut bytes).expect("inside");

@@ -13,7 +13,8 @@ use std::{
 
 use gio_uring::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
 use nvme_driver::{
-    Clock, CopyEngine, CopyError, CopyFence, CopyWay, DeviceCopy, DevicePtr, ExternalMemory, Nanos,
+    Clock, CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy, DevicePtr, ExternalMemory,
+    Nanos,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
@@ -398,9 +399,9 @@ impl CopyEngine for Copies {
         drop(state);
         for copy in batch.iter().filter(|_| defect != Defect::NoCopies) {
             let device = self.0.memory.at(copy.device.0, copy.len);
-            let (from, to) = match copy.way {
-                CopyWay::ToDevice => (copy.host.as_ptr(), device),
-                CopyWay::ToHost => (device, copy.host.as_ptr()),
+            let (from, to) = match copy.direction {
+                CopyDirection::HostToDevice => (copy.host.as_ptr(), device),
+                CopyDirection::DeviceToHost => (device, copy.host.as_ptr()),
             };
             // SAFETY: whoever submitted the copy vouched for both sides.
             unsafe { to.copy_from(from, copy.len) };

@@ -16,7 +16,7 @@ use crate::raw::{Raw, admin};
 
 /// Bytes of an identify structure.
 const PAGE: usize = 4096;
-/// A feature and a log page that nobody has.
+/// A feature and a log page that no controller has.
 const NO_FEATURE: FeatureId = FeatureId(0x7e);
 const NO_LOG: LogPageId = LogPageId(0xbe);
 

@@ -151,7 +151,7 @@ fn wrap(raw: &mut Raw<'_>, sq_depth: u32, cq_depth: u32) -> anyhow::Result<Found
     Ok(Found::wrong_unless(cq.take().is_none(), "more completions than commands"))
 }
 
-/// Waits for `count` completions without giving their slots back, and looks whether more come.
+/// Waits for `count` completions without giving their slots back, and checks whether more come.
 fn drain(raw: &Raw<'_>, cq: &mut Cq, count: usize) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     raw.until(Nanos::from_millis(2_000), || {

@@ -14,7 +14,7 @@ use super::{Case, Found, status, works};
 use crate::{pattern, raw::Raw, target::Namespace};
 
 const PAGE: usize = 4096;
-/// An I/O opcode that nobody has.
+/// An I/O opcode that no controller has.
 const NO_OPCODE: u8 = 0x7f;
 
 pub(super) const CASES: &[Case] = &[
@@ -234,7 +234,7 @@ fn over_mdts(raw: &mut Raw<'_>, opcode: NvmOpcode) -> anyhow::Result<Found> {
     raw.io(&sqe.with_prps(memory.iova().0, list.iova().0))
 }
 
-/// Writes eight blocks, sends what `make` makes, and looks that blocks 1 to 6 are zero.
+/// Writes eight blocks, sends what `make` makes, and checks that blocks 1 to 6 are zero.
 fn zeroes(raw: &mut Raw<'_>, make: fn(&Namespace) -> Sqe) -> anyhow::Result<Found> {
     let ns = raw.target.namespaces[0];
     let memory = raw.alloc(PAGE)?;

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 
 /// How long QEMU may take to open its socket, and to answer one access.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The ports of PCI configuration mechanism #1.
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;
@@ -29,13 +29,13 @@ impl Client {
         let stream = loop {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
-                Err(error) if start.elapsed() > PATIENCE => {
+                Err(error) if start.elapsed() > TIMEOUT => {
                     return Err(error).with_context(|| format!("{}", path.display()));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self { reader: BufReader::new(stream), line: String::new() })
     }
 

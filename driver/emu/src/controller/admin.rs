@@ -11,6 +11,7 @@ mod queues;
 use nvme_driver::Nanos;
 use nvme_spec::{
     admin::AdminOpcode,
+    nvm::Direction,
     sqe::{Psdt, Sqe},
     status::Status,
 };
@@ -24,7 +25,7 @@ pub(super) use self::{
 use super::{
     Controller,
     command::{Flow, Outcome, Ticket},
-    transfer::{self, Deliver, Direction},
+    transfer::{self, Deliver},
 };
 use crate::domain::DmaAccess;
 
@@ -68,7 +69,7 @@ impl Controller {
         len: u64,
     ) -> Result<Flow, Status> {
         let mut deliver = Deliver { dma, from };
-        transfer::walk(dma, &self.rules, sqe, Direction::ToHost, len, &mut deliver)?;
+        transfer::walk(dma, &self.rules, sqe, Direction::Read, len, &mut deliver)?;
         Ok(Flow::Done(Outcome::OK))
     }
 }

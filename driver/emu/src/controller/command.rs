@@ -10,7 +10,7 @@ pub(super) struct Ticket {
     pub nsid: u32,
     pub opcode: u8,
     /// What is wrong with the completion entry.
-    pub spoil: Spoil,
+    pub cqe_fault: CqeFault,
     /// Whether the command is in the queue's set of outstanding ones: one with the identifier of
     /// another is not.
     pub tracked: bool,
@@ -18,9 +18,9 @@ pub(super) struct Ticket {
 
 /// What is wrong with a completion entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Spoil {
+pub(super) enum CqeFault {
     #[default]
-    Nothing,
+    None,
     Duplicate,
     Cid,
     Phase,
@@ -169,8 +169,8 @@ mod tests {
     use super::*;
 
     fn command(cid: u16) -> Command {
-        let spoil = Spoil::Nothing;
-        let ticket = Ticket { sqid: 1, cid, nsid: 1, opcode: 2, spoil, tracked: true };
+        let cqe_fault = CqeFault::None;
+        let ticket = Ticket { sqid: 1, cid, nsid: 1, opcode: 2, cqe_fault, tracked: true };
         Command { ticket, wait: Wait::Deletion { sqid: 1 } }
     }
 

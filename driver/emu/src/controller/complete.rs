@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     Controller,
-    command::{Flow, Outcome, Spoil, Ticket},
+    command::{CqeFault, Flow, Outcome, Ticket},
 };
 use crate::domain::DmaAccess;
 
@@ -58,18 +58,18 @@ impl Controller {
             sq.outstanding -= 1;
             sq.cids.remove(ticket.cid);
         }
-        match ticket.spoil {
-            Spoil::Nothing | Spoil::Duplicate | Spoil::Phase => {}
-            Spoil::Cid => cqe.cid = sq.cids.absent(ticket.cid),
-            Spoil::Sqhd => cqe.sqhd = (sq.ring.size as u16).wrapping_add(7),
-            Spoil::Sqid => cqe.sqid = ticket.sqid.wrapping_add(1),
+        match ticket.cqe_fault {
+            CqeFault::None | CqeFault::Duplicate | CqeFault::Phase => {}
+            CqeFault::Cid => cqe.cid = sq.cids.absent(ticket.cid),
+            CqeFault::Sqhd => cqe.sqhd = (sq.ring.size as u16).wrapping_add(7),
+            CqeFault::Sqid => cqe.sqid = ticket.sqid.wrapping_add(1),
         }
         let cqid = sq.cqid;
         if let Some(cq) = self.queues.cq(cqid) {
             cq.reserved -= 1;
         }
-        self.post(dma, cqid, cqe, ticket.spoil == Spoil::Phase);
-        let again = ticket.spoil == Spoil::Duplicate;
+        self.post(dma, cqid, cqe, ticket.cqe_fault == CqeFault::Phase);
+        let again = ticket.cqe_fault == CqeFault::Duplicate;
         // The second one has no slot of its own, and a full queue is not overrun even so.
         if again && self.queues.cq(cqid).is_some_and(|cq| cq.free() > 0) {
             self.post(dma, cqid, cqe, false);

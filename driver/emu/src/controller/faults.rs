@@ -9,32 +9,32 @@ use nvme_spec::{
 
 use super::{
     Controller,
-    command::{Command, Outcome, Spoil, Ticket, Wait},
+    command::{Command, CqeFault, Outcome, Ticket, Wait},
 };
 use crate::{
     domain::DmaAccess,
     fault::{CommandView, FaultAction, FaultHit},
-    media::Twist,
+    media::DataFault,
 };
 
-/// What happens to the whole device, once no memory is being accessed.
+/// A fault of the whole device, applied once no memory is being accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Misfortune {
+pub(super) enum DeviceFault {
     PowerLoss,
     Gone,
 }
 
 impl Controller {
-    /// Asks the plan about a command. `None`: the command has been dealt with.
-    pub(super) fn strike(
+    /// Injects what the plan has for a command. `None`: the command has been dealt with.
+    pub(super) fn inject(
         &mut self,
         dma: &DmaAccess<'_>,
         now: Nanos,
         ticket: &mut Ticket,
         sqe: &Sqe,
-    ) -> Option<Twist> {
+    ) -> Option<DataFault> {
         let Some(hit) = self.faults.decide(&view(ticket, sqe)) else {
-            return Some(Twist::None);
+            return Some(DataFault::None);
         };
         self.counters.faults += 1;
         tracing::debug!(
@@ -63,46 +63,46 @@ impl Controller {
                 return None;
             }
             FaultAction::PowerLoss => {
-                self.misfortune = Some(Misfortune::PowerLoss);
+                self.pending_fault = Some(DeviceFault::PowerLoss);
                 return None;
             }
             FaultAction::Gone => {
-                self.misfortune = Some(Misfortune::Gone);
+                self.pending_fault = Some(DeviceFault::Gone);
                 return None;
             }
             FaultAction::FatalStatus => {
                 self.fail("the fault plan says so");
                 return None;
             }
-            FaultAction::Duplicate => ticket.spoil = Spoil::Duplicate,
-            FaultAction::WrongCid => ticket.spoil = Spoil::Cid,
-            FaultAction::WrongPhase => ticket.spoil = Spoil::Phase,
-            FaultAction::WrongSqhd => ticket.spoil = Spoil::Sqhd,
-            FaultAction::WrongSqid => ticket.spoil = Spoil::Sqid,
+            FaultAction::Duplicate => ticket.cqe_fault = CqeFault::Duplicate,
+            FaultAction::WrongCid => ticket.cqe_fault = CqeFault::Cid,
+            FaultAction::WrongPhase => ticket.cqe_fault = CqeFault::Phase,
+            FaultAction::WrongSqhd => ticket.cqe_fault = CqeFault::Sqhd,
+            FaultAction::WrongSqid => ticket.cqe_fault = CqeFault::Sqid,
             FaultAction::TornWrite
             | FaultAction::MisdirectedWrite { .. }
-            | FaultAction::CorruptRead => return Some(self.twist(ticket, sqe, hit)),
+            | FaultAction::CorruptRead => return Some(self.data_fault(ticket, sqe, hit)),
         }
-        Some(Twist::None)
+        Some(DataFault::None)
     }
 
-    /// The data fault of `hit`, if the command is one that it can befall.
-    fn twist(&self, ticket: &Ticket, sqe: &Sqe, hit: FaultHit) -> Twist {
+    /// The data fault of `hit`, if it applies to the command.
+    fn data_fault(&self, ticket: &Ticket, sqe: &Sqe, hit: FaultHit) -> DataFault {
         let Some(namespace) = self.namespaces.get(sqe.nsid.wrapping_sub(1) as usize) else {
-            return Twist::None;
+            return DataFault::None;
         };
         let bytes = u64::from(BlockRange::from_sqe(sqe).lbas().0) << namespace.lba_shift;
         match (NvmOpcode(ticket.opcode), hit.action) {
             (NvmOpcode::WRITE, FaultAction::TornWrite) => {
                 let unit = namespace.tear_bytes();
-                Twist::Torn { keep_bytes: hit.roll % bytes.div_ceil(unit) * unit }
+                DataFault::Torn { keep_bytes: hit.roll % bytes.div_ceil(unit) * unit }
             }
             (NvmOpcode::WRITE, FaultAction::MisdirectedWrite { lba_delta }) => {
                 let delta = i128::from(lba_delta) << namespace.lba_shift;
-                Twist::Misdirected { delta_bytes: i64::try_from(delta).unwrap_or(i64::MAX) }
+                DataFault::Misdirected { delta_bytes: i64::try_from(delta).unwrap_or(i64::MAX) }
             }
-            (NvmOpcode::READ, FaultAction::CorruptRead) => Twist::Corrupt { seed: hit.roll },
-            _ => Twist::None,
+            (NvmOpcode::READ, FaultAction::CorruptRead) => DataFault::Corrupt { seed: hit.roll },
+            _ => DataFault::None,
         }
     }
 
@@ -115,18 +115,18 @@ impl Controller {
         }
     }
 
-    /// Lets happen what a fault had in store for the device.
-    pub(super) fn suffer(&mut self, now: Nanos) -> u32 {
-        match self.misfortune.take() {
+    /// Applies the pending fault of the device.
+    pub(super) fn apply_device_fault(&mut self, now: Nanos) -> u32 {
+        match self.pending_fault.take() {
             None => return 0,
-            Some(Misfortune::PowerLoss) => self.power_loss(now),
-            Some(Misfortune::Gone) => self.unplug(),
+            Some(DeviceFault::PowerLoss) => self.power_loss(now),
+            Some(DeviceFault::Gone) => self.unplug(),
         }
         1
     }
 }
 
-/// What the plan may look at.
+/// What the plan sees of a command.
 fn view(ticket: &Ticket, sqe: &Sqe) -> CommandView {
     let admin = ticket.sqid == 0;
     let ranged = matches!(

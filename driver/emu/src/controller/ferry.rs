@@ -14,13 +14,13 @@
 
 use std::collections::VecDeque;
 
-use nvme_driver::{Clock, CopyError, CopyFence, CopyWay, DeviceCopy, MonotonicClock, Nanos};
+use nvme_driver::{Clock, CopyDirection, CopyError, CopyFence, DeviceCopy, MonotonicClock, Nanos};
 
 use super::Controller;
 use crate::{
     Progress,
     bounce::Copies,
-    domain::Pieces,
+    domain::SgList,
     media::{MediaDone, MediaError, MediaKind, MediaOp},
 };
 
@@ -57,15 +57,15 @@ enum Cargo {
     /// A read's, from the medium.
     Read(MediaDone),
     /// Nobody's any more; the memory stays allocated.
-    Forgotten(#[allow(dead_code, reason = "held for what its drop does")] Pieces),
+    Forgotten(#[allow(dead_code, reason = "held for what its drop does")] SgList),
 }
 
 impl Cargo {
-    fn pieces(&self) -> (&Pieces, CopyWay) {
+    fn sg_list(&self) -> (&SgList, CopyDirection) {
         match self {
-            Self::Write(_, op) => (&op.pieces, CopyWay::ToHost),
-            Self::Read(done) => (&done.pieces, CopyWay::ToDevice),
-            Self::Forgotten(pieces) => (pieces, CopyWay::ToHost),
+            Self::Write(_, op) => (&op.sg_list, CopyDirection::DeviceToHost),
+            Self::Read(done) => (&done.sg_list, CopyDirection::HostToDevice),
+            Self::Forgotten(sg_list) => (sg_list, CopyDirection::DeviceToHost),
         }
     }
 
@@ -117,12 +117,12 @@ impl Ferry {
         self.boarded.clear();
         self.lost = None;
         for (_, cargo) in &mut self.aloft {
-            let pieces = match cargo {
-                Cargo::Write(_, op) => std::mem::take(&mut op.pieces),
-                Cargo::Read(done) => std::mem::take(&mut done.pieces),
+            let sg_list = match cargo {
+                Cargo::Write(_, op) => std::mem::take(&mut op.sg_list),
+                Cargo::Read(done) => std::mem::take(&mut done.sg_list),
                 Cargo::Forgotten(_) => continue,
             };
-            *cargo = Cargo::Forgotten(pieces);
+            *cargo = Cargo::Forgotten(sg_list);
         }
     }
 
@@ -149,10 +149,10 @@ impl Ferry {
         let Some(copies) = &self.copies else { return Ok(()) };
         self.batch.clear();
         for cargo in &self.boarded {
-            let (pieces, way) = cargo.pieces();
-            pieces.copies(way, &mut self.batch);
+            let (sg_list, way) = cargo.sg_list();
+            sg_list.copies(way, &mut self.batch);
         }
-        // SAFETY: the pieces keep both sides allocated, and go to `aloft`, which lets go of them
+        // SAFETY: the lists keep both sides allocated, and go to `aloft`, which lets go of them
         // after the fence or the loss of the GPU. Bounce memory has one user; the GPU's memory is
         // the host's, which the command lends it to.
         match unsafe { copies.engine.submit(&self.batch) } {
@@ -188,12 +188,12 @@ impl Controller {
             }
             match cargo {
                 Cargo::Write(namespace, mut op) if self.lifecycle.serving() => {
-                    op.pieces.landed();
+                    op.sg_list.landed();
                     let done = self.namespaces[namespace].submit(op, now);
                     done.into_iter().for_each(|done| self.operation_done(done));
                 }
                 Cargo::Read(mut done) => {
-                    done.pieces.landed();
+                    done.sg_list.landed();
                     self.operation_done(done);
                 }
                 Cargo::Write(..) | Cargo::Forgotten(_) => {}
@@ -213,12 +213,12 @@ impl Controller {
         let mut count = 0;
         while let Some((namespace, mut op)) = self.ferry.waiting.pop_front() {
             let Some(copies) = &self.ferry.copies else { break };
-            match copies.pool.take(op.pieces.remote_bytes()) {
+            match copies.pool.take(op.sg_list.device_bytes()) {
                 Ok(None) => {
                     self.ferry.waiting.push_front((namespace, op));
                     break;
                 }
-                Ok(Some(bounce)) => op.pieces.bounce_through(bounce),
+                Ok(Some(bounce)) => op.sg_list.bounce_through(bounce),
                 Err(error) => {
                     self.operation_done(op.done(Err(error.into())));
                     continue;

@@ -8,12 +8,12 @@ use zerocopy::IntoBytes;
 use super::{
     Controller, Wait,
     admin::ErrorEvent,
-    command::{Flow, Outcome, Spoil, Ticket},
+    command::{CqeFault, Flow, Outcome, Ticket},
     lifecycle::SHUTDOWN_TOKEN,
 };
 use crate::{
     domain::DmaAccess,
-    media::{MediaDone, MediaError, Twist},
+    media::{DataFault, MediaDone, MediaError},
 };
 
 impl Controller {
@@ -29,7 +29,7 @@ impl Controller {
             let cqid = self.queues.active_cqs[index];
             self.observe_head(cqid);
         }
-        self.patrol();
+        self.check_unused_doorbells();
         busy || self.events.waiting()
     }
 
@@ -73,11 +73,11 @@ impl Controller {
         }
     }
 
-    /// Looks at the doorbells of one queue that does not exist, a different one each time.
-    fn patrol(&mut self) {
+    /// Checks the doorbells of one queue that does not exist, a different one each time.
+    fn check_unused_doorbells(&mut self) {
         let count = self.queues.sqs.len() as u16;
-        self.patrol = if self.patrol + 1 >= count { 1 } else { self.patrol + 1 };
-        let qid = self.patrol;
+        self.unused_qid = if self.unused_qid + 1 >= count { 1 } else { self.unused_qid + 1 };
+        let qid = self.unused_qid;
         let (sq, cq) = (self.queues.sq(qid).is_none(), self.queues.cq(qid).is_none());
         let mut invalid = false;
         if sq && self.doorbells.sq_tail(qid) != 0 {
@@ -101,8 +101,9 @@ impl Controller {
         let (mut left, mut idle) = (budget, 0);
         // Ends when all queues in a row had nothing: each turn is a fetch or counts as idle.
         while left > 0 && idle < self.queues.active.len() && !self.halted() {
-            self.turn = if self.turn + 1 >= self.queues.active.len() { 0 } else { self.turn + 1 };
-            let qid = self.queues.active[self.turn];
+            self.rr_index =
+                if self.rr_index + 1 >= self.queues.active.len() { 0 } else { self.rr_index + 1 };
+            let qid = self.queues.active[self.rr_index];
             let fetched = self.fetch_from(dma, now, qid, burst.min(left));
             left -= fetched;
             idle = if fetched == 0 { idle + 1 } else { 0 };
@@ -113,7 +114,7 @@ impl Controller {
     /// Whether fetching has to stop.
     #[inline]
     fn halted(&self) -> bool {
-        self.misfortune.is_some() || self.lifecycle.fatal || self.lifecycle.draining()
+        self.pending_fault.is_some() || self.lifecycle.fatal || self.lifecycle.draining()
     }
 
     #[inline]
@@ -162,7 +163,7 @@ impl Controller {
             cid: sqe.cid,
             nsid: sqe.nsid,
             opcode: sqe.opcode,
-            spoil: Spoil::Nothing,
+            cqe_fault: CqeFault::None,
             tracked,
         };
         if !tracked {
@@ -170,14 +171,14 @@ impl Controller {
             let flow = Flow::Done(Outcome::failed(Status::CID_CONFLICT));
             return self.conclude(dma, ticket, flow);
         }
-        let mut twist = Twist::None;
+        let mut fault = DataFault::None;
         if self.faulty {
-            match self.strike(dma, now, &mut ticket, sqe) {
-                Some(with) => twist = with,
+            match self.inject(dma, now, &mut ticket, sqe) {
+                Some(with) => fault = with,
                 None => return,
             }
         }
-        self.execute(dma, now, ticket, sqe, twist);
+        self.execute(dma, now, ticket, sqe, fault);
     }
 
     /// Executes a command and completes it if that is all.
@@ -188,12 +189,12 @@ impl Controller {
         now: Nanos,
         ticket: Ticket,
         sqe: &Sqe,
-        twist: Twist,
+        fault: DataFault,
     ) {
         let flow = if ticket.sqid == 0 {
             self.run_admin(dma, now, ticket, sqe)
         } else {
-            self.run_io(dma, now, ticket, sqe, twist)
+            self.run_io(dma, now, ticket, sqe, fault)
         };
         self.conclude(dma, ticket, flow);
     }
@@ -217,12 +218,12 @@ impl Controller {
 
     /// A medium, or a copy, has ended an operation.
     pub(super) fn operation_done(&mut self, mut done: MediaDone) {
-        if done.pieces.is_remote() && done.result.is_ok() {
+        if done.sg_list.is_on_device() && done.result.is_ok() {
             // A read. It is finished when its bytes are on the GPU.
             return self.ferry.board(done);
         }
-        done.pieces.clear();
-        self.spare.push(done.pieces);
+        done.sg_list.clear();
+        self.spare.push(done.sg_list);
         if done.token == SHUTDOWN_TOKEN {
             self.lifecycle.shutdown_flushed();
             return;
@@ -270,7 +271,7 @@ impl Controller {
             let (_, token) = self.delayed.swap_remove(index);
             let Some(command) = self.commands.remove(token) else { continue };
             let Wait::Delay { sqe } = command.wait else { continue };
-            self.execute(dma, now, command.ticket, &sqe, Twist::None);
+            self.execute(dma, now, command.ticket, &sqe, DataFault::None);
             count += 1;
         }
     }

@@ -3,7 +3,7 @@
 use nvme_driver::Nanos;
 use nvme_spec::{
     ids::Nsid,
-    nvm::{BlockRange, DatasetManagement, DatasetRange, NvmOpcode},
+    nvm::{BlockRange, DatasetManagement, DatasetRange, Direction, NvmOpcode},
     sqe::Sqe,
     status::Status,
 };
@@ -12,11 +12,11 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::{
     Controller,
     command::{Command, Flow, Outcome, Ticket, Wait},
-    transfer::{self, Collect, Direction, Gather},
+    transfer::{self, Collect, Gather},
 };
 use crate::{
     domain::DmaAccess,
-    media::{MediaDone, MediaError, MediaKind, MediaOp, Twist},
+    media::{DataFault, MediaDone, MediaError, MediaKind, MediaOp},
 };
 
 /// `ENOSPC` of Linux, as [`MediaError::Os`] carries it.
@@ -54,14 +54,14 @@ impl Controller {
         now: Nanos,
         ticket: Ticket,
         sqe: &Sqe,
-        twist: Twist,
+        fault: DataFault,
     ) -> Flow {
         // "Fused Operations": FUSES is 0, so none is supported.
         if sqe.fuse() != 0 {
             return Err(Status::INVALID_FIELD).into();
         }
         match NvmOpcode(sqe.opcode) {
-            NvmOpcode::READ | NvmOpcode::WRITE => self.read_write(dma, now, ticket, sqe, twist),
+            NvmOpcode::READ | NvmOpcode::WRITE => self.read_write(dma, now, ticket, sqe, fault),
             NvmOpcode::FLUSH => self.flush(now, ticket, sqe),
             NvmOpcode::WRITE_ZEROES => self.write_zeroes(now, ticket, sqe),
             NvmOpcode::DATASET_MANAGEMENT => self.dataset_management(dma, now, ticket, sqe),
@@ -90,7 +90,7 @@ impl Controller {
         now: Nanos,
         ticket: Ticket,
         sqe: &Sqe,
-        twist: Twist,
+        fault: DataFault,
     ) -> Result<Flow, Status> {
         let index = self.namespace_index(sqe)?;
         let namespace = &mut self.namespaces[index];
@@ -102,24 +102,24 @@ impl Controller {
         }
         let (offset, len) = namespace.range(range.slba, lbas).ok_or(Status::LBA_OUT_OF_RANGE)?;
         let (direction, kind) = if NvmOpcode(sqe.opcode) == NvmOpcode::READ {
-            (Direction::ToHost, MediaKind::Read)
+            (Direction::Read, MediaKind::Read)
         } else {
             let fua = range.fua || self.write_through;
-            (Direction::FromHost, MediaKind::Write { fua })
+            (Direction::Write, MediaKind::Write { fua })
         };
-        let mut pieces = self.spare.pop().unwrap_or_default();
-        let mut gather = Gather { dma, pieces: &mut pieces, holes: 0 };
+        let mut sg_list = self.spare.pop().unwrap_or_default();
+        let mut gather = Gather { dma, sg_list: &mut sg_list, holes: 0 };
         let walked = transfer::walk(dma, &self.rules, sqe, direction, len, &mut gather);
         let bytes = len - gather.holes.min(len);
         if let Err(status) = walked {
             // All of them are still mapped, as the access shows: nothing is freed by this.
-            pieces.clear();
-            self.spare.push(pieces);
+            sg_list.clear();
+            self.spare.push(sg_list);
             return Err(status);
         }
         let token = self.commands.next_token();
-        let op = MediaOp { token, kind, offset, len, pieces, twist };
-        let done = if op.pieces.is_remote() {
+        let op = MediaOp { token, kind, offset, len, sg_list, fault };
+        let done = if op.sg_list.is_on_device() {
             self.ferry.take_aboard(index, op);
             None
         } else {
@@ -129,8 +129,8 @@ impl Controller {
             Some(mut done) => {
                 let outcome = outcome(sqe.opcode, &done, bytes);
                 self.logs.media_errors += u64::from(done.result.is_err());
-                done.pieces.clear();
-                self.spare.push(done.pieces);
+                done.sg_list.clear();
+                self.spare.push(done.sg_list);
                 Flow::Done(outcome)
             }
             None => {
@@ -179,7 +179,7 @@ impl Controller {
         let ranges = &mut ranges[..usize::from(command.nr_z) + 1];
         let len = size_of_val(ranges) as u64;
         let mut collect = Collect { dma, to: ranges.as_mut_bytes(), filled: 0 };
-        transfer::walk(dma, &self.rules, sqe, Direction::FromHost, len, &mut collect)?;
+        transfer::walk(dma, &self.rules, sqe, Direction::Write, len, &mut collect)?;
         let namespace = &self.namespaces[index];
         let bytes = |range: &DatasetRange| namespace.range(range.slba, u64::from(range.lbas));
         // All are checked before the first takes effect.
@@ -208,12 +208,12 @@ impl Controller {
         let (mut pending, mut failed) = (0, None);
         for (index, kind, offset, len) in operations {
             // Without memory, and yet from the pool: what media give back goes there.
-            let pieces = self.spare.pop().unwrap_or_default();
-            let op = MediaOp { token, kind, offset, len, pieces, twist: Twist::None };
+            let sg_list = self.spare.pop().unwrap_or_default();
+            let op = MediaOp { token, kind, offset, len, sg_list, fault: DataFault::None };
             match self.namespaces[index].submit(op, now) {
                 None => pending += 1,
                 Some(done) => {
-                    self.spare.push(done.pieces);
+                    self.spare.push(done.sg_list);
                     if let Err(error) = done.result {
                         self.logs.media_errors += 1;
                         failed.get_or_insert_with(|| status_of(ticket.opcode, &error));

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     fault::RegisterFaults,
-    media::{MediaKind, MediaOp, Twist},
+    media::{DataFault, MediaKind, MediaOp},
 };
 
 /// Token of the flushes of a shutdown; the slab never gives it.
@@ -227,8 +227,8 @@ impl Controller {
     /// Drops all commands and queues.
     fn forget(&mut self) {
         for mut done in self.done.drain(..) {
-            done.pieces.clear();
-            self.spare.push(done.pieces);
+            done.sg_list.clear();
+            self.spare.push(done.sg_list);
         }
         self.commands.clear();
         self.delayed.clear();
@@ -236,7 +236,7 @@ impl Controller {
         self.signals.clear();
         self.withheld = 0;
         self.deletions = 0;
-        self.misfortune = None;
+        self.pending_fault = None;
         self.queues.clear();
         self.events.clear();
         self.doorbells.clear_all();
@@ -275,11 +275,11 @@ impl Controller {
                 kind: MediaKind::Flush,
                 offset: 0,
                 len: 0,
-                pieces: self.spare.pop().unwrap_or_default(),
-                twist: Twist::None,
+                sg_list: self.spare.pop().unwrap_or_default(),
+                fault: DataFault::None,
             };
             match namespace.submit(op, now) {
-                Some(done) => self.spare.push(done.pieces),
+                Some(done) => self.spare.push(done.sg_list),
                 None => left += 1,
             }
         }

@@ -5,13 +5,14 @@ pub(super) mod sgl;
 
 use nvme_driver::Iova;
 use nvme_spec::{
+    nvm::Direction,
     sqe::{Psdt, Sqe},
     status::Status,
 };
 
 use crate::{
     config::SglSupport,
-    domain::{DmaAccess, DmaFault, Pieces},
+    domain::{DmaAccess, DmaFault, SgList},
 };
 
 /// What data pointers may look like on this controller, as it was enabled.
@@ -23,13 +24,6 @@ pub(super) struct Rules {
     pub sgl: SglSupport,
     /// Whether bit buckets are.
     pub bit_bucket: bool,
-}
-
-/// Which way the bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    ToHost,
-    FromHost,
 }
 
 /// Who is told about each run of bytes that a data pointer names, in order.
@@ -69,10 +63,10 @@ pub(super) fn refused(_: DmaFault) -> Status {
     Status::DATA_TRANSFER_ERROR
 }
 
-/// Collects [`Pieces`] for the media.
+/// Collects [`SgList`] for the media.
 pub(super) struct Gather<'a, 'b> {
     pub dma: &'a DmaAccess<'b>,
-    pub pieces: &'a mut Pieces,
+    pub sg_list: &'a mut SgList,
     /// Bytes of holes so far.
     pub holes: u64,
 }
@@ -80,11 +74,11 @@ pub(super) struct Gather<'a, 'b> {
 impl Sink for Gather<'_, '_> {
     #[inline]
     fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault> {
-        self.dma.push(self.pieces, iova, len)
+        self.dma.push(self.sg_list, iova, len)
     }
 
     fn hole(&mut self, len: usize) {
-        self.pieces.push_hole(len);
+        self.sg_list.push_hole(len);
         self.holes += len as u64;
     }
 }

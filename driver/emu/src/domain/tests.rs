@@ -76,9 +76,9 @@ fn unmapped_overlong_and_misaligned_accesses_are_refused_and_counted() {
     assert!(past.to_string().contains("7 bytes"), "{past}");
     let odd = access.load_acquire32(iova(&a).offset(2)).unwrap_err();
     assert_eq!(odd.kind, DmaFaultKind::Misaligned);
-    let mut pieces = Pieces::new();
-    assert!(access.push(&mut pieces, iova(&a), usize::MAX).is_err());
-    assert_eq!(pieces.bytes(), 0);
+    let mut sg_list = SgList::new();
+    assert!(access.push(&mut sg_list, iova(&a), usize::MAX).is_err());
+    assert_eq!(sg_list.bytes(), 0);
     assert_eq!(domain.refused(), 9);
 }
 
@@ -123,14 +123,14 @@ fn memory_in_flight_outlives_its_mapping() {
     let (memory, host, gone) = external(page_bytes());
     let mapped = domain.import(memory).unwrap();
     let at = iova(&mapped);
-    let mut pieces = Pieces::new();
-    domain.access().push(&mut pieces, at, 64).unwrap();
+    let mut sg_list = SgList::new();
+    domain.access().push(&mut sg_list, at, 64).unwrap();
     drop(mapped);
     assert!(domain.access().resolve(at, 1).is_err(), "nothing new finds it");
     assert!(gone.try_recv().is_err(), "but it is still there");
-    // SAFETY: the owner lives, by `pieces`.
+    // SAFETY: the owner lives, by `sg_list`.
     unsafe { host.write(1) };
-    pieces.clear();
+    sg_list.clear();
     gone.try_recv().expect("and goes with the last transfer");
 }
 
@@ -160,22 +160,22 @@ fn pieces_join_and_shorten() {
     let domain = EmuDomain::new("test");
     let a = domain.alloc(8192).unwrap();
     let b = domain.alloc(4096).unwrap();
-    let mut pieces = Pieces::new();
+    let mut sg_list = SgList::new();
     let access = domain.access();
-    access.push(&mut pieces, iova(&a), 512).unwrap();
-    access.push(&mut pieces, iova(&a).offset(512), 512).unwrap();
-    assert_eq!(pieces.as_slice().len(), 1, "neighbours join");
-    access.push(&mut pieces, iova(&a).offset(4096), 100).unwrap();
-    pieces.push_hole(50);
-    pieces.push_hole(50);
-    access.push(&mut pieces, iova(&b), 4096).unwrap();
-    assert_eq!(pieces.as_slice().len(), 4);
-    assert_eq!(pieces.bytes(), 1024 + 100 + 100 + 4096);
-    pieces.truncate(1024 + 100 + 30);
-    assert_eq!(pieces.bytes(), 1154);
-    assert_eq!(pieces.as_slice().last(), Some(&HostPiece { host: None, len: 30 }));
-    pieces.truncate(0);
-    assert!(pieces.as_slice().is_empty());
+    access.push(&mut sg_list, iova(&a), 512).unwrap();
+    access.push(&mut sg_list, iova(&a).offset(512), 512).unwrap();
+    assert_eq!(sg_list.as_slice().len(), 1, "neighbours join");
+    access.push(&mut sg_list, iova(&a).offset(4096), 100).unwrap();
+    sg_list.push_hole(50);
+    sg_list.push_hole(50);
+    access.push(&mut sg_list, iova(&b), 4096).unwrap();
+    assert_eq!(sg_list.as_slice().len(), 4);
+    assert_eq!(sg_list.bytes(), 1024 + 100 + 100 + 4096);
+    sg_list.truncate(1024 + 100 + 30);
+    assert_eq!(sg_list.bytes(), 1154);
+    assert_eq!(sg_list.as_slice().last(), Some(&SgEntry { host: None, len: 30 }));
+    sg_list.truncate(0);
+    assert!(sg_list.as_slice().is_empty());
 }
 
 proptest! {
@@ -205,7 +205,7 @@ proptest! {
                 let delta = usize::try_from(start.wrapping_sub(range.iova.0)).unwrap();
                 inside.then(|| memory.host().unwrap().as_ptr().wrapping_add(delta))
             });
-            let found = access.resolve(Iova(start), len).ok().and_then(|piece| piece.host);
+            let found = access.resolve(Iova(start), len).ok().and_then(|entry| entry.host);
             prop_assert_eq!(found.map(NonNull::as_ptr), expected);
         }
     }

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFla
 
 use self::transfer::{Limits, Transfer};
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp};
-use crate::{domain::Pieces, memory::HostMap};
+use crate::{domain::SgList, memory::HostMap};
 
 mod transfer;
 
@@ -133,7 +133,7 @@ impl FileMedia {
         let Some(flight) = &self.slots[slot as usize] else { return };
         let entry = flight.entry(types::Fd(self.file.as_raw_fd())).user_data(u64::from(slot));
         // SAFETY: what the entry points to lives until its completion: the list of parts and the
-        // bounce buffer in the slot, the memory behind them by the operation's pieces, the drain
+        // bounce buffer in the slot, the memory behind them by the operation's sg_list, the drain
         // and the file in `self`. A slot is emptied only by `finish`, or leaked.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // The queue has at least as many entries as there are slots, and each slot uses one.
@@ -164,8 +164,8 @@ impl FileMedia {
             let Some(Flight { op, transfer }) = slot.take() else { continue };
             let token = op.token;
             std::mem::forget((op, transfer));
-            let pieces = Pieces::new();
-            done.push(MediaDone { token, result: Err(error.clone()), pieces });
+            let sg_list = SgList::new();
+            done.push(MediaDone { token, result: Err(error.clone()), sg_list });
             self.free.push(u32::try_from(index).unwrap_or(0));
         }
         let waiting = self.backlog.drain(..);
@@ -213,7 +213,7 @@ impl FileMedia {
         let Flight { op, mut transfer } = self.slots[slot as usize].take()?;
         self.free.push(slot);
         if outcome.is_ok() && op.kind == MediaKind::Read {
-            transfer.deliver(&op.pieces);
+            transfer.deliver(&op.sg_list);
         }
         transfer.rest();
         self.spare.push(transfer);
@@ -419,7 +419,7 @@ fn open_file(path: &Path, direct: bool) -> io::Result<OwnedFd> {
 
 fn extend(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)
-        .map_err(|error| explain(path, "looking at it", error, "check the path"))?;
+        .map_err(|error| explain(path, "reading its size", error, "check the path"))?;
     let found = u64::try_from(stat.st_size).unwrap_or(0);
     if found < bytes {
         rustix::fs::ftruncate(file, bytes)

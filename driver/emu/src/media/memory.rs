@@ -7,7 +7,7 @@ use nvme_driver::Nanos;
 
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp};
 use crate::{
-    domain::{HostPiece, Pieces},
+    domain::{SgEntry, SgList},
     memory::{self, HostMap},
 };
 
@@ -78,18 +78,18 @@ impl MemoryMedia {
     pub(super) fn execute(&self, op: &MediaOp) -> Result<(), MediaError> {
         op.check(self.capacity as u64)?;
         match op.kind {
-            MediaKind::Read => self.load(op.offset, &op.pieces),
-            MediaKind::Write { .. } => self.store(op.offset, &op.pieces),
+            MediaKind::Read => self.load(op.offset, &op.sg_list),
+            MediaKind::Write { .. } => self.store(op.offset, &op.sg_list),
             MediaKind::Flush => Ok(()),
             MediaKind::Deallocate | MediaKind::WriteZeroes => self.zero(op.offset, op.len),
         }
     }
 
-    fn load(&self, mut offset: u64, pieces: &Pieces) -> Result<(), MediaError> {
-        for HostPiece { host, len } in pieces.as_slice() {
+    fn load(&self, mut offset: u64, sg_list: &SgList) -> Result<(), MediaError> {
+        for SgEntry { host, len } in sg_list.as_slice() {
             let from = self.range(offset, *len)?;
             if let Some(to) = host {
-                // SAFETY: `range` checked the medium; `pieces` were checked against their mapping
+                // SAFETY: `range` checked the medium; `sg_list` were checked against their mapping
                 // and keep it; medium and mapped memory are different mappings.
                 unsafe { memory::copy(from, *to, *len) };
             }
@@ -98,8 +98,8 @@ impl MemoryMedia {
         Ok(())
     }
 
-    fn store(&self, mut offset: u64, pieces: &Pieces) -> Result<(), MediaError> {
-        for HostPiece { host, len } in pieces.as_slice() {
+    fn store(&self, mut offset: u64, sg_list: &SgList) -> Result<(), MediaError> {
+        for SgEntry { host, len } in sg_list.as_slice() {
             let to = self.range(offset, *len)?;
             match host {
                 // SAFETY: as in `load`.

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use nvme_driver::Nanos;
 
 use super::{Media, MediaDone, MediaKind, MediaOp};
-use crate::{domain::Pieces, random::SplitMix64};
+use crate::{domain::SgList, random::SplitMix64};
 
 /// What goes wrong with the bytes of one operation, while it is reported as a success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Twist {
+pub enum DataFault {
     /// Nothing.
     #[default]
     None,
@@ -31,7 +31,7 @@ pub enum Twist {
     },
 }
 
-/// A medium with [`Twist`]s. Costs one comparison for an operation without one.
+/// A medium with [`DataFault`]s. Costs one comparison for an operation without one.
 #[derive(Debug)]
 pub struct Overlay {
     inner: Box<dyn Media>,
@@ -46,22 +46,22 @@ impl Overlay {
         Self { inner, corrupt: HashMap::new() }
     }
 
-    /// Applies a write's twist; `false` when nothing of the operation is left to do.
-    fn twist(op: &mut MediaOp, capacity: u64) -> bool {
-        match op.twist {
-            Twist::Torn { keep_bytes } => {
+    /// Applies a write's fault; `false` when nothing of the operation is left to do.
+    fn apply(op: &mut MediaOp, capacity: u64) -> bool {
+        match op.fault {
+            DataFault::Torn { keep_bytes } => {
                 op.len = op.len.min(keep_bytes);
-                op.pieces.truncate(op.len);
+                op.sg_list.truncate(op.len);
                 op.len > 0
             }
-            Twist::Misdirected { delta_bytes } => {
+            DataFault::Misdirected { delta_bytes } => {
                 let room = i128::from(capacity.saturating_sub(op.len));
                 let to = i128::from(op.offset) + i128::from(delta_bytes);
                 // `room + 1` places exist; the remainder is one of them.
                 op.offset = u64::try_from(to.rem_euclid(room + 1)).unwrap_or(0);
                 true
             }
-            Twist::None | Twist::Corrupt { .. } => true,
+            DataFault::None | DataFault::Corrupt { .. } => true,
         }
     }
 
@@ -69,20 +69,20 @@ impl Overlay {
         if let Some(seed) = self.corrupt.remove(&done.token)
             && done.result.is_ok()
         {
-            flip(&done.pieces, seed);
+            flip(&done.sg_list, seed);
         }
     }
 }
 
 /// Flips one to eight bits of what was read.
-fn flip(pieces: &Pieces, seed: u64) {
+fn flip(sg_list: &SgList, seed: u64) {
     let mut rng = SplitMix64::new(seed, 0);
     for _ in 0..=rng.below(8) {
-        let mut at = rng.below(pieces.bytes());
-        for piece in pieces.as_slice() {
-            if at < piece.len as u64 {
-                if let Some(host) = piece.host {
-                    // SAFETY: inside a piece, whose memory `pieces` keeps.
+        let mut at = rng.below(sg_list.bytes());
+        for entry in sg_list.as_slice() {
+            if at < entry.len as u64 {
+                if let Some(host) = entry.host {
+                    // SAFETY: inside a entry, whose memory `sg_list` keeps.
                     unsafe {
                         let byte = host.add(usize::try_from(at).unwrap_or(0));
                         byte.write(byte.read() ^ (1 << rng.below(8)));
@@ -90,7 +90,7 @@ fn flip(pieces: &Pieces, seed: u64) {
                 }
                 break;
             }
-            at -= piece.len as u64;
+            at -= entry.len as u64;
         }
     }
 }
@@ -106,18 +106,18 @@ impl Media for Overlay {
 
     #[inline]
     fn submit(&mut self, mut op: MediaOp, now: Nanos) -> Option<MediaDone> {
-        if op.twist == Twist::None {
+        if op.fault == DataFault::None {
             return self.inner.submit(op, now);
         }
-        // A bad operation is refused as it would be without the twist.
+        // A bad operation is refused as it would be without the fault.
         if let Err(error) = op.check(self.capacity_bytes()) {
             return Some(op.done(Err(error)));
         }
-        match (op.kind, op.twist) {
-            (MediaKind::Read, Twist::Corrupt { seed }) => {
+        match (op.kind, op.fault) {
+            (MediaKind::Read, DataFault::Corrupt { seed }) => {
                 self.corrupt.insert(op.token, seed);
             }
-            (MediaKind::Write { .. }, _) if !Self::twist(&mut op, self.capacity_bytes()) => {
+            (MediaKind::Write { .. }, _) if !Self::apply(&mut op, self.capacity_bytes()) => {
                 return Some(op.done(Ok(())));
             }
             _ => {}

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use nvme_driver::Nanos;
 
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia};
-use crate::{domain::Pieces, memory, random::SplitMix64};
+use crate::{domain::SgList, memory, random::SplitMix64};
 
 /// How long operations of one kind take: spread evenly from `min_ns` so that the mean comes out,
 /// but for a few that take `tail_ns`. Integers only, so that a seed gives the same on any machine.
@@ -194,7 +194,7 @@ impl SimMedia {
 
     /// A write that power loss met in flight: any of its blocks may have made it.
     fn tear(&mut self, op: &MediaOp) -> Result<(), MediaError> {
-        let bytes = gather(&op.pieces);
+        let bytes = gather(&op.sg_list);
         self.stamp += 1;
         for block in self.blocks(op.offset, op.len) {
             let unit = u64::from(self.options.lba_bytes);
@@ -210,17 +210,17 @@ impl SimMedia {
     }
 }
 
-/// The bytes of `pieces` in one place.
-fn gather(pieces: &Pieces) -> Vec<u8> {
-    let mut bytes = vec![0u8; usize::try_from(pieces.bytes()).unwrap_or(0)];
+/// The bytes of `sg_list` in one place.
+fn gather(sg_list: &SgList) -> Vec<u8> {
+    let mut bytes = vec![0u8; usize::try_from(sg_list.bytes()).unwrap_or(0)];
     let mut at = 0;
-    for piece in pieces.as_slice() {
-        if let Some(host) = piece.host {
-            let to = std::ptr::NonNull::from(&mut bytes[at..at + piece.len]).cast();
-            // SAFETY: `pieces` keeps its memory, which no reference points into; `to` is ours.
-            unsafe { memory::copy(host, to, piece.len) };
+    for entry in sg_list.as_slice() {
+        if let Some(host) = entry.host {
+            let to = std::ptr::NonNull::from(&mut bytes[at..at + entry.len]).cast();
+            // SAFETY: `sg_list` keeps its memory, which no reference points into; `to` is ours.
+            unsafe { memory::copy(host, to, entry.len) };
         }
-        at += piece.len;
+        at += entry.len;
     }
     bytes
 }

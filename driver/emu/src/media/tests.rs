@@ -8,7 +8,7 @@ use crate::domain::EmuDomain;
 
 const CAPACITY: u64 = 256 << 10;
 const UNIT: u64 = 512;
-/// Bytes of DMA memory: each transfer takes its pieces from anywhere in it.
+/// Bytes of DMA memory: each transfer takes its memory from anywhere in it.
 const ARENA: usize = 128 << 10;
 
 /// A medium with memory to transfer to and from.
@@ -31,9 +31,9 @@ impl Rig {
         self.arena.segments()[0].iova.offset(offset as u64)
     }
 
-    fn op(&mut self, kind: MediaKind, offset: u64, len: u64, pieces: Pieces) -> MediaOp {
+    fn op(&mut self, kind: MediaKind, offset: u64, len: u64, sg_list: SgList) -> MediaOp {
         self.token += 1;
-        MediaOp { token: self.token, kind, offset, len, pieces, twist: Twist::None }
+        MediaOp { token: self.token, kind, offset, len, sg_list, fault: DataFault::None }
     }
 
     fn wait(&mut self, first: Option<MediaDone>) -> MediaDone {
@@ -58,32 +58,32 @@ impl Rig {
     }
 
     fn simple(&mut self, kind: MediaKind, offset: u64, len: u64) -> Result<(), MediaError> {
-        let op = self.op(kind, offset, len, Pieces::new());
+        let op = self.op(kind, offset, len, SgList::new());
         self.run(op)
     }
 
-    /// Pieces in the arena: (offset, length), holes as `None`.
-    fn pieces(&self, parts: &[(Option<usize>, usize)]) -> Pieces {
-        let (mut pieces, access) = (Pieces::new(), self.domain.access());
+    /// Memory in the arena: (offset, length), holes as `None`.
+    fn sg_list(&self, parts: &[(Option<usize>, usize)]) -> SgList {
+        let (mut sg_list, access) = (SgList::new(), self.domain.access());
         for (offset, len) in parts {
             match offset {
-                Some(offset) => access.push(&mut pieces, self.iova(*offset), *len).unwrap(),
-                None => pieces.push_hole(*len),
+                Some(offset) => access.push(&mut sg_list, self.iova(*offset), *len).unwrap(),
+                None => sg_list.push_hole(*len),
             }
         }
-        pieces
+        sg_list
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> Result<(), MediaError> {
         self.domain.access().write(self.iova(0), bytes).unwrap();
-        let pieces = self.pieces(&[(Some(0), bytes.len())]);
-        let op = self.op(MediaKind::Write { fua }, offset, bytes.len() as u64, pieces);
+        let sg_list = self.sg_list(&[(Some(0), bytes.len())]);
+        let op = self.op(MediaKind::Write { fua }, offset, bytes.len() as u64, sg_list);
         self.run(op)
     }
 
     fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, MediaError> {
-        let pieces = self.pieces(&[(Some(0), len)]);
-        let op = self.op(MediaKind::Read, offset, len as u64, pieces);
+        let sg_list = self.sg_list(&[(Some(0), len)]);
+        let op = self.op(MediaKind::Read, offset, len as u64, sg_list);
         self.run(op)?;
         let mut bytes = vec![0; len];
         self.domain.access().read(self.iova(0), &mut bytes).unwrap();
@@ -178,9 +178,9 @@ fn write_both(
         at += len;
     }
     let listed: Vec<_> = parts.iter().map(|(place, len)| (Some(*place), *len)).collect();
-    let pieces = rig.pieces(&listed);
-    let len = pieces.bytes();
-    let op = rig.op(MediaKind::Write { fua }, offset, len, pieces);
+    let sg_list = rig.sg_list(&listed);
+    let len = sg_list.bytes();
+    let op = rig.op(MediaKind::Write { fua }, offset, len, sg_list);
     rig.run(op).unwrap();
 }
 
@@ -192,9 +192,9 @@ fn read_both(rig: &mut Rig, model: &[u8], block: u64, parts: &[(usize, usize)], 
         .enumerate()
         .map(|(index, (place, len))| ((!skipped(index)).then_some(*place), *len))
         .collect();
-    let pieces = rig.pieces(&listed);
-    let len = pieces.bytes();
-    let op = rig.op(MediaKind::Read, block * UNIT, len, pieces);
+    let sg_list = rig.sg_list(&listed);
+    let len = sg_list.bytes();
+    let op = rig.op(MediaKind::Read, block * UNIT, len, sg_list);
     rig.run(op).unwrap();
     let mut at = usize::try_from(block * UNIT).unwrap();
     for (index, (place, len)) in parts.iter().enumerate() {
@@ -287,8 +287,8 @@ fn power_loss_case(writes: &[(u64, u64, u8)], seed: u64) {
     }
     // One more write is in flight when the power fails; its memory outlives that.
     rig.domain.access().fill(rig.iova(0), 0xFF, 4 * 512).unwrap();
-    let pieces = rig.pieces(&[(Some(0), 4 * 512)]);
-    let op = rig.op(MediaKind::Write { fua: false }, 0, 4 * UNIT, pieces);
+    let sg_list = rig.sg_list(&[(Some(0), 4 * 512)]);
+    let op = rig.op(MediaKind::Write { fua: false }, 0, 4 * UNIT, sg_list);
     assert!(rig.media.submit(op, rig.now).is_none());
     allowed[..4].iter_mut().for_each(|past| past.push(0xFF));
     rig.media.power_loss();
@@ -326,9 +326,9 @@ fn a_flush_covers_what_had_finished_when_it_was_submitted() {
     let mut sim = SimMedia::new(bytes, base);
     let rig = Rig::new(MemoryMedia::new(1).unwrap());
     let mut submit = |kind, at, now| {
-        let pieces = rig.pieces(&[(Some(0), if kind == MediaKind::Flush { 0 } else { 512 })]);
-        let len = pieces.bytes();
-        let op = MediaOp { token: now, kind, offset: at, len, pieces, twist: Twist::None };
+        let sg_list = rig.sg_list(&[(Some(0), if kind == MediaKind::Flush { 0 } else { 512 })]);
+        let len = sg_list.bytes();
+        let op = MediaOp { token: now, kind, offset: at, len, sg_list, fault: DataFault::None };
         assert!(sim.submit(op, Nanos(now)).is_none());
         let mut done = Vec::new();
         sim.poll(Nanos(now + 100), &mut done);
@@ -349,8 +349,8 @@ fn sim_finishes_out_of_order_and_the_same_way_for_a_seed() {
         let options = SimOptions { seed, ..SimOptions::default() };
         let mut rig = Rig::new(SimMedia::new(MemoryMedia::new(CAPACITY).unwrap(), options));
         for block in 0..32 {
-            let pieces = rig.pieces(&[(Some(0), 512)]);
-            let op = rig.op(MediaKind::Read, block * 512, 512, pieces);
+            let sg_list = rig.sg_list(&[(Some(0), 512)]);
+            let op = rig.op(MediaKind::Read, block * 512, 512, sg_list);
             assert!(rig.media.submit(op, Nanos(0)).is_none());
         }
         let mut done = Vec::new();
@@ -410,10 +410,10 @@ fn bad_operations_move_nothing() {
         assert!(matches!(error, MediaError::OutOfRange { .. }), "{error}");
         let error = rig.simple(MediaKind::WriteZeroes, u64::MAX, 2).unwrap_err();
         assert!(matches!(error, MediaError::OutOfRange { .. }), "{error}");
-        let pieces = rig.pieces(&[(Some(0), 100)]);
-        let op = rig.op(MediaKind::Read, 0, 512, pieces);
+        let sg_list = rig.sg_list(&[(Some(0), 100)]);
+        let op = rig.op(MediaKind::Read, 0, 512, sg_list);
         let error = rig.run(op).unwrap_err();
-        assert_eq!(error, MediaError::Pieces { len: 512, pieces: 100 });
+        assert_eq!(error, MediaError::Length { len: 512, memory: 100 });
     }
 }
 
@@ -421,10 +421,10 @@ fn bad_operations_move_nothing() {
 fn twists_change_bytes_and_report_success() {
     let store = MemoryMedia::new(CAPACITY).unwrap();
     let mut rig = Rig::new(Overlay::new(Box::new(store.clone())));
-    let mut twisted = |kind, offset, twist| {
+    let mut twisted = |kind, offset, fault| {
         rig.domain.access().fill(rig.iova(0), 9, 8192).unwrap();
-        let pieces = rig.pieces(&[(Some(0), 1000), (Some(2000), 3096)]);
-        let op = MediaOp { twist, ..rig.op(kind, offset, 4096, pieces) };
+        let sg_list = rig.sg_list(&[(Some(0), 1000), (Some(2000), 3096)]);
+        let op = MediaOp { fault, ..rig.op(kind, offset, 4096, sg_list) };
         rig.run(op).unwrap();
         let mut bytes = vec![0; 8192];
         rig.domain.access().read(rig.iova(0), &mut bytes).unwrap();
@@ -436,14 +436,14 @@ fn twists_change_bytes_and_report_success() {
         store.peek(offset, &mut bytes).unwrap();
         bytes.iter().filter(|byte| **byte == 9).count()
     };
-    twisted(write, 0, Twist::Torn { keep_bytes: 1500 });
+    twisted(write, 0, DataFault::Torn { keep_bytes: 1500 });
     assert_eq!((nines(0, 1500), nines(1500, 4096)), (1500, 0));
-    twisted(write, 0, Twist::Torn { keep_bytes: 0 });
-    twisted(write, 8192, Twist::Misdirected { delta_bytes: 4096 });
+    twisted(write, 0, DataFault::Torn { keep_bytes: 0 });
+    twisted(write, 8192, DataFault::Misdirected { delta_bytes: 4096 });
     assert_eq!((nines(8192, 4096), nines(12_288, 4096)), (0, 4096));
-    twisted(write, 0, Twist::Misdirected { delta_bytes: -1 });
+    twisted(write, 0, DataFault::Misdirected { delta_bytes: -1 });
     assert_eq!(nines(CAPACITY - 4096, 4096), 4096, "around the end");
-    let bytes = twisted(MediaKind::Read, 12_288, Twist::Corrupt { seed: 1 });
+    let bytes = twisted(MediaKind::Read, 12_288, DataFault::Corrupt { seed: 1 });
     let read: Vec<u8> = [&bytes[..1000], &bytes[2000..5096]].concat();
     let flipped: u32 = read.iter().map(|byte| (byte ^ 9).count_ones()).sum();
     assert!((1..=8).contains(&flipped), "{flipped} bits");
@@ -457,8 +457,8 @@ fn files_take_more_than_the_kernel_does_and_end_on_drop() {
     let mut done = Vec::new();
     for block in 0..100u64 {
         rig.domain.access().fill(rig.iova(512 * block as usize), block as u8, 512).unwrap();
-        let pieces = rig.pieces(&[(Some(512 * block as usize), 512)]);
-        let op = rig.op(MediaKind::Write { fua: block % 7 == 0 }, block * 512, 512, pieces);
+        let sg_list = rig.sg_list(&[(Some(512 * block as usize), 512)]);
+        let op = rig.op(MediaKind::Write { fua: block % 7 == 0 }, block * 512, 512, sg_list);
         done.extend(rig.media.submit(op, Nanos(0)));
     }
     assert!(rig.media.in_flight() > 8, "more than the depth");
@@ -468,8 +468,8 @@ fn files_take_more_than_the_kernel_does_and_end_on_drop() {
     let mut tokens: Vec<_> = done.iter().map(|done| done.token).collect();
     tokens.sort_unstable();
     assert_eq!(tokens, (1..=100).collect::<Vec<_>>());
-    let pieces = rig.pieces(&[(Some(0), 512)]);
-    let op = rig.op(MediaKind::Read, 0, 512, pieces);
+    let sg_list = rig.sg_list(&[(Some(0), 512)]);
+    let op = rig.op(MediaKind::Read, 0, 512, sg_list);
     assert!(rig.media.submit(op, Nanos(0)).is_none());
     let busy = FileMedia::open(&dir.path().join("medium"), 0, FileOptions::default());
     assert!(busy.unwrap_err().to_string().contains("another controller"));
@@ -487,8 +487,8 @@ fn cancel_ends_everything_in_flight() {
     let sim = SimMedia::new(MemoryMedia::new(CAPACITY).unwrap(), SimOptions::default());
     for mut rig in [Rig::new(file), Rig::new(sim)] {
         for block in 0..20 {
-            let pieces = rig.pieces(&[(Some(512 * block), 512)]);
-            let op = rig.op(MediaKind::Read, 0, 512, pieces);
+            let sg_list = rig.sg_list(&[(Some(512 * block), 512)]);
+            let op = rig.op(MediaKind::Read, 0, 512, sg_list);
             assert!(rig.media.submit(op, Nanos(0)).is_none());
         }
         let mut done = Vec::new();

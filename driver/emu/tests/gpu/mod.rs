@@ -12,7 +12,7 @@ use std::{
 };
 
 use nvme_driver::{
-    CopyEngine, CopyError, CopyFence, CopyWay, DeviceCopy, DevicePtr, ExternalMemory,
+    CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy, DevicePtr, ExternalMemory,
 };
 
 const PAGE: usize = 4096;
@@ -33,7 +33,7 @@ struct State {
     /// Submitted and not carried out.
     queue: VecDeque<(u64, DeviceCopy)>,
     batches: Vec<usize>,
-    /// Copies that each look at a fence carries out.
+    /// Copies that each poll of a fence carries out.
     per_look: usize,
     refusal: Option<String>,
     lost: Option<String>,
@@ -124,7 +124,7 @@ impl Gpu {
         self.run(usize::MAX);
     }
 
-    /// Each look at a fence carries out this many copies from now on.
+    /// each poll of a fence carries out this many copies from now on.
     pub fn per_look(&self, count: usize) {
         self.state().per_look = count;
     }
@@ -168,16 +168,20 @@ impl State {
     }
 
     fn carry_out(&mut self, copy: DeviceCopy) {
-        let DeviceCopy { host, device, len, way } = copy;
+        let DeviceCopy { host, device, len, direction } = copy;
         let address = host.as_ptr().addr();
         let (base, size) = self.host.range(..=address).next_back().expect("no such host memory");
         assert!(address + len <= base + size, "past the end of host memory, or it is freed");
         let bytes = self.bytes(device, len);
         // SAFETY: inside host memory that the assertion found, which nobody references.
         unsafe {
-            match way {
-                CopyWay::ToDevice => host.copy_to_nonoverlapping(NonNull::from(bytes).cast(), len),
-                CopyWay::ToHost => host.copy_from_nonoverlapping(NonNull::from(bytes).cast(), len),
+            match direction {
+                CopyDirection::HostToDevice => {
+                    host.copy_to_nonoverlapping(NonNull::from(bytes).cast(), len)
+                }
+                CopyDirection::DeviceToHost => {
+                    host.copy_from_nonoverlapping(NonNull::from(bytes).cast(), len)
+                }
             }
         }
     }

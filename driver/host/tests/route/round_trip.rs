@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 
 use nvme_driver::{
-    CopyEngine, CopyError, CopyFence, CopyWay, DescriptorMode, DeviceCopy, DevicePtr, State,
+    CopyDirection, CopyEngine, CopyError, CopyFence, DescriptorMode, DeviceCopy, DevicePtr, State,
 };
 
 use super::*;
@@ -42,7 +42,7 @@ unsafe impl DmaMemory for Remote {
 enum Ill {
     Not,
     /// Says that copies are done, and does none of this way.
-    Skips(CopyWay),
+    Skips(CopyDirection),
     /// Never gets anything done.
     Stuck,
     Lost,
@@ -90,14 +90,14 @@ impl CopyEngine for Engine {
             return Ok(false);
         }
         for copy in batches[..fence.0 as usize].iter_mut().flat_map(std::mem::take) {
-            if self.ill == Ill::Skips(copy.way) {
+            if self.ill == Ill::Skips(copy.direction) {
                 continue;
             }
             let device = std::ptr::with_exposed_provenance_mut::<u8>(copy.device.0 as usize);
             let host = copy.host.as_ptr();
-            let (from, to) = match copy.way {
-                CopyWay::ToDevice => (host, device),
-                CopyWay::ToHost => (device, host),
+            let (from, to) = match copy.direction {
+                CopyDirection::HostToDevice => (host, device),
+                CopyDirection::DeviceToHost => (device, host),
             };
             // SAFETY: both are as long as the copy, by `submit`'s contract.
             unsafe { std::ptr::copy_nonoverlapping(from, to, copy.len) };
@@ -191,8 +191,8 @@ fn what_an_earlier_proof_left_proves_nothing() {
 fn an_engine_that_does_not_copy_is_found_out_in_time() {
     let mut rig = Rig::new();
     let all = [
-        (Ill::Skips(CopyWay::ToDevice), "came back changed"),
-        (Ill::Skips(CopyWay::ToHost), "came back changed"),
+        (Ill::Skips(CopyDirection::HostToDevice), "came back changed"),
+        (Ill::Skips(CopyDirection::DeviceToHost), "came back changed"),
         (Ill::Stuck, "leaked"),
         (Ill::Lost, "fell off"),
     ];

@@ -4,7 +4,7 @@
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{
-    Clock, CopyEngine, CopyError, CopyWay, DeviceCopy, DevicePtr, MonotonicClock, Nanos,
+    Clock, CopyDirection, CopyEngine, CopyError, DeviceCopy, DevicePtr, MonotonicClock, Nanos,
 };
 
 use crate::{config::StoreGpu, registration::KvPool};
@@ -43,7 +43,7 @@ impl<'a> DeviceOnlyMemory<'a> {
 
     /// What the GPU has at `at`.
     pub(super) fn read(&self, at: Option<DevicePtr>, bytes: &mut [u8]) -> Result<(), String> {
-        self.copy(at, bytes.len(), CopyWay::ToHost)?;
+        self.copy(at, bytes.len(), CopyDirection::DeviceToHost)?;
         // SAFETY: `copy` checked the length, and nothing is copied any more; `owner` keeps it.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.host.as_ptr(), bytes.len()) };
         Ok(())
@@ -54,13 +54,18 @@ impl<'a> DeviceOnlyMemory<'a> {
         assert!(bytes.len() <= self.len, "{} bytes for {}", bytes.len(), self.len);
         // SAFETY: checked above; nothing is copied now; `owner` keeps it.
         unsafe { self.host.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        self.copy(at, bytes.len(), CopyWay::ToDevice)
+        self.copy(at, bytes.len(), CopyDirection::HostToDevice)
     }
 
-    fn copy(&self, at: Option<DevicePtr>, len: usize, way: CopyWay) -> Result<(), String> {
+    fn copy(
+        &self,
+        at: Option<DevicePtr>,
+        len: usize,
+        direction: CopyDirection,
+    ) -> Result<(), String> {
         assert!(len <= self.len, "{len} bytes for {}", self.len);
         let device = at.ok_or("the memory has no address on the GPU")?;
-        let copy = DeviceCopy { host: self.host, device, len, way };
+        let copy = DeviceCopy { host: self.host, device, len, direction };
         // SAFETY: `owner` and `pool` keep both sides, and nobody uses them before the copy is done;
         // if it does not end, both are leaked below.
         let fence = unsafe { self.copies.submit(&[copy]) }.map_err(message)?;

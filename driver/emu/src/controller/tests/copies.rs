@@ -1,7 +1,7 @@
 //! Data in memory that only a GPU addresses: that it gets there and back, and when.
 #![allow(unsafe_code, reason = "offers memory that is not there")]
 
-mod trouble;
+mod faults;
 
 use nvme_driver::{DevicePtr, DmaError};
 use nvme_spec::sgl::{SglDescriptor, SglKind};

@@ -7,8 +7,8 @@ use nvme_spec::sgl::SglDescriptor;
 
 use super::*;
 use crate::{
-    domain::Pieces,
-    media::{Media, MediaKind, MediaOp, Twist},
+    domain::SgList,
+    media::{DataFault, Media, MediaKind, MediaOp},
 };
 
 #[test]
@@ -85,20 +85,20 @@ fn batches(host: &mut Host, count: u32, command: impl Fn(u32) -> Sqe) -> f64 {
 /// Nanoseconds for each of the same copies, without a controller.
 fn copies(host: &Host, media: &mut MemoryMedia, base: u64, size: u64, medium: u64) -> f64 {
     let access = host.domain.access();
-    let mut pieces = Pieces::new();
+    let mut sg_list = SgList::new();
     let start = Instant::now();
     for place in (0..medium).step_by(size as usize) {
-        pieces.clear();
-        access.push(&mut pieces, Iova(base + medium - place - size), size as usize).unwrap();
+        sg_list.clear();
+        access.push(&mut sg_list, Iova(base + medium - place - size), size as usize).unwrap();
         let op = MediaOp {
             token: 0,
             kind: MediaKind::Read,
             offset: place,
             len: size,
-            pieces,
-            twist: Twist::None,
+            sg_list,
+            fault: DataFault::None,
         };
-        pieces = media.submit(op, Nanos(0)).unwrap().pieces;
+        sg_list = media.submit(op, Nanos(0)).unwrap().sg_list;
     }
     start.elapsed().as_nanos() as f64 / (medium / size) as f64
 }

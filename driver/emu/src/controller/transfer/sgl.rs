@@ -2,13 +2,14 @@
 
 use nvme_driver::Iova;
 use nvme_spec::{
+    nvm::Direction,
     sgl::{SglDescriptor, SglKind},
     sqe::DataPointer,
     status::Status,
 };
 use zerocopy::IntoBytes;
 
-use super::{Direction, Rules, Sink, refused};
+use super::{Rules, Sink, refused};
 use crate::{config::SglSupport, domain::DmaAccess};
 
 /// Bytes of a descriptor.
@@ -119,14 +120,14 @@ impl<S: Sink> Walk<'_, S> {
             // "SGL Bit Bucket descriptor": SGLS bit 16 announces it. It discards what is read; in
             // a source it counts as empty.
             SglKind::BIT_BUCKET if self.rules.bit_bucket => match self.direction {
-                Direction::ToHost => {
+                Direction::Read => {
                     self.take(descriptor.length)?;
                     if descriptor.length > 0 {
                         self.sink.hole(descriptor.length as usize);
                     }
                     Ok(())
                 }
-                Direction::FromHost => Ok(()),
+                Direction::Write => Ok(()),
             },
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
         }

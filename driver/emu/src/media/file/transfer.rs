@@ -6,8 +6,10 @@
 
 use std::io;
 
+use nvme_spec::nvm::Direction;
+
 use crate::{
-    domain::{HostPiece, Pieces},
+    domain::{SgEntry, SgList},
     media::{MediaKind, MediaOp},
     memory::{self, HostMap},
 };
@@ -22,9 +24,9 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    fn allow(self, piece: HostPiece) -> bool {
-        let address = piece.host.map_or(0, |host| host.as_ptr().addr());
-        address.is_multiple_of(self.memory_align) && piece.len.is_multiple_of(self.offset_align)
+    fn allow(self, entry: SgEntry) -> bool {
+        let address = entry.host.map_or(0, |host| host.as_ptr().addr());
+        address.is_multiple_of(self.memory_align) && entry.len.is_multiple_of(self.offset_align)
     }
 }
 
@@ -46,7 +48,7 @@ pub(super) struct Transfer {
 }
 
 // SAFETY: the addresses in `parts` are for the kernel; what they point to is kept by the
-// operation's pieces, by `bounce` and by the medium's drain.
+// operation's sg_list, by `bounce` and by the medium's drain.
 unsafe impl Send for Transfer {}
 
 impl Transfer {
@@ -62,11 +64,11 @@ impl Transfer {
         let reads = op.kind == MediaKind::Read;
         self.rest();
         let straight = !bounce
-            && op.pieces.as_slice().iter().all(|piece| {
+            && op.sg_list.as_slice().iter().all(|entry| {
                 // A write has to store zeroes for a hole, and the drain holds anything.
-                limits.allow(*piece) && (reads || piece.host.is_some())
+                limits.allow(*entry) && (reads || entry.host.is_some())
             });
-        if straight && self.list(&op.pieces, drain) {
+        if straight && self.list(&op.sg_list, drain) {
             return Ok(());
         }
         self.rest();
@@ -77,7 +79,7 @@ impl Transfer {
         }
         self.bounced = true;
         if !reads {
-            self.copy(&op.pieces, Direction::ToBounce);
+            self.copy(&op.sg_list, Direction::Write);
         }
         if let Some(bounce) = &self.bounce {
             self.parts.push(libc::iovec { iov_base: bounce.ptr().as_ptr().cast(), iov_len: len });
@@ -85,9 +87,9 @@ impl Transfer {
         Ok(())
     }
 
-    /// Lists `pieces` as they are; `false` when there are too many.
-    fn list(&mut self, pieces: &Pieces, drain: &HostMap) -> bool {
-        for HostPiece { host, mut len } in pieces.as_slice().iter().copied() {
+    /// Lists `sg_list` as they are; `false` when there are too many.
+    fn list(&mut self, sg_list: &SgList, drain: &HostMap) -> bool {
+        for SgEntry { host, mut len } in sg_list.as_slice().iter().copied() {
             while len > 0 {
                 if self.parts.len() == PARTS_MAX {
                     return false;
@@ -127,9 +129,9 @@ impl Transfer {
     }
 
     /// Copies what was read from the bounce buffer, if it went there.
-    pub(super) fn deliver(&mut self, pieces: &Pieces) {
+    pub(super) fn deliver(&mut self, sg_list: &SgList) {
         if self.bounced {
-            self.copy(pieces, Direction::FromBounce);
+            self.copy(sg_list, Direction::Read);
         }
     }
 
@@ -144,29 +146,23 @@ impl Transfer {
         (self.first, self.moved, self.bounced) = (0, 0, false);
     }
 
-    fn copy(&self, pieces: &Pieces, direction: Direction) {
+    fn copy(&self, sg_list: &SgList, direction: Direction) {
         let Some(bounce) = &self.bounce else { return };
         let mut at = 0;
-        for HostPiece { host, len } in pieces.as_slice() {
+        for SgEntry { host, len } in sg_list.as_slice() {
             let place = bounce.at(at, *len);
             match (direction, host) {
-                // SAFETY: `at` checked the buffer, `pieces` keeps its memory; they are apart.
-                (Direction::ToBounce, Some(host)) => unsafe { memory::copy(*host, place, *len) },
+                // SAFETY: `at` checked the buffer, `sg_list` keeps its memory; they are apart.
+                (Direction::Write, Some(host)) => unsafe { memory::copy(*host, place, *len) },
                 // SAFETY: as above.
-                (Direction::FromBounce, Some(host)) => unsafe { memory::copy(place, *host, *len) },
+                (Direction::Read, Some(host)) => unsafe { memory::copy(place, *host, *len) },
                 // SAFETY: as above.
-                (Direction::ToBounce, None) => unsafe { place.write_bytes(0, *len) },
-                (Direction::FromBounce, None) => {}
+                (Direction::Write, None) => unsafe { place.write_bytes(0, *len) },
+                (Direction::Read, None) => {}
             }
             at += len;
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Direction {
-    ToBounce,
-    FromBounce,
 }
 
 #[cfg(test)]
@@ -177,7 +173,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{domain::EmuDomain, media::Twist};
+    use crate::{domain::EmuDomain, media::DataFault};
 
     const LIMITS: Limits = Limits { memory_align: 4, offset_align: 512 };
 
@@ -190,13 +186,13 @@ mod tests {
     /// An operation on parts of `memory`, given as (offset, length).
     fn op(kind: MediaKind, parts: &[(u64, usize)]) -> MediaOp {
         let (domain, memory) = memory();
-        let mut pieces = Pieces::new();
+        let mut sg_list = SgList::new();
         for (offset, len) in parts {
             let iova = memory.segments()[0].iova.offset(*offset);
-            domain.access().push(&mut pieces, iova, *len).unwrap();
+            domain.access().push(&mut sg_list, iova, *len).unwrap();
         }
-        let len = pieces.bytes();
-        MediaOp { token: 0, kind, offset: 0, len, pieces, twist: Twist::None }
+        let len = sg_list.bytes();
+        MediaOp { token: 0, kind, offset: 0, len, sg_list, fault: DataFault::None }
     }
 
     fn straight(op: &MediaOp, bounce: bool) -> (bool, usize) {
@@ -219,8 +215,8 @@ mod tests {
         assert_eq!(straight(&op(read, &many), false), (false, 1), "too many parts");
         let holes = |kind| {
             let mut op = op(kind, &[(0, 512)]);
-            op.pieces.push_hole(8192);
-            op.len = op.pieces.bytes();
+            op.sg_list.push_hole(8192);
+            op.len = op.sg_list.bytes();
             op
         };
         assert_eq!(straight(&holes(read), false), (true, 3), "two drains of 4096 bytes");

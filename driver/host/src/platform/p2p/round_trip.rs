@@ -11,7 +11,7 @@ use super::{Outcome, RouteCheck, RouteReport, differences};
 use crate::{
     clock::{Clock, MonotonicClock, Nanos},
     controller::Controller,
-    copy::{CopyEngine, CopyError, CopyWay, DeviceCopy},
+    copy::{CopyDirection, CopyEngine, CopyError, DeviceCopy},
     dma::{DevicePtr, DmaError, DmaSlice, ExternalMemory},
     error::{Error, TimeoutOutcome},
     platform::{mmio, window::Window},
@@ -229,7 +229,7 @@ impl<'a> Access<'a> {
                 // SAFETY: the staging memory has as many bytes as `memory`, which is `bytes` long,
                 // and no copy uses it: each was waited for.
                 unsafe { mmio::copy_to(host, bytes) };
-                copies.run(memory, CopyWay::ToDevice)
+                copies.run(memory, CopyDirection::HostToDevice)
             }
         }
     }
@@ -242,7 +242,7 @@ impl<'a> Access<'a> {
                 // What an earlier copy left here must not pass for this one's.
                 // SAFETY: as in `put`.
                 unsafe { mmio::zero(host, bytes.len()) };
-                copies.run(memory, CopyWay::ToHost)?;
+                copies.run(memory, CopyDirection::DeviceToHost)?;
                 // SAFETY: as in `put`.
                 unsafe { mmio::copy_from(host, bytes) };
                 Ok(())
@@ -257,9 +257,10 @@ impl Copies<'_> {
     }
 
     /// One copy of all of the memory, and the wait for it.
-    fn run(&self, memory: &DmaSlice, way: CopyWay) -> Result<(), String> {
+    fn run(&self, memory: &DmaSlice, direction: CopyDirection) -> Result<(), String> {
         let words = |error: CopyError| error.to_string();
-        let copy = DeviceCopy { host: self.host()?, device: self.device, len: memory.len(), way };
+        let copy =
+            DeviceCopy { host: self.host()?, device: self.device, len: memory.len(), direction };
         // SAFETY: `self` and the caller keep both, used by nothing else, until the copy is done;
         // where it does not end, both are leaked below.
         let fence = unsafe { self.engine.submit(&[copy]) }.map_err(words)?;

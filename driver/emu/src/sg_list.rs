@@ -3,7 +3,7 @@
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{CopyWay, DeviceCopy, DevicePtr};
+use nvme_driver::{CopyDirection, DeviceCopy, DevicePtr};
 
 use crate::{bounce::Bounce, memory::HostMap};
 
@@ -33,54 +33,54 @@ unsafe impl Send for Backing {}
 // SAFETY: as above.
 unsafe impl Sync for Backing {}
 
-/// A part of a transfer: memory of this process, or bytes that go nowhere (a bit bucket).
+/// An entry of a transfer: memory of this process, or bytes that go nowhere (a bit bucket).
 ///
 /// It is an address and no right: whoever dereferences it holds the [`crate::DmaAccess`] or the
-/// [`Pieces`] that it came from.
+/// [`SgList`] that it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostPiece {
+pub struct SgEntry {
     /// First byte; `None` discards what is read, or is a GPU's memory before the controller has
-    /// found memory in between for it ([`Pieces::is_adrift`]).
+    /// found memory in between for it ([`SgList::lacks_bounce`]).
     pub host: Option<NonNull<u8>>,
     /// Length in bytes.
     pub len: usize,
 }
 
-// SAFETY: an address; the memory is kept by the `Pieces` around it.
-unsafe impl Send for HostPiece {}
+// SAFETY: an address; the memory is kept by the `SgList` around it.
+unsafe impl Send for SgEntry {}
 // SAFETY: as above.
-unsafe impl Sync for HostPiece {}
+unsafe impl Sync for SgEntry {}
 
 /// The scattered memory of one transfer, in order, kept allocated for as long as this lives.
 ///
-/// Made to be reused: [`Pieces::clear`] keeps the capacity.
+/// Made to be reused: [`SgList::clear`] keeps the capacity.
 #[derive(Default)]
-pub struct Pieces {
-    list: Vec<HostPiece>,
+pub struct SgList {
+    list: Vec<SgEntry>,
     pins: Vec<Arc<Backing>>,
     bytes: u64,
     /// What is on a GPU. None in most transfers, and empty in those that reuse one that had some.
-    remote: Option<Box<Remote>>,
+    on_device: Option<Box<OnDevice>>,
 }
 
 /// The parts of a transfer that only a GPU addresses.
 #[derive(Default)]
-struct Remote {
-    parts: Vec<RemotePart>,
+struct OnDevice {
+    parts: Vec<DeviceRange>,
     bytes: usize,
     /// Their place in this process, one after the other.
     bounce: Option<Bounce>,
 }
 
-struct RemotePart {
-    /// Which piece they are in; neighbours share one.
-    piece: usize,
+struct DeviceRange {
+    /// Which entry they are in; neighbours share one.
+    entry: usize,
     device: DevicePtr,
     len: usize,
 }
 
-impl Pieces {
-    /// No pieces.
+impl SgList {
+    /// An empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -91,38 +91,38 @@ impl Pieces {
     pub(crate) fn append(&mut self, host: NonNull<u8>, len: usize, backing: &Arc<Backing>) {
         self.bytes += len as u64;
         if !self.pin(backing)
-            && let Some(HostPiece { host: Some(last), len: before }) = self.list.last_mut()
+            && let Some(SgEntry { host: Some(last), len: before }) = self.list.last_mut()
             && last.as_ptr().wrapping_add(*before) == host.as_ptr()
         {
             *before += len;
             return;
         }
-        self.list.push(HostPiece { host: Some(host), len });
+        self.list.push(SgEntry { host: Some(host), len });
     }
 
     /// Appends `len` bytes of a GPU at `device`, which `backing` keeps.
     #[cold]
-    pub(crate) fn append_remote(&mut self, device: DevicePtr, len: usize, backing: &Arc<Backing>) {
+    pub(crate) fn append_device(&mut self, device: DevicePtr, len: usize, backing: &Arc<Backing>) {
         let fresh = self.pin(backing);
-        let joins = self.ends_remote();
+        let joins = self.ends_on_device();
         self.bytes += len as u64;
         match self.list.last_mut() {
             Some(last) if joins => last.len += len,
-            _ => self.list.push(HostPiece { host: None, len }),
+            _ => self.list.push(SgEntry { host: None, len }),
         }
-        let piece = self.list.len() - 1;
-        let remote = self.remote.get_or_insert_default();
-        remote.bytes += len;
-        match remote.parts.last_mut() {
+        let entry = self.list.len() - 1;
+        let on_device = self.on_device.get_or_insert_default();
+        on_device.bytes += len;
+        match on_device.parts.last_mut() {
             // Not across allocations, even where their addresses follow each other.
             Some(last) if joins && !fresh && last.device.0 + last.len as u64 == device.0 => {
                 last.len += len;
             }
-            _ => remote.parts.push(RemotePart { piece, device, len }),
+            _ => on_device.parts.push(DeviceRange { entry, device, len }),
         }
     }
 
-    /// Keeps `backing`; `false` when the last piece does already.
+    /// Keeps `backing`; `false` when the last entry does already.
     #[inline]
     fn pin(&mut self, backing: &Arc<Backing>) -> bool {
         let fresh = self.pins.last().is_none_or(|pin| !Arc::ptr_eq(pin, backing));
@@ -132,53 +132,54 @@ impl Pieces {
         fresh
     }
 
-    /// Whether the last piece is a GPU's.
-    fn ends_remote(&self) -> bool {
-        let last = self.remote.as_ref().and_then(|remote| remote.parts.last());
-        last.is_some_and(|part| part.piece + 1 == self.list.len())
+    /// Whether the last entry is a GPU's.
+    fn ends_on_device(&self) -> bool {
+        let last = self.on_device.as_ref().and_then(|on_device| on_device.parts.last());
+        last.is_some_and(|part| part.entry + 1 == self.list.len())
     }
 
     /// Whether bytes of it are still to be copied to or from a GPU.
     #[must_use]
     #[inline]
-    pub fn is_remote(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| !remote.parts.is_empty())
+    pub fn is_on_device(&self) -> bool {
+        self.on_device.as_ref().is_some_and(|on_device| !on_device.parts.is_empty())
     }
 
     /// Whether bytes of it have no address in this process, so that no medium can move them.
     #[must_use]
     #[inline]
-    pub fn is_adrift(&self) -> bool {
-        self.is_remote() && self.remote.as_ref().is_some_and(|remote| remote.bounce.is_none())
+    pub fn lacks_bounce(&self) -> bool {
+        self.is_on_device()
+            && self.on_device.as_ref().is_some_and(|on_device| on_device.bounce.is_none())
     }
 
     /// Bytes that only a GPU addresses.
-    pub(crate) fn remote_bytes(&self) -> usize {
-        self.remote.as_ref().map_or(0, |remote| remote.bytes)
+    pub(crate) fn device_bytes(&self) -> usize {
+        self.on_device.as_ref().map_or(0, |on_device| on_device.bytes)
     }
 
     /// Lets the GPU's parts stand in `bounce` for the media, which is long enough for all of them.
     pub(crate) fn bounce_through(&mut self, bounce: Bounce) {
-        let Some(remote) = &mut self.remote else { return };
-        assert!(remote.bytes <= bounce.len(), "too little memory between medium and GPU");
+        let Some(on_device) = &mut self.on_device else { return };
+        assert!(on_device.bytes <= bounce.len(), "too little memory between medium and GPU");
         let mut at = bounce.host();
-        for part in &remote.parts {
-            if let Some(piece) = self.list.get_mut(part.piece) {
-                piece.host.get_or_insert(at);
+        for part in &on_device.parts {
+            if let Some(entry) = self.list.get_mut(part.entry) {
+                entry.host.get_or_insert(at);
             }
             // SAFETY: the parts add up to at most the memory's length, as asserted.
             at = unsafe { at.add(part.len) };
         }
-        remote.bounce = Some(bounce);
+        on_device.bounce = Some(bounce);
     }
 
     /// Appends the copies between the GPU's parts and where they stand.
-    pub(crate) fn copies(&self, way: CopyWay, to: &mut Vec<DeviceCopy>) {
-        let Some(remote) = &self.remote else { return };
-        let Some(bounce) = &remote.bounce else { return };
+    pub(crate) fn copies(&self, direction: CopyDirection, to: &mut Vec<DeviceCopy>) {
+        let Some(on_device) = &self.on_device else { return };
+        let Some(bounce) = &on_device.bounce else { return };
         let mut host = bounce.host();
-        for &RemotePart { device, len, .. } in &remote.parts {
-            to.push(DeviceCopy { host, device, len, way });
+        for &DeviceRange { device, len, .. } in &on_device.parts {
+            to.push(DeviceCopy { host, device, len, direction });
             // SAFETY: `bounce_through` checked that all of them fit.
             host = unsafe { host.add(len) };
         }
@@ -186,22 +187,22 @@ impl Pieces {
 
     /// The copies are done: what is left is a transfer like any other.
     pub(crate) fn landed(&mut self) {
-        if let Some(remote) = &mut self.remote {
-            remote.parts.clear();
-            remote.bytes = 0;
+        if let Some(on_device) = &mut self.on_device {
+            on_device.parts.clear();
+            on_device.bytes = 0;
         }
     }
 
     /// Appends `len` bytes that go nowhere.
     pub fn push_hole(&mut self, len: usize) {
         self.bytes += len as u64;
-        let joins = !self.ends_remote();
-        if let Some(HostPiece { host: None, len: before }) = self.list.last_mut()
+        let joins = !self.ends_on_device();
+        if let Some(SgEntry { host: None, len: before }) = self.list.last_mut()
             && joins
         {
             *before += len;
         } else {
-            self.list.push(HostPiece { host: None, len });
+            self.list.push(SgEntry { host: None, len });
         }
     }
 
@@ -222,7 +223,7 @@ impl Pieces {
 
     /// The parts, in order.
     #[must_use]
-    pub fn as_slice(&self) -> &[HostPiece] {
+    pub fn as_slice(&self) -> &[SgEntry] {
         &self.list
     }
 
@@ -237,16 +238,16 @@ impl Pieces {
         self.list.clear();
         self.pins.clear();
         self.bytes = 0;
-        if let Some(remote) = &mut self.remote {
-            remote.parts.clear();
-            remote.bytes = 0;
-            remote.bounce = None;
+        if let Some(on_device) = &mut self.on_device {
+            on_device.parts.clear();
+            on_device.bytes = 0;
+            on_device.bounce = None;
         }
     }
 }
 
-impl fmt::Debug for Pieces {
+impl fmt::Debug for SgList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pieces({} bytes in {} parts)", self.bytes, self.list.len())
+        write!(f, "SgList({} bytes in {} parts)", self.bytes, self.list.len())
     }
 }

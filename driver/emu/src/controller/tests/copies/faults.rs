@@ -291,7 +291,7 @@ fn a_reset_forgets_what_waits_for_memory_in_between() {
 }
 
 #[test]
-fn data_faults_befall_data_of_a_gpu_too() {
+fn data_faults_apply_to_data_of_a_gpu_too() {
     let faulty = |opcode, then| Rig::with(|config| config.faults(plan(opcode, then)));
     // What is torn or misdirected is so on the medium.
     let write = |rig: &mut Rig| {
