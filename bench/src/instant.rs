@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use nvme_driver::{
-    Bus, DescriptorMode, DmaSlice, DmaSpace, DoorbellPage, Gone, Interrupt, InterruptError,
-    QueueGrant,
+    Bus, DescriptorMode, DmaSlice, DmaSpace, DoorbellPage, Gone, GrantEpoch, Interrupt,
+    InterruptError, QueueGrant,
 };
 use nvme_emu::EmuDomain;
 use nvme_spec::ids::{Nsid, QueueId};
@@ -59,6 +59,7 @@ impl Instant {
             Ok(self.doorbells.slice((usize::from(QID.0) * 2 + is_cq) * 4, 4)?.place())
         };
         Ok(QueueGrant {
+            epoch: GrantEpoch::new(),
             qid: QID,
             sq: self.sq.place(),
             cq: self.cq.place(),
@@ -70,6 +71,7 @@ impl Instant {
             nsid: Nsid(1),
             lba_shift: 12,
             lbas: 1 << 40,
+            boundary_lbas: 0,
             transfer_bytes_max: 512 << 10,
             descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
         })
@@ -132,6 +134,14 @@ impl Bus for DoorbellBus {
 
     fn dma(&self) -> &Arc<dyn DmaSpace> {
         &self.space
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    fn requested(&self) -> bool {
+        false
     }
 
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {

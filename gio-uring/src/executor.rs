@@ -2,7 +2,7 @@
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{Nanos, Place, Quiesced};
+use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 
 /// Memory that both the caller and the I/O kernel can reach: rings, IOCBs, maps, warp state.
 /// Zeroed, aligned to 4096 bytes. The owner inside frees it.
@@ -154,12 +154,13 @@ pub trait IoExecutor: Send + fmt::Debug {
     fn address(&self, place: &Place) -> Option<u64>;
 
     /// Begins to run the kernel. `args` is a filled `gio_args`; everything it points to lives in
-    /// memory of [`IoExecutor::alloc`] or behind the grants, and stays valid until `stop`
+    /// memory of [`IoExecutor::alloc`] or behind `grants`, and stays valid until `stop`
     /// succeeded.
     ///
     /// # Errors
     /// [`ExecutorError`] when threads or kernels cannot be started; nothing runs then.
-    fn start(&mut self, args: crate::abi::Args) -> Result<(), ExecutorError>;
+    fn start(&mut self, args: crate::abi::Args, grants: &[GrantEpoch])
+    -> Result<(), ExecutorError>;
 
     /// Entries of the submission ring before position `tail` are published. `sms` is how many SMs
     /// the caller wants to spend on them; executors without SMs ignore it.
@@ -175,7 +176,8 @@ pub trait IoExecutor: Send + fmt::Debug {
     /// [`ExecutorError::Failed`] when the kernel can no longer run.
     fn poll(&mut self) -> Result<Progress, ExecutorError>;
 
-    /// Ends the kernel. The stop word was set before. On success nothing of it runs any more.
+    /// Ends the kernel. The stop word was set before. On success nothing of it runs any more: the
+    /// proof covers the grants that the last `start` was given.
     ///
     /// # Errors
     /// [`ExecutorError::StopTimeout`] when it did not end before `deadline` (time as

@@ -1,6 +1,6 @@
 //! Granted queues: checked, and laid out as the kernel's warps.
 
-use nvme_driver::{DescriptorMode, Place, QueueGrant};
+use nvme_driver::{DescriptorMode, GrantEpoch, Place, QueueGrant};
 
 use crate::{
     abi::{self, Slot, Warp},
@@ -29,6 +29,8 @@ pub(crate) struct Queues {
     region: Region,
     /// Device and queue of each warp.
     ids: Vec<(u32, u16)>,
+    /// Which grants they are of.
+    pub grants: Vec<GrantEpoch>,
     pub devices: Vec<Device>,
 }
 
@@ -73,7 +75,8 @@ impl Queues {
         }
         region.push()?;
         let ids = grants.iter().map(|(device, grant)| (*device, grant.qid.0)).collect();
-        Ok(Self { region, ids, devices })
+        let grants = grants.iter().map(|(_, grant)| grant.epoch).collect();
+        Ok(Self { region, ids, grants, devices })
     }
 
     /// Number of warps.

@@ -14,7 +14,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use nvme_driver::{Clock, DescriptorMode, DevicePtr, Iova, Nanos, Place, QueueGrant, Quiesced};
+use nvme_driver::{
+    Clock, DescriptorMode, DevicePtr, GrantEpoch, Iova, Nanos, Place, QueueGrant, Quiesced,
+};
 
 use nvme_spec::ids::{Nsid, QueueId};
 
@@ -80,6 +82,7 @@ pub(crate) struct Model {
     pub starts: usize,
     pub sms: u32,
     run: Option<Run>,
+    grants: Vec<GrantEpoch>,
     /// Objects on the devices by (device, LBA), and in memory by IOVA.
     pub disk: HashMap<(u32, u64), u64>,
     pub memory: HashMap<u64, u64>,
@@ -308,10 +311,11 @@ impl IoExecutor for TestExecutor {
         Some(host + SHIFT)
     }
 
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         let mut model = self.model();
         assert!(model.run.is_none(), "started twice");
         let run = model.attach(args);
+        model.grants = grants.to_vec();
         model.run = Some(run);
         model.starts += 1;
         Ok(())
@@ -337,7 +341,7 @@ impl IoExecutor for TestExecutor {
         while !model.abrupt && model.turn(abi::STATUS_CANCELLED) == Progress::Moved {}
         model.run = None;
         // SAFETY: the model runs in the caller's thread only, and has let go of the queues.
-        Ok(unsafe { Quiesced::assert() })
+        Ok(unsafe { Quiesced::assert(std::mem::take(&mut model.grants)) })
     }
 }
 
@@ -364,6 +368,7 @@ pub(crate) fn grant(qid: u16) -> QueueGrant {
         iova: Iova(0x8000_0000 + 0x10_0000 * u64::from(qid) + at),
     };
     QueueGrant {
+        epoch: GrantEpoch::new(),
         qid: QueueId(qid),
         sq: place(0x1000),
         cq: place(0x9000),
@@ -375,6 +380,7 @@ pub(crate) fn grant(qid: u16) -> QueueGrant {
         nsid: Nsid(1),
         lba_shift: 9,
         lbas: 1 << 20,
+        boundary_lbas: 0,
         transfer_bytes_max: 128 << 10,
         descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 4 },
     }

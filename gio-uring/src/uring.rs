@@ -142,7 +142,7 @@ impl Uring {
             reserved: 0,
         };
         self.write_clock();
-        self.executor.start(args)?;
+        self.executor.start(args, &self.queues.grants)?;
         self.state = State::Running;
         tracing::debug!(
             executor = self.executor.name(),

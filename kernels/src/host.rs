@@ -8,7 +8,7 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, Nanos, Place, Quiesced};
+use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use crate::{ffi, memory};
 
@@ -40,6 +40,7 @@ pub struct HostExecutor {
     threads: Vec<JoinHandle<()>>,
     /// Between a successful `start` and a successful `stop`.
     running: bool,
+    grants: Vec<GrantEpoch>,
 }
 
 impl HostExecutor {
@@ -47,7 +48,7 @@ impl HostExecutor {
     /// deadline of [`IoExecutor::stop`] is measured with it.
     #[must_use]
     pub fn new(options: HostOptions, clock: Arc<dyn Clock>) -> Self {
-        Self { options, clock, threads: Vec::new(), running: false }
+        Self { options, clock, threads: Vec::new(), running: false, grants: Vec::new() }
     }
 
     /// Threads for `warps` queues.
@@ -113,7 +114,7 @@ impl IoExecutor for HostExecutor {
         place.host
     }
 
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         if self.running {
             return Err(Self::failed("it is running already; stop it first"));
         }
@@ -150,6 +151,7 @@ impl IoExecutor for HostExecutor {
             let _ = go.send(());
         }
         self.running = true;
+        self.grants = grants.to_vec();
         tracing::debug!(threads, warps = args.warp_count, "host threads run the I/O kernel");
         Ok(())
     }
@@ -183,7 +185,7 @@ impl IoExecutor for HostExecutor {
         join(&mut self.threads);
         self.running = false;
         // SAFETY: every thread that was given the grants has been joined.
-        Ok(unsafe { Quiesced::assert() })
+        Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })
     }
 }
 

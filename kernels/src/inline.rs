@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, Nanos, Place, Quiesced};
+use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use crate::{ffi, memory};
 
@@ -17,6 +17,7 @@ const NAME: &str = "inline";
 pub struct InlineExecutor {
     clock: Arc<dyn Clock>,
     args: Option<Args>,
+    grants: Vec<GrantEpoch>,
 }
 
 impl InlineExecutor {
@@ -25,7 +26,7 @@ impl InlineExecutor {
     /// run meanwhile.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, args: None }
+        Self { clock, args: None, grants: Vec::new() }
     }
 
     /// A turn for every warp.
@@ -53,12 +54,13 @@ impl IoExecutor for InlineExecutor {
         place.host
     }
 
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         if self.args.is_some() {
             let cause = "it is running already; stop it first".into();
             return Err(ExecutorError::Failed { executor: NAME, cause });
         }
         self.args = Some(Args { resident: 1, ..args });
+        self.grants = grants.to_vec();
         Ok(())
     }
 
@@ -89,6 +91,6 @@ impl IoExecutor for InlineExecutor {
             }
         }
         // SAFETY: only `turn` ever uses the grants, and it has no arguments any more.
-        Ok(unsafe { Quiesced::assert() })
+        Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gio_kernels::InlineExecutor;
 use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, Wait, abi::Args};
-use nvme_driver::{Nanos, Place, Quiesced};
+use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, LbaRange, SimClock};
 use objstore::{Direction, Failure, Layer, Row, StoreError};
 use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
@@ -355,12 +355,12 @@ impl IoExecutor for Once {
     fn address(&self, place: &Place) -> Option<u64> {
         self.inner.address(place)
     }
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         if std::mem::replace(&mut self.started, true) {
             let cause = "it starts only once".to_owned();
             return Err(ExecutorError::Failed { executor: "once", cause });
         }
-        self.inner.start(args)
+        self.inner.start(args, grants)
     }
     fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {
         self.inner.submitted(tail, sms)

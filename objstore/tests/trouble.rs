@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 use gio_kernels::InlineExecutor;
 use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, abi::Args};
 use gpu::Defect;
-use nvme_driver::{Nanos, Place, Quiesced};
+use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 use nvme_emu::FaultAction;
 use objstore::{Layer, Order, Path, StoreError};
 use rig::{Rig, Ticks};
@@ -231,14 +231,14 @@ impl IoExecutor for Sick {
     fn address(&self, place: &Place) -> Option<u64> {
         self.inner.address(place)
     }
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         self.check()?;
         self.starts += 1;
         if self.trouble() == Trouble::Once && self.number == 0 && self.starts > 1 {
             let cause = "it starts only once".to_owned();
             return Err(ExecutorError::Failed { executor: "sick", cause });
         }
-        self.inner.start(args)
+        self.inner.start(args, grants)
     }
     fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {
         self.check()?;

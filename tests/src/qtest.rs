@@ -263,6 +263,14 @@ impl Bus for QtestBus {
         &self.ram
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    fn requested(&self) -> bool {
+        false
+    }
+
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         Err(InterruptError::NoSuchVector { bus: self.id().into(), vector, available: 0 })
     }

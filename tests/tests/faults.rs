@@ -142,6 +142,12 @@ impl Bus for HookedBus {
     fn dma(&self) -> &Arc<dyn DmaSpace> {
         self.bus.dma()
     }
+    fn numa_node(&self) -> Option<u32> {
+        self.bus.numa_node()
+    }
+    fn requested(&self) -> bool {
+        self.bus.requested()
+    }
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         self.bus.interrupt(vector)
     }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Result, ensure};
 use gio_kernels::cuda::{CudaStream, DeviceMemory, PinnedMemory};
-use nvme_driver::{DescriptorMode, DevicePtr, Iova, Place, QueueGrant, Quiesced};
+use nvme_driver::{DescriptorMode, DevicePtr, GrantEpoch, Iova, Place, QueueGrant, Quiesced};
 use nvme_spec::ids::{Nsid, QueueId};
 
 use super::{
@@ -92,6 +92,7 @@ impl Drive {
         let (depth, descriptors) = (u64::from(DEPTH), u64::from(DESCRIPTOR_BYTES));
         let doorbells = count * depth * (64 + 16 + descriptors) + index * DOORBELL_BYTES as u64;
         QueueGrant {
+            epoch: GrantEpoch::new(),
             qid: QueueId(index as u16 + 1),
             sq: at(index * depth * 64),
             cq: at(count * depth * 64 + index * depth * 16),
@@ -103,6 +104,7 @@ impl Drive {
             nsid: Nsid(1),
             lba_shift: LBA_SHIFT,
             lbas: 1 << 40,
+            boundary_lbas: 0,
             transfer_bytes_max: 512 << 10,
             descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 1 },
         }

@@ -9,7 +9,7 @@ use gio_uring::{
     Direction, ExecutorError, Flags, IoExecutor, Progress, SharedMemory, Uring, UringOptions,
     abi::{Args, IoCtx},
 };
-use nvme_driver::{Clock, MonotonicClock, Nanos, Place, Quiesced, queue::QueuePair};
+use nvme_driver::{Clock, GrantEpoch, MonotonicClock, Nanos, Place, Quiesced, queue::QueuePair};
 use nvme_spec::{
     ids::{Cid, Lba, Lbas, Nsid},
     nvm::{BlockRange, NvmOpcode},
@@ -124,8 +124,8 @@ impl IoExecutor for Metered {
         self.inner.address(place)
     }
 
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
-        self.inner.start(args)
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
+        self.inner.start(args, grants)
     }
 
     fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {

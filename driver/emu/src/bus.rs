@@ -56,6 +56,14 @@ impl Bus for EmuBus {
         &self.dma
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    fn requested(&self) -> bool {
+        self.emu.requested()
+    }
+
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         self.emu.interrupts().listen(self.emu.id(), vector)
     }

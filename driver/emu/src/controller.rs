@@ -159,7 +159,10 @@ impl Controller {
         }
         self.tick(now);
         match offset {
-            reg::CSTS => self.lifecycle.status().0,
+            reg::CSTS => {
+                let paused = self.faults.plan().registers.paused;
+                self.lifecycle.status().with_pp(paused.into()).0
+            }
             _ => self.registers.read(offset),
         }
     }
@@ -189,7 +192,8 @@ impl Controller {
         }
         let mut work = self.tick(now);
         work += self.take_finished(now);
-        if self.lifecycle.serving() && self.observe_doorbells(now) {
+        let paused = self.faults.plan().registers.paused;
+        if !paused && self.lifecycle.serving() && self.observe_doorbells(now) {
             let domain = Arc::clone(&self.domain);
             let dma = domain.access();
             work += self.settle(&dma);

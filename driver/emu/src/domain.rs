@@ -183,7 +183,7 @@ impl DmaSpace for EmuDomain {
         &self.name
     }
 
-    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
+    fn alloc_on(&self, len: usize, _node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let os = |source| DmaError::Os {
             space: self.name.clone(),
             len,

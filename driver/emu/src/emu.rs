@@ -2,7 +2,10 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::Thread,
 };
 
@@ -29,6 +32,7 @@ pub struct Emu {
     fair_lock: Mutex<()>,
     state: Mutex<State>,
     attached: Mutex<Attached>,
+    requested: AtomicBool,
     doorbells: Doorbells,
     interrupts: Interrupts,
     domain: Arc<EmuDomain>,
@@ -66,6 +70,7 @@ impl Emu {
             fair_lock: Mutex::new(()),
             state: Mutex::new(State { controller, now: Nanos::default() }),
             attached: Mutex::new(Attached::default()),
+            requested: AtomicBool::new(false),
             doorbells,
             interrupts,
             domain,
@@ -160,6 +165,16 @@ impl Emu {
     pub fn unplug(&self) {
         self.state().controller.unplug();
         self.wake();
+    }
+
+    /// Asks its owner to give it back, as unbinding a PCIe function from vfio-pci does.
+    pub fn request(&self) {
+        // Relaxed: nothing else is published with it.
+        self.requested.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn requested(&self) -> bool {
+        self.requested.load(Ordering::Relaxed)
     }
 
     /// Names who steps this controller, for the time of register accesses and for waking.

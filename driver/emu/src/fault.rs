@@ -140,6 +140,8 @@ pub struct RegisterFaults {
     pub stuck_rdy: bool,
     /// CSTS.RDY never goes back to 0.
     pub rdy_never_clears: bool,
+    /// CSTS.PP is set, and nothing is processed.
+    pub paused: bool,
     /// CSTS.RDY follows CC.EN only after this many nanoseconds.
     pub slow_rdy_ns: Option<u64>,
 }

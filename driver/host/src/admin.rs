@@ -11,11 +11,11 @@ use nvme_spec::{
 
 use crate::{
     bus::{Bus, Interrupt},
-    clock::{Clock, Nanos},
+    clock::Nanos,
     dma::{DmaError, DmaSlice},
     platform::buffer::Buffer,
     queue::{Completion, DeviceError, QueueError, QueuePair},
-    wait::{Dead, Waiter},
+    wait::{Dead, Env, Watch},
 };
 
 /// Entries of the admin queues. One blocking command, the events, and what was abandoned.
@@ -61,7 +61,7 @@ impl AdminMemory {
 pub(crate) fn alloc_aligned(bus: &dyn Bus, len: usize, page: usize) -> Result<DmaSlice, DmaError> {
     // DmaSpace promises alignment to its own pages only; the controller's may be larger.
     let slack = if page > 4096 { page } else { 0 };
-    let all = DmaSlice::whole(bus.dma().alloc(len + slack)?)?;
+    let all = DmaSlice::whole(bus.dma().alloc_on(len + slack, bus.numa_node())?)?;
     let past = all.iova().0 as usize % page;
     if past == 0 { all.slice(0, len) } else { all.slice(page - past, len) }
 }
@@ -115,8 +115,7 @@ impl AdminQueue {
     /// its data page may still be written until the controller is reset.
     pub(crate) fn execute(
         &mut self,
-        clock: &dyn Clock,
-        bus: &dyn Bus,
+        env: Env<'_>,
         sqe: &Sqe,
         timeout: Nanos,
     ) -> Result<Completion, AdminFault> {
@@ -124,9 +123,9 @@ impl AdminQueue {
         self.next += 1;
         let cid = self.pair.post(sqe, user).map_err(|_| AdminFault::Full)?;
         self.pair.update_tail();
-        let deadline = clock.now() + timeout;
+        let deadline = env.clock.now() + timeout;
         let interrupt = self.interrupt.clone();
-        let mut waiter = Waiter::new(clock, bus, interrupt.as_ref());
+        let mut waiter = Watch::new(env, interrupt.as_ref());
         loop {
             if let Some(completion) = self.reap(user).map_err(AdminFault::Device)? {
                 return Ok(completion);

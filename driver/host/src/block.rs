@@ -15,10 +15,11 @@ use crate::{
     dma::{DmaError, DmaSlice},
     error::Error,
     grants::{HOST_QUEUE, QueueShape},
-    io::{AREA_BYTES, Data, Env, HostMemory, HostQueue, Work},
+    io::{AREA_BYTES, Data, HostMemory, HostQueue, Policy, Work},
     namespace::{LbaRange, NamespaceInfo},
     platform::buffer::Buffer,
     queue::QueuePair,
+    wait::Env,
 };
 
 /// Ranges of one Dataset Management command.
@@ -237,13 +238,13 @@ impl Controller {
         let (Some(host), Some(memory)) = (self.host.as_mut(), self.host_memory.as_mut()) else {
             return Err(Error::Closed { ctrl: self.id.clone() });
         };
-        let env = Env {
-            clock: &*self.clock,
-            bus: &*self.bus,
+        let (clock, bus) = (&*self.clock, &*self.bus);
+        let policy = Policy {
+            env: Env { clock, bus, pause_max: self.info.pause_max },
             timeout: self.options.command_timeout,
             mode: self.info.descriptor_mode,
         };
-        match host.run(&env, memory, &mut work) {
+        match host.run(&policy, memory, &mut work) {
             Ok(()) => Ok(()),
             Err(fault) => Err(self.io_failed(&work, fault)),
         }

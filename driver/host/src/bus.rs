@@ -37,6 +37,15 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// memory mapped once is then at the same [`crate::Iova`] for all of them.
     fn dma(&self) -> &Arc<dyn DmaSpace>;
 
+    /// The memory node nearest to the function; `None` when the machine has only one or does not
+    /// say.
+    fn numa_node(&self) -> Option<u32>;
+
+    /// Whether somebody wants the function back: its driver is being unbound, or it is about to be
+    /// unplugged. It still works, and the other side waits until this bus is dropped: end the I/O,
+    /// shut the controller down, drop it. Once `true`, it stays so.
+    fn requested(&self) -> bool;
+
     /// Interrupt `vector` as an eventfd.
     ///
     /// # Errors

@@ -42,17 +42,73 @@ impl Sub for Nanos {
 
 /// What time it is, and what to do while waiting.
 ///
-/// Every wait of the driver is a loop of "look, then [`Clock::pause`]", with a deadline. A
+/// Every wait is a loop of "poll, then [`Clock::pause`]" with a deadline, see [`Waiter`]. A
 /// simulated clock steps the software controllers inside `pause` and advances virtual time, which
 /// lets one thread drive the whole stack.
 pub trait Clock: Send + Sync + std::fmt::Debug {
     /// Time since the clock's start. Never goes backwards.
     fn now(&self) -> Nanos;
 
-    /// Lets others run before the caller looks again; returns at `until` at the latest, usually
-    /// much earlier. `idle` counts the caller's fruitless looks so far, so that an implementation
+    /// Lets others run before the caller polls again; returns at `until` at the latest, usually
+    /// much earlier. `idle` counts the caller's fruitless polls so far, so that an implementation
     /// can spin first and sleep later.
     fn pause(&self, idle: u32, until: Nanos);
+}
+
+/// One wait with a deadline: a loop of "poll, then [`Waiter::wait`]".
+///
+/// ```
+/// # use nvme_driver::{Clock, MonotonicClock, Nanos, Waiter};
+/// let clock = MonotonicClock::default();
+/// let mut polls = 0;
+/// let mut waiter = Waiter::new(&clock, clock.now() + Nanos::from_millis(1_000));
+/// while polls < 3 && waiter.wait() {
+///     polls += 1;
+/// }
+/// assert_eq!(polls, 3);
+/// ```
+#[derive(Debug)]
+pub struct Waiter<'a> {
+    clock: &'a dyn Clock,
+    deadline: Nanos,
+    idle: u32,
+}
+
+impl<'a> Waiter<'a> {
+    /// A wait that ends at `deadline`.
+    #[must_use]
+    pub fn new(clock: &'a dyn Clock, deadline: Nanos) -> Self {
+        Self { clock, deadline, idle: 0 }
+    }
+
+    /// The last poll found something: the next wait begins with a short pause.
+    pub fn moved(&mut self) {
+        self.idle = 0;
+    }
+
+    /// Pauses. `false`, without a pause, when the deadline has passed.
+    pub fn wait(&mut self) -> bool {
+        if self.clock.now() >= self.deadline {
+            return false;
+        }
+        self.clock.pause(self.idle, self.deadline);
+        self.idle = self.idle.saturating_add(1);
+        true
+    }
+}
+
+/// Polls until `done`, or until `deadline` has passed. Whether it was done.
+pub fn wait_until(clock: &dyn Clock, deadline: Nanos, mut done: impl FnMut() -> bool) -> bool {
+    let mut waiter = Waiter::new(clock, deadline);
+    loop {
+        if done() {
+            return true;
+        }
+        if !waiter.wait() {
+            // It may have been done while the clock was read.
+            return done();
+        }
+    }
 }
 
 /// The machine's monotonic clock; pauses spin, then yield, then sleep.

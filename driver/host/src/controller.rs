@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use nvme_spec::{
     admin::{AdminOpcode, Cns, FeatureId, Identify, NumberOfQueues, SetFeatures},
-    identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace},
+    identify::{ActiveNamespaces, IdentifyController},
     ids::{Cid, Nsid, QueueId},
     reg::{self, Aqa, Cap, Cc, Csts, ShutdownNotification, ShutdownStatus, Version},
     sqe::Sqe,
@@ -14,17 +14,18 @@ use zerocopy::FromBytes;
 use crate::{
     admin::{ADMIN_DEPTH, AdminFault, AdminMemory, AdminQueue, DATA_BYTES},
     bus::{Bus, Interrupt},
-    clock::{Clock, Nanos},
+    clock::{Clock, Nanos, Waiter},
     dma::DmaSlice,
     error::{CommandId, Error, FailCause, TimeoutOutcome},
     grants::{IoQueue, OnDevice},
+    health::Seen,
     info::{Capabilities, ControllerInfo},
     io::{HostMemory, HostQueue},
     namespace::{NamespaceError, NamespaceInfo},
     options::{ControllerOptions, WaitMode},
     queue::Completion,
     rate::RateLimit,
-    wait::{Dead, Waiter},
+    wait::{Dead, Env},
 };
 
 /// Namespaces looked at; a controller with more is taken at its word for the first ones.
@@ -72,6 +73,7 @@ pub struct Controller {
     /// The controller knows addresses of this process's memory and may be using them.
     pub(crate) told: bool,
     pub(crate) warnings: RateLimit,
+    pub(crate) seen: Seen,
 }
 
 impl Controller {
@@ -114,6 +116,7 @@ impl Controller {
             quarantine: Vec::new(),
             told: false,
             warnings: RateLimit::default(),
+            seen: Seen::default(),
         };
         controller.set_state(State::Enabling);
         match controller.bring_up() {
@@ -197,7 +200,7 @@ impl Controller {
         let span = tracing::info_span!("reset", ctrl = %self.id);
         let _entered = span.enter();
         self.set_state(State::Resetting);
-        let done = self.bring_up().and_then(|()| self.recreate_idle_queues());
+        let done = self.bring_up();
         if let Err(error) = &done {
             tracing::error!(ctrl = %self.id, %error, "the controller could not be reset");
             self.fail(error.cause());
@@ -214,6 +217,9 @@ impl Controller {
         self.set_number_of_queues()?;
         self.enable_events()?;
         self.create_host_queue()?;
+        self.recreate_idle_queues()?;
+        // Last: an admin command that is not answered resets a controller that is ready, and would
+        // do so again and again from in here.
         self.set_state(State::Ready);
         tracing::info!(
             ctrl = %self.id, model = %self.info.model, firmware = %self.info.firmware,
@@ -274,8 +280,7 @@ impl Controller {
 
     fn wait_ready(&self, ready: u8) -> Result<(), Error> {
         let waited = self.caps.ready_timeout;
-        let deadline = self.clock.now() + waited;
-        let mut idle = 0;
+        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + waited);
         loop {
             let csts = self.status()?;
             if csts.rdy() == ready {
@@ -284,12 +289,10 @@ impl Controller {
             if ready == 1 && csts.cfs() != 0 {
                 return Err(Error::Fatal { ctrl: self.id.clone(), csts: csts.0 });
             }
-            if self.clock.now() >= deadline {
+            if !waiter.wait() {
                 let ctrl = self.id.clone();
                 return Err(Error::NotReady { ctrl, ready, waited, csts: csts.0 });
             }
-            self.clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
         }
     }
 
@@ -302,7 +305,8 @@ impl Controller {
         self.rescan()
     }
 
-    /// Looks at the namespaces again, after an event said that they changed.
+    /// Identifies the namespaces anew. [`Controller::poll_events`] does so by itself when the
+    /// controller reports that they changed.
     ///
     /// # Errors
     /// As any admin command.
@@ -311,8 +315,12 @@ impl Controller {
         let nsids = self.active_namespaces()?;
         let (mut good, mut refused) = (Vec::new(), Vec::new());
         for nsid in nsids {
-            let data: IdentifyNamespace = self.identify(Cns::NAMESPACE, nsid)?;
-            match NamespaceInfo::check(nsid, &data) {
+            let checked = match self.identify_namespace(nsid) {
+                Ok(data) => NamespaceInfo::check(nsid, &data),
+                Err(Error::Command { status, .. }) => Err(NamespaceError::Identify { status }),
+                Err(error) => return Err(error),
+            };
+            match checked {
                 Ok(info) => good.push(info),
                 Err(why) => {
                     tracing::warn!(ctrl = %self.id, nsid = nsid.0, %why, "namespace not usable");
@@ -429,7 +437,8 @@ impl Controller {
         timeout: Nanos,
     ) -> Result<Completion, AdminFault> {
         let Some(admin) = self.admin.as_mut() else { return Err(AdminFault::Full) };
-        admin.execute(&*self.clock, &*self.bus, sqe, timeout)
+        let (clock, bus) = (&*self.clock, &*self.bus);
+        admin.execute(Env { clock, bus, pause_max: self.info.pause_max }, sqe, timeout)
     }
 
     fn admin_fault(
@@ -486,7 +495,7 @@ impl Controller {
         if self.state == State::Shutdown {
             return Ok(());
         }
-        if let Some((&qid, _)) = self.queues.iter().find(|(_, q)| q.granted) {
+        if let Some((&qid, _)) = self.queues.iter().find(|(_, q)| q.granted.is_some()) {
             let what = "is granted; reclaim() it before the shutdown".into();
             return Err(Error::QueueState { ctrl: self.id.clone(), qid, what });
         }
@@ -508,15 +517,17 @@ impl Controller {
         }
         self.write32(reg::CC, cc.with_shn(how.0).0)?;
         let waited = self.info.shutdown_timeout;
-        let (clock, bus) = (self.clock.clone(), self.bus.clone());
-        let deadline = clock.now() + waited;
-        let mut waiter = Waiter::new(&*clock, &*bus, None);
+        let clock = self.clock.clone();
+        let mut waiter = Waiter::new(&*clock, clock.now() + waited);
         loop {
             let csts = self.status()?;
             if csts.shst() == ShutdownStatus::COMPLETE.0 {
                 return Ok(());
             }
-            if !waiter.wait(deadline).map_err(|dead| self.dead(dead))? {
+            if csts.cfs() != 0 {
+                return Err(self.dead(Dead::Fatal(csts.0)));
+            }
+            if !waiter.wait() {
                 let ctrl = self.id.clone();
                 return Err(Error::NotReady { ctrl, ready: csts.rdy(), waited, csts: csts.0 });
             }
@@ -599,7 +610,7 @@ fn read_capabilities(bus: &dyn Bus, id: &Arc<str>) -> Result<Capabilities, Error
 impl Drop for Controller {
     fn drop(&mut self) {
         let granted: Vec<u16> =
-            self.queues.iter().filter(|(_, q)| q.granted).map(|(qid, _)| qid.0).collect();
+            self.queues.iter().filter(|(_, q)| q.granted.is_some()).map(|(qid, _)| qid.0).collect();
         if self.state == State::Ready && self.options.shutdown_on_drop {
             let done = self.notify_shutdown(ShutdownNotification::NORMAL);
             if let Err(error) = done {

@@ -75,11 +75,20 @@ pub trait DmaSpace: Send + Sync + fmt::Debug {
     fn name(&self) -> &str;
 
     /// `len` zeroed bytes (rounded up to pages, page aligned) that CPU and device can reach, as
-    /// one contiguous range of I/O virtual addresses.
+    /// one contiguous range of I/O virtual addresses. On NUMA node `node` if there is memory left,
+    /// as [`crate::Bus::numa_node`] names it; `None`: wherever the system likes.
     ///
     /// # Errors
     /// [`DmaError`] when there is no memory, no address range, or a lock limit is in the way.
-    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError>;
+    fn alloc_on(&self, len: usize, node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError>;
+
+    /// [`DmaSpace::alloc_on`] any node.
+    ///
+    /// # Errors
+    /// As [`DmaSpace::alloc_on`].
+    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        self.alloc_on(len, None)
+    }
 
     /// Maps memory that somebody else allocated. Its owner is kept alive until it is unmapped.
     ///

@@ -1,5 +1,7 @@
 //! A queue pair lent to an executor, and the token that gives it back.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use nvme_spec::ids::{Nsid, QueueId};
 
 use crate::dma::Place;
@@ -21,6 +23,21 @@ pub enum DescriptorMode {
     },
 }
 
+/// Which grant it is: different for every grant of every controller in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GrantEpoch(u64);
+
+impl GrantEpoch {
+    /// An epoch that no grant had before.
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "every call returns another value")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// Everything an executor learns about one I/O queue pair. Plain data: one day it crosses a process
 /// boundary.
 ///
@@ -28,6 +45,8 @@ pub enum DescriptorMode {
 /// needs a [`Quiesced`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueGrant {
+    /// Which grant this is. The [`Quiesced`] that takes it back names it.
+    pub epoch: GrantEpoch,
     /// The queue pair's identifier (SQ and CQ have the same).
     pub qid: QueueId,
     /// Submission queue: `depth` entries of 64 bytes.
@@ -50,25 +69,35 @@ pub struct QueueGrant {
     pub lba_shift: u8,
     /// Size of the namespace in LBAs.
     pub lbas: u64,
+    /// I/O that crosses a multiple of this many LBAs may be slower (NOIOB); 0 = no such boundary.
+    pub boundary_lbas: u32,
     /// Largest data transfer of one command in bytes (MDTS and descriptor area considered).
     pub transfer_bytes_max: u32,
     /// How data is described.
     pub descriptor_mode: DescriptorMode,
 }
 
-/// Proof that nobody touches a set of granted queues any more: no thread or kernel runs that could
-/// ring their doorbells or read their memory.
-#[derive(Debug)]
-pub struct Quiesced(());
+/// Proof that certain grants are no longer in use: no thread and no kernel runs that could ring
+/// their doorbells or read their memory.
+///
+/// The default covers no grant. It takes back queues that were never granted.
+#[derive(Debug, Default)]
+pub struct Quiesced(Vec<GrantEpoch>);
 
 impl Quiesced {
-    /// States that the executor which held the grants has ended.
+    /// States that the executor which held these grants has ended.
     ///
     /// # Safety
-    /// No thread and no kernel that was given one of the grants is still running.
+    /// No thread and no kernel that was given a grant with one of these epochs is still running.
     #[must_use]
     #[allow(unsafe_code, reason = "only an executor can know that its threads or kernels ended")]
-    pub unsafe fn assert() -> Self {
-        Self(())
+    pub unsafe fn assert(grants: impl IntoIterator<Item = GrantEpoch>) -> Self {
+        Self(grants.into_iter().collect())
+    }
+
+    /// Whether this is proof for `grant`.
+    #[must_use]
+    pub fn covers(&self, grant: GrantEpoch) -> bool {
+        self.0.contains(&grant)
     }
 }

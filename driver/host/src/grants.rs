@@ -17,7 +17,7 @@ use crate::{
     descriptor::transfer_bytes_max,
     dma::{DevicePtr, DmaSlice, Iova, Place},
     error::{Error, FailCause},
-    grant::{QueueGrant, Quiesced},
+    grant::{GrantEpoch, QueueGrant, Quiesced},
     platform::buffer::Buffer,
 };
 
@@ -41,8 +41,8 @@ pub(crate) struct IoQueue {
     pub(crate) memory: QueueMemory,
     pub(crate) depth: u32,
     pub(crate) descriptor_bytes: u32,
-    /// An executor has it.
-    pub(crate) granted: bool,
+    /// What the executor that has it was told.
+    pub(crate) granted: Option<QueueGrant>,
     /// What the device makes of it.
     pub(crate) device: OnDevice,
 }
@@ -118,7 +118,7 @@ impl Controller {
         }
         made?;
         let queue =
-            IoQueue { memory, depth, descriptor_bytes, granted: false, device: OnDevice::Live };
+            IoQueue { memory, depth, descriptor_bytes, granted: None, device: OnDevice::Live };
         self.queues.insert(qid, queue);
         Ok(qid)
     }
@@ -240,7 +240,7 @@ impl Controller {
     /// Makes the queues anew that the device does not have and nobody was granted.
     pub(crate) fn recreate_idle_queues(&mut self) -> Result<(), Error> {
         let idle = |(qid, queue): (&QueueId, &IoQueue)| {
-            (!queue.granted && queue.device == OnDevice::Absent)
+            (queue.granted.is_none() && queue.device == OnDevice::Absent)
                 .then(|| (*qid, queue.depth, queue.memory.clone()))
         };
         let idle: Vec<_> = self.queues.iter().filter_map(idle).collect();
@@ -265,6 +265,7 @@ impl Controller {
         let ctrl = self.id.clone();
         let namespace = self.namespace(nsid)?;
         let (lba_shift, lbas) = (namespace.lba_shift, namespace.lbas);
+        let boundary_lbas = u32::from(namespace.boundary_lbas);
         let wrong = |what: &str| Error::QueueState { ctrl: ctrl.clone(), qid, what: what.into() };
         let page = self.bus.doorbells();
         let sq_doorbell = doorbell(&page, u32::from(qid.0) * 2);
@@ -275,15 +276,14 @@ impl Controller {
         let transfer_bytes_max = self.grant_transfer_bytes(qid, lba_shift)?;
         let mode = self.info.descriptor_mode;
         let queue = self.queues.get_mut(&qid).ok_or_else(|| wrong("there is no such queue"))?;
-        if queue.granted {
+        if queue.granted.is_some() {
             return Err(wrong("is granted already; reclaim() or recover() it first"));
         }
         if queue.device != OnDevice::Live {
             return Err(wrong("the device lost it in a reset; recover() makes it anew"));
         }
-        queue.granted = true;
-        tracing::debug!(ctrl = %ctrl, qid = qid.0, nsid = nsid.0, "queue granted");
-        Ok(QueueGrant {
+        let grant = QueueGrant {
+            epoch: GrantEpoch::new(),
             qid,
             sq: queue.memory.sq.place(),
             cq: queue.memory.cq.place(),
@@ -295,9 +295,38 @@ impl Controller {
             nsid,
             lba_shift,
             lbas,
+            boundary_lbas,
             transfer_bytes_max,
             descriptor_mode: mode,
-        })
+        };
+        queue.granted = Some(grant);
+        tracing::debug!(ctrl = %ctrl, qid = qid.0, nsid = nsid.0, "queue granted");
+        Ok(grant)
+    }
+
+    /// The grants that executors have.
+    pub fn grants(&self) -> impl Iterator<Item = &QueueGrant> + '_ {
+        self.queues.values().filter_map(|queue| queue.granted.as_ref())
+    }
+
+    /// Queues whose grant is no longer true of its namespace.
+    #[must_use]
+    pub fn stale_grants(&self) -> Vec<QueueId> {
+        let now = |nsid: Nsid| self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+        let stale = |grant: &&QueueGrant| {
+            now(grant.nsid).is_none_or(|n| (n.lbas, n.lba_shift) != (grant.lbas, grant.lba_shift))
+        };
+        self.grants().filter(stale).map(|grant| grant.qid).collect()
+    }
+
+    /// Whether `proof` covers the grant of `qid`, if it has one.
+    pub(crate) fn check_proof(&self, qid: QueueId, proof: &Quiesced) -> Result<(), Error> {
+        let grant = self.queues.get(&qid).and_then(|queue| queue.granted);
+        if grant.is_none_or(|grant| proof.covers(grant.epoch)) {
+            return Ok(());
+        }
+        let what = "its executor was not shown to have ended: the proof is of other grants".into();
+        Err(Error::QueueState { ctrl: self.id.clone(), qid, what })
     }
 
     fn grant_transfer_bytes(&self, qid: QueueId, lba_shift: u8) -> Result<u32, Error> {
@@ -319,14 +348,16 @@ impl Controller {
     /// A queue that was never granted can be deleted this way as well.
     ///
     /// # Errors
-    /// [`Error::QueueState`] for an unknown queue. [`Error::Failed`] when the device does not
+    /// [`Error::QueueState`] for an unknown queue, and for a `proof` that does not cover its grant:
+    /// nothing was done then. [`Error::Failed`] when the device does not
     /// delete it: the controller is failed then and the memory kept until [`Controller::recover`]
     /// or [`Controller::reset`].
-    pub fn reclaim(&mut self, qid: QueueId, _proof: &Quiesced) -> Result<QueueMemory, Error> {
+    pub fn reclaim(&mut self, qid: QueueId, proof: &Quiesced) -> Result<QueueMemory, Error> {
         let ctrl = self.id.clone();
         let Some(queue) = self.queues.get(&qid) else {
             return Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() });
         };
+        self.check_proof(qid, proof)?;
         if queue.device != OnDevice::Absent && self.told && self.delete_on_device(qid).is_err() {
             self.fail(FailCause::QueueStuck { qid });
             return Err(Error::Failed { ctrl, cause: FailCause::QueueStuck { qid } });

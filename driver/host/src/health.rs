@@ -19,7 +19,9 @@ use crate::{
     wait::health,
 };
 
-/// Something a controller reported by itself.
+/// Something a controller reported by itself, or that its bus knows of it.
+///
+/// A controller that died is no event: [`Controller::poll_events`] fails then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControllerEvent {
@@ -32,16 +34,25 @@ pub enum ControllerEvent {
     Health {
         /// What kind (Base, "Asynchronous Event Information - SMART / Health Status").
         info: u8,
-        /// The critical warnings now.
+        /// The critical warnings now; [`CriticalWarning::READ_ONLY`]: writes fail from now on.
         warnings: CriticalWarning,
     },
-    /// Namespaces appeared, went away or changed; [`Controller::rescan`] looks at them again.
+    /// Namespaces appeared, went away or changed. [`Controller::namespaces`] is up to date.
     NamespacesChanged {
         /// Which. Empty when there are too many to list.
         nsids: Vec<Nsid>,
+        /// Queues whose grant is no longer true of its namespace: another size, another LBA size,
+        /// or none at all. End their executor, recover, and grant them anew.
+        stale: Vec<QueueId>,
     },
     /// New firmware is being activated; commands may take longer.
     FirmwareActivating,
+    /// It stopped to process commands for a while (CSTS.PP).
+    Paused,
+    /// It processes commands again.
+    Resumed,
+    /// Somebody wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
+    Requested,
     /// Anything else.
     Other(AsyncEvent),
 }
@@ -154,7 +165,7 @@ impl Controller {
             let (what, hint) = ("Format NVM".into(), "see OACS in identify controller");
             return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
         }
-        if let Some((&qid, _)) = self.queues.iter().find(|(_, q)| q.granted) {
+        if let Some((&qid, _)) = self.queues.iter().find(|(_, q)| q.granted.is_some()) {
             let what = "is granted; reclaim() it before formatting".into();
             return Err(Error::QueueState { ctrl: self.id.clone(), qid, what });
         }
@@ -192,23 +203,33 @@ impl Controller {
         Ok(())
     }
 
-    /// Looks whether the controller is alive and what it has reported since the last time. Does
-    /// not wait for anything but the log pages that clear what it reported.
+    /// Checks that the controller is alive, and returns what happened to it since the last call.
+    /// Costs one register read when nothing did. Waits for nothing but the log pages that clear
+    /// what it reported.
     ///
     /// # Errors
-    /// [`Error::Gone`] or [`Error::Fatal`] when it is not well, which moves it to Failed; else as
-    /// any admin command.
+    /// [`Error::Gone`] (removed, link lost: registers read as all ones), [`Error::Fatal`]
+    /// (CSTS.CFS) or [`Error::Misbehaved`] when it died, which moves it to Failed, and
+    /// [`Error::Failed`] when it had failed before; else as any admin command.
     pub fn poll_events(&mut self) -> Result<Vec<ControllerEvent>, Error> {
         self.usable()?;
-        if let Err(dead) = health(&*self.bus) {
-            return Err(self.dead(dead));
-        }
+        let paused = match health(&*self.bus) {
+            Ok(csts) => csts.pp() == 1,
+            Err(dead) => return Err(self.dead(dead)),
+        };
         let polled = self.admin.as_mut().map_or(Ok(()), |admin| admin.poll());
         if let Err(source) = polled {
             self.fail(FailCause::Misbehaved(source));
             return Err(Error::Misbehaved { ctrl: self.id.clone(), source });
         }
         let mut events = Vec::new();
+        if std::mem::replace(&mut self.seen.paused, paused) != paused {
+            events.push(if paused { ControllerEvent::Paused } else { ControllerEvent::Resumed });
+        }
+        if !self.seen.requested && self.bus.requested() {
+            self.seen.requested = true;
+            events.push(ControllerEvent::Requested);
+        }
         while let Some(dword) = self.admin.as_mut().and_then(|admin| admin.next_event()) {
             let event = AsyncEvent::from_dw0(dword);
             if let Some(before) = self.warnings.allow(self.clock.now()) {
@@ -217,7 +238,7 @@ impl Controller {
                     log_page = %event.log_page, suppressed = before, "asynchronous event"
                 );
             }
-            events.push(self.look_at(event)?);
+            events.push(self.read_event(event)?);
         }
         if self.state == State::Ready
             && let Some(admin) = self.admin.as_mut()
@@ -229,7 +250,7 @@ impl Controller {
 
     /// Reads the log page an event points to: the controller reports nothing more of the kind
     /// until that was done.
-    fn look_at(&mut self, event: AsyncEvent) -> Result<ControllerEvent, Error> {
+    fn read_event(&mut self, event: AsyncEvent) -> Result<ControllerEvent, Error> {
         let info = event.info;
         match event.kind {
             AsyncEventKind::ERROR => {
@@ -246,15 +267,29 @@ impl Controller {
                 let nsids =
                     bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 let nsids = nsids.take_while(|n| *n != 0 && *n != u32::MAX).map(Nsid).collect();
-                Ok(ControllerEvent::NamespacesChanged { nsids })
+                self.rescan()?;
+                Ok(ControllerEvent::NamespacesChanged { nsids, stale: self.stale_grants() })
             }
             AsyncEventKind::NOTICE if info == NOTICE_FIRMWARE => {
                 self.firmware_slot_log()?;
                 Ok(ControllerEvent::FirmwareActivating)
             }
-            _ => Ok(ControllerEvent::Other(event)),
+            _ => {
+                // Some pages cannot be read (vendor specific, not supported): then it stays masked.
+                match self.log_bytes(event.log_page, Nsid::ALL, 0, &mut [0; 512]) {
+                    Ok(()) | Err(Error::Command { .. }) => Ok(ControllerEvent::Other(event)),
+                    Err(error) => Err(error),
+                }
+            }
         }
     }
+}
+
+/// What [`Controller::poll_events`] has reported.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    paused: bool,
+    requested: bool,
 }
 
 pub(crate) fn abort_sqe(sqid: QueueId, cid: Cid) -> Sqe {

@@ -103,6 +103,8 @@ pub struct ControllerInfo {
     pub oaes: u32,
     /// Entries of the error log.
     pub error_log_entries: u16,
+    /// How long it may pause (CSTS.PP) without that counting against deadlines: MTFA, or a minute.
+    pub pause_max: Nanos,
     /// How long a shutdown may take, clamped to something sensible.
     pub shutdown_timeout: Nanos,
 }
@@ -135,8 +137,12 @@ impl ControllerInfo {
         let page_min = 4096u64 << caps.cap.mpsmin();
         // RTD3E of 0 means "not reported".
         let shutdown_ms = match u64::from(data.rtd3e) / 1000 {
-            0 => 5_000,
-            ms => ms.clamp(1_000, 60_000),
+            0 => 10_000,
+            ms => ms.clamp(10_000, 60_000),
+        };
+        let pause_ms = match u64::from(data.mtfa) * 100 {
+            0 => 60_000,
+            ms => ms,
         };
         Ok(Self {
             vendor: data.vid,
@@ -159,6 +165,7 @@ impl ControllerInfo {
             event_limit: u16::from(data.aerl_z) + 1,
             oaes: data.oaes,
             error_log_entries: u16::from(data.elpe_z) + 1,
+            pause_max: Nanos::from_millis(pause_ms),
             shutdown_timeout: Nanos::from_millis(shutdown_ms),
         })
     }

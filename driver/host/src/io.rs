@@ -12,14 +12,14 @@ use nvme_spec::{
 };
 
 use crate::{
-    bus::{Bus, Interrupt},
-    clock::{Clock, Nanos},
+    bus::Interrupt,
+    clock::Nanos,
     descriptor::{BufferArea, DescriptorError, describe},
     dma::{DmaError, DmaSlice, IovaRange},
     grant::DescriptorMode,
     platform::buffer::Buffer,
     queue::{DeviceError, QueuePair},
-    wait::{Dead, Waiter},
+    wait::{Dead, Env, Watch},
 };
 
 /// Bytes of one lane's descriptor area: a list or segment of one page and a chained second one.
@@ -96,11 +96,10 @@ pub(crate) enum IoFault {
     Dma(DmaError),
 }
 
-/// What the queue needs from its controller while it works.
+/// How the queue works.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Env<'a> {
-    pub(crate) clock: &'a dyn Clock,
-    pub(crate) bus: &'a dyn Bus,
+pub(crate) struct Policy<'a> {
+    pub(crate) env: Env<'a>,
     pub(crate) timeout: Nanos,
     pub(crate) mode: DescriptorMode,
 }
@@ -136,17 +135,17 @@ impl HostQueue {
     /// is waited for. After any fault but `Command`, commands may still be in flight.
     pub(crate) fn run(
         &mut self,
-        env: &Env<'_>,
+        policy: &Policy<'_>,
         memory: &mut HostMemory,
         work: &mut Work<'_>,
     ) -> Result<(), IoFault> {
         let (mut next, mut failure) = (0, None);
         let interrupt = self.interrupt.clone();
-        let mut waiter = Waiter::new(env.clock, env.bus, interrupt.as_ref());
+        let mut waiter = Watch::new(policy.env, interrupt.as_ref());
         loop {
             while failure.is_none() && next < work.lbas {
                 let Some(lane) = self.free.pop() else { break };
-                match self.send(env, memory, work, lane, next) {
+                match self.send(policy, memory, work, lane, next) {
                     Ok(lbas) => next += lbas,
                     Err(fault) => {
                         self.free.push(lane);
@@ -166,8 +165,8 @@ impl HostQueue {
             if !waiter.wait(deadline.unwrap_or(Nanos::MAX)).map_err(IoFault::Dead)? {
                 // It may have completed while the clock was looked at.
                 self.collect(memory, work, &mut failure)?;
-                let now = env.clock.now();
-                if let Some(late) = self.lanes.iter().flatten().find(|f| f.deadline <= now) {
+                let late = |flight: &&Flight| waiter.is_past(flight.deadline);
+                if let Some(late) = self.lanes.iter().flatten().find(late) {
                     return Err(IoFault::Timeout(*late));
                 }
             }
@@ -177,7 +176,7 @@ impl HostQueue {
     /// Writes the command for the piece that begins `next` LBAs into the work. Returns its LBAs.
     fn send(
         &mut self,
-        env: &Env<'_>,
+        policy: &Policy<'_>,
         memory: &mut HostMemory,
         work: &Work<'_>,
         lane: u16,
@@ -202,14 +201,14 @@ impl HostQueue {
             self.locate(memory, work, lane, offset, bytes).map_err(IoFault::Dma)?;
             let at = lane as usize * AREA_BYTES;
             let mut area = BufferArea::new(&mut memory.descriptors, at, AREA_BYTES);
-            let descriptor = describe(env.mode, &self.parts, SEGMENT_BYTES, &mut area)
+            let descriptor = describe(policy.mode, &self.parts, SEGMENT_BYTES, &mut area)
                 .map_err(IoFault::Descriptor)?;
             sqe = descriptor.put_into(sqe);
         }
         // There are fewer lanes than entries, so the queue cannot be full.
         let qid = self.pair.qid();
         let full = |_| IoFault::Device(DeviceError::Overfull { qid });
-        let deadline = env.clock.now() + env.timeout;
+        let deadline = policy.env.clock.now() + policy.timeout;
         let cid = self.pair.post(&sqe, u64::from(lane)).map_err(full)?;
         let lba = work.lba + next;
         self.lanes[lane as usize] = Some(Flight { cid, lba, lbas, offset, bytes, deadline });
@@ -278,9 +277,9 @@ impl HostQueue {
 
     /// Waits until nothing is in flight; the data of what completes is not looked at. Whether
     /// that was reached before `deadline`.
-    pub(crate) fn drain(&mut self, env: &Env<'_>, deadline: Nanos) -> Result<bool, IoFault> {
+    pub(crate) fn drain(&mut self, env: Env<'_>, deadline: Nanos) -> Result<bool, IoFault> {
         let interrupt = self.interrupt.clone();
-        let mut waiter = Waiter::new(env.clock, env.bus, interrupt.as_ref());
+        let mut waiter = Watch::new(env, interrupt.as_ref());
         loop {
             self.reap()?;
             for (user, _) in self.done.drain(..) {

@@ -68,14 +68,14 @@ mod wait;
 
 pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError};
 pub use cid::DEPTH_MAX;
-pub use clock::{Clock, MonotonicClock, Nanos};
+pub use clock::{Clock, MonotonicClock, Nanos, Waiter, wait_until};
 pub use controller::{Controller, State};
 pub use copy::{CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy};
 pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };
 pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
-pub use grant::{DescriptorMode, QueueGrant, Quiesced};
+pub use grant::{DescriptorMode, GrantEpoch, QueueGrant, Quiesced};
 pub use grants::QueueMemory;
 pub use health::ControllerEvent;
 pub use info::{Capabilities, ControllerInfo};

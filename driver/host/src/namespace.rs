@@ -3,6 +3,7 @@
 use nvme_spec::{
     identify::{IdentifyNamespace, LbaFormat},
     ids::{Lba, Nsid},
+    status::Status,
 };
 
 /// A namespace that can be used.
@@ -46,6 +47,12 @@ pub enum NamespaceError {
     /// The controller does not list it.
     #[error("no such active namespace; namespaces() lists those there are")]
     Unknown,
+    /// The controller lists it and does not describe it.
+    #[error("identify namespace failed: {status}; the other namespaces can be used")]
+    Identify {
+        /// How it answered.
+        status: Status,
+    },
     /// NSZE is 0.
     #[error("its size is 0 LBAs; it is not attached or not formatted")]
     Empty,

@@ -12,8 +12,8 @@ use crate::{
     grant::Quiesced,
     grants::{HOST_QUEUE, OnDevice},
     health::abort_sqe,
-    io::{Data, Env, Flight, IoFault, Work},
-    wait::health,
+    io::{Data, Flight, IoFault, Work},
+    wait::{Env, health},
 };
 
 /// How much it took to get the granted queues back.
@@ -44,20 +44,24 @@ impl Controller {
     /// deleting a queue aborts all of them (Base, "Delete I/O Submission Queue").
     ///
     /// # Errors
-    /// [`Error`] when the reset fails: the controller stays failed, and the queues' memory is
+    /// [`Error::QueueState`] when `proof` does not cover every grant of this controller: nothing
+    /// was done then. [`Error`] when the reset fails: the controller stays failed, and the queues' memory is
     /// kept, in this value and for good when it is dropped. [`Error::Closed`] after a shutdown.
-    pub fn recover(&mut self, _proof: &Quiesced) -> Result<Recovered, Error> {
+    pub fn recover(&mut self, proof: &Quiesced) -> Result<Recovered, Error> {
         let span = tracing::info_span!("recover", ctrl = %self.id);
         let _entered = span.enter();
         if self.state == State::Shutdown {
             return Err(Error::Closed { ctrl: self.id.clone() });
+        }
+        for qid in self.queues.keys() {
+            self.check_proof(*qid, proof)?;
         }
         let mut level = RecoveryLevel::Queues;
         if !(self.state == State::Ready && health(&*self.bus).is_ok() && self.remake_queues()) {
             level = RecoveryLevel::Controller;
             // The proof covers all grants, and the reset ends all DMA.
             for queue in self.queues.values_mut() {
-                queue.granted = false;
+                queue.granted = None;
             }
             let whole = |c: &Self| {
                 let mut queues = c.queues.values();
@@ -76,7 +80,7 @@ impl Controller {
     /// Deletes the granted queues and makes them and all lost ones anew. Whether all of it worked.
     fn remake_queues(&mut self) -> bool {
         let granted: Vec<QueueId> =
-            self.queues.iter().filter(|(_, q)| q.granted).map(|(qid, _)| *qid).collect();
+            self.queues.iter().filter(|(_, q)| q.granted.is_some()).map(|(qid, _)| *qid).collect();
         for qid in granted {
             let absent = |c: &Self| c.queues.get(&qid).map(|q| q.device) == Some(OnDevice::Absent);
             let deleted = absent(self) || self.delete_on_device(qid).is_ok();
@@ -89,7 +93,7 @@ impl Controller {
                 return false;
             }
             queue.device = OnDevice::Absent;
-            queue.granted = false;
+            queue.granted = None;
         }
         self.recreate_idle_queues().is_ok()
     }
@@ -166,14 +170,10 @@ impl Controller {
                 return false;
             }
         }
-        let env = Env {
-            clock: &*self.clock,
-            bus: &*self.bus,
-            timeout: self.options.command_timeout,
-            mode: self.info.descriptor_mode,
-        };
+        let (clock, bus) = (&*self.clock, &*self.bus);
+        let env = Env { clock, bus, pause_max: self.info.pause_max };
         let deadline = self.clock.now() + self.options.abort_grace;
-        self.host.as_mut().is_some_and(|host| host.drain(&env, deadline).unwrap_or(false))
+        self.host.as_mut().is_some_and(|host| host.drain(env, deadline).unwrap_or(false))
     }
 
     /// Second rung: the host queue is deleted, which ends its commands, and made anew.

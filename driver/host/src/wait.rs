@@ -1,4 +1,4 @@
-//! Waiting with a deadline, while watching that the controller is still alive.
+//! Waits with a deadline that notice when the controller dies or pauses.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// How often a waiting call reads CSTS.
 const HEALTH_EVERY: Nanos = Nanos::from_millis(50);
-/// Longest sleep for an interrupt; then the queue is looked at even without one.
+/// Longest sleep for an interrupt; then the queue is polled even without one.
 const INTERRUPT_NAP: Nanos = Nanos::from_millis(5);
 
 /// Why there is no point in waiting on.
@@ -21,24 +21,33 @@ pub(crate) enum Dead {
     Fatal(u32),
 }
 
-/// One wait: a loop of "look, then [`Waiter::wait`]".
+/// One wait of a controller: a [`Waiter`] that also sleeps for an interrupt and watches CSTS.
+///
+/// Time in which the controller says that it has paused (CSTS.PP) does not count against deadlines,
+/// up to `pause_max`: firmware is being activated (Base, "Processing Paused").
 #[derive(Debug)]
-pub(crate) struct Waiter<'a> {
-    clock: &'a dyn Clock,
-    bus: &'a dyn Bus,
+pub(crate) struct Watch<'a> {
+    env: Env<'a>,
     interrupt: Option<&'a Interrupt>,
-    next_health: Nanos,
+    last_health: Nanos,
+    /// Time in which the controller had paused.
+    paused: Nanos,
     idle: u32,
 }
 
-impl<'a> Waiter<'a> {
-    pub(crate) fn new(
-        clock: &'a dyn Clock,
-        bus: &'a dyn Bus,
-        interrupt: Option<&'a Interrupt>,
-    ) -> Self {
-        let next_health = clock.now() + HEALTH_EVERY;
-        Self { clock, bus, interrupt, next_health, idle: 0 }
+/// What a wait needs from its controller.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Env<'a> {
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) bus: &'a dyn Bus,
+    /// How much longer a paused controller may take.
+    pub(crate) pause_max: Nanos,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(env: Env<'a>, interrupt: Option<&'a Interrupt>) -> Self {
+        let now = env.clock.now();
+        Self { env, interrupt, last_health: now, paused: Nanos(0), idle: 0 }
     }
 
     /// There was something to see: the next wait begins with a short one.
@@ -46,20 +55,29 @@ impl<'a> Waiter<'a> {
         self.idle = 0;
     }
 
+    /// Whether `deadline` has passed, pauses of the controller aside.
+    pub(crate) fn is_past(&self, deadline: Nanos) -> bool {
+        self.env.clock.now() >= deadline + self.paused
+    }
+
     /// Waits a little. `false` when `deadline` has passed.
     pub(crate) fn wait(&mut self, deadline: Nanos) -> Result<bool, Dead> {
-        let now = self.clock.now();
-        if now >= self.next_health || now >= deadline {
-            self.next_health = now + HEALTH_EVERY;
-            health(self.bus)?;
+        let now = self.env.clock.now();
+        if now >= self.last_health + HEALTH_EVERY || self.is_past(deadline) {
+            if health(self.env.bus)?.pp() == 1 {
+                let paused = self.paused + (now - self.last_health);
+                self.paused = paused.min(self.env.pause_max);
+            }
+            self.last_health = now;
         }
-        if now >= deadline {
+        if self.is_past(deadline) {
             return Ok(false);
         }
+        let until = deadline + self.paused;
         if let Some(interrupt) = self.interrupt {
-            sleep(interrupt, (deadline - now).min(INTERRUPT_NAP));
+            sleep(interrupt, (until - now).min(INTERRUPT_NAP));
         }
-        self.clock.pause(self.idle, deadline);
+        self.env.clock.pause(self.idle, until);
         self.idle = self.idle.saturating_add(1);
         Ok(true)
     }
@@ -83,7 +101,7 @@ fn sleep(interrupt: &Interrupt, span: Nanos) {
     let span: Duration = span.duration();
     let Ok(timeout) = Timespec::try_from(span) else { return };
     let mut fds = [PollFd::new(&*interrupt.eventfd, PollFlags::IN)];
-    // Any failure only means that the queue is looked at early.
+    // Any failure only means that the queue is polled early.
     if poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*interrupt.eventfd, &mut count);

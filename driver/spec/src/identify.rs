@@ -186,8 +186,10 @@ pub struct IdentifyController {
     pub wctemp: u16,
     /// Critical temperature in kelvins.
     pub cctemp: u16,
-    /// Fields this project does not use (bytes 270 to 511).
-    pub reserved270: [u8; 242],
+    /// Maximum time for firmware activation in 100 milliseconds; 0 = not reported.
+    pub mtfa: u16,
+    /// Fields this project does not use (bytes 272 to 511).
+    pub reserved272: [u8; 240],
     /// Submission queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.
     pub sqes: u8,
     /// Completion queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
-use nvme_driver::{Clock, Nanos, Place, Quiesced};
+use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use super::{
     device::CudaDevice,
@@ -63,6 +63,7 @@ struct Parts {
 /// A kernel that may be running.
 struct Run {
     args: Args,
+    grants: Vec<GrantEpoch>,
     /// Launched since the stream was seen idle.
     launched: u32,
     /// The ring's tail, and SMs for what no launch was made for.
@@ -265,14 +266,15 @@ impl IoExecutor for CudaExecutor {
         Some(address)
     }
 
-    fn start(&mut self, args: Args) -> Result<(), ExecutorError> {
+    fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         self.parts.device.healthy()?;
         if self.run.is_some() {
             return Err(Self::failed("it is running already; stop it first"));
         }
         let resident = self.options.mode == LaunchMode::Resident;
         let args = Args { resident: u32::from(resident), ..args };
-        let mut run = Run { args, launched: 0, owed: None, failed: None };
+        let grants = grants.to_vec();
+        let mut run = Run { args, grants, launched: 0, owed: None, failed: None };
         if resident {
             self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
         }
@@ -331,11 +333,11 @@ impl IoExecutor for CudaExecutor {
                 self.clock.pause(idle, deadline);
                 idle = idle.saturating_add(1);
             }
-            self.run = None;
             self.parts.device.ended();
         }
+        let grants = self.run.take().map(|run| run.grants).unwrap_or_default();
         // SAFETY: the stream that every launch was made on is idle, or there was no launch.
-        Ok(unsafe { Quiesced::assert() })
+        Ok(unsafe { Quiesced::assert(grants) })
     }
 }
 

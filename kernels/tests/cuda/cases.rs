@@ -233,7 +233,7 @@ fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
 fn idle(device: &Arc<CudaDevice>, mode: LaunchMode) {
     for _ in 0..3 {
         let (mut executor, page, args) = bare(device, mode);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         executor.submitted(0, 0).expect("launched");
         set_stop(&page);
         executor.stop(Nanos::from_millis(10_000)).expect("it ends");

@@ -184,7 +184,7 @@ fn copies_go_on_beside_a_resident_kernel() {
         let copies = CudaCopies::with_host_memory(&device, 64 * PAGE).expect("a stream");
         let gpu = device.allocate(48 * PAGE).expect("GPU memory");
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         let allocations = || mock::count("cuMemHostAlloc") + mock::count("cuMemAlloc");
         let before = allocations();
         let memory = copies.host_memory(48 * PAGE).expect("from what there is");
@@ -331,7 +331,7 @@ fn the_software_controller_reaches_gpu_memory() {
         let memory = device.allocate(64 * PAGE).expect("GPU memory").into_external();
         let memory = DmaSlice::whole(domain.import(memory).expect("imported")).expect("one range");
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         let allocations = mock::count("cuMemHostAlloc");
         let tried = round_trip(&mut controller, Nsid(1), Lba(3), &memory, Some(&*copies));
         let report = tried.expect("the controller is well");
@@ -356,7 +356,7 @@ fn bytes_go_there_and_back_on_a_gpu() {
     let pages = Pages::new(&copies, &device, 1500);
     there_and_back(&copies, &pages);
     let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
-    executor.start(args).expect("starts");
+    executor.start(args, &[]).expect("starts");
     there_and_back(&copies, &pages);
     drop((pages, copies));
     set_stop(&page);

@@ -100,7 +100,7 @@ fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
         assert!(!*freed.lock().expect("nobody panicked"));
         // At once, also while an executor is started: nothing here waits for kernels.
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         drop(external);
         assert!(*freed.lock().expect("nobody panicked"));
         assert_eq!((pinned(), mock::count("cuMemFree")), (0, 0));

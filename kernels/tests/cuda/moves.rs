@@ -53,7 +53,7 @@ fn launches_do_not_pile_up() {
     isolated("moves::launches_do_not_pile_up", Level::Full, &[], || {
         let device = rig::gpu();
         let (mut executor, pages, args) = bare(&device, LaunchMode::PerBatch);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         mock::hang(true);
         for _ in 0..300 {
             executor.submitted(0, 0).expect("noted");

@@ -251,7 +251,7 @@ fn nothing_is_allocated_while_an_executor_runs() {
         let stream = CudaStream::new(&device, None).expect("a stream");
         let pattern = CudaPattern::with_items(&device, 2049).expect("compiles");
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         let before = mock::count("cuMemHostAlloc");
         // Two slots: two checks that are kept, and no room for a third.
         // SAFETY: the memory outlives the stream's work.

@@ -22,12 +22,6 @@ const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 /// Cases without variables.
 const PLAIN: [Variables<'_>; 2] = [&[]; 2];
 
-/// Of grants that no kernel ever saw.
-fn never_ran(device: &Arc<CudaDevice>) -> Quiesced {
-    let (mut executor, _page, _) = bare(device, LaunchMode::PerBatch);
-    executor.stop(Nanos(0)).expect("never started")
-}
-
 #[test]
 fn no_pinned_memory() {
     // The warps' state, its copies' memory and word, rings, the first chunk of the arena.
@@ -43,7 +37,8 @@ fn no_pinned_memory() {
             assert!(text.contains(word), "{word}: {text}");
         }
         mock::assert_thread_clean();
-        rig.reclaim(&never_ran(&device));
+        let proof = rig.never_ran();
+        rig.reclaim(&proof);
         drop((rig, device));
         mock::assert_clean();
     });
@@ -150,7 +145,8 @@ fn a_resident_kernel_that_cannot_start() {
         let made = rig.try_ring(rig::options(LaunchMode::Resident), options);
         let text = made.expect_err("no kernel").to_string();
         assert!(text.contains("cannot all be resident") || text.contains("801"), "{text}");
-        rig.reclaim(&never_ran(&device));
+        let proof = rig.never_ran();
+        rig.reclaim(&proof);
         drop((rig, device));
         mock::assert_clean();
     });
@@ -211,7 +207,7 @@ fn a_stop_that_takes_too_long_can_be_tried_again() {
             || {
                 let device = rig::gpu();
                 let (mut executor, page, args) = bare(&device, mode);
-                executor.start(args).expect("starts");
+                executor.start(args, &[]).expect("starts");
                 mock::hang(true);
                 executor.submitted(1, 0).expect("launched");
                 set_stop(&page);
@@ -237,8 +233,8 @@ fn a_resident_kernel_that_ends_by_itself() {
         let device = rig::gpu();
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
         executor.poll().expect_err("not started");
-        executor.start(args).expect("starts");
-        executor.start(args).expect_err("started already");
+        executor.start(args, &[]).expect("starts");
+        executor.start(args, &[]).expect_err("started already");
         executor.poll().expect("it runs");
         set_stop(&page);
         let error = loop {
@@ -261,7 +257,7 @@ fn what_a_running_kernel_may_use_is_leaked() {
         let device = rig::gpu();
         let (mut executor, page, args) = bare(&device, mode);
         mock::hang(true);
-        executor.start(args).expect("starts");
+        executor.start(args, &[]).expect("starts");
         executor.submitted(1, 0).expect("launched");
         let live = mock::live();
         drop((executor, page, device));
@@ -281,7 +277,7 @@ fn what_is_dropped_meanwhile_is_parked_and_used_again() {
             let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
             let stream = gio_kernels::cuda::CudaStream::new(&device, Some(2)).expect("a stream");
             let memory = executor.alloc(100_000).expect("memory");
-            executor.start(args).expect("starts");
+            executor.start(args, &[]).expect("starts");
             // SAFETY: inside the memory.
             unsafe { memory.host().as_ptr().write_volatile(9) };
             let (address, len) = (memory.address(), memory.len());
@@ -309,8 +305,7 @@ fn a_queue_out_of_reach_is_refused() {
     isolated("trouble::a_queue_out_of_reach_is_refused", Level::Full, &[], || {
         let device = rig::gpu();
         let mut rig = Rig::new(device.clone(), 1, 2, 32);
-        let proof = never_ran(&device);
-        rig.reclaim(&proof);
+        rig.reclaim(&Quiesced::default());
         // Queues in memory of the bus that nobody registered.
         let qid = rig.controllers[0].create_queue_pair(32).expect("a queue");
         let grant = rig.controllers[0].grant(qid, Nsid(1)).expect("a grant");
@@ -320,6 +315,7 @@ fn a_queue_out_of_reach_is_refused() {
         let made = Uring::init_queue(16, Box::new(executor), clock, &[(0, grant)], options);
         let text = made.expect_err("out of reach").to_string();
         assert!(text.contains("submission queue") && text.contains("place it"), "{text}");
+        let proof = rig.never_ran();
         rig.controllers[0].reclaim(qid, &proof).expect("taken back");
     });
 }

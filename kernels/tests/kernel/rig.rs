@@ -176,7 +176,7 @@ impl Rig {
             rounds: config.rounds,
             reserved: 0,
         };
-        executor.start(args).expect("nothing runs yet");
+        executor.start(args, &[]).expect("nothing runs yet");
         Self { config, memory, args, executor, devices, random, tail: 0, seen: 0 }
     }
 

@@ -154,7 +154,7 @@ impl DmaSpace for Ram {
         "guest memory"
     }
 
-    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
+    fn alloc_on(&self, len: usize, _node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let none = || DmaError::NoIova { space: self.name().into(), len };
         let bytes = len.max(1).checked_next_multiple_of(PAGE).ok_or_else(none)?;
         let ram = self.this.upgrade().ok_or_else(none)?;

@@ -29,9 +29,9 @@ pub struct Queue {
 }
 
 /// Proof for the queues of a test. Its threads have ended whenever it asks for one.
-pub fn quiesced() -> Quiesced {
+pub fn quiesced(controller: &Controller) -> Quiesced {
     // SAFETY: queues are driven by the thread of the test that asks, and by nobody else.
-    unsafe { Quiesced::assert() }
+    unsafe { Quiesced::assert(controller.grants().map(|grant| grant.epoch)) }
 }
 
 /// How much of one piece of memory a queue of `depth` needs, descriptor areas included.
@@ -138,7 +138,8 @@ impl Queue {
 
     /// Ends it on the controller.
     pub fn give_back(self, controller: &mut Controller) -> Result<()> {
-        drop(controller.reclaim(self.qid, &quiesced())?);
+        let proof = quiesced(controller);
+        drop(controller.reclaim(self.qid, &proof)?);
         Ok(())
     }
 }

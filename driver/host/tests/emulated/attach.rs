@@ -4,11 +4,12 @@ use nvme_driver::{
     ControllerOptions, DescriptorMode, DescriptorPreference, Error, NamespaceError, State,
 };
 use nvme_emu::{
-    EmuConfig, FaultPlan, IdentifyOverrides, IdentifyPatch, RegisterFaults, SglSupport,
+    EmuConfig, FaultAction, FaultPlan, FaultWhen, IdentifyOverrides, IdentifyPatch, MemoryMedia,
+    RegisterFaults, SglSupport,
 };
-use nvme_spec::ids::Nsid;
+use nvme_spec::{admin::AdminOpcode, ids::Nsid, status::Status};
 
-use crate::{LBAS, Rig, SEED};
+use crate::{LBAS, Rig, SEED, admin, always};
 
 fn refused(faults: FaultPlan) -> Error {
     let rig = Rig::new(EmuConfig::new("emu0").faults(faults));
@@ -123,6 +124,18 @@ fn any_identify_page_is_an_answer() {
             let _ = rig.attach_with(ControllerOptions::default());
         }
     }
+}
+
+#[test]
+fn one_namespace_that_cannot_be_identified_spares_the_others() {
+    let config = EmuConfig::new("emu0").namespace(MemoryMedia::new(1 << 20).unwrap(), 512);
+    let rig = Rig::new(config);
+    let code = Status::INTERNAL_ERROR.0;
+    let when = FaultWhen { nsid: Some(1), ..admin(AdminOpcode::IDENTIFY.0) };
+    rig.faults([always(when, FaultAction::Status { code, dnr: true })]);
+    let mut ctrl = rig.attach();
+    assert!(matches!(ctrl.refused_namespaces(), [(Nsid(1), NamespaceError::Identify { .. })]));
+    ctrl.flush(Nsid(2)).unwrap();
 }
 
 #[test]

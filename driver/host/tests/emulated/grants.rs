@@ -2,7 +2,7 @@
 
 use nvme_driver::{
     Controller, ControllerOptions, DescriptorMode, DescriptorPreference, Error, FailCause,
-    QueueMemory, Quiesced, RecoveryLevel, State, TimeoutOutcome,
+    QueueMemory, Quiesced, Recovered, RecoveryLevel, State, TimeoutOutcome,
     queue::{Completion, QueuePair},
 };
 use nvme_emu::{EmuConfig, FaultAction, FaultPlan, RegisterFaults};
@@ -19,9 +19,19 @@ use crate::{LBAS, Rig, admin, always, io};
 const NS: Nsid = Nsid(1);
 
 #[allow(unsafe_code, reason = "the tests' executors are plain calls, which have returned")]
-fn quiesced() -> Quiesced {
+fn quiesced(ctrl: &Controller) -> Quiesced {
     // SAFETY: no thread was ever given a grant here.
-    unsafe { Quiesced::assert() }
+    unsafe { Quiesced::assert(ctrl.grants().map(|grant| grant.epoch)) }
+}
+
+fn recover(ctrl: &mut Controller) -> Result<Recovered, Error> {
+    let proof = quiesced(ctrl);
+    ctrl.recover(&proof)
+}
+
+fn reclaim(ctrl: &mut Controller, qid: QueueId) -> Result<QueueMemory, Error> {
+    let proof = quiesced(ctrl);
+    ctrl.reclaim(qid, &proof)
 }
 
 /// An executor of the simplest kind: a queue pair over memory the test chose.
@@ -81,9 +91,50 @@ fn a_grant_has_what_an_executor_needs() {
     assert_eq!(grant.cq_doorbell.host, Some(base + (u64::from(qid.0) * 2 + 1) * 16));
     assert!(matches!(ctrl.grant(qid, NS), Err(Error::QueueState { .. })), "granted once");
     assert!(matches!(ctrl.shutdown(), Err(Error::QueueState { .. })), "granted");
-    ctrl.reclaim(qid, &quiesced()).unwrap();
+    reclaim(&mut ctrl, qid).unwrap();
     assert!(matches!(ctrl.grant(qid, NS), Err(Error::QueueState { .. })), "deleted");
     ctrl.shutdown().unwrap();
+}
+
+#[test]
+fn a_proof_takes_back_only_the_grants_it_names() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let executor = Executor::new(&rig, &mut ctrl, 32);
+    let qid = executor.pair.qid();
+    let first = quiesced(&ctrl);
+    let other = ctrl.create_queue_pair(16).unwrap();
+    ctrl.grant(other, NS).unwrap();
+    let refused = |result: Result<(), Error>| {
+        assert!(matches!(result, Err(Error::QueueState { .. })), "{result:?}");
+    };
+    // Neither another ring's token nor one from before a new grant.
+    refused(ctrl.reclaim(other, &first).map(|_| ()));
+    refused(ctrl.recover(&first).map(|_| ()));
+    refused(ctrl.reclaim(qid, &Quiesced::default()).map(|_| ()));
+    assert_eq!(ctrl.grants().count(), 2);
+    recover(&mut ctrl).unwrap();
+    let mut executor = Executor::start(&mut ctrl, qid, executor.memory);
+    refused(ctrl.reclaim(qid, &first).map(|_| ()));
+    assert!(executor.flush(&ctrl).unwrap().status.is_success());
+    // A queue that nobody was granted needs no executor's end.
+    ctrl.reclaim(other, &Quiesced::default()).unwrap();
+    reclaim(&mut ctrl, qid).unwrap();
+}
+
+#[test]
+fn a_reset_that_cannot_make_queues_anew_ends() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    ctrl.create_queue_pair(16).unwrap();
+    let when = nvme_emu::FaultWhen { every: Some(2), ..admin(AdminOpcode::CREATE_IO_CQ.0) };
+    rig.faults([always(when, FaultAction::Drop)]);
+    let error = ctrl.reset().unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(matches!(ctrl.state(), State::Failed(FailCause::AdminTimeout { .. })));
+    rig.faults([]);
+    ctrl.reset().unwrap();
+    ctrl.flush(NS).unwrap();
 }
 
 #[test]
@@ -99,7 +150,7 @@ fn prp_grants_are_limited_by_their_area() {
     let grant = ctrl.grant(qid, NS).unwrap();
     assert_eq!((grant.descriptor_bytes, grant.transfer_bytes_max), (128, 16 * 4096));
     assert_eq!(grant.depth, 256, "depth 0 means the option's");
-    ctrl.reclaim(qid, &quiesced()).unwrap();
+    reclaim(&mut ctrl, qid).unwrap();
 }
 
 #[test]
@@ -121,7 +172,7 @@ fn depths_and_memory_are_checked() {
     assert!(matches!(ctrl.create_queue_pair_in(short), Err(Error::QueueState { .. })));
     let bare = QueueMemory { descriptors: good.descriptors.slice(0, 64).unwrap(), ..good };
     assert!(matches!(ctrl.create_queue_pair_in(bare), Err(Error::QueueState { .. })));
-    ctrl.reclaim(qid, &quiesced()).unwrap();
+    reclaim(&mut ctrl, qid).unwrap();
 }
 
 #[test]
@@ -131,7 +182,7 @@ fn queues_run_out_and_come_back() {
     let mut ctrl = rig.attach_with(options).unwrap();
     let qids: Vec<_> = (0..3).map(|_| ctrl.create_queue_pair(16).unwrap()).collect();
     assert!(matches!(ctrl.create_queue_pair(16), Err(Error::QueueState { .. })));
-    ctrl.reclaim(qids[1], &quiesced()).unwrap();
+    reclaim(&mut ctrl, qids[1]).unwrap();
     assert_eq!(ctrl.create_queue_pair(16).unwrap(), qids[1]);
 }
 
@@ -148,7 +199,7 @@ fn a_refused_queue_leaves_nothing_behind() {
         assert_eq!(rig.domain.mapped().len(), before);
         rig.faults([]);
         let qid = ctrl.create_queue_pair(64).unwrap();
-        ctrl.reclaim(qid, &quiesced()).unwrap();
+        reclaim(&mut ctrl, qid).unwrap();
         assert_eq!(rig.domain.mapped().len(), before);
     }
 }
@@ -164,7 +215,7 @@ fn recovery_deletes_queues_and_grants_them_anew() {
     let Executor { memory, pair } = executor;
     let qid = pair.qid();
     drop(pair);
-    let recovered = ctrl.recover(&quiesced()).unwrap();
+    let recovered = recover(&mut ctrl).unwrap();
     assert_eq!((recovered.level, recovered.queues), (RecoveryLevel::Queues, vec![qid]));
     rig.faults([]);
     let mut executor = Executor::start(&mut ctrl, qid, memory);
@@ -181,7 +232,7 @@ fn recovery_resets_when_queues_cannot_be_deleted() {
     let executor = Executor::new(&rig, &mut ctrl, 32);
     rig.faults([always(admin(AdminOpcode::DELETE_IO_SQ.0), FaultAction::Drop)]);
     let qid = executor.pair.qid();
-    let recovered = ctrl.recover(&quiesced()).unwrap();
+    let recovered = recover(&mut ctrl).unwrap();
     assert_eq!((recovered.level, recovered.queues), (RecoveryLevel::Controller, vec![qid]));
     rig.faults([]);
     let mut executor = Executor::start(&mut ctrl, qid, executor.memory);
@@ -198,12 +249,12 @@ fn a_stuck_queue_keeps_its_memory_until_recovery() {
     let kept = |rig: &Rig| rig.domain.mapped().iter().any(|part| part.iova == sq);
     drop(executor);
     rig.faults([always(admin(AdminOpcode::DELETE_IO_SQ.0), FaultAction::Drop)]);
-    assert!(matches!(ctrl.reclaim(qid, &quiesced()), Err(Error::Failed { .. })));
+    assert!(matches!(reclaim(&mut ctrl, qid), Err(Error::Failed { .. })));
     assert_eq!(ctrl.state(), State::Failed(FailCause::QueueStuck { qid }));
     assert!(kept(&rig));
     rig.faults([]);
-    assert_eq!(ctrl.recover(&quiesced()).unwrap().level, RecoveryLevel::Controller);
-    ctrl.reclaim(qid, &quiesced()).unwrap();
+    assert_eq!(recover(&mut ctrl).unwrap().level, RecoveryLevel::Controller);
+    reclaim(&mut ctrl, qid).unwrap();
     assert!(!kept(&rig));
 }
 
@@ -219,8 +270,8 @@ fn memory_is_not_handed_out_after_a_recovery_that_failed() {
         registers: RegisterFaults { rdy_never_clears: true, ..Default::default() },
         ..FaultPlan::default()
     });
-    ctrl.recover(&quiesced()).unwrap_err();
-    assert!(matches!(ctrl.reclaim(qid, &quiesced()), Err(Error::Failed { .. })));
+    recover(&mut ctrl).unwrap_err();
+    assert!(matches!(reclaim(&mut ctrl, qid), Err(Error::Failed { .. })));
     drop(ctrl);
     let mapped = rig.domain.mapped();
     assert!(mapped.iter().any(|part| part.iova == sq), "the device may still use the queue");
@@ -243,7 +294,7 @@ fn a_reset_behind_an_executors_back_voids_its_grant() {
     assert!(matches!(error, Error::Timeout { outcome, .. } if outcome == reset), "{error}");
     rig.faults([]);
     ctrl.grant(idle, NS).unwrap();
-    let recovered = ctrl.recover(&quiesced()).unwrap();
+    let recovered = recover(&mut ctrl).unwrap();
     assert_eq!(recovered.level, RecoveryLevel::Queues);
     assert_eq!(recovered.queues, [qid, idle]);
     let mut executor = Executor::start(&mut ctrl, qid, executor.memory);

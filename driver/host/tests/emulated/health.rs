@@ -1,12 +1,14 @@
 //! Logs, features, events, format.
 
-use nvme_driver::{ControllerEvent, Error, Nanos, State, platform::ring::Doorbell};
+use nvme_driver::{ControllerEvent, Error, FailCause, Nanos, State, platform::ring::Doorbell};
+use nvme_emu::{FaultAction, FaultPlan, IdentifyOverrides, RegisterFaults};
 use nvme_spec::{
     admin::{FeatureId, FormatNvm},
     ids::{Lba, Nsid},
+    nvm::NvmOpcode,
 };
 
-use crate::{LBA, Rig, pattern};
+use crate::{LBA, Rig, io, once, pattern};
 
 const NS: Nsid = Nsid(1);
 
@@ -35,6 +37,38 @@ fn a_quiet_controller_has_no_events() {
     rig.emu.unplug();
     assert!(matches!(ctrl.poll_events(), Err(Error::Gone { .. })));
     assert!(matches!(ctrl.state(), State::Failed(_)));
+}
+
+#[test]
+fn one_poll_tells_what_the_bus_knows() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    rig.emu.request();
+    assert_eq!(ctrl.poll_events().unwrap(), [ControllerEvent::Requested]);
+    assert_eq!(ctrl.poll_events().unwrap(), [], "once");
+    rig.emu.set_faults(FaultPlan {
+        registers: RegisterFaults { paused: true, ..Default::default() },
+        ..FaultPlan::default()
+    });
+    assert_eq!(ctrl.poll_events().unwrap(), [ControllerEvent::Paused]);
+    rig.emu.set_faults(FaultPlan::default());
+    assert_eq!(ctrl.poll_events().unwrap(), [ControllerEvent::Resumed]);
+    rig.faults([once(io(NvmOpcode::FLUSH.0), FaultAction::FatalStatus)]);
+    ctrl.flush(NS).unwrap_err();
+    assert!(matches!(ctrl.poll_events(), Err(Error::Failed { cause: FailCause::Fatal, .. })));
+}
+
+#[test]
+fn a_namespace_that_changed_makes_its_grants_stale() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let qid = ctrl.create_queue_pair(16).unwrap();
+    ctrl.grant(qid, NS).unwrap();
+    assert!(ctrl.stale_grants().is_empty());
+    let identify = IdentifyOverrides { nsze: Some(77), ..Default::default() };
+    rig.emu.set_faults(FaultPlan { identify, ..FaultPlan::default() });
+    ctrl.rescan().unwrap();
+    assert_eq!((ctrl.namespaces()[0].lbas, ctrl.stale_grants()), (77, vec![qid]));
 }
 
 #[test]

@@ -232,7 +232,7 @@ fn a_command_that_never_ends_does_not_hang_it_and_granted_queues_go_on() {
     assert!(report.is_ok(), "{report}");
     // No reset took the granted queue: giving it back deletes it on the device.
     // SAFETY: nobody uses the grant.
-    let stopped = unsafe { nvme_driver::Quiesced::assert() };
+    let stopped = unsafe { nvme_driver::Quiesced::assert([grant.epoch]) };
     rig.controller.reclaim(qid, &stopped).unwrap();
 }
 

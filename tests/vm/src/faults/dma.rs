@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nvme_driver::{DmaSlice, DmaSpace, Error, QueueMemory, State};
+use nvme_driver::{DmaSlice, DmaSpace, Error, QueueMemory, Quiesced, State};
 use nvme_spec::ids::Lba;
 use nvme_spec::nvm::NvmOpcode;
 
@@ -108,9 +108,10 @@ fn lost_queue(lose: impl Fn(QueueMemory, DmaSlice) -> QueueMemory) -> Result<()>
     // The executor stops; its queues are made anew, and this one is given up.
     let qid = queue.qid();
     drop(queue);
-    drive.recover(&quiesced())?;
+    let proof = quiesced(&drive);
+    drive.recover(&proof)?;
     ensure!(drive.state() == State::Ready, "{:?}", drive.state());
-    drop(drive.reclaim(qid, &quiesced())?);
+    drop(drive.reclaim(qid, &Quiesced::default())?);
     let mut found = vec![0; expected.len()];
     drive.read(FIRST, Lba(40), &mut found)?;
     same("after the recovery", &found, &expected)

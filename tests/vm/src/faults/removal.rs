@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nvme_driver::{ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome};
+use nvme_driver::{Bus, ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome};
 use nvme_spec::ids::Lba;
 
 use crate::drive::{FIRST, alone, attach, bus, options, pattern, same, space};

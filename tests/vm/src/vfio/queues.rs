@@ -134,10 +134,12 @@ pub fn commands_in_flight_are_recovered() -> Result<()> {
         queue.ring();
         let qid = queue.qid();
         drop(queue);
-        let recovered = drive.recover(&quiesced())?;
+        let proof = quiesced(&drive);
+        let recovered = drive.recover(&proof)?;
         ensure!(recovered.queues == [qid], "round {round}: {recovered:?}");
         drive.grant(qid, FIRST)?;
-        drop(drive.reclaim(qid, &quiesced())?);
+        let proof = quiesced(&drive);
+        drop(drive.reclaim(qid, &proof)?);
         let mut found = vec![0; 4096];
         drive.read(FIRST, Lba(5), &mut found)?;
     }

@@ -143,30 +143,7 @@ impl VfioBus {
         self.device.address()
     }
 
-    /// The memory node nearest to it; `None` when the machine has only one or does not say.
-    #[must_use]
-    pub fn numa_node(&self) -> Option<u32> {
-        self.numa_node
-    }
-
-    /// Whether somebody wants the function back: its driver is being unbound, or it is about to be
-    /// unplugged. It still works, and the other side waits until this bus is dropped: end the I/O,
-    /// shut the controller down, drop it.
-    #[must_use]
-    pub fn requested(&self) -> bool {
-        if self.requested.get().is_none() {
-            let mut count = [0; 8];
-            let seen = self.request.as_ref().map(|fd| rustix::io::read(fd, &mut count));
-            if !matches!(seen, Some(Ok(8))) {
-                return false;
-            }
-            tracing::warn!(ctrl = %self.id, "somebody wants this function back");
-            let _ = self.requested.set(());
-        }
-        true
-    }
-
-    /// Readable when [`VfioBus::requested`] is about to become true; for an event loop, which
+    /// Readable when [`Bus::requested`] is about to become true; for an event loop, which
     /// leaves the reading to that call. `None` when the kernel has no such event.
     #[must_use]
     pub fn request_event(&self) -> Option<&Arc<OwnedFd>> {
@@ -255,6 +232,23 @@ impl Bus for VfioBus {
 
     fn dma(&self) -> &Arc<dyn DmaSpace> {
         &self.dma
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
+
+    fn requested(&self) -> bool {
+        if self.requested.get().is_none() {
+            let mut count = [0; 8];
+            let seen = self.request.as_ref().map(|fd| rustix::io::read(fd, &mut count));
+            if !matches!(seen, Some(Ok(8))) {
+                return false;
+            }
+            tracing::warn!(ctrl = %self.id, "somebody wants this function back");
+            let _ = self.requested.set(());
+        }
+        true
     }
 
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {

@@ -93,7 +93,7 @@ impl DmaSpace for VfioSpace {
         self.container.name()
     }
 
-    fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
+    fn alloc_on(&self, len: usize, _node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let page = usize::try_from(self.container.page()).unwrap_or(usize::MAX);
         let memory = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len));
         let memory = memory.and_then(|len| Anonymous::new(len, self.options.huge_pages)).map_err(
