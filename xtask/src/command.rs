@@ -5,6 +5,7 @@ pub mod ci;
 pub mod gpu;
 pub mod lint;
 pub mod loom;
+pub mod mutants;
 pub mod ptx;
 pub mod test;
 pub mod vm;

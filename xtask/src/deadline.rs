@@ -19,6 +19,14 @@ impl Deadline {
         Self(minutes.map(|m| Instant::now() + Duration::from_secs(60 * m)))
     }
 
+    pub fn after(timeout: Duration) -> Self {
+        Self(Some(Instant::now() + timeout))
+    }
+
+    pub const fn never() -> Self {
+        Self(None)
+    }
+
     pub fn is_set(self) -> bool {
         self.0.is_some()
     }

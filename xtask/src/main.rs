@@ -22,6 +22,7 @@ mod command;
 mod deadline;
 mod folder;
 mod gpu;
+mod mutants;
 mod needs;
 mod ptx;
 mod report;
@@ -89,6 +90,11 @@ enum Command {
     /// Programs, kernels and a script that runs them within 8 minutes and writes down what came of
     /// it.
     Gpu(command::gpu::GpuArgs),
+    /// Plant bugs one by one, and see whether a test fails
+    ///
+    /// In a copy of the work tree, in target/mutants. Takes a build and a test for each: minutes
+    /// for an area, hours for all.
+    Mutants(command::mutants::MutantsArgs),
     /// Run one benchmark
     ///
     /// Without a name, the benchmark program lists what it has.
@@ -122,6 +128,7 @@ fn main() -> ExitCode {
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
+        Command::Mutants(args) => command::mutants::run(&args),
         Command::Bench(args) => command::bench::run(&args),
     };
     done.unwrap_or_else(|error| {

@@ -7,6 +7,7 @@
 mod code;
 mod docs;
 mod mask;
+mod mutants;
 mod text;
 mod tree;
 
@@ -21,7 +22,7 @@ struct Rule {
     finds: &'static [&'static str],
 }
 
-const RULES: &[&[Rule]] = &[text::RULES, code::RULES, docs::RULES];
+const RULES: &[&[Rule]] = &[text::RULES, code::RULES, docs::RULES, mutants::RULES];
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().copied().flatten()
