@@ -7,8 +7,7 @@
 //! or whose memory was freed ends the test.
 
 use std::{
-    alloc::{GlobalAlloc, Layout, System, alloc_zeroed, dealloc},
-    cell::Cell,
+    alloc::{Layout, alloc_zeroed, dealloc},
     collections::HashMap,
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, Weak},
@@ -385,33 +384,3 @@ pub(crate) fn grant(qid: u16) -> QueueGrant {
         descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 4 },
     }
 }
-
-/// Counts what this thread allocates.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// How often this thread allocated.
-pub(crate) fn heap_allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
-
-// SAFETY: passes everything on to the system's allocator; the counter is plain thread-local data
-// without a destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;

@@ -7,24 +7,18 @@ use std::{sync::Arc, time::Instant};
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use gio_uring::{Affine, Direction, Flags, IoExecutor, PoolDesc, PoolHandle, Uring, UringOptions};
 use nvme_driver::{
-    Clock, Controller, ControllerOptions, DmaSlice, DmaSpace, MonotonicClock, Nanos, QueueGrant,
-    platform::buffer::Buffer,
+    Controller, ControllerOptions, DmaSlice, DmaSpace, Nanos, QueueGrant, platform::buffer::Buffer,
 };
-use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen,
-    MemoryMedia, SimClock,
-};
+use nvme_emu::{EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, SimClock};
 use nvme_spec::ids::{Nsid, QueueId};
+use ripieno_testkit::{Drives, memory_drives};
 
 const NS: Nsid = Nsid(1);
 
 struct Stack {
-    clock: Arc<dyn Clock>,
-    domain: Arc<EmuDomain>,
-    emus: Vec<Arc<Emu>>,
+    drives: Drives,
     controllers: Vec<Controller>,
     queues: Vec<Vec<QueueId>>,
-    runner: Option<EmuRunner>,
 }
 
 impl Stack {
@@ -37,34 +31,19 @@ impl Stack {
         bytes: u64,
         sim: Option<&Arc<SimClock>>,
     ) -> Self {
-        let domain = EmuDomain::new("stack");
-        let emu = |index| {
-            let media = MemoryMedia::new(bytes).expect("address space");
-            let config = EmuConfig::new(format!("emu{index}")).namespace(media, 4096);
-            Emu::new(domain.clone(), config).expect("a good drive")
+        let (domain, configs) = (EmuDomain::new("stack"), memory_drives(devices, bytes, 4096));
+        let drives = match sim {
+            Some(sim) => Drives::simulated(domain, configs, sim),
+            None => Drives::threaded(domain, configs),
         };
-        let emus: Vec<Arc<Emu>> = (0..devices).map(emu).collect();
-        let clock: Arc<dyn Clock> = match sim {
-            Some(sim) => sim.clone(),
-            None => Arc::new(MonotonicClock::default()),
-        };
-        let mut runner = None;
-        match sim {
-            Some(sim) => emus.iter().for_each(|emu| sim.drive(emu.clone())),
-            None => runner = Some(EmuRunner::spawn(emus.clone(), clock.clone()).expect("threads")),
-        }
-        let mut stack =
-            Self { clock, domain, emus, controllers: Vec::new(), queues: Vec::new(), runner };
-        for emu in &stack.emus {
-            let options =
-                ControllerOptions { io_queues: parts as u16, ..ControllerOptions::default() };
-            let attached = Controller::attach(emu.bus(), stack.clock.clone(), options);
-            let mut controller = attached.expect("attaches");
+        let options = ControllerOptions { io_queues: parts as u16, ..ControllerOptions::default() };
+        let mut controllers = drives.attach(&options);
+        let create = |controller: &mut Controller| {
             let create = |_| controller.create_queue_pair(depth).expect("a queue");
-            stack.queues.push((0..parts).map(create).collect());
-            stack.controllers.push(controller);
-        }
-        stack
+            (0..parts).map(create).collect()
+        };
+        let queues = controllers.iter_mut().map(create).collect();
+        Self { drives, controllers, queues }
     }
 
     fn grants(&mut self) -> Vec<(u32, QueueGrant)> {
@@ -81,13 +60,15 @@ impl Stack {
 
     fn ring(&mut self, executor: Box<dyn IoExecutor>, options: UringOptions) -> Uring {
         let grants = self.grants();
-        Uring::init_queue(16, executor, self.clock.clone(), &grants, options).expect("a ring")
+        Uring::init_queue(16, executor, self.drives.clock.clone(), &grants, options)
+            .expect("a ring")
     }
 
     fn pool(&self, ring: &mut Uring, rows: u32, blocks: u32, object_bytes: u32) -> Pool {
-        let devices = self.emus.len() as u32;
+        let devices = self.drives.emus.len() as u32;
         let len = rows as usize * blocks as usize * object_bytes as usize;
-        let memory = DmaSlice::whole(self.domain.alloc(len).expect("memory")).expect("one range");
+        let memory =
+            DmaSlice::whole(self.drives.domain.alloc(len).expect("memory")).expect("one range");
         let row_bytes = u64::from(blocks) * u64::from(object_bytes);
         let desc = PoolDesc {
             row_iova: (0..rows).map(|r| memory.iova().offset(u64::from(r) * row_bytes)).collect(),
@@ -192,7 +173,7 @@ fn host_threads_move_the_right_bytes() {
     for (devices, parts, threads) in [(1, 1, 1), (2, 2, 2), (2, 1, 1)] {
         let stack = Stack::new(devices, parts, 32, 64 << 20, None);
         let options = HostOptions { threads: Some(threads) };
-        let executor = HostExecutor::new(options, stack.clock.clone());
+        let executor = HostExecutor::new(options, stack.drives.clock.clone());
         round_trip(stack, Box::new(executor), UringOptions::default());
     }
 }
@@ -202,7 +183,7 @@ fn inline_in_virtual_time_moves_the_right_bytes() {
     for seed in [1, 2, 3] {
         let sim = SimClock::new(seed);
         let stack = Stack::new(3, 1, 16, 64 << 20, Some(&sim));
-        let executor = InlineExecutor::new(stack.clock.clone());
+        let executor = InlineExecutor::new(stack.drives.clock.clone());
         let options = UringOptions { virtual_time: true, ..UringOptions::default() };
         round_trip(stack, Box::new(executor), options);
     }
@@ -220,7 +201,7 @@ fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: b
     let pool = stack.pool(&mut ring, 2, 64, 4096);
     let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
     let rules = vec![FaultRule::new(when, FaultAction::Drop).limit(1)];
-    stack.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+    stack.drives.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
     // Every other file: nothing merges, so there are commands enough.
     let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
     let (objects, errors) = all_rows(&mut ring, &pool, Direction::Read, &map);
@@ -237,7 +218,7 @@ fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: b
 #[test]
 fn a_lost_command_is_recovered_from_with_host_threads() {
     let stack = Stack::new(1, 1, 64, 16 << 20, None);
-    let executor = HostExecutor::new(HostOptions::default(), stack.clock.clone());
+    let executor = HostExecutor::new(HostOptions::default(), stack.drives.clock.clone());
     lost_command(stack, Box::new(executor), false);
 }
 
@@ -245,7 +226,7 @@ fn a_lost_command_is_recovered_from_with_host_threads() {
 fn a_lost_command_is_recovered_from_in_virtual_time() {
     let sim = SimClock::new(5);
     let stack = Stack::new(1, 1, 64, 16 << 20, Some(&sim));
-    let executor = InlineExecutor::new(stack.clock.clone());
+    let executor = InlineExecutor::new(stack.drives.clock.clone());
     lost_command(stack, Box::new(executor), true);
 }
 
@@ -254,11 +235,11 @@ fn a_lost_command_is_recovered_from_in_virtual_time() {
 #[test]
 fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     let mut stack = Stack::new(1, 2, 16, 16 << 20, None);
-    let executor = HostExecutor::new(HostOptions { threads: Some(2) }, stack.clock.clone());
+    let executor = HostExecutor::new(HostOptions { threads: Some(2) }, stack.drives.clock.clone());
     let options =
         UringOptions { command_timeout: Nanos::from_millis(400), ..UringOptions::default() };
     let mut ring = stack.ring(Box::new(executor), options);
-    stack.runner = None; // the controllers stand still
+    stack.drives.runner = None; // the controllers stand still
     let pool = stack.pool(&mut ring, 1, 8, 4096);
     let map = ring.upload_map(&[Affine { block: 0, file: 0 }], 1).expect("a map");
     let ids = ring.get_iocb(1, None).expect("free");
@@ -275,8 +256,7 @@ fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     let done = ring.wait_completion(ids[0], later).expect("completed");
     assert_eq!((done.objects, done.errors), (0, 1));
     // The controllers have to run for their driver to shut them down.
-    stack.runner =
-        Some(EmuRunner::spawn(stack.emus.clone(), stack.clock.clone()).expect("threads"));
+    stack.drives.run();
 }
 
 /// 128 KiB objects through the whole stack against the machine's own memcpy of as many bytes; the
@@ -289,7 +269,7 @@ fn throughput_against_memcpy() {
     const BYTES: usize = 16 * 256 * OBJECT;
     const PASSES: usize = 8;
     let mut stack = Stack::new(1, 1, 256, 1 << 30, None);
-    let executor = HostExecutor::new(HostOptions::default(), stack.clock.clone());
+    let executor = HostExecutor::new(HostOptions::default(), stack.drives.clock.clone());
     let mut ring = stack.ring(Box::new(executor), UringOptions::default());
     let mut pool = stack.pool(&mut ring, 16, 256, OBJECT as u32);
     pool.fill(1);

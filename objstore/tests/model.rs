@@ -44,7 +44,7 @@ impl World {
         Self {
             stack: Stack::new(&plan),
             rng: SmallRng::seed_from_u64(seed),
-            all: keys(0..KEYS as u128),
+            all: keys(0..KEYS as u32),
             model: BTreeMap::new(),
             held: Vec::new(),
             removed: BTreeSet::new(),
@@ -156,7 +156,7 @@ impl World {
                 Err(error) => self.note(&error),
                 Ok(_) => {
                     for (key, block) in keys.iter().zip(&blocks) {
-                        let right = self.stack.holds_layer(*block, *key, layer);
+                        let right = self.stack.kv.holds(*block, layer, *key, 0);
                         assert!(right, "{block} layer {layer}: not the bytes of {key}");
                         self.checked += 1;
                     }

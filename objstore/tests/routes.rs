@@ -96,7 +96,7 @@ fn staged_objects_of_all_sizes() {
         let mut plan = Plan { shape, lba_bytes, drive, ..Plan::default() };
         plan.options.staging_buffers = buffers;
         let mut rig = Rig::new(&plan, Path::Staged);
-        let keys = keys(0..u128::from(SLOTS));
+        let keys = keys(0..SLOTS);
         assert_eq!(rig.put(&keys, 0), SLOTS as usize, "{shape:?}");
         assert_eq!(rig.get(&keys, 40), SLOTS as usize, "{shape:?}");
         assert_eq!(rig.domain.refused(), 0);
@@ -140,7 +140,7 @@ fn staging_buffers_run_out_and_come_back() {
     plan.options.staging_buffers = 2;
     for seed in 1..6 {
         let mut rig = Rig::new(&Plan { seed, ..plan.clone() }, Path::Staged);
-        let sets: Vec<_> = (0..3u128).map(|n| keys(n * 100..n * 100 + 8)).collect();
+        let sets: Vec<_> = (0..3).map(|n| keys(n * 100..n * 100 + 8)).collect();
         sets.iter().for_each(|keys| assert_eq!(rig.put(keys, 0), 8));
         let compute = rig.gpu.stream(1);
         rig.gpu.gate(compute, 1);

@@ -242,7 +242,7 @@ fn removed_keys_are_gone_but_not_under_a_reader() {
         let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
         let done = stack.store.wait(ticket).unwrap();
         assert_eq!(done.objects, 8 * u64::from(stack.shape.segments));
-        assert!(all.iter().zip(&blocks).all(|(key, block)| stack.holds_layer(*block, *key, layer)));
+        assert!(all.iter().zip(&blocks).all(|(key, block)| stack.kv.holds(*block, layer, *key, 0)));
     }
     // But a new transfer of them is refused.
     let stale = stack.store.retrieve(&prefix, &blocks).unwrap_err();
@@ -379,23 +379,20 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
     let plan = Plan::default();
     let mut stack = Stack::new(&plan);
     stack.put(&keys(0..4), 0);
-    let Stack { store, pool, clock, domain, emus, shape } = stack;
+    let Stack { store, kv, clock, domain, emus, shape } = stack;
     let controllers = store.close().unwrap().controllers;
     assert_eq!(controllers.len(), 2);
-    let inline = clock.clone();
     let store = objstore::Store::open(objstore::StoreConfig {
         devices: controllers.into_iter().map(objstore::StoreDevice::from).collect(),
         clock: clock.clone(),
-        executor: Box::new(move || {
-            Ok(Box::new(gio_kernels::InlineExecutor::new(inline.clone())) as Box<_>)
-        }),
+        executor: ripieno_testkit::inline_executor(clock.clone()),
         shape,
-        pool: pool.clone(),
+        pool: kv.pool.clone(),
         gpu: None,
         options: plan.options,
     })
     .unwrap();
-    let mut stack = Stack { store, shape, pool, domain, emus, clock };
+    let mut stack = Stack { store, shape, kv, domain, emus, clock };
     assert_eq!(stack.get(&keys(0..4), 10), 0, "a new store is empty");
     stack.put(&keys(0..4), 0);
     assert_eq!(stack.get(&keys(0..4), 10), 4);

@@ -1,57 +1,19 @@
 //! The stack as it runs outside of tests: controllers, I/O kernel and caller on their own threads,
 //! in real time. And what a layer costs the caller's thread: the same for any number of blocks.
 
-#![allow(unsafe_code, reason = "counts what the calling thread allocates")]
-
 mod gpu;
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use gio_kernels::{HostExecutor, HostOptions};
+use allocation_counter::measure;
 use gpu::{Copies, Gpu, GpuClock};
-use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DmaSpace, MonotonicClock};
-use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use nvme_driver::{ControllerOptions, DmaSpace};
+use nvme_emu::{EmuDomain, EmuRunner};
 use objstore::{
     BlockId, BlockKey, KvPool, KvShape, Layer, Order, Path, Row, Store, StoreConfig, StoreDevice,
     StoreGpu, StoreOptions,
 };
-
-/// The system's allocator, with a count for each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has nothing to count any more.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is the system's requirement.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is the system's requirement.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is the system's requirement.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+use ripieno_testkit::{Drives, host_executor, keys, memory_drives, object};
 
 const BLOCKS: u32 = 1024;
 const SHAPE: KvShape = KvShape { layers: 4, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -65,26 +27,12 @@ fn stack() -> (Store, EmuRunner, Arc<EmuDomain>) {
 
 /// A store whose pool takes this path.
 fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>) {
-    let machine = Arc::new(MonotonicClock::default());
-    // Only the thread that uses the store lets streams go on.
-    let (clock, turns): (Arc<dyn Clock>, _) = (machine.clone(), GpuClock(machine, gpu.clone()));
     let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
-    let emus: Vec<Arc<Emu>> = (0..2)
-        .map(|at| {
-            let media = MemoryMedia::new(128 << 20).unwrap();
-            let config = EmuConfig::new(format!("emu{at}")).namespace(media, 4096);
-            Emu::new(domain.clone(), config).unwrap()
-        })
-        .collect();
-    let runner = EmuRunner::spawn(emus.clone(), clock.clone()).unwrap();
-    let devices = emus
-        .iter()
-        .map(|emu| {
-            let bus: Arc<dyn Bus> = emu.bus();
-            let options = ControllerOptions::default();
-            StoreDevice::from(Controller::attach(bus, clock.clone(), options).unwrap())
-        })
-        .collect();
+    let drives = Drives::threaded(domain.clone(), memory_drives(2, 128 << 20, 4096));
+    let controllers = drives.attach(&ControllerOptions::default());
+    let devices = controllers.into_iter().map(StoreDevice::from).collect();
+    // Only the thread that uses the store lets streams go on.
+    let clock = Arc::new(GpuClock(drives.clock.clone(), gpu.clone()));
     let bytes = BLOCKS as usize * SHAPE.block_bytes() as usize;
     let stride = u64::from(SHAPE.object_bytes);
     let rows: Vec<u64> =
@@ -101,28 +49,16 @@ fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>) {
         }
         _ => KvPool::contiguous(domain.alloc(bytes).unwrap(), &SHAPE, BLOCKS),
     };
-    let ticks = clock.clone();
     let store = Store::open(StoreConfig {
         devices,
-        clock: Arc::new(turns),
-        executor: Box::new(move || {
-            Ok(Box::new(HostExecutor::new(HostOptions::default(), ticks.clone())) as Box<_>)
-        }),
+        clock,
+        executor: host_executor(drives.clock),
         shape: SHAPE,
         pool: pool.unwrap(),
         gpu: Some(StoreGpu { streams: gpu.clone(), copies: Arc::new(Copies(gpu.clone())) }),
         options: StoreOptions::default(),
     });
-    (store.unwrap(), runner, domain)
-}
-
-fn keys(count: u32) -> Vec<BlockKey> {
-    (0..u128::from(count)).map(|n| BlockKey(n << 64 | 7)).collect()
-}
-
-fn object(key: BlockKey, row: Row) -> Vec<u8> {
-    let word = (key.0 >> 64) as u32 * 1000 + row.0;
-    (0..SHAPE.object_bytes / 4).flat_map(|at| (word ^ at << 20).to_le_bytes()).collect()
+    (store.unwrap(), drives.runner.unwrap(), domain)
 }
 
 fn store_all(store: &mut Store, domain: &EmuDomain, keys: &[BlockKey]) {
@@ -130,7 +66,7 @@ fn store_all(store: &mut Store, domain: &EmuDomain, keys: &[BlockKey]) {
     for (key, block) in keys.iter().zip(&blocks) {
         for row in (0..SHAPE.rows()).map(Row) {
             let iova = store.pool().iova(*block, row).unwrap();
-            domain.access().write(iova, &object(*key, row)).unwrap();
+            domain.access().write(iova, &object(*key, 0, row, SHAPE.object_bytes)).unwrap();
         }
     }
     let writing = store.allocate(keys, &blocks).unwrap();
@@ -145,7 +81,7 @@ fn store_all(store: &mut Store, domain: &EmuDomain, keys: &[BlockKey]) {
 #[test]
 fn a_round_trip_with_threads() {
     let (mut store, runner, domain) = stack();
-    let keys = keys(200);
+    let keys = keys(0..200);
     store_all(&mut store, &domain, &keys);
     let prefix = store.lookup(&keys).unwrap();
     assert_eq!(prefix.len(), 200);
@@ -162,7 +98,7 @@ fn a_round_trip_with_threads() {
             for row in SHAPE.layer_rows(layer).map(Row) {
                 let iova = store.pool().iova(*block, row).unwrap();
                 domain.access().read(iova, &mut bytes).unwrap();
-                assert!(bytes == object(*key, row), "{key}, row {row}");
+                assert!(bytes == object(*key, 0, row, SHAPE.object_bytes), "{key}, row {row}");
             }
         }
     }
@@ -175,20 +111,20 @@ fn a_round_trip_with_threads() {
 #[test]
 fn a_layer_allocates_nothing_for_any_number_of_blocks() {
     let (mut store, runner, domain) = stack();
-    let keys = keys(1000);
+    let keys = keys(0..1000);
     store_all(&mut store, &domain, &keys);
     for count in [1, 30, 1000] {
         let blocks: Vec<BlockId> = (0..count as u32).map(BlockId).collect();
         let prefix = store.lookup(&keys[..count]).unwrap();
         let transfer = store.retrieve(&prefix, &blocks).unwrap();
-        let before = ALLOCATIONS.get();
-        for layer in (0..SHAPE.layers).map(Layer) {
-            let ticket = store.retrieve_layer(&transfer, layer).unwrap();
-            store.wait(ticket).unwrap();
-        }
-        assert_eq!(ALLOCATIONS.get() - before, 0, "with {count} blocks");
+        let allocated = measure(|| {
+            for layer in (0..SHAPE.layers).map(Layer) {
+                let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+                store.wait(ticket).unwrap();
+            }
+        });
+        assert_eq!(allocated.count_total, 0, "with {count} blocks");
     }
-    assert!(ALLOCATIONS.get() > 0, "the counter does not count");
     // In this order: without its controllers a store would wait for them to time out.
     store.close().unwrap();
     drop(runner);
@@ -201,33 +137,36 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
     for path in [Path::Direct, Path::Staged] {
         let gpu = Gpu::new(1);
         let (mut store, runner, _domain) = stack_on(&gpu, path);
-        let keys = keys(1000);
+        let keys = keys(0..1000);
         let blocks: Vec<BlockId> = (0..1000).map(BlockId).collect();
         let compute = gpu.stream(1);
         // The first pass has the stream seen.
         for pass in 0..2 {
             let writing = store.allocate(&keys[pass * 500..][..500], &blocks[..500]).unwrap();
-            let before = ALLOCATIONS.get();
-            for layer in (0..SHAPE.layers).map(Layer) {
-                let ticket = store.store_layer_on(&writing, layer, compute).unwrap();
-                store.wait(ticket).unwrap();
-            }
-            assert!(pass == 0 || ALLOCATIONS.get() == before, "{path}: storing");
+            let allocated = measure(|| {
+                for layer in (0..SHAPE.layers).map(Layer) {
+                    let ticket = store.store_layer_on(&writing, layer, compute).unwrap();
+                    store.wait(ticket).unwrap();
+                }
+            });
+            assert!(pass == 0 || allocated.count_total == 0, "{path}: storing");
             store.commit(writing).unwrap();
         }
         let mut enqueued = Vec::new();
         for count in [1, 30, 1000] {
             let prefix = store.lookup(&keys[..count]).unwrap();
             let transfer = store.retrieve(&prefix, &blocks[..count]).unwrap();
-            let (before, ops) = (ALLOCATIONS.get(), gpu.enqueued());
-            for layer in (0..SHAPE.layers).map(Layer) {
-                let order =
-                    if layer.0 % 2 == 0 { Order::AfterStream(compute) } else { compute.into() };
-                let ticket = store.retrieve_layer_on(&transfer, layer, order).unwrap();
-                store.join(&ticket, compute).unwrap();
-                store.wait(ticket).unwrap();
-            }
-            assert_eq!(ALLOCATIONS.get() - before, 0, "{path} with {count} blocks");
+            let ops = gpu.enqueued();
+            let allocated = measure(|| {
+                for layer in (0..SHAPE.layers).map(Layer) {
+                    let odd = layer.0 % 2 == 1;
+                    let order = if odd { compute.into() } else { Order::AfterStream(compute) };
+                    let ticket = store.retrieve_layer_on(&transfer, layer, order).unwrap();
+                    store.join(&ticket, compute).unwrap();
+                    store.wait(ticket).unwrap();
+                }
+            });
+            assert_eq!(allocated.count_total, 0, "{path} with {count} blocks");
             enqueued.push(gpu.enqueued() - ops);
         }
         assert!(enqueued.iter().all(|ops| *ops == enqueued[0]), "{path}: {enqueued:?}");

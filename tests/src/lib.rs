@@ -9,7 +9,6 @@
 //! - [`raw`]: a controller without a driver, to provoke errors that the driver would never cause.
 //! - [`qtest`]: QEMU's controller as a bus, without a guest and without privileges.
 //! - [`store`]: a store over any controllers, with blocks whose right contents are known.
-//! - [`harness`]: a test runner that can say "ignored" at run time.
 //!
 //! `cargo test -p ripieno-tests --test tidy` runs the rules that hold for every file of the
 //! repository. The other subjects drive the real driver and the real I/O kernel against real
@@ -25,21 +24,9 @@
 //! Tests against VFIO in a virtual machine, and against a GPU.
 
 pub mod conformance;
-pub mod harness;
 pub mod qtest;
 pub mod raw;
 pub mod store;
 pub mod target;
 
-/// Bytes that differ everywhere, the same for the same `salt`.
-#[must_use]
-pub fn pattern(len: usize, salt: u64) -> Vec<u8> {
-    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| next()).collect()
-}
+pub use ripieno_testkit::pattern;

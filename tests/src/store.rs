@@ -3,12 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use gio_kernels::InlineExecutor;
-use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DmaSlice, platform::buffer::Buffer};
-use objstore::{
-    BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Row, Store, StoreConfig,
-    StoreDevice, StoreOptions,
-};
+use nvme_driver::{Bus, Clock, Controller, ControllerOptions};
+use objstore::{KvShape, Store, StoreConfig, StoreDevice, StoreOptions};
+use ripieno_testkit::{KvMemory, inline_executor};
 
 /// What a [`Rig`] is made with.
 #[derive(Debug, Clone)]
@@ -28,10 +25,8 @@ pub struct Plan {
 pub struct Rig {
     /// The store.
     pub store: Store,
-    /// What a block is made of.
-    pub shape: KvShape,
-    pool: KvPool,
-    memory: Buffer,
+    /// The engine's blocks.
+    pub kv: KvMemory,
 }
 
 impl Rig {
@@ -46,66 +41,17 @@ impl Rig {
             let controller = Controller::attach(bus.clone(), clock.clone(), plan.driver.clone())?;
             devices.push(StoreDevice::from(controller));
         }
-        let bytes = plan.shape.block_bytes() * u64::from(plan.blocks);
-        let memory = buses.first().context("no controllers")?.dma().alloc(bytes as usize)?;
-        let pool = KvPool::contiguous(memory.clone(), &plan.shape, plan.blocks)?;
-        let memory = Buffer::new(DmaSlice::whole(memory)?).context("unreachable memory")?;
-        let ticks = clock.clone();
-        let executor: ExecutorFactory =
-            Box::new(move || Ok(Box::new(InlineExecutor::new(ticks.clone()))));
+        let space = buses.first().context("no controllers")?.dma();
+        let kv = KvMemory::new(&**space, plan.shape, plan.blocks);
         let store = Store::open(StoreConfig {
             devices,
-            clock,
-            executor,
+            clock: clock.clone(),
+            executor: inline_executor(clock),
             shape: plan.shape,
-            pool: pool.clone(),
+            pool: kv.pool.clone(),
             gpu: None,
             options: StoreOptions { virtual_time: true, ..plan.store.clone() },
         })?;
-        Ok(Self { store, shape: plan.shape, pool, memory })
+        Ok(Self { store, kv })
     }
-
-    /// The bytes of version `version` of `key` in `row`.
-    fn contents(&self, key: BlockKey, version: u64, row: Row) -> Vec<u8> {
-        let salt = (key.0 as u64) ^ (key.0 >> 64) as u64 ^ version << 40 ^ u64::from(row.0) << 20;
-        crate::pattern(self.shape.object_bytes as usize, salt)
-    }
-
-    fn offset(&self, block: BlockId, row: Row) -> usize {
-        self.pool.offset(block, row).expect("a block and row that exist") as usize
-    }
-
-    /// Computes version `version` of `key` into `block`.
-    pub fn fill(&mut self, block: BlockId, key: BlockKey, version: u64) {
-        for row in (0..self.shape.rows()).map(Row) {
-            let (offset, bytes) = (self.offset(block, row), self.contents(key, version, row));
-            self.memory.write(offset, &bytes).expect("inside the pool");
-        }
-    }
-
-    /// Makes `block` hold nothing of any key.
-    pub fn wipe(&mut self, block: BlockId) {
-        let nothing = vec![0xee; self.shape.object_bytes as usize];
-        for row in (0..self.shape.rows()).map(Row) {
-            let offset = self.offset(block, row);
-            self.memory.write(offset, &nothing).expect("inside the pool");
-        }
-    }
-
-    /// Whether `block` holds version `version` of `key` in `layer`, every byte of it.
-    #[must_use]
-    pub fn holds(&self, block: BlockId, layer: Layer, key: BlockKey, version: u64) -> bool {
-        let mut bytes = vec![0; self.shape.object_bytes as usize];
-        self.shape.layer_rows(layer).map(Row).all(|row| {
-            self.memory.read(self.offset(block, row), &mut bytes).expect("inside the pool");
-            bytes == self.contents(key, version, row)
-        })
-    }
-}
-
-/// Some keys, all different.
-#[must_use]
-pub fn keys(count: u32) -> Vec<BlockKey> {
-    let key = |n: u32| BlockKey(u128::from(n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060));
-    (0..count).map(key).collect()
 }

@@ -13,21 +13,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nvme_driver::{Bus, Clock, ControllerOptions, DescriptorPreference, Nanos};
+use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, Nanos};
 use nvme_emu::{
     Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia,
     SglSupport, SimClock, SimMedia, SimOptions,
 };
 use nvme_spec::status::Status;
 use objstore::{BlockId, BlockKey, KvShape, Layer, StoreError, StoreOptions};
-use ripieno_tests::store::{Plan, Rig, keys};
+use rand::{
+    Rng as _, SeedableRng as _,
+    rngs::SmallRng,
+    seq::{IndexedRandom as _, SliceRandom as _},
+};
+use ripieno_testkit::{Drives, keys};
+use ripieno_tests::store::{Plan, Rig};
 
 /// Worlds that are run unless `RIPIENO_SEED` names one.
 const WORLDS: u64 = 160;
 /// And when to stop all the same, on a machine that is busy with other things.
 const TIME: Duration = Duration::from_secs(20);
 /// A test that takes this long hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const STEPS: u32 = 60;
 const KEYS: u32 = 40;
 const BLOCKS: u32 = 64;
@@ -35,31 +41,8 @@ const BLOCKS: u32 = 64;
 /// device that climbs all of the driver's ladder.
 const BOUND: Nanos = Nanos::from_millis(120_000);
 
-/// Small, fast, and the same everywhere.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u32) -> u32 {
-        (self.next() % u64::from(n)) as u32
-    }
-
-    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u32) as usize]
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at as u32 + 1) as usize);
-        }
-    }
+fn one_of<T: Copy>(rng: &mut SmallRng, choices: &[T]) -> T {
+    *choices.choose(rng).expect("choices")
 }
 
 /// What happened over all worlds: a run in which nothing went wrong, or nothing right, proves
@@ -73,7 +56,7 @@ struct Tally {
 }
 
 struct World {
-    rng: Rng,
+    rng: SmallRng,
     rig: Rig,
     clock: Arc<SimClock>,
     domain: Arc<EmuDomain>,
@@ -96,36 +79,32 @@ type Step = Result<(), StoreError>;
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed);
-        let clock = SimClock::new(rng.next());
-        let domain = EmuDomain::new("path");
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let clock = SimClock::new(rng.random());
         let (machine, plan) = machine(&mut rng);
-        let mut emus = Vec::new();
-        for at in 0..machine.devices {
+        let mut drive = |at| {
+            let lba_bytes = machine.lba_bytes;
             let media = MemoryMedia::new(4 << 20).unwrap();
             let config = EmuConfig { id: format!("emu{at}"), ..machine.config(&mut rng) };
-            let config = if machine.volatile {
-                let lba_bytes = machine.lba_bytes;
-                let options = SimOptions { seed: rng.next(), lba_bytes, ..Default::default() };
-                config.namespace(SimMedia::new(media, options), machine.lba_bytes)
+            if machine.volatile {
+                let options = SimOptions { seed: rng.random(), lba_bytes, ..Default::default() };
+                config.namespace(SimMedia::new(media, options), lba_bytes)
             } else {
-                config.namespace(media, machine.lba_bytes)
-            };
-            let emu = Emu::new(domain.clone(), config).unwrap();
-            clock.drive(emu.clone());
-            emus.push(emu);
-        }
-        let buses: Vec<Arc<dyn Bus>> = emus.iter().map(|emu| emu.bus() as Arc<dyn Bus>).collect();
+                config.namespace(media, lba_bytes)
+            }
+        };
+        let configs = (0..machine.devices).map(&mut drive).collect();
+        let drives = Drives::simulated(EmuDomain::new("path"), configs, &clock);
         let context = format!("seed {seed}, {machine:?}, {:?}", plan.shape);
-        let rig = Rig::open(&buses, clock.clone(), &plan)
+        let rig = Rig::open(&drives.buses(), clock.clone(), &plan)
             .unwrap_or_else(|error| panic!("{error:#}: {context}"));
         Self {
             rng,
             rig,
             clock,
-            domain,
-            emus,
-            all: keys(KEYS),
+            domain: drives.domain,
+            emus: drives.emus,
+            all: keys(0..KEYS),
             model: BTreeMap::new(),
             versions: 0,
             in_flight: false,
@@ -137,8 +116,8 @@ impl World {
 
     /// A run of keys from one of a few places, as requests share their heads.
     fn request(&mut self) -> Vec<BlockKey> {
-        let first = self.rng.below(4) as usize * 10;
-        let len = 1 + self.rng.below(10) as usize;
+        let first = self.rng.random_range(0..4) as usize * 10;
+        let len = 1 + self.rng.random_range(0..10) as usize;
         self.all[first..first + len].to_vec()
     }
 
@@ -149,14 +128,14 @@ impl World {
             self.in_flight = false;
         }
         let mut blocks: Vec<BlockId> = (0..BLOCKS).map(BlockId).collect();
-        self.rng.shuffle(&mut blocks);
+        blocks.shuffle(&mut self.rng);
         blocks.truncate(count);
         Ok(blocks)
     }
 
     fn layers(&mut self) -> Vec<Layer> {
-        let mut layers: Vec<Layer> = (0..self.rig.shape.layers).map(Layer).collect();
-        self.rng.shuffle(&mut layers);
+        let mut layers: Vec<Layer> = (0..self.rig.kv.shape.layers).map(Layer).collect();
+        layers.shuffle(&mut self.rng);
         layers
     }
 
@@ -166,17 +145,17 @@ impl World {
         let blocks = self.blocks(keys.len())?;
         self.versions += 1;
         for (key, block) in keys.iter().zip(&blocks) {
-            self.rig.fill(*block, *key, self.versions);
+            self.rig.kv.fill(*block, *key, self.versions);
         }
         // What is stored already is not stored again: it keeps its version.
         let old = |world: &Self, key| world.rig.store.contains(key);
         let fresh: Vec<bool> = keys.iter().map(|key| !old(self, *key)).collect();
         let writing = self.rig.store.allocate(&keys, &blocks)?;
-        let (mut tickets, give_up) = (Vec::new(), self.rng.below(12) == 0);
+        let (mut tickets, give_up) = (Vec::new(), self.rng.random_range(0..12) == 0);
         for layer in self.layers() {
             tickets.push(self.rig.store.store_layer(&writing, layer)?);
-            if self.rng.below(2) == 0 {
-                let at = self.rng.below(tickets.len() as u32) as usize;
+            if self.rng.random_range(0..2) == 0 {
+                let at = self.rng.random_range(0..tickets.len() as u32) as usize;
                 self.rig.store.wait(tickets.swap_remove(at))?;
             }
             if give_up {
@@ -201,13 +180,13 @@ impl World {
         assert!(prefix.len() <= known, "found what is not stored, {}", self.context);
         assert!(prefix.len() == known || self.faulty, "a miss, {}", self.context);
         let blocks = self.blocks(prefix.len())?;
-        blocks.iter().for_each(|block| self.rig.wipe(*block));
+        blocks.iter().for_each(|block| self.rig.kv.wipe(*block));
         let transfer = self.rig.store.retrieve(&prefix, &blocks)?;
         let mut tickets = Vec::new();
         for layer in self.layers() {
             tickets.push(self.rig.store.retrieve_layer(&transfer, layer)?);
         }
-        self.rng.shuffle(&mut tickets);
+        tickets.shuffle(&mut self.rng);
         let mut result = Ok(());
         for ticket in tickets {
             let layer = ticket.layer();
@@ -216,7 +195,7 @@ impl World {
                 continue;
             }
             for (key, block) in keys.iter().zip(&blocks) {
-                let right = self.rig.holds(*block, layer, *key, self.model[key]);
+                let right = self.rig.kv.holds(*block, layer, *key, self.model[key]);
                 assert!(right, "wrong bytes: {key} layer {layer} in {block}, {}", self.context);
                 tally.layers_right += 1;
             }
@@ -225,12 +204,12 @@ impl World {
     }
 
     fn disturb(&mut self) {
-        let at = self.rng.below(self.emus.len() as u32) as usize;
+        let at = self.rng.random_range(0..self.emus.len() as u32) as usize;
         self.faulty = true;
-        match self.rng.below(12) {
+        match self.rng.random_range(0..12) {
             0 => self.emus.iter().for_each(|emu| emu.set_faults(FaultPlan::default())),
             1 => self.emus[at].power_loss(),
-            2 if self.rng.below(8) == 0 => {
+            2 if self.rng.random_range(0..8) == 0 => {
                 self.mortal = true;
                 self.emus[at].unplug();
             }
@@ -260,27 +239,27 @@ impl World {
             status(Status::INTERNAL_ERROR),
         ];
         let mut rules = Vec::new();
-        for _ in 0..1 + self.rng.below(3) {
-            let probability = Some(0.002 * f64::from(1 << self.rng.below(6)));
+        for _ in 0..1 + self.rng.random_range(0..3) {
+            let probability = Some(0.002 * f64::from(1 << self.rng.random_range(0..6)));
             let when = FaultWhen { admin: Some(false), probability, ..FaultWhen::default() };
-            rules.push(FaultRule::new(when, self.rng.one_of(&actions)));
+            rules.push(FaultRule::new(when, one_of(&mut self.rng, &actions)));
         }
-        if self.rng.below(6) == 0 {
+        if self.rng.random_range(0..6) == 0 {
             // Recovery itself fails now and then; when it does every time, that is the end.
             self.mortal = true;
-            let probability = Some(0.02 * f64::from(1 << self.rng.below(5)));
+            let probability = Some(0.02 * f64::from(1 << self.rng.random_range(0..5)));
             let when = FaultWhen { admin: Some(true), probability, ..FaultWhen::default() };
-            rules.push(FaultRule::new(when, self.rng.one_of(&actions)));
+            rules.push(FaultRule::new(when, one_of(&mut self.rng, &actions)));
         }
-        FaultPlan { seed: self.rng.next(), rules, ..FaultPlan::default() }
+        FaultPlan { seed: self.rng.random(), rules, ..FaultPlan::default() }
     }
 
     fn act(&mut self, tally: &mut Tally) -> Step {
-        match self.rng.below(16) {
+        match self.rng.random_range(0..16) {
             0..5 => self.put(),
             5..10 => self.get(tally),
             10 => {
-                let count = self.rng.below(4);
+                let count = self.rng.random_range(0..4);
                 self.rig.store.evict(count).map(drop)?;
                 self.forget();
                 Ok(())
@@ -384,42 +363,42 @@ struct Machine {
 }
 
 impl Machine {
-    fn config(&self, rng: &mut Rng) -> EmuConfig {
+    fn config(&self, rng: &mut SmallRng) -> EmuConfig {
         EmuConfig {
             sgl: self.sgl,
             bit_bucket: self.bit_bucket,
             mdts_bytes: Some(self.mdts_bytes),
-            vwc: self.volatile || rng.below(2) == 0,
-            dstrd: rng.below(3) as u8,
-            mqes: rng.one_of(&[64, 256, 1024]),
+            vwc: self.volatile || rng.random_range(0..2) == 0,
+            dstrd: rng.random_range(0..3) as u8,
+            mqes: one_of(rng, &[64, 256, 1024]),
             ..EmuConfig::default()
         }
     }
 }
 
-fn machine(rng: &mut Rng) -> (Machine, Plan) {
-    let devices = 1 + rng.below(4);
+fn machine(rng: &mut SmallRng) -> (Machine, Plan) {
+    let devices = 1 + rng.random_range(0..4);
     let sgl =
-        rng.one_of(&[SglSupport::Byte, SglSupport::Byte, SglSupport::Dword, SglSupport::None]);
+        one_of(rng, &[SglSupport::Byte, SglSupport::Byte, SglSupport::Dword, SglSupport::None]);
     let machine = Machine {
         devices,
-        lba_bytes: rng.one_of(&[512, 4096]),
+        lba_bytes: one_of(rng, &[512, 4096]),
         sgl,
-        bit_bucket: rng.below(2) == 0,
-        volatile: rng.below(3) == 0,
-        mdts_bytes: rng.one_of(&[8 << 10, 64 << 10, 512 << 10]),
+        bit_bucket: rng.random_range(0..2) == 0,
+        volatile: rng.random_range(0..3) == 0,
+        mdts_bytes: one_of(rng, &[8 << 10, 64 << 10, 512 << 10]),
     };
     // PRPs can neither pad nor leave a page but at its end.
     let sizes: &[u32] =
         if sgl == SglSupport::None { &[4096, 8192] } else { &[1536, 4096, 4224, 12288] };
     let shape = KvShape {
-        layers: 1 + rng.below(4),
-        segments: 1 + rng.below(2),
-        object_bytes: rng.one_of(sizes),
+        layers: 1 + rng.random_range(0..4),
+        segments: 1 + rng.random_range(0..2),
+        object_bytes: one_of(rng, sizes),
         block_tokens: 16,
     };
     // Room for some of the keys, or for all.
-    let files: u64 = rng.one_of(&[12, 24, 48]);
+    let files: u64 = one_of(rng, &[12, 24, 48]);
     let padded = u64::from(shape.object_bytes.next_multiple_of(machine.lba_bytes));
     let capacity_bytes = files * padded * u64::from(shape.rows());
     let plan = Plan {
@@ -433,11 +412,11 @@ fn machine(rng: &mut Rng) -> (Machine, Plan) {
             ..Default::default()
         },
         store: StoreOptions {
-            queues_per_device: 1 + rng.below(3) as u16,
-            queue_depth: rng.one_of(&[4, 16, 64]),
+            queues_per_device: 1 + rng.random_range(0..3) as u16,
+            queue_depth: one_of(rng, &[4, 16, 64]),
             capacity_bytes: Some(capacity_bytes),
-            group: Some(devices * (1 + rng.below(3))),
-            run_bytes: rng.one_of(&[4096, 32 << 10, 128 << 10]),
+            group: Some(devices * (1 + rng.random_range(0..3))),
+            run_bytes: one_of(rng, &[4096, 32 << 10, 128 << 10]),
             iocbs: 16,
             command_timeout: Nanos::from_millis(100),
             wait_timeout: Nanos::from_millis(20_000),
@@ -466,7 +445,7 @@ fn watchdog() -> mpsc::Sender<u64> {
     std::thread::spawn(move || {
         let mut last = None;
         loop {
-            match seeds.recv_timeout(PATIENCE) {
+            match seeds.recv_timeout(TIMEOUT) {
                 Ok(seed) => last = Some(seed),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 Err(mpsc::RecvTimeoutError::Timeout) => {

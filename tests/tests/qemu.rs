@@ -5,14 +5,15 @@
 
 use std::{process::ExitCode, sync::Arc};
 
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use nvme_driver::{Bus, ControllerOptions, DescriptorPreference, Iova};
 use nvme_spec::status::Status;
 use objstore::{BlockId, KvShape, Layer, StoreOptions};
+use ripieno_testkit::keys;
 use ripieno_tests::{
     conformance::{Difference, Found, assert_conforms},
-    harness::{self, Outcome, Test},
     qtest::{self, Qemu, QemuNamespace},
-    store::{Plan, Rig, keys},
+    store::{Plan, Rig},
     target::{Namespace, Sgls, Target},
 };
 
@@ -108,24 +109,21 @@ const DIFFERENCES: &[Difference] = &[
     accepts("a CID that is in use", "it does not compare CIDs"),
 ];
 
-/// QEMU, or why not.
-fn start() -> Result<Qemu, Outcome> {
+/// Runs a test on QEMU's controller, unless told not to.
+fn with_qemu(test: impl FnOnce(&Qemu)) -> Result<Completion, Failed> {
     if std::env::var_os("RIPIENO_SKIP_QEMU").is_some_and(|value| value == "1") {
-        return Err(Outcome::Ignored("RIPIENO_SKIP_QEMU=1".into()));
+        return Ok(Completion::ignored_with("RIPIENO_SKIP_QEMU=1"));
     }
     let program = qtest::find().expect(
         "not run: no qemu-system-x86_64. hint: apt-get install --no-install-recommends \
          qemu-system-x86, or name the program in RIPIENO_QEMU, or set RIPIENO_SKIP_QEMU=1 to have \
          this test reported as ignored",
     );
-    Ok(Qemu::start(&program, &NAMESPACES).expect("QEMU starts"))
+    test(&Qemu::start(&program, &NAMESPACES).expect("QEMU starts"));
+    Ok(Completion::Completed)
 }
 
-fn conforms() -> Outcome {
-    let qemu = match start() {
-        Ok(qemu) => qemu,
-        Err(outcome) => return outcome,
-    };
+fn conforms(qemu: &Qemu) {
     let namespace = |(index, of): (usize, &QemuNamespace)| Namespace {
         nsid: index as u32 + 1,
         lba_bytes: of.lba_bytes,
@@ -146,16 +144,11 @@ fn conforms() -> Outcome {
         unmapped: Iova(0x4000_0000),
         differences: DIFFERENCES.to_vec(),
     });
-    Outcome::Passed
 }
 
 /// Store, ring and I/O kernel on a controller that is not ours.
-fn store() -> Outcome {
+fn store(qemu: &Qemu) {
     const COUNT: u32 = 24;
-    let qemu = match start() {
-        Ok(qemu) => qemu,
-        Err(outcome) => return outcome,
-    };
     // The second shape is padded to blocks, which takes bit buckets or their replacement.
     let cases = [
         (DescriptorPreference::Sgl, 8192),
@@ -171,12 +164,12 @@ fn store() -> Outcome {
         };
         let bus: Arc<dyn Bus> = qemu.bus();
         let mut rig = Rig::open(&[bus], qemu.clock(), &plan).expect("a store on QEMU");
-        let (keys, version) = (keys(COUNT), u64::from(object_bytes));
+        let (keys, version) = (keys(0..COUNT), u64::from(object_bytes));
         let first: Vec<BlockId> = (0..COUNT).map(BlockId).collect();
         // Scattered, and not in the order of the files.
         let second: Vec<BlockId> = (0..COUNT).map(|n| BlockId(COUNT + n * 5 % COUNT)).collect();
         for (block, key) in first.iter().zip(&keys) {
-            rig.fill(*block, *key, version);
+            rig.kv.fill(*block, *key, version);
         }
         let writing = rig.store.allocate(&keys, &first).unwrap();
         for layer in (0..plan.shape.layers).map(Layer) {
@@ -184,7 +177,7 @@ fn store() -> Outcome {
             rig.store.wait(ticket).unwrap();
         }
         assert_eq!(rig.store.commit(writing).unwrap().accepted, keys.len());
-        second.iter().for_each(|block| rig.wipe(*block));
+        second.iter().for_each(|block| rig.kv.wipe(*block));
         let prefix = rig.store.lookup(&keys).unwrap();
         assert_eq!(prefix.len(), keys.len());
         let transfer = rig.store.retrieve(&prefix, &second).unwrap();
@@ -192,19 +185,22 @@ fn store() -> Outcome {
             let ticket = rig.store.retrieve_layer(&transfer, layer).unwrap();
             rig.store.wait(ticket).unwrap();
             for (block, key) in second.iter().zip(&keys) {
-                let right = rig.holds(*block, layer, *key, version);
+                let right = rig.kv.holds(*block, layer, *key, version);
                 assert!(right, "{descriptors:?}, {object_bytes} bytes, layer {layer}, {block}");
             }
         }
         drop((prefix, transfer));
         rig.store.close().unwrap();
     }
-    Outcome::Passed
 }
 
 fn main() -> ExitCode {
-    harness::main(&[
-        Test { name: "qemus_controller_conforms", run: conforms },
-        Test { name: "a_store_works_on_qemus_controller", run: store },
-    ])
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let test = |name, test: fn(&Qemu)| Trial::ignorable_test(name, move || with_qemu(test));
+    let tests = [
+        test("qemus_controller_conforms", conforms),
+        test("a_store_works_on_qemus_controller", store),
+    ];
+    libtest_mimic::run(&arguments, tests.into()).exit_code()
 }

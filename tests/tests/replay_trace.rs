@@ -9,7 +9,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use ripieno_tests::harness::{self, Outcome, Test};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde_json::Value;
 
 /// Where the trace is, or where it is not.
@@ -94,51 +94,55 @@ fn hits(path: &Path, lines: usize, command: &mut Command, flags: &[&str]) -> Val
 }
 
 /// Runs a test that needs the trace, where it is.
-fn with_trace(test: impl FnOnce(&Path)) -> Outcome {
+fn with_trace(test: fn(&Path)) -> Result<Completion, Failed> {
     match trace() {
         Ok(path) => {
             test(&path);
-            Outcome::Passed
+            Ok(Completion::Completed)
         }
-        Err(path) => Outcome::Ignored(format!("skipped: no trace at {}", path.display())),
+        Err(path) => Ok(Completion::ignored_with(format!("no trace at {}", path.display()))),
     }
 }
 
-fn replay() -> Outcome {
-    with_trace(|path| drop(hits(path, usize::MAX, &mut program(), &[])))
+fn replay(path: &Path) {
+    hits(path, usize::MAX, &mut program(), &[]);
 }
 
 /// The beginning of it with the KV pool in the memory of a GPU, which is a libcuda without one:
 /// made, moved and checked there, by both routes and both ways of running the I/O kernel.
-fn replay_on_a_gpu() -> Outcome {
-    with_trace(|path| {
-        for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
-            let mut command = program();
-            command.env("LD_LIBRARY_PATH", cuda_mock::folder(cuda_mock::Level::Full));
-            let flags = ["--executor", "cuda", "--require", route, "--launch", launch];
-            let flags = [&flags[..], &["--verify", "full"]].concat();
-            let report = hits(path, GPU_REQUESTS, &mut command, &flags);
-            assert_eq!(report["path"], route);
-            assert_eq!(report["gpu"]["launch"], launch);
-        }
-    })
+fn replay_on_a_gpu(path: &Path) {
+    for (route, launch) in [("direct", "resident"), ("staged", "per-batch")] {
+        let mut command = program();
+        command.env("LD_LIBRARY_PATH", cuda_mock::folder(cuda_mock::Level::Full));
+        let flags = ["--executor", "cuda", "--require", route, "--launch", launch];
+        let flags = [&flags[..], &["--verify", "full"]].concat();
+        let report = hits(path, GPU_REQUESTS, &mut command, &flags);
+        assert_eq!(report["path"], route);
+        assert_eq!(report["gpu"]["launch"], launch);
+    }
 }
 
 /// The count itself, where the answer is plain.
-fn counting() -> Outcome {
+fn counting() {
     let requests = ["[1, 2, 3]", "[1, 2, 4]", "[1, 2, 3, 5]", "[2, 3]", "[1, 9, 3]", "[]"];
     let lines = requests.map(|ids| format!(r#"{{"hash_ids": {ids}}}"#)).join("\n");
     assert_eq!(count(&lines), Count { requests: 6, blocks: 15, hits: 2 + 3 + 1 });
-    Outcome::Passed
 }
 
 fn main() -> ExitCode {
     if std::env::var_os(BE_RIPIENO).is_some() {
         return ripieno::run();
     }
-    harness::main(&[
-        Test { name: "a_cache_without_limits_is_counted", run: counting },
-        Test { name: "replay_hits_what_a_cache_without_limits_hits", run: replay },
-        Test { name: "replay_on_a_gpu_hits_the_same", run: replay_on_a_gpu },
-    ])
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let on_trace = |name, test| Trial::ignorable_test(name, move || with_trace(test));
+    let tests = [
+        Trial::test("a_cache_without_limits_is_counted", || {
+            counting();
+            Ok(())
+        }),
+        on_trace("replay_hits_what_a_cache_without_limits_hits", replay),
+        on_trace("replay_on_a_gpu_hits_the_same", replay_on_a_gpu),
+    ];
+    libtest_mimic::run(&arguments, tests.into()).exit_code()
 }

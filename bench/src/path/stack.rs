@@ -1,15 +1,13 @@
 //! A store over one software controller with memory media.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, Result};
-use gio_kernels::{HostExecutor, HostOptions};
-use gio_uring::{ExecutorError, IoExecutor};
-use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, MonotonicClock};
-use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use nvme_driver::{ControllerOptions, DmaSpace};
+use nvme_emu::{EmuDomain, EmuRunner};
 use objstore::{
-    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Store, StoreConfig, StoreOptions,
+    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Store, StoreConfig, StoreDevice,
+    StoreOptions,
 };
+use ripieno_testkit::{Drives, host_executor, memory_drives};
 
 /// Fields are dropped in this order: who uses before who is used.
 pub struct Stack {
@@ -18,40 +16,32 @@ pub struct Stack {
     /// Keys of `blocks` blocks, all of them stored.
     pub keys: Vec<BlockKey>,
     shape: KvShape,
-    _runner: EmuRunner,
+    _runner: Option<EmuRunner>,
 }
 
 impl Stack {
     /// A store of `blocks` blocks of `shape`, filled from an equally large KV pool.
     pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-        let domain = EmuDomain::new("bench");
         let bytes = shape.block_bytes() * u64::from(blocks);
         let lba = if shape.object_bytes.is_multiple_of(4096) { 4096 } else { 512 };
         // Room for whole groups of the layout.
-        let media = MemoryMedia::new((bytes * 2).max(64 << 20))?;
-        let emu = Emu::new(domain.clone(), EmuConfig::new("emu0").namespace(media, lba))?;
-        let runner = EmuRunner::spawn(vec![emu.clone()], clock.clone())?;
-        let controller =
-            Controller::attach(emu.bus(), clock.clone(), ControllerOptions::default())?;
-        let memory = domain.alloc(usize::try_from(bytes)?)?;
-        let pool = KvPool::contiguous(memory, &shape, blocks)?;
-        let for_executor = clock.clone();
+        let configs = memory_drives(1, (bytes * 2).max(64 << 20), lba);
+        let drives = Drives::threaded(EmuDomain::new("bench"), configs);
+        let controllers = drives.attach(&ControllerOptions::default());
+        let memory = drives.domain.alloc(usize::try_from(bytes)?)?;
         let store = Store::open(StoreConfig {
-            devices: vec![controller.into()],
-            clock,
-            executor: Box::new(move || -> Result<Box<dyn IoExecutor>, ExecutorError> {
-                Ok(Box::new(HostExecutor::new(HostOptions::default(), for_executor.clone())))
-            }),
+            devices: controllers.into_iter().map(StoreDevice::from).collect(),
+            clock: drives.clock.clone(),
+            executor: host_executor(drives.clock),
             shape,
-            pool,
+            pool: KvPool::contiguous(memory, &shape, blocks)?,
             gpu: None,
             options: StoreOptions::default(),
         })
         .context("opening the store")?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
-        let mut stack = Self { store, keys, shape, _runner: runner };
+        let mut stack = Self { store, keys, shape, _runner: drives.runner };
         stack.fill(blocks)?;
         Ok(stack)
     }

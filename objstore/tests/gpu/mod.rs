@@ -412,9 +412,9 @@ impl CopyEngine for Copies {
 
 /// A clock whose pauses let streams go on.
 #[derive(Debug)]
-pub struct GpuClock<C>(pub Arc<C>, pub Arc<Gpu>);
+pub struct GpuClock<C: ?Sized>(pub Arc<C>, pub Arc<Gpu>);
 
-impl<C: Clock> Clock for GpuClock<C> {
+impl<C: Clock + ?Sized> Clock for GpuClock<C> {
     fn now(&self) -> Nanos {
         self.0.now()
     }

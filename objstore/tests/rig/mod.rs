@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use gio_kernels::InlineExecutor;
 use gio_uring::{IoExecutor, RawStream};
-use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DevicePtr, DmaSpace, Nanos};
-use nvme_emu::{Emu, EmuConfig, EmuDomain, FaultPlan, FaultRule, MemoryMedia, SimClock};
+use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
+use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
     BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Path, Row, Store, StoreConfig,
     StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
 };
+use ripieno_testkit::{Drives, memory_drives, object, set_faults};
 
 use crate::{
     gpu::{Copies, Gpu, GpuClock, Memory},
@@ -48,19 +49,13 @@ impl Parts {
         let sim = SimClock::new(plan.seed);
         let clock = Arc::new(GpuClock(sim.clone(), gpu.clone()));
         let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
-        let (mut emus, mut devices) = (Vec::new(), Vec::new());
-        for at in 0..plan.devices {
-            let media = MemoryMedia::new(plan.device_bytes).unwrap();
-            let mut config = EmuConfig::new(format!("emu{at}")).namespace(media, plan.lba_bytes);
-            (plan.drive)(&mut config);
-            let emu = Emu::new(domain.clone(), config).unwrap();
-            sim.drive(emu.clone());
-            let bus: Arc<dyn Bus> = emu.bus();
-            let ticks: Arc<dyn Clock> = clock.clone();
-            let controller = Controller::attach(bus, ticks, ControllerOptions::default()).unwrap();
-            devices.push(StoreDevice::from(controller));
-            emus.push(emu);
-        }
+        let mut configs = memory_drives(plan.devices, plan.device_bytes, plan.lba_bytes);
+        configs.iter_mut().for_each(plan.drive);
+        let mut drives = Drives::simulated(domain.clone(), configs, &sim);
+        drives.clock = clock.clone();
+        let controllers = drives.attach(&ControllerOptions::default());
+        let devices = controllers.into_iter().map(StoreDevice::from).collect();
+        let emus = drives.emus;
         Self { gpu, domain, emus, clock, devices }
     }
 
@@ -133,20 +128,14 @@ impl Places {
         DevicePtr(self.base.0 + object * u64::from(self.shape.object_bytes))
     }
 
-    /// The bytes that the object of `key` in `row` has.
-    pub fn pattern(&self, key: BlockKey, row: Row) -> Vec<u8> {
-        let mut word = (key.0 as u64 ^ (key.0 >> 64) as u64) ^ (u64::from(row.0) << 48) | 1;
-        let mut next = || {
-            word = (word ^ (word >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).wrapping_add(1);
-            (word >> 32) as u8
-        };
-        (0..self.shape.object_bytes).map(|_| next()).collect()
+    fn object(&self, key: BlockKey, row: Row) -> Vec<u8> {
+        object(key, 0, row, self.shape.object_bytes)
     }
 
     /// Computes the KV of `key` in `layer` into `block`.
     pub fn fill(&self, memory: &Memory, block: BlockId, key: BlockKey, layer: Layer) {
         for row in self.shape.layer_rows(layer).map(Row) {
-            memory.write(self.at(block, row), &self.pattern(key, row));
+            memory.write(self.at(block, row), &self.object(key, row));
         }
     }
 
@@ -160,7 +149,7 @@ impl Places {
     pub fn holds(&self, memory: &Memory, block: BlockId, key: BlockKey, layer: Layer) -> bool {
         self.shape.layer_rows(layer).map(Row).all(|row| {
             let bytes = memory.read(self.at(block, row), self.shape.object_bytes as usize);
-            bytes == self.pattern(key, row)
+            bytes == self.object(key, row)
         })
     }
 }
@@ -280,10 +269,7 @@ impl Rig {
     }
 
     pub fn faults(&self, rule: Option<FaultRule>) {
-        let rules: Vec<FaultRule> = rule.into_iter().collect();
-        for emu in &self.emus {
-            emu.set_faults(FaultPlan { seed: 1, rules: rules.clone(), ..FaultPlan::default() });
-        }
+        set_faults(&self.emus, rule);
     }
 }
 

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use gio_kernels::InlineExecutor;
 use gio_uring::IoExecutor;
-use nvme_driver::{Bus, Clock, Controller, ControllerOptions, DmaSpace, Iova, Nanos};
+use nvme_driver::{ControllerOptions, Nanos};
 use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia, SimClock,
-    SimMedia, SimOptions,
+    Emu, EmuConfig, EmuDomain, FaultAction, FaultRule, FaultWhen, MemoryMedia, NamespaceConfig,
+    SimClock, SimMedia, SimOptions,
 };
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Prefix, Row, Store, StoreConfig,
-    StoreDevice, StoreError, StoreOptions, Writing,
+    BlockId, BlockKey, ExecutorFactory, KvShape, Layer, Prefix, Store, StoreConfig, StoreDevice,
+    StoreError, StoreOptions, Writing,
 };
+use ripieno_testkit::{Drives, KvMemory, memory_drives, set_faults};
+pub use ripieno_testkit::{blocks, keys};
 
 /// What a stack is made of.
 #[derive(Debug, Clone)]
@@ -59,7 +61,7 @@ impl Default for Plan {
 pub struct Stack {
     pub store: Store,
     pub shape: KvShape,
-    pub pool: KvPool,
+    pub kv: KvMemory,
     pub domain: Arc<EmuDomain>,
     pub emus: Vec<Arc<Emu>>,
     pub clock: Arc<SimClock>,
@@ -82,91 +84,49 @@ impl Stack {
         clock: Arc<SimClock>,
         executor: impl Fn(u32) -> Box<dyn IoExecutor> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let domain = EmuDomain::new("test");
-        let mut emus = Vec::new();
-        let mut devices = Vec::new();
-        for at in 0..plan.devices {
-            let media = MemoryMedia::new(plan.device_bytes).unwrap();
-            let config = EmuConfig::new(format!("emu{at}"));
-            let mut config = if plan.volatile_cache {
+        let mut configs = memory_drives(plan.devices, plan.device_bytes, plan.lba_bytes);
+        for config in &mut configs {
+            if plan.volatile_cache {
+                let media = MemoryMedia::new(plan.device_bytes).unwrap();
                 let options = SimOptions { seed: plan.seed, ..SimOptions::default() };
-                config.namespace(SimMedia::new(media, options), plan.lba_bytes)
-            } else {
-                config.namespace(media, plan.lba_bytes)
-            };
-            (plan.drive)(&mut config);
-            let emu = Emu::new(domain.clone(), config).unwrap();
-            clock.drive(emu.clone());
-            let bus: Arc<dyn Bus> = emu.bus();
-            let ticks: Arc<dyn Clock> = clock.clone();
-            let controller = Controller::attach(bus, ticks, ControllerOptions::default()).unwrap();
-            devices.push(StoreDevice::from(controller));
-            emus.push(emu);
+                let media = SimMedia::new(media, options);
+                config.namespaces = vec![NamespaceConfig::new(media, plan.lba_bytes)];
+            }
+            (plan.drive)(config);
         }
-        let bytes = plan.shape.block_bytes() * u64::from(plan.blocks);
-        let memory = domain.alloc(bytes as usize).unwrap();
-        let pool = KvPool::contiguous(memory, &plan.shape, plan.blocks).unwrap();
+        let drives = Drives::simulated(EmuDomain::new("test"), configs, &clock);
+        let controllers = drives.attach(&ControllerOptions::default());
+        let Drives { domain, emus, .. } = drives;
+        let kv = KvMemory::new(&*domain, plan.shape, plan.blocks);
         let mut made = 0;
         let executor: ExecutorFactory = Box::new(move || {
             made += 1;
             Ok(executor(made - 1))
         });
         let store = Store::open(StoreConfig {
-            devices,
+            devices: controllers.into_iter().map(StoreDevice::from).collect(),
             clock: clock.clone(),
             executor,
             shape: plan.shape,
-            pool: pool.clone(),
+            pool: kv.pool.clone(),
             gpu: None,
             options: plan.options.clone(),
         })?;
-        Ok(Self { store, shape: plan.shape, pool, domain, emus, clock })
-    }
-
-    /// The bytes that the object of `key` in `row` has.
-    pub fn pattern(&self, key: BlockKey, row: Row) -> Vec<u8> {
-        let mut word = (key.0 as u64 ^ (key.0 >> 64) as u64) ^ (u64::from(row.0) << 48);
-        let words = (self.shape.object_bytes as usize).div_ceil(8);
-        let mut bytes = Vec::with_capacity(words * 8);
-        for _ in 0..words {
-            word = (word ^ (word >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).wrapping_add(1);
-            bytes.extend(word.to_le_bytes());
-        }
-        bytes.truncate(self.shape.object_bytes as usize);
-        bytes
-    }
-
-    fn iova(&self, block: BlockId, row: Row) -> Iova {
-        self.pool.iova(block, row).unwrap()
+        Ok(Self { store, shape: plan.shape, kv, domain, emus, clock })
     }
 
     /// Computes the KV of `key` into `block`.
-    pub fn fill(&self, block: BlockId, key: BlockKey) {
-        for row in (0..self.shape.rows()).map(Row) {
-            let bytes = self.pattern(key, row);
-            self.domain.access().write(self.iova(block, row), &bytes).unwrap();
-        }
+    pub fn fill(&mut self, block: BlockId, key: BlockKey) {
+        self.kv.fill(block, key, 0);
     }
 
     /// Makes `block` hold nothing of any key.
-    pub fn wipe(&self, block: BlockId) {
-        for row in (0..self.shape.rows()).map(Row) {
-            let len = self.shape.object_bytes as usize;
-            self.domain.access().fill(self.iova(block, row), 0xEE, len).unwrap();
-        }
-    }
-
-    /// Whether `block` holds the KV of `key` in the rows of `layer`, every byte of it.
-    pub fn holds_layer(&self, block: BlockId, key: BlockKey, layer: Layer) -> bool {
-        let mut bytes = vec![0; self.shape.object_bytes as usize];
-        self.shape.layer_rows(layer).map(Row).all(|row| {
-            self.domain.access().read(self.iova(block, row), &mut bytes).unwrap();
-            bytes == self.pattern(key, row)
-        })
+    pub fn wipe(&mut self, block: BlockId) {
+        self.kv.wipe(block);
     }
 
     pub fn holds(&self, block: BlockId, key: BlockKey) -> bool {
-        (0..self.shape.layers).all(|layer| self.holds_layer(block, key, Layer(layer)))
+        (0..self.shape.layers).all(|layer| self.kv.holds(block, Layer(layer), key, 0))
     }
 
     /// Computes and allocates, but stores nothing yet.
@@ -222,10 +182,7 @@ impl Stack {
 
     /// Makes one rule wrong with every device.
     pub fn faults(&self, rule: Option<FaultRule>) {
-        let rules: Vec<FaultRule> = rule.into_iter().collect();
-        for emu in &self.emus {
-            emu.set_faults(FaultPlan { seed: 1, rules: rules.clone(), ..FaultPlan::default() });
-        }
+        set_faults(&self.emus, rule);
     }
 
     pub fn refused_dma(&self) -> u64 {
@@ -245,14 +202,4 @@ pub fn on(opcode: u8, then: FaultAction) -> FaultRule {
         FaultWhen { opcode: Some(opcode), admin: Some(false), ..FaultWhen::default() },
         then,
     )
-}
-
-pub fn keys(range: std::ops::Range<u128>) -> Vec<BlockKey> {
-    range
-        .map(|n| BlockKey((n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)))
-        .collect()
-}
-
-pub fn blocks(first: u32, count: usize) -> Vec<BlockId> {
-    (first..first + count as u32).map(BlockId).collect()
 }

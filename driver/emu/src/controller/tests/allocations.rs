@@ -1,40 +1,9 @@
 //! The I/O path does not allocate once it has warmed up.
-#![allow(unsafe_code, reason = "a counting allocator")]
-
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-};
 
 use nvme_spec::sgl::SglDescriptor;
 
 use super::*;
 use crate::media::{Latency, SimMedia, SimOptions};
-
-/// Counts what this thread allocates.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: passes everything on to the system's allocator; the counter is plain thread-local data
-// without a destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Reads with lists, writes with PRPs, a flush and an error; the allocations of the steps.
 fn round(host: &mut Host, buffer: Iova, list: SglDescriptor) -> u64 {
@@ -45,13 +14,13 @@ fn round(host: &mut Host, buffer: Iova, list: SglDescriptor) -> u64 {
     host.post(1, Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1)));
     host.post(1, nvm(NvmOpcode::READ, 1 << 40, 8).with_prps(buffer.0, 0));
     host.ring_sq(1);
-    let before = ALLOCATIONS.with(Cell::get);
-    host.step();
-    host.now = host.now + Nanos(1000);
-    host.step();
-    let after = ALLOCATIONS.with(Cell::get);
+    let allocated = allocation_counter::measure(|| {
+        host.step();
+        host.now = host.now + Nanos(1000);
+        host.step();
+    });
     assert_eq!(host.reap_all(1).len(), 10);
-    after - before
+    allocated.count_total
 }
 
 fn warmed_up(host: &mut Host) -> [u64; 3] {

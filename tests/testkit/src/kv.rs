@@ -1,0 +1,96 @@
+//! An engine's KV blocks, and what they should contain.
+
+use std::{ops::Range, sync::Arc};
+
+use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
+use nvme_driver::{Clock, DmaSlice, DmaSpace, platform::buffer::Buffer};
+use objstore::{BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Row};
+
+/// Keys, all different.
+#[must_use]
+pub fn keys(range: Range<u32>) -> Vec<BlockKey> {
+    const ODD: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
+    range.map(|n| BlockKey((u128::from(n) + 1).wrapping_mul(ODD))).collect()
+}
+
+/// The blocks from `first` on.
+#[must_use]
+pub fn blocks(first: u32, count: usize) -> Vec<BlockId> {
+    (first..).take(count).map(BlockId).collect()
+}
+
+/// The object of `row` in version `version` of the block with `key`.
+#[must_use]
+pub fn object(key: BlockKey, version: u64, row: Row, bytes: u32) -> Vec<u8> {
+    let seed = (key.0 as u64) ^ (key.0 >> 64) as u64 ^ version << 40 ^ u64::from(row.0) << 20;
+    crate::pattern(bytes as usize, seed)
+}
+
+/// The I/O kernel on the caller's thread.
+#[must_use]
+pub fn inline_executor(clock: Arc<dyn Clock>) -> ExecutorFactory {
+    Box::new(move || Ok(Box::new(InlineExecutor::new(clock.clone()))))
+}
+
+/// The I/O kernel on threads of the host.
+#[must_use]
+pub fn host_executor(clock: Arc<dyn Clock>) -> ExecutorFactory {
+    Box::new(move || Ok(Box::new(HostExecutor::new(HostOptions::default(), clock.clone()))))
+}
+
+/// A KV pool in host memory.
+#[derive(Debug)]
+pub struct KvMemory {
+    /// What a block consists of.
+    pub shape: KvShape,
+    /// As a store takes it.
+    pub pool: KvPool,
+    memory: Buffer,
+}
+
+impl KvMemory {
+    /// `blocks` blocks of `shape` in memory of `space`.
+    #[must_use]
+    pub fn new(space: &dyn DmaSpace, shape: KvShape, blocks: u32) -> Self {
+        let bytes = shape.block_bytes() * u64::from(blocks);
+        let memory = space.alloc(bytes as usize).expect("memory for the KV pool");
+        let pool = KvPool::contiguous(memory.clone(), &shape, blocks).expect("a pool");
+        let memory = DmaSlice::whole(memory).expect("one range");
+        Self { shape, pool, memory: Buffer::new(memory).expect("reachable memory") }
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row> + use<> {
+        (0..self.shape.rows()).map(Row)
+    }
+
+    fn object(&self, key: BlockKey, version: u64, row: Row) -> Vec<u8> {
+        object(key, version, row, self.shape.object_bytes)
+    }
+
+    fn write(&mut self, block: BlockId, row: Row, bytes: &[u8]) {
+        let offset = self.pool.offset(block, row).expect("a block and row that exist");
+        self.memory.write(offset as usize, bytes).expect("inside the pool");
+    }
+
+    /// Computes version `version` of `key` into `block`.
+    pub fn fill(&mut self, block: BlockId, key: BlockKey, version: u64) {
+        self.rows().for_each(|row| self.write(block, row, &self.object(key, version, row)));
+    }
+
+    /// Makes `block` hold nothing of any key.
+    pub fn wipe(&mut self, block: BlockId) {
+        let nothing = vec![0xEE; self.shape.object_bytes as usize];
+        self.rows().for_each(|row| self.write(block, row, &nothing));
+    }
+
+    /// Whether `block` holds version `version` of `key` in `layer`, every byte of it.
+    #[must_use]
+    pub fn holds(&self, block: BlockId, layer: Layer, key: BlockKey, version: u64) -> bool {
+        let mut bytes = vec![0; self.shape.object_bytes as usize];
+        self.shape.layer_rows(layer).map(Row).all(|row| {
+            let offset = self.pool.offset(block, row).expect("a block and row that exist");
+            self.memory.read(offset as usize, &mut bytes).expect("inside the pool");
+            bytes == self.object(key, version, row)
+        })
+    }
+}
