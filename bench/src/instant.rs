@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use nvme_driver::{
     Bus, DescriptorMode, DmaSlice, DmaSpace, DoorbellPage, Gone, GrantEpoch, Interrupt,
-    InterruptError, QueueGrant,
+    InterruptError, QueueGrant, ResetError,
 };
 use nvme_emu::EmuDomain;
 use nvme_spec::ids::{Nsid, QueueId};
@@ -128,8 +128,9 @@ impl Bus for DoorbellBus {
     #[allow(unsafe_code, reason = "vouches for the doorbells")]
     fn doorbells(&self) -> DoorbellPage {
         let host = self.doorbells.host().expect("the software domain is host memory").cast();
-        // SAFETY: the slice keeps the memory mapped as long as this bus, and nobody refers to it.
-        unsafe { DoorbellPage::new(host, None, 4, self.doorbells.len()) }
+        let owner = Arc::new(self.doorbells.clone());
+        // SAFETY: the slice keeps the memory mapped, and nobody refers to it.
+        unsafe { DoorbellPage::new(host, None, 4, self.doorbells.len(), owner) }
     }
 
     fn dma(&self) -> &Arc<dyn DmaSpace> {
@@ -146,5 +147,13 @@ impl Bus for DoorbellBus {
 
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         Err(InterruptError::NoSuchVector { bus: self.id().into(), vector, available: 0 })
+    }
+
+    fn reset(&self) -> Result<(), ResetError> {
+        Err(ResetError::Unsupported { bus: self.id().into() })
+    }
+
+    fn pcie_error(&self) -> bool {
+        false
     }
 }

@@ -20,6 +20,7 @@ use std::{
 use anyhow::{Context, bail};
 use nvme_driver::{
     Bus, Clock, DmaSpace, DoorbellPage, Gone, Interrupt, InterruptError, MonotonicClock, Nanos,
+    ResetError,
 };
 use nvme_spec::reg;
 use tempfile::TempDir;
@@ -165,7 +166,7 @@ fn arguments(folder: &Path, namespaces: &[QemuNamespace]) -> anyhow::Result<Vec<
 #[derive(Debug)]
 pub struct QtestBus {
     client: Mutex<Client>,
-    doorbells: Map,
+    doorbells: Arc<Map>,
     stride: u32,
     ram: Arc<dyn DmaSpace>,
 }
@@ -181,7 +182,8 @@ impl QtestBus {
         let stride = 4u32 << cap.dstrd();
         let file = File::options().read(true).write(true).open(folder.join("ram"))?;
         let ram = Ram::new(Map::file(&file, RAM_BYTES)?);
-        let doorbells = Map::anonymous((2 * QUEUES * stride as usize).next_multiple_of(PAGE))?;
+        let doorbells =
+            Arc::new(Map::anonymous((2 * QUEUES * stride as usize).next_multiple_of(PAGE))?);
         for index in 0..2 * QUEUES {
             doorbells.store(index * stride as usize, QUIET);
         }
@@ -255,8 +257,8 @@ impl Bus for QtestBus {
     fn doorbells(&self) -> DoorbellPage {
         let len = self.doorbells.len();
         let host = self.doorbells.base().cast();
-        // SAFETY: the page lives as long as this bus, and is only read by address on this side.
-        unsafe { DoorbellPage::new(host, None, self.stride, len) }
+        // SAFETY: the map is all of the page, and is only read by address on this side.
+        unsafe { DoorbellPage::new(host, None, self.stride, len, self.doorbells.clone()) }
     }
 
     fn dma(&self) -> &Arc<dyn DmaSpace> {
@@ -273,6 +275,14 @@ impl Bus for QtestBus {
 
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         Err(InterruptError::NoSuchVector { bus: self.id().into(), vector, available: 0 })
+    }
+
+    fn reset(&self) -> Result<(), ResetError> {
+        Err(ResetError::Unsupported { bus: self.id().into() })
+    }
+
+    fn pcie_error(&self) -> bool {
+        false
     }
 }
 

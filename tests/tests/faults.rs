@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use nvme_driver::{
     Bus, Clock, Controller, ControllerOptions, DmaSpace, DoorbellPage, Error, Gone, Interrupt,
-    InterruptError, Nanos, State,
+    InterruptError, Nanos, ResetError, State,
 };
 use nvme_emu::{
     Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, IdentifyOverrides,
@@ -150,6 +150,12 @@ impl Bus for HookedBus {
     }
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         self.bus.interrupt(vector)
+    }
+    fn reset(&self) -> Result<(), ResetError> {
+        self.bus.reset()
+    }
+    fn pcie_error(&self) -> bool {
+        self.bus.pcie_error()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use nvme_driver::{Bus, DmaSpace, DoorbellPage, Gone, Interrupt, InterruptError};
+use nvme_driver::{Bus, DmaSpace, DoorbellPage, Gone, Interrupt, InterruptError, ResetError};
 
 use crate::emu::Emu;
 
@@ -66,5 +66,14 @@ impl Bus for EmuBus {
 
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError> {
         self.emu.interrupts().listen(self.emu.id(), vector)
+    }
+
+    fn reset(&self) -> Result<(), ResetError> {
+        self.emu.reset_function();
+        Ok(())
+    }
+
+    fn pcie_error(&self) -> bool {
+        self.emu.take_pcie_error()
     }
 }

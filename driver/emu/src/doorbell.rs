@@ -51,13 +51,14 @@ impl Doorbells {
         Ok(Self { shared: Arc::new(Shared { map, fd, stride, queues }) })
     }
 
-    /// The page as the driver's side addresses it. Valid as long as a handle is.
+    /// The page as the driver's side addresses it.
     #[must_use]
     pub fn page(&self) -> DoorbellPage {
         let shared = &*self.shared;
-        // SAFETY: the mapping is all of the page and lives as long as `shared`, which the bus
-        // holds; this side, too, accesses it only by address.
-        unsafe { DoorbellPage::new(shared.map.ptr().cast(), None, shared.stride, shared.map.len()) }
+        let (host, len, owner) = (shared.map.ptr().cast(), shared.map.len(), self.shared.clone());
+        // SAFETY: the mapping is all of the page and lives as long as `shared`; this side, too,
+        // accesses it only by address.
+        unsafe { DoorbellPage::new(host, None, shared.stride, len, owner) }
     }
 
     /// The memory's descriptor, for other processes and for GPUs.

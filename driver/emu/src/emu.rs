@@ -33,6 +33,7 @@ pub struct Emu {
     state: Mutex<State>,
     attached: Mutex<Attached>,
     requested: AtomicBool,
+    pcie_error: AtomicBool,
     doorbells: Doorbells,
     interrupts: Interrupts,
     domain: Arc<EmuDomain>,
@@ -71,6 +72,7 @@ impl Emu {
             state: Mutex::new(State { controller, now: Nanos::default() }),
             attached: Mutex::new(Attached::default()),
             requested: AtomicBool::new(false),
+            pcie_error: AtomicBool::new(false),
             doorbells,
             interrupts,
             domain,
@@ -159,6 +161,26 @@ impl Emu {
         state.controller.power_loss(now);
         drop(state);
         self.wake();
+    }
+
+    /// Function Level Reset. Wakes whoever steps this controller.
+    pub fn reset_function(&self) {
+        let told = self.time();
+        let mut state = self.state();
+        state.now = state.now.max(told);
+        let now = state.now;
+        state.controller.reset_function(now);
+        drop(state);
+        self.wake();
+    }
+
+    /// Has the platform see an uncorrectable PCIe error of this function.
+    pub fn report_pcie_error(&self) {
+        self.pcie_error.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take_pcie_error(&self) -> bool {
+        self.pcie_error.swap(false, Ordering::Relaxed)
     }
 
     /// Pulls it out of its slot: registers read as all ones from now on, nothing completes.

@@ -1,6 +1,6 @@
 //! Where a controller lives: a PCIe function behind VFIO, or the software controller.
 
-use std::{fmt, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
+use std::{any::Any, fmt, io, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
 
 use crate::dma::{DevicePtr, DmaSpace};
 
@@ -30,7 +30,7 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// [`Gone`] when the function is known to be absent.
     fn write32(&self, offset: u32, value: u32) -> Result<(), Gone>;
 
-    /// The doorbell registers as memory. Valid as long as the bus is.
+    /// The doorbell registers as memory.
     fn doorbells(&self) -> DoorbellPage;
 
     /// The address space this controller's DMA goes through. Controllers of one container share it:
@@ -51,18 +51,60 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`InterruptError`] when the function has no such vector or the kernel refuses.
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError>;
+
+    /// Resets the function (Function Level Reset, or what the platform has in its place). It works
+    /// where CC.EN no longer does.
+    ///
+    /// Afterwards the controller is disabled, its registers are as after power-on, all its queues
+    /// are gone, and it does no DMA until it is enabled again. Everything else stays: the doorbell
+    /// page, memory and its I/O virtual addresses, interrupt vectors, and the right of the function
+    /// to do DMA. No doorbell may be rung meanwhile.
+    ///
+    /// # Errors
+    /// [`ResetError`] when the function is absent, has no reset, or the platform refuses. The
+    /// function may or may not have been reset then.
+    fn reset(&self) -> Result<(), ResetError>;
+
+    /// Whether the platform saw an uncorrectable PCIe error (AER) of the function since the last
+    /// call. Data may be lost; reset the controller.
+    fn pcie_error(&self) -> bool;
+}
+
+/// A function could not be reset.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetError {
+    /// It is absent.
+    #[error(transparent)]
+    Gone(#[from] Gone),
+    /// There is no way to reset this function alone.
+    #[error("{bus}: the function has no reset of its own; power cycle the drive")]
+    Unsupported {
+        /// The function.
+        bus: String,
+    },
+    /// The operating system refused.
+    #[error("{bus}: resetting the function failed: {source}; try again, or power cycle the drive")]
+    Os {
+        /// The function.
+        bus: String,
+        /// Why.
+        source: io::Error,
+    },
 }
 
 /// The doorbell registers (offset 1000h of BAR0) as each side addresses them.
 ///
 /// Doorbell `2 * qid` is the submission tail and `2 * qid + 1` the completion head of queue `qid`,
-/// `stride` bytes apart (4 << CAP.DSTRD).
-#[derive(Debug, Clone, Copy)]
+/// `stride` bytes apart (4 << CAP.DSTRD). The page keeps its mapping: its addresses are good as
+/// long as one clone of it lives, even when the bus does not.
+#[derive(Debug, Clone)]
 pub struct DoorbellPage {
     host: NonNull<u32>,
     device: Option<DevicePtr>,
     stride: u32,
     len: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl DoorbellPage {
@@ -70,18 +112,19 @@ impl DoorbellPage {
     /// apart.
     ///
     /// # Safety
-    /// As long as the bus that gives this out lives, both addresses are those of `len` mapped bytes
-    /// of doorbell registers (or of memory that is watched as such), aligned to 4; they may be
-    /// written to at any time, and no Rust reference to them exists.
+    /// As long as `owner` lives, both addresses are those of `len` mapped bytes of doorbell
+    /// registers (or of memory that is watched as such), aligned to 4; they may be written to at
+    /// any time, and no Rust reference to them exists.
     #[must_use]
     #[allow(unsafe_code, reason = "a bus vouches for the addresses its doorbells are written to")]
-    pub const unsafe fn new(
+    pub unsafe fn new(
         host: NonNull<u32>,
         device: Option<DevicePtr>,
         stride: u32,
         len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { host, device, stride, len }
+        Self { host, device, stride, len, _owner: owner }
     }
 
     /// Address in this process.
@@ -110,7 +153,7 @@ impl DoorbellPage {
     }
 }
 
-// SAFETY: a DoorbellPage is an address, not an access; every access goes through platform::mmio.
+// SAFETY: addresses and their owner (Send + Sync); every access goes through platform::mmio.
 #[allow(unsafe_code, reason = "an address that crosses threads; accesses are in platform::mmio")]
 unsafe impl Send for DoorbellPage {}
 // SAFETY: as above.
@@ -148,6 +191,6 @@ pub enum InterruptError {
         /// What was asked for.
         vector: u16,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
 }

@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 
 use crate::{
     admin::{ADMIN_DEPTH, AdminFault, AdminMemory, AdminQueue, DATA_BYTES},
-    bus::{Bus, Interrupt},
+    bus::{Bus, DoorbellPage, Interrupt},
     clock::{Clock, Nanos, Waiter},
     dma::DmaSlice,
     error::{CommandId, Error, FailCause, TimeoutOutcome},
@@ -55,6 +55,8 @@ pub enum State {
 #[derive(Debug)]
 pub struct Controller {
     pub(crate) bus: Arc<dyn Bus>,
+    /// What granted doorbells are part of.
+    pub(crate) doorbells: DoorbellPage,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) id: Arc<str>,
     pub(crate) options: ControllerOptions,
@@ -99,6 +101,7 @@ impl Controller {
         let admin_memory = AdminMemory::alloc(&*bus, caps.page_bytes)
             .map_err(|source| Error::Dma { ctrl: id.clone(), source })?;
         let mut controller = Self {
+            doorbells: bus.doorbells(),
             bus,
             clock,
             id,
@@ -635,7 +638,7 @@ impl Drop for Controller {
                 "dropped while queues are granted: their memory and the bus are leaked"
             );
             std::mem::forget(std::mem::take(&mut self.queues));
-            std::mem::forget(self.bus.clone());
+            std::mem::forget((self.bus.clone(), self.doorbells.clone()));
         }
     }
 }

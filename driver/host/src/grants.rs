@@ -267,9 +267,9 @@ impl Controller {
         let (lba_shift, lbas) = (namespace.lba_shift, namespace.lbas);
         let boundary_lbas = u32::from(namespace.boundary_lbas);
         let wrong = |what: &str| Error::QueueState { ctrl: ctrl.clone(), qid, what: what.into() };
-        let page = self.bus.doorbells();
-        let sq_doorbell = doorbell(&page, u32::from(qid.0) * 2);
-        let cq_doorbell = doorbell(&page, u32::from(qid.0) * 2 + 1);
+        let page = &self.doorbells;
+        let sq_doorbell = doorbell(page, u32::from(qid.0) * 2);
+        let cq_doorbell = doorbell(page, u32::from(qid.0) * 2 + 1);
         let (Some(sq_doorbell), Some(cq_doorbell)) = (sq_doorbell, cq_doorbell) else {
             return Err(wrong("its doorbells lie outside the page the bus maps"));
         };

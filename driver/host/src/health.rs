@@ -53,6 +53,8 @@ pub enum ControllerEvent {
     Resumed,
     /// Somebody wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
     Requested,
+    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost; reset it.
+    PcieError,
     /// Anything else.
     Other(AsyncEvent),
 }
@@ -229,6 +231,9 @@ impl Controller {
         if !self.seen.requested && self.bus.requested() {
             self.seen.requested = true;
             events.push(ControllerEvent::Requested);
+        }
+        if self.bus.pcie_error() {
+            events.push(ControllerEvent::PcieError);
         }
         while let Some(dword) = self.admin.as_mut().and_then(|admin| admin.next_event()) {
             let event = AsyncEvent::from_dw0(dword);

@@ -66,7 +66,7 @@ mod rate;
 mod recovery;
 mod wait;
 
-pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError};
+pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError, ResetError};
 pub use cid::DEPTH_MAX;
 pub use clock::{Clock, MonotonicClock, Nanos, Waiter, wait_until};
 pub use controller::{Controller, State};

@@ -252,12 +252,12 @@ impl CudaDevice {
             // VFIO provides pages at their first use, and the driver of the GPU looks for pages
             // that are there. What reading a doorbell gives is not defined, and not used.
             for at in (0..page.len()).step_by(ALIGN) {
-                // SAFETY: an aligned dword of the page, which is mapped as long as `bus` lives.
+                // SAFETY: an aligned dword of the page, which is mapped as long as it lives.
                 let _ = unsafe { mmio::load_acquire32(page.host().byte_add(at)) };
             }
         }
         let what = format!("the doorbells of {}", bus.id());
-        self.register(page.host().cast(), page.len(), flags, Arc::new(bus.clone()), &what)
+        self.register(page.host().cast(), page.len(), flags, Arc::new(page), &what)
     }
 
     fn register(

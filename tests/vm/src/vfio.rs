@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use nvme_driver::platform::vfio::VfioSpace;
 use nvme_driver::{Bus, Controller, ControllerEvent, State, WaitMode};
-use nvme_spec::ids::Lba;
+use nvme_spec::{ids::Lba, reg};
 
 use crate::drive::{self, FIRST, SECOND, alone, attach, bus, options, pattern, same, space};
 use crate::hardware::{DRIVE_A, DRIVE_B, FILE_A, FILE_B, SERIAL_A, SERIAL_B};
@@ -46,6 +46,7 @@ pub const SUITE: Suite = Suite {
         commands_in_flight_are_recovered,
         from_drive_to_drive_through_one_memory,
         a_reset_keeps_the_data,
+        a_function_reset_leaves_bus_memory_and_interrupts,
         again_and_again,
     ],
 };
@@ -171,6 +172,37 @@ fn a_reset_keeps_the_data() -> Result<()> {
         same("after a reset", &found, &expected)?;
     }
     Ok(())
+}
+
+/// The reset of the function, by the kernel. The interrupt pin stays off before and after it.
+fn a_function_reset_leaves_bus_memory_and_interrupts() -> Result<()> {
+    let wait = WaitMode::Interrupt;
+    let (_space, mut drive) = alone(DRIVE_A, nvme_driver::ControllerOptions { wait, ..options() })?;
+    ensure!(has_no_intx(DRIVE_A)?, "the drive may assert its interrupt pin");
+    let expected = pattern(6, 8192);
+    drive.write(FIRST, Lba(96), &expected, true)?;
+    let bus = dyn_bus(&drive);
+    for _ in 0..3 {
+        bus.reset()?;
+        for register in [reg::CC, reg::CSTS, reg::AQA] {
+            let value = bus.read32(register)?;
+            ensure!(value == 0, "register {register:#x} is {value:#x} after a reset");
+        }
+        ensure!(has_no_intx(DRIVE_A)?, "the drive may assert its interrupt pin after a reset");
+        drive.reset()?;
+        let before = interrupts(DRIVE_A)?;
+        let mut found = vec![0; expected.len()];
+        drive.read(FIRST, Lba(96), &mut found)?;
+        same("after a reset of the function", &found, &expected)?;
+        ensure!(interrupts(DRIVE_A)?.get(1) > before.get(1), "no interrupt after a reset");
+    }
+    Ok(())
+}
+
+/// Bit 10 of the command register, as the function itself has it.
+fn has_no_intx(bdf: &str) -> Result<bool> {
+    let config = std::fs::read(crate::pci::folder(bdf).join("config"))?;
+    Ok(config.get(5).is_some_and(|command| command & 1 << 2 != 0))
 }
 
 /// Nothing stays mapped, open or claimed when everything is dropped.

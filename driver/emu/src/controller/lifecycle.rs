@@ -203,6 +203,20 @@ impl Controller {
         self.tick(now);
     }
 
+    /// Function Level Reset (Base, "Controller Level Reset"): as clearing CC.EN, but all registers
+    /// are as after power-on, and nothing but copies that go on keeps CSTS.RDY at 1.
+    pub fn reset_function(&mut self, now: Nanos) {
+        if self.lifecycle.gone {
+            return;
+        }
+        self.registers.clear();
+        self.reset(now);
+        if let Phase::Disabling { at } = &mut self.lifecycle.phase {
+            *at = Some(now);
+        }
+        self.tick(now);
+    }
+
     /// Everything in the controller and in volatile caches is lost.
     pub(super) fn lose_power(&mut self) {
         for namespace in &mut self.namespaces {

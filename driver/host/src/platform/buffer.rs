@@ -8,8 +8,9 @@ use crate::dma::{DmaError, DmaSlice, Iova};
 
 /// A part of DMA memory that the CPU reaches.
 ///
-/// The controller may write into it while a command is outstanding. Reading it then yields some
-/// bytes or others; the queue code only looks after the completion was seen.
+/// The controller may write into it while a command is outstanding, and another thread through
+/// another buffer of the same memory: reading then yields some bytes or others. The queue code only
+/// reads after the completion was seen.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     base: NonNull<u8>,
@@ -65,7 +66,7 @@ impl Buffer {
     /// [`DmaError::OutOfRange`] past the end.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), DmaError> {
         let to = self.at(offset, bytes.len())?;
-        // SAFETY: `at` checked the bounds; no command that uses these bytes is outstanding.
+        // SAFETY: `at` checked the bounds.
         unsafe { mmio::copy_to(to, bytes) };
         Ok(())
     }
@@ -76,14 +77,14 @@ impl Buffer {
     /// [`DmaError::OutOfRange`] past the end.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DmaError> {
         let from = self.at(offset, bytes.len())?;
-        // SAFETY: `at` checked the bounds; the completion of the command that wrote was seen.
+        // SAFETY: `at` checked the bounds.
         unsafe { mmio::copy_from(from, bytes) };
         Ok(())
     }
 
     /// Zeroes everything.
     pub fn zero(&mut self) {
-        // SAFETY: DmaMemory promises `len` bytes behind `base`; no command uses them.
+        // SAFETY: DmaMemory promises `len` bytes behind `base`.
         unsafe { mmio::zero(self.base, self.len) };
     }
 }

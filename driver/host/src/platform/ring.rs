@@ -6,7 +6,10 @@ use std::{ptr::NonNull, sync::Arc};
 use nvme_spec::{ids::Cid, sqe::Sqe};
 
 use super::mmio::{self, CQE_BYTES, SQE_BYTES};
-use crate::{bus::Bus, dma::DmaSlice};
+use crate::{
+    bus::{Bus, DoorbellPage},
+    dma::DmaSlice,
+};
 
 /// Why memory cannot serve as a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -141,11 +144,11 @@ impl CqRing {
 #[derive(Debug)]
 pub struct Doorbell {
     register: NonNull<u32>,
-    /// The page is valid as long as the bus is.
-    _bus: Arc<dyn Bus>,
+    /// Keeps the register mapped.
+    _page: DoorbellPage,
 }
 
-// SAFETY: the register is only ever stored to, atomically; the bus (Send + Sync) keeps it mapped.
+// SAFETY: the register is only ever stored to, atomically; the page (Send + Sync) keeps it mapped.
 unsafe impl Send for Doorbell {}
 
 impl Doorbell {
@@ -158,15 +161,15 @@ impl Doorbell {
         if at.checked_add(4)? > page.len() || !at.is_multiple_of(4) || !page.host().is_aligned() {
             return None;
         }
-        // SAFETY: `at + 4 <= len`, and the bus promises `len` mapped bytes.
+        // SAFETY: `at + 4 <= len`, and the page is `len` mapped bytes.
         let register = unsafe { page.host().byte_add(at) };
-        Some(Self { register, _bus: bus.clone() })
+        Some(Self { register, _page: page })
     }
 
     /// Rings it; everything written before is visible to a controller that sees the value.
     #[inline]
     pub fn ring(&self, value: u32) {
-        // SAFETY: `new` checked the bounds; the bus is still alive.
+        // SAFETY: `new` checked the bounds; `_page` keeps them mapped.
         unsafe { mmio::store_release32(self.register, value) };
     }
 }

@@ -34,6 +34,9 @@ fn a_quiet_controller_has_no_events() {
     let rig = Rig::good();
     let mut ctrl = rig.attach();
     assert_eq!(ctrl.poll_events().unwrap(), []);
+    rig.emu.report_pcie_error();
+    assert_eq!(ctrl.poll_events().unwrap(), [ControllerEvent::PcieError]);
+    assert_eq!(ctrl.poll_events().unwrap(), []);
     rig.emu.unplug();
     assert!(matches!(ctrl.poll_events(), Err(Error::Gone { .. })));
     assert!(matches!(ctrl.state(), State::Failed(_)));

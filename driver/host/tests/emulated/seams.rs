@@ -1,11 +1,14 @@
 //! Clock, DMA slices and threads.
 
 use nvme_driver::{
-    Clock, Controller, ControllerOptions, DmaError, DmaSlice, DmaSpace, MonotonicClock, Nanos,
+    Bus, Clock, Controller, ControllerOptions, DmaError, DmaSlice, DmaSpace, MonotonicClock, Nanos,
     WaitMode,
 };
-use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
-use nvme_spec::ids::{Lba, Nsid};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, FaultPlan, MemoryMedia, RegisterFaults};
+use nvme_spec::{
+    ids::{Lba, Nsid},
+    reg::{self, Csts},
+};
 use std::sync::Arc;
 
 use crate::{LBA, LBAS, Rig, bytes, fill, pattern};
@@ -103,4 +106,34 @@ fn two_controllers_share_an_address_space() {
     let mut back = vec![0; data.len()];
     two.read(Nsid(1), Lba(0), &mut back).unwrap();
     assert!(back == data);
+}
+
+/// The registers of a function that is reset are as after power-on, even when CC.EN does not help.
+#[test]
+fn a_function_reset_works_where_clearing_cc_en_does_not() {
+    let rig = Rig::good();
+    let bus: Arc<dyn Bus> = rig.emu.bus();
+    let ctrl = rig.attach();
+    let registers = RegisterFaults { rdy_never_clears: true, ..RegisterFaults::default() };
+    rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
+    std::mem::forget(ctrl);
+    bus.write32(reg::CC, 0).unwrap();
+    rig.clock.pause(0, rig.clock.now() + Nanos::from_millis(60_000));
+    assert_eq!(Csts(bus.read32(reg::CSTS).unwrap()).rdy(), 1, "stuck");
+    bus.reset().unwrap();
+    assert_eq!(Csts(bus.read32(reg::CSTS).unwrap()), Csts(0));
+    for register in [reg::CC, reg::AQA, reg::ASQ, reg::ACQ] {
+        assert_eq!(bus.read32(register).unwrap(), 0, "{register:#x}");
+    }
+    rig.attach().read(Nsid(1), Lba(0), &mut [0; LBA]).unwrap();
+}
+
+#[test]
+fn doorbells_stay_mapped_as_long_as_somebody_has_them() {
+    let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
+    let page = Rig::good().emu.bus().doorbells();
+    let start = format!("{:x}-", page.host().as_ptr().addr());
+    assert!(maps().lines().any(|line| line.starts_with(&start)), "the bus is gone, not the page");
+    drop(page);
+    assert!(!maps().lines().any(|line| line.starts_with(&start)));
 }

@@ -13,7 +13,7 @@ use std::{
 use nvme_spec::reg::{ALL_ONES, CAP, Cap};
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_bindings::bindings::vfio::{
-    VFIO_IRQ_INFO_EVENTFD, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+    VFIO_IRQ_INFO_EVENTFD, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
 };
 
 use super::{
@@ -21,14 +21,14 @@ use super::{
     bar::BarMap,
     capability::Area,
     container::Claim,
-    device::{BUS_MASTER, Device, MEMORY_SPACE, Region},
+    device::{BUS_MASTER, Device, INTX_DISABLE, MEMORY_SPACE, Region},
     error::{Call, VfioError},
     space::VfioSpace,
     sys,
     sysfs::Sysfs,
 };
 use crate::{
-    bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError},
+    bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError, ResetError},
     dma::DmaSpace,
 };
 
@@ -36,6 +36,10 @@ use crate::{
 const DOORBELLS: u64 = 0x1000;
 /// Doorbells of all 65,536 queue pairs.
 const DOORBELLS_MAX: u64 = 2 * 0x1_0000;
+/// What a function in use needs: without DMA it could not even fetch a command, and without the
+/// last one a polled controller would hold its interrupt pin, perhaps on a line that it shares, until
+/// the kernel switches the line off. The kernel sets none of them.
+const COMMAND: u16 = MEMORY_SPACE | BUS_MASTER | INTX_DISABLE;
 /// Class code of an NVM Express I/O controller (mass storage, NVM, I/O programming interface).
 const CLASS_NVME: u32 = 0x01_08_02;
 
@@ -68,11 +72,13 @@ pub struct VfioBus {
     vectors: u16,
     irqs: Mutex<Vec<Interrupt>>,
     /// Signalled by the kernel when somebody wants the function back.
-    request: Option<Arc<OwnedFd>>,
+    request: Option<OwnedFd>,
     requested: OnceLock<()>,
+    /// Signalled by the kernel for uncorrectable PCIe errors.
+    errors: Option<OwnedFd>,
     gone: OnceLock<()>,
     // In the order in which they must go: mappings of BAR0, the function, its address space.
-    maps: Vec<BarMap>,
+    maps: Vec<Arc<BarMap>>,
     device: Arc<Device>,
     _claim: Claim,
     dma: Arc<dyn DmaSpace>,
@@ -100,17 +106,20 @@ impl VfioBus {
         if class >> 8 != CLASS_NVME {
             return Err(VfioError::NotNvme { address, class: class >> 8 });
         }
-        if options.reset {
-            device.reset();
+        if options.reset
+            && let Err(error) = device.reset()
+        {
+            // Not fatal: the controller is disabled through its own registers next.
+            tracing::warn!(%error, "the function could not be reset");
         }
-        // A reset clears both; without DMA the controller could not even fetch a command.
-        device.set_command(MEMORY_SPACE | BUS_MASTER, 0)?;
+        device.set_command(COMMAND, 0)?;
         let region = device.bar(0)?;
         let page = space.container().page();
         let maps = map_registers(&device, &region, page)?;
         let doorbells = find_doorbells(&device, &region, &maps)?;
         let vectors = vectors(&device, options.vectors);
-        let request = watch_requests(&device);
+        let request = watch(&device, VFIO_PCI_REQ_IRQ_INDEX, "a request to give it back");
+        let errors = watch(&device, VFIO_PCI_ERR_IRQ_INDEX, "a PCIe error");
         let (numa_node, group) = (Sysfs::new().numa_node(address), device.group());
         tracing::info!(
             group,
@@ -129,6 +138,7 @@ impl VfioBus {
             irqs: Mutex::new(Vec::new()),
             request,
             requested: OnceLock::new(),
+            errors,
             gone: OnceLock::new(),
             maps,
             device,
@@ -141,13 +151,6 @@ impl VfioBus {
     #[must_use]
     pub fn address(&self) -> PciAddress {
         self.device.address()
-    }
-
-    /// Readable when [`Bus::requested`] is about to become true; for an event loop, which
-    /// leaves the reading to that call. `None` when the kernel has no such event.
-    #[must_use]
-    pub fn request_event(&self) -> Option<&Arc<OwnedFd>> {
-        self.request.as_ref()
     }
 
     /// From now on the function counts as absent: registers are neither read nor written. For
@@ -227,7 +230,7 @@ impl Bus for VfioBus {
     }
 
     fn doorbells(&self) -> DoorbellPage {
-        self.doorbells
+        self.doorbells.clone()
     }
 
     fn dma(&self) -> &Arc<dyn DmaSpace> {
@@ -240,9 +243,7 @@ impl Bus for VfioBus {
 
     fn requested(&self) -> bool {
         if self.requested.get().is_none() {
-            let mut count = [0; 8];
-            let seen = self.request.as_ref().map(|fd| rustix::io::read(fd, &mut count));
-            if !matches!(seen, Some(Ok(8))) {
+            if !is_signalled(self.request.as_ref()) {
                 return false;
             }
             tracing::warn!(ctrl = %self.id, "somebody wants this function back");
@@ -267,6 +268,38 @@ impl Bus for VfioBus {
         }
         irqs.get(usize::from(vector)).cloned().ok_or_else(|| none(irqs.len() as u16))
     }
+
+    /// `VFIO_DEVICE_RESET`: the kernel takes the mapped registers away while the reset goes on,
+    /// and restores BARs, MSI-X and command register after it. Mappings fill again when used.
+    fn reset(&self) -> Result<(), ResetError> {
+        self.check()?;
+        let os = |source| ResetError::Os { bus: self.id.clone(), source };
+        match self.device.reset() {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                return Err(ResetError::Unsupported { bus: self.id.clone() });
+            }
+            Err(error) => return Err(os(error)),
+        }
+        match self.device.set_command(COMMAND, 0) {
+            Ok(()) => {}
+            Err(VfioError::Gone { .. }) => {
+                self.set_gone();
+                return Err(Gone.into());
+            }
+            Err(error) => return Err(os(io::Error::other(error))),
+        }
+        tracing::info!(ctrl = %self.id, "the function was reset");
+        Ok(())
+    }
+
+    fn pcie_error(&self) -> bool {
+        let seen = is_signalled(self.errors.as_ref());
+        if seen {
+            tracing::error!(ctrl = %self.id, "the platform reports an uncorrectable PCIe error");
+        }
+        seen
+    }
 }
 
 impl Drop for VfioBus {
@@ -281,6 +314,7 @@ impl Drop for VfioBus {
         let used = [
             (VFIO_PCI_MSIX_IRQ_INDEX, !irqs.is_empty()),
             (VFIO_PCI_REQ_IRQ_INDEX, self.request.is_some()),
+            (VFIO_PCI_ERR_IRQ_INDEX, self.errors.is_some()),
         ];
         for (index, _) in used.into_iter().filter(|(_, used)| *used) {
             if let Err(error) = sys::disable_irqs(self.device.file(), index) {
@@ -295,13 +329,13 @@ fn map_registers(
     device: &Arc<Device>,
     region: &Region,
     page: u64,
-) -> Result<Vec<BarMap>, VfioError> {
+) -> Result<Vec<Arc<BarMap>>, VfioError> {
     let needed = |area: &&Area| area.offset < DOORBELLS + DOORBELLS_MAX * 4;
     let map = |area: &Area| {
         // A memory buffer behind the doorbells is not needed here.
         let len = area.len.min((DOORBELLS + DOORBELLS_MAX * 4).next_multiple_of(page));
         let area = Area { offset: area.offset, len };
-        BarMap::new(device, region, area, page).map_err(device.os(Call::MapBar))
+        BarMap::new(device, region, area, page).map(Arc::new).map_err(device.os(Call::MapBar))
     };
     region.areas.iter().filter(needed).map(map).collect()
 }
@@ -310,7 +344,7 @@ fn map_registers(
 fn find_doorbells(
     device: &Device,
     region: &Region,
-    maps: &[BarMap],
+    maps: &[Arc<BarMap>],
 ) -> Result<DoorbellPage, VfioError> {
     let (address, bar) = (device.address(), 0);
     let none = |what: &str| VfioError::Bar { address, bar, what: what.into() };
@@ -332,8 +366,8 @@ fn find_doorbells(
     let len = (area.offset + area.len - DOORBELLS).min(DOORBELLS_MAX * u64::from(stride));
     map.touch(DOORBELLS, len);
     let host = map.dword(DOORBELLS).ok_or_else(|| none("it has no doorbells"))?;
-    // SAFETY: the bus keeps `map`, of which these are `len` bytes from the doorbells on.
-    Ok(unsafe { DoorbellPage::new(host, None, stride, len as usize) })
+    // SAFETY: these are `len` bytes of `map` from the doorbells on; only stores go there.
+    Ok(unsafe { DoorbellPage::new(host, None, stride, len as usize, map.clone()) })
 }
 
 /// How many MSI-X vectors there will be.
@@ -350,19 +384,24 @@ fn vectors(device: &Device, wanted: u16) -> u16 {
     }
 }
 
-/// An eventfd for "somebody wants this function back".
-fn watch_requests(device: &Device) -> Option<Arc<OwnedFd>> {
+/// An eventfd that the kernel signals for an event of the function.
+fn watch(device: &Device, index: u32, what: &str) -> Option<OwnedFd> {
     let set_up = || {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        sys::set_irqs(device.file(), VFIO_PCI_REQ_IRQ_INDEX, &[fd.as_fd()])?;
-        Ok::<_, io::Error>(Arc::new(fd))
+        if sys::irq_info(device.file(), index)?.count == 0 {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        sys::set_irqs(device.file(), index, &[eventfd.as_fd()])?;
+        Ok::<_, io::Error>(eventfd)
     };
-    let done = set_up();
-    if let Err(error) = &done {
-        tracing::warn!(
-            ctrl = %device.address(), %error,
-            "nobody will be able to ask for this function back; unbinding it will wait"
-        );
-    }
-    done.ok()
+    set_up()
+        .inspect_err(|error| {
+            tracing::warn!(ctrl = %device.address(), %error, "{what} will not be reported");
+        })
+        .ok()
+}
+
+fn is_signalled(eventfd: Option<&OwnedFd>) -> bool {
+    let mut count = [0; 8];
+    matches!(eventfd.map(|eventfd| rustix::io::read(eventfd, &mut count)), Some(Ok(8)))
 }

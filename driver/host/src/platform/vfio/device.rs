@@ -25,6 +25,8 @@ const CLASS: u64 = 8;
 pub(super) const MEMORY_SPACE: u16 = 1 << 1;
 /// Command register: may do DMA and send interrupt messages.
 pub(super) const BUS_MASTER: u16 = 1 << 2;
+/// Command register: never assert an interrupt pin.
+pub(super) const INTX_DISABLE: u16 = 1 << 10;
 
 /// What can be reached at an offset of the function's file descriptor.
 #[derive(Debug, Clone)]
@@ -107,15 +109,10 @@ impl Device {
         Ok(region)
     }
 
-    /// Resets the function, where it can be. All its registers are as after power-on then.
-    pub(super) fn reset(&self) {
-        let address = self.address;
-        if !self.can_reset {
-            tracing::debug!(ctrl = %address, "the function has no reset of its own");
-        } else if let Err(error) = sys::reset(&self.file) {
-            // Not fatal: the controller is disabled through its own registers next.
-            tracing::warn!(ctrl = %address, %error, "the function could not be reset");
-        }
+    /// Resets the function, where it can be ([`io::ErrorKind::Unsupported`]). All its registers are
+    /// as after power-on then.
+    pub(super) fn reset(&self) -> io::Result<()> {
+        if self.can_reset { sys::reset(&self.file) } else { Err(io::ErrorKind::Unsupported.into()) }
     }
 
     /// Revision and class code.
