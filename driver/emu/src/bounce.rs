@@ -2,8 +2,7 @@
 //!
 //! Media move bytes with the CPU or with io_uring and cannot address a GPU's memory. What a command
 //! has there goes through memory of this process that the GPU's engine copies fast: reads medium ->
-//! bounce -> GPU, writes GPU -> bounce -> medium. The copies themselves are the controller's
-//! business (`controller/ferry.rs`).
+//! bounce -> GPU, writes GPU -> bounce -> medium (`media/gpu_copies.rs`).
 #![allow(unsafe_code, reason = "addresses that cross threads; nothing is dereferenced here")]
 
 use std::{

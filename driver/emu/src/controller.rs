@@ -1,9 +1,8 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
-//! [`Controller::step`] polls the doorbells, takes what media and copies have finished, executes
-//! delayed commands, fetches new ones in round-robin order, signals interrupts, and starts a batch
-//! of copies if there is data for a GPU's memory. A command is executed when it is fetched; only
-//! what media, copies, delays or events hold back lives in a slab until later.
+//! [`Controller::step`] polls the media and the doorbells, executes delayed commands, fetches new
+//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched; only
+//! what media, delays or events hold back lives in a slab until later.
 //! Each part of the protocol is a file with an `impl Controller` of its own.
 //!
 //! # Not implemented
@@ -21,7 +20,6 @@ mod admin;
 mod command;
 mod complete;
 mod faults;
-mod ferry;
 mod fetch;
 mod io;
 mod lifecycle;
@@ -42,7 +40,6 @@ use self::{
     admin::{Events, Features, Identity, Logs},
     command::{Slab, Wait},
     faults::DeviceFault,
-    ferry::Ferry,
     lifecycle::Lifecycle,
     namespace::Namespace,
     queues::Queues,
@@ -76,8 +73,6 @@ pub struct Controller {
     /// Tokens of commands whose media operations have all ended.
     finished: Vec<u64>,
     done: Vec<MediaDone>,
-    /// Operations with memory that only a GPU addresses.
-    ferry: Ferry,
     /// Completion queues with an interrupt to signal.
     signals: Vec<u16>,
     /// Place in the round robin of the submission queues.
@@ -117,12 +112,14 @@ impl Controller {
         let identity = Identity::new(&config);
         let features = Features::new(&config);
         let faults = FaultEngine::new(config.faults);
+        let namespace = |config| Namespace::new(config, domain.copies());
+        let namespaces = config.namespaces.into_iter().map(namespace).collect();
         let mut controller = Self {
             doorbells,
             queues: Queues::new(config.io_queues_max),
             rules: Rules { page_bytes: 4096, sgl: config.sgl, bit_bucket: config.bit_bucket },
             transfer_bytes_max: config.mdts_bytes.map_or(u64::MAX, u64::from),
-            namespaces: config.namespaces.into_iter().map(Namespace::new).collect(),
+            namespaces,
             spare: Vec::new(),
             counters: EmuCounters::default(),
             faulty: !faults.plan().rules.is_empty(),
@@ -131,7 +128,6 @@ impl Controller {
             delayed: Vec::new(),
             finished: Vec::new(),
             done: Vec::new(),
-            ferry: Ferry::new(domain.copies().cloned()),
             signals: Vec::new(),
             rr_index: 0,
             unused_qid: 0,
@@ -187,29 +183,25 @@ impl Controller {
 
     /// Does what there is to do at `now`, fetching at most `budget` commands.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Progress {
-        if self.lifecycle.gone {
-            return self.after_life(now);
-        }
         let mut work = self.tick(now);
-        work += self.take_finished(now);
+        work += self.poll_media(now);
         let paused = self.faults.plan().registers.paused;
         if !paused && self.lifecycle.serving() && self.observe_doorbells(now) {
             let domain = Arc::clone(&self.domain);
             let dma = domain.access();
             work += self.settle(&dma);
-            self.heed_loss();
             work += self.run_delayed(&dma, now);
             work += self.fetch(&dma, now, budget);
             work += self.finish_deletions(&dma);
             work += self.report_events(&dma);
         }
         self.signal();
-        work += self.sail(now);
         work += self.apply_device_fault(now);
         work += self.advance_shutdown(now);
         Progress {
             work,
-            outstanding: u32::try_from(self.commands.len()).unwrap_or(u32::MAX),
+            outstanding: u32::try_from(self.commands.len().max(self.in_flight()))
+                .unwrap_or(u32::MAX),
             next_event: self.next_event(),
             listening: self.lifecycle.serving() || self.lifecycle.shutting_down(),
         }
@@ -218,22 +210,31 @@ impl Controller {
     /// When something will happen by itself, if that is known.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
-        let copies = self.ferry.next_event();
-        if self.lifecycle.gone {
-            return copies;
-        }
         let delays = self.delayed.iter().map(|(time, _)| *time);
-        let media = self.namespaces.iter().filter_map(|namespace| namespace.media_event());
-        // A transition that is due waits for copies only.
-        let phase =
-            self.lifecycle.next_event().map(|at| copies.map_or(at, |copies| at.max(copies)));
-        delays.chain(media).chain(phase).chain(copies).min()
+        let delays = delays.filter(|_| self.lifecycle.serving());
+        let media = self.namespaces.iter().filter_map(|namespace| namespace.media_event()).min();
+        // A transition that is due waits for media.
+        let phase = match self.in_flight() {
+            0 => self.lifecycle.next_event(),
+            _ => self.lifecycle.next_event().max(media).filter(|_| media.is_some()),
+        };
+        delays.chain(media).chain(phase).min()
+    }
+
+    /// Operations that media work on, cancelled ones among them.
+    fn in_flight(&self) -> usize {
+        self.namespaces.iter().map(Namespace::in_flight).sum()
     }
 
     /// What it has done so far.
     #[must_use]
     pub fn counters(&self) -> EmuCounters {
-        self.counters
+        let mut counters = self.counters;
+        for (copies, batches) in self.namespaces.iter().map(Namespace::copies) {
+            counters.copies += copies;
+            counters.copy_batches += batches;
+        }
+        counters
     }
 
     /// Replaces what is wrong with it; counting starts anew.

@@ -1,14 +1,13 @@
 //! A software NVMe controller, complete enough that the real driver, the I/O kernels and the object
-//! store run against it unchanged, and honest about what a real one does under load and in trouble.
+//! store run against it unchanged, and as real ones are under load and with faults.
 //!
 //! # Architecture
 //!
 //! ```text
 //!   nvme_driver::Bus  <- EmuBus -> Emu { Mutex<Controller>, Doorbells, Interrupts, EmuDomain }
 //!                                     ^ step(now, budget)        EmuRunner (threads) or SimClock
-//!   Controller: registers, admin, queues, PRP/SGL walkers   ->   Overlay (data faults) -> Media
+//!   Controller: registers, admin, queues, PRP/SGL walkers  ->  GpuCopies -> Overlay -> Media
 //!   EmuDomain:  IOVA -> memory, the software IOMMU                MemoryMedia, FileMedia, SimMedia
-//!   Ferry: a GPU's memory <- CopyEngine -> memory in between <-> media
 //! ```
 //!
 //! - [`Controller`](controller::Controller) is a step machine: no threads, no clock of its own, no
@@ -17,9 +16,9 @@
 //! - [`EmuRunner`] drives controllers with threads in real time; [`SimClock`] drives the whole
 //!   stack on one thread in virtual time, repeatable from a seed.
 //! - Memory that only a GPU addresses ([`EmuDomain::with_copies`]) takes data of reads and writes.
-//!   Its bytes go through memory of this process, so that media, overlay and faults are the same
-//!   for all memory; a GPU's copies carry them, one batch for all that is ready in a step, and a
-//!   command completes after its copies (`controller/ferry.rs`, `bounce.rs`).
+//!   Its bytes go through memory of this process, so that overlay and media are the same for all
+//!   memory; a GPU copies them, one batch for all that is ready in a step, and a command completes
+//!   after its copies (`media/gpu_copies.rs`, `bounce.rs`).
 //! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
 //!   [`Overlay`]; the media below stay pristine.
 //!
@@ -29,10 +28,11 @@
 //!   [`SgList`], which keep the memory allocated until the medium gives them back.
 //! - I/O virtual addresses are never reused and never neighbours, so a stale or overlong access is
 //!   a refused access and not another buffer's bytes.
+//! - A reset and a power loss cancel what media do, and do not wait: CSTS.RDY stays 1 until media
+//!   use no memory any more. A host's disk and a GPU's copies cannot be called back.
 //! - A command with data on a GPU completes after the fence of its copies. Until then the GPU's
-//!   memory and the memory in between stay allocated, and CSTS.RDY 1 after a reset: copies cannot
-//!   be called back. A copy that fails ends its command with Data Transfer Error; a lost GPU is
-//!   then CSTS.CFS.
+//!   memory and the memory in between stay allocated. A copy that fails ends its command with Data
+//!   Transfer Error; a lost GPU is then CSTS.CFS.
 //! - Lock order: an [`Emu`]'s own lock, then the domain's. Nothing takes an emu lock while it holds
 //!   a [`DmaAccess`], and no mapped memory is dropped by a thread that holds one.
 //!

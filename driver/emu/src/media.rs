@@ -4,14 +4,16 @@
 //! the controller: it has no threads, and is told the time.
 
 mod file;
+mod gpu_copies;
 mod memory;
 mod overlay;
 mod sim;
 
 use std::fmt;
 
-use nvme_driver::{CopyError, Nanos};
+use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos};
 
+pub(crate) use self::gpu_copies::GpuCopies;
 pub use self::{
     file::{FileMedia, FileOptions},
     memory::MemoryMedia,
@@ -36,22 +38,21 @@ pub trait Media: Send + fmt::Debug {
     /// [`MediaError`] and no byte moved.
     fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone>;
 
-    /// Appends what has finished by `now`.
+    /// Starts what was queued, and appends what has finished by `now`.
     fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>);
 
     /// When the next operation in flight will finish, if that is known.
     fn next_event(&self) -> Option<Nanos>;
 
-    /// Operations in flight.
+    /// Operations in flight: while there are any, memory may be touched.
     fn in_flight(&self) -> usize;
 
-    /// Ends everything in flight, and appends it: as finished where it has, else as
-    /// [`MediaError::Cancelled`] (a cancelled write may have happened in part). Afterwards no
-    /// memory is touched any more. For controller resets.
-    fn cancel(&mut self, done: &mut Vec<MediaDone>);
+    /// Gives up everything in flight: nothing of it comes out of [`Media::poll`], and a write may
+    /// have happened in part. Returns at once. What cannot be called back is in flight until it has
+    /// ended, which takes further polls. For controller resets.
+    fn cancel(&mut self);
 
-    /// Power fails now: what is in flight is dropped (in part it may have happened), and so may be
-    /// what a volatile cache holds. Nothing of it comes out of [`Media::poll`].
+    /// Power fails now: as [`Media::cancel`], and what a volatile cache holds may be lost.
     fn power_loss(&mut self);
 }
 
@@ -163,14 +164,32 @@ pub enum MediaError {
     /// Data did not get to a GPU's memory, or from there.
     #[error("{0}")]
     Copy(#[from] CopyError),
-    /// Ended by [`Media::cancel`] before it was finished.
-    #[error("cancelled by a reset")]
-    Cancelled,
+    /// The GPU is lost: no data will get to its memory any more, or from there.
+    #[error("the GPU is lost: {0}")]
+    GpuLost(CopyError),
 }
 
 impl MediaError {
     pub(crate) fn os(action: &'static str, error: &std::io::Error) -> Self {
         Self::Os { action, errno: error.raw_os_error().unwrap_or(0), message: error.to_string() }
+    }
+}
+
+/// How long the end of a medium waits for what cannot be called back, in the machine's time.
+const DROP_TIMEOUT: Nanos = Nanos::from_millis(1_000);
+
+/// Polls a cancelled medium until it touches no memory any more; `false`: it took too long.
+fn drain(media: &mut impl Media) -> bool {
+    let clock = MonotonicClock::default();
+    let deadline = clock.now() + DROP_TIMEOUT;
+    let mut idle = 0;
+    loop {
+        media.poll(clock.now(), &mut Vec::new());
+        if media.in_flight() == 0 || clock.now() >= deadline {
+            return media.in_flight() == 0;
+        }
+        clock.pause(idle, deadline);
+        idle = idle.saturating_add(1);
     }
 }
 

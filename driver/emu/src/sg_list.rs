@@ -186,7 +186,7 @@ impl SgList {
     }
 
     /// The copies are done: what is left is a transfer like any other.
-    pub(crate) fn landed(&mut self) {
+    pub(crate) fn copied(&mut self) {
         if let Some(on_device) = &mut self.on_device {
             on_device.parts.clear();
             on_device.bytes = 0;

@@ -76,16 +76,19 @@ impl Controller {
         }
     }
 
-    /// Writes an entry: the dword with the phase last, so that a host which sees it sees all.
+    /// Writes an entry: the dword with the phase last, so that a host which sees it sees all. The
+    /// one before it is an atomic store too: a host may load both before it compares the phase.
     #[inline]
     fn post(&mut self, dma: &DmaAccess<'_>, cqid: u16, mut cqe: Cqe, stale: bool) {
         let Some(cq) = self.queues.cq(cqid) else { return };
         let at = cq.ring.at(cq.tail);
         cqe.status_phase |= u16::from(cq.phase != stale);
-        let last = u32::from(cqe.cid) | u32::from(cqe.status_phase) << 16;
+        let queue = u32::from(cqe.sqhd) | u32::from(cqe.sqid) << 16;
+        let command = u32::from(cqe.cid) | u32::from(cqe.status_phase) << 16;
         let written = dma
-            .write(at, &cqe.as_bytes()[..12])
-            .and_then(|()| dma.store_release32(at.offset(12), last));
+            .write(at, &cqe.as_bytes()[..8])
+            .and_then(|()| dma.store_release32(at.offset(8), queue))
+            .and_then(|()| dma.store_release32(at.offset(12), command));
         cq.tail = cq.ring.after(cq.tail);
         cq.phase ^= cq.tail == 0;
         if !cq.signal && cq.vector.is_some() {

@@ -22,6 +22,7 @@ use crate::{
 pub(super) enum DeviceFault {
     PowerLoss,
     Gone,
+    GpuLost,
 }
 
 impl Controller {
@@ -121,6 +122,7 @@ impl Controller {
             None => return 0,
             Some(DeviceFault::PowerLoss) => self.power_loss(now),
             Some(DeviceFault::Gone) => self.unplug(),
+            Some(DeviceFault::GpuLost) => self.fail("a GPU whose memory it moves data to is lost"),
         }
         1
     }

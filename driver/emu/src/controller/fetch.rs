@@ -9,7 +9,7 @@ use super::{
     Controller, Wait,
     admin::ErrorEvent,
     command::{CqeFault, Flow, Outcome, Ticket},
-    lifecycle::SHUTDOWN_TOKEN,
+    faults::DeviceFault,
 };
 use crate::{
     domain::DmaAccess,
@@ -199,11 +199,14 @@ impl Controller {
         self.conclude(dma, ticket, flow);
     }
 
-    /// Takes what copies and media have finished; no DMA access is held, so their memory may go.
-    pub(super) fn take_finished(&mut self, now: Nanos) -> u32 {
-        let landed = self.land(now);
+    /// Takes what media have finished; no DMA access is held, so their memory may go.
+    pub(super) fn poll_media(&mut self, now: Nanos) -> u32 {
         for namespace in &mut self.namespaces {
-            if namespace.busy() {
+            // CSTS.CFS: nothing is done any more until a reset.
+            if self.lifecycle.fatal {
+                namespace.cancel();
+            }
+            if namespace.in_flight() > 0 {
                 namespace.poll(now, &mut self.done);
             }
         }
@@ -213,24 +216,20 @@ impl Controller {
             self.operation_done(done);
         }
         self.done = done;
-        landed + count
+        count
     }
 
-    /// A medium, or a copy, has ended an operation.
-    pub(super) fn operation_done(&mut self, mut done: MediaDone) {
-        if done.sg_list.is_on_device() && done.result.is_ok() {
-            // A read. It is finished when its bytes are on the GPU.
-            return self.ferry.board(done);
-        }
+    /// A medium has ended an operation.
+    fn operation_done(&mut self, mut done: MediaDone) {
         done.sg_list.clear();
         self.spare.push(done.sg_list);
-        if done.token == SHUTDOWN_TOKEN {
-            self.lifecycle.shutdown_flushed();
-            return;
-        }
         let error = done.result.err();
-        let blameless = matches!(error, None | Some(MediaError::Copy(_)));
-        self.logs.media_errors += u64::from(!blameless);
+        match &error {
+            None | Some(MediaError::Copy(_)) => {}
+            // Its commands end, each with its status; then the controller fails.
+            Some(MediaError::GpuLost(_)) => self.pending_fault = Some(DeviceFault::GpuLost),
+            Some(_) => self.logs.media_errors += 1,
+        }
         let Some(command) = self.commands.get_mut(done.token) else { return };
         let opcode = command.ticket.opcode;
         let Wait::Media { operations, failed, .. } = &mut command.wait else { return };

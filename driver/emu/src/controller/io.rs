@@ -33,7 +33,7 @@ pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
         MediaError::Os { .. } if reads => Status::UNRECOVERED_READ_ERROR,
         MediaError::Os { .. } => Status::WRITE_FAULT,
         // Base, "Data Transfer Error": the data did not get to its memory, or from there.
-        MediaError::Copy(_) => Status::DATA_TRANSFER_ERROR,
+        MediaError::Copy(_) | MediaError::GpuLost(_) => Status::DATA_TRANSFER_ERROR,
         _ => Status::INTERNAL_ERROR,
     }
 }
@@ -119,13 +119,7 @@ impl Controller {
         }
         let token = self.commands.next_token();
         let op = MediaOp { token, kind, offset, len, sg_list, fault };
-        let done = if op.sg_list.is_on_device() {
-            self.ferry.take_aboard(index, op);
-            None
-        } else {
-            namespace.submit(op, now)
-        };
-        Ok(match done {
+        Ok(match namespace.submit(op, now) {
             Some(mut done) => {
                 let outcome = outcome(sqe.opcode, &done, bytes);
                 self.logs.media_errors += u64::from(done.result.is_err());

@@ -12,8 +12,8 @@ use crate::{
     media::{DataFault, MediaKind, MediaOp},
 };
 
-/// Token of the flushes of a shutdown; the slab never gives it.
-pub(super) const SHUTDOWN_TOKEN: u64 = u64::MAX;
+/// Token of the flushes of a shutdown: no command's, the slab never gives it.
+const SHUTDOWN_TOKEN: u64 = u64::MAX;
 
 /// Where the controller is between power-on and its end.
 #[derive(Debug, Default)]
@@ -48,8 +48,8 @@ enum Shutdown {
     Draining {
         flush: bool,
     },
-    /// Waits for this many flushes.
-    Flushing(u32),
+    /// Waits for the flushes.
+    Flushing,
     Complete,
 }
 
@@ -59,7 +59,7 @@ impl Lifecycle {
         let ready = matches!(self.phase, Phase::Ready | Phase::Disabling { .. });
         let shutdown = match self.shutdown {
             Shutdown::None => ShutdownStatus::NORMAL,
-            Shutdown::Draining { .. } | Shutdown::Flushing(_) => ShutdownStatus::OCCURRING,
+            Shutdown::Draining { .. } | Shutdown::Flushing => ShutdownStatus::OCCURRING,
             Shutdown::Complete => ShutdownStatus::COMPLETE,
         };
         Csts::default().with_rdy(ready.into()).with_cfs(self.fatal.into()).with_shst(shutdown.0)
@@ -105,13 +105,6 @@ impl Lifecycle {
             _ => {}
         }
     }
-
-    /// A flush of the shutdown has ended.
-    pub(super) fn shutdown_flushed(&mut self) {
-        if let Shutdown::Flushing(left) = &mut self.shutdown {
-            *left = left.saturating_sub(1);
-        }
-    }
 }
 
 impl Controller {
@@ -121,8 +114,8 @@ impl Controller {
         let phase = self.lifecycle.phase;
         match phase {
             Phase::Enabling { at } if due(at) => self.lifecycle.phase = Phase::Ready,
-            // "No DMA" is what RDY = 0 tells the host, and a GPU's copies cannot be called back.
-            Phase::Disabling { at } if due(at) && self.copies_ended(now) => {
+            // "No DMA" is what RDY = 0 says, and media cannot call back all that they have begun.
+            Phase::Disabling { at } if due(at) && self.media_idle(now) => {
                 self.lifecycle.phase = Phase::Disabled;
                 // Enabled again before RDY was 0: a host should wait, but the bit is a level.
                 if self.registers.cc.en() == 1 {
@@ -132,6 +125,12 @@ impl Controller {
             _ => return 0,
         }
         1
+    }
+
+    /// Whether media use no memory any more.
+    fn media_idle(&mut self, now: Nanos) -> bool {
+        self.poll_media(now);
+        self.in_flight() == 0
     }
 
     pub(super) fn write_cc(&mut self, value: u32, now: Nanos) {
@@ -165,6 +164,8 @@ impl Controller {
             return;
         }
         let registers = &self.registers;
+        // A shutdown that was asked for while it was disabled is over.
+        self.lifecycle.shutdown = Shutdown::None;
         let sq_size = u32::from(registers.aqa.asqs_z()) + 1;
         let cq_size = u32::from(registers.aqa.acqs_z()) + 1;
         let cq = CompletionQueue::new(Ring::contiguous(registers.acq, 16, cq_size), Some(0));
@@ -180,13 +181,12 @@ impl Controller {
     }
 
     /// CC.EN went to 0: "Controller Level Reset". Commands end without completions, I/O queues are
-    /// deleted, and no DMA happens after it.
+    /// deleted, and no DMA happens once CSTS.RDY is 0.
     fn reset(&mut self, now: Nanos) {
         self.counters.resets += 1;
         for namespace in &mut self.namespaces {
-            namespace.cancel(&mut self.done);
+            namespace.cancel();
         }
-        self.ferry.cancel();
         self.forget();
         self.features.reset();
         self.update_write_cache();
@@ -222,7 +222,6 @@ impl Controller {
         for namespace in &mut self.namespaces {
             namespace.power_loss();
         }
-        self.ferry.cancel();
         if !self.lifecycle.safe() {
             self.logs.unsafe_shutdown();
         }
@@ -230,8 +229,8 @@ impl Controller {
         self.features.reset();
         self.update_write_cache();
         self.registers.clear();
-        // Not ready to be enabled as long as copies go on that have begun.
-        let phase = match self.ferry.under_way() {
+        // Not ready to be enabled as long as media use memory.
+        let phase = match self.in_flight() {
             0 => Phase::Disabled,
             _ => Phase::Disabling { at: Some(Nanos(0)) },
         };
@@ -240,10 +239,6 @@ impl Controller {
 
     /// Drops all commands and queues.
     fn forget(&mut self) {
-        for mut done in self.done.drain(..) {
-            done.sg_list.clear();
-            self.spare.push(done.sg_list);
-        }
         self.commands.clear();
         self.delayed.clear();
         self.finished.clear();
@@ -267,22 +262,21 @@ impl Controller {
 
     /// "Shutdown": finish what is in flight, make it permanent, say so.
     pub(super) fn advance_shutdown(&mut self, now: Nanos) -> u32 {
-        let idle =
-            self.ferry.is_empty() && !self.namespaces.iter().any(|namespace| namespace.busy());
-        match self.lifecycle.shutdown {
-            Shutdown::Draining { flush } if idle => {
-                let left = if flush { self.flush_all(now) } else { 0 };
-                self.lifecycle.shutdown = Shutdown::Flushing(left);
-            }
-            Shutdown::Flushing(0) => self.lifecycle.shutdown = Shutdown::Complete,
-            _ => return 0,
+        if !self.lifecycle.shutting_down() || self.in_flight() > 0 {
+            return 0;
         }
+        self.lifecycle.shutdown = match self.lifecycle.shutdown {
+            Shutdown::Draining { flush: true } => {
+                self.flush_all(now);
+                Shutdown::Flushing
+            }
+            _ => Shutdown::Complete,
+        };
         1
     }
 
-    /// Starts a flush of each namespace; how many have not ended.
-    fn flush_all(&mut self, now: Nanos) -> u32 {
-        let mut left = 0;
+    /// Starts a flush of each namespace.
+    fn flush_all(&mut self, now: Nanos) {
         for namespace in &mut self.namespaces {
             let op = MediaOp {
                 token: SHUTDOWN_TOKEN,
@@ -292,11 +286,7 @@ impl Controller {
                 sg_list: self.spare.pop().unwrap_or_default(),
                 fault: DataFault::None,
             };
-            match namespace.submit(op, now) {
-                Some(done) => self.spare.push(done.sg_list),
-                None => left += 1,
-            }
+            self.spare.extend(namespace.submit(op, now).map(|done| done.sg_list));
         }
-        left
     }
 }

@@ -3,8 +3,9 @@
 use nvme_driver::Nanos;
 
 use crate::{
+    bounce::Copies,
     config::NamespaceConfig,
-    media::{Media, MediaDone, MediaOp, Overlay},
+    media::{GpuCopies, Media, MediaDone, MediaOp, Overlay},
 };
 
 /// log2 of the block sizes a namespace can be formatted to, in the order of its LBA formats.
@@ -13,7 +14,7 @@ pub(super) const LBA_SHIFTS: [u8; 2] = [9, 12];
 /// A namespace.
 #[derive(Debug)]
 pub(super) struct Namespace {
-    media: Overlay,
+    media: GpuCopies,
     capacity: u64,
     /// log2 of the block size in bytes.
     pub lba_shift: u8,
@@ -24,8 +25,8 @@ pub(super) struct Namespace {
 }
 
 impl Namespace {
-    pub(super) fn new(config: NamespaceConfig) -> Self {
-        let media = Overlay::new(config.media);
+    pub(super) fn new(config: NamespaceConfig, copies: Option<&Copies>) -> Self {
+        let media = GpuCopies::new(Overlay::new(config.media), copies.cloned());
         let capacity = media.capacity_bytes();
         let lba_shift = config.lba_bytes.trailing_zeros() as u8;
         Self { media, capacity, lba_shift, lbas: capacity >> lba_shift, formatting: false }
@@ -65,18 +66,23 @@ impl Namespace {
         self.media.submit(op, now)
     }
 
-    /// Whether operations are in flight.
+    /// Operations in flight.
     #[inline]
-    pub(super) fn busy(&self) -> bool {
-        self.media.in_flight() > 0
+    pub(super) fn in_flight(&self) -> usize {
+        self.media.in_flight()
+    }
+
+    /// Copies to and from a GPU so far, and the batches that they were started in.
+    pub(super) fn copies(&self) -> (u64, u64) {
+        (self.media.started, self.media.batches)
     }
 
     pub(super) fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
         self.media.poll(now, done);
     }
 
-    pub(super) fn cancel(&mut self, done: &mut Vec<MediaDone>) {
-        self.media.cancel(done);
+    pub(super) fn cancel(&mut self) {
+        self.media.cancel();
         self.formatting = false;
     }
 

@@ -17,9 +17,11 @@ use nvme_driver::Nanos;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags};
 
 use self::transfer::{Limits, Transfer};
-use super::{Media, MediaDone, MediaError, MediaKind, MediaOp};
+use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, drain};
 use crate::{domain::SgList, memory::HostMap};
 
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 /// How a [`FileMedia`] is opened.
@@ -64,6 +66,8 @@ pub struct FileMedia {
 struct Flight {
     op: MediaOp,
     transfer: Transfer,
+    /// Nothing waits for it any more; the kernel still works on it.
+    cancelled: bool,
 }
 
 /// Bytes of the drain: a bit bucket of any length is read into it, over and over.
@@ -85,7 +89,16 @@ impl FileMedia {
         })?;
         let capacity = extend(&file, path, bytes)?;
         let limits = limits(&file, path, options.direct)?;
-        let depth = options.depth.clamp(1, 4096);
+        Self::over(file, path, capacity, limits, options.depth.clamp(1, 4096))
+    }
+
+    fn over(
+        file: OwnedFd,
+        path: &Path,
+        capacity: u64,
+        limits: Limits,
+        depth: u32,
+    ) -> io::Result<Self> {
         let ring = IoUring::new(depth).map_err(|error| {
             let hint = "the kernel or a container's policy forbids it: see io_uring_disabled in \
                         /proc/sys/kernel, or use memory media";
@@ -123,7 +136,7 @@ impl FileMedia {
             self.free.push(slot);
             return Some(op.done(Err(MediaError::os("allocating a bounce buffer", &error))));
         }
-        self.slots[slot as usize] = Some(Flight { op, transfer });
+        self.slots[slot as usize] = Some(Flight { op, transfer, cancelled: false });
         self.queue(slot);
         None
     }
@@ -140,13 +153,13 @@ impl FileMedia {
         assert!(pushed.is_ok(), "the kernel's queue is full with a slot free");
         self.unsubmitted += 1;
         if self.unsubmitted >= BATCH {
-            self.hand_over(0);
+            self.hand_over();
         }
     }
 
-    /// One system call: submits what is queued and waits for `wait` results.
-    fn hand_over(&mut self, wait: usize) {
-        match self.ring.submit_and_wait(wait) {
+    /// One system call: submits what is queued.
+    fn hand_over(&mut self) {
+        match self.ring.submit() {
             Ok(_) => self.unsubmitted = self.ring.submission().len(),
             // Interrupted or short of memory: the queue is as it was, the next call tries again.
             Err(error) if transient(&error) => std::thread::yield_now(),
@@ -157,15 +170,17 @@ impl FileMedia {
         }
     }
 
-    /// After a failure of the ring itself nobody knows what the kernel still does: the memory of
+    /// After a failure of the ring itself it is not known what the kernel still does: the memory of
     /// what is in flight is leaked, and the operations fail.
     fn abandon(&mut self, error: &MediaError, done: &mut Vec<MediaDone>) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
-            let Some(Flight { op, transfer }) = slot.take() else { continue };
+            let Some(Flight { op, transfer, cancelled }) = slot.take() else { continue };
             let token = op.token;
             std::mem::forget((op, transfer));
-            let sg_list = SgList::new();
-            done.push(MediaDone { token, result: Err(error.clone()), sg_list });
+            if !cancelled {
+                let sg_list = SgList::new();
+                done.push(MediaDone { token, result: Err(error.clone()), sg_list });
+            }
             self.free.push(u32::try_from(index).unwrap_or(0));
         }
         let waiting = self.backlog.drain(..);
@@ -191,6 +206,7 @@ impl FileMedia {
     fn finish(&mut self, slot: u32, result: i32) -> Option<MediaDone> {
         let flight = self.slots.get_mut(slot as usize)?.as_mut()?;
         let outcome = match flight.advance(result) {
+            _ if flight.cancelled => Ok(()),
             // Interrupted: the thread that submitted it ended, or a signal came.
             Step::Again => {
                 self.queue(slot);
@@ -198,7 +214,7 @@ impl FileMedia {
             }
             // Memory that the kernel cannot pin, such as a device's: the CPU can still copy it.
             Step::Unpinnable => {
-                let Flight { op, transfer } = flight;
+                let Flight { op, transfer, .. } = flight;
                 match transfer.prepare(op, self.limits, &self.drain, true) {
                     Ok(()) => {
                         self.queue(slot);
@@ -210,14 +226,14 @@ impl FileMedia {
             Step::NoHoles => self.write_zeroes(slot),
             Step::Done(outcome) => outcome,
         };
-        let Flight { op, mut transfer } = self.slots[slot as usize].take()?;
+        let Flight { op, mut transfer, cancelled } = self.slots[slot as usize].take()?;
         self.free.push(slot);
-        if outcome.is_ok() && op.kind == MediaKind::Read {
+        if outcome.is_ok() && op.kind == MediaKind::Read && !cancelled {
             transfer.deliver(&op.sg_list);
         }
         transfer.rest();
         self.spare.push(transfer);
-        Some(op.done(outcome))
+        (!cancelled).then(|| op.done(outcome))
     }
 
     /// Zeroes the slow way, for filesystems without holes.
@@ -342,7 +358,7 @@ impl Media for FileMedia {
 
     fn poll(&mut self, _now: Nanos, done: &mut Vec<MediaDone>) {
         if self.unsubmitted > 0 {
-            self.hand_over(0);
+            self.hand_over();
         }
         if self.flying() > 0 {
             self.reap(done);
@@ -361,30 +377,28 @@ impl Media for FileMedia {
         self.flying() + self.backlog.len()
     }
 
-    /// Waits for the kernel: what it has begun it cannot take back.
-    fn cancel(&mut self, done: &mut Vec<MediaDone>) {
-        let waiting = self.backlog.drain(..);
-        done.extend(waiting.map(|op| op.done(Err(MediaError::Cancelled))));
-        while self.flying() > 0 {
-            self.hand_over(1);
-            self.reap(done);
-            if let Some(error) = self.broken.clone() {
-                self.abandon(&error, done);
-            }
-        }
+    /// What the kernel has begun it cannot take back.
+    fn cancel(&mut self) {
+        self.backlog.clear();
+        self.slots.iter_mut().flatten().for_each(|flight| flight.cancelled = true);
     }
 
     /// What the kernel has begun is finished, and what is in its page cache stays: the power of
     /// this machine is on. [`super::SimMedia`] forgets.
     fn power_loss(&mut self) {
-        self.cancel(&mut Vec::new());
+        self.cancel();
     }
 }
 
 impl Drop for FileMedia {
     fn drop(&mut self) {
         // The kernel writes into memory that our slots keep: it has to end first.
-        self.power_loss();
+        self.cancel();
+        if !drain(self) {
+            let (path, operations) = (self.path.display(), self.flying());
+            tracing::error!(%path, operations, "operations have not ended; their memory is leaked");
+            self.abandon(&MediaError::Unreachable, &mut Vec::new());
+        }
     }
 }
 

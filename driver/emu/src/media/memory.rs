@@ -154,7 +154,7 @@ impl Media for MemoryMedia {
         0
     }
 
-    fn cancel(&mut self, _done: &mut Vec<MediaDone>) {}
+    fn cancel(&mut self) {}
 
     fn power_loss(&mut self) {}
 }

@@ -143,8 +143,8 @@ impl Media for Overlay {
         self.inner.in_flight()
     }
 
-    fn cancel(&mut self, done: &mut Vec<MediaDone>) {
-        self.inner.cancel(done);
+    fn cancel(&mut self) {
+        self.inner.cancel();
         self.corrupt.clear();
     }
 

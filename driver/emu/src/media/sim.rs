@@ -288,10 +288,8 @@ impl Media for SimMedia {
         self.pending.len()
     }
 
-    fn cancel(&mut self, done: &mut Vec<MediaDone>) {
-        while let Some((_, pending)) = self.pending.pop_first() {
-            done.push(pending.op.done(Err(MediaError::Cancelled)));
-        }
+    fn cancel(&mut self) {
+        self.pending.clear();
     }
 
     fn power_loss(&mut self) {

@@ -31,6 +31,10 @@ pub(super) const WCTEMP: u16 = 343;
 /// Optional asynchronous events: namespace attribute notices.
 pub(super) const OAES: u32 = 1 << 8;
 
+/// RTD3 Entry Latency, which hosts wait for a shutdown: what it flushes is the host's disk, which
+/// may be busy with others.
+const RTD3E_US: u32 = 60_000_000;
+
 /// What the controller says about itself and cannot change.
 #[derive(Debug)]
 pub(in super::super) struct Identity {
@@ -119,7 +123,7 @@ impl Controller {
             ieee: [0x00, 0x54, 0x52],
             mdts: lies.mdts.unwrap_or(identity.mdts),
             ver: VERSION.0,
-            rtd3e: 1_000_000,
+            rtd3e: RTD3E_US,
             oaes: OAES,
             cntrltype: 1,
             oacs: Oacs::FORMAT.bits(),

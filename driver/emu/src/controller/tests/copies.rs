@@ -59,6 +59,13 @@ impl Rig {
         self.gpu.read(DevicePtr(self.device.0 + offset), len)
     }
 
+    /// Posts, rings, and steps until the copies have begun.
+    fn send(&mut self, sqe: Sqe) -> u16 {
+        let cid = self.host.send(1, sqe);
+        self.host.step();
+        cid
+    }
+
     /// Steps and copies until nothing moves any more.
     fn settle(&mut self) {
         for _ in 0..4 {
@@ -90,7 +97,7 @@ fn a_read_completes_after_its_copy_and_not_before() {
     let mut rig = Rig::new();
     rig.host.media.poke(0, &pattern(2 * PAGE, 1)).unwrap();
     let base = at(&rig.memory).0;
-    let cid = rig.host.send(1, nvm(NvmOpcode::READ, 0, 16).with_prps(base, base + 8192));
+    let cid = rig.send(nvm(NvmOpcode::READ, 0, 16).with_prps(base, base + 8192));
     for _ in 0..10 {
         let progress = rig.host.step();
         assert_eq!((progress.work, progress.outstanding), (0, 1));
@@ -116,7 +123,7 @@ fn a_read_completes_after_its_copy_and_not_before() {
 fn a_write_reaches_its_medium_after_its_copy() {
     let mut rig = Rig::new();
     rig.gpu.write(rig.device, &pattern(PAGE, 2));
-    let cid = rig.host.send(1, rig.page(NvmOpcode::WRITE, 8, 0));
+    let cid = rig.send(rig.page(NvmOpcode::WRITE, 8, 0));
     rig.host.step();
     assert!(rig.host.reap(1).is_none());
     assert_eq!(rig.host.stored(4096, PAGE), vec![0; PAGE], "nothing has been copied");
@@ -139,6 +146,7 @@ fn what_finishes_in_one_step_is_one_batch() {
         }
         rig.host.ring_sq(1);
         rig.host.step();
+        rig.host.step();
         rig.gpu.finish();
         rig.host.now = Nanos(1000);
         rig.host.step();
@@ -155,7 +163,7 @@ fn batches_land_in_any_number_of_steps() {
     let mut rig = Rig::new();
     for round in 0..3 {
         let sqe = rig.page(NvmOpcode::READ, 0, round * 8192);
-        rig.host.send(1, sqe);
+        rig.send(sqe);
     }
     assert_eq!(rig.gpu.batches(), [1, 1, 1]);
     for left in [2, 1] {
@@ -187,6 +195,7 @@ fn transfers_wait_for_memory_in_between() {
         rig.host.post(1, read(index, big));
     }
     rig.host.ring_sq(1);
+    rig.host.step();
     let progress = rig.host.step();
     assert_eq!((rig.gpu.batches(), progress.outstanding), (vec![2], 4), "two fit into 64 MiB");
     rig.settle();

@@ -115,6 +115,17 @@ fn shutdown_is_reported_in_steps() {
 }
 
 #[test]
+fn a_shutdown_of_a_disabled_controller_ends_with_the_next_enable() {
+    let mut host = Host::off(|config| config);
+    host.set(reg::CC, Cc::default().with_shn(ShutdownNotification::NORMAL.0).0);
+    while host.step().work > 0 {}
+    assert_eq!(host.csts().shst(), ShutdownStatus::COMPLETE.0);
+    host.enable(8, 8);
+    assert_eq!((host.csts().rdy(), host.csts().shst()), (1, ShutdownStatus::NORMAL.0));
+    host.create_pair(1, 8, 8);
+}
+
+#[test]
 fn ready_can_be_slow_stuck_or_sticky() {
     let mut slow = with_registers(RegisterFaults { slow_rdy_ns: Some(1000), ..Default::default() });
     slow.enable(8, 8);

@@ -12,7 +12,7 @@ fn reading() -> Rig {
     let mut rig = Rig::new();
     rig.host.media.poke(0, &pattern(PAGE, 1)).unwrap();
     let sqe = rig.page(NvmOpcode::READ, 0, 0);
-    rig.host.send(1, sqe);
+    rig.send(sqe);
     assert_eq!(rig.gpu.pending(), 1);
     rig
 }
@@ -62,9 +62,9 @@ fn enabled_during_the_copies_it_becomes_ready_after_them() {
 #[test]
 fn a_reset_forgets_what_waits_for_its_medium_or_its_copy() {
     let mut rig = Rig::slow(fixed(1000));
-    rig.host.send(1, rig.page(NvmOpcode::READ, 0, 0));
+    rig.send(rig.page(NvmOpcode::READ, 0, 0));
     rig.gpu.write(rig.device, &pattern(PAGE, 3));
-    rig.host.send(1, rig.page(NvmOpcode::WRITE, 0, 0));
+    rig.send(rig.page(NvmOpcode::WRITE, 0, 0));
     assert_eq!(rig.gpu.batches(), [1], "the write's; the read is still with its medium");
     rig.host.disable();
     rig.settle();
@@ -80,7 +80,7 @@ fn a_reset_forgets_what_waits_for_its_medium_or_its_copy() {
 fn a_power_loss_during_copies() {
     let mut rig = reading();
     rig.gpu.write(DevicePtr(rig.device.0 + 8192), &pattern(PAGE, 9));
-    rig.host.send(1, rig.page(NvmOpcode::WRITE, 8, 8192));
+    rig.send(rig.page(NvmOpcode::WRITE, 8, 8192));
     rig.host.controller.power_loss(rig.host.now);
     assert_eq!(rig.host.csts().rdy(), 1, "copies under way cannot be called back");
     assert!(unmap(&mut rig));
@@ -167,7 +167,7 @@ fn an_abort_does_not_stop_a_copy() {
 fn a_shutdown_waits_for_copies() {
     let mut rig = Rig::new();
     rig.gpu.write(rig.device, &pattern(PAGE, 4));
-    rig.host.send(1, rig.page(NvmOpcode::WRITE, 0, 0));
+    rig.send(rig.page(NvmOpcode::WRITE, 0, 0));
     let cc = Host::good_cc().with_shn(ShutdownNotification::NORMAL.0);
     rig.host.set(reg::CC, cc.0);
     for _ in 0..5 {
@@ -209,7 +209,7 @@ fn a_lost_gpu_fails_its_commands_and_then_the_controller() {
         let mut rig = if at_submit { Rig::new() } else { reading() };
         rig.gpu.lose("fell off the bus");
         if at_submit {
-            rig.host.send(1, rig.page(NvmOpcode::WRITE, 0, 0));
+            rig.send(rig.page(NvmOpcode::WRITE, 0, 0));
         }
         rig.host.step();
         let status = rig.host.reap(1).map(|cqe| cqe.status().code());
@@ -223,7 +223,7 @@ fn a_lost_gpu_fails_its_commands_and_then_the_controller() {
         let buffer = rig.host.alloc(PAGE);
         let sqe = nvm(NvmOpcode::READ, 0, 8).with_prps(at(&buffer).0, 0);
         assert_eq!(rig.host.io(sqe), Status::SUCCESS);
-        rig.host.send(1, rig.page(NvmOpcode::READ, 0, 0));
+        rig.send(rig.page(NvmOpcode::READ, 0, 0));
         rig.host.step();
         assert_eq!(rig.host.csts().cfs(), 1);
     }
@@ -246,8 +246,8 @@ fn a_fatal_controller_writes_nothing_more() {
     let mut rig =
         Rig::with(|config| config.faults(plan(NvmOpcode::FLUSH, FaultAction::FatalStatus)));
     rig.gpu.write(rig.device, &pattern(PAGE, 4));
-    rig.host.send(1, rig.page(NvmOpcode::WRITE, 0, 0));
-    rig.host.send(1, Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1)));
+    rig.send(rig.page(NvmOpcode::WRITE, 0, 0));
+    rig.send(Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1)));
     assert_eq!(rig.host.csts().cfs(), 1);
     rig.settle();
     assert_eq!(rig.host.stored(0, PAGE), vec![0; PAGE]);
@@ -260,7 +260,7 @@ fn what_waits_in_a_fatal_controller_does_not_stop_the_clock() {
     let mut rig =
         Rig::with(|config| config.faults(plan(NvmOpcode::FLUSH, FaultAction::FatalStatus)));
     rig.host.post(1, rig.page(NvmOpcode::READ, 0, 0));
-    rig.host.send(1, Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1)));
+    rig.send(Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1)));
     assert_eq!((rig.host.csts().cfs(), rig.gpu.batches().len()), (1, 0));
     rig.host.now = Nanos(1_000_000);
     let event = rig.host.step().next_event;
@@ -277,7 +277,7 @@ fn a_reset_forgets_what_waits_for_memory_in_between() {
     let memory = rig.host.domain.import(rig.gpu.alloc(big as usize).0).unwrap();
     let all = SglDescriptor::data_block(at(&memory).0, big as u32);
     for _ in 0..2 {
-        rig.host.send(1, nvm(NvmOpcode::READ, 0, (big / 4096) as u32).with_sgl(all));
+        rig.send(nvm(NvmOpcode::READ, 0, (big / 4096) as u32).with_sgl(all));
     }
     assert_eq!(rig.gpu.batches(), [1], "there is memory for one of them");
     rig.host.disable();
@@ -321,12 +321,12 @@ fn data_faults_apply_to_data_of_a_gpu_too() {
 
     // Late is late, and twice is twice.
     let mut rig = faulty(NvmOpcode::READ, FaultAction::Delay { ns: 1000 });
-    rig.host.send(1, rig.page(NvmOpcode::READ, 0, 0));
+    rig.send(rig.page(NvmOpcode::READ, 0, 0));
     assert_eq!(rig.gpu.pending(), 0);
     rig.settle();
     assert_eq!(rig.host.reap_all(1).len(), 1);
     let mut rig = faulty(NvmOpcode::READ, FaultAction::Duplicate);
-    rig.host.send(1, rig.page(NvmOpcode::READ, 0, 0));
+    rig.send(rig.page(NvmOpcode::READ, 0, 0));
     assert!(rig.host.reap(1).is_none());
     rig.settle();
     assert_eq!(rig.host.reap_all(1).len(), 2);
@@ -341,7 +341,7 @@ fn a_power_loss_tears_what_was_copied() {
         config.namespace(SimMedia::new(bytes.clone(), fixed(1000)), 512)
     });
     rig.gpu.write(rig.device, &pattern(PAGE, 5));
-    rig.host.send(1, rig.page(NvmOpcode::WRITE, 0, 0));
+    rig.send(rig.page(NvmOpcode::WRITE, 0, 0));
     rig.gpu.finish();
     rig.host.step();
     // The GPU's memory may change now: the bytes are with the medium.
@@ -384,13 +384,13 @@ proptest! {
                 0..=9 if reads.iter().all(|(_, used)| *used != page) => {
                     rig.gpu.write(DevicePtr(rig.device.0 + page * 4096), &[0x66; PAGE]);
                     let read = rig.page(NvmOpcode::READ, lba, page * 4096);
-                    reads.push((rig.host.send(1, read), page));
+                    reads.push((rig.send(read), page));
                 }
                 10..=12 if writes < 6 => {
                     writes += 1;
                     // Writes what is on the medium already.
                     rig.gpu.write(DevicePtr(rig.device.0 + 8 * 4096), &[0; PAGE]);
-                    rig.host.send(1, rig.page(NvmOpcode::WRITE, lba, 8 * 4096));
+                    rig.send(rig.page(NvmOpcode::WRITE, lba, 8 * 4096));
                 }
                 13..=23 => rig.gpu.run(amount as usize % 4),
                 24..=36 => drop(rig.host.step()),

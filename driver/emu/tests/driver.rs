@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use nvme_driver::{Bus, Clock, Controller, ControllerOptions, MonotonicClock, Nanos};
 use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, EmuRunner, FileMedia, FileOptions, Media, MemoryMedia, SimClock,
-    SimMedia, SimOptions,
+    Emu, EmuConfig, EmuDomain, EmuRunner, FileMedia, FileOptions, Latency, Media, MemoryMedia,
+    SimClock, SimMedia, SimOptions,
 };
 use nvme_spec::ids::{Lba, Nsid};
 
@@ -116,4 +116,17 @@ fn power_loss_takes_what_was_not_flushed_and_nothing_else() {
     }
     assert_eq!(kept + lost, 64, "a block is neither old nor new");
     assert!(kept > 0 && lost > 0, "{kept} kept, {lost} lost");
+}
+
+#[test]
+fn a_shutdown_waits_for_a_slow_flush() {
+    let sim = SimClock::new(1);
+    let slow = Latency { min_ns: 30_000_000_000, mean_ns: 30_000_000_000, ..Latency::default() };
+    let options = SimOptions { flush: slow, ..SimOptions::default() };
+    let media = SimMedia::new(MemoryMedia::new(CAPACITY).unwrap(), options);
+    let emu = emu(&EmuDomain::new("sim"), "sim0", media);
+    sim.drive(emu.clone());
+    let clock: Arc<dyn Clock> = sim.clone();
+    attach(&emu, &clock).shutdown().unwrap();
+    assert!(sim.now() > Nanos::from_millis(30_000));
 }

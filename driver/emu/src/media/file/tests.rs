@@ -1,0 +1,78 @@
+//! A disk that hangs: a pipe stands for the file, and a read of it waits until something is written.
+
+use std::io::{PipeWriter, Write, pipe};
+
+use nvme_driver::{Clock, Controller, ControllerOptions, DmaSpace, Error, State, TimeoutOutcome};
+use nvme_spec::ids::{Lba, Nsid};
+
+use super::*;
+use crate::{Emu, EmuConfig, EmuDomain, SimClock, media::DataFault};
+
+const BLOCK: usize = 4096;
+
+fn hanging() -> (FileMedia, PipeWriter) {
+    let (reader, writer) = pipe().unwrap();
+    let limits = Limits { memory_align: 1, offset_align: 1 };
+    let media = FileMedia::over(reader.into(), "pipe".as_ref(), 1 << 20, limits, 4);
+    (media.unwrap(), writer)
+}
+
+/// With a read that the kernel works on.
+fn reading() -> (FileMedia, PipeWriter) {
+    let (mut media, writer) = hanging();
+    let domain = EmuDomain::new("test");
+    let memory = domain.alloc(BLOCK).unwrap();
+    let mut sg_list = SgList::new();
+    domain.access().push(&mut sg_list, memory.segments()[0].iova, BLOCK).unwrap();
+    let (kind, len, fault) = (MediaKind::Read, BLOCK as u64, DataFault::None);
+    let op = MediaOp { token: 1, kind, offset: 0, len, sg_list, fault };
+    assert!(media.submit(op, Nanos(0)).is_none());
+    media.poll(Nanos(0), &mut Vec::new());
+    (media, writer)
+}
+
+#[test]
+fn what_the_kernel_works_on_is_in_flight_after_a_cancel() {
+    let (mut media, mut writer) = reading();
+    media.cancel();
+    let mut done = Vec::new();
+    media.poll(Nanos(0), &mut done);
+    assert_eq!(media.in_flight(), 1, "the kernel still writes into the memory");
+    writer.write_all(&[7; BLOCK]).unwrap();
+    while media.in_flight() > 0 {
+        media.poll(Nanos(0), &mut done);
+    }
+    assert!(done.is_empty(), "a cancelled operation came back: {done:?}");
+}
+
+#[test]
+fn a_medium_that_is_dropped_does_not_wait_for_ever() {
+    let (media, writer) = reading();
+    drop(media);
+    drop(writer);
+}
+
+/// Command timeout, Abort, queue deletion, reset: all end at their deadlines, in virtual time, and
+/// the controller can be reset when the disk is back.
+#[test]
+fn a_reset_ends_at_its_deadline_and_works_when_the_disk_is_back() {
+    let (media, mut writer) = hanging();
+    let clock = SimClock::new(1);
+    let config = EmuConfig::new("emu0").namespace(media, BLOCK as u32);
+    let emu = Emu::new(EmuDomain::new("test"), config).unwrap();
+    clock.drive(emu.clone());
+    let options = ControllerOptions::default();
+    let mut controller = Controller::attach(emu.bus(), clock.clone(), options).unwrap();
+    let mut block = [0; BLOCK];
+    let error = controller.read(Nsid(1), Lba(0), &mut block).unwrap_err();
+    let failed = TimeoutOutcome::ControllerFailed;
+    assert!(matches!(error, Error::Timeout { outcome, .. } if outcome == failed), "{error}");
+    assert!(matches!(controller.state(), State::Failed(_)));
+    assert!(clock.now() < Nanos::from_millis(300_000), "{:?}", clock.now());
+
+    // The first block ends the read that was cancelled.
+    writer.write_all(&[7; 2 * BLOCK]).unwrap();
+    controller.reset().unwrap();
+    controller.read(Nsid(1), Lba(0), &mut block).unwrap();
+    assert_eq!(block, [7; BLOCK]);
+}
