@@ -1,6 +1,6 @@
 //! What can go wrong between the caller and the rings.
 
-use crate::executor::ExecutorError;
+use crate::{executor::ExecutorError, iocb::IocbId};
 
 /// A ring could not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -42,21 +42,11 @@ pub enum Error {
         /// What was found and what is needed.
         problem: String,
     },
-    /// Not enough free IOCBs.
-    #[error("{asked} IOCBs were asked for, {free} are free; wait for completions first")]
+    /// Every IOCB is in flight.
+    #[error("all {depth} IOCBs are in flight; wait for a completion first")]
     Busy {
-        /// What was asked for.
-        asked: u32,
         /// How many there are.
-        free: u32,
-    },
-    /// More IOCBs at once than one call gives.
-    #[error("{asked} IOCBs were asked for at once; ask for at most {max}")]
-    Batch {
-        /// What was asked for.
-        asked: u32,
-        /// The most one call gives.
-        max: u32,
+        depth: u32,
     },
     /// The IOCB is not in the state that the call needs.
     #[error("IOCB {index} is {found}, it must be {needed}")]
@@ -142,6 +132,14 @@ pub enum Error {
     Ring {
         /// What it said.
         index: u32,
+    },
+    /// The operation was published, but the executor failed: it completes when the ring is stopped.
+    #[error("IOCB {} was submitted, but its kernel will not run it: {source}", .iocb.index())]
+    Submitted {
+        /// The operation.
+        iocb: IocbId,
+        /// Why.
+        source: ExecutorError,
     },
     /// The executor failed.
     #[error(transparent)]

@@ -1,7 +1,5 @@
 //! The caller's side of each IOCB: who holds it, and what it keeps alive.
 
-use std::ops::Deref;
-
 use crate::{
     abi::Iocb,
     completion::Completion,
@@ -12,11 +10,8 @@ use crate::{
     status::IoStatus,
 };
 
-/// The most IOCBs that one [`crate::Uring::get_iocb`] gives.
-pub const BATCH_MAX: usize = 32;
-
-/// A taken IOCB. It is good until its completion was waited for, or it was released; the number of
-/// times its IOCB was taken tells a stale one.
+/// A submitted operation: its IOCB, and how often that IOCB was submitted. It is valid until its
+/// completion was taken; a stale one is detected by its generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct IocbId {
     index: u32,
@@ -31,26 +26,10 @@ impl IocbId {
     }
 }
 
-/// The IOCBs that one call gave. Without heap memory: this is on the path of every layer.
-#[derive(Debug, Clone, Copy)]
-pub struct Iocbs {
-    ids: [IocbId; BATCH_MAX],
-    len: usize,
-}
-
-impl Deref for Iocbs {
-    type Target = [IocbId];
-    fn deref(&self) -> &[IocbId] {
-        &self.ids[..self.len]
-    }
-}
-
 /// Where an IOCB is on its way. Only `Issued` ones may be looked at by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Free,
-    Taken,
-    Filled,
     Issued,
     Done,
 }
@@ -59,8 +38,6 @@ impl Phase {
     fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
-            Self::Taken => "taken, but not filled",
-            Self::Filled => "filled, but not issued",
             Self::Issued => "issued",
             Self::Done => "done",
         }
@@ -126,29 +103,17 @@ impl Table {
         self.free.len() as u32
     }
 
-    /// Takes `count` IOCBs that wait for `wait`.
-    pub(crate) fn take(&mut self, count: u32, wait: Option<&Wait>) -> Result<Iocbs, Error> {
-        if count as usize > BATCH_MAX {
-            return Err(Error::Batch { asked: count, max: BATCH_MAX as u32 });
-        }
-        if count > self.free() {
-            return Err(Error::Busy { asked: count, free: self.free() });
-        }
-        let mut taken = Iocbs { ids: [IocbId::default(); BATCH_MAX], len: 0 };
-        while taken.len < count as usize {
-            let index = self.free.pop().expect("counted above");
-            let entry = &mut self.entries[index as usize];
-            entry.generation = entry.generation.wrapping_add(1);
-            entry.phase = Phase::Taken;
-            entry.wait = wait.cloned();
-            taken.ids[taken.len] = IocbId { index, generation: entry.generation };
-            taken.len += 1;
-        }
-        Ok(taken)
+    /// Takes a free IOCB for an operation that is published next.
+    pub(crate) fn take(&mut self) -> Result<(IocbId, &mut Entry), Error> {
+        let index = self.free.pop().ok_or(Error::Busy { depth: self.len() })?;
+        let entry = &mut self.entries[index as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.phase = Phase::Issued;
+        Ok((IocbId { index, generation: entry.generation }, entry))
     }
 
-    /// The IOCB of `id`, whatever it is doing, as long as nobody took it anew.
-    pub(crate) fn get(&mut self, id: IocbId) -> Result<&mut Entry, Error> {
+    /// The IOCB of `id`, in any phase, unless it was taken again.
+    fn get(&mut self, id: IocbId) -> Result<&mut Entry, Error> {
         let (index, needed) = (id.index, "taken by the caller from this ring");
         let entry =
             self.entries.get_mut(index as usize).filter(|entry| entry.generation == id.generation);

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!   init_queue -> register_pool, upload_map        once a pool, once a request
-//!     get_iocb -> fill_affine -> issue_io          once a layer: 128 bytes and one ring word
-//!              -> wait_completion -> map_status
+//!     submit                                       once a layer: 128 bytes and one ring word
+//!       -> wait_completion -> map_status
 //!     stop -> (controllers recover) -> restart     when a queue failed
 //! ```
 //!
@@ -87,11 +87,11 @@ pub use device_array::{DeviceArray, DeviceScalar};
 pub use error::Error;
 pub use event::{Event, Signal, Wait};
 pub use executor::{ExecutorError, IoExecutor, Mirror, Progress, SharedMemory};
-pub use iocb::{BATCH_MAX, IocbId, Iocbs};
+pub use iocb::IocbId;
 pub use map::BlockMap;
 pub use nvme_spec::{nvm::Direction, status::Status as NvmeStatus};
 pub use options::UringOptions;
 pub use pool::{PoolDesc, PoolHandle};
 pub use status::IoStatus;
 pub use stream::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
-pub use uring::{Flags, Uring};
+pub use uring::{AffineOp, Uring};

@@ -25,22 +25,10 @@ use crate::{
     sync::Ordering,
 };
 
-mod fill;
 mod lifecycle;
+mod submit;
 
-/// How an operation is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Flags {
-    /// Force Unit Access: writes reach non-volatile media before they complete.
-    pub fua: bool,
-}
-
-impl Flags {
-    /// Nothing special.
-    pub const NONE: Self = Self { fua: false };
-    /// Force Unit Access.
-    pub const FUA: Self = Self { fua: true };
-}
+pub use submit::AffineOp;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -270,38 +258,7 @@ impl Uring {
         if owned { Ok(()) } else { Err(Error::Foreign { what }) }
     }
 
-    // Issuing and waiting.
-
-    /// Publishes filled IOCBs in this order. `sms` is how many SMs the executor should spend on
-    /// them, where it has some.
-    ///
-    /// # Errors
-    /// [`Error::Id`] (none is issued then) or [`Error::State`]; [`Error::Executor`] when the kernel
-    /// failed: they count as issued then, and complete when the ring is stopped.
-    pub fn issue_io(&mut self, ids: &[IocbId], sms: u32) -> Result<(), Error> {
-        self.expect(State::Running)?;
-        for (done, &id) in ids.iter().enumerate() {
-            match self.table.in_phase(id, &[Phase::Filled], "filled and not issued") {
-                Ok(entry) => entry.phase = Phase::Issued,
-                Err(error) => {
-                    for &id in &ids[..done] {
-                        self.table.get(id)?.phase = Phase::Filled;
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        let warps = self.queues.len();
-        for id in ids {
-            let left = self.layout.iocb(id.index()) + std::mem::offset_of!(Iocb, warps_left);
-            self.region.write(left, warps);
-            self.submit.publish(id.index());
-        }
-        self.issued += ids.len() as u64;
-        self.write_clock();
-        self.executor.submitted(self.submit.tail(), sms)?;
-        Ok(())
-    }
+    // Waiting.
 
     /// The completion of `id`, if it is there; `id` is free then.
     ///

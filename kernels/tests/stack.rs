@@ -5,7 +5,9 @@
 use std::{sync::Arc, time::Instant};
 
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
-use gio_uring::{Affine, Direction, Flags, IoExecutor, PoolDesc, PoolHandle, Uring, UringOptions};
+use gio_uring::{
+    Affine, AffineOp, Direction, IoExecutor, PoolDesc, PoolHandle, Uring, UringOptions,
+};
 use nvme_driver::{
     Controller, ControllerOptions, DmaSlice, DmaSpace, Nanos, QueueGrant, platform::buffer::Buffer,
 };
@@ -119,17 +121,14 @@ fn all_rows(ring: &mut Uring, pool: &Pool, direction: Direction, map: &[Affine])
     let map = ring.upload_map(map, devices).expect("a map");
     let mut sums = (0, 0);
     for first in (0..pool.rows).step_by(8) {
-        let rows = first..(first + 8).min(pool.rows);
-        let ids = ring.get_iocb(rows.len() as u32, None).expect("free IOCBs");
-        for (id, row) in ids.iter().zip(rows) {
-            let filled =
-                ring.fill_affine(*id, direction, Flags::NONE, &map, &pool.handle, row..row + 1);
-            filled.expect("a layer");
-        }
-        ring.issue_io(&ids, 0).expect("issued");
+        let submit = |row| {
+            let op = AffineOp::new(direction, &map, &pool.handle, row..row + 1);
+            ring.submit(&op).expect("submitted")
+        };
+        let ids: Vec<_> = (first..(first + 8).min(pool.rows)).map(submit).collect();
         let deadline = ring.now() + Nanos::from_millis(60_000);
-        for id in ids.iter() {
-            let done = ring.wait_completion(*id, deadline).expect("done in time");
+        for id in ids {
+            let done = ring.wait_completion(id, deadline).expect("done in time");
             sums = (sums.0 + done.objects, sums.1 + done.errors);
         }
     }
@@ -242,10 +241,8 @@ fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     stack.drives.runner = None; // the controllers stand still
     let pool = stack.pool(&mut ring, 1, 8, 4096);
     let map = ring.upload_map(&[Affine { block: 0, file: 0 }], 1).expect("a map");
-    let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
-    filled.expect("a row");
-    ring.issue_io(&ids, 0).expect("issued");
+    let op = AffineOp::new(Direction::Read, &map, &pool.handle, 0..1);
+    let id = ring.submit(&op).expect("submitted");
     while ring.counters().total.commands == 0 {
         std::thread::yield_now();
     }
@@ -253,7 +250,7 @@ fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     ring.stop(soon).expect_err("a command is outstanding");
     let later = ring.now() + Nanos::from_millis(5_000);
     ring.stop(later).expect("given up by now");
-    let done = ring.wait_completion(ids[0], later).expect("completed");
+    let done = ring.wait_completion(id, later).expect("completed");
     assert_eq!((done.objects, done.errors), (0, 1));
     // The controllers have to run for their driver to shut them down.
     stack.drives.run();

@@ -2,13 +2,13 @@
 
 use std::{collections::HashMap, sync::Arc, sync::mpsc::Receiver};
 
-use gio_uring::{Affine, Completion, Event, IocbId, PoolHandle, Uring, Wait};
+use gio_uring::{Affine, Event, IocbId, PoolHandle, Uring, Wait};
 use nvme_driver::{Clock, Controller, DmaMemory};
 use nvme_spec::ids::{Nsid, QueueId};
 
 use crate::{
     config::{ExecutorFactory, StoreOptions},
-    error::StoreError,
+    error::{Failure, StoreError},
     file_pool::FilePool,
     ids::{FileId, Layer},
     index::{Found, Index},
@@ -17,7 +17,7 @@ use crate::{
     registration::KvPool,
     shape::KvShape,
     stats::{Path, StoreStats},
-    transfer::{Message, Prefix, ReleaseSender, Request, RequestId},
+    transfer::{LayerDone, Message, Prefix, ReleaseSender, Request, RequestId},
 };
 
 mod close;
@@ -44,14 +44,16 @@ struct Device {
     queues: Vec<QueueId>,
 }
 
-/// A layer operation in the ring, or on a stream behind it.
+/// A layer operation in flight: in the ring, or on a stream behind it.
 #[derive(Debug)]
 struct Op {
     iocb: IocbId,
     request: RequestId,
     layer: Layer,
-    /// What the ring said. The IOCB is somebody else's then.
-    completion: Option<Completion>,
+    /// What became of it in the ring. The IOCB may be used by another operation then.
+    outcome: Option<Result<LayerDone, Failure>>,
+    /// With streams: reached when it ended in the ring.
+    end: Option<Wait>,
     /// Staged: its buffer.
     buffer: Option<usize>,
     /// Staged and retrieved: reached when its objects are in the pool.

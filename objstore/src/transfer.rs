@@ -9,7 +9,7 @@ use std::sync::{
     mpsc::{Receiver, Sender},
 };
 
-use gio_uring::{BlockMap, DeviceArray, IocbId, Wait};
+use gio_uring::{BlockMap, DeviceArray, Wait};
 use nvme_spec::nvm::Direction;
 
 use crate::{
@@ -204,14 +204,9 @@ pub(crate) enum LayerState {
     /// Not started.
     Idle,
     /// In the ring, or on a stream behind it.
-    InFlight(IocbId),
-    /// All data moved.
-    Done {
-        /// Objects moved.
-        objects: u64,
-    },
-    /// Something failed.
-    Failed(Failure),
+    InFlight,
+    /// It ended.
+    Ended(Result<LayerDone, Failure>),
 }
 
 /// What the store keeps about a transfer or writing.

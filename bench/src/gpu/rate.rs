@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use gio_kernels::cuda::{CudaOptions, LaunchMode, StreamKind};
-use gio_uring::{Affine, BlockMap, Direction, Flags, PoolDesc, PoolHandle, Uring, UringOptions};
+use gio_uring::{Affine, AffineOp, BlockMap, Direction, PoolDesc, PoolHandle, Uring, UringOptions};
 use nvme_driver::{Clock, Iova, MonotonicClock, Nanos};
 
 use super::{
@@ -139,10 +139,9 @@ impl Run {
 
     /// How long an operation of so many rows takes.
     fn once(&self, ring: &mut Uring, rows: u32) -> Result<Duration> {
-        let id = ring.get_iocb(1, None)?[0];
-        ring.fill_affine(id, Direction::Read, Flags::NONE, &self.map, &self.pool, 0..rows)?;
+        let op = AffineOp::new(Direction::Read, &self.map, &self.pool, 0..rows);
         let start = Instant::now();
-        ring.issue_io(&[id], self.sms)?;
+        let id = ring.submit(&AffineOp { sms: self.sms, ..op })?;
         let done = ring.wait_completion(id, ring.now() + PATIENCE)?;
         let took = start.elapsed();
         let expected = u64::from(rows) * u64::from(self.count);

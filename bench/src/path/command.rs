@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Result, ensure};
 use gio_kernels::InlineExecutor;
 use gio_uring::{
-    Direction, ExecutorError, Flags, IoExecutor, Progress, SharedMemory, Uring, UringOptions,
+    Direction, ExecutorError, IoExecutor, Progress, SharedMemory, Uring, UringOptions,
     abi::{Args, IoCtx},
 };
 use nvme_driver::{Clock, GrantEpoch, MonotonicClock, Nanos, Place, Quiesced, queue::QueuePair};
@@ -83,9 +83,7 @@ pub fn kernel(rounds: u32) -> Result<Samples> {
         };
         let before = read(&meter);
         for _ in 0..OPERATIONS {
-            let id = ring.get_iocb(1, None)?[0];
-            ring.fill_explicit(id, Direction::Read, Flags::NONE, &contexts)?;
-            ring.issue_io(&[id], 1)?;
+            let id = ring.submit_explicit(Direction::Read, false, &contexts)?;
             let done = ring.wait_completion(id, Nanos::MAX)?;
             ensure!(done.errors == 0, "{} commands failed", done.errors);
         }

@@ -66,10 +66,7 @@ fn issue(
     pool: &PoolHandle,
     rows: Range<u32>,
 ) -> IocbId {
-    let id = uring.get_iocb(1, None).unwrap()[0];
-    uring.fill_affine(id, direction, Flags::NONE, map, pool, rows).unwrap();
-    uring.issue_io(&[id], 2).unwrap();
-    id
+    uring.submit(&AffineOp { sms: 2, ..AffineOp::new(direction, map, pool, rows) }).unwrap()
 }
 
 fn wait(uring: &mut Uring, id: IocbId) -> Completion {
@@ -197,9 +194,7 @@ fn explicit_contexts_go_to_their_devices_and_report_in_order() {
     for (value, context) in contexts.iter().enumerate() {
         executor.model().memory.insert(context.iova, value as u64);
     }
-    let id = uring.get_iocb(1, None).unwrap()[0];
-    uring.fill_explicit(id, Direction::Write, Flags::FUA, &contexts).unwrap();
-    uring.issue_io(&[id], 1).unwrap();
+    let id = uring.submit_explicit(Direction::Write, true, &contexts).unwrap();
     assert!(uring.iocb_status(id).is_err(), "not before it completed");
     let done = wait(&mut uring, id);
     assert_eq!(done, Completion { objects: 3, errors: 1, error: Some((IoStatus::Timeout, 2)) });
@@ -207,9 +202,10 @@ fn explicit_contexts_go_to_their_devices_and_report_in_order() {
     assert_eq!(uring.iocb_status(id).unwrap(), [ok, ok, late, ok]);
     assert_eq!(executor.model().disk.get(&(2, 80)), Some(&0));
     assert_eq!(executor.model().disk.get(&(1, 8)), Some(&3));
-    let again = uring.get_iocb(2, None).unwrap();
+    for _ in 0..2 {
+        uring.submit_explicit(Direction::Read, false, &contexts).unwrap();
+    }
     assert!(uring.iocb_status(id).is_err(), "not after it was taken again");
-    assert_eq!(again.len(), 2);
 }
 
 #[test]
@@ -221,10 +217,10 @@ fn an_event_holds_operations_back_and_is_signalled() {
     let (start, end) = (uring.event().unwrap(), uring.event().unwrap());
     start.set(u32::MAX);
     let wait_for = Wait { event: start.clone(), value: 1 };
-    let id = uring.get_iocb(1, Some(&wait_for)).unwrap()[0];
-    uring.signal(id, &Signal { event: end.clone(), value: 77 }).unwrap();
-    uring.fill_affine(id, Direction::Write, Flags::NONE, &map, &pool, 0..6).unwrap();
-    uring.issue_io(&[id], 4).unwrap();
+    let signal = Signal { event: end.clone(), value: 77 };
+    let op = AffineOp::new(Direction::Write, &map, &pool, 0..6);
+    let op = AffineOp { wait: Some(&wait_for), signal: Some(&signal), sms: 4, ..op };
+    let id = uring.submit(&op).unwrap();
     assert_eq!(executor.model().sms, 4);
     let deadline = uring.now() + SECOND;
     let error = uring.wait_completion(id, deadline).unwrap_err();
@@ -246,30 +242,17 @@ fn ids_are_good_for_one_way_around() {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::Id { .. }), "{error}");
     };
-    let taken = uring.get_iocb(2, None).unwrap();
-    let busy = uring.get_iocb(1, None).unwrap_err();
-    assert!(matches!(busy, Error::Busy { asked: 1, free: 0 }), "{busy}");
-    let batch = uring.get_iocb(33, None).unwrap_err();
-    assert!(matches!(batch, Error::Batch { asked: 33, max: 32 }), "{batch}");
-    let [first, second] = [taken[0], taken[1]];
-    is_id(uring.issue_io(&[first], 1));
-    is_id(uring.try_completion(first).map(drop));
-    uring.fill_affine(first, Direction::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
-    // One that is not filled, and one twice: nothing is issued.
-    is_id(uring.issue_io(&[first, second], 1));
-    is_id(uring.issue_io(&[first, first], 1));
-    assert_eq!(uring.counters().issued, 0);
-    uring.issue_io(&[first], 1).unwrap();
-    is_id(uring.issue_io(&[first], 1));
-    is_id(uring.release(first));
-    is_id(uring.fill_affine(first, Direction::Read, Flags::NONE, &map, &pool, 0..1));
+    let row = |row: u32| AffineOp::new(Direction::Read, &map, &pool, row..row + 1);
+    let [first, second] = [0, 1].map(|at| uring.submit(&row(at)).unwrap());
+    let busy = uring.submit(&row(2)).unwrap_err();
+    assert!(matches!(busy, Error::Busy { depth: 2 }), "{busy}");
+    assert_eq!((uring.counters().issued, uring.free_iocbs()), (2, 0));
     assert!(wait(&mut uring, first).is_ok());
     is_id(uring.try_completion(first).map(drop));
-    uring.release(second).unwrap();
-    is_id(uring.release(second));
-    let anew = uring.get_iocb(2, None).unwrap();
-    assert!(anew.iter().any(|id| id.index() == first.index()));
-    is_id(uring.release(first));
+    let again = uring.submit(&row(2)).unwrap();
+    assert_eq!(again.index(), first.index());
+    is_id(uring.try_completion(first).map(drop));
+    assert!(wait(&mut uring, second).is_ok() && wait(&mut uring, again).is_ok());
 }
 
 #[test]
@@ -331,16 +314,13 @@ fn stopping_cancels_and_restarting_goes_on() {
         let pending =
             [0, 1].map(|row| issue(&mut uring, Direction::Write, &fresh, &pool, row..row + 1));
         let end = uring.event().unwrap();
-        let signalling = uring.get_iocb(1, None).unwrap()[0];
-        uring.signal(signalling, &Signal { event: end.clone(), value: 5 }).unwrap();
-        uring.fill_affine(signalling, Direction::Write, Flags::NONE, &fresh, &pool, 2..3).unwrap();
-        uring.issue_io(&[signalling], 1).unwrap();
-        let filled = uring.get_iocb(1, None).unwrap()[0];
-        uring.fill_affine(filled, Direction::Write, Flags::NONE, &map, &pool, 0..1).unwrap();
+        let signal = Signal { event: end.clone(), value: 5 };
+        let op = AffineOp::new(Direction::Write, &fresh, &pool, 2..3);
+        let signalling = uring.submit(&AffineOp { signal: Some(&signal), ..op.clone() }).unwrap();
         let deadline = uring.now() + SECOND;
         uring.stop(deadline).unwrap();
         assert!(uring.stop(deadline).is_err(), "only once");
-        assert!(uring.issue_io(&[filled], 1).is_err());
+        assert!(matches!(uring.submit(&op), Err(Error::State { .. })));
         assert_eq!(end.read(), 5);
         for id in [pending[0], pending[1], signalling] {
             let done = wait(&mut uring, id);
@@ -354,11 +334,11 @@ fn stopping_cancels_and_restarting_goes_on() {
         executor.model().hold = false;
         let changed = uring.restart(&grants(1, 1)).unwrap_err();
         assert!(matches!(changed, Error::Grants { .. }), "{changed}");
-        // More queues than before; what was filled stays filled.
+        // More queues than before.
         uring.restart(&grants(2, 3)).unwrap();
         assert!(uring.restart(&grants(2, 3)).is_err(), "only when stopped");
-        uring.issue_io(&[filled], 1).unwrap();
-        assert!(wait(&mut uring, filled).is_ok());
+        let after = issue(&mut uring, Direction::Write, &map, &pool, 0..1);
+        assert!(wait(&mut uring, after).is_ok());
         assert!(uring.faulted().is_none());
     }
     let counters = uring.counters();
@@ -398,23 +378,17 @@ fn what_waits_for_a_ring_that_is_given_up_goes_on() {
         let pool = uring.register_pool(&pool(1)).unwrap();
         let map = uring.upload_map(&[entry(0, 0)], 1).unwrap();
         let event = uring.event().unwrap();
-        let mut operation = |value| {
-            let id = uring.get_iocb(1, None).unwrap()[0];
-            uring.signal(id, &Signal { event: event.clone(), value }).unwrap();
-            uring.fill_affine(id, Direction::Read, Flags::NONE, &map, &pool, 0..1).unwrap();
-            (id, value)
-        };
-        let (issued, _) = operation(7);
-        let (_filled, _) = operation(9);
         executor.model().hold = true;
-        uring.issue_io(&[issued], 1).unwrap();
+        let signal = Signal { event: event.clone(), value: 7 };
+        let op = AffineOp::new(Direction::Read, &map, &pool, 0..1);
+        uring.submit(&AffineOp { signal: Some(&signal), ..op }).unwrap();
         executor.model().stuck = true;
         let deadline = uring.now() + SECOND;
         uring.stop(deadline).unwrap_err();
         assert_eq!(event.read(), 0, "its kernel may still complete it");
         if explicitly {
             uring.abandon();
-            assert_eq!(event.read(), 7, "only what was issued");
+            assert_eq!(event.read(), 7);
             std::mem::forget(uring);
         } else {
             drop(uring);
@@ -511,18 +485,19 @@ fn things_of_another_ring_are_refused() {
     let pool_of = [uring.register_pool(&pool(1)).unwrap(), other.register_pool(&pool(1)).unwrap()];
     let map_of = [&mut uring, &mut other].map(|ring| ring.upload_map(&[entry(0, 0)], 1).unwrap());
     let event = other.event().unwrap();
-    let id = uring.get_iocb(1, None).unwrap()[0];
-    let mut fill = |map: usize, pool: usize| {
-        uring.fill_affine(id, Direction::Read, Flags::NONE, &map_of[map], &pool_of[pool], 0..1)
+    let mut submit = |map: usize, pool: usize, event: Option<&Event>| {
+        let wait = event.map(|event| Wait { event: event.clone(), value: 1 });
+        let signal = event.map(|event| Signal { event: event.clone(), value: 1 });
+        let op = AffineOp::new(Direction::Read, &map_of[map], &pool_of[pool], 0..1);
+        let waits = uring.submit(&AffineOp { wait: wait.as_ref(), ..op.clone() });
+        let signals = uring.submit(&AffineOp { signal: signal.as_ref(), ..op });
+        waits.and(signals).map(drop)
     };
-    assert!(matches!(fill(1, 0), Err(Error::Foreign { what: "map" })));
-    assert!(matches!(fill(0, 1), Err(Error::Foreign { what: "pool" })));
-    fill(0, 0).unwrap();
+    assert!(matches!(submit(1, 0, None), Err(Error::Foreign { what: "map" })));
+    assert!(matches!(submit(0, 1, None), Err(Error::Foreign { what: "pool" })));
+    assert!(matches!(submit(0, 0, Some(&event)), Err(Error::Foreign { what: "event" })));
+    submit(0, 0, None).unwrap();
     assert!(uring.map_status(&map_of[1]).is_err());
-    let wait = Wait { event: event.clone(), value: 1 };
-    assert!(matches!(uring.get_iocb(1, Some(&wait)), Err(Error::Foreign { what: "event" })));
-    let id = uring.get_iocb(1, None).unwrap()[0];
-    assert!(uring.signal(id, &Signal { event, value: 1 }).is_err());
 }
 
 mod refused;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cuda_mock::{self as mock, Level, isolated};
 use gio_kernels::cuda::{CudaDevice, CudaStream, LaunchMode};
 use gio_uring::{
-    Affine, Direction, Fault, Flags, IoExecutor, IoStatus, IocbId, Signal, Uring, UringOptions,
-    Wait,
+    Affine, AffineOp, Direction, ExecutorError, Fault, IoExecutor, IoStatus, IocbId, Signal, Uring,
+    UringOptions, Wait,
 };
 use nvme_driver::{Nanos, Quiesced};
 use nvme_emu::{EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen};
@@ -17,14 +17,14 @@ use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop, soon};
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
 /// One row of 16 objects, issued.
-pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), gio_uring::Error>) {
+pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), ExecutorError>) {
     let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
     let map = ring.upload_map(&map, 1).expect("a map");
-    let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
-    filled.expect("a row");
-    let issued = ring.issue_io(&ids, 0);
-    (ids[0], issued)
+    match ring.submit(&AffineOp::new(Direction::Read, &map, &pool.handle, 0..1)) {
+        Ok(id) => (id, Ok(())),
+        Err(gio_uring::Error::Submitted { iocb, source }) => (iocb, Err(source)),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// A drive of one queue whose commands time out after 400 ms.
@@ -52,20 +52,19 @@ fn chained(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let map = ring.upload_map(&map, 1).expect("a map");
     let (ready, done) = (ring.event().expect("a word"), ring.event().expect("a word"));
     let wait = Wait { event: ready.clone(), value: 1 };
-    let ids = ring.get_iocb(1, Some(&wait)).expect("free");
-    ring.signal(ids[0], &Signal { event: done.clone(), value: 5 }).expect("signals");
-    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
-    filled.expect("a row");
-    ring.issue_io(&ids, 0).expect("issued");
+    let signal = Signal { event: done.clone(), value: 5 };
+    let op = AffineOp::new(Direction::Read, &map, &pool.handle, 0..1);
+    let op = AffineOp { wait: Some(&wait), signal: Some(&signal), ..op };
+    let id = ring.submit(&op).expect("submitted");
     std::thread::sleep(std::time::Duration::from_millis(10));
-    assert!(ring.try_completion(ids[0]).expect("issued").is_none(), "it waits");
+    assert!(ring.try_completion(id).expect("issued").is_none(), "it waits");
     // SAFETY: both words live until the ring is dropped, the stream until it is idle.
     unsafe {
         device.stream_write(engine.raw(), ready.address(), 1).expect("writes");
         device.stream_wait(engine.raw(), done.address(), 5, false).expect("ok");
     }
     let deadline = soon(&ring);
-    let completion = ring.wait_completion(ids[0], deadline).expect("done");
+    let completion = ring.wait_completion(id, deadline).expect("done");
     assert_eq!((completion.objects, completion.errors), (16, 0));
     while !engine.is_idle().expect("a stream") {
         std::thread::yield_now();
@@ -128,11 +127,9 @@ fn refusing(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let rules = vec![rule(5, status), rule(9, FaultAction::Delay { ns: 20_000_000 })];
     rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
     let map = ring.upload_map(&apart(), 1).expect("a map");
-    let ids = ring.get_iocb(1, None).expect("free");
-    let filled = ring.fill_affine(ids[0], Direction::Read, Flags::NONE, &map, &pool.handle, 0..1);
-    filled.expect("a row");
-    ring.issue_io(&ids, 0).expect("issued");
-    let done = ring.wait_completion(ids[0], soon(&ring)).expect("done");
+    let op = AffineOp::new(Direction::Read, &map, &pool.handle, 0..1);
+    let id = ring.submit(&op).expect("submitted");
+    let done = ring.wait_completion(id, soon(&ring)).expect("done");
     assert_eq!((done.objects, done.errors), (31, 1));
     let statuses = ring.map_status(&map).expect("its own");
     let bad: Vec<&IoStatus> = statuses.iter().filter(|status| !status.is_ok()).collect();
@@ -204,20 +201,17 @@ fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let slow = vec![FaultRule::new(when, FaultAction::Delay { ns: 3_000_000 })];
     rig.emus[0].set_faults(FaultPlan { seed: 1, rules: slow, ..FaultPlan::default() });
     let map = ring.upload_map(&apart(), 1).expect("a map");
-    let ids = ring.get_iocb(8, None).expect("free");
-    for (row, id) in ids.iter().enumerate() {
-        let rows = row as u32..row as u32 + 1;
-        let filled = ring.fill_affine(*id, Direction::Read, Flags::NONE, &map, &pool.handle, rows);
-        filled.expect("a row");
-    }
-    ring.issue_io(&ids, 0).expect("issued");
+    let ids = [0, 1, 2, 3, 4, 5, 6, 7].map(|row| {
+        let op = AffineOp::new(Direction::Read, &map, &pool.handle, row..row + 1);
+        ring.submit(&op).expect("submitted")
+    });
     while ring.counters().total.commands == 0 {
         std::thread::yield_now();
     }
     let proof = ring.stop(soon(&ring)).expect("stops");
     let mut sums = (0, 0);
-    for id in ids.iter() {
-        let done = ring.try_completion(*id).expect("issued").expect("it ended");
+    for id in ids {
+        let done = ring.try_completion(id).expect("issued").expect("it ended");
         assert!(done.objects == 32 || done.errors > 0, "{done:?}");
         sums = (sums.0 + done.objects, sums.1 + u64::from(done.errors));
     }

@@ -10,7 +10,8 @@ use gio_kernels::cuda::{
     CudaDevice, CudaDriver, CudaExecutor, CudaOptions, DoorbellKind, LaunchMode, Registration,
 };
 use gio_uring::{
-    Affine, Direction, Flags, IoExecutor, PoolDesc, PoolHandle, SharedMemory, Uring, UringOptions,
+    Affine, AffineOp, Direction, IoExecutor, PoolDesc, PoolHandle, SharedMemory, Uring,
+    UringOptions,
     abi::{self, Args, Warp},
 };
 use nvme_driver::{
@@ -259,17 +260,14 @@ pub(crate) fn all_rows(
     let map = ring.upload_map(map, devices).expect("a map");
     let mut sums = (0, 0);
     for first in (0..pool.rows).step_by(8) {
-        let rows = first..(first + 8).min(pool.rows);
-        let ids = ring.get_iocb(rows.len() as u32, None).expect("free IOCBs");
-        for (id, row) in ids.iter().zip(rows) {
-            let filled =
-                ring.fill_affine(*id, direction, Flags::NONE, &map, &pool.handle, row..row + 1);
-            filled.expect("a row");
-        }
-        ring.issue_io(&ids, 2).expect("issued");
+        let submit = |row| {
+            let op = AffineOp::new(direction, &map, &pool.handle, row..row + 1);
+            ring.submit(&op).expect("submitted")
+        };
+        let ids: Vec<_> = (first..(first + 8).min(pool.rows)).map(submit).collect();
         let deadline = ring.now() + Nanos::from_millis(60_000);
-        for id in ids.iter() {
-            let done = ring.wait_completion(*id, deadline).expect("done in time");
+        for id in ids {
+            let done = ring.wait_completion(id, deadline).expect("done in time");
             sums = (sums.0 + done.objects, sums.1 + done.errors);
         }
     }

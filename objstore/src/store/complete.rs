@@ -71,12 +71,10 @@ impl Store {
     /// What became of a layer; `None` while it is in flight or when nobody knows it.
     fn outcome(&self, request: RequestId, layer: Layer) -> Option<Result<LayerDone, StoreError>> {
         match self.requests.get(&request)?.layers[layer.0 as usize] {
-            LayerState::Done { objects } => {
-                let bytes = objects * u64::from(self.shape.object_bytes);
-                Some(Ok(LayerDone { layer, objects, bytes }))
+            LayerState::Ended(outcome) => {
+                Some(outcome.map_err(|failure| StoreError::Transfer { failure }))
             }
-            LayerState::Failed(failure) => Some(Err(StoreError::Transfer { failure })),
-            LayerState::Idle | LayerState::InFlight(_) => None,
+            LayerState::Idle | LayerState::InFlight => None,
         }
     }
 
@@ -87,7 +85,7 @@ impl Store {
         layer: Layer,
     ) -> Result<(), StoreError> {
         if let Some(at) = self.op_of(request, layer) {
-            if self.ops[at].completion.is_none() {
+            if self.ops[at].outcome.is_none() {
                 let deadline = self.clock.now() + self.options.wait_timeout;
                 let iocb = self.ops[at].iocb;
                 match self.ring()?.wait_completion(iocb, deadline) {
@@ -142,7 +140,7 @@ impl Store {
         }
         let mut at = 0;
         while at < self.ops.len() {
-            if self.ops[at].completion.is_none() {
+            if self.ops[at].outcome.is_none() {
                 let iocb = self.ops[at].iocb;
                 match self.ring()?.try_completion(iocb) {
                     Ok(Some(completion)) => self.arrived(at, completion),
@@ -190,8 +188,9 @@ impl Store {
 
     /// Takes note of what the ring said of an operation.
     pub(super) fn arrived(&mut self, at: usize, completion: Completion) {
-        self.ops[at].completion = Some(completion);
-        if let Some(failure) = self.failure(&self.ops[at]) {
+        let outcome = self.outcome_of(&self.ops[at], completion);
+        self.ops[at].outcome = Some(outcome);
+        if let Err(failure) = outcome {
             let still = |status: IoStatus| status.may_still_transfer();
             let request = self.requests.get(&self.ops[at].request);
             let map = request.filter(|_| failure.direction == Direction::Read);
@@ -203,47 +202,51 @@ impl Store {
         }
     }
 
+    fn outcome_of(&self, op: &Op, completion: Completion) -> Result<LayerDone, Failure> {
+        let Completion { objects, errors, error } = completion;
+        let layer = op.layer;
+        if completion.is_ok() {
+            let bytes = objects * u64::from(self.shape.object_bytes);
+            return Ok(LayerDone { layer, objects, bytes });
+        }
+        let request = &self.requests[&op.request];
+        let (status, entry) = error.unwrap_or((IoStatus::Incomplete, 0));
+        // For an index that no kernel should report, the first block stands.
+        let entry = request.entries.get(entry as usize).unwrap_or(&request.entries[0]);
+        let (direction, (position, file)) = (request.direction, *entry);
+        Err(Failure { direction, layer, position, file, status, errors })
+    }
+
     /// Ends an operation that nothing works on any more.
     pub(super) fn complete(&mut self, at: usize) {
-        let failure = self.failure(&self.ops[at]);
         let op = self.ops.swap_remove(at);
         if let (Target::Staged(staging), Some(at)) = (&mut self.target, op.buffer) {
             staging.end(at);
         }
-        let Some(request) = self.requests.get_mut(&op.request) else { return };
+        if let (Some(streams), Some(ring), Some(end)) = (&mut self.streams, &self.ring, op.end)
+            // Not a word of a ring that was replaced.
+            && ring.owns(&end.event)
+        {
+            streams.return_end(end);
+        }
+        let request = self.requests.get_mut(&op.request).expect("it has an operation in flight");
         request.in_flight -= 1;
         if request.dropped && request.in_flight == 0 {
             self.ended.push(op.request);
         }
-        if let Some(failure) = failure {
-            return self.note_failure(op.request, failure);
+        let outcome = op.outcome.expect("it is over");
+        request.layers[op.layer.0 as usize] = LayerState::Ended(outcome);
+        match (outcome, request.direction) {
+            (Ok(done), Direction::Read) => self.tally.retrieved_bytes += done.bytes,
+            (Ok(done), Direction::Write) => self.tally.stored_bytes += done.bytes,
+            (Err(failure), _) => self.note_failure(op.request, failure),
         }
-        let objects = op.completion.map_or(0, |completion| completion.objects);
-        request.layers[op.layer.0 as usize] = LayerState::Done { objects };
-        let bytes = objects * u64::from(self.shape.object_bytes);
-        match request.direction {
-            Direction::Read => self.tally.retrieved_bytes += bytes,
-            Direction::Write => self.tally.stored_bytes += bytes,
-        }
-    }
-
-    /// What failed of an operation that the ring has completed.
-    fn failure(&self, op: &Op) -> Option<Failure> {
-        let completion = op.completion.filter(|completion| !completion.is_ok())?;
-        let request = self.requests.get(&op.request)?;
-        let (status, entry) = completion.error.unwrap_or((IoStatus::Incomplete, 0));
-        // For an index that no kernel should report, the first block stands.
-        let entry = request.entries.get(entry as usize).or(request.entries.first());
-        let (position, file) = *entry?;
-        let (direction, layer) = (request.direction, op.layer);
-        Some(Failure { direction, layer, position, file, status, errors: completion.errors })
     }
 
     fn note_failure(&mut self, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         let Failure { direction, layer, file, status, errors, .. } = failure;
         tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
-        request.layers[layer.0 as usize] = LayerState::Failed(failure);
         request.failure.get_or_insert(failure);
         if let (Direction::Read, Some(map)) = (direction, &request.map) {
             let entries = map.failures().filter_map(|(at, status)| {
@@ -265,7 +268,7 @@ impl Store {
 impl Op {
     /// Whether neither the ring nor a stream works on it.
     pub(super) fn is_over(&self) -> bool {
-        self.completion.is_some() && self.moved.as_ref().is_none_or(Wait::is_reached)
+        self.outcome.is_some() && self.moved.as_ref().is_none_or(Wait::is_reached)
     }
 }
 

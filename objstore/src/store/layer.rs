@@ -4,15 +4,19 @@
 //! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
 //! that waits.
 
-use gio_uring::{Error, Flags, RawStream, ScatterGather, Signal, Wait};
+use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Signal, Wait};
 use nvme_spec::nvm::Direction;
 
-use super::{Op, Store, Target, staging::Until, streams::Refused};
+use super::{
+    Op, Store, Target,
+    staging::Until,
+    streams::{Refused, Streams},
+};
 use crate::{
     error::StoreError,
     ids::Layer,
     order::Order,
-    transfer::{Handle, LayerState, RequestId, Ticket, Transfer, Writing},
+    transfer::{Handle, LayerDone, LayerState, RequestId, Ticket, Transfer, Writing},
 };
 
 impl Store {
@@ -122,11 +126,11 @@ impl Store {
             return Err(StoreError::RequestFailed { failure });
         }
         let state = &mut request.layers[layer.0 as usize];
-        if matches!(state, LayerState::InFlight(_)) {
+        if matches!(state, LayerState::InFlight) {
             return Err(StoreError::InFlight { layer });
         }
         let end = if request.map.is_none() {
-            *state = LayerState::Done { objects: 0 };
+            *state = LayerState::Ended(Ok(LayerDone { layer, objects: 0, bytes: 0 }));
             None
         } else {
             let direction = request.direction;
@@ -285,7 +289,7 @@ impl Store {
         }
     }
 
-    /// Publishes the operation of one layer: what it signals when it ended, if there are streams.
+    /// Submits the operation of one layer: what it signals when it ended, if there are streams.
     fn issue(
         &mut self,
         id: RequestId,
@@ -297,37 +301,42 @@ impl Store {
         let (Some(ring), Some(map)) = (&mut self.ring, &request.map) else {
             return Err(StoreError::Ended { layer });
         };
-        let flags = Flags { fua: self.fua && request.direction == Direction::Write };
         let pool = match (&self.target, buffer) {
             (Target::Staged(staging), Some(at)) => staging.pool(at),
             (Target::Pool(pool), _) => pool,
             (Target::Staged(_), None) => return Err(StoreError::Ended { layer }),
         };
+        let end = self.streams.as_mut().map(Streams::take_end);
+        let signal = end.as_ref().map(|end| Signal { event: end.event.clone(), value: end.value });
         let rows = self.shape.layer_rows(layer);
-        let iocb = ring.get_iocb(1, wait)?[0];
-        let end = self.streams.as_mut().map(|streams| streams.next_end(iocb));
-        let signals = end.as_ref().map_or(Ok(()), |end| {
-            ring.signal(iocb, &Signal { event: end.event.clone(), value: end.value })
-        });
-        let issued = signals
-            .and_then(|()| ring.fill_affine(iocb, request.direction, flags, map, pool, rows))
-            .and_then(|()| ring.issue_io(&[iocb], self.options.sms));
-        match issued {
-            Ok(()) => {}
-            // It counts as issued and fails when the ring is stopped, which is what comes next.
-            Err(Error::Executor(error)) => self.fault = Some(error.to_string()),
+        let op = AffineOp {
+            fua: self.fua && request.direction == Direction::Write,
+            wait,
+            signal: signal.as_ref(),
+            sms: self.options.sms,
+            ..AffineOp::new(request.direction, map, pool, rows)
+        };
+        let iocb = match ring.submit(&op) {
+            Ok(iocb) => iocb,
+            // It fails when the ring is stopped, which is what comes next.
+            Err(Error::Submitted { iocb, source }) => {
+                self.fault = Some(source.to_string());
+                iocb
+            }
             Err(error) => {
-                ring.release(iocb)?;
+                if let (Some(streams), Some(end)) = (&mut self.streams, end) {
+                    streams.return_end(end);
+                }
                 return Err(error.into());
             }
-        }
-        request.layers[layer.0 as usize] = LayerState::InFlight(iocb);
+        };
+        request.layers[layer.0 as usize] = LayerState::InFlight;
         request.in_flight += 1;
         if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
             staging.begin(at);
         }
-        let (completion, moved) = (None, None);
-        self.ops.push(Op { iocb, request: id, layer, completion, buffer, moved });
+        let (outcome, moved) = (None, None);
+        self.ops.push(Op { iocb, request: id, layer, outcome, end: end.clone(), buffer, moved });
         Ok(end)
     }
 

@@ -41,7 +41,7 @@ impl Store {
     /// Takes note of everything that was in flight when the kernel was stopped.
     fn collect(&mut self) {
         for at in 0..self.ops.len() {
-            if self.ops[at].completion.is_some() {
+            if self.ops[at].outcome.is_some() {
                 continue;
             }
             let iocb = self.ops[at].iocb;
@@ -121,7 +121,7 @@ impl Store {
         self.ops.clear();
         for request in self.requests.values_mut() {
             for state in &mut request.layers {
-                if matches!(state, LayerState::InFlight(_)) {
+                if matches!(state, LayerState::InFlight) {
                     *state = LayerState::Idle;
                 }
             }

@@ -274,7 +274,7 @@ fn verdict(request: &Request) -> Result<(), StoreError> {
     if request.map.is_none() {
         return Ok(());
     }
-    match request.layers.iter().position(|state| !matches!(state, LayerState::Done { .. })) {
+    match request.layers.iter().position(|state| !matches!(state, LayerState::Ended(Ok(_)))) {
         Some(layer) => Err(StoreError::Incomplete { layer: Layer(layer as u32) }),
         None => Ok(()),
     }

@@ -3,9 +3,9 @@
 //!
 //! Each stream has one word, written only by that stream, with a value that grows by one each time.
 //! Such a *mark* says that the stream is past everything that was enqueued before it: an operation
-//! of the ring waits for one, other streams do, and the host looks at it. Each IOCB has a word that
-//! the I/O kernel sets when its operation ended; as it ends one operation at a time, that one
-//! grows, too. So a value that comes late, of an operation that was cancelled meanwhile, is never
+//! of the ring waits for one, other streams do, and the host looks at it. Each
+//! operation in flight has a word that the I/O kernel sets when it ended; as the next operation
+//! with this word begins later, that one grows, too. So a value that comes late, of an operation that was cancelled meanwhile, is never
 //! taken for a later one's, and no word has to be renewed after a recovery.
 //!
 //! A stream that waits for a word reads it at a time that nobody knows. So every wait is followed
@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use gio_uring::{IocbId, RawStream, ScatterGather, StreamError, StreamOps, Uring, Wait};
+use gio_uring::{RawStream, ScatterGather, StreamError, StreamOps, Uring, Wait};
 
 use crate::{config::StoreGpu, error::StoreError};
 
@@ -24,7 +24,7 @@ const STREAMS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Streams {
     gpu: StoreGpu,
-    /// By IOCB: the word it signals, and the value of its last operation.
+    /// Words that no operation in flight signals, and the last value of each.
     ends: Vec<Wait>,
     seen: Vec<Seen>,
 }
@@ -77,11 +77,16 @@ impl Streams {
         self.gpu.streams.own_stream()
     }
 
-    /// What the next operation of `iocb` signals.
-    pub(super) fn next_end(&mut self, iocb: IocbId) -> Wait {
-        let end = &mut self.ends[iocb.index() as usize];
+    /// What the next operation signals. There is a word for each IOCB.
+    pub(super) fn take_end(&mut self) -> Wait {
+        let mut end = self.ends.pop().expect("fewer operations than IOCBs are in flight");
         end.value = end.value.wrapping_add(1);
-        end.clone()
+        end
+    }
+
+    /// The operation that signalled `end` is over: another one may use the word.
+    pub(super) fn return_end(&mut self, end: Wait) {
+        self.ends.push(end);
     }
 
     fn seen(&mut self, ring: &mut Uring, stream: RawStream) -> Result<&mut Seen, StoreError> {

@@ -148,10 +148,9 @@ fn maps_and_rows() {
     says(uring.upload_map(&[], 2), &["0 I/O contexts"]);
     let map = uring.upload_map(&[Affine { block: 0, file: 0 }], 2).unwrap();
     let pool = uring.register_pool(&pool(2)).unwrap();
-    let id = uring.get_iocb(1, None).unwrap()[0];
     for rows in [0..0, 3..7, 6..7, 5..u32::MAX] {
         let words = [format!("{}..{}", rows.start, rows.end), "has 6".to_owned()];
-        let result = uring.fill_affine(id, Direction::Read, Flags::NONE, &map, &pool, rows);
+        let result = uring.submit(&AffineOp::new(Direction::Read, &map, &pool, rows));
         says(result, &words.each_ref().map(String::as_str));
     }
 }
@@ -159,12 +158,11 @@ fn maps_and_rows() {
 #[test]
 fn explicit_contexts() {
     let (mut uring, _executor) = ring(1, 2, 1);
-    let id = uring.get_iocb(1, None).unwrap()[0];
     let good = IoCtx { iova: 0x1000, lba: 0, bytes: 512, device: 1 };
     let mut with = |change: fn(&mut IoCtx)| {
         let mut contexts = [good; 3];
         change(&mut contexts[2]);
-        uring.fill_explicit(id, Direction::Read, Flags::NONE, &contexts)
+        uring.submit_explicit(Direction::Read, false, &contexts)
     };
     with(|_| ()).unwrap();
     says(with(|context| context.device = 2), &["context 2", "device 2", "2 devices"]);
@@ -174,6 +172,6 @@ fn explicit_contexts() {
     says(with(|context| context.lba = u64::MAX), &["device 1 has 1048576"]);
     says(with(|context| context.iova = 0x1002), &["0x1002", "multiple of 4"]);
     says(with(|context| context.iova = u64::MAX - 3), &["wrap"]);
-    says(uring.fill_explicit(id, Direction::Read, Flags::NONE, &[]), &["0 I/O contexts"]);
-    says(uring.fill_explicit(id, Direction::Read, Flags::NONE, &[good; 65]), &["65", "1 to 64"]);
+    says(uring.submit_explicit(Direction::Read, false, &[]), &["0 I/O contexts"]);
+    says(uring.submit_explicit(Direction::Read, false, &[good; 65]), &["65", "1 to 64"]);
 }

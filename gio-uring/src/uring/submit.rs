@@ -1,0 +1,170 @@
+//! Submitting operations.
+
+use std::ops::Range;
+
+use nvme_spec::nvm::Direction;
+
+use super::{State, Uring};
+use crate::{
+    abi::{self, IoCtx, Iocb},
+    error::Error,
+    event::{Signal, Wait},
+    explicit,
+    iocb::{Content, Entry, IocbId},
+    map::{self, BlockMap},
+    pool::PoolHandle,
+};
+
+/// An operation on some rows of every file of a map.
+#[derive(Debug, Clone)]
+pub struct AffineOp<'a> {
+    /// From the devices to memory, or back.
+    pub direction: Direction,
+    /// Force Unit Access: writes reach non-volatile media before they complete.
+    pub fua: bool,
+    /// The blocks and their files.
+    pub map: &'a BlockMap,
+    /// Where blocks and files are.
+    pub pool: &'a PoolHandle,
+    /// The rows.
+    pub rows: Range<u32>,
+    /// It starts once this is reached.
+    pub wait: Option<&'a Wait>,
+    /// It signals this when it completed, with or without errors.
+    pub signal: Option<&'a Signal>,
+    /// How many SMs the executor should spend on it, where it has some.
+    pub sms: u32,
+}
+
+impl<'a> AffineOp<'a> {
+    /// Starts at once, without Force Unit Access, on one SM, and signals nothing.
+    #[must_use]
+    pub fn new(
+        direction: Direction,
+        map: &'a BlockMap,
+        pool: &'a PoolHandle,
+        rows: Range<u32>,
+    ) -> Self {
+        Self { direction, fua: false, map, pool, rows, wait: None, signal: None, sms: 1 }
+    }
+}
+
+impl Uring {
+    /// Submits an operation. Costs the same for any map.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when every IOCB is in flight, [`Error::Rows`] outside the pool,
+    /// [`Error::Foreign`], [`Error::State`]; [`Error::Submitted`] when the kernel failed: the
+    /// operation is in flight then, and completes when the ring is stopped.
+    pub fn submit(&mut self, op: &AffineOp<'_>) -> Result<IocbId, Error> {
+        let AffineOp { map, pool, rows, wait, signal, .. } = op;
+        self.own("map", map.is_of(&self.arena))?;
+        self.own("pool", pool.is_of(&self.arena))?;
+        self.own("event", wait.is_none_or(|wait| self.owns(&wait.event)))?;
+        self.own("event", signal.is_none_or(|signal| self.owns(&signal.event)))?;
+        pool.check(map.len(), rows)?;
+        let row_count = rows.end - rows.start;
+        let [ioctx, starts, status] = map.addresses();
+        let mut iocb = Iocb {
+            kind: abi::KIND_AFFINE,
+            count: map.len() as u32,
+            ioctx,
+            starts,
+            status,
+            pool: pool.address(),
+            row_first: rows.start,
+            row_count,
+            ..Iocb::default()
+        };
+        let (id, entry) = self.take()?;
+        entry.content = Content::Affine { map: (*map).clone(), _pool: (*pool).clone() };
+        entry.expected = map.len() as u64 * u64::from(row_count);
+        entry.wait = wait.cloned();
+        entry.signal = signal.cloned();
+        if let Some(Wait { event, value }) = wait {
+            (iocb.wait, iocb.wait_value) = (event.address().0, *value);
+        }
+        if let Some(Signal { event, value }) = signal {
+            (iocb.signal, iocb.signal_value) = (event.address().0, *value);
+        }
+        self.publish(id, op.direction, op.fua, op.sms, iocb)
+    }
+
+    /// Submits an operation on contexts that name memory and LBAs. They are copied, grouped by
+    /// device. It starts at once.
+    ///
+    /// # Errors
+    /// [`Error::Count`], [`Error::IoCtx`] for an unknown device, a range outside its namespace, a
+    /// length that is not whole LBAs, or misaligned memory; otherwise as [`Uring::submit`].
+    pub fn submit_explicit(
+        &mut self,
+        direction: Direction,
+        fua: bool,
+        contexts: &[IoCtx],
+    ) -> Result<IocbId, Error> {
+        let max = self.options.explicit_max;
+        if contexts.is_empty() || contexts.len() > max as usize {
+            return Err(Error::Count { what: "the IOCB", found: contexts.len(), max });
+        }
+        let bytes_max = explicit::check(contexts, &self.queues.devices)?;
+        let (id, _) = self.take()?;
+        let (layout, region, devices) = (&self.layout, &self.region, self.queues.devices.len());
+        let index = id.index();
+        let (at, starts) = (layout.contexts(index), layout.starts(index));
+        let entry = self.table.issued(index)?;
+        map::group(
+            contexts.len(),
+            devices as u32,
+            &mut entry.order,
+            |index| contexts[index].device,
+            |index| contexts[index].lba,
+            |class, first| region.put(starts, class, first),
+        );
+        for (slot, &index) in entry.order.iter().enumerate() {
+            region.put(at, slot, contexts[index as usize]);
+        }
+        region.zero(layout.statuses(index), contexts.len() * size_of::<u32>());
+        entry.content = Content::Explicit;
+        entry.expected = contexts.len() as u64;
+        let iocb = Iocb {
+            kind: abi::KIND_EXPLICIT,
+            count: contexts.len() as u32,
+            ioctx: region.address(at),
+            starts: region.address(starts),
+            status: region.address(layout.statuses(index)),
+            bytes_max,
+            ..Iocb::default()
+        };
+        self.publish(id, direction, fua, 1, iocb)
+    }
+
+    fn take(&mut self) -> Result<(IocbId, &mut Entry), Error> {
+        self.expect(State::Running)?;
+        self.table.take()
+    }
+
+    fn publish(
+        &mut self,
+        id: IocbId,
+        direction: Direction,
+        fua: bool,
+        sms: u32,
+        mut iocb: Iocb,
+    ) -> Result<IocbId, Error> {
+        iocb.opcode = match direction {
+            Direction::Read => abi::OP_READ,
+            Direction::Write => abi::OP_WRITE,
+        };
+        iocb.flags = if fua { abi::FLAG_FUA } else { 0 };
+        iocb.devices = self.devices();
+        iocb.warps_left = self.queues.len();
+        self.region.write(self.layout.iocb(id.index()), iocb);
+        self.submit.publish(id.index());
+        self.issued += 1;
+        self.write_clock();
+        match self.executor.submitted(self.submit.tail(), sms) {
+            Ok(()) => Ok(id),
+            Err(source) => Err(Error::Submitted { iocb: id, source }),
+        }
+    }
+}
