@@ -67,6 +67,11 @@ enum Command {
     /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
     /// nvcc comes from PyPI, and cargo-deny is built from source.
     Ci(RunArgs),
+    /// Run the README's commands in a minimal Debian that has nothing else
+    ///
+    /// Made with mmdebstrap in target/bare and entered with chroot, which takes root. Shows that
+    /// nothing is missing on a new machine.
+    Bare(command::bare::BareArgs),
     /// Check formatting, clippy, rustdoc and the tidy rules
     Lint(RunArgs),
     /// Run the workspace's tests, the loom models and a replay
@@ -122,6 +127,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Ci(args) => command::ci::run(args),
+        Command::Bare(args) => command::bare::run(&args),
         Command::Lint(args) => command::lint::run(args),
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),

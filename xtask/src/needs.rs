@@ -20,6 +20,7 @@ pub enum Need {
     Gxx,
     /// `strip`.
     Binutils,
+    Mmdebstrap,
     /// QEMU for x86-64.
     Qemu,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.
@@ -50,6 +51,9 @@ impl Need {
             Self::Binutils if !is_installed("strip") => {
                 package("strip", "it makes the packed programs small", "binutils")
             }
+            Self::Mmdebstrap if !is_installed("mmdebstrap") => {
+                package("mmdebstrap", "it makes a minimal Debian", "mmdebstrap")
+            }
             Self::Qemu if !is_installed(vm::QEMU) => {
                 package(vm::QEMU, "tests run against its NVMe controllers", "qemu-system-x86")
             }
@@ -63,7 +67,7 @@ impl Need {
     /// Gets what no package installs; does nothing if an earlier run got it.
     fn fetch(self) -> Result<()> {
         match self {
-            Self::Cxx | Self::Gxx | Self::Binutils | Self::Qemu => Ok(()),
+            Self::Cxx | Self::Gxx | Self::Binutils | Self::Mmdebstrap | Self::Qemu => Ok(()),
             Self::Guest => vm::fetch(),
             Self::Nvcc => ptx::fetch(),
             Self::CargoDeny => command::lint::fetch_deny(),

@@ -60,6 +60,10 @@ fn total<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> Tally {
 }
 
 fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
+    let width = done.iter().map(|(step, _)| step.name.len()).max().unwrap_or(0).max(5);
+    let row = |step: &str, result: &str, time: &str, tests: &str| {
+        format!("{step:<width$} {result:<8} {time:>6}  {tests}").trim_end().to_owned()
+    };
     let mut lines = vec![String::new(), row("step", "result", "time", "tests")];
     let mut again = Vec::new();
     for (step, outcome) in done {
@@ -70,7 +74,7 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
         };
         let counted = outcome.tally != Tally::default();
         let tests = if counted { outcome.tally.to_string() } else { String::new() };
-        lines.push(row(step.name, result, &clock(outcome.took), &tests));
+        lines.push(row(&step.name, result, &clock(outcome.took), &tests));
         match &outcome.verdict {
             Verdict::Ok => {}
             Verdict::Failed(why) => again.push(format!("{}: {why}\n    $ {step}", step.name)),
@@ -87,10 +91,6 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
     }
     lines.push("\n".into());
     lines.join("\n")
-}
-
-fn row(step: &str, result: &str, time: &str, tests: &str) -> String {
-    format!("{step:<8} {result:<8} {time:>6}  {tests}").trim_end().to_owned()
 }
 
 /// Minutes and seconds.

@@ -15,7 +15,7 @@ use crate::tally::Tally;
 /// A command line, and what it takes to pass.
 #[derive(Clone, Debug)]
 pub struct Step {
-    pub name: &'static str,
+    pub name: String,
     program: String,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
@@ -57,13 +57,14 @@ pub enum Verdict {
 
 impl Step {
     /// `cargo` with `args`, split at spaces.
-    pub fn cargo(name: &'static str, args: &str) -> Self {
+    pub fn cargo(name: impl Into<String>, args: &str) -> Self {
         Self::new(name, "cargo").args(args.split_whitespace())
     }
 
-    pub fn new(name: &'static str, program: impl Into<String>) -> Self {
+    pub fn new(name: impl Into<String>, program: impl Into<String>) -> Self {
         let (args, env, needs) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, program: program.into(), args, env, tests_at_least: None, skip: None, needs }
+        let (name, program) = (name.into(), program.into());
+        Self { name, program, args, env, tests_at_least: None, skip: None, needs }
     }
 
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -185,7 +186,7 @@ impl fmt::Display for Step {
 }
 
 /// A word as a POSIX shell reads it back.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
