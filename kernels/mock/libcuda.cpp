@@ -39,7 +39,7 @@ typedef unsigned long long DevicePtr;
 static const Result OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201,
                     INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
                     ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
-                    CAPTURE_UNSUPPORTED = 900;
+                    NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900;
 static const unsigned SMS = 132;
 
 struct Injection {
@@ -63,6 +63,8 @@ struct Memory {
   int fd;
   int pins; // by libgdrapi
   unsigned sync; // SYNC_MEMOPS
+  bool vmm;      // of cuMemCreate
+  bool rdma;     // gpuDirectRDMACapable
 };
 struct Stream {
   std::mutex mutex;
@@ -84,6 +86,7 @@ struct Mock {
   std::atomic<Result> lost{OK};
   std::atomic<bool> hang{false};
   std::atomic<bool> hold{false}; // copies stand still
+  std::atomic<unsigned> context_flags{8}; // MAP_HOST, as a driver has it
   std::atomic<int> delay_us{50};
   std::atomic<int> running{0};
   std::atomic<int> resident{0}; // of those, I/O kernels that run until they are stopped
@@ -392,6 +395,7 @@ EXPORT Result cuMemHostGetDevicePointer_v2(DevicePtr *device, void *host, unsign
   return OK;
 }
 #include "memory.inc"
+#include "vmm.inc"
 #include "streams.inc"
 #include "launch.inc"
 #include "copies.inc"

@@ -190,7 +190,7 @@ pub enum StoreError {
     /// registered for.
     #[error(
         "the {path} path does not work: {why}; nothing was opened. Register the pool for another \
-         path, or see `ripieno doctor`"
+         path"
     )]
     Route {
         /// The path.

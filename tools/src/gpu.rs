@@ -33,15 +33,8 @@ const GDRCOPY: &str = "install GDRCopy (libgdrapi and the gdrdrv module); nvme-b
 const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
                        threads; ripieno doctor shows what is missing for the GPU";
 
-/// What happened, without the advice that goes with it as a hint.
-pub(crate) fn plain(error: &CudaError) -> String {
-    let text = error.to_string();
-    let text = text.replace(", or use --executor host", "").replace("; use --executor host", "");
-    text.trim_end_matches("; install the driver").to_owned()
-}
-
 fn refused(error: &CudaError) -> Problem {
-    Problem::new(format!("--executor cuda: {}", plain(error)), INSTEAD)
+    Problem::new(format!("--executor cuda: {error}"), INSTEAD)
 }
 
 /// What the driver reads from the environment. To be called while this process has one thread.

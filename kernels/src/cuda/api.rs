@@ -8,7 +8,7 @@
 //! compiler compares the arguments with cudarc's.
 
 use std::{
-    ffi::{c_char, c_int, c_uint, c_void},
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
     sync::OnceLock,
 };
 
@@ -27,7 +27,7 @@ macro_rules! functions {
         optional { $($extra:ident($($extra_arg:ty),* $(,)?);)* }
         optional_unchecked { $($odd:ident($($odd_arg:ty),* $(,)?);)* }
     ) => {
-        /// Functions of libcuda. The optional ones came with CUDA 12.4 and later.
+        /// Functions of libcuda. The optional ones came with CUDA 12.1 and later.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> ErrorCode,)*
             $(pub(super) $loose: unsafe extern "C" fn($($loose_arg),*) -> ErrorCode,)*
@@ -177,6 +177,8 @@ functions! {
         cuGreenCtxCreate(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint);
         cuGreenCtxDestroy(CUgreenCtx);
         cuGreenCtxStreamCreate(*mut CUstream, CUgreenCtx, c_uint, c_int);
+        cuCtxGetFlags(*mut c_uint);
+        cuCtxSetFlags(c_uint);
         cuFuncLoad(CUfunction);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
         cuMemcpyBatchAsync_v2(
@@ -239,4 +241,38 @@ fn version_alone() -> Option<String> {
 /// `13.0` for 13000.
 pub(super) fn version_text(version: i32) -> String {
     format!("for CUDA {}.{}", version / 1000, version % 1000 / 10)
+}
+
+impl Api {
+    /// A code as a result, with its name from the driver.
+    pub(super) fn check(
+        &self,
+        what: impl Into<String>,
+        call: &'static str,
+        code: ErrorCode,
+    ) -> Result<(), CudaError> {
+        if code == ErrorCode::SUCCESS {
+            return Ok(());
+        }
+        Err(CudaError::Call { what: what.into(), call, code, name: self.name_of(code) })
+    }
+
+    /// `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
+    pub(super) fn name_of(&self, code: ErrorCode) -> String {
+        let text = |get: unsafe extern "C" fn(ErrorCode, *mut *const c_char) -> ErrorCode| {
+            let mut text: *const c_char = std::ptr::null();
+            // SAFETY: writes a pointer: null, or a constant of the driver.
+            let code = unsafe { get(code, &raw mut text) };
+            if code != ErrorCode::SUCCESS || text.is_null() {
+                return None;
+            }
+            // SAFETY: as above.
+            Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        match (text(self.cuGetErrorName), text(self.cuGetErrorString)) {
+            (Some(name), Some(meaning)) => format!("{name}, {meaning}"),
+            (Some(name), None) => name,
+            _ => "an error unknown to this driver".into(),
+        }
+    }
 }

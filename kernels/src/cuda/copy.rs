@@ -47,8 +47,6 @@ const LOOKS: u32 = 64;
 /// How long copies may take that were started before something else failed. A batch is at most
 /// gigabytes, and a link moves some of them in a second.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// CUDA_ERROR_NOT_SUPPORTED.
-const NOT_SUPPORTED: ErrorCode = ErrorCode(801);
 
 /// Copies between this process and a GPU: the [`CopyEngine`] of CUDA.
 ///
@@ -202,7 +200,7 @@ impl CudaCopies {
         for part in copies.chunks(BATCH) {
             // SAFETY: the caller's promise.
             let code = unsafe { self.batch(queue, part) };
-            if code != NOT_SUPPORTED {
+            if code != ErrorCode::NOT_SUPPORTED {
                 self.device.check("copying", "cuMemcpyBatchAsync", code)?;
                 continue;
             }
@@ -223,7 +221,7 @@ impl CudaCopies {
     unsafe fn batch(&self, queue: &mut Queue, copies: &[DeviceCopy]) -> ErrorCode {
         let Queue { to, from, len, call, .. } = queue;
         if *call == Call::Single {
-            return NOT_SUPPORTED;
+            return ErrorCode::NOT_SUPPORTED;
         }
         to.clear();
         from.clear();
@@ -267,7 +265,7 @@ impl CudaCopies {
                 // SAFETY: as above; one number is written.
                 unsafe { copy(to, from, len, count, attributes, first, 1, failed, stream) }
             }
-            _ => NOT_SUPPORTED,
+            _ => ErrorCode::NOT_SUPPORTED,
         }
     }
 

@@ -14,7 +14,6 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUmodule
 
 use super::{
     api::Api,
-    driver,
     error::{CudaError, ErrorCode},
     memory::{Pinned, Range},
     report::DeviceReport,
@@ -138,7 +137,7 @@ impl CudaDevice {
         call: &'static str,
         code: ErrorCode,
     ) -> Result<(), CudaError> {
-        let checked = driver::check(self.api, what, call, code);
+        let checked = self.api.check(what, call, code);
         if let Err(error) = &checked
             && code.is_sticky()
         {
@@ -152,7 +151,7 @@ impl CudaDevice {
     }
 
     pub(super) fn name_of(&self, code: ErrorCode) -> String {
-        driver::name_of(self.api, code)
+        self.api.name_of(code)
     }
 
     /// Makes the context current for this thread until the result is dropped. A stream capture

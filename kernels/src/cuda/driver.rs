@@ -50,12 +50,12 @@ impl CudaDriver {
         // SAFETY: the first call of all; it may be made again.
         match unsafe { (api.cuInit)(0) } {
             ErrorCode::NO_DEVICE => return Err(CudaError::NoDevice),
-            code => check(api, "starting the NVIDIA driver", "cuInit", code)?,
+            code => api.check("starting the NVIDIA driver", "cuInit", code)?,
         }
         let mut version: c_int = 0;
         // SAFETY: writes one number.
         let code = unsafe { (api.cuDriverGetVersion)(&raw mut version) };
-        check(api, "asking the driver's version", "cuDriverGetVersion", code)?;
+        api.check("asking the driver's version", "cuDriverGetVersion", code)?;
         if version < VERSION_MIN {
             let lacks = "what came with CUDA 12.0".into();
             return Err(CudaError::OldDriver { found: api::version_text(version), lacks });
@@ -63,7 +63,7 @@ impl CudaDriver {
         let mut count: c_int = 0;
         // SAFETY: writes one number.
         let code = unsafe { (api.cuDeviceGetCount)(&raw mut count) };
-        check(api, "counting GPUs", "cuDeviceGetCount", code)?;
+        api.check("counting GPUs", "cuDeviceGetCount", code)?;
         match u32::try_from(count) {
             Ok(0) | Err(_) => Err(CudaError::NoDevice),
             Ok(devices) => Ok(Self { api, version, devices }),
@@ -122,12 +122,12 @@ impl CudaDriver {
         let mut device: CUdevice = 0;
         // SAFETY: writes one number.
         let code = unsafe { (api.cuDeviceGet)(&raw mut device, wanted) };
-        check(api, what(), "cuDeviceGet", code)?;
+        api.check(what(), "cuDeviceGet", code)?;
         let report = describe(api, device, ordinal, self.version)?;
         let mut context: CUcontext = std::ptr::null_mut();
         // SAFETY: writes one handle, which Drop releases.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
-        check(api, what(), "cuDevicePrimaryCtxRetain", code)?;
+        api.check(what(), "cuDevicePrimaryCtxRetain", code)?;
         tracing::debug!(%report, "GPU opened");
         let device = Arc::new(CudaDevice::new(api, device, context, report));
         opened.push((ordinal, Arc::downgrade(&device)));
@@ -147,12 +147,12 @@ fn describe(
         let mut value: c_int = 0;
         // SAFETY: writes one number.
         let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
-        check(api, what(), "cuDeviceGetAttribute", code).map(|()| value)
+        api.check(what(), "cuDeviceGetAttribute", code).map(|()| value)
     };
     let mut name = [0 as c_char; 128];
     // SAFETY: writes at most so many characters, a final 0 among them.
     let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
-    check(api, what(), "cuDeviceGetName", code)?;
+    api.check(what(), "cuDeviceGetName", code)?;
     // SAFETY: the last character is 0 in any case.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     Ok(DeviceReport {
@@ -178,36 +178,4 @@ fn describe(
         flush_remote_writes: get(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)
             .is_ok_and(|value| value != 0),
     })
-}
-
-/// A code as a result, with its name from the driver.
-pub(super) fn check(
-    api: &Api,
-    what: impl Into<String>,
-    call: &'static str,
-    code: ErrorCode,
-) -> Result<(), CudaError> {
-    if code == ErrorCode::SUCCESS {
-        return Ok(());
-    }
-    Err(CudaError::Call { what: what.into(), call, code, name: name_of(api, code) })
-}
-
-/// `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
-pub(super) fn name_of(api: &Api, code: ErrorCode) -> String {
-    let text = |get: unsafe extern "C" fn(ErrorCode, *mut *const c_char) -> ErrorCode| {
-        let mut text: *const c_char = std::ptr::null();
-        // SAFETY: writes a pointer: null, or a constant of the driver.
-        let code = unsafe { get(code, &raw mut text) };
-        if code != ErrorCode::SUCCESS || text.is_null() {
-            return None;
-        }
-        // SAFETY: as above.
-        Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
-    };
-    match (text(api.cuGetErrorName), text(api.cuGetErrorString)) {
-        (Some(name), Some(meaning)) => format!("{name}, {meaning}"),
-        (Some(name), None) => name,
-        _ => "an error unknown to this driver".into(),
-    }
 }

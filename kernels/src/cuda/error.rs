@@ -4,7 +4,8 @@ use std::fmt;
 
 use gio_uring::ExecutorError;
 
-use super::executor::NAME;
+/// What the executor calls itself, in reports and errors.
+pub(super) const NAME: &str = "cuda";
 
 /// A `CUresult` as a number: a newer driver may know errors that this code does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,6 +21,8 @@ impl ErrorCode {
     pub const NO_DEVICE: Self = Self(100);
     /// `CUDA_ERROR_NOT_READY`: no error, what was asked about is still running.
     pub const NOT_READY: Self = Self(600);
+    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    pub const NOT_SUPPORTED: Self = Self(801);
 
     /// Whether "the process is in an inconsistent state and any further CUDA work will return the
     /// same error", in the words of cuda.h, or the device is lost.
@@ -49,7 +52,11 @@ impl ErrorCode {
             221 => "; install the driver's PTX compiler (libnvidia-ptxjitcompiler)",
             222 => "; update the driver: it is older than the CUDA that made the kernel's PTX",
             712 => "; the same pages are registered already, perhaps by the engine",
-            800 => "; it takes root, or a container that may lock memory",
+            800 => {
+                "; to register another device's registers, load the NVIDIA module with \
+                 NVreg_RegistryDwords=PeerMappingOverride=1, or give the process CAP_SYS_ADMIN; \
+                 to lock memory, raise ulimit -l"
+            }
             801 => "; this GPU, driver or virtual machine cannot do it",
             803 | 804 => "; reboot, or load the kernel module of the installed driver",
             code if Self(code).is_sticky() => {
@@ -65,14 +72,12 @@ impl ErrorCode {
 #[non_exhaustive]
 pub enum CudaError {
     /// There is no driver.
-    #[error(
-        "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use --executor host"
-    )]
+    #[error("no NVIDIA driver: libcuda.so.1 was not found; install the driver")]
     NoLibrary,
     /// The driver is older than what is used of it.
     #[error(
         "the NVIDIA driver is too old: it is {found} and lacks {lacks}; update it (R580 or later \
-         is best), or use --executor host"
+         is best)"
     )]
     OldDriver {
         /// Its version.
@@ -83,7 +88,7 @@ pub enum CudaError {
     /// There is a driver and no GPU.
     #[error(
         "the NVIDIA driver sees no GPU (nvidia-smi lists them; CUDA_VISIBLE_DEVICES may hide \
-         them); use --executor host"
+         them)"
     )]
     NoDevice,
     /// There is no such GPU.

@@ -12,16 +12,13 @@ use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use super::{
     device::CudaDevice,
-    error::CudaError,
+    error::{CudaError, NAME},
     memory::{PinnedMemory, Registration},
     module::{CudaFunction, Kernel, Shape},
-    report::CudaReport,
+    report::{DeviceReport, PartitionReport},
     state::State,
     stream::CudaStream,
 };
-
-/// What reports call it.
-pub(super) const NAME: &str = "cuda";
 
 /// Launches that may wait on the stream. The driver holds about a thousand, and the next one then
 /// waits in the caller's thread, perhaps for an event that this thread was to set.
@@ -47,6 +44,27 @@ pub struct CudaOptions {
     pub mode: LaunchMode,
     /// SMs of its own, in a green context; `None` shares all of them.
     pub sms: Option<u32>,
+}
+
+/// Where and how an executor runs the I/O kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaReport {
+    /// The GPU.
+    pub device: DeviceReport,
+    /// The part of it.
+    pub partition: PartitionReport,
+    /// When kernels are launched.
+    pub mode: LaunchMode,
+}
+
+impl fmt::Display for CudaReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = match self.mode {
+            LaunchMode::PerBatch => "a launch per batch",
+            LaunchMode::Resident => "resident kernel",
+        };
+        write!(f, "{}; {mode}; {}", self.device, self.partition)
+    }
 }
 
 /// What the kernel uses: let go together, or leaked together.

@@ -22,7 +22,11 @@ use cudarc::driver::sys::CUpointer_attribute;
 use libloading::Library;
 use nvme_driver::{DevicePtr, ExternalMemory};
 
-use super::{device::CudaDevice, error::CudaError, memory::GPU_PAGE};
+use super::{
+    device::CudaDevice,
+    error::{CudaError, ErrorCode},
+    memory::GPU_PAGE,
+};
 
 /// The library's name: version 2 of its interface.
 const LIBRARY: &str = "libgdrapi.so.2";
@@ -278,7 +282,7 @@ impl Gdr {
             address,
             len,
             cause,
-            hint: why_no_pin(device, address),
+            hint: why_no_pin(device, address, len),
         })?;
         let mapped = self.connection.map(pin, whole).and_then(|at| {
             let found = self.connection.find(pin, whole, (address, len));
@@ -351,15 +355,33 @@ impl Connection {
     }
 }
 
+/// CU_CTX_SYNC_MEMOPS.
+const CTX_SYNC_MEMOPS: u32 = 0x80;
+
 /// From now on CUDA's synchronous copies of this memory are done when they return, also for those
-/// who look at it through the BAR.
+/// who read it through the BAR. Memory of cuMemCreate does not have the attribute for that: there
+/// the whole context gets the flag, for all memory.
 fn sync_memops(device: &CudaDevice, address: u64) -> Result<(), CudaError> {
     let _entered = device.enter()?;
     let (on, attribute) = (1u32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
     let set = device.api.cuPointerSetAttribute;
     // SAFETY: reads one number.
     let code = unsafe { set((&raw const on).cast(), attribute, address) };
-    device.check("preparing GPU memory for a mapping", "cuPointerSetAttribute", code)
+    let what = "preparing GPU memory for a mapping";
+    let (ErrorCode::NOT_SUPPORTED, Some(get), Some(set)) =
+        (code, device.api.cuCtxGetFlags, device.api.cuCtxSetFlags)
+    else {
+        return device.check(what, "cuPointerSetAttribute", code);
+    };
+    let mut flags = 0u32;
+    // SAFETY: writes one number.
+    device.check(what, "cuCtxGetFlags", unsafe { get(&raw mut flags) })?;
+    if flags & CTX_SYNC_MEMOPS != 0 {
+        return Ok(());
+    }
+    tracing::debug!("memory of cuMemCreate: CU_CTX_SYNC_MEMOPS for the GPU's primary context");
+    // SAFETY: takes a number: the flags that the context has, and one more.
+    device.check(what, "cuCtxSetFlags", unsafe { set(flags | CTX_SYNC_MEMOPS) })
 }
 
 /// What to do about a driver that was not opened.
@@ -386,7 +408,17 @@ fn why_no_driver() -> String {
 }
 
 /// What to do about memory that was not pinned.
-fn why_no_pin(device: &CudaDevice, address: u64) -> String {
+fn why_no_pin(device: &CudaDevice, address: u64, len: usize) -> String {
+    let size = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+    if let Ok(size) = pointer_attribute(device, address, size)
+        && size < len as u64
+    {
+        return format!(
+            "its first allocation is {size} bytes, and a pin cannot go beyond one: the pool was put \
+             together with cuMemMap (PyTorch's expandable segments are); make it one allocation, \
+             or use the staged path"
+        );
+    }
     let capable = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE;
     match pointer_attribute(device, address, capable) {
         Ok(0) => "CUDA says that this memory cannot be reached by other devices: the GPU cannot, \

@@ -238,8 +238,8 @@ impl CudaDevice {
     /// Maps a controller's doorbells into the GPU.
     ///
     /// # Errors
-    /// [`CudaError::Call`]; 800 and 801 mean that the system does not let a GPU reach another PCIe
-    /// function.
+    /// [`CudaError::Call`]; 800 means that the NVIDIA module lets only an administrator map another
+    /// PCIe function's registers (its option PeerMappingOverride), 801 that the system cannot.
     pub fn register_doorbells(
         self: &Arc<Self>,
         bus: &Arc<dyn Bus>,

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::executor::LaunchMode;
-
 /// Whether what a NIC or an NVMe device wrote into GPU memory is in order for kernels
 /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,26 +134,5 @@ impl fmt::Display for PartitionReport {
                 }
             }
         }
-    }
-}
-
-/// Where and how an executor runs the I/O kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CudaReport {
-    /// The GPU.
-    pub device: DeviceReport,
-    /// The part of it.
-    pub partition: PartitionReport,
-    /// When kernels are launched.
-    pub mode: LaunchMode,
-}
-
-impl fmt::Display for CudaReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mode = match self.mode {
-            LaunchMode::PerBatch => "a launch per batch",
-            LaunchMode::Resident => "resident kernel",
-        };
-        write!(f, "{}; {mode}; {}", self.device, self.partition)
     }
 }

@@ -17,8 +17,7 @@ use nvme_driver::{CopyDirection, CopyEngine as _, CopyError, CopyFence, DeviceCo
 use super::{
     copy::CudaCopies,
     device::CudaDevice,
-    error::CudaError,
-    executor::NAME,
+    error::{CudaError, NAME},
     memory::{DeviceMemory, PinnedMemory},
 };
 

@@ -7,12 +7,15 @@ use std::{
 };
 
 use cuda_mock::{self as mock, Level, each, folder_without_gdrcopy, isolated};
-use gio_kernels::cuda::{DeviceMemory, Gdr, GdrError, LaunchMode, MappingKind};
+use gio_kernels::cuda::{CudaDevice, DeviceMemory, Gdr, GdrError, LaunchMode, MappingKind};
 use gio_uring::IoExecutor;
 use nvme_driver::{DevicePtr, DmaSlice, DmaSpace, ExternalMemory, Nanos, platform::buffer::Buffer};
 use nvme_emu::EmuDomain;
 
-use crate::rig::{self, bare, set_stop};
+use crate::{
+    rig::{self, bare, set_stop},
+    vmm::{CHUNK, VmmPool},
+};
 
 const PAGE: usize = 64 << 10;
 
@@ -171,6 +174,53 @@ fn memory_that_other_devices_cannot_reach() {
         let text = refused.expect_err("refused").to_string();
         assert!(text.contains("gpuDirectRDMACapable"), "{text}");
     });
+}
+
+/// A pool as PyTorch's expandable segments make it: of several allocations. One of them is mapped
+/// for drives, although SYNC_MEMOPS cannot be set for it; two at once are refused, and the message
+/// says why. On a GPU or over the mock.
+fn pool_of_allocations(device: &Arc<CudaDevice>, gdr: &Gdr) {
+    let pool = Arc::new(VmmPool::new(2));
+    let part = |allocations: usize| {
+        let (at, len) = (DevicePtr(pool.address()), allocations * CHUNK);
+        // SAFETY: the owner keeps the pool.
+        unsafe { ExternalMemory::new(None, Some(at), len, pool.clone()) }
+    };
+    let mapping = gdr.map(device, part(1)).expect("one allocation");
+    // SAFETY: inside the mapping.
+    let word = unsafe { mapping.host().add(CHUNK - 8).cast::<u64>() };
+    // SAFETY: as above.
+    unsafe { word.write_volatile(7) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { word.read_volatile() }, 7);
+    let text = gdr.map(device, part(2)).expect_err("two allocations").to_string();
+    assert!(text.contains("first allocation is 2097152 bytes"), "{text}");
+    assert!(text.contains("expandable segments"), "{text}");
+}
+
+#[test]
+fn a_pool_of_allocations() {
+    isolated("gdr::a_pool_of_allocations", Level::Full, &[], || {
+        let device = rig::gpu();
+        let gdr = Gdr::open().expect("GDRCopy");
+        pool_of_allocations(&device, &gdr);
+        // For the first mapping, and not again.
+        assert_eq!(mock::count("cuCtxSetFlags"), 1);
+        drop((gdr, device));
+        mock::assert_clean();
+    });
+}
+
+/// Without GDRCopy it only says why.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+#[allow(clippy::print_stdout, reason = "what the machine has")]
+fn a_pool_of_allocations_on_a_gpu() {
+    let device = rig::only_gpu();
+    match Gdr::open() {
+        Ok(gdr) => pool_of_allocations(&device, &gdr),
+        Err(error) => println!("{error}"),
+    }
 }
 
 /// Memory that is still mapped is never freed.

@@ -17,3 +17,4 @@ mod moves;
 mod pool;
 mod rig;
 mod trouble;
+mod vmm;

@@ -128,7 +128,9 @@ fn doorbells_are_registered_as_what_they_are() {
         mock::inject("cuMemHostRegister", 0, 800);
         let error = device.register_doorbells(&refused, DoorbellKind::Io).expect_err("refused");
         let text = error.to_string();
-        assert!(text.contains("doorbells of emu") && text.contains("800"), "{text}");
+        for word in ["doorbells of emu", "800", "PeerMappingOverride=1", "CAP_SYS_ADMIN"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
         drop(device);
         mock::assert_clean();
     });

@@ -7,18 +7,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nvme_driver::platform::p2p;
 use nvme_driver::platform::vfio::{PeerBar, VfioSpace};
-use nvme_driver::{Controller, ControllerOptions, DescriptorPreference, DmaSlice, IovaRange};
+use nvme_driver::{
+    Controller, ControllerOptions, DescriptorPreference, DevicePtr, DmaSlice, DmaSpace, IovaRange,
+};
 use nvme_spec::ids::Lba;
 use nvme_spec::nvm::NvmOpcode;
 
 use crate::drive::{
-    FIRST, SECOND, attach, bus, bytes_of, fill, options, pattern, range, same, space,
+    FIRST, SECOND, alone, attach, bus, bytes_of, fill, options, pattern, range, same, space,
 };
 use crate::hardware::{BAR_BYTES, DRIVE_A, DRIVE_B, FILE_A, FILE_B, FILE_BAR, PEER};
 use crate::host::{self, Host};
 use crate::queue::{Queue, queue_bytes, queue_memory};
 use crate::runner::{Suite, tests};
-use crate::stray::Stray;
+use crate::stray::{NOWHERE, Stray};
 
 pub const SUITE: Suite = Suite {
     name: "peer",
@@ -27,6 +29,7 @@ pub const SUITE: Suite = Suite {
         what_cannot_be_reached_is_not_taken_for_reached,
         data_goes_in_and_out,
         a_part_of_the_bar,
+        gpu_memory_is_aligned_like_on_the_gpu,
         queues_and_descriptors_live_there,
         thousands_of_commands_from_there,
         blocks_scattered_all_over,
@@ -126,6 +129,20 @@ fn a_part_of_the_bar() -> Result<()> {
     let too_far = PeerBar::open(&space, PEER.parse()?, BAR, Some(0..2 * BAR_BYTES));
     ensure!(too_far.is_err(), "twice the BAR");
     ensure!(PeerBar::open(&space, PEER.parse()?, 5, None).is_err(), "a BAR that it does not have");
+    Ok(())
+}
+
+/// The IOMMU can use large pages only where I/O virtual addresses are aligned like physical ones: of
+/// memory of a GPU, like the GPU's own addresses, whatever the address in this process is.
+fn gpu_memory_is_aligned_like_on_the_gpu() -> Result<()> {
+    const LARGE: u64 = 2 << 20;
+    let (space, _drive) = alone(DRIVE_A, options())?;
+    for phase in [0, 64 << 10] {
+        let device = DevicePtr((7 << 40) + phase);
+        let memory = space.import(Stray::new(4 << 20, NOWHERE)?.on_gpu(device, LARGE / 2))?;
+        let iova = memory.segments()[0].iova;
+        ensure!(iova.0 % LARGE == phase, "{iova} for {device:?}");
+    }
     Ok(())
 }
 

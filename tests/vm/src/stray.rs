@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use nvme_driver::{DevicePtr, DmaMemory, DmaSlice, Iova, IovaRange};
+use nvme_driver::{DevicePtr, DmaMemory, DmaSlice, ExternalMemory, Iova, IovaRange};
 
 /// An address that nothing is ever mapped at in these tests: spaces are filled from below.
 pub const NOWHERE: Iova = Iova(0x70_0000_0000);
@@ -53,6 +53,16 @@ impl Stray {
         // SAFETY: the size is not zero.
         let host = NonNull::new(unsafe { alloc_zeroed(layout) }).context("no memory")?;
         Ok(Arc::new(Self { host, len, range: [IovaRange { iova, len: len as u64 }] }))
+    }
+
+    /// What begins `odd` bytes after a multiple of 2 MiB, as memory of a GPU at `device`.
+    pub fn on_gpu(self: &Arc<Self>, device: DevicePtr, odd: u64) -> ExternalMemory {
+        let host = self.host.as_ptr().addr() as u64;
+        let offset = (odd.wrapping_sub(host) % (2 << 20)) as usize;
+        // SAFETY: below 2 MiB, and the memory is longer.
+        let host = unsafe { self.host.add(offset) };
+        // SAFETY: the memory is never freed, and nobody refers to it.
+        unsafe { ExternalMemory::new(Some(host), Some(device), self.len - offset, self.clone()) }
     }
 
     /// All of it.

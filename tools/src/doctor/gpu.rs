@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gio_kernels::cuda::{CudaDevice, CudaDriver, WritesOrdering};
 
 use crate::cli::GpuChoice;
-use crate::gpu::{Gpu, plain};
+use crate::gpu::Gpu;
 
 use super::{Finding, Verdict};
 
@@ -18,9 +18,8 @@ pub(super) fn examine(choice: GpuChoice) -> (Vec<Finding>, Option<Arc<Gpu>>) {
     let loaded = match CudaDriver::load() {
         Ok(loaded) => loaded,
         Err(error) => {
-            let driver = driver.says(Verdict::Fails, plain(&error)).mend(
-                "install the NVIDIA driver; everything else works without a GPU, with --executor \
-                 host, which is the default",
+            let driver = driver.says(Verdict::Fails, error.to_string()).mend(
+                "everything else works without a GPU, with --executor host, which is the default",
             );
             return (skipped(driver, NO_DRIVER), None);
         }
@@ -33,7 +32,7 @@ pub(super) fn examine(choice: GpuChoice) -> (Vec<Finding>, Option<Arc<Gpu>>) {
     let device = match loaded.device(choice.ordinal) {
         Ok(device) => device,
         Err(error) => {
-            let finding = finding.says(Verdict::Fails, plain(&error)).mend("choose with --gpu");
+            let finding = finding.says(Verdict::Fails, error.to_string()).mend("choose with --gpu");
             let mut findings = vec![driver];
             findings.extend(skipped(finding, NO_GPU));
             return (findings, None);
@@ -45,7 +44,7 @@ pub(super) fn examine(choice: GpuChoice) -> (Vec<Finding>, Option<Arc<Gpu>>) {
     let gpu = match Gpu::on(device.clone(), choice) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
-            findings.extend(skipped(kernel.says(Verdict::Fails, plain(&error)), NO_GPU));
+            findings.extend(skipped(kernel.says(Verdict::Fails, error.to_string()), NO_GPU));
             return (findings, None);
         }
     };

@@ -24,7 +24,7 @@ use super::{
     sys,
     sysfs::Sysfs,
 };
-use crate::dma::{DmaError, Iova};
+use crate::dma::{DevicePtr, DmaError, Iova};
 
 /// From this many free DMA entries on, each halving of them is a warning.
 const FEW_ENTRIES: u32 = 256;
@@ -217,12 +217,19 @@ impl Container {
         self.lock().iova.page()
     }
 
-    /// Maps memory for the devices of the container, as one range of I/O virtual addresses.
+    /// Maps memory for the devices of the container, as one range of I/O virtual addresses. Of
+    /// memory of a GPU, the GPU's own address says how its pages lie; the address in this process
+    /// is any.
     ///
     /// # Safety
     /// Until [`Container::unmap`] succeeded: the memory stays mapped in this process, and no Rust
     /// reference to it exists.
-    pub(super) unsafe fn map(&self, host: NonNull<u8>, len: usize) -> Result<Iova, DmaError> {
+    pub(super) unsafe fn map(
+        &self,
+        host: NonNull<u8>,
+        device: Option<DevicePtr>,
+        len: usize,
+    ) -> Result<Iova, DmaError> {
         let mut state = self.lock();
         let address = host.as_ptr().addr() as u64;
         let (page, bytes) = (state.iova.page(), len as u64);
@@ -241,7 +248,8 @@ impl Container {
         }
         self.check_entries(&state, len)?;
         let none = || DmaError::NoIova { space: self.name.clone(), len };
-        let iova = state.iova.allocate(bytes, address).ok_or_else(none)?;
+        let like = device.map_or(address, |device| device.0);
+        let iova = state.iova.allocate(bytes, like).ok_or_else(none)?;
         // SAFETY: the caller's promise.
         if let Err(source) = unsafe { sys::map(&self.fd, host, iova, bytes) } {
             state.iova.release(iova);

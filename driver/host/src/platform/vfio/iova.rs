@@ -52,16 +52,16 @@ impl IovaAllocator {
         self.page
     }
 
-    /// A range of `len` bytes, a multiple of the page size, for memory at `host`. Its address is
-    /// like `host` modulo a large page, where `len` is at least one and there is room: the IOMMU
-    /// can use large pages only then.
-    pub(super) fn allocate(&mut self, len: u64, host: u64) -> Option<Iova> {
+    /// A range of `len` bytes, a multiple of the page size, for memory whose physical pages lie as
+    /// those at `like` do. Its address is like that modulo a large page, where `len` is at least
+    /// one and there is room: the IOMMU can use large pages only then.
+    pub(super) fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         if len == 0 || !len.is_multiple_of(self.page) {
             return None;
         }
         let large = LARGE_PAGES.into_iter().filter(|large| *large <= len && *large > self.page);
         let found = large
-            .map(|align| (align, host % align / self.page * self.page))
+            .map(|align| (align, like % align / self.page * self.page))
             .chain([(self.page, 0)])
             .find_map(|(align, phase)| self.find(len, align, phase))?;
         self.taken.insert(found, len);

@@ -81,7 +81,7 @@ impl VfioSpace {
         let container = self.container.clone();
         // SAFETY: `owner` keeps the memory (this file's allocation, or ExternalMemory's promise),
         // and VfioMemory drops it only after `unmap`. References: ExternalMemory's promise, too.
-        let iova = unsafe { container.map(host, len)? };
+        let iova = unsafe { container.map(host, device, len)? };
         let range = [IovaRange { iova, len: len as u64 }];
         let owner = ManuallyDrop::new(owner);
         Ok(Arc::new(VfioMemory { host, device, len, range, owner, container }))
