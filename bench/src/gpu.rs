@@ -7,6 +7,7 @@ mod abi;
 mod caller;
 mod device;
 mod drive;
+mod experiment;
 mod matmul;
 mod rate;
 mod retrieve;
@@ -25,6 +26,8 @@ use crate::report::Report;
 pub enum Part {
     /// Commands a second against a controller that completes at once
     Rate,
+    /// What a small operation costs on the same controller, with 1 to 64 warps
+    Operation,
     /// Retrieve into the GPU's memory against a plain copy
     Retrieve,
     /// The caller's CPU time a layer
@@ -33,9 +36,18 @@ pub enum Part {
     Matmul,
 }
 
+/// Beside the benchmarks.
+#[derive(clap::Subcommand, Debug)]
+enum GpuCommand {
+    /// A question about this machine's driver and GPU; each case runs in a process of its own
+    Experiment(experiment::ExperimentArgs),
+}
+
 /// What `gpu` takes.
 #[derive(clap::Args, Debug)]
 pub struct GpuArgs {
+    #[command(subcommand)]
+    command: Option<GpuCommand>,
     /// Which GPU
     #[arg(long, default_value_t = 0)]
     gpu: u32,
@@ -45,6 +57,9 @@ pub struct GpuArgs {
     /// Measure only this part; may be given more than once
     #[arg(long, value_enum)]
     only: Vec<Part>,
+    /// Leave out what needs a resident kernel
+    #[arg(long)]
+    per_batch: bool,
     /// Sizes that say nothing, to see that everything runs
     #[arg(long)]
     tiny: bool,
@@ -64,6 +79,9 @@ pub struct GpuArgs {
 /// # Errors
 /// Without a GPU, or when a part failed; what the others found is printed all the same.
 pub fn run(args: &GpuArgs) -> Result<()> {
+    if let Some(GpuCommand::Experiment(experiment)) = &args.command {
+        return experiment::run(args.gpu, experiment);
+    }
     let gpu = Arc::new(Gpu::open(args.gpu)?);
     let mut report = Report::new("gpu");
     report.gpu = Some(gpu.device.report().to_string());
@@ -71,8 +89,9 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     if report.mock && args.keep.is_some() {
         bail!("this is a stand-in for a GPU: its figures are not kept; leave --keep away");
     }
-    let parts: [(Part, &str, Measure); 4] = [
+    let parts: [(Part, &str, Measure); 5] = [
         (Part::Rate, "commands a second", tables::rate),
+        (Part::Operation, "a small operation", tables::operation),
         (Part::Retrieve, "retrieve against a plain copy", tables::retrieve),
         (Part::Caller, "CPU time of the caller", tables::caller),
         (Part::Matmul, "a matrix product beside the I/O", tables::matmul),

@@ -132,6 +132,12 @@ impl Report {
         }
     }
 
+    /// Says on stderr what was found so far: a later measurement may not end.
+    #[allow(clippy::print_stderr, reason = "for who waits, and for the log")]
+    pub fn progress(&self, text: &str) {
+        eprintln!("{}: {text}", self.benchmark);
+    }
+
     /// Prints to stdout.
     ///
     /// # Errors

@@ -61,6 +61,16 @@ fn commands_are_built_and_reaped() {
 }
 
 #[test]
+fn small_operations_are_timed_with_and_without_a_resident_kernel() {
+    for flags in [&["--only", "operation"][..], &["--only", "operation", "--per-batch"]] {
+        let (code, json, text) = bench(Level::Full, flags);
+        assert_eq!(code, 0, "{text}");
+        assert_eq!(ratios(&json), ["operation of 32 commands a warp, 4 warps against 1"]);
+        assert!(text.contains("round 1: 4 warps"), "printed as it goes: {text}");
+    }
+}
+
+#[test]
 fn bytes_are_retrieved_and_copied() {
     let (code, json, text) = bench(Level::Full, &["--only", "retrieve"]);
     assert_eq!(code, 0, "{text}");
@@ -89,6 +99,32 @@ fn a_product_is_right_and_is_timed_beside_retrieves() {
     }
     let counts = json["counts"].to_string();
     assert!(counts.contains("retrieve beside the product"), "{counts}");
+}
+
+/// What [`experiment`] prints: an answer a case.
+fn experiment(question: &str) -> (i32, Vec<String>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_ripieno-bench"))
+        .args(["gpu", "experiment", question, "--kernel", "1", "--timeout", "5"])
+        .env("LD_LIBRARY_PATH", cuda_mock::folder(Level::Full))
+        .output()
+        .expect("it starts");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code().unwrap_or(-1), out.lines().map(str::to_owned).collect())
+}
+
+/// Every answer says that it is a mock's.
+#[test]
+fn experiments_answer_case_by_case() {
+    for (question, cases) in [("partition", 3), ("calls", 8), ("connections", 3)] {
+        let (code, answers) = experiment(question);
+        assert_eq!((code, answers.len()), (0, cases), "{question}: {answers:?}");
+        assert!(answers.iter().all(|line| line.contains("MOCK")), "{answers:?}");
+        let waited: Vec<&String> = answers.iter().filter(|line| line.contains("WAITED")).collect();
+        // The mock's other calls wait for nothing.
+        let expected: &[&str] = if question == "calls" { &["cuCtxSynchronize"] } else { &[] };
+        assert_eq!(waited.len(), expected.len(), "{waited:?}");
+        assert!(waited.iter().zip(expected).all(|(line, name)| line.starts_with(name)));
+    }
 }
 
 /// A part that cannot run is said, fails the whole, and does not take the others with it.

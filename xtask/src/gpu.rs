@@ -15,6 +15,8 @@ use crate::step::SaidNo;
 
 /// Uploads of more are refused here and there.
 const BYTES_MAX: u64 = 60 << 20;
+/// What the machine with the GPU has at least: Ubuntu 22.04, Debian 12, RHEL 9.
+const GLIBC: u32 = 34;
 const RUN: &str = include_str!("gpu/run.sh");
 /// Kernels, which the programs contain already: to look at, or to compile by hand.
 const PTX: &[&str] =
@@ -51,6 +53,13 @@ pub fn pack(folder: &Path, trace: Option<&Path>) -> Result<u64> {
         let built = build(program)?;
         copy(&built, &folder.join(program.name))?;
         strip(&folder.join(program.name))?;
+        let needs = glibc(&fs::read(&built)?);
+        ensure!(
+            needs <= GLIBC,
+            "{} needs glibc 2.{needs}, and machines with GPUs have 2.{GLIBC}: pack it on a system \
+             that is no newer than Debian 12",
+            program.name
+        );
     }
     let root = folder::workspace();
     for path in PTX {
@@ -113,6 +122,17 @@ fn strip(file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The minor version of glibc 2 that a program needs: the highest that it names.
+fn glibc(program: &[u8]) -> u32 {
+    let name = b"GLIBC_2.";
+    let found = program.windows(name.len()).enumerate().filter(|(_, bytes)| bytes == name);
+    let minor = |at: usize| {
+        let digits = program[at + name.len()..].iter().take_while(|byte| byte.is_ascii_digit());
+        digits.take(4).fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
+    };
+    found.map(|(at, _)| minor(at)).max().unwrap_or(0)
+}
+
 /// What it was packed from.
 fn described(root: &Path) -> String {
     let said = |program: &str, args: &[&str]| -> String {
@@ -159,5 +179,35 @@ mod tests {
         }
         let read = Command::new("bash").args(["-n", "-c", RUN]).status().expect("bash");
         assert!(read.success());
+    }
+
+    /// In the order of docs/results/gpu.md; and no step can take another one's time.
+    #[test]
+    fn the_limits_of_all_steps_fit_and_cheap_answers_come_first() {
+        let plan = Command::new("bash").args(["-c", RUN, "run.sh", "--plan"]).output();
+        let plan = String::from_utf8(plan.expect("bash").stdout).expect("text");
+        let steps = plan.lines().map(|line| line.split_once(' ').expect("limit and name"));
+        let (limits, names): (Vec<&str>, Vec<&str>) = steps.unzip();
+        let sum: u32 = limits.iter().map(|limit| limit.parse::<u32>().expect("seconds")).sum();
+        assert!(sum <= 600, "{sum} s\n{plan}");
+        let order = [
+            "doctor",
+            "experiment-partition",
+            "test-gpu-a_launch_per_batch_moves_the_right_bytes",
+            "experiment-calls",
+            "experiment-layers",
+            "bench-rate",
+            "bench-operation",
+            "test-gdr-a_pool_of_allocations_on_a_gpu",
+            "other-tests",
+        ];
+        let places = order.map(|name| names.iter().position(|found| *found == name));
+        assert!(places.is_sorted() && places[0].is_some(), "{places:?}\n{plan}");
+    }
+
+    #[test]
+    fn the_newest_glibc_that_a_program_names_is_found() {
+        assert_eq!(glibc(b"\0GLIBC_2.17\0GLIBC_2.34\0GLIBC_2.9\0GLIBC_2."), 34);
+        assert_eq!(glibc(b"static"), 0);
     }
 }

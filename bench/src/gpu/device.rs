@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use cudarc::driver::sys;
 use gio_kernels::{
     cuda::{
         CudaDevice, CudaDriver, CudaError, CudaExecutor, CudaFunction, CudaModule, CudaOptions,
@@ -72,6 +73,28 @@ impl Gpu {
     /// Whether it is the stand-in: its figures mean nothing.
     pub fn is_mock(&self) -> bool {
         self.device.report().name == MOCK
+    }
+
+    /// Waits for everything in the primary context, as `torch.cuda.synchronize` does. Without end,
+    /// if a kernel is without end.
+    pub fn synchronize(&self) -> Result<()> {
+        let mut context = std::ptr::null_mut();
+        let mut device = 0;
+        let ordinal = i32::try_from(self.device.report().ordinal)?;
+        // SAFETY: a device and its context are written; the context is retained by `self.device`
+        // longer than it is current here, and popped again.
+        let results = unsafe {
+            [
+                sys::cuDeviceGet(&raw mut device, ordinal),
+                sys::cuDevicePrimaryCtxRetain(&raw mut context, device),
+                sys::cuCtxPushCurrent_v2(context),
+                sys::cuCtxSynchronize(),
+                sys::cuCtxPopCurrent_v2(&raw mut context),
+                sys::cuDevicePrimaryCtxRelease_v2(device),
+            ]
+        };
+        let failed = results.into_iter().find(|result| *result != sys::CUresult::CUDA_SUCCESS);
+        failed.map_or(Ok(()), |result| bail!("waiting for the context: {result:?}"))
     }
 
     /// The streams' way of naming a stream.

@@ -17,8 +17,10 @@ use super::{
 };
 use crate::sample::Samples;
 
-/// Objects, and so commands, of one warp in one row.
+/// Objects, and so commands, of one warp in one row of a long operation.
 const SHARE: u32 = 2048;
+/// The same of a small operation: one batch, one doorbell.
+const SMALL_SHARE: u32 = 32;
 const OBJECT: u32 = 1 << LBA_SHIFT;
 const GROUP: u32 = 32;
 const ROWS_MAX: u32 = 4096;
@@ -33,6 +35,8 @@ pub struct Case {
     pub sms: u32,
     /// Queue pairs, and so warps, on each of them.
     pub warps: u32,
+    /// A launch for each operation, and no resident kernel.
+    pub per_batch: bool,
 }
 
 /// What was found.
@@ -40,6 +44,8 @@ pub struct Case {
 pub struct Found {
     /// Millions of commands a second.
     pub rate: Samples,
+    /// Microseconds of a small operation, from issue to completion.
+    pub operation_us: Samples,
     /// Commands a submission doorbell.
     pub per_doorbell: Samples,
     /// Part of the controller's looks that found nothing.
@@ -66,11 +72,41 @@ impl Length {
     }
 }
 
-/// Measures one case once, and adds it to `found`.
+/// Measures one case once with long operations, and adds it to `found`.
 pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) -> Result<()> {
+    let rate = driven(gpu, case, SHARE, found, |run, ring| run.sample(ring, length))?;
+    found.rate.push(rate);
+    Ok(())
+}
+
+/// As [`measure`], with `repeats` operations of one batch a warp, one after the other: what an
+/// operation itself costs, and how that grows with the number of warps.
+pub fn measure_small(gpu: &Arc<Gpu>, case: Case, repeats: u32, found: &mut Found) -> Result<()> {
+    let spent = driven(gpu, case, SMALL_SHARE, found, |run, ring| {
+        run.once(ring, 1)?;
+        let mut spent = Duration::ZERO;
+        for _ in 0..repeats {
+            spent += run.once(ring, 1)?;
+        }
+        Ok((spent, u64::from(repeats + 1) * u64::from(run.count)))
+    })?;
+    found.operation_us.push(spent.as_secs_f64() * 1e6 / f64::from(repeats));
+    Ok(())
+}
+
+/// Lets `work` issue operations to a ring of this case. It returns what it measured and how many
+/// commands it issued, each of which must have been completed exactly once.
+fn driven<T>(
+    gpu: &Arc<Gpu>,
+    case: Case,
+    share: u32,
+    found: &mut Found,
+    work: impl FnOnce(&Run, &mut Uring) -> Result<(T, u64)>,
+) -> Result<T> {
     // One block is on one SM, whatever a partition's granularity: that is how a single SM is asked
     // for. A launch per batch may say how many blocks there are.
-    let mode = if case.sms == 1 { LaunchMode::PerBatch } else { LaunchMode::Resident };
+    let per_batch = case.sms == 1 || case.per_batch;
+    let mode = if per_batch { LaunchMode::PerBatch } else { LaunchMode::Resident };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let options = CudaOptions { mode, sms: Some(case.sms) };
     let executor = gpu.executor(options, clock.clone())?;
@@ -86,12 +122,12 @@ pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) ->
         ..UringOptions::default()
     };
     let mut ring = Uring::init_queue(4, Box::new(executor), clock, &drive.grants(), options)?;
-    let run = Run::new(&mut ring, case)?;
+    let run = Run::new(&mut ring, case, share)?;
     drive.start(Duration::from_secs(60))?;
-    let timed = run.sample(&mut ring, length);
+    let timed = work(&run, &mut ring);
     let proof = ring.stop(ring.now() + PATIENCE)?;
     let seen = drive.stop(&proof)?;
-    let (rate, expected) = timed?;
+    let (measured, expected) = timed?;
     let total = ring.counters().total;
     ensure!(
         seen.completed == total.commands && total.commands == expected && total.errors == 0,
@@ -100,11 +136,10 @@ pub fn measure(gpu: &Arc<Gpu>, case: Case, length: Length, found: &mut Found) ->
         seen.completed,
         total.errors
     );
-    found.rate.push(rate);
     found.per_doorbell.push(total.commands as f64 / total.sq_doorbells as f64);
     found.controller_idle.push(seen.idle);
     found.controller_sms = seen.sms;
-    Ok(())
+    Ok(measured)
 }
 
 /// An operation of any number of rows, in which nothing is merged.
@@ -116,8 +151,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(ring: &mut Uring, case: Case) -> Result<Self> {
-        let count = SHARE * case.sms * case.warps;
+    fn new(ring: &mut Uring, case: Case, share: u32) -> Result<Self> {
+        let count = share * case.sms * case.warps;
         let entries: Vec<Affine> = (0..count).map(|i| Affine { block: i, file: i }).collect();
         let map = ring.upload_map(&entries, 1)?;
         let pool = ring.register_pool(&PoolDesc {

@@ -112,6 +112,7 @@ impl Stack {
                 queues_per_device: plan.queues_per_device,
                 queue_depth: DEPTH,
                 staging_buffers: plan.buffers,
+                iocbs: plan.shape.layers.next_power_of_two().max(256),
                 ..StoreOptions::default()
             },
         })

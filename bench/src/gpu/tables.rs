@@ -24,19 +24,24 @@ const BEST_PUBLISHED: f64 = 61.5;
 /// Both ways to run the I/O kernel.
 const MODES: [(LaunchMode, &str); 2] =
     [(LaunchMode::PerBatch, "launch per batch"), (LaunchMode::Resident, "resident")];
+
+/// Those that were asked for.
+fn modes(args: &GpuArgs) -> &'static [(LaunchMode, &'static str)] {
+    if args.per_batch { &MODES[..1] } else { &MODES }
+}
 /// Warps of each SM.
 const WARPS: [u32; 5] = [1, 2, 4, 8, 12];
 
 /// SMs and warps of each SM that the rate is measured at.
-fn rate_cases(tiny: bool) -> Vec<Case> {
+fn rate_cases(args: &GpuArgs) -> Vec<Case> {
     let (sms, warps): (&[u32], &[u32]) =
-        if tiny { (&[1, 2], &WARPS[..2]) } else { (&[1, 2, 4, 6, 8], &WARPS) };
+        if args.tiny { (&[1, 2], &WARPS[..2]) } else { (&[1, 2, 4, 6, 8], &WARPS) };
     let mut cases = Vec::new();
     for &sms in sms {
         for &warps in warps {
             // A single SM is a single block, which has four warps at the most.
             if sms > 1 || warps <= 4 {
-                cases.push(Case { sms, warps });
+                cases.push(Case { sms, warps, per_batch: args.per_batch });
             }
         }
     }
@@ -46,7 +51,7 @@ fn rate_cases(tiny: bool) -> Vec<Case> {
 /// Commands a second.
 pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let mut cases: Vec<(Case, Found)> =
-        rate_cases(args.tiny).into_iter().map(|case| (case, Found::default())).collect();
+        rate_cases(args).into_iter().map(|case| (case, Found::default())).collect();
     // The first round warms up: the driver compiles, the GPU's clocks rise.
     for round in 0..=args.rounds {
         for (case, found) in &mut cases {
@@ -54,12 +59,44 @@ pub fn rate(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
             let found = if round == 0 { &mut warm } else { found };
             rate::measure(gpu, *case, Length::new(args.tiny || round == 0), found)
                 .with_context(|| format!("{} SMs, {} warps each", case.sms, case.warps))?;
+            let (Case { sms, warps, .. }, rate) = (*case, found.rate.median());
+            report.progress(&format!("round {round}: {sms} SMs x {warps} warps: {rate:.2} M/s"));
         }
     }
     rate_table(&cases, report);
     let path = args.plots.join("gpu-rate.svg");
     plot_rates(&path, &cases)?;
     report.plots.push(path.display().to_string());
+    Ok(())
+}
+
+/// What a small operation costs, for more and more warps.
+pub fn operation(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    let shapes: &[(u32, u32)] = if args.tiny {
+        &[(1, 1), (2, 2)]
+    } else {
+        &[(1, 1), (1, 4), (4, 4), (8, 4), (4, 12), (8, 8)]
+    };
+    let repeats = if args.tiny { 3 } else { 500 };
+    let case = |&(sms, warps): &(u32, u32)| Case { sms, warps, per_batch: args.per_batch };
+    let mut cases: Vec<(Case, Found)> =
+        shapes.iter().map(|shape| (case(shape), Found::default())).collect();
+    for round in 0..=args.rounds {
+        for (case, found) in &mut cases {
+            let mut warm = Found::default();
+            let found = if round == 0 { &mut warm } else { found };
+            rate::measure_small(gpu, *case, repeats, found)
+                .with_context(|| format!("{} SMs, {} warps each", case.sms, case.warps))?;
+            let (warps, us) = (case.sms * case.warps, found.operation_us.median());
+            report.progress(&format!("round {round}: {warps} warps: {us:.1} us an operation"));
+        }
+    }
+    let (one, first) = (cases[0].1.operation_us.median(), cases[0].0.sms * cases[0].0.warps);
+    for (case, found) in &cases[1..] {
+        let warps = case.sms * case.warps;
+        let name = format!("operation of 32 commands a warp, {warps} warps against {first}");
+        report.ratios.push(Ratio::new(name, "us", found.operation_us.median(), one));
+    }
     Ok(())
 }
 
@@ -120,7 +157,7 @@ fn plot_rates(path: &Path, cases: &[(Case, Found)]) -> Result<()> {
 pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
     let size = retrieve::Size::new(args.tiny);
     for route in [Route::Staged, Route::Direct] {
-        for (mode, name) in MODES {
+        for &(mode, name) in modes(args) {
             let found = retrieve::measure(gpu, route, mode, size, args.rounds)
                 .with_context(|| format!("{} route, {name}", route.name()))?;
             let (ours, copy) = (found.retrieve.median(), found.copy.median());
@@ -130,6 +167,7 @@ pub fn retrieve(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<(
                 size.devices,
                 route.name()
             );
+            report.progress(&format!("{name}: {ours:.2} GiB/s, copy {copy:.2}"));
             report.ratios.push(Ratio::new(name, "GiB/s", ours, copy).spread(&found.ratio));
         }
     }
@@ -147,7 +185,7 @@ pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
     let size = caller::Size::new(args.tiny);
     for route in [Route::Host, Route::Staged] {
         let mut lines = Vec::new();
-        for (mode, name) in MODES {
+        for &(mode, name) in modes(args) {
             let found = caller::measure(gpu, route, mode, size, args.rounds)
                 .with_context(|| format!("{} route, {name}", route.name()))?;
             let (many, few) = (found.many.median(), found.few.median());
@@ -157,6 +195,7 @@ pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
                 size.few,
                 route.name()
             );
+            report.progress(&format!("{what}: {many:.0} and {few:.0} ns"));
             let ratio = Ratio::new(what, "ns", many, few).spread(&found.ratio);
             report.ratios.push(ratio.aim(Aim::AtMost(1.2)));
             lines.push((many, few));
@@ -175,6 +214,10 @@ pub fn caller(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
 
 /// What I/O costs a matrix product.
 pub fn matmul(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()> {
+    if args.per_batch {
+        report.notes.push("matmul: left out, it needs a resident kernel".into());
+        return Ok(());
+    }
     let product = Matmul::new(gpu, args.tiny)?;
     let size = retrieve::Size::new(args.tiny);
     let sizes: &[u32] = if args.tiny { &[2] } else { &[2, 4, 8] };
@@ -204,6 +247,8 @@ pub fn matmul(args: &GpuArgs, gpu: &Arc<Gpu>, report: &mut Report) -> Result<()>
         for (sharing, sms, found) in &mut cases {
             matmul::measure(&product, (*sharing, *sms), size, found)
                 .with_context(|| format!("{sharing:?}, {sms} SMs"))?;
+            let (busy, alone) = (found.busy.median(), found.alone.median());
+            report.progress(&format!("{sharing:?}, {sms} SMs: {busy:.2} ms, alone {alone:.2} ms"));
         }
     }
     product.check()?;
