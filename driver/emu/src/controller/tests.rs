@@ -9,6 +9,7 @@ mod commands;
 mod copies;
 mod events;
 mod faults;
+mod garbage;
 #[path = "../../tests/gpu/mod.rs"]
 mod gpu;
 mod lifecycle;
