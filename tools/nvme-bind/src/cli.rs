@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use serde_json::json;
 
 use crate::command::{self, Host, Reply, bind, release};
@@ -92,71 +92,14 @@ enum Command {
     /// Hand drives to vfio-pci
     ///
     /// All drives that are named are bound, or none: if a step fails, those before it are undone.
-    Bind(BindArgs),
+    Bind(bind::Request),
     /// Give drives back to the driver they had, also those that others bound
-    Unbind(UnbindArgs),
+    Unbind(release::Request),
     /// Give back everything the journal knows of, finished or half-done
-    Restore(RestoreArgs),
+    Restore(release::Restore),
     /// Print the manual page (nvme-bind man > nvme-bind.1)
     #[command(hide = true)]
     Man,
-}
-
-#[derive(Debug, Args)]
-struct BindArgs {
-    /// Addresses (0000:65:00.0, 65:00.0) or disks (nvme0n1, /dev/disk/by-id/...)
-    #[arg(required = true, value_name = "DEVICE")]
-    devices: Vec<String>,
-    /// Let this user, by name or number, open the VFIO group
-    #[arg(long, short)]
-    user: Option<String>,
-    /// Let the members of this group, by name or number, open the VFIO group
-    #[arg(long, short)]
-    group: Option<String>,
-    /// Bind the other functions of the IOMMU group, too, after the same checks
-    #[arg(long)]
-    whole_group: bool,
-    /// Bind the drives again at each boot (a systemd unit, a udev rule, the order of modules)
-    #[arg(long)]
-    persist: bool,
-    /// Take a drive that is a member of a RAID, volume group or pool which is not active
-    #[arg(long)]
-    ignore_members: bool,
-    /// Refuse if the drive has another serial number; what --persist uses at boot
-    #[arg(long, value_name = "SERIAL")]
-    expect_serial: Option<String>,
-    /// Make all checks, then print what would be written instead of writing it
-    #[arg(long, short = 'n')]
-    dry_run: bool,
-}
-
-#[derive(Debug, Args)]
-struct UnbindArgs {
-    /// Addresses (0000:65:00.0, 65:00.0) or disks
-    #[arg(required = true, value_name = "DEVICE")]
-    devices: Vec<String>,
-    /// Give it to this driver instead of the former one; `none` leaves it without
-    #[arg(long)]
-    driver: Option<String>,
-    /// Also remove what binds it at boot
-    #[arg(long)]
-    persist: bool,
-    /// Print what would be written instead of writing it
-    #[arg(long, short = 'n')]
-    dry_run: bool,
-}
-
-#[derive(Debug, Args)]
-struct RestoreArgs {
-    /// Only these drives [default: all that the journal knows of]
-    #[arg(value_name = "DEVICE")]
-    devices: Vec<String>,
-    /// Also remove what binds them at boot
-    #[arg(long)]
-    persist: bool,
-    /// Print what would be written instead of writing it
-    #[arg(long, short = 'n')]
-    dry_run: bool,
 }
 
 /// Runs the program with the arguments of this process.
@@ -240,8 +183,8 @@ fn dispatch(raw: Raw, paint: Paint, notes: &RefCell<Vec<String>>) -> Result<Repl
         Command::List { serials } => Ok(command::list::run(&host, serials, paint)),
         Command::Status => Ok(command::status::run(&host, paint)),
         Command::Doctor { strict } => Ok(doctor::run(&host, strict, paint)),
-        Command::Bind(args) => bind::run(&host, &args.into()),
-        Command::Unbind(args) => release::unbind(&host, &args.into()),
+        Command::Bind(args) => bind::run(&host, &args),
+        Command::Unbind(args) => release::unbind(&host, &args),
         Command::Restore(args) => release::restore(&host, &args.into()),
         Command::Man => manual(),
     };
@@ -293,28 +236,6 @@ fn absolute(text: &str) -> std::result::Result<String, String> {
         return Err("the folder must be given as an absolute path".into());
     }
     Ok(text.trim_end_matches('/').to_owned())
-}
-
-impl From<BindArgs> for bind::Request {
-    fn from(args: BindArgs) -> Self {
-        let BindArgs { devices, user, group, whole_group, persist, .. } = args;
-        let BindArgs { ignore_members, expect_serial, dry_run, .. } = args;
-        Self { devices, user, group, whole_group, persist, ignore_members, expect_serial, dry_run }
-    }
-}
-
-impl From<UnbindArgs> for release::Request {
-    fn from(args: UnbindArgs) -> Self {
-        let UnbindArgs { devices, driver, persist, dry_run } = args;
-        Self { devices, driver, persist, dry_run }
-    }
-}
-
-impl From<RestoreArgs> for release::Request {
-    fn from(args: RestoreArgs) -> Self {
-        let RestoreArgs { devices, persist, dry_run } = args;
-        Self { devices, driver: None, persist, dry_run }
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ pub(crate) mod release;
 pub(crate) mod status;
 
 use std::cell::RefCell;
+use std::fs::File;
 
 use serde_json::Value;
 
@@ -62,12 +63,17 @@ impl Host<'_> {
         Ok(Reply::new(lines.join("\n"), json))
     }
 
-    fn require_root_user(&self) -> Result<()> {
+    /// Keeps other runs away until the file is dropped. Taken before anything is read: what another
+    /// run is about to change must not be acted on. A dry run changes nothing and needs no lock.
+    fn lock(&self, dry_run: bool) -> Result<Option<File>> {
+        if dry_run {
+            return Ok(None);
+        }
         if self.root.is_real() && !rustix::process::geteuid().is_root() {
             let hint = "run it with sudo; --dry-run needs no rights";
             return Err(Problem::new(Kind::Failed, "only root can change drivers", hint));
         }
-        Ok(())
+        self.journal.lock(self.root).map(Some)
     }
 
     /// Says which files of the journal are of no use.

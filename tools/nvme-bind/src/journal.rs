@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -205,8 +206,34 @@ impl Journal {
         if is_lost && !record.persist.is_empty() { LIB.into() } else { first }
     }
 
+    /// Refuses folders that others can write to: the records say what root writes and removes.
+    fn check_owners(&self, root: &Root) -> Result<()> {
+        let own = [0, rustix::process::geteuid().as_raw()];
+        let groups = [0, rustix::process::getegid().as_raw()];
+        for folder in &self.folders {
+            // With the folders above: who can write there can put another one in its place.
+            for path in Path::new(folder).ancestors() {
+                let Some((uid, gid, mode)) = root.owner(path) else { continue };
+                let shared = mode & 0o002 != 0 || mode & 0o020 != 0 && !groups.contains(&gid);
+                // The sticky bit keeps others from replacing what is not theirs.
+                let sticky = mode & 0o1000 != 0 && path != Path::new(folder);
+                if !own.contains(&uid) || shared && !sticky {
+                    let path = path.display();
+                    let message = format!(
+                        "the journal's folder {folder} is not safe: {path} belongs to user {uid} \
+                         with mode {mode:04o}, so that others than root can write the journal"
+                    );
+                    let hint = "choose a folder that only root can write to, or chown and chmod it";
+                    return Err(Problem::new(Kind::Failed, message, hint));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Keeps other runs of this program away until the file is dropped.
     pub(crate) fn lock(&self, root: &Root) -> Result<File> {
+        self.check_owners(root)?;
         let path = format!("{RUN}/lock");
         let failed = |error: &std::io::Error| Problem::io(format!("locking {path}"), error);
         fs::create_dir_all(root.at(RUN)).map_err(|error| failed(&error))?;

@@ -9,6 +9,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
+
 use crate::owner::Owner;
 use crate::pci::{self, Bdf};
 use crate::root::Root;
@@ -97,8 +99,14 @@ impl Machine for Live {
         let folder = file.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
         let fresh = fresh(&file);
+        // Of a crash. The new one is made here and now (O_EXCL), never through a link.
+        match fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(mode);
+        options.write(true).create_new(true).mode(mode);
+        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut out = options.open(&fresh)?;
         out.set_permissions(Permissions::from_mode(mode))?;
         out.write_all(contents.as_bytes())?;
@@ -230,6 +238,20 @@ mod tests {
             live.remove(path).unwrap();
         }
         assert!(root.names("/etc/a").is_empty());
+    }
+
+    #[test]
+    fn a_planted_link_is_not_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::new(folder.path()).unwrap();
+        let live = Live::new(root.clone());
+        fs::write(root.at("/victim"), "precious").unwrap();
+        for planted in ["/.unit.new", "/unit"] {
+            symlink("victim", root.at(planted)).unwrap();
+        }
+        live.put("/unit", "fresh", 0o644).unwrap();
+        assert_eq!(root.text("/victim").as_deref(), Some("precious"));
+        assert_eq!((root.link("/unit"), root.text("/unit").as_deref()), (None, Some("fresh")));
     }
 
     #[test]

@@ -103,12 +103,25 @@ fn unit(bdf: Bdf, boot: &Boot<'_>) -> String {
     )
 }
 
-/// For systemd, which expands `%` and `$` and takes quotes and backslashes as C does.
+/// For systemd, which expands `%` and `$` and takes quotes, backslashes and `\xHH` as C does. A line
+/// end in the serial number of a drive must not begin another line of the unit.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
     }
-    let text = text.replace('\\', "\\\\").replace('"', "\\\"");
-    format!("\"{}\"", text.replace('%', "%%").replace('$', "$$"))
+    let mut quoted = String::new();
+    for c in text.chars() {
+        match c {
+            '\\' | '"' => quoted.extend(['\\', c]),
+            '%' | '$' => quoted.extend([c, c]),
+            c if c.is_control() => {
+                for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                    quoted += &format!("\\x{byte:02x}");
+                }
+            }
+            c => quoted.push(c),
+        }
+    }
+    format!("\"{quoted}\"")
 }

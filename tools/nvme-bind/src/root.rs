@@ -125,11 +125,18 @@ impl Root {
     /// Owner, group and permissions of a node.
     pub(crate) fn owner(&self, path: impl AsRef<Path>) -> Option<(u32, u32, u32)> {
         let found = fs::metadata(self.at(path)).ok()?;
-        Some((found.uid(), found.gid(), found.mode() & 0o777))
+        Some((found.uid(), found.gid(), found.mode() & 0o7777))
     }
 
     /// Tries to become the only user of a disk, as mounting it would.
     pub(crate) fn claim(&self, path: &str) -> Claim {
+        // In a copy of a machine, disks are files that nobody mounts.
+        if !self.is_real() {
+            return match File::open(self.at(path)) {
+                Ok(file) => Claim::Held(file),
+                Err(error) => Claim::Unknown(format!("{path}: {error}")),
+            };
+        }
         if self.block_device(path).is_none() {
             return Claim::Unknown(format!("{path} is not a block device"));
         }

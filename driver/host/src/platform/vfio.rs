@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   VfioSpace     one address space of the IOMMU: a DmaSpace              space, container, iova
-//!   VfioBus       one NVMe function: registers, doorbells, interrupts     bus, bar, device
+//!   VfioBus       one NVMe function: registers, doorbells, interrupts     bus, bar, mapping, device
 //!   PeerBar       memory of another function as a DMA target              peer
 //!   PciAddress    0000:65:00.0                                            address
 //!   VfioError     what is in the way, and what to do about it             error, sysfs
@@ -35,14 +35,16 @@
 //! - A mapping holds its container, a BAR mapping its function, a function its group, a group the
 //!   container; so each goes before what it needs.
 //! - A bus that is dropped first stops the function's DMA, then its interrupts, then closes it.
-//! - What the kernel answers is checked. No answer leads to a panic.
+//! - What the kernel answers is checked. No answer leads to a panic. A BAR that is revoked reads as
+//!   all ones, and its bus as gone; it ends no process (SIGBUS is handled for these mappings).
+//! - Memory is asked for on the node of the function that uses it; where the functions of a space
+//!   have several, memory that is for none in particular is where the kernel puts it.
 //! - A function has one bus in this process, and its group one process.
 //!
 //! # Not implemented
 //!
-//! MSI and INTx (poll where there is no MSI-X), groups without an IOMMU (`noiommu`), a handler for
-//! SIGBUS: an access to a BAR after the slot lost power may end the process on platforms that
-//! report it that way. Mapping of doorbells for a GPU is the GPU platform's.
+//! MSI and INTx (poll where there is no MSI-X), groups without an IOMMU (`noiommu`). Mapping of
+//! doorbells for a GPU is the GPU platform's.
 
 mod address;
 mod bar;
@@ -52,6 +54,7 @@ mod container;
 mod device;
 mod error;
 mod iova;
+mod mapping;
 mod peer;
 mod space;
 mod sys;

@@ -14,27 +14,41 @@ use crate::problem::{Kind, Problem, Result};
 use crate::usage::{Kind as UseKind, Scene, Usage, Use};
 
 /// What was asked.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Request {
+    /// Addresses (0000:65:00.0, 65:00.0) or disks (nvme0n1, /dev/disk/by-id/...)
+    #[arg(required = true, value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,
+    /// Let this user, by name or number, open the VFIO group
+    #[arg(long, short)]
     pub(crate) user: Option<String>,
+    /// Let the members of this group, by name or number, open the VFIO group
+    #[arg(long, short)]
     pub(crate) group: Option<String>,
+    /// Bind the other functions of the IOMMU group, too, after the same checks
+    #[arg(long)]
     pub(crate) whole_group: bool,
+    /// Bind the drives again at each boot (a systemd unit, a udev rule, the order of modules)
+    #[arg(long)]
     pub(crate) persist: bool,
+    /// Take a drive that is a member of a RAID, volume group or pool which is not active
+    #[arg(long)]
     pub(crate) ignore_members: bool,
+    /// Take a drive even if a check of its uses could not be made (the checks that find a use still
+    /// refuse it)
+    #[arg(long)]
+    pub(crate) allow_unchecked: bool,
+    /// Refuse if the drive has another serial number; what --persist uses at boot
+    #[arg(long, value_name = "SERIAL")]
     pub(crate) expect_serial: Option<String>,
+    /// Make all checks, then print what would be written instead of writing it
+    #[arg(long, short = 'n')]
     pub(crate) dry_run: bool,
 }
 
 pub(crate) fn run(host: &Host<'_>, request: &Request) -> Result<Reply> {
     let owner = Owner::named(host.root, request.user.as_deref(), request.group.as_deref())?;
-    let lock = match request.dry_run {
-        true => None,
-        false => {
-            host.require_root_user()?;
-            Some(host.journal.lock(host.root)?)
-        }
-    };
+    let lock = host.lock(request.dry_run)?;
     let drives = chosen(host, request)?;
     let others = companions(host, &drives, request.whole_group)?;
     let functions: Vec<Function> =
@@ -140,11 +154,12 @@ fn not_viable(bdf: Bdf, group: u32, blocking: &[Function]) -> Problem {
     )
 }
 
-/// Makes sure that nobody uses any of `functions`.
+/// Makes sure that nothing uses any of `functions`. What cannot be checked counts as in use, unless
+/// the request allows it.
 fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<Vec<Usage>> {
     let scene = Scene::read(host.root);
     let mut usages = Vec::new();
-    let mut refused: Vec<Use> = Vec::new();
+    let (mut refused, mut unchecked): (Vec<Use>, Vec<String>) = Default::default();
     for function in functions.iter().filter(|function| !function.is_vfio()) {
         let usage = scene.usage(host.root, function, true);
         for found in &usage.uses {
@@ -154,11 +169,18 @@ fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<
                 _ => refused.push(found.clone()),
             }
         }
-        usage.blind.iter().for_each(|why| host.note(format!("not checked: {why}")));
+        unchecked.extend(usage.blind.iter().map(|why| format!("not checked: {why}")));
         usages.push(usage);
     }
-    if refused.is_empty() {
+    if refused.is_empty() && (unchecked.is_empty() || request.allow_unchecked || request.dry_run) {
+        unchecked.into_iter().for_each(|why| host.note(why));
         return Ok(usages);
+    }
+    if refused.is_empty() {
+        unchecked.dedup();
+        let message = format!("it may be in use; {}", unchecked.join("; "));
+        let hint = "make that readable; or, if you know that nothing uses it: --allow-unchecked";
+        return Err(Problem::new(Kind::InUse, message, hint));
     }
     let list: Vec<String> = refused.iter().map(Use::sentence).collect();
     let hint = if refused.iter().any(Use::is_active) {

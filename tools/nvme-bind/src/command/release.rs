@@ -11,18 +11,46 @@ use crate::plan::Former;
 use crate::problem::{Kind, Problem, Result};
 use crate::usage::{Scene, Use};
 
-/// What was asked.
-#[derive(Debug, Clone, Default)]
+/// What `unbind` was asked.
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Request {
+    /// Addresses (0000:65:00.0, 65:00.0) or disks
+    #[arg(required = true, value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,
-    /// Instead of the former one; `none` leaves the drive without.
+    /// Give it to this driver instead of the former one; `none` leaves it without
+    #[arg(long)]
     pub(crate) driver: Option<String>,
+    /// Also remove what binds it at boot
+    #[arg(long)]
     pub(crate) persist: bool,
+    /// Print what would be written instead of writing it
+    #[arg(long, short = 'n')]
     pub(crate) dry_run: bool,
+}
+
+/// What `restore` was asked.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Restore {
+    /// Only these drives [default: all that the journal knows of]
+    #[arg(value_name = "DEVICE")]
+    devices: Vec<String>,
+    /// Also remove what binds them at boot
+    #[arg(long)]
+    persist: bool,
+    /// Print what would be written instead of writing it
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+}
+
+impl From<Restore> for Request {
+    fn from(Restore { devices, persist, dry_run }: Restore) -> Self {
+        Self { devices, driver: None, persist, dry_run }
+    }
 }
 
 /// Gives the named drives back, recorded or not.
 pub(crate) fn unbind(host: &Host<'_>, request: &Request) -> Result<Reply> {
+    let _lock = host.lock(request.dry_run)?;
     let mut records = Vec::new();
     for name in &request.devices {
         let (function, note) = drive::named(host.root, name)?;
@@ -47,6 +75,7 @@ pub(crate) fn unbind(host: &Host<'_>, request: &Request) -> Result<Reply> {
 
 /// Gives back what the journal knows: the named drives, or all.
 pub(crate) fn restore(host: &Host<'_>, request: &Request) -> Result<Reply> {
+    let _lock = host.lock(request.dry_run)?;
     let (all, wrong) = host.journal.read(host.root);
     host.warn_about(&wrong);
     if request.devices.is_empty() {
@@ -87,8 +116,6 @@ fn run(host: &Host<'_>, request: &Request, mut records: Vec<Record>) -> Result<R
     if records.is_empty() {
         return Ok(Reply::new("nothing to give back", json!({ "released": [] })));
     }
-    host.require_root_user()?;
-    let _lock = host.journal.lock(host.root)?;
     let (mut released, mut failed) = (Vec::new(), Vec::new());
     for record in &records {
         match one(host, &host.site(), record, request.persist) {

@@ -98,3 +98,17 @@ fn files_of_two_drives_stay_until_the_second_is_gone() {
     forget(&[SHARED, NETWORK]);
     assert_eq!(fixture.snapshot(), before);
 }
+
+/// A drive says what its serial number is, and root executes the unit.
+#[test]
+fn a_serial_number_cannot_add_lines_to_the_unit() {
+    let fixture = Fixture::server();
+    let serial = "SN\n[Service]\nExecStart=/bin/evil\t\u{85}";
+    let real = fixture.root.resolve(format!("/sys/bus/pci/devices/{FREE}")).unwrap();
+    fixture.file(&format!("{}/nvme/nvme0/serial", real.display()), &format!("{serial}end\n"));
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &wanted()).unwrap();
+    let unit = fixture.root.text(UNIT).unwrap();
+    assert_eq!(unit.lines().filter(|line| line.starts_with("ExecStart=")).count(), 1, "{unit}");
+    assert!(unit.contains(r#""SN\x0a[Service]\x0aExecStart=/bin/evil\x09\xc2\x85end""#), "{unit}");
+}

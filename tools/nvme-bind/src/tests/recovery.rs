@@ -4,6 +4,7 @@ use super::bind::request;
 use super::fixture::{FREE, Fixture, SHARED};
 use super::kernel::{Fault, Kernel};
 use crate::command::{bind, release, status};
+use crate::journal::Journal;
 use crate::problem::Kind;
 use crate::report::Paint;
 
@@ -175,4 +176,65 @@ fn a_record_that_cannot_be_read_is_named() {
     status::run(&host, Paint(false));
     let notes = host.notes.borrow().join("\n");
     assert!(notes.contains("0000:01:00.0.drive.json cannot be read"), "{notes}");
+}
+
+/// Another run ends while this one waits for the lock: what this one acts on is what that one left.
+#[test]
+fn the_journal_is_read_under_the_lock() {
+    let fixture = Fixture::server();
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &request(&[FREE])).unwrap();
+    let lock = Journal::new(None).lock(&fixture.root).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let kernel = Kernel::new(&fixture, Fault::None);
+            let unbind = release::Request { devices: vec![FREE.into()], ..Default::default() };
+            let reply = release::restore(&kernel.host(), &release::Request::default());
+            let again = release::unbind(&kernel.host(), &unbind);
+            (reply.map(|reply| reply.text), again.map(|reply| reply.text))
+        });
+        // Long enough to read, were it not for the lock; if not, nothing is shown, and nothing fails.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let record = format!("/run/nvme-bind/{FREE}.drive.json");
+        std::fs::remove_file(fixture.root.at(record)).unwrap();
+        let real = fixture.root.resolve(format!("/sys/bus/pci/devices/{FREE}")).unwrap();
+        let driver = fixture.root.at(real).join("driver");
+        std::fs::remove_file(&driver).unwrap();
+        std::os::unix::fs::symlink("/sys/bus/pci/drivers/nvme", driver).unwrap();
+        drop(lock);
+        let (restored, unbound) = waiting.join().unwrap();
+        assert_eq!(restored.unwrap(), "nothing to give back");
+        assert_eq!(unbound.unwrap(), "nothing to give back");
+    });
+}
+
+#[test]
+fn a_journal_that_others_can_write_is_not_believed() {
+    use std::os::unix::fs::PermissionsExt;
+    let open = |fixture: &Fixture, path: &str, mode| {
+        let open = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(fixture.root.at(path), open).unwrap();
+    };
+    for (path, mode, safe) in [
+        ("/srv/state", 0o777, false),
+        ("/srv", 0o777, false),
+        ("/srv", 0o1777, true),
+        ("/srv/state", 0o1777, false),
+        ("/srv/state", 0o755, true),
+    ] {
+        let fixture = Fixture::server();
+        fixture.folder("/srv/state");
+        open(&fixture, path, mode);
+        let kernel = Kernel::new(&fixture, Fault::None);
+        let mut host = kernel.host();
+        host.journal = Journal::new(Some("/srv/state"));
+        let before = fixture.snapshot();
+        match release::restore(&host, &release::Request::default()) {
+            Ok(_) => assert!(safe, "{path} {mode:o}"),
+            Err(problem) => {
+                assert!(!safe && problem.message.contains(path), "{path} {mode:o}: {problem}");
+                assert_eq!((kernel.operations(), fixture.snapshot()), (0, before));
+            }
+        }
+    }
 }

@@ -181,3 +181,35 @@ fn inactive_members_are_refused_unless_told_otherwise() {
     let notes = host.notes.borrow().join("\n");
     assert!(notes.contains("XFS") && notes.contains("untouched"), "{notes}");
 }
+
+#[test]
+fn what_cannot_be_checked_is_refused_unless_allowed() {
+    let breaks: &[fn(&Fixture)] = &[
+        // The disk cannot be opened, neither to claim it nor to read what is on it.
+        |f| std::fs::remove_file(f.root.at("/dev/nvme0n1")).unwrap(),
+        |f| {
+            std::fs::remove_file(f.root.at("/dev/nvme0n1")).unwrap();
+            f.folder("/dev/nvme0n1");
+        },
+    ];
+    for set_up in breaks {
+        let fixture = Fixture::server();
+        set_up(&fixture);
+        let before = fixture.snapshot();
+        let kernel = Kernel::new(&fixture, Fault::None);
+        let problem = bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
+        assert_eq!(problem.kind, Kind::InUse, "{problem}");
+        assert!(problem.message.contains("not checked"), "{problem}");
+        assert!(problem.hint.contains("--allow-unchecked"), "{problem}");
+        assert_eq!((kernel.operations(), fixture.snapshot()), (0, before));
+        let host = kernel.host();
+        bind::run(&host, &bind::Request { allow_unchecked: true, ..request(&[FREE]) }).unwrap();
+        assert!(host.notes.borrow().iter().any(|note| note.contains("not checked")));
+    }
+    // It does not allow what is known to be in use.
+    let fixture = Fixture::server();
+    mount(&fixture, "/dev/nvme0n1 /mnt xfs rw 0 0");
+    let kernel = Kernel::new(&fixture, Fault::None);
+    let stubborn = bind::Request { allow_unchecked: true, ..request(&[FREE]) };
+    assert_eq!(bind::run(&kernel.host(), &stubborn).unwrap_err().kind, Kind::InUse);
+}

@@ -1,34 +1,24 @@
 //! A part of a BAR as memory of this process.
 #![allow(unsafe_code, reason = "registers are mapped and accessed here")]
 
-use std::{
-    io,
-    ptr::{NonNull, null_mut},
-    sync::Arc,
-};
-
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::{io, ptr::NonNull, sync::Arc};
 
 use super::{
     capability::Area,
     device::{Device, Region},
+    mapping::Mapping,
 };
 use crate::platform::mmio;
 
 /// A mapped part of a BAR. Keeps its function open.
 #[derive(Debug)]
 pub(super) struct BarMap {
-    base: NonNull<u8>,
+    mapping: Mapping,
     area: Area,
     page: usize,
     /// Not used, but the function must not be closed under the mapping.
     _device: Arc<Device>,
 }
-
-// SAFETY: an address range that this value owns; accesses are volatile or atomic.
-unsafe impl Send for BarMap {}
-// SAFETY: as above.
-unsafe impl Sync for BarMap {}
 
 impl BarMap {
     /// Maps `area`, whole pages that the kernel said can be mapped.
@@ -40,18 +30,18 @@ impl BarMap {
     ) -> io::Result<Self> {
         let len = usize::try_from(area.len).map_err(io::Error::other)?;
         let page = usize::try_from(page).map_err(io::Error::other)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let offset = region.offset + area.offset;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at =
-            unsafe { mmap(null_mut(), len, protection, MapFlags::SHARED, device.file(), offset)? };
-        let base = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, area, page, _device: device.clone() })
+        let mapping = Mapping::new(device.file(), region.offset + area.offset, len)?;
+        Ok(Self { mapping, area, page, _device: device.clone() })
+    }
+
+    /// Whether an access found it revoked.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.mapping.is_revoked()
     }
 
     /// First byte in this process.
     pub(super) fn base(&self) -> NonNull<u8> {
-        self.base
+        self.mapping.base()
     }
 
     /// The part of the BAR.
@@ -66,7 +56,7 @@ impl BarMap {
             return None;
         }
         // SAFETY: `at + 4` is inside the mapping (`len` fitted in a usize), and 4-aligned.
-        Some(unsafe { self.base.add(at as usize) }.cast())
+        Some(unsafe { self.base().add(at as usize) }.cast())
     }
 
     /// Reads a register of this part.
@@ -91,15 +81,6 @@ impl BarMap {
         while at < last {
             let Some(_) = self.read(at) else { return };
             at = at / self.page as u64 * self.page as u64 + self.page as u64;
-        }
-    }
-}
-
-impl Drop for BarMap {
-    fn drop(&mut self) {
-        // SAFETY: the range is this value's; whoever was given an address of it keeps the value.
-        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.area.len as usize) } {
-            tracing::error!(len = self.area.len, %error, "a BAR could not be unmapped");
         }
     }
 }

@@ -129,6 +129,7 @@ impl VfioBus {
             doorbell_bytes = doorbells.len(),
             "function opened"
         );
+        claim.set_node(numa_node);
         Ok(Arc::new(Self {
             id: address.to_string(),
             region,
@@ -162,6 +163,9 @@ impl VfioBus {
     }
 
     fn check(&self) -> Result<(), Gone> {
+        if self.maps.iter().any(|map| map.is_revoked()) {
+            self.set_gone();
+        }
         if self.gone.get().is_some() { Err(Gone) } else { Ok(()) }
     }
 
@@ -206,11 +210,13 @@ impl Bus for VfioBus {
             }
             u32::from_le_bytes(bytes)
         });
-        // Only the caller knows whether a register can read as all ones; configuration space
-        // cannot, if there is anybody.
-        if value == ALL_ONES && self.device.is_absent() {
-            self.set_gone();
-            return Err(Gone);
+        if value == ALL_ONES {
+            // Only the caller knows whether a register can read as all ones; configuration space
+            // cannot, if there is anybody.
+            if self.device.is_absent() {
+                self.set_gone();
+            }
+            self.check()?;
         }
         Ok(value)
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "mapping memory for devices is a promise about its life")]
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, btree_map::Entry},
     fs::File,
     io,
     path::Path,
@@ -47,8 +47,8 @@ pub(super) struct Container {
 struct State {
     /// A group whose handles are all gone stays here until it has really left.
     groups: BTreeMap<u32, Weak<Group>>,
-    /// Functions that a bus of this process owns.
-    claimed: BTreeSet<PciAddress>,
+    /// Functions that a bus of this process owns, and their memory nodes.
+    claimed: BTreeMap<PciAddress, Option<u32>>,
     /// Groups in the kernel's container. With none, the kernel has forgotten all mappings.
     attached: u32,
     iova: IovaAllocator,
@@ -94,7 +94,7 @@ impl Container {
         }
         let state = State {
             groups: BTreeMap::new(),
-            claimed: BTreeSet::new(),
+            claimed: BTreeMap::new(),
             attached: 0,
             iova: IovaAllocator::new(Vec::new(), 4096),
             live: BTreeMap::new(),
@@ -120,10 +120,19 @@ impl Container {
     /// Makes the caller the only owner of a function in this process. The kernel would let a
     /// process open it twice.
     pub(super) fn claim(self: &Arc<Self>, address: PciAddress) -> Result<Claim, VfioError> {
-        if !self.lock().claimed.insert(address) {
-            return Err(VfioError::Claimed { address });
-        }
+        match self.lock().claimed.entry(address) {
+            Entry::Occupied(_) => return Err(VfioError::Claimed { address }),
+            Entry::Vacant(entry) => entry.insert(None),
+        };
         Ok(Claim { address, container: self.clone() })
+    }
+
+    /// The memory node of all functions, if they have the same.
+    pub(super) fn node(&self) -> Option<u32> {
+        let state = self.lock();
+        let mut nodes = state.claimed.values();
+        let first = *nodes.next()?;
+        first.filter(|_| nodes.all(|node| *node == first))
     }
 
     /// The IOMMU group of a function, joined to this container.
@@ -318,6 +327,12 @@ impl Container {
 pub(super) struct Claim {
     address: PciAddress,
     container: Arc<Container>,
+}
+
+impl Claim {
+    pub(super) fn set_node(&self, node: Option<u32>) {
+        self.container.lock().claimed.insert(self.address, node);
+    }
 }
 
 impl Drop for Claim {

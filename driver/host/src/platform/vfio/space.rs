@@ -93,7 +93,9 @@ impl DmaSpace for VfioSpace {
         self.container.name()
     }
 
-    fn alloc_on(&self, len: usize, _node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError> {
+    fn alloc_on(&self, len: usize, node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError> {
+        // Memory for none in particular goes where all functions are, if they are in one place.
+        let node = node.or_else(|| self.container.node());
         let page = usize::try_from(self.container.page()).unwrap_or(usize::MAX);
         let memory = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len));
         let memory = memory.and_then(|len| Anonymous::new(len, self.options.huge_pages)).map_err(
@@ -102,6 +104,7 @@ impl DmaSpace for VfioSpace {
                 DmaError::Os { space: self.name().to_owned(), len, source, hint }
             },
         )?;
+        memory.place(node);
         let (host, len) = (memory.base, memory.len);
         self.map(host, None, len, Arc::new(memory))
     }
@@ -229,6 +232,30 @@ impl Anonymous {
         Ok(memory)
     }
 
+    /// Asks for pages of a memory node, or of others when that has none left. Before the first use:
+    /// mapping them for a device allocates all.
+    fn place(&self, node: Option<u32>) {
+        const BITS: u32 = u64::BITS;
+        let Some(node) = node else { return };
+        let len = self.len;
+        let mut nodes = [0u64; 16];
+        let Some(word) = nodes.get_mut((node / BITS) as usize) else { return };
+        *word = 1 << (node % BITS);
+        // SAFETY: the range is this value's, and a policy changes no contents. `nodes` has as many
+        // bits as said (the kernel takes one off).
+        let code = unsafe {
+            let (mode, bits) = (libc::MPOL_PREFERRED, nodes.len() as u32 * BITS + 1);
+            libc::syscall(libc::SYS_mbind, self.base, len, mode, nodes.as_ptr(), bits, 0)
+        };
+        if code == 0 {
+            tracing::debug!(len, node, "memory is placed on the node");
+        } else {
+            // A kernel without nodes, or a container that may not choose.
+            let error = io::Error::last_os_error();
+            tracing::debug!(len, node, %error, "memory is where the kernel puts it");
+        }
+    }
+
     /// `len` bytes from the begin of a large page on.
     fn map_aligned(len: usize) -> io::Result<Self> {
         let roomy = len.checked_add(LARGE_PAGE).ok_or_else(|| no_memory(len))?;
@@ -262,6 +289,28 @@ impl Drop for Anonymous {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_asked_for_on_the_node() {
+        let policy = |memory: &Anonymous| {
+            let start = format!("{:x} ", memory.base.as_ptr().addr());
+            // There is no such file on a kernel without nodes.
+            let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
+            let line = maps.lines().find_map(|line| line.strip_prefix(&start));
+            line.and_then(|line| line.split(' ').next()).map(str::to_owned)
+        };
+        for len in [4096, LARGE_PAGE] {
+            let memory = Anonymous::new(len, HugePages::Never).unwrap();
+            let Some(before) = policy(&memory) else { return };
+            assert_eq!(before, "default");
+            memory.place(None);
+            assert_eq!(policy(&memory).unwrap(), "default");
+            memory.place(Some(0));
+            let after = policy(&memory).unwrap();
+            assert!(after.starts_with("prefer") && after.ends_with(":0"), "{after}");
+            memory.place(Some(u32::MAX));
+        }
+    }
 
     #[test]
     fn memory_is_zeroed_and_aligned() {
