@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use cuda_mock::Level;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The program with this libcuda and these variables.
 fn run(level: Level, variables: &[(&str, &str)], line: &str) -> Output {
@@ -215,38 +215,42 @@ fn verdict<'a>(report: &'a Value, id: &str) -> (&'a str, &'a str) {
 fn the_doctor_tries_every_route() {
     let (code, well) = doctor(Level::Full, &[], "--require direct");
     assert_eq!(code, Some(0), "{well}");
-    assert_eq!(well["works"], serde_json::json!(["direct", "staged", "host"]));
-    for check in well["checks"].as_array().unwrap() {
-        assert_eq!(check["verdict"], "works", "{check}");
+    assert_eq!(well["works"], json!(["direct", "staged", "host"]));
+    // Of the machine's own checks nothing is known here: those have read files.
+    let checks = well["checks"].as_array().unwrap();
+    let tried: Vec<_> = checks.iter().filter(|check| check["looked_at"] == json!([])).collect();
+    assert!(tried.len() >= 11 && tried.len() < checks.len(), "{well}");
+    for check in tried {
+        assert_eq!(check["verdict"], "ok", "{check}");
     }
     assert!(verdict(&well, "direct-cuda").1.contains("every byte checked"), "{well}");
     assert!(verdict(&well, "resident").1.contains("every byte checked"), "{well}");
     let (code, old) = doctor(Level::Twelve, &[("MOCK_GDR", "off")], "");
     assert_eq!(code, Some(0), "{old}");
-    assert_eq!(verdict(&old, "gdrcopy").0, "limited");
+    assert_eq!(verdict(&old, "gdrcopy").0, "warn");
     let (verdict, found) = verdict(&old, "partition");
-    assert!(verdict == "limited" && found.contains("green contexts"), "{found}");
+    assert!(verdict == "warn" && found.contains("green contexts"), "{found}");
 }
 
 #[test]
 fn the_doctor_says_what_does_not_work_and_what_would_help() {
     let none = [("MOCK_CUDA_DEVICES", "0")];
     let (code, report) = doctor(Level::Full, &none, "");
-    assert_eq!((code, &report["works"]), (Some(0), &serde_json::json!(["host"])), "{report}");
-    assert_eq!(verdict(&report, "driver").0, "fails");
-    assert_eq!(verdict(&report, "kernel").0, "skipped");
-    assert_eq!(verdict(&report, "direct-cuda").0, "fails");
-    assert_eq!(verdict(&report, "host-host").0, "works");
+    assert_eq!((code, &report["works"]), (Some(0), &json!(["host"])), "{report}");
+    assert_eq!(verdict(&report, "driver").0, "fail");
+    assert_eq!(verdict(&report, "kernel").0, "skip");
+    assert_eq!(verdict(&report, "direct-cuda").0, "fail");
+    assert_eq!(verdict(&report, "host-host").0, "ok");
     assert_eq!(doctor(Level::Full, &none, "--require staged").0, Some(1));
     assert_eq!(doctor(Level::Full, &none, "--require host").0, Some(0));
     // A kernel that dies takes the GPU with it, and nothing else.
     let dies = [("MOCK_CUDA_INJECT", "cuLaunchKernel:0:700")];
     let (code, report) = doctor(Level::Full, &dies, "");
-    assert_eq!((code, &report["works"]), (Some(0), &serde_json::json!(["host"])), "{report}");
+    assert_eq!((code, &report["works"]), (Some(0), &json!(["host"])), "{report}");
     assert!(verdict(&report, "direct-cuda").1.contains("ILLEGAL_ADDRESS"), "{report}");
     let people = run(Level::Full, &none, "doctor");
     let out = text(&people.stdout);
-    for wanted in ["sees no GPU", "mend: ", "Best route: host"] {
+    for wanted in ["sees no GPU", "fix: ", "Best route: host"] {
         assert!(out.contains(wanted), "{wanted} is not in\n{out}");
     }
 }

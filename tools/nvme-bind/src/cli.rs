@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::command::{self, Host, Reply, bind, release};
 use crate::doctor;
@@ -81,7 +81,7 @@ enum Command {
     ///
     /// Ends with exit code 5 if a drive was left half-done.
     Status,
-    /// Check IOMMU, VFIO, groups, ACS, limits, GPU and distances, and say how to mend what is wrong
+    /// Check IOMMU, VFIO, groups, ACS, limits, GPU and distances, and say how to fix what is wrong
     ///
     /// It changes nothing and needs no rights; as root it sees more (ACS, open files of others).
     Doctor {
@@ -107,7 +107,7 @@ enum Command {
 pub fn run() -> ExitCode {
     let is_terminal = io::stdout().is_terminal();
     let paint = Paint(is_terminal && std::env::var_os("NO_COLOR").is_none());
-    let outcome = answer(std::env::args_os(), paint);
+    let outcome = answer(std::env::args_os(), paint, &mut io::stdout());
     // Nobody is left to be told if these cannot be written.
     let _ = io::stderr().write_all(outcome.log.as_bytes());
     let _ = io::stdout().write_all(outcome.data.as_bytes());
@@ -122,10 +122,12 @@ pub(crate) struct Outcome {
     pub(crate) code: u8,
 }
 
-/// Runs the program with these arguments, the first of which is its name.
+/// Runs the program with these arguments, the first of which is its name. Only what must not wait
+/// for the end goes to `out`.
 pub(crate) fn answer(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     paint: Paint,
+    out: &mut dyn Write,
 ) -> Outcome {
     let raw = match Raw::try_parse_from(arguments) {
         Ok(raw) => raw,
@@ -140,12 +142,16 @@ pub(crate) fn answer(
     };
     let as_json = raw.json;
     let notes = RefCell::new(Vec::new());
-    let result = dispatch(raw, paint, &notes);
+    let result = dispatch(raw, paint, &notes, out);
     let mut log: String =
         notes.into_inner().iter().map(|note: &String| format!("note: {note}\n")).collect();
     match result {
         Ok(reply) => {
-            let data = if as_json { format!("{:#}\n", reply.json) } else { lines(reply.text) };
+            let data = match reply.json {
+                Value::Null => String::new(),
+                json if as_json => format!("{json:#}\n"),
+                _ => lines(reply.text),
+            };
             Outcome { data, log, code: reply.code }
         }
         Err(problem) => {
@@ -164,7 +170,12 @@ fn lines(text: String) -> String {
     if text.is_empty() || text.ends_with('\n') { text } else { text + "\n" }
 }
 
-fn dispatch(raw: Raw, paint: Paint, notes: &RefCell<Vec<String>>) -> Result<Reply> {
+fn dispatch(
+    raw: Raw,
+    paint: Paint,
+    notes: &RefCell<Vec<String>>,
+    out: &mut dyn Write,
+) -> Result<Reply> {
     if matches!(raw.command, Command::Man) {
         return manual();
     }
@@ -182,7 +193,9 @@ fn dispatch(raw: Raw, paint: Paint, notes: &RefCell<Vec<String>>) -> Result<Repl
     let reply = match raw.command {
         Command::List { serials } => Ok(command::list::run(&host, serials, paint)),
         Command::Status => Ok(command::status::run(&host, paint)),
-        Command::Doctor { strict } => Ok(doctor::run(&host, strict, paint)),
+        Command::Doctor { strict } => doctor::run(&root, strict, raw.json, paint, out)
+            .map(|code| Reply { code, ..Reply::new("", Value::Null) })
+            .map_err(|error| Problem::io("writing to stdout", &error)),
         Command::Bind(args) => bind::run(&host, &args),
         Command::Unbind(args) => release::unbind(&host, &args),
         Command::Restore(args) => release::restore(&host, &args.into()),
@@ -251,9 +264,9 @@ mod tests {
 
     #[test]
     fn help_is_data_and_a_mistake_is_not() {
-        let help = answer(["nvme-bind", "--help"], Paint(false));
+        let help = answer(["nvme-bind", "--help"], Paint(false), &mut Vec::new());
         assert!(help.code == 0 && help.data.contains("Examples:") && help.log.is_empty());
-        let wrong = answer(["nvme-bind", "bind"], Paint(false));
+        let wrong = answer(["nvme-bind", "bind"], Paint(false), &mut Vec::new());
         assert!(wrong.code == 2 && wrong.data.is_empty() && wrong.log.contains("DEVICE"));
     }
 }

@@ -21,7 +21,7 @@ pub(crate) const RUN: &str = "/run/nvme-bind";
 /// For what outlives a reboot.
 pub(crate) const LIB: &str = "/var/lib/nvme-bind";
 /// How the files of the journal end.
-pub(crate) const SUFFIX: &str = ".drive.json";
+const SUFFIX: &str = ".drive.json";
 
 /// The kernel changes this with each boot.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
@@ -174,7 +174,7 @@ impl Journal {
         let text = serde_json::to_string_pretty(record)
             .map_err(|error| Problem::new(Kind::Failed, format!("{path}: {error}"), ""))?;
         let failed = |error| Problem::io(format!("writing the journal {path}"), &error);
-        machine.put(&path, &format!("{text}\n"), 0o644).map_err(failed)?;
+        machine.note_down(&path, &format!("{text}\n")).map_err(failed)?;
         self.remove_from(root, machine, record.bdf, |folder| *folder != home)
     }
 

@@ -31,7 +31,7 @@
 
 mod cli;
 mod command;
-mod doctor;
+pub mod doctor;
 mod drive;
 mod execute;
 mod gpu;
@@ -50,3 +50,4 @@ mod topology;
 mod usage;
 
 pub use cli::run;
+pub use report::Paint;

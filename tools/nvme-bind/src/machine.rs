@@ -33,6 +33,11 @@ pub(crate) trait Machine {
     /// Writes a whole file, so that after a crash there is the old one or the new one.
     fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()>;
 
+    /// The same for a file of the journal, which a dry run only mentions.
+    fn note_down(&self, path: &str, contents: &str) -> io::Result<()> {
+        self.put(path, contents, 0o644)
+    }
+
     /// Makes a symbolic link, in the place of one that is there.
     fn link(&self, path: &str, target: &str) -> io::Result<()>;
 
@@ -190,15 +195,16 @@ impl Machine for Recorder {
     }
 
     fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()> {
-        if path.ends_with(crate::journal::SUFFIX) {
-            // It is written again after each step; once is enough for a reader.
-            let line = format!("# journal: {path}");
-            let known = self.lines.borrow().contains(&line);
-            return if known { Ok(()) } else { self.note(line) };
-        }
         let body = contents.trim_end_matches('\n');
         self.note(format!("cat > {path} <<'EOF'\n{body}\nEOF"))?;
         self.note(format!("chmod {mode:04o} {path}"))
+    }
+
+    fn note_down(&self, path: &str, _contents: &str) -> io::Result<()> {
+        // It is written again after each step; once is enough for a reader.
+        let line = format!("# journal: {path}");
+        let known = self.lines.borrow().contains(&line);
+        if known { Ok(()) } else { self.note(line) }
     }
 
     fn link(&self, path: &str, target: &str) -> io::Result<()> {

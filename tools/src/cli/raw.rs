@@ -79,9 +79,10 @@ pub(crate) enum Command {
 
     /// Show which routes of the data work here, why the others do not, and what would open them
     ///
-    /// Looks at the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tries each
-    /// route between device and KV pool. Software controllers are tried with a small replay, in
-    /// which every byte is checked. Real drives are only read: what is on them stays.
+    /// Checks the machine as `nvme-bind doctor` does (IOMMU, VFIO, groups, ACS, limits, GPU), then
+    /// the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tries each route between
+    /// device and KV pool. Software controllers are tried with a small replay, in which every byte
+    /// is checked. Real drives are only read: what is on them stays.
     #[command(after_help = DOCTOR_HELP)]
     Doctor(DoctorFlags),
 }
@@ -92,10 +93,9 @@ Examples:
   ripieno doctor --device vfio:0000:65:00.0,vfio:0000:66:00.0
   ripieno doctor --require direct --json
 
-What --json prints: {\"works\": [routes], \"checks\": [{\"id\", \"title\", \"verdict\", \"found\",
-\"mend\"}]}, where a verdict is works, limited, fails or skipped.
-
-nvme-bind doctor looks at the other half: IOMMU, VFIO, PCIe, and the drives to be bound.
+What --json prints: {\"checks\": [{\"id\", \"title\", \"route\", \"looked_at\", \"verdict\", \"found\",
+\"fix\"}], \"works\": [routes]}, where a verdict is ok, warn, fail or skip. Each check is printed
+before the next one begins.
 
 Exit codes:
   0  a route works (with --require: this route works)

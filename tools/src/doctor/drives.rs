@@ -15,23 +15,23 @@ use crate::cli::Route;
 use crate::drives;
 use crate::gpu::Gpu;
 
-use super::{Finding, Verdict};
+use super::{Finding, Findings, Verdict, check, failed};
 
 /// The check of a drive that could not be looked at.
 pub(super) const UNANSWERED: &str = "drive";
 
 /// Every route, for every drive.
-pub(super) fn try_all(addresses: &[PciAddress], gpu: Option<&Arc<Gpu>>) -> Vec<Finding> {
+pub(super) fn try_all(
+    addresses: &[PciAddress],
+    gpu: Option<&Arc<Gpu>>,
+    findings: &mut Findings<'_>,
+) -> anyhow::Result<()> {
     let space = match drives::space() {
         Ok(space) => space,
-        Err(error) => {
-            let finding = Finding::new(UNANSWERED, "VFIO").fails(&error);
-            return vec![finding.mend("see nvme-bind doctor")];
-        }
+        Err(error) => return findings.add(failed(check(UNANSWERED, "VFIO"), &error)),
     };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut controllers = Vec::new();
-    let mut findings = Vec::new();
     for address in addresses {
         let options = ControllerOptions::default();
         let opened = drives::open(&space, *address, &clock, options)
@@ -39,39 +39,38 @@ pub(super) fn try_all(addresses: &[PciAddress], gpu: Option<&Arc<Gpu>>) -> Vec<F
         match opened {
             Ok(drive) => controllers.push(drive),
             Err(error) => {
-                let finding = Finding::new(UNANSWERED, format!("vfio:{address}"));
-                findings
-                    .push(finding.fails(&error).mend("see nvme-bind list and nvme-bind doctor"));
+                let finding = check(UNANSWERED, format!("vfio:{address}"));
+                findings.add(failed(finding, &error).fix("see nvme-bind list, and above"))?;
             }
         }
     }
     if let Some(gpu) = gpu.filter(|_| !controllers.is_empty()) {
-        findings.push(doorbells(&controllers, gpu));
+        findings.add(doorbells(&controllers, gpu))?;
     }
     for route in Route::ALL {
-        findings.push(try_one(route, &space, &mut controllers, gpu));
+        findings.add(try_one(route, &space, &mut controllers, gpu))?;
     }
     for mut drive in controllers {
         if let Err(error) = drive.shutdown() {
-            let finding = Finding::new(UNANSWERED, format!("vfio:{}", drive.id()));
-            findings.push(finding.fails(&error.into()));
+            let finding = check(UNANSWERED, format!("vfio:{}", drive.id()));
+            findings.add(failed(finding, &error.into()))?;
         }
     }
-    findings
+    Ok(())
 }
 
 /// A GPU has to ring the drives' doorbells, whatever the route of the data.
 fn doorbells(drives: &[Controller], gpu: &Gpu) -> Finding {
-    let finding = Finding::new("doorbells", "Doorbells");
+    let finding = check("doorbells", "Doorbells");
     for drive in drives {
         if let Err(error) = gpu.doorbells(drive.bus(), DoorbellKind::Io) {
-            return finding.fails(&error).mend(
+            return failed(finding, &error).fix(
                 "the nvidia module may have to be told: options nvidia \
                  NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d",
             );
         }
     }
-    finding.says(Verdict::Works, "the GPU can ring those of every drive")
+    finding.says(Verdict::Ok, "the GPU can ring those of every drive")
 }
 
 fn try_one(
@@ -80,17 +79,17 @@ fn try_one(
     drives: &mut [Controller],
     gpu: Option<&Arc<Gpu>>,
 ) -> Finding {
-    let finding = Finding::new(route.name(), format!("route {route}")).about(route);
+    let finding = check(route.name(), format!("route {route}")).about(route.name());
     let bytes = drives.iter().map(p2p::scratch_bytes).max().unwrap_or(0);
     if drives.is_empty() {
-        return finding.says(Verdict::Skipped, "no drive could be opened");
+        return finding.says(Verdict::Skip, "no drive could be opened");
     }
     let memory: anyhow::Result<Arc<dyn DmaMemory>> = match (route, gpu) {
         (Route::Host, _) => space.alloc(bytes).context("memory to try it with"),
         (_, None) => {
             return finding
-                .says(Verdict::Fails, "no GPU that can be used")
-                .mend("see above; data goes to host memory with --executor host");
+                .says(Verdict::Fail, "no GPU that can be used")
+                .fix("see above; data goes to host memory with --executor host");
         }
         (Route::Staged, Some(gpu)) => gpu.staging(&**space, bytes),
         (Route::Direct, Some(gpu)) => gpu.mapped(&**space, bytes).map(|(memory, _)| memory),
@@ -98,7 +97,7 @@ fn try_one(
     let scratch = memory.and_then(|memory| Ok(DmaSlice::new(memory, 0, bytes)?));
     let scratch = match scratch {
         Ok(scratch) => scratch,
-        Err(error) => return finding.fails(&error),
+        Err(error) => return failed(finding, &error),
     };
     let count = drives.len();
     for drive in drives {
@@ -107,14 +106,16 @@ fn try_one(
             Ok(None) => {}
             Ok(Some(why)) => {
                 let found = format!("vfio:{id}: {why}");
-                return finding.says(Verdict::Fails, found).mend("see nvme-bind doctor");
+                return finding.says(Verdict::Fail, found).fix("see above what the machine lacks");
             }
-            Err(error) => return finding.fails(&error.context(format!("vfio:{id}"))),
+            Err(error) => {
+                return failed(finding, &error.context(format!("vfio:{id}")));
+            }
         }
     }
     let found = format!(
         "{count} drives fetch commands and data from this memory, and write both into it; nothing \
          was written to them"
     );
-    finding.says(Verdict::Works, found)
+    finding.says(Verdict::Ok, found)
 }

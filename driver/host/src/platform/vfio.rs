@@ -25,8 +25,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The type 1 container (`/dev/vfio/vfio`) is used and not iommufd: iommufd refuses memory of other
-//! devices (EFAULT), which peer-to-peer DMA is about.
+//! The type 1 container (`/dev/vfio/vfio`) is used and not iommufd. Peer-to-peer DMA needs memory of
+//! other devices, and iommufd refuses such memory by its address on every kernel (IOMMU_IOAS_MAP,
+//! EFAULT). Since Linux 6.19 it takes BARs of functions of vfio-pci as dma-bufs
+//! (VFIO_DEVICE_FEATURE_DMA_BUF, then IOMMU_IOAS_MAP_FILE), but no dma-buf of a GPU's own driver.
 //!
 //! # Invariants
 //!

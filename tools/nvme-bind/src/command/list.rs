@@ -1,13 +1,14 @@
 //! `list`: the drives of this machine.
 
+use comfy_table::{Cell, CellAlignment, Color};
 use serde::Serialize;
 use serde_json::json;
 
 use super::{Host, Reply};
 use crate::drive::{self, Drive};
 use crate::gpu;
-use crate::pci::Bdf;
-use crate::report::{self, Paint};
+use crate::pci::{Bdf, VFIO};
+use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
 use crate::usage::{Scene, Use};
 
@@ -84,5 +85,62 @@ pub(crate) fn run(host: &Host<'_>, serials: bool, paint: Paint) -> Reply {
     if rows.is_empty() {
         host.note("no NVMe drive on the PCI bus; `nvme-bind doctor` looks at the rest");
     }
-    Reply::new(report::list(&rows, serials, paint), json!({ "drives": rows }))
+    Reply::new(table(&rows, serials, paint), json!({ "drives": rows }))
+}
+
+/// The drives.
+fn table(rows: &[Row], serials: bool, paint: Paint) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut header = vec!["BDF", "DISK", "MODEL"];
+    if serials {
+        header.push("SERIAL");
+    }
+    header.extend(["SIZE", "DRIVER", "GROUP", "NUMA", "IN USE BY", "NEAREST GPU"]);
+    let mut table = report::table(&header, paint);
+    for row in rows {
+        let mut cells = vec![
+            Cell::new(row.bdf),
+            Cell::new(or_dash(row.disks.first().or(row.controller.as_ref()))),
+            Cell::new(row.model.as_ref().unwrap_or(&row.ids)),
+        ];
+        if serials {
+            cells.push(Cell::new(or_dash(row.serial.as_ref())));
+        }
+        let others = row.others_in_group.len();
+        let shared = if others == 0 { String::new() } else { format!(" (+{others})") };
+        let driver = Cell::new(or_dash(row.driver.as_ref()));
+        let is_vfio = row.driver.as_deref() == Some(VFIO);
+        cells.extend([
+            Cell::new(or_dash(row.bytes.map(report::size))).set_alignment(CellAlignment::Right),
+            if is_vfio { driver.fg(Color::Green) } else { driver },
+            Cell::new(format!("{}{shared}", or_dash(row.group))),
+            Cell::new(or_dash(row.numa)),
+            in_use(&row.uses),
+            Cell::new(row.nearest_gpu.as_ref().map_or_else(
+                || "-".into(),
+                |near| format!("{} ({})", near.bdf, near.distance.meeting.words()),
+            )),
+        ]);
+        table.add_row(cells);
+    }
+    report::text(&table)
+}
+
+fn in_use(uses: &[Use]) -> Cell {
+    const SHOWN: usize = 2;
+    let mut words: Vec<String> =
+        uses.iter().filter(|found| found.is_active()).map(Use::short).collect();
+    if words.is_empty() {
+        // Of no danger, but of interest to whoever is about to write over it.
+        let idle: Vec<String> = uses.iter().map(Use::short).collect();
+        let idle = idle.into_iter().min().map(|text| format!("- ({text})"));
+        return Cell::new(idle.unwrap_or_else(|| "-".into()));
+    }
+    words.dedup();
+    let more = words.len().saturating_sub(SHOWN);
+    words.truncate(SHOWN);
+    let more = if more == 0 { String::new() } else { format!(" +{more}") };
+    Cell::new(format!("{}{more}", words.join(", "))).fg(Color::Yellow)
 }

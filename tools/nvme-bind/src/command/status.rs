@@ -1,5 +1,6 @@
 //! `status`: what is bound, what was left half-done, and what the next boot will do.
 
+use comfy_table::{Cell, Color};
 use serde::Serialize;
 use serde_json::json;
 
@@ -7,7 +8,7 @@ use super::{Host, Reply};
 use crate::journal::{Phase, Record};
 use crate::pci::{self, Bdf, Function};
 use crate::problem::Kind;
-use crate::report::{self, Paint};
+use crate::report::{self, Paint, or_dash};
 use crate::usage::{Scene, Use};
 
 /// A line of the status.
@@ -89,7 +90,7 @@ pub(crate) fn run(host: &Host<'_>, paint: Paint) -> Reply {
     rows.sort_by_key(|row| row.bdf);
     let half_done = rows.iter().any(|row| row.state.is_half_done());
     let mut reply = Reply::new(
-        report::status(&rows, paint),
+        table(&rows, paint),
         json!({ "drives": rows, "half_done": half_done, "unreadable": wrong }),
     );
     if half_done {
@@ -144,4 +145,40 @@ fn state(host: &Host<'_>, function: Option<&Function>, record: Option<&Record>) 
         Phase::Bound if function.is_vfio() => State::Bound,
         Phase::Bound => State::TakenAway,
     }
+}
+
+/// What is bound and recorded.
+fn table(rows: &[Row], paint: Paint) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut table =
+        report::table(&["BDF", "STATE", "DRIVER", "FORMER", "NODE", "USED BY", "AT BOOT"], paint);
+    for row in rows {
+        let mut state = row.state.words().to_owned();
+        if row.state.is_half_done() {
+            state.push_str(&format!(" ({} of {} steps)", row.steps_done, row.steps));
+        }
+        let state = Cell::new(state);
+        let node = row
+            .node
+            .as_ref()
+            .map(|node| format!("{} {}:{} {}", node.path, node.uid, node.gid, node.mode));
+        let users: Vec<&str> = row.users.iter().map(|user| user.by.as_str()).collect();
+        table.add_row([
+            Cell::new(row.bdf),
+            if row.state.is_half_done() { state.fg(Color::Red) } else { state },
+            Cell::new(or_dash(row.driver.as_ref())),
+            Cell::new(or_dash(row.former.as_ref())),
+            Cell::new(or_dash(node)),
+            Cell::new(if users.is_empty() { "-".into() } else { users.join(", ") }),
+            Cell::new(if row.persist.is_empty() { "-" } else { "bound again" }),
+        ]);
+    }
+    let stopped = rows
+        .iter()
+        .filter_map(|row| Some(format!("{} stopped before: {}", row.bdf, row.next_step.as_ref()?)));
+    let mut parts = vec![report::text(&table)];
+    parts.extend(stopped);
+    parts.join("\n")
 }

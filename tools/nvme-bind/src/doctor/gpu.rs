@@ -1,6 +1,6 @@
 //! The GPU's side: driver, window and the modules that open it.
 
-use super::{Finding, Patient, Verdict};
+use super::{Facts, Finding, Verdict};
 use crate::report::binary_size;
 
 /// What cards have as their window without Resizable BAR.
@@ -8,24 +8,24 @@ const SMALL_WINDOW_BYTES: u64 = 256 << 20;
 
 const NO_GPU: &str = "no GPU on the PCI bus; host memory is what drives can reach here";
 
-pub(super) fn driver(patient: &Patient<'_>) -> Finding {
+pub(super) fn driver(facts: &Facts<'_>) -> Finding {
     let looked_at = [
         "/proc/driver/nvidia/version",
         "/proc/driver/nvidia/params",
         "/sys/bus/pci/devices/*/driver",
     ];
     let finding = Finding::new("nvidia", "NVIDIA driver", &looked_at);
-    let nvidia: Vec<_> = patient.gpus.iter().filter(|gpu| gpu.function.vendor == 0x10de).collect();
+    let nvidia: Vec<_> = facts.gpus.iter().filter(|gpu| gpu.function.vendor == 0x10de).collect();
     if nvidia.is_empty() {
-        let found = if patient.gpus.is_empty() { NO_GPU } else { "no GPU of NVIDIA" };
+        let found = if facts.gpus.is_empty() { NO_GPU } else { "no GPU of NVIDIA" };
         return finding.says(Verdict::Skip, found);
     }
-    let root = patient.root;
+    let root = facts.root;
     let version = root.text("/proc/driver/nvidia/version").unwrap_or_default();
     let Some(line) = version.lines().next().filter(|line| !line.is_empty()) else {
         let without = nvidia.iter().filter(|gpu| gpu.function.driver.as_deref() != Some("nvidia"));
         let found = format!("not loaded; {} GPUs are not with it", without.count());
-        return finding.says(Verdict::Fail, found).mend("install the driver with its open modules");
+        return finding.says(Verdict::Fail, found).fix("install the driver with its open modules");
     };
     let found = line.trim_start_matches("NVRM version:").trim();
     let is_open = found.contains("Open Kernel Module");
@@ -35,23 +35,23 @@ pub(super) fn driver(patient: &Patient<'_>) -> Finding {
         if may_map { "PeerMappingOverride=1 is set" } else { "PeerMappingOverride is not set" };
     let found = format!("{found}; {mapping}");
     if !is_open {
-        let mend = "the open kernel modules are needed to hand out GPU memory as a dma-buf: \
+        let fix = "the open kernel modules are needed to hand out GPU memory as a dma-buf: \
                     install the driver with them (nvidia-open)";
-        return finding.says(Verdict::Warn, found).mend(mend);
+        return finding.says(Verdict::Warn, found).fix(fix);
     }
     if !may_map {
-        let mend = "only if the GPU cannot map a drive's doorbells (cuMemHostRegister with \
+        let fix = "only if the GPU cannot map a drive's doorbells (cuMemHostRegister with \
                     IOMEMORY fails): options nvidia \
                     NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d";
-        return finding.says(Verdict::Ok, found).mend(mend);
+        return finding.says(Verdict::Ok, found).fix(fix);
     }
     finding.says(Verdict::Ok, found)
 }
 
-pub(super) fn window(patient: &Patient<'_>) -> Finding {
+pub(super) fn window(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/bus/pci/devices/*/resource", "/sys/bus/pci/devices/*/resource*_resize"];
     let finding = Finding::new("bar1", "Window into GPU memory (BAR1)", &looked_at);
-    if patient.gpus.is_empty() {
+    if facts.gpus.is_empty() {
         return finding.says(Verdict::Skip, NO_GPU);
     }
     let size = |bytes: u64| match bytes {
@@ -59,32 +59,32 @@ pub(super) fn window(patient: &Patient<'_>) -> Finding {
         bytes => binary_size(bytes),
     };
     let mut parts = Vec::new();
-    for gpu in &patient.gpus {
+    for gpu in &facts.gpus {
         let more = gpu.sizes.iter().max().filter(|&&most| most > gpu.window_bytes);
         let more = more.map(|&most| format!(" of up to {}", size(most))).unwrap_or_default();
         let (bdf, name, window) = (gpu.function.bdf, &gpu.name, size(gpu.window_bytes));
         parts.push(format!("{bdf} {name}: {window}{more}"));
     }
     let found = parts.join("; ");
-    let smallest = patient.gpus.iter().map(|gpu| gpu.window_bytes).min().unwrap_or(0);
-    let mend = "peers see only what is in the window: turn on Above 4G Decoding and Resizable BAR \
+    let smallest = facts.gpus.iter().map(|gpu| gpu.window_bytes).min().unwrap_or(0);
+    let fix = "peers see only what is in the window: turn on Above 4G Decoding and Resizable BAR \
                 in the firmware; on data centre cards, nvidia-smi and displaymodeselector can set \
                 the size of BAR1";
     match smallest {
-        0 => finding.says(Verdict::Fail, found).mend(mend),
-        bytes if bytes <= SMALL_WINDOW_BYTES => finding.says(Verdict::Warn, found).mend(mend),
+        0 => finding.says(Verdict::Fail, found).fix(fix),
+        bytes if bytes <= SMALL_WINDOW_BYTES => finding.says(Verdict::Warn, found).fix(fix),
         _ => finding.says(Verdict::Ok, found),
     }
 }
 
-pub(super) fn gdrdrv(patient: &Patient<'_>) -> Finding {
+pub(super) fn gdrdrv(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/module/gdrdrv", "/dev/gdrdrv"];
     let finding = Finding::new("gdrdrv", "GDRCopy (gdrdrv)", &looked_at);
-    if patient.gpus.iter().all(|gpu| gpu.function.vendor != 0x10de) {
+    if facts.gpus.iter().all(|gpu| gpu.function.vendor != 0x10de) {
         return finding.says(Verdict::Skip, "no GPU of NVIDIA");
     }
-    let root = patient.root;
-    let mend = "it maps GPU memory into a process, which VFIO can then hand to the drive: install \
+    let root = facts.root;
+    let fix = "it maps GPU memory into a process, which VFIO can then hand to the drive: install \
                 the gdrdrv-dkms package of GDRCopy and `modprobe gdrdrv`";
     match (root.exists("/sys/module/gdrdrv"), root.owner("/dev/gdrdrv")) {
         (true, Some((_, _, mode))) if mode & 0o006 == 0o006 => {
@@ -92,12 +92,12 @@ pub(super) fn gdrdrv(patient: &Patient<'_>) -> Finding {
         }
         (true, Some((uid, gid, mode))) => {
             let found = format!("loaded; /dev/gdrdrv is {uid}:{gid} {mode:04o}");
-            finding.says(Verdict::Warn, found).mend("let the user of the drive open /dev/gdrdrv")
+            finding.says(Verdict::Warn, found).fix("let the user of the drive open /dev/gdrdrv")
         }
         (true, None) => {
             let found = "loaded, but /dev/gdrdrv is not there";
-            finding.says(Verdict::Warn, found).mend("the insmod.sh of GDRCopy makes the node")
+            finding.says(Verdict::Warn, found).fix("the insmod.sh of GDRCopy makes the node")
         }
-        (false, _) => finding.says(Verdict::Warn, "not loaded").mend(mend),
+        (false, _) => finding.says(Verdict::Warn, "not loaded").fix(fix),
     }
 }

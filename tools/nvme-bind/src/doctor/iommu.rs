@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Finding, Patient, Verdict};
+use super::{Facts, Finding, Verdict};
 
-pub(super) fn present(patient: &Patient<'_>) -> Finding {
+pub(super) fn present(facts: &Facts<'_>) -> Finding {
     let looked_at = [
         "/sys/class/iommu",
         "/sys/kernel/iommu_groups",
@@ -12,8 +12,8 @@ pub(super) fn present(patient: &Patient<'_>) -> Finding {
         "/sys/firmware/acpi/tables",
     ];
     let finding = Finding::new("iommu", "IOMMU is on", &looked_at);
-    let units = patient.root.names("/sys/class/iommu");
-    let groups = patient.root.names("/sys/kernel/iommu_groups").len();
+    let units = facts.root.names("/sys/class/iommu");
+    let groups = facts.root.names("/sys/kernel/iommu_groups").len();
     if !units.is_empty() && groups > 0 {
         return finding.says(Verdict::Ok, format!("{} with {groups} groups", units.join(" ")));
     }
@@ -21,35 +21,35 @@ pub(super) fn present(patient: &Patient<'_>) -> Finding {
         return finding.says(Verdict::Ok, format!("{groups} groups"));
     }
     // The firmware describes an IOMMU in DMAR (Intel), IVRS (AMD) or IORT (Arm).
-    let tables = patient.root.names("/sys/firmware/acpi/tables");
+    let tables = facts.root.names("/sys/firmware/acpi/tables");
     let table = ["DMAR", "IVRS", "IORT"].into_iter().find(|name| tables.iter().any(|t| t == name));
     let off = ["intel_iommu", "amd_iommu", "iommu"]
         .into_iter()
-        .filter(|name| patient.parameter(name) == Some("off"))
+        .filter(|name| facts.parameter(name) == Some("off"))
         .map(|name| format!("{name}=off"));
     let off: Vec<String> = off.collect();
-    let (found, mend) = if !off.is_empty() {
+    let (found, fix) = if !off.is_empty() {
         let found = format!("no groups: the kernel command line has {}", off.join(" "));
         (found, "remove that from the kernel command line and reboot".to_owned())
     } else if let Some(table) = table {
         let found = format!("no groups, although the firmware has an IOMMU (table {table})");
-        let mend = "add intel_iommu=on (Intel; on AMD it is on by default) to the kernel command \
+        let fix = "add intel_iommu=on (Intel; on AMD it is on by default) to the kernel command \
                     line (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub) and reboot";
-        (found, mend.to_owned())
+        (found, fix.to_owned())
     } else {
         let found =
             "no IOMMU: no units, no groups, and no table DMAR, IVRS or IORT of the firmware";
-        let mend = "turn on VT-d (Intel) or IOMMU (AMD) in the firmware's settings; in a virtual \
+        let fix = "turn on VT-d (Intel) or IOMMU (AMD) in the firmware's settings; in a virtual \
                     machine, give it an IOMMU";
-        (found.to_owned(), mend.to_owned())
+        (found.to_owned(), fix.to_owned())
     };
-    finding.says(Verdict::Fail, found).mend(mend)
+    finding.says(Verdict::Fail, found).fix(fix)
 }
 
-pub(super) fn mode(patient: &Patient<'_>) -> Finding {
+pub(super) fn mode(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/kernel/iommu_groups/*/type", "/proc/cmdline"];
     let finding = Finding::new("iommu-mode", "IOMMU mode: translated or passthrough", &looked_at);
-    let root = patient.root;
+    let root = facts.root;
     let folder = "/sys/kernel/iommu_groups";
     let mut types: BTreeMap<String, usize> = BTreeMap::new();
     for group in root.names(folder) {
@@ -60,7 +60,7 @@ pub(super) fn mode(patient: &Patient<'_>) -> Finding {
     let parameters = ["iommu", "iommu.passthrough", "intel_iommu", "amd_iommu", "iommu.strict"];
     let parameters: Vec<String> = parameters
         .into_iter()
-        .filter_map(|name| Some(format!("{name}={}", patient.parameter(name)?)))
+        .filter_map(|name| Some(format!("{name}={}", facts.parameter(name)?)))
         .collect();
     let words = if parameters.is_empty() { "nothing".into() } else { parameters.join(" ") };
     if types.is_empty() {
@@ -72,11 +72,9 @@ pub(super) fn mode(patient: &Patient<'_>) -> Finding {
     let found = format!("groups: {}; the command line says {words} about it", list.join(", "));
     // VFIO makes a translated domain of its own, so both are fine for what it binds.
     if types.contains_key("identity") {
-        let mend = "nothing for VFIO, which always translates. For DMA that the kernel's drivers \
+        let fix = "nothing for VFIO, which always translates. For DMA that the kernel's drivers \
                     do to GPU memory, passthrough (iommu=pt) is the mode to have";
-        return finding
-            .says(Verdict::Ok, format!("{found} (passthrough for the kernel)"))
-            .mend(mend);
+        return finding.says(Verdict::Ok, format!("{found} (passthrough for the kernel)")).fix(fix);
     }
     finding.says(Verdict::Ok, format!("{found} (translated)"))
 }

@@ -1,17 +1,17 @@
 //! What memory a process may lock and map.
 
-use super::{Finding, Patient, Verdict};
+use super::{Facts, Finding, Verdict};
 use crate::report::binary_size;
 
 /// Less than this is a default that nobody has raised (64 KiB, or 8 MiB from Linux 5.16 on).
 const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
 
-pub(super) fn memlock(patient: &Patient<'_>) -> Finding {
+pub(super) fn memlock(facts: &Facts<'_>) -> Finding {
     let finding = Finding::new("memlock", "Locked memory", &["/proc/self/limits"]);
-    let limits = patient.root.text("/proc/self/limits").unwrap_or_default();
+    let limits = facts.root.text("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let soft = line.and_then(|line| line.split_whitespace().next());
-    let mend = "VFIO locks all memory that a drive may reach, and counts it: `ulimit -l \
+    let fix = "VFIO locks all memory that a drive may reach, and counts it: `ulimit -l \
                 unlimited`; for good in /etc/security/limits.d (`@kvcache - memlock \
                 unlimited`), for a service with LimitMEMLOCK=infinity, for a container with \
                 --ulimit memlock=-1";
@@ -22,15 +22,15 @@ pub(super) fn memlock(patient: &Patient<'_>) -> Finding {
             let bytes: u64 = text.parse().unwrap_or(0);
             let found = format!("{} for this shell", binary_size(bytes));
             let enough = bytes >= MEMLOCK_BYTES_MIN;
-            finding.says(if enough { Verdict::Ok } else { Verdict::Warn }, found).mend(mend)
+            finding.says(if enough { Verdict::Ok } else { Verdict::Warn }, found).fix(fix)
         }
     }
 }
 
-pub(super) fn hugepages(patient: &Patient<'_>) -> Finding {
+pub(super) fn hugepages(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/kernel/mm/hugepages", "/sys/kernel/mm/transparent_hugepage/enabled"];
     let finding = Finding::new("hugepages", "Huge pages", &looked_at);
-    let root = patient.root;
+    let root = facts.root;
     let folder = "/sys/kernel/mm/hugepages";
     let mut reserved = 0;
     let mut parts = Vec::new();
@@ -52,7 +52,7 @@ pub(super) fn hugepages(patient: &Patient<'_>) -> Finding {
     if reserved > 0 || matches!(transparent, Some("always" | "madvise")) {
         return finding.says(Verdict::Ok, found);
     }
-    let mend = "they make mapping host memory faster, no more: sysctl vm.nr_hugepages=512, or \
+    let fix = "they make mapping host memory faster, no more: sysctl vm.nr_hugepages=512, or \
                 transparent_hugepage=madvise on the kernel command line";
-    finding.says(Verdict::Warn, found).mend(mend)
+    finding.says(Verdict::Warn, found).fix(fix)
 }

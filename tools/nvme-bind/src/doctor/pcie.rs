@@ -1,6 +1,6 @@
 //! The way between drive and GPU.
 
-use super::{Finding, Patient, Verdict};
+use super::{Facts, Finding, Verdict};
 use crate::pci::{self, Bdf};
 use crate::root::Root;
 use crate::topology::{self, Meeting};
@@ -21,18 +21,18 @@ enum Acs {
     Control(u16),
 }
 
-pub(super) fn acs(patient: &Patient<'_>) -> Finding {
+pub(super) fn acs(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/bus/pci/devices/*/config of the bridges", "/proc/cmdline"];
     let finding = Finding::new("acs", "ACS between drives and GPUs", &looked_at);
     let mut words = Vec::new();
     for name in ["pcie_acs_override", "pci"] {
-        let value = patient.parameter(name).filter(|value| name != "pci" || value.contains("acs"));
+        let value = facts.parameter(name).filter(|value| name != "pci" || value.contains("acs"));
         words.extend(value.map(|value| format!("the command line has {name}={value}")));
     }
     // Only where both are below a common bridge does ACS decide between the short and the long way.
     let mut bridges: Vec<Bdf> = Vec::new();
-    for drive in &patient.drives {
-        for gpu in &patient.gpus {
+    for drive in &facts.drives {
+        for gpu in &facts.gpus {
             if topology::distance(&drive.function, &gpu.function).meeting.is_below_root() {
                 bridges.extend(drive.function.chain.iter().rev().skip(1));
                 bridges.extend(gpu.function.chain.iter().rev().skip(1));
@@ -46,10 +46,10 @@ pub(super) fn acs(patient: &Patient<'_>) -> Finding {
         return finding.says(Verdict::Skip, words.join("; "));
     }
     let states: Vec<(Bdf, Acs)> =
-        bridges.iter().map(|&bdf| (bdf, read_acs(patient.root, bdf))).collect();
+        bridges.iter().map(|&bdf| (bdf, read_acs(facts.root, bdf))).collect();
     if states.iter().all(|(_, state)| *state == Acs::Hidden) {
         words.push("the bridges show their ACS only to root".into());
-        return finding.says(Verdict::Skip, words.join("; ")).mend("run doctor as root");
+        return finding.says(Verdict::Skip, words.join("; ")).fix("run doctor as root");
     }
     let redirecting: Vec<String> = states
         .iter()
@@ -61,10 +61,10 @@ pub(super) fn acs(patient: &Patient<'_>) -> Finding {
         return finding.says(Verdict::Ok, words.join("; "));
     }
     words.push(format!("peer traffic is redirected to the root by {}", redirecting.join(", ")));
-    let mend = "it works, more slowly, and it is what keeps groups small. For the short way: \
+    let fix = "it works, more slowly, and it is what keeps groups small. For the short way: \
                 pci=config_acs=...@BDF or pci=disable_acs_redir=BDF on the kernel command line, \
                 for the ports of this one switch (its devices then share a group)";
-    finding.says(Verdict::Warn, words.join("; ")).mend(mend)
+    finding.says(Verdict::Warn, words.join("; ")).fix(fix)
 }
 
 fn read_acs(root: &Root, bdf: Bdf) -> Acs {
@@ -88,16 +88,16 @@ fn read_acs(root: &Root, bdf: Bdf) -> Acs {
     Acs::None
 }
 
-pub(super) fn nearest(patient: &Patient<'_>) -> Finding {
+pub(super) fn nearest(facts: &Facts<'_>) -> Finding {
     let looked_at = ["the device tree of /sys/devices", "/sys/bus/pci/devices/*/numa_node"];
     let finding = Finding::new("distance", "Drive and GPU under one switch", &looked_at);
-    if patient.drives.is_empty() || patient.gpus.is_empty() {
+    if facts.drives.is_empty() || facts.gpus.is_empty() {
         return finding.says(Verdict::Skip, "a drive and a GPU are needed to be near each other");
     }
     let mut parts = Vec::new();
     let mut worst = Meeting::SameSwitch;
-    for drive in &patient.drives {
-        if let Some((gpu, way)) = topology::nearest(&drive.function, &patient.gpus) {
+    for drive in &facts.drives {
+        if let Some((gpu, way)) = topology::nearest(&drive.function, &facts.gpus) {
             let (drive, gpu) = (drive.function.bdf, gpu.function.bdf);
             parts.push(format!("{drive} to {gpu}: {}, {} hops", way.meeting.words(), way.hops));
             worst = worst.max(way.meeting);
@@ -106,11 +106,11 @@ pub(super) fn nearest(patient: &Patient<'_>) -> Finding {
     let found = parts.join("; ");
     match worst {
         Meeting::SameSwitch | Meeting::SameRootPort => finding.says(Verdict::Ok, found),
-        Meeting::SameHostBridge | Meeting::SameNode => finding.says(Verdict::Warn, found).mend(
+        Meeting::SameHostBridge | Meeting::SameNode => finding.says(Verdict::Warn, found).fix(
             "it works through the CPU's root complex, where bandwidth differs much between models; \
              use a slot under the GPU's switch if there is one",
         ),
-        Meeting::AcrossNodes => finding.says(Verdict::Warn, found).mend(
+        Meeting::AcrossNodes => finding.says(Verdict::Warn, found).fix(
             "traffic between sockets is slow and may stop altogether under load: use a drive that \
              is near the GPU",
         ),

@@ -1,6 +1,6 @@
 //! VFIO: modules, its node, and the groups of the drives.
 
-use super::{Finding, Patient, Verdict};
+use super::{Facts, Finding, Verdict};
 use crate::pci;
 
 /// What is needed, and what shows that the kernel has it, by module or built in.
@@ -10,7 +10,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("vfio-pci", "/sys/bus/pci/drivers/vfio-pci"),
 ];
 
-pub(super) fn modules(patient: &Patient<'_>) -> Finding {
+pub(super) fn modules(facts: &Facts<'_>) -> Finding {
     let looked_at = [
         "/sys/module",
         "/sys/bus/pci/drivers",
@@ -18,7 +18,7 @@ pub(super) fn modules(patient: &Patient<'_>) -> Finding {
         "/lib/modules/*/modules.builtin",
     ];
     let finding = Finding::new("vfio-modules", "VFIO modules", &looked_at);
-    let root = patient.root;
+    let root = facts.root;
     let release = root.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let list = |name: &str| root.text(format!("/lib/modules/{release}/{name}")).unwrap_or_default();
     let known = format!("{}\n{}", list("modules.dep"), list("modules.builtin"));
@@ -45,53 +45,53 @@ pub(super) fn modules(patient: &Patient<'_>) -> Finding {
     }
     let found = parts.join("; ");
     if missing.is_empty() {
-        let mend = format!("`nvme-bind bind` loads them; by hand: modprobe -a {}", there.join(" "));
-        return finding.says(Verdict::Warn, found).mend(mend);
+        let fix = format!("`nvme-bind bind` loads them; by hand: modprobe -a {}", there.join(" "));
+        return finding.says(Verdict::Warn, found).fix(fix);
     }
-    let mend = "install the modules of this kernel (Debian: linux-image-amd64 and not a kernel \
+    let fix = "install the modules of this kernel (Debian: linux-image-amd64 and not a kernel \
                 without modules), or build it with CONFIG_VFIO_PCI and CONFIG_VFIO_IOMMU_TYPE1";
-    finding.says(Verdict::Fail, found).mend(mend)
+    finding.says(Verdict::Fail, found).fix(fix)
 }
 
-pub(super) fn node(patient: &Patient<'_>) -> Finding {
+pub(super) fn node(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/dev/vfio/vfio", "/dev/iommu", "/sys/module/vfio_iommu_type1"];
     let finding = Finding::new("vfio-container", "VFIO container", &looked_at);
-    let root = patient.root;
+    let root = facts.root;
     let Some((uid, gid, mode)) = root.owner("/dev/vfio/vfio") else {
         let found = "/dev/vfio/vfio is not there";
-        let mend = "modprobe -a vfio-pci vfio_iommu_type1, once the modules are there";
-        return finding.says(Verdict::Fail, found).mend(mend);
+        let fix = "modprobe -a vfio-pci vfio_iommu_type1, once the modules are there";
+        return finding.says(Verdict::Fail, found).fix(fix);
     };
     let found = format!("/dev/vfio/vfio is {uid}:{gid} {mode:04o}");
     if !root.exists("/sys/module/vfio_iommu_type1") && root.exists("/dev/iommu") {
         let found = format!("{found}, with the compatibility layer of iommufd behind it");
-        let mend = "modprobe vfio_iommu_type1: iommufd refuses to map the memory of other devices, \
+        let fix = "modprobe vfio_iommu_type1: iommufd refuses to map the memory of other devices, \
                     such as a GPU's BAR; the type1 container accepts it";
-        return finding.says(Verdict::Warn, found).mend(mend);
+        return finding.says(Verdict::Warn, found).fix(fix);
     }
     if mode & 0o006 != 0o006 {
-        let mend = "chmod 0666 /dev/vfio/vfio: it gives access to nothing by itself, and whoever \
+        let fix = "chmod 0666 /dev/vfio/vfio: it gives access to nothing by itself, and whoever \
                     drives a group needs it";
-        return finding.says(Verdict::Warn, found).mend(mend);
+        return finding.says(Verdict::Warn, found).fix(fix);
     }
     finding.says(Verdict::Ok, found)
 }
 
-pub(super) fn groups(patient: &Patient<'_>) -> Finding {
+pub(super) fn groups(facts: &Facts<'_>) -> Finding {
     let looked_at = ["/sys/bus/pci/devices/*/iommu_group", "/sys/kernel/iommu_groups/*/devices"];
     let finding = Finding::new("groups", "Each drive in a group that VFIO can take", &looked_at);
-    if patient.drives.is_empty() {
+    if facts.drives.is_empty() {
         return finding.says(Verdict::Skip, "no NVMe drive");
     }
     let mut shared = Vec::new();
     let mut without = Vec::new();
-    for drive in &patient.drives {
+    for drive in &facts.drives {
         let function = &drive.function;
         let Some(group) = function.group else {
             without.push(function.bdf.to_string());
             continue;
         };
-        let others: Vec<String> = pci::group_members(patient.root, group)
+        let others: Vec<String> = pci::group_members(facts.root, group)
             .iter()
             .filter(|other| other.bdf != function.bdf && !other.is_viable())
             .map(|other| format!("{} ({})", other.bdf, other.kind()))
@@ -106,13 +106,13 @@ pub(super) fn groups(patient: &Patient<'_>) -> Finding {
     }
     if !without.is_empty() {
         let found = format!("in no group: {}", without.join(", "));
-        return finding.says(Verdict::Fail, found).mend("turn the IOMMU on, see above");
+        return finding.says(Verdict::Fail, found).fix("turn the IOMMU on, see above");
     }
     if !shared.is_empty() {
-        let mend = "bind with --whole-group if you can do without the others; or use a slot whose \
+        let fix = "bind with --whole-group if you can do without the others; or use a slot whose \
                     switch or root port has ACS; or turn ACS on in the firmware";
-        return finding.says(Verdict::Warn, shared.join("; ")).mend(mend);
+        return finding.says(Verdict::Warn, shared.join("; ")).fix(fix);
     }
-    let found = format!("{} drives, none shares its group with others", patient.drives.len());
+    let found = format!("{} drives, none shares its group with others", facts.drives.len());
     finding.says(Verdict::Ok, found)
 }

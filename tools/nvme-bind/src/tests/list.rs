@@ -35,7 +35,10 @@ fn the_whole_program_on_a_copy_of_a_machine() {
     let root = fixture.root.at("/").display().to_string();
     let run = |arguments: &[&str]| {
         let all = ["nvme-bind", "--root", &root].into_iter().chain(arguments.iter().copied());
-        cli::answer(all.collect::<Vec<_>>(), Paint(false))
+        let mut early = Vec::new();
+        let mut outcome = cli::answer(all.collect::<Vec<_>>(), Paint(false), &mut early);
+        outcome.data.insert_str(0, &String::from_utf8(early).unwrap());
+        outcome
     };
     let list = run(&["list"]);
     assert!(list.code == 0 && list.data.contains(FREE) && list.log.is_empty(), "{list:?}");

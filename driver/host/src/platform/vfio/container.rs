@@ -33,7 +33,7 @@ const FEW_ENTRIES: u32 = 256;
 const OLD_KERNEL_SPAN: IovaSpan = IovaSpan { first: 4 << 30, last: (1 << 39) - 1 };
 
 /// One container of the kernel's type 1 IOMMU driver (not iommufd, which refuses memory of other
-/// devices).
+/// devices by its address).
 #[derive(Debug)]
 pub(super) struct Container {
     name: String,

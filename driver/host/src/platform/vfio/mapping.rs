@@ -218,7 +218,7 @@ mod tests {
         ftruncate(&file, 3 * page as u64).unwrap();
         let mapping = Mapping::new(&file, 0, 3 * page).unwrap();
         let other = Mapping::new(&file, 0, page).unwrap();
-        // SAFETY (all of them): an aligned dword inside the mapping.
+        // SAFETY: inside the three pages, as everywhere below, and the begin of one is aligned.
         let at = |page_index: usize| unsafe { mapping.base().add(page_index * page) }.cast();
         // SAFETY: see above.
         unsafe { mmio::store_release32(at(1), 7) };
