@@ -36,7 +36,7 @@ const BAR0: u64 = 0xe000_0000;
 const CLASS_NVME: u32 = 0x01_08_02;
 /// Queue pairs that have doorbells, the admin queue included.
 const QUEUES: usize = 65;
-/// What a doorbell holds while nobody has rung it: no queue is that long.
+/// What a doorbell holds until it is rung: no queue is that long.
 const QUIET: u32 = u32::MAX;
 
 /// One namespace of the controller.
@@ -196,7 +196,7 @@ impl QtestBus {
 
     /// Forwards the doorbells rung since the last time; whether there were any.
     ///
-    /// A store between the poll and the reset to quiet would be lost: whoever rings does so on
+    /// A store between the poll and the reset to quiet would be lost: the thread that rings is
     /// the thread that also waits.
     pub fn forward_doorbells(&self) -> bool {
         self.forward(&mut self.client())

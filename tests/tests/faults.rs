@@ -1,7 +1,7 @@
 //! Controllers that lie about themselves, vanish at any moment, or get any one admin command wrong.
 //!
 //! What must hold of the driver's blocking calls: an error or a usable controller, in bounded
-//! virtual time, never a panic; and once the controller is well, it can be had.
+//! virtual time, never a panic; and once the controller has no fault, it can be attached.
 
 use std::sync::{Arc, Mutex};
 

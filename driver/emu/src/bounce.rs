@@ -66,7 +66,7 @@ impl BouncePool {
         if len > POOL_BYTES {
             let memory = self.ask(len)?;
             let host = memory.host;
-            return Ok(Some(Bounce { host, len, home: Home::Own { _memory: memory } }));
+            return Ok(Some(Bounce { host, len, origin: Origin::Own { _memory: memory } }));
         }
         let mut state = self.state();
         if state.memory.is_none() {
@@ -82,7 +82,7 @@ impl BouncePool {
         }
         drop(state);
         let host = NonNull::new(base.as_ptr().wrapping_add(offset)).unwrap_or(base);
-        Ok(Some(Bounce { host, len, home: Home::Pool { pool: self.clone(), offset } }))
+        Ok(Some(Bounce { host, len, origin: Origin::Pool { pool: self.clone(), offset } }))
     }
 
     fn ask(&self, len: usize) -> Result<EngineMemory, CopyError> {
@@ -132,10 +132,10 @@ impl fmt::Debug for BouncePool {
 pub(crate) struct Bounce {
     host: NonNull<u8>,
     len: usize,
-    home: Home,
+    origin: Origin,
 }
 
-enum Home {
+enum Origin {
     Pool { pool: Arc<BouncePool>, offset: usize },
     Own { _memory: EngineMemory },
 }
@@ -159,7 +159,7 @@ impl Bounce {
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        if let Home::Pool { pool, offset } = &self.home {
+        if let Origin::Pool { pool, offset } = &self.origin {
             pool.give_back(*offset, self.len);
         }
     }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody has a byte of another's, and all that was taken can be taken again.
+        /// No two users share a byte, and all that was taken can be taken again.
         #[test]
         fn each_byte_has_one_user(ops in prop::collection::vec((any::<bool>(), 1usize..9), 1..80)) {
             let copies = Copies::new(Arc::new(Memory));

@@ -33,8 +33,7 @@ impl NamespaceConfig {
     }
 
     /// Whole blocks the medium holds.
-    #[must_use]
-    pub fn lbas(&self) -> u64 {
+    fn lbas(&self) -> u64 {
         self.media.capacity_bytes() / u64::from(self.lba_bytes.max(1))
     }
 }

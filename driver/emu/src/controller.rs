@@ -207,7 +207,7 @@ impl Controller {
         }
     }
 
-    /// When something will happen by itself, if that is known.
+    /// When the next state change without a host access is due, if that is known.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
         let delays = self.delayed.iter().map(|(time, _)| *time);

@@ -197,7 +197,7 @@ impl DmaSpace for EmuDomain {
 
     fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let (host, device, len, owner) = memory.into_parts();
-        // The CPU's address first: a copy by the CPU needs no engine and nobody's waiting.
+        // The CPU's address first: a copy by the CPU needs no engine and no wait.
         let (side, address) = match (host, device) {
             (Some(host), _) => (Side::Host(host), host.as_ptr().expose_provenance() as u64),
             (None, Some(device)) if self.copies.is_some() => (Side::Device(device), device.0),
@@ -337,14 +337,6 @@ impl DmaAccess<'_> {
     /// # Errors
     /// [`DmaFault`] when it is not mapped.
     pub fn write_u32(&self, iova: Iova, value: u32) -> Result<(), DmaFault> {
-        self.write(iova, &value.to_le_bytes())
-    }
-
-    /// Stores a little-endian quadword.
-    ///
-    /// # Errors
-    /// [`DmaFault`] when it is not mapped.
-    pub fn write_u64(&self, iova: Iova, value: u64) -> Result<(), DmaFault> {
         self.write(iova, &value.to_le_bytes())
     }
 

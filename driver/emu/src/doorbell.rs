@@ -1,24 +1,16 @@
 //! Doorbell registers as shared memory: the host (or a GPU) stores, the controller polls.
 #![allow(unsafe_code, reason = "doorbells are read and cleared by address")]
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    ptr::NonNull,
-    sync::Arc,
-};
+use std::{io, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{DoorbellPage, platform::mmio};
-use rustix::fs::MemfdFlags;
 
-use crate::memory::{HostMap, page_bytes};
+use crate::memory::HostMap;
 
 /// Doorbells of the admin queue and of every I/O queue. Clones are handles to the same memory.
 ///
-/// The memory is a memfd, so that another process or a GPU can map it: see [`Doorbells::fd`].
-///
-/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store of whoever
-/// rings; the submission entries stored before the ring are visible after it.
+/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store that rings;
+/// the submission entries stored before it are visible after the load.
 #[derive(Debug, Clone)]
 pub struct Doorbells {
     shared: Arc<Shared>,
@@ -27,7 +19,6 @@ pub struct Doorbells {
 #[derive(Debug)]
 struct Shared {
     map: HostMap,
-    fd: OwnedFd,
     stride: u32,
     queues: u32,
 }
@@ -36,8 +27,7 @@ impl Doorbells {
     /// Doorbells for queues 0 to `io_queues`, `4 << dstrd` bytes apart, all zero.
     ///
     /// # Errors
-    /// When the kernel has no memory or no descriptors left, or `dstrd` is above the 15 that
-    /// CAP.DSTRD can express.
+    /// When the kernel has no memory left, or `dstrd` is above the 15 that CAP.DSTRD can express.
     pub fn new(io_queues: u16, dstrd: u8) -> io::Result<Self> {
         if dstrd > 15 {
             let text = format!("doorbell stride exponent {dstrd} was asked for, at most 15 exist");
@@ -45,10 +35,8 @@ impl Doorbells {
         }
         let (stride, queues) = (4u32 << dstrd, u32::from(io_queues) + 1);
         let len = 2 * queues as usize * stride as usize;
-        let fd = rustix::fs::memfd_create("nvme-doorbells", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&fd, len.next_multiple_of(page_bytes()) as u64)?;
-        let map = HostMap::shared(fd.as_fd(), len)?;
-        Ok(Self { shared: Arc::new(Shared { map, fd, stride, queues }) })
+        let map = HostMap::anonymous(len)?;
+        Ok(Self { shared: Arc::new(Shared { map, stride, queues }) })
     }
 
     /// The page as the driver's side addresses it.
@@ -59,18 +47,6 @@ impl Doorbells {
         // SAFETY: the mapping is all of the page and lives as long as `shared`; this side, too,
         // accesses it only by address.
         unsafe { DoorbellPage::new(host, None, shared.stride, len, owner) }
-    }
-
-    /// The memory's descriptor, for other processes and for GPUs.
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.fd.as_fd()
-    }
-
-    /// Number of queues, the admin queue among them.
-    #[must_use]
-    pub fn queues(&self) -> u32 {
-        self.shared.queues
     }
 
     /// The last value stored to the submission tail of `qid`; 0 for a queue that does not exist.
@@ -155,15 +131,6 @@ mod tests {
         assert_eq!((bells.sq_tail(3), bells.cq_head(3)), (0, 107));
         bells.clear_all();
         assert_eq!(bells.cq_head(3), 0);
-    }
-
-    #[test]
-    fn another_mapping_sees_the_same_doorbells() {
-        let bells = Doorbells::new(1, 0).unwrap();
-        let other = HostMap::shared(bells.fd(), bells.page().len()).unwrap();
-        // SAFETY: the submission tail of queue 1, a dword inside the second mapping.
-        unsafe { mmio::store_release32(other.at(8, 4).cast(), 9) };
-        assert_eq!(bells.sq_tail(1), 9);
         assert!(Doorbells::new(1, 16).is_err());
     }
 }

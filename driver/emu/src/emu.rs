@@ -22,12 +22,12 @@ use crate::{
     progress::{EmuCounters, Progress},
 };
 
-/// A software controller. It does nothing by itself: somebody calls [`Emu::step`], which is an
+/// A software controller. It works only in [`Emu::step`], which is called by an
 /// [`crate::EmuRunner`] in real time, a [`crate::SimClock`] in virtual time, or a test.
 pub struct Emu {
     id: String,
     this: Weak<Emu>,
-    /// Taken before `state`, for as long as one waits for it. Whoever is in here is next, so a loop
+    /// Taken before `state`, while waiting for it. The holder is next, so a loop
     /// of steps cannot starve a register access (a std mutex alone is unfair).
     fair_lock: Mutex<()>,
     state: Mutex<State>,
@@ -41,7 +41,7 @@ pub struct Emu {
 
 struct State {
     controller: Controller,
-    /// The latest time anybody told. Register accesses without a clock happen then.
+    /// The latest time of any caller. Register accesses without a clock happen then.
     now: Nanos,
 }
 
@@ -130,7 +130,7 @@ impl Emu {
         state.controller.read32(offset, now)
     }
 
-    /// Writes a register, and wakes whoever steps this controller.
+    /// Writes a register, and wakes the thread that steps this controller.
     pub fn write32(&self, offset: u32, value: u32) {
         let told = self.time();
         let mut state = self.state();
@@ -163,7 +163,7 @@ impl Emu {
         self.wake();
     }
 
-    /// Function Level Reset. Wakes whoever steps this controller.
+    /// Function Level Reset. Wakes the thread that steps this controller.
     pub fn reset_function(&self) {
         let told = self.time();
         let mut state = self.state();

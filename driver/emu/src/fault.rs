@@ -281,8 +281,8 @@ impl RuleState {
             return false;
         }
         self.fitting += 1;
-        let lucky = when.probability.is_none_or(|probability| self.rng.unit() < probability);
-        lucky
+        let drawn = when.probability.is_none_or(|probability| self.rng.unit() < probability);
+        drawn
             && when.nth.is_none_or(|nth| self.fitting == nth)
             && when.every.is_none_or(|every| every > 0 && self.fitting.is_multiple_of(every))
             && rule.limit.is_none_or(|limit| self.fired < limit)

@@ -16,7 +16,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// `count` vectors that nobody listens to yet.
+    /// `count` vectors without listeners.
     #[must_use]
     pub fn new(count: u16) -> Self {
         Self { vectors: (0..count).map(|_| OnceLock::new()).collect() }
@@ -28,7 +28,7 @@ impl Interrupts {
         u16::try_from(self.vectors.len()).unwrap_or(u16::MAX)
     }
 
-    /// Signals `vector`; `true` if somebody listens. A vector that nobody asked for costs one load.
+    /// Signals `vector`; `true` if it has a listener. A vector without one costs one load.
     pub fn raise(&self, vector: u16) -> bool {
         let Some(fd) = self.vectors.get(usize::from(vector)).and_then(OnceLock::get) else {
             return false;
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn raised_vectors_are_readable() {
         let vectors = Interrupts::new(2);
-        assert!(!vectors.raise(1), "nobody listens yet");
+        assert!(!vectors.raise(1), "no listener yet");
         let heard = vectors.listen("emu0", 1).unwrap();
         assert!(vectors.raise(1));
         assert!(vectors.raise(1));

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! - [`Controller`](controller::Controller) is a step machine: no threads, no clock of its own, no
-//!   I/O but through [`Media`]. Whoever drives it says what time it is.
+//!   I/O but through [`Media`]. Its caller says what time it is.
 //! - [`EmuDomain`] is the address space: it translates, refuses, counts, and keeps memory alive.
 //! - [`EmuRunner`] drives controllers with threads in real time; [`SimClock`] drives the whole
 //!   stack on one thread in virtual time, repeatable from a seed.
@@ -69,14 +69,14 @@ pub use domain::{DmaAccess, DmaFault, DmaFaultKind, EmuDomain, SgEntry, SgList};
 pub use doorbell::Doorbells;
 pub use emu::{Emu, EmuError};
 pub use fault::{
-    CommandView, FaultAction, FaultEngine, FaultHit, FaultPlan, FaultRule, FaultWhen,
-    IdentifyOverrides, IdentifyPatch, LbaRange, RegisterFaults,
+    FaultAction, FaultPlan, FaultRule, FaultWhen, IdentifyOverrides, IdentifyPatch, LbaRange,
+    RegisterFaults,
 };
 pub use interrupt::Interrupts;
 pub use media::{
     DataFault, FileMedia, FileOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp,
-    MemoryMedia, Overlay, SimMedia, SimOptions,
+    MemoryMedia, SimMedia, SimOptions,
 };
 pub use progress::{EmuCounters, Progress};
-pub use runner::{EmuRunner, RunnerOptions};
+pub use runner::EmuRunner;
 pub use sim::SimClock;

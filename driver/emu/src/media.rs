@@ -13,18 +13,18 @@ use std::fmt;
 
 use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos};
 
-pub(crate) use self::gpu_copies::GpuCopies;
 pub use self::{
     file::{FileMedia, FileOptions},
     memory::MemoryMedia,
-    overlay::{DataFault, Overlay},
+    overlay::DataFault,
     sim::{Latency, SimMedia, SimOptions},
 };
+pub(crate) use self::{gpu_copies::GpuCopies, overlay::Overlay};
 use crate::domain::SgList;
 
 /// Stored bytes, read and written by offset.
 pub trait Media: Send + fmt::Debug {
-    /// Size in bytes. Fixed for the life of the medium.
+    /// Size in bytes. It does not change.
     fn capacity_bytes(&self) -> u64;
 
     /// Offsets and lengths of operations are multiples of this (1: anything goes). A namespace's
@@ -87,7 +87,7 @@ pub struct MediaOp {
     pub len: u64,
     /// Memory of a read or write, `len` bytes together; else empty. Travels to [`MediaDone`].
     pub sg_list: SgList,
-    /// What the [`Overlay`] does wrong with this operation. Media ignore it.
+    /// What the overlay does wrong with this operation. Media ignore it.
     pub fault: DataFault,
 }
 

@@ -1,7 +1,7 @@
-//! Anonymous and shared mappings of this process, and the one copy routine of the crate.
+//! Memory of this process, and the one copy routine of the crate.
 #![allow(unsafe_code, reason = "mmap, munmap and copies between raw memory")]
 
-use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+use std::{io, ptr::NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -44,35 +44,14 @@ impl HostMap {
                 flags,
             )
         }?;
-        let map = Self::adopt(raw, len)?;
+        let ptr = NonNull::new(raw.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = Self { ptr, len };
         if len >= LARGE_BYTES {
             // A hint: where the kernel has no large pages, small ones do.
             // SAFETY: the range is the mapping just made.
             let _ = unsafe { rustix::mm::madvise(raw, len, Advice::LinuxHugepage) };
         }
         Ok(map)
-    }
-
-    /// The first `len` bytes of `fd`, shared with whoever else maps it.
-    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        let len = page_ceil(len).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: as in `anonymous`.
-        let raw = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )
-        }?;
-        Self::adopt(raw, len)
-    }
-
-    fn adopt(raw: *mut core::ffi::c_void, len: usize) -> io::Result<Self> {
-        let ptr = NonNull::new(raw.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { ptr, len })
     }
 
     /// First byte.
@@ -125,7 +104,7 @@ impl Drop for HostMap {
     }
 }
 
-/// Copies `len` bytes as a device would: no reference is made, other agents may look on.
+/// Copies `len` bytes as a device would: no reference is made, other agents may access them.
 ///
 /// # Safety
 /// Both ranges are valid for `len` bytes and do not overlap. What other agents do to the same

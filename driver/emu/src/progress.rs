@@ -9,10 +9,10 @@ pub struct Progress {
     pub work: u32,
     /// Commands inside the controller or its media that have not been completed yet.
     pub outstanding: u32,
-    /// When something will happen by itself (a delay ends), if that is known.
+    /// When the next state change without a host access is due (a delay ends), if that is known.
     pub next_event: Option<Nanos>,
     /// Whether a doorbell can bring work. When not (disabled, failed, gone), nothing but a register
-    /// write can, and whoever drives the controller may sleep until one.
+    /// write can, and the thread that drives the controller may sleep until one.
     pub listening: bool,
 }
 

@@ -16,36 +16,16 @@ use nvme_driver::{Clock, Nanos};
 
 use crate::{emu::Emu, progress::Progress};
 
-/// How a runner's threads behave.
-#[derive(Debug, Clone, Copy)]
-pub struct RunnerOptions {
-    /// Threads; `None`: one per controller, but one less than there are cores, so that whoever
-    /// waits for the controllers gets to run.
-    pub threads: Option<NonZero<usize>>,
-    /// Commands a controller may fetch before the next one of the same thread gets its turn.
-    pub budget: u32,
-    /// Fruitless rounds spent spinning.
-    pub spins: u32,
-    /// Fruitless rounds after that spent yielding.
-    pub yields: u32,
-    /// First sleep after that; each next one is half as long again ...
-    pub nap_min: Duration,
-    /// ... up to this. It bounds how late a doorbell is seen: nobody can tell us about one.
-    pub nap_max: Duration,
-}
-
-impl Default for RunnerOptions {
-    fn default() -> Self {
-        Self {
-            threads: None,
-            budget: 64,
-            spins: 16,
-            yields: 128,
-            nap_min: Duration::from_micros(20),
-            nap_max: Duration::from_micros(100),
-        }
-    }
-}
+/// Commands a controller may fetch before the next one of the same thread is stepped.
+const BUDGET: u32 = 64;
+/// Fruitless rounds spent spinning.
+const SPINS: u32 = 16;
+/// Fruitless rounds after that spent yielding.
+const YIELDS: u32 = 128;
+/// First sleep after that; each next one is half as long again ...
+const SLEEP_MIN: Duration = Duration::from_micros(20);
+/// ... up to this. It bounds how late a doorbell is seen: a store to memory wakes no thread.
+const SLEEP_MAX: Duration = Duration::from_micros(100);
 
 /// Steps controllers until it is dropped, which stops and joins the threads.
 ///
@@ -65,27 +45,19 @@ impl EmuRunner {
     /// # Errors
     /// When the operating system gives us no thread.
     pub fn spawn(emus: Vec<Arc<Emu>>, clock: Arc<dyn Clock>) -> io::Result<Self> {
-        Self::with_options(emus, clock, RunnerOptions::default())
+        // One per controller, but one less than there are cores, for the caller that waits for them.
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        Self::on_threads((cores - 1).max(1), emus, clock)
     }
 
-    /// As [`EmuRunner::spawn`], with other habits.
-    ///
-    /// # Errors
-    /// When the operating system gives us no thread.
-    pub fn with_options(
-        emus: Vec<Arc<Emu>>,
-        clock: Arc<dyn Clock>,
-        options: RunnerOptions,
-    ) -> io::Result<Self> {
-        let spare = thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1);
-        let wanted = options.threads.map_or(spare, NonZero::get);
-        let count = wanted.min(emus.len());
+    fn on_threads(threads: usize, emus: Vec<Arc<Emu>>, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        let count = threads.min(emus.len());
         let mut runner = Self { emus: emus.clone(), workers: Vec::new(), stop: Vec::new() };
         for index in 0..count {
             let mine: Vec<_> = emus.iter().skip(index).step_by(count).cloned().collect();
             let (sender, stop) = channel();
             let ticks = clock.clone();
-            let work = Worker { emus: mine.clone(), clock: ticks, options, stop };
+            let work = Worker { emus: mine.clone(), clock: ticks, stop };
             // An error drops `runner`, which ends the threads that did start.
             let handle = thread::Builder::new()
                 .name(format!("nvme-emu-{index}"))
@@ -126,19 +98,18 @@ impl Drop for EmuRunner {
 struct Worker {
     emus: Vec<Arc<Emu>>,
     clock: Arc<dyn Clock>,
-    options: RunnerOptions,
     stop: Receiver<Infallible>,
 }
 
 impl Worker {
     fn run(self) {
         let mut idle = 0u32;
-        let mut nap = self.options.nap_min;
+        let mut sleep = SLEEP_MIN;
         while matches!(self.stop.try_recv(), Err(TryRecvError::Empty)) {
             let now = self.clock.now();
             let all = self.round(now);
             if all.work > 0 {
-                (idle, nap) = (0, self.options.nap_min);
+                (idle, sleep) = (0, SLEEP_MIN);
                 continue;
             }
             idle = idle.saturating_add(1);
@@ -146,15 +117,15 @@ impl Worker {
             if asleep {
                 // Only a register write, a fault plan or the end can bring work, and all unpark.
                 thread::park();
-            } else if idle <= self.options.spins {
+            } else if idle <= SPINS {
                 std::hint::spin_loop();
-            } else if idle <= self.options.spins + self.options.yields {
+            } else if idle <= SPINS + YIELDS {
                 thread::yield_now();
             } else {
-                let event = all.next_event.map_or(nap, |at| (at - now).duration());
-                thread::park_timeout(nap.min(event));
+                let event = all.next_event.map_or(sleep, |at| (at - now).duration());
+                thread::park_timeout(sleep.min(event));
                 if all.outstanding == 0 {
-                    nap = (nap + nap / 2).min(self.options.nap_max);
+                    sleep = (sleep + sleep / 2).min(SLEEP_MAX);
                 }
             }
         }
@@ -163,7 +134,7 @@ impl Worker {
     fn round(&self, now: Nanos) -> Progress {
         let mut all = Progress::default();
         for emu in &self.emus {
-            all.merge(emu.step(now, self.options.budget));
+            all.merge(emu.step(now, BUDGET));
         }
         all
     }
@@ -186,10 +157,8 @@ mod tests {
     fn stops_when_dropped_even_while_parked() {
         let emus = emus(3);
         for threads in [1, 2, 8] {
-            let options =
-                RunnerOptions { threads: NonZero::new(threads), ..RunnerOptions::default() };
             let clock = Arc::new(MonotonicClock::default());
-            let runner = EmuRunner::with_options(emus.clone(), clock, options).unwrap();
+            let runner = EmuRunner::on_threads(threads, emus.clone(), clock).unwrap();
             assert_eq!(runner.threads(), threads.min(3));
             // Disabled controllers: the threads are parked by now, or will be.
             thread::sleep(Duration::from_millis(5));

@@ -35,7 +35,7 @@ unsafe impl Sync for Backing {}
 
 /// An entry of a transfer: memory of this process, or bytes that go nowhere (a bit bucket).
 ///
-/// It is an address and no right: whoever dereferences it holds the [`crate::DmaAccess`] or the
+/// It is an address and no right: code that dereferences it holds the [`crate::DmaAccess`] or the
 /// [`SgList`] that it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SgEntry {

@@ -29,7 +29,7 @@ pub struct Map {
     len: usize,
 }
 
-// SAFETY: an address; whoever uses it goes through the accessors of `platform::mmio`.
+// SAFETY: an address; all accesses go through the accessors of `platform::mmio`.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -183,7 +183,7 @@ struct Part {
 }
 
 // SAFETY: the file stays mapped while `ram` lives, the pages belong to this value until it is
-// dropped, and nobody makes references into the mapping.
+// dropped, and there are no references into the mapping.
 unsafe impl DmaMemory for Part {
     fn len(&self) -> usize {
         self.segments[0].len as usize

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Page-aligned memory of somebody else, who hears when it is given back.
+/// Page-aligned memory of another owner, which notes when it is given back.
 struct Owned {
     map: HostMap,
     gone: mpsc::Sender<()>,
@@ -44,10 +44,10 @@ fn allocated_memory_is_zero_and_seen_from_both_sides() {
     access.read(iova(&memory), &mut bytes).unwrap();
     assert_eq!(bytes, [0; 16]);
     access.write(iova(&memory).offset(3), b"ripieno").unwrap();
-    // SAFETY: inside the mapping, which nobody writes now.
+    // SAFETY: inside the mapping, which is not written now.
     assert_eq!(unsafe { host.add(3).read() }, b'r');
     access.write_u32(iova(&memory).offset(100), 0x0403_0201).unwrap();
-    access.write_u64(iova(&memory).offset(112), 7).unwrap();
+    access.write(iova(&memory).offset(112), &7u64.to_le_bytes()).unwrap();
     assert_eq!(access.read_u32(iova(&memory).offset(101)).unwrap(), 0x0004_0302);
     assert_eq!(access.read_u64(iova(&memory).offset(112)).unwrap(), 7);
     access.store_release32(iova(&memory).offset(8), 9).unwrap();
@@ -90,7 +90,7 @@ fn addresses_are_not_used_again() {
     drop(first);
     let second = domain.alloc(4096).unwrap();
     assert_ne!(iova(&second), old);
-    assert!(domain.access().resolve(old, 1).is_err(), "a stale address is not somebody else's");
+    assert!(domain.access().resolve(old, 1).is_err(), "a stale address is not given out again");
     assert_eq!(domain.mapped().len(), 1);
 }
 
@@ -100,7 +100,7 @@ fn imported_memory_is_checked_and_kept() {
     let (memory, host, gone) = external(2 * page_bytes());
     let mapped = domain.import(memory).unwrap();
     domain.access().write(iova(&mapped), b"x").unwrap();
-    // SAFETY: the owner lives, and nobody writes now.
+    // SAFETY: the owner lives, and nothing writes now.
     assert_eq!(unsafe { host.read() }, b'x');
     assert!(gone.try_recv().is_err());
     drop(mapped);
@@ -111,7 +111,7 @@ fn imported_memory_is_checked_and_kept() {
     // SAFETY: as in `external`.
     let odd = unsafe { ExternalMemory::new(Some(host), None, 100, owner.clone()) };
     assert!(matches!(domain.import(odd), Err(DmaError::Unaligned { .. })));
-    // SAFETY: an address for the GPU only, which is refused before anybody uses it.
+    // SAFETY: an address for the GPU only, which is refused before it is used.
     let gpu = unsafe { ExternalMemory::new(None, Some(DevicePtr(1 << 40)), 4096, owner) };
     let error = domain.import(gpu).unwrap_err().to_string();
     assert!(error.contains("offer that address too"), "{error}");

@@ -121,12 +121,6 @@ impl FileMedia {
         })
     }
 
-    /// Where the file is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Starts `op` in a free slot. The caller has checked both.
     fn start(&mut self, op: MediaOp, slot: u32) -> Option<MediaDone> {
         let mut transfer = self.spare.pop().unwrap_or_default();
@@ -244,7 +238,7 @@ impl FileMedia {
         let (mut at, end) = (op.offset, op.offset + op.len);
         while at < end {
             let len = usize::try_from(end - at).unwrap_or(DRAIN_BYTES).min(DRAIN_BYTES);
-            // SAFETY: `zeroes` is ours, as long as that, and nobody writes to it.
+            // SAFETY: `zeroes` is ours, as long as that, and is never written.
             let bytes = unsafe { std::slice::from_raw_parts(zeroes.ptr().as_ptr(), len) };
             let wrote =
                 rustix::io::pwrite(&self.file, bytes, at).map_err(|error| failed(error.into()))?;

@@ -120,15 +120,9 @@ impl SimMedia {
         Self { bytes, options, rng, pending, cache, stamp: 0 }
     }
 
-    /// The bytes themselves, as they would be read now.
-    #[must_use]
-    pub fn bytes(&self) -> &MemoryMedia {
-        &self.bytes
-    }
-
     /// Blocks whose contents a power loss could still change.
-    #[must_use]
-    pub fn volatile_blocks(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn volatile_blocks(&self) -> usize {
         self.cache.older.len()
     }
 

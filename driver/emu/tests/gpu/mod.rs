@@ -1,4 +1,4 @@
-//! A GPU as far as the software controller can tell: memory that nobody else addresses, and copies
+//! A GPU as far as the software controller can tell: memory that nothing else addresses, and copies
 //! that are carried out late, in steps, and in an unhelpful order. It knows what is allocated, and
 //! panics when a copy touches anything else.
 #![allow(unsafe_code, reason = "copies by address")]
@@ -173,7 +173,7 @@ impl State {
         let (base, size) = self.host.range(..=address).next_back().expect("no such host memory");
         assert!(address + len <= base + size, "past the end of host memory, or it is freed");
         let bytes = self.bytes(device, len);
-        // SAFETY: inside host memory that the assertion found, which nobody references.
+        // SAFETY: inside host memory that the assertion found, which has no references.
         unsafe {
             match direction {
                 CopyDirection::HostToDevice => {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::domain::DmaAccess;
 
-/// Events kept while nobody asks for them; more are dropped, the log pages have what is true.
+/// Events kept while no request waits; more are dropped, the log pages still report them.
 const PENDING_MAX: usize = 16;
 
 /// Error events that are not about a command.

@@ -288,7 +288,7 @@ fn format_changes_blocks_and_erases() {
 }
 
 #[test]
-fn format_waits_for_nobody_and_keeps_others_out() {
+fn a_format_is_refused_during_io_and_refuses_io() {
     use crate::media::{Latency, SimMedia, SimOptions};
     let fixed = |ns| Latency { min_ns: ns, mean_ns: ns, tail_ns: ns, tail_ppm: 0 };
     let options = SimOptions { read: fixed(1000), write: fixed(1000), ..SimOptions::default() };

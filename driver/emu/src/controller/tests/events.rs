@@ -57,7 +57,7 @@ fn bad_doorbells_are_reported_once_until_read() {
     // The queue still works once its doorbells make sense.
     host.store_bell(3, 0);
     assert_eq!(host.io(nvm(NvmOpcode::WRITE_ZEROES, 0, 1)), Status::SUCCESS);
-    // A doorbell of a queue that does not exist; the unused_qid needs some steps to come by.
+    // A doorbell of a queue that does not exist; one identifier is checked in each step.
     host.store_bell(2 * 3, 1);
     let found = (0..8).find_map(|_| event(&mut host));
     assert_eq!(found, Some(AsyncEvent { kind, info: 0, log_page }));

@@ -1,7 +1,7 @@
 //! A host that writes garbage: commands, lists, doorbells and registers, each as a seed says.
 //!
 //! What must hold: no panic, a bounded amount of work in a step, no access outside what was named,
-//! and after a reset a controller as good as new. `RIPIENO_SOAK=N` runs N seeds instead of a few
+//! and a controller that works after a reset. `RIPIENO_SOAK=N` runs N seeds instead of a few
 //! hundred, `RIPIENO_SEED=S` repeats seed S.
 
 use std::panic::catch_unwind;

@@ -89,7 +89,7 @@ fn shutdown_waits_for_media_and_flushes() {
             host.now = host.now + Nanos(100);
             steps += 1;
             assert!(steps < 100);
-            assert!(progress.listening || host.csts().shst() == 2, "nobody may sleep on this");
+            assert!(progress.listening || host.csts().shst() == 2, "a driver of it must not sleep");
             if steps < 10 {
                 assert_eq!(host.csts().shst(), 1, "the write and the flush take longer");
             }
@@ -137,6 +137,6 @@ fn writes_are_as_permanent_as_they_were_asked_to_be() {
     assert_eq!(count(true, false, true), 32, "force unit access");
     assert_eq!(count(false, true, true), 32, "flush");
     assert_eq!(count(false, false, false), 32, "write cache turned off");
-    let lucky = count(false, false, true);
-    assert!((1..32).contains(&lucky), "{lucky} of 32 seeds kept what was only cached");
+    let kept = count(false, false, true);
+    assert!((1..32).contains(&kept), "{kept} of 32 seeds kept what was only cached");
 }

@@ -30,7 +30,7 @@ fn a_reset_is_over_when_the_copies_are() {
     rig.host.disable();
     assert_eq!(rig.host.csts().rdy(), 1, "the GPU is still writing the host's memory");
     let progress = rig.host.step();
-    assert!(progress.next_event.is_some(), "so that somebody looks: {progress:?}");
+    assert!(progress.next_event.is_some(), "the fence is polled: {progress:?}");
     assert!(unmap(&mut rig), "memory of a copy under way was freed");
     assert_eq!(rig.host.csts().rdy(), 1);
     rig.gpu.finish();
@@ -130,7 +130,7 @@ fn memory_unmapped_by_its_owner_stays_for_the_copy() {
     let mut rig = reading();
     assert!(unmap(&mut rig));
     rig.gpu.finish();
-    assert_eq!(rig.gpu.allocations(), 1, "nobody has seen the fence");
+    assert_eq!(rig.gpu.allocations(), 1, "the fence has not been polled");
     rig.host.step();
     assert_eq!((rig.host.reap_all(1).len(), rig.gpu.allocations()), (1, 0));
 }
@@ -190,7 +190,7 @@ fn copies_that_are_not_taken_fail_their_commands_alone() {
         rig.gpu.refuse(None);
         assert_eq!(rig.io(rig.page(opcode, 0, 0)), Status::SUCCESS, "{opcode}");
     }
-    assert_eq!(rig.host.controller.logs.media_errors, 0, "the medium is blameless");
+    assert_eq!(rig.host.controller.logs.media_errors, 0, "no error of the medium");
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn a_gpu_lost_during_a_reset_ends_it() {
     assert_eq!(rig.host.csts(), Csts(0), "no copy will get any further");
     rig.host.enable(4, 4);
     rig.host.create_pair(1, 8, 8);
-    assert_eq!(rig.host.csts().cfs(), 0, "nothing of the new life is lost");
+    assert_eq!(rig.host.csts().cfs(), 0, "nothing since the reset is lost");
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn a_reset_forgets_what_waits_for_memory_in_between() {
     rig.host.enable(4, 4);
     rig.host.create_pair(1, 8, 8);
     rig.settle();
-    assert_eq!(rig.gpu.batches(), [1], "the other one's copy belongs to nobody");
+    assert_eq!(rig.gpu.batches(), [1], "the other read was cancelled");
     let again = nvm(NvmOpcode::READ, 0, (big / 4096) as u32).with_sgl(all);
     assert_eq!(rig.io(again), Status::SUCCESS, "all of the memory is there again");
 }
