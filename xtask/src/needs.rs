@@ -49,7 +49,7 @@ impl Need {
             }
             Self::Gxx if !is_installed("g++") => package("g++", "nvcc preprocesses with it", "g++"),
             Self::Binutils if !is_installed("strip") => {
-                package("strip", "it makes the packed programs small", "binutils")
+                package("strip", "programs are packed without their symbols", "binutils")
             }
             Self::Mmdebstrap if !is_installed("mmdebstrap") => {
                 package("mmdebstrap", "it makes a minimal Debian", "mmdebstrap")

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   install     the guest's kernel and busybox (target/vm/packages)
-//!   guest       the programs under test, linked statically
+//!   guest       the programs under test, and their libraries
 //!   initramfs   all of it in one archive
 //!   machine     QEMU's command line
 //!   suite       one boot: console, host (what the guest asks of us), qmp
@@ -44,18 +44,17 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Downloads and builds whatever is not there yet. `ripieno` itself takes the
-    /// longest to build, and only some suites run it.
+    /// Downloads and builds whatever is not there yet.
     ///
     /// # Errors
     /// Says what this machine lacks, and how to get it.
-    pub fn new(with_ripieno: bool) -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let folder = folder::target("vm");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = lock(&folder)?;
         let packages = install::packages(&folder)?;
-        let programs = guest::build(&folder, with_ripieno)?;
+        let programs = guest::build()?;
         let initrd = initramfs::pack(&folder, &packages, &programs)?;
         Ok(Self { kernel: packages.kernel, initrd, folder, _lock: lock })
     }

@@ -37,7 +37,7 @@ pub struct VmArgs {
     verbose: bool,
 }
 
-const NEEDS: &[Need] = &[Need::Cxx, Need::Qemu, Need::Guest];
+const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Qemu, Need::Guest];
 
 /// The step of `cargo xtask ci`. A process of its own, so that its deadline can end QEMU, too.
 pub fn step() -> Step {
@@ -51,7 +51,7 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     }
     let suites = chosen(&args.suite);
     needs::satisfy(NEEDS.iter().copied())?;
-    let prepared = Prepared::new(args.shell || suites.iter().any(|suite| suite.ripieno))?;
+    let prepared = Prepared::new()?;
     if args.shell {
         vm::shell(&prepared, args.nvme)?;
         return Ok(ExitCode::SUCCESS);

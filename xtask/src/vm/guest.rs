@@ -1,46 +1,54 @@
-//! The programs that run in the guest, which has no libraries to link with.
+//! The programs that run in the guest, and the libraries that they load.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::folder;
 use crate::step::SaidNo;
 
-/// Not what `cargo build` picks by itself: with RUSTFLAGS and no `--target`, build scripts and
-/// procedural macros would be linked statically, too, and the latter cannot be.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+const PROGRAMS: &[&str] = &["vm-tests", "nvme-bind", "ripieno"];
 
-/// Packages, and the programs they make.
-const PROGRAMS: &[(&str, &str)] =
-    &[("ripieno-vm-tests", "vm-tests"), ("nvme-bind", "nvme-bind"), ("ripieno", "ripieno")];
-
-/// The guest runs translated code: optimized enough to be quick there, and quick to build here.
-const PROFILE: &[&str] = &[
-    "profile.vm.inherits=\"release\"",
-    "profile.vm.opt-level=1",
-    "profile.vm.debug-assertions=true",
-    "profile.vm.overflow-checks=true",
-    "profile.vm.debug=false",
-    "profile.vm.strip=true",
-];
-
-/// Builds the programs, `ripieno` only if it is wanted: it takes the longest, and most suites do
-/// without. Where they are.
-pub fn build(folder: &Path, with_ripieno: bool) -> Result<Vec<PathBuf>> {
-    let programs = &PROGRAMS[..PROGRAMS.len() - usize::from(!with_ripieno)];
-    let target = folder.join("build");
+/// Builds the programs as the workspace's tests build them, so that CI compiles everything once.
+/// Where they are.
+pub fn build() -> Result<Vec<PathBuf>> {
     let mut command = Command::new("cargo");
-    command.args(["build", "--profile", "vm", "--target", TARGET]);
-    command.args(PROFILE.iter().flat_map(|setting| ["--config", setting]));
-    command.args(programs.iter().flat_map(|(package, _)| ["--package", package]));
-    command.arg("--target-dir").arg(&target).env("RUSTFLAGS", "-C target-feature=+crt-static");
-    let names: Vec<&str> = programs.iter().map(|&(_, program)| program).collect();
-    eprintln!("building for the guest, linked statically: {}", names.join(", "));
+    command.args(["build", "--workspace", "--all-features", "--bins"]);
+    eprintln!("building for the guest: {}", PROGRAMS.join(", "));
     let status = command.status().context("cannot run cargo")?;
     if !status.success() {
-        bail!(SaidNo("cargo build --profile vm".into()));
+        bail!(SaidNo("cargo build --workspace --all-features --bins".into()));
     }
-    let built = target.join(TARGET).join("vm");
-    Ok(names.iter().map(|name| built.join(name)).collect())
+    Ok(PROGRAMS.iter().map(|name| folder::target("debug").join(name)).collect())
+}
+
+/// The files that the dynamic linker loads for a program.
+pub fn libraries(program: &PathBuf) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+    if !output.status.success() {
+        bail!("`ldd {}` failed: {}", program.display(), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(paths(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn paths(ldd: &str) -> Vec<PathBuf> {
+    let path =
+        |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(Into::into);
+    ldd.lines().filter_map(path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_the_paths_that_ldd_names() {
+        let ldd = "\tlinux-vdso.so.1 (0x7)\n\tlibc.so.6 => /lib/libc.so.6 (0x7)\n\
+                   \t/lib64/ld-linux-x86-64.so.2 (0x7)\n";
+        assert_eq!(
+            paths(ldd),
+            ["/lib/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
+        );
+    }
 }

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::vm::guest;
 use crate::vm::install::Packages;
 
 const INIT: &str = include_str!("init.sh");
@@ -26,8 +27,14 @@ pub fn pack(folder: &Path, packages: &Packages, programs: &[PathBuf]) -> Result<
     fs::copy(&packages.busybox, bin.join("busybox"))?;
     for program in programs {
         let name = program.file_name().unwrap_or_default();
-        fs::copy(program, bin.join(name))
-            .with_context(|| format!("cannot copy {}", program.display()))?;
+        // The guest reads all of it into memory at boot.
+        let mut strip = Command::new("strip");
+        done(strip.arg("-o").arg(bin.join(name)).arg(program), "strip")?;
+        for library in guest::libraries(program)? {
+            let to = tree.join(library.strip_prefix("/")?);
+            fs::create_dir_all(to.parent().unwrap_or(&tree))?;
+            fs::copy(&library, to)?;
+        }
     }
     modules(&tree, packages)?;
     fs::write(tree.join("init"), INIT)?;
@@ -51,7 +58,7 @@ fn modules(tree: &Path, packages: &Packages) -> Result<()> {
         fs::copy(packages.modules.join(name), to.join(name))?;
     }
     let mut depmod = Command::new(&packages.busybox);
-    done(depmod.arg("depmod").arg("-b").arg(tree).arg(version), "depmod")
+    done(depmod.arg("depmod").arg("-b").arg(tree).arg(version), "busybox depmod")
 }
 
 fn copy_modules(busybox: &Path, from: &Path, to: &Path) -> Result<()> {
@@ -62,7 +69,7 @@ fn copy_modules(busybox: &Path, from: &Path, to: &Path) -> Result<()> {
             copy_modules(busybox, &path, &to.join(name))?;
         } else if path.extension().is_some_and(|end| end == "xz") {
             let plain = File::create(to.join(name).with_extension(""))?;
-            done(Command::new(busybox).arg("xzcat").arg(&path).stdout(plain), "xzcat")?;
+            done(Command::new(busybox).arg("xzcat").arg(&path).stdout(plain), "busybox xzcat")?;
         } else {
             fs::copy(&path, to.join(name))?;
         }
@@ -106,9 +113,9 @@ fn list(root: &Path, folder: &Path, names: &mut Vec<String>) -> Result<()> {
 }
 
 fn done(command: &mut Command, what: &str) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run busybox {what}"))?;
+    let status = command.status().with_context(|| format!("cannot run {what}"))?;
     if !status.success() {
-        bail!("busybox {what} failed ({status})");
+        bail!("{what} failed ({status})");
     }
     Ok(())
 }

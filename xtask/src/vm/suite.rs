@@ -26,8 +26,6 @@ pub struct Suite {
     pub about: &'static str,
     /// The kernel's own driver takes the drives at boot, as on any computer.
     nvme: bool,
-    /// It runs the program `ripieno`.
-    pub ripieno: bool,
     seconds_max: u64,
 }
 
@@ -37,42 +35,36 @@ pub const SUITES: &[Suite] = &[
         name: "smoke",
         about: "the machine itself: devices, IOMMU groups, the line to the host",
         nvme: false,
-        ripieno: false,
         seconds_max: 60,
     },
     Suite {
         name: "bind",
         about: "nvme-bind: list, bind, refuse what is in use, restore, crashes, two at once",
         nvme: true,
-        ripieno: false,
         seconds_max: 120,
     },
     Suite {
         name: "vfio",
         about: "the driver through VFIO: PRP, SGL, splits, LBA sizes, namespaces, interrupts",
         nvme: false,
-        ripieno: false,
         seconds_max: 120,
     },
     Suite {
         name: "peer",
         about: "queues, descriptors and data in the memory of another device",
         nvme: false,
-        ripieno: false,
         seconds_max: 120,
     },
     Suite {
         name: "faults",
         about: "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
         nvme: false,
-        ripieno: false,
         seconds_max: 180,
     },
     Suite {
         name: "replay",
         about: "`ripieno replay` on both drives, with every byte checked",
         nvme: false,
-        ripieno: true,
         seconds_max: 180,
     },
 ];
@@ -143,7 +135,7 @@ impl Suite {
 /// Boots into a shell on this terminal.
 pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     let place = Place::new(prepared, "shell", false)?;
-    let suite = Suite { name: "shell", about: "", nvme: with_nvme, ripieno: true, seconds_max: 0 };
+    let suite = Suite { name: "shell", about: "", nvme: with_nvme, seconds_max: 0 };
     let arguments = suite.kernel_arguments();
     let mut boot = Boot::start(prepared, &place, arguments, true)?;
     let answers = boot.serve(&place)?;
