@@ -91,7 +91,7 @@ pub use iocb::IocbId;
 pub use map::BlockMap;
 pub use nvme_spec::{nvm::Direction, status::Status as NvmeStatus};
 pub use options::UringOptions;
-pub use pool::{PoolDesc, PoolHandle};
+pub use pool::{PoolDesc, PoolHandle, ROWS_MAX};
 pub use status::IoStatus;
 pub use stream::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
 pub use uring::{AffineOp, Uring};

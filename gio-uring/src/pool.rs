@@ -60,8 +60,9 @@ struct PoolInner {
     slot_lbas: u32,
 }
 
-/// More rows than any model has; keeps slot numbers within 64 bits (`GIO_ROWS_MAX` of the kernel).
-const ROWS_MAX: usize = 65_535;
+/// The most rows of a pool: more than any model has, and slot numbers stay within 64 bits
+/// (`GIO_ROWS_MAX` of the kernel).
+pub const ROWS_MAX: u32 = 65_535;
 /// Where the tables lie in the pool's block.
 const ROWS_AT: usize = size_of::<Pool>().next_multiple_of(64);
 
@@ -168,7 +169,7 @@ impl PoolDesc {
             return Err(Error::Devices { what, found, devices: devices as u32 });
         }
         let rows = self.row_iova.len();
-        if !(1..=ROWS_MAX).contains(&rows) {
+        if !(1..=ROWS_MAX as usize).contains(&rows) {
             return wrong(format!("it has {rows} rows; 1 to {ROWS_MAX} work"));
         }
         for (what, found) in [

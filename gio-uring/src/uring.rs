@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nvme_driver::{Clock, Nanos, QueueGrant};
+use nvme_driver::{Clock, Nanos, QueueGrant, Waiter};
 
 use crate::{
     abi::{Affine, Args, Iocb},
@@ -286,22 +286,19 @@ impl Uring {
     /// [`Error::Timeout`] (`id` stays issued, and may be waited for again), [`Error::Executor`]
     /// when the kernel failed, and as [`Uring::try_completion`].
     pub fn wait_completion(&mut self, id: IocbId, deadline: Nanos) -> Result<Completion, Error> {
-        let mut idle = 0;
+        let clock = self.clock.clone();
+        let mut waiter = Waiter::new(&*clock, deadline);
         loop {
             if let Some(completion) = self.try_completion(id)? {
                 return Ok(completion);
             }
-            let late = self.clock.now() >= deadline;
             match self.poll_executor()? {
-                Progress::Moved => idle = 0,
-                // Polling may have completed it: check once more before giving up.
-                Progress::Idle if late => {
+                Progress::Moved => waiter.moved(),
+                Progress::Idle if waiter.wait() => {}
+                // It may have completed while the clock was read.
+                Progress::Idle => {
                     let found = self.try_completion(id)?;
                     return found.ok_or(Error::Timeout { index: id.index() });
-                }
-                Progress::Idle => {
-                    self.clock.pause(idle, deadline);
-                    idle = idle.saturating_add(1);
                 }
             }
         }

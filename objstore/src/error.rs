@@ -34,6 +34,17 @@ pub enum LayoutError {
         /// Devices.
         devices: u32,
     },
+    /// A group is larger than any device.
+    #[error(
+        "a group of {group} files of {file_bytes} bytes does not fit into 64 bits on each device; \
+         choose a smaller group"
+    )]
+    GroupBytes {
+        /// Files of a group.
+        group: u32,
+        /// Bytes of a file.
+        file_bytes: u64,
+    },
     /// The LBA size is not one.
     #[error("an LBA size of {lba_bytes} bytes is no power of two")]
     LbaBytes {
@@ -226,6 +237,15 @@ pub enum StoreError {
     StagingBusy {
         /// Buffers there are.
         buffers: u32,
+    },
+    /// The media of a device takes no writes any more.
+    #[error(
+        "device {device} reports that its media is read-only; what is stored can still be \
+         retrieved, but nothing can be stored: replace the drive"
+    )]
+    ReadOnly {
+        /// The device.
+        device: DeviceIndex,
     },
     /// All IOCBs are in flight.
     #[error("{in_flight} layer operations are in flight, which is all there may be; wait for one")]

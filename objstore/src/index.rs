@@ -1,10 +1,9 @@
-//! Which key is stored in which file, who uses it, and which file goes first.
+//! Which key is stored in which file, how many requests use it, and which file is evicted first.
 //!
 //! Every operation on one key costs O(1): a hash table from key to file, one entry per file in an
 //! array, and a doubly linked list through that array for the order of eviction.
 //!
-//! The list holds exactly the files that may be evicted: stored, referenced by nobody and not
-//! pinned. Requests give their files back from tail to head, so a block is always evicted before
+//! The list holds exactly the files that may be evicted: stored and not referenced. Requests give their files back from tail to head, so a block is always evicted before
 //! the blocks it follows: evicting a head first would leave tails that no lookup can reach.
 
 use std::collections::HashMap;
@@ -33,7 +32,6 @@ enum State {
 struct Entry {
     key: BlockKey,
     refs: u32,
-    pins: u32,
     newer: u32,
     older: u32,
     state: State,
@@ -50,8 +48,6 @@ pub struct IndexCounts {
     pub doomed: u32,
     /// With at least one reference, in any state.
     pub referenced: u32,
-    /// With at least one pin.
-    pub pinned: u32,
     /// That eviction may take.
     pub evictable: u32,
 }
@@ -84,7 +80,7 @@ pub struct Position {
     pub own: bool,
 }
 
-/// Keys, files, references, pins and the order of eviction.
+/// Keys, files, references and the order of eviction.
 #[derive(Debug)]
 pub struct Index {
     entries: Vec<Entry>,
@@ -102,14 +98,8 @@ impl Index {
     #[must_use]
     pub fn new(files: u32) -> Self {
         assert_ne!(files, NONE, "one number is needed for the end of the list");
-        let entry = Entry {
-            key: BlockKey(0),
-            refs: 0,
-            pins: 0,
-            newer: NONE,
-            older: NONE,
-            state: State::Free,
-        };
+        let entry =
+            Entry { key: BlockKey(0), refs: 0, newer: NONE, older: NONE, state: State::Free };
         Self {
             entries: vec![entry; files as usize],
             files: HashMap::with_capacity(files.min(RESERVED) as usize),
@@ -213,8 +203,8 @@ impl Index {
         }
     }
 
-    /// Takes the key from `file`: a miss from now on. Its pins end. Appends it to `freed` unless
-    /// somebody still refers to it. Does nothing to a file without a key.
+    /// Takes the key from `file`: a miss from now on. Appends it to `freed` unless somebody
+    /// still refers to it. Does nothing to a file without a key.
     pub fn invalidate(&mut self, file: FileId, freed: &mut Vec<FileId>) {
         let entry = *self.entry(file);
         if !matches!(entry.state, State::Writing | State::Stored) {
@@ -222,7 +212,6 @@ impl Index {
         }
         self.files.remove(&entry.key);
         self.change(file, |entry| {
-            entry.pins = 0;
             entry.state = if entry.refs == 0 { State::Free } else { State::Doomed };
         });
         if entry.refs == 0 {
@@ -240,23 +229,6 @@ impl Index {
         self.files.remove(&key);
         self.change(file, |entry| entry.state = State::Free);
         Some(file)
-    }
-
-    /// Keeps a stored `key` from eviction until it is unpinned as often. `false`: not stored.
-    pub fn pin(&mut self, key: BlockKey) -> bool {
-        let Some(Found::Stored(file)) = self.find(key) else { return false };
-        self.change(file, |entry| entry.pins += 1);
-        true
-    }
-
-    /// Takes one pin back. `false`: the key is not stored or not pinned.
-    pub fn unpin(&mut self, key: BlockKey) -> bool {
-        let Some(Found::Stored(file)) = self.find(key) else { return false };
-        if self.entry(file).pins == 0 {
-            return false;
-        }
-        self.change(file, |entry| entry.pins -= 1);
-        true
     }
 
     fn release_one(&mut self, file: FileId, freed: &mut Vec<FileId>) {
@@ -317,7 +289,7 @@ impl Index {
 
 impl Entry {
     fn evictable(&self) -> bool {
-        self.state == State::Stored && self.refs == 0 && self.pins == 0
+        self.state == State::Stored && self.refs == 0
     }
 }
 
@@ -330,7 +302,6 @@ fn count(counts: &mut IndexCounts, entry: &Entry, add: bool) {
     step(&mut counts.writing, entry.state == State::Writing);
     step(&mut counts.doomed, entry.state == State::Doomed);
     step(&mut counts.referenced, entry.refs > 0);
-    step(&mut counts.pinned, entry.pins > 0);
     step(&mut counts.evictable, entry.evictable());
 }
 

@@ -70,7 +70,7 @@ impl Geometry {
     ///
     /// # Errors
     /// [`LayoutError`] when a number is zero, `group` is no multiple of `devices`, `lba_bytes` is
-    /// no power of two, or an object is too large to be padded.
+    /// no power of two, an object is too large to be padded, or a group too large for 64 bits.
     pub fn new(
         shape: &KvShape,
         devices: u32,
@@ -88,13 +88,13 @@ impl Geometry {
             .object_bytes
             .checked_next_multiple_of(lba_bytes)
             .ok_or(LayoutError::Shape { field: "object_bytes", problem: "is too large to pad" })?;
-        Ok(Self {
-            devices,
-            group,
-            rows: shape.rows(),
-            object_bytes: shape.object_bytes,
-            slot_bytes,
-        })
+        let (rows, object_bytes) = (shape.rows(), shape.object_bytes);
+        let geometry = Self { devices, group, rows, object_bytes, slot_bytes };
+        let file_bytes = geometry.file_bytes();
+        match file_bytes.checked_mul(u64::from(geometry.width())) {
+            Some(_) => Ok(geometry),
+            None => Err(LayoutError::GroupBytes { group, file_bytes }),
+        }
     }
 
     /// A layout for these regions with a group size that suits them: long runs, but small enough

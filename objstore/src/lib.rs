@@ -116,7 +116,7 @@
 //! # Architecture
 //! - Without I/O, each tested against a slow model: [`KvShape`] and [`Geometry`] (where each object
 //!   lives: affine, in groups), [`FilePool`] (free files, in runs), [`KeyChain`], [`Index`] (keys,
-//!   references, pins, order of eviction), [`KvPool`] (where each object is in memory).
+//!   references, order of eviction), [`KvPool`] (where each object is in memory).
 //! - [`Store`] ties them to a [`gio_uring::Uring`] and the controllers behind it. `store/open.rs`
 //!   creates and grants the queues, `route.rs` proves the path, `request.rs` and `layer.rs` start
 //!   work, `complete.rs` sees it end, `recover.rs` is the way back after a timeout or a fault.
@@ -179,5 +179,5 @@ pub use order::Order;
 pub use registration::{InUse, KvPool};
 pub use shape::KvShape;
 pub use stats::{Path, StoreStats};
-pub use store::{Closed, Store};
+pub use store::{Closed, Store, StoreEvent};
 pub use transfer::{Committed, LayerDone, Prefix, Ticket, Transfer, Writing};

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use gio_uring::ROWS_MAX;
+
 use crate::{
     error::LayoutError,
     ids::{Layer, Row},
@@ -39,9 +41,8 @@ impl KvShape {
                 return Err(LayoutError::Shape { field, problem: "is zero" });
             }
         }
-        // The layout multiplies rows by files; 2^16 rows are far beyond any model.
-        if self.layers.checked_mul(self.segments).is_none_or(|rows| rows > 1 << 16) {
-            return Err(LayoutError::Shape { field: "layers", problem: "gives over 65536 rows" });
+        if self.layers.checked_mul(self.segments).is_none_or(|rows| rows > ROWS_MAX) {
+            return Err(LayoutError::Shape { field: "layers", problem: "gives over 65535 rows" });
         }
         Ok(())
     }

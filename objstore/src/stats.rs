@@ -43,8 +43,6 @@ pub struct StoreStats {
     pub files_writing: u32,
     /// Files in use by prefixes, transfers and writings.
     pub files_referenced: u32,
-    /// Files with at least one pin.
-    pub files_pinned: u32,
     /// Bytes that one file takes on the devices, padding included.
     pub file_bytes: u64,
     /// Calls of `lookup`.

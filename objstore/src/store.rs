@@ -1,9 +1,13 @@
 //! The store: what an engine calls.
 
-use std::{collections::HashMap, sync::Arc, sync::mpsc::Receiver};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    sync::mpsc::Receiver,
+};
 
 use gio_uring::{Affine, Event, IocbId, PoolHandle, Uring, Wait};
-use nvme_driver::{Clock, Controller, DmaMemory};
+use nvme_driver::{Clock, Controller, DmaMemory, Nanos};
 use nvme_spec::ids::{Nsid, QueueId};
 
 use crate::{
@@ -22,6 +26,7 @@ use crate::{
 
 mod close;
 mod complete;
+mod events;
 mod layer;
 mod open;
 mod recover;
@@ -31,6 +36,7 @@ mod staging;
 mod streams;
 
 pub use close::Closed;
+pub use events::StoreEvent;
 use staging::Staging;
 use streams::Streams;
 
@@ -42,6 +48,10 @@ struct Device {
     region: Region,
     /// The queue pairs that are granted to the I/O kernel.
     queues: Vec<QueueId>,
+    /// It reports that its media takes no writes any more.
+    read_only: bool,
+    /// Its owner wants it back.
+    requested: bool,
 }
 
 /// A layer operation in flight: in the ring, or on a stream behind it.
@@ -119,6 +129,10 @@ pub struct Store {
     ops: Vec<Op>,
     /// Requests without a handle whose last operation has ended.
     ended: Vec<RequestId>,
+    /// What devices reported and the engine has not asked for.
+    events: VecDeque<StoreEvent>,
+    /// When the devices are polled next.
+    next_poll: Nanos,
     releases: ReleaseSender,
     messages: Receiver<Message>,
     tally: Tally,
@@ -163,8 +177,8 @@ impl Store {
         matches!(self.index.find(key), Some(Found::Stored(_)))
     }
 
-    /// The longest run of leading `keys` that is stored. Those blocks stay until the result is
-    /// dropped.
+    /// The longest run of leading `keys` that is stored. Those blocks are not evicted until the
+    /// result is dropped: hold it to pin them.
     ///
     /// # Errors
     /// [`StoreError::Failed`], or why recovering from an earlier operation's fault failed.
@@ -178,27 +192,8 @@ impl Store {
         Ok(Prefix { files, releases: self.releases.clone() })
     }
 
-    /// Keeps the leading `keys` that are stored from eviction, and says how many they are. Pins
-    /// count: each takes one [`Store::unpin`].
-    ///
-    /// # Errors
-    /// As for [`Store::lookup`].
-    pub fn pin(&mut self, keys: &[BlockKey]) -> Result<usize, StoreError> {
-        self.sync()?;
-        Ok(keys.iter().take_while(|key| self.index.pin(**key)).count())
-    }
-
-    /// Takes one pin of each of `keys` back, tail first, and says how many there were.
-    ///
-    /// # Errors
-    /// As for [`Store::lookup`].
-    pub fn unpin(&mut self, keys: &[BlockKey]) -> Result<usize, StoreError> {
-        self.sync()?;
-        Ok(keys.iter().rev().filter(|key| self.index.unpin(**key)).count())
-    }
-
-    /// Drops `keys` from the index, used and pinned ones too, and says how many were stored. Their
-    /// files are reused once nobody refers to them.
+    /// Drops `keys` from the index, used ones too, and returns how many were stored. Their files are
+    /// reused once no prefix, transfer or writing refers to them.
     ///
     /// # Errors
     /// As for [`Store::lookup`].
@@ -250,7 +245,6 @@ impl Store {
             files_stored: counts.stored,
             files_writing: counts.writing,
             files_referenced: counts.referenced,
-            files_pinned: counts.pinned,
             file_bytes: self.geometry.file_bytes(),
             lookups: tally.lookups,
             blocks_looked_up: tally.blocks_looked_up,
@@ -290,9 +284,13 @@ impl Store {
         }
     }
 
-    /// Takes note of what happened since the last call: completions, then dropped handles.
+    /// Takes note of what happened since the last call: events of devices now and then,
+    /// completions, then dropped handles.
     fn sync(&mut self) -> Result<(), StoreError> {
         self.check()?;
+        if self.clock.now() >= self.next_poll {
+            self.poll_devices()?;
+        }
         self.reap()?;
         while let Ok(message) = self.messages.try_recv() {
             match message {

@@ -373,6 +373,23 @@ impl IoExecutor for Once {
     }
 }
 
+/// The kernel does not start, or a queue cannot be granted: no queue stays granted, so the driver
+/// lets go of all its memory.
+#[test]
+fn a_store_that_cannot_be_opened_leaves_nothing_behind() {
+    let mut plan = Plan::default();
+    plan.options.queues_per_device = 3;
+    let clock = SimClock::new(plan.seed);
+    let (ticks, drives) = (clock.clone(), stack::drives(&plan, &clock));
+    let domain = drives.domain.clone();
+    let opened = Stack::over(&plan, clock, drives, move |_| {
+        Box::new(Once { inner: InlineExecutor::new(ticks.clone()), started: true })
+    });
+    let error = opened.map(drop).unwrap_err();
+    assert!(error.to_string().contains("starts only once"), "{error}");
+    assert_eq!(domain.mapped(), [], "mappings are left");
+}
+
 #[test]
 fn an_executor_that_cannot_go_on_is_replaced() {
     let plan = Plan::default();

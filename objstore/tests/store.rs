@@ -50,15 +50,19 @@ fn nothing_is_visible_before_the_commit_and_only_all_of_it_after() {
 fn a_commit_without_all_layers_is_refused_and_frees_the_files() {
     let mut stack = Stack::new(&Plan::default());
     let keys = keys(0..6);
-    let writing = stack.begin(&keys, 0);
-    for layer in [Layer(0), Layer(2)] {
-        let _ = stack.store.store_layer(&writing, layer).unwrap();
+    let layers = || (0..3).map(Layer);
+    for missing in layers() {
+        let writing = stack.begin(&keys, 0);
+        for layer in layers().filter(|layer| *layer != missing) {
+            let _ = stack.store.store_layer(&writing, layer).unwrap();
+        }
+        let error = stack.store.commit(writing).unwrap_err();
+        let named = matches!(error, StoreError::Incomplete { layer } if layer == missing);
+        assert!(named, "without layer {missing}: {error}");
+        let stats = stack.store.stats().unwrap();
+        assert_eq!((stats.files_free, stats.files_writing), (stats.files, 0));
+        assert_eq!(stack.get(&keys, 10), 0);
     }
-    let error = stack.store.commit(writing).unwrap_err();
-    assert!(matches!(error, StoreError::Incomplete { layer: Layer(1) }), "{error}");
-    let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_free, stats.files_writing), (stats.files, 0));
-    assert_eq!(stack.get(&keys, 10), 0);
 }
 
 #[test]
@@ -143,25 +147,46 @@ fn eviction_takes_what_was_unused_longest_and_tails_first() {
 }
 
 #[test]
-fn referenced_and_pinned_files_stay() {
+fn referenced_files_stay() {
     let mut stack = Stack::new(&tiny());
     let (a, b, c) = (keys(0..4), keys(10..14), keys(20..30));
     stack.put(&a, 0);
     stack.put(&b, 0);
-    assert_eq!(stack.store.pin(&b[..3]).unwrap(), 3);
+    let pinned = stack.store.lookup(&b[..3]).unwrap();
     let prefix = stack.store.lookup(&a).unwrap();
     // Only b's last file may go; the request gets its head.
     assert_eq!(stack.put(&c, 0), 1);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.files_referenced, stats.files_pinned, stats.evictions), (4, 3, 1));
+    assert_eq!((stats.files_referenced, stats.evictions), (7, 1));
     stack.read(&prefix, 40).unwrap();
     drop(prefix);
     assert_eq!(stack.store.evict(100).unwrap(), 5);
     assert_eq!(stack.get(&b, 20), 3);
-    assert_eq!(stack.store.unpin(&b).unwrap(), 3);
+    drop(pinned);
     assert_eq!(stack.store.evict(100).unwrap(), 3);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_free, stats.free_runs), (8, 1));
+}
+
+#[test]
+fn a_transfer_keeps_its_files_without_its_prefix() {
+    let mut stack = Stack::new(&tiny());
+    let (a, b) = (keys(0..4), keys(10..18));
+    stack.put(&a, 0);
+    let prefix = stack.store.lookup(&a).unwrap();
+    let blocks = blocks(20, 4);
+    let transfer = stack.store.retrieve(&prefix, &blocks).unwrap();
+    drop(prefix);
+    // There is room for four more, and not for eight.
+    assert_eq!(stack.store.evict(100).unwrap(), 0);
+    assert_eq!(stack.put(&b, 0), 4);
+    for layer in (0..stack.shape.layers).map(Layer) {
+        let ticket = stack.store.retrieve_layer(&transfer, layer).unwrap();
+        stack.store.wait(ticket).unwrap();
+    }
+    assert!(a.iter().zip(&blocks).all(|(key, block)| stack.holds(*block, *key)));
+    drop(transfer);
+    assert_eq!(stack.store.evict(100).unwrap(), 8);
 }
 
 #[test]
@@ -218,11 +243,11 @@ fn a_request_larger_than_the_store_gets_its_head_or_nothing() {
     stack.store.remove(&all[..2]).unwrap();
     assert_eq!(stack.put(&keys(60..62), 0), 2);
     let held = stack.store.lookup(&keys(60..62)).unwrap();
-    stack.store.pin(&all[2..8]).unwrap();
+    let pinned: Vec<_> = all[2..8].iter().map(|key| stack.store.lookup(&[*key]).unwrap()).collect();
     let none = stack.begin(&all, 0);
     assert_eq!((none.accepted(), none.written()), (0, 0));
-    assert_eq!(stack.store.stats().unwrap().files_referenced, 2);
-    drop(held);
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 8);
+    drop((held, pinned));
 }
 
 #[test]
@@ -341,7 +366,9 @@ fn what_makes_no_sense_is_refused() {
     let keys = keys(0..2);
     stack.put(&keys, 0);
     let prefix = stack.store.lookup(&keys).unwrap();
-    let wrong = |result: Result<_, StoreError>| result.map(|_| ()).unwrap_err().to_string();
+    fn wrong<T>(result: Result<T, StoreError>) -> String {
+        result.map(|_| ()).unwrap_err().to_string()
+    }
     let twice = [BlockId(3), BlockId(3)];
     assert!(wrong(stack.store.retrieve(&prefix, &twice)).contains("destination of two"));
     let outside = [BlockId(3), BlockId(64)];
@@ -354,6 +381,16 @@ fn what_makes_no_sense_is_refused() {
     let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
     let foreign = other.store.wait(ticket).unwrap_err().to_string();
     assert!(foreign.contains("ticket"), "{foreign}");
+    // A request of the other store with the same number.
+    other.put(&keys, 0);
+    let found = other.store.lookup(&keys).unwrap();
+    let own = other.store.retrieve(&found, &blocks(8, 2)).unwrap();
+    assert!(wrong(other.store.retrieve_layer(&transfer, Layer(0))).contains("another store"));
+    let writing = stack.store.allocate(&stack::keys(5..6), &blocks(9, 1)).unwrap();
+    assert!(wrong(other.store.store_layer(&writing, Layer(0))).contains("another store"));
+    assert!(wrong(other.store.commit(writing)).contains("another store"));
+    let ticket = other.store.retrieve_layer(&own, Layer(0)).unwrap();
+    other.store.wait(ticket).unwrap();
     let few = stack.store.allocate(&keys, &blocks(0, 1)).unwrap_err().to_string();
     assert!(few.contains("1 blocks were given for 2 keys"), "{few}");
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use nvme_driver::{Clock, Nanos};
+use nvme_spec::{ids::Nsid, log::CriticalWarning};
 
 use crate::{
     bus::EmuBus,
@@ -186,6 +187,19 @@ impl Emu {
     /// Pulls it out of its slot: registers read as all ones from now on, nothing completes.
     pub fn unplug(&self) {
         self.state().controller.unplug();
+        self.wake();
+    }
+
+    /// Reports these critical warnings from now on.
+    pub fn warn(&self, warnings: CriticalWarning) {
+        self.state().controller.warn(warnings);
+        self.wake();
+    }
+
+    /// Tells the host that the Identify data of a namespace changed
+    /// ([`crate::IdentifyOverrides`]).
+    pub fn namespace_changed(&self, nsid: Nsid) {
+        self.state().controller.raise_namespace_changed(nsid.0);
         self.wake();
     }
 

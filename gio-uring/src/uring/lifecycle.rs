@@ -1,6 +1,6 @@
 //! Health, stopping, starting again.
 
-use nvme_driver::{Nanos, QueueGrant, Quiesced};
+use nvme_driver::{Nanos, QueueGrant, Quiesced, Waiter};
 
 use super::{State, Uring};
 use crate::{
@@ -57,14 +57,14 @@ impl Uring {
         // Release: a warp that sees the word sees everything published before it.
         self.region.store32(Layout::STOP, 1, Ordering::Release);
         self.state = State::Stuck;
-        // Turns first: an executor without threads (or time) of its own cannot wait inside `stop`.
-        let mut idle = 0;
-        while !self.queues.are_idle() && self.clock.now() < deadline {
+        // Polled first: an executor without threads (or time) of its own cannot wait in `stop`.
+        let clock = self.clock.clone();
+        let mut waiter = Waiter::new(&*clock, deadline);
+        while !self.queues.are_idle() && clock.now() < deadline {
             match self.poll_executor() {
-                Ok(Progress::Moved) => idle = 0,
+                Ok(Progress::Moved) => waiter.moved(),
                 Ok(Progress::Idle) => {
-                    self.clock.pause(idle, deadline);
-                    idle += 1;
+                    waiter.wait();
                 }
                 Err(error) => {
                     tracing::debug!(%error, "polling while stopping");

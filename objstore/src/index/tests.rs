@@ -9,10 +9,10 @@ use super::*;
 const FILES: u32 = 12;
 const KEYS: u128 = 20;
 
-/// key -> (file, stored, pins); references by file; order of eviction, next victim first.
+/// key -> (file, stored); references by file; order of eviction, next victim first.
 #[derive(Debug, Default)]
 struct Model {
-    keys: BTreeMap<u128, (u32, bool, u32)>,
+    keys: BTreeMap<u128, (u32, bool)>,
     refs: BTreeMap<u32, u32>,
     order: Vec<u32>,
 }
@@ -24,7 +24,7 @@ impl Model {
 
     fn evictable(&self, file: u32) -> bool {
         let stored = self.key_of(file).map(|key| self.keys[&key]);
-        matches!(stored, Some((_, true, 0))) && !self.refs.contains_key(&file)
+        matches!(stored, Some((_, true))) && !self.refs.contains_key(&file)
     }
 
     /// Puts `file` where it belongs after a change: at the end if it just became evictable.
@@ -67,7 +67,6 @@ impl Model {
             writing: self.keys.len() as u32 - stored,
             doomed: self.refs.keys().filter(|f| self.key_of(**f).is_none()).count() as u32,
             referenced: self.refs.len() as u32,
-            pinned: self.keys.values().filter(|entry| entry.2 > 0).count() as u32,
             evictable: self.order.len() as u32,
         }
     }
@@ -82,8 +81,6 @@ enum Step {
     Abandon(usize),
     Invalidate(u32),
     Evict,
-    Pin(u128),
-    Unpin(u128),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -97,8 +94,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<usize>().prop_map(Step::Abandon),
         1 => (0..FILES).prop_map(Step::Invalidate),
         2 => Just(Step::Evict),
-        1 => (0..KEYS).prop_map(Step::Pin),
-        1 => (0..KEYS).prop_map(Step::Unpin),
     ];
     proptest::collection::vec(step, 0..120)
 }
@@ -176,8 +171,6 @@ impl Both {
                     expected.push(file.0);
                 }
             }
-            Step::Pin(key) => self.pin(key),
-            Step::Unpin(key) => self.unpin(key),
             _ => {}
         }
         let freed: Vec<u32> = freed.iter().map(|f| f.0).collect();
@@ -208,32 +201,12 @@ impl Both {
             } else {
                 let Some(file) = self.free.pop() else { break };
                 self.index.begin(BlockKey(*key), FileId(file));
-                self.model.keys.insert(*key, (file, false, 0));
+                self.model.keys.insert(*key, (file, false));
                 Position { file: FileId(file), own: true }
             };
             request.push(position);
         }
         self.writing.push(request);
-    }
-
-    fn pin(&mut self, key: u128) {
-        let entry = self.model.keys.get_mut(&key).filter(|entry| entry.1);
-        assert_eq!(self.index.pin(BlockKey(key)), entry.is_some());
-        if let Some(entry) = entry {
-            entry.2 += 1;
-            let file = entry.0;
-            self.model.touch(file);
-        }
-    }
-
-    fn unpin(&mut self, key: u128) {
-        let entry = self.model.keys.get_mut(&key).filter(|entry| entry.1 && entry.2 > 0);
-        assert_eq!(self.index.unpin(BlockKey(key)), entry.is_some());
-        if let Some(entry) = entry {
-            entry.2 -= 1;
-            let file = entry.0;
-            self.model.touch(file);
-        }
     }
 }
 
@@ -246,7 +219,7 @@ proptest! {
             prop_assert_eq!(both.index.counts(), both.model.counts());
             for key in 0..KEYS {
                 let found = both.index.find(BlockKey(key));
-                let expected = both.model.keys.get(&key).map(|(file, stored, _)| match stored {
+                let expected = both.model.keys.get(&key).map(|(file, stored)| match stored {
                     true => Found::Stored(FileId(*file)),
                     false => Found::Writing(FileId(*file)),
                 });
@@ -262,9 +235,6 @@ proptest! {
         }
         while !both.writing.is_empty() {
             both.step(Step::Abandon(0));
-        }
-        for key in 0..KEYS {
-            while both.index.unpin(BlockKey(key)) {}
         }
         while let Some(file) = both.index.evict() {
             both.free.push(file.0);

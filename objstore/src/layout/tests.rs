@@ -158,6 +158,25 @@ fn errors_say_what_is_needed_and_what_was_given() {
     assert!(Geometry::for_regions(&s, &[]).is_err());
 }
 
+/// A group of 2^30 files per device with 64 TiB each: its bytes used to overflow to 0.
+#[test]
+fn a_group_that_does_not_fit_into_64_bits_is_refused() {
+    let error = Geometry::new(&shape(65_535, 1, 1 << 30), 2, 1 << 31, 4096).unwrap_err();
+    assert!(matches!(error, LayoutError::GroupBytes { .. }), "{error}");
+    let largest = Geometry::new(&shape(65_535, 1, 1 << 30), 2, 2 << 17, 4096).unwrap();
+    assert!(matches!(
+        largest.files_in(&[region(1 << 40, 12); 2], None),
+        Err(LayoutError::TooSmall { .. })
+    ));
+}
+
+/// What the ring cannot represent is refused before a pool is registered.
+#[test]
+fn as_many_rows_as_a_ring_takes_and_no_more() {
+    shape(65_535, 1, 4096).validate().unwrap();
+    assert!(shape(1 << 15, 2, 4096).validate().is_err());
+}
+
 #[test]
 fn the_default_group_shrinks_with_the_region() {
     let s = shape(4, 2, 4096); // 32 KiB a file

@@ -1,6 +1,6 @@
 //! Closing a store.
 
-use nvme_driver::Controller;
+use nvme_driver::{Controller, wait_until};
 
 use super::{Store, streams::Streams};
 use crate::{error::StoreError, registration::KvPool};
@@ -65,16 +65,12 @@ impl Store {
     /// word that one waits for has its value.
     fn wait_for_streams(&mut self) -> Result<(), StoreError> {
         let deadline = self.clock.now() + self.options.stop_timeout;
-        let mut idle = 0;
-        while !self.streams.as_ref().is_none_or(Streams::is_past) {
-            if self.clock.now() >= deadline {
-                let cause = "a stream did not get past what it was told about layers in time";
-                return Err(self.fail(cause.to_owned()));
-            }
-            self.clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
+        let past = || self.streams.as_ref().is_none_or(Streams::is_past);
+        if wait_until(&*self.clock, deadline, past) {
+            return Ok(());
         }
-        Ok(())
+        let cause = "a stream did not get past what it was told about layers in time";
+        Err(self.fail(cause.to_owned()))
     }
 }
 

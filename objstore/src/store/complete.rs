@@ -1,6 +1,7 @@
 //! Completions: waiting for them, and what follows from them.
 
 use gio_uring::{Completion, IoStatus, Wait};
+use nvme_driver::Waiter;
 use nvme_spec::nvm::Direction;
 
 use super::{Op, Store, Target};
@@ -106,26 +107,26 @@ impl Store {
 
     /// Waits until the stream that moves a layer's objects has moved them.
     fn wait_for_move(&mut self, request: RequestId, layer: Layer) -> Result<(), StoreError> {
-        let deadline = self.clock.now() + self.options.wait_timeout;
-        let mut idle = 0;
+        let clock = self.clock.clone();
+        let mut waiter = Waiter::new(&*clock, clock.now() + self.options.wait_timeout);
         while let Some(at) = self.op_of(request, layer) {
-            let late = self.clock.now() >= deadline;
             if self.ops[at].is_over() {
                 self.complete(at);
-            } else if late {
+                continue;
+            }
+            // A lost GPU says so to its executor.
+            if let Err(error) = self.ring()?.poll() {
+                self.fault = Some(error.to_string());
+                self.after_completions()?;
+            }
+            if !waiter.wait()
+                && !self.op_of(request, layer).is_some_and(|at| self.ops[at].is_over())
+            {
                 let cause = format!(
                     "the stream that moves layer {layer} between staging memory and the pool did \
                      not get there in time"
                 );
                 return Err(self.fail(cause));
-            } else {
-                // A lost GPU says so to its executor.
-                if let Err(error) = self.ring()?.poll() {
-                    self.fault = Some(error.to_string());
-                    self.after_completions()?;
-                }
-                self.clock.pause(idle, deadline);
-                idle = idle.saturating_add(1);
             }
         }
         Ok(())

@@ -1,9 +1,12 @@
 //! Opening a store.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
-use gio_uring::{PoolDesc, Uring, UringOptions};
-use nvme_driver::{Clock, Controller, DmaMemory, Nanos, QueueGrant};
+use gio_uring::{IoExecutor, PoolDesc, Uring, UringOptions};
+use nvme_driver::{Clock, Controller, DmaMemory, QueueGrant, Quiesced};
 use nvme_spec::ids::Lba;
 
 use super::{
@@ -49,11 +52,7 @@ impl Store {
         let files = geometry.files_in(&regions, options.capacity_bytes)?;
         // Before anything is granted: the proof has the controllers to itself.
         route::prove(&mut devices, &pool, gpu.as_ref())?;
-        let kernel = executor()?;
-        let grants = grant_all(&mut devices)?;
-        let ring_options = ring_options(&options);
-        let mut ring =
-            Uring::init_queue(options.iocbs, kernel, clock.clone(), &grants, ring_options)?;
+        let mut ring = start_ring(&mut devices, executor()?, clock.clone(), &options)?;
         let plan = Plan {
             pool: &pool,
             shape: &shape,
@@ -67,12 +66,14 @@ impl Store {
             match plan.register(&mut ring, gpu, &devices[0].controller) {
                 Ok(registered) => registered,
                 Err(error) => {
-                    let deadline = clock.now() + options.stop_timeout;
-                    undo(ring, &mut devices, deadline);
+                    // A kernel that does not stop keeps its queues.
+                    if let Ok(quiesced) = ring.stop(clock.now() + options.stop_timeout) {
+                        take_back(&mut devices, &quiesced);
+                    }
                     return Err(error);
                 }
             };
-        let fua = fua(&options, &devices);
+        let (fua, next_poll) = (fua(&options, &devices), clock.now());
         let (releases, messages) = ReleaseSender::new();
         let used = vec![0; pool.blocks() as usize];
         let store = Self {
@@ -95,6 +96,8 @@ impl Store {
             ops: Vec::with_capacity(options.iocbs as usize),
             options,
             ended: Vec::new(),
+            events: VecDeque::new(),
+            next_poll,
             releases,
             messages,
             tally: Tally::default(),
@@ -174,12 +177,39 @@ impl Plan<'_> {
     }
 }
 
-/// Takes the queues back from a ring of which nothing came. What does not work out is leaked.
-fn undo(mut ring: Uring, devices: &mut [Device], deadline: Nanos) {
-    let Ok(quiesced) = ring.stop(deadline) else { return };
+/// Grants the queues and starts the I/O kernel on them; on failure they are taken back.
+fn start_ring(
+    devices: &mut [Device],
+    executor: Box<dyn IoExecutor>,
+    clock: Arc<dyn Clock>,
+    options: &StoreOptions,
+) -> Result<Uring, StoreError> {
+    let started = grant_all(devices).and_then(|grants| {
+        let ring_options = ring_options(options);
+        Ok(Uring::init_queue(options.iocbs, executor, clock, &grants, ring_options)?)
+    });
+    if started.is_err() {
+        let quiesced = never_started(devices);
+        take_back(devices, &quiesced);
+    }
+    started
+}
+
+/// The proof that no kernel has the grants of `devices`.
+#[allow(unsafe_code, reason = "only who grants knows that no executor was started")]
+fn never_started(devices: &[Device]) -> Quiesced {
+    let grants = devices.iter().flat_map(|device| device.controller.grants());
+    // SAFETY: the ring was not set up. It starts its executor last, and an executor whose start
+    // fails runs nothing (`IoExecutor::start`).
+    unsafe { Quiesced::assert(grants.map(|grant| grant.epoch)) }
+}
+
+/// Takes the queues back for a store that could not be opened. What a device does not give back is
+/// leaked.
+fn take_back(devices: &mut [Device], quiesced: &Quiesced) {
     for device in devices {
         for qid in device.queues.drain(..) {
-            if let Err(error) = device.controller.reclaim(qid, &quiesced) {
+            if let Err(error) = device.controller.reclaim(qid, quiesced) {
                 tracing::warn!(%error, "giving up on a store that could not be opened");
             }
         }
@@ -270,7 +300,7 @@ fn prepare(at: usize, device: StoreDevice, options: &StoreOptions) -> Result<Dev
         };
         queues.push(made.map_err(driver)?);
     }
-    Ok(Device { controller, nsid, region, queues })
+    Ok(Device { controller, nsid, region, queues, read_only: false, requested: false })
 }
 
 /// Whether writes bypass volatile caches.
@@ -329,7 +359,8 @@ fn pads(
     if padding == 0 {
         return Ok(None);
     }
-    let memory = controller.bus().dma().alloc(2 * padding.next_multiple_of(4096));
+    let bus = controller.bus();
+    let memory = bus.dma().alloc_on(2 * padding.next_multiple_of(4096), bus.numa_node());
     match memory {
         Ok(memory) => Ok(Some(memory)),
         Err(source) => config_error("padding", source.to_string()),

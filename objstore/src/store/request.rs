@@ -88,7 +88,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Positions`] and [`StoreError::NoSuchBlock`] for blocks that cannot be;
-    /// [`StoreError::Staging`] when more blocks are to be written than a staging buffer has room
+    /// [`StoreError::ReadOnly`]; [`StoreError::Staging`] when more blocks are to be written than a staging buffer has room
     /// for; [`StoreError::Ring`] without memory for the request
     /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
     pub fn allocate(
@@ -97,6 +97,7 @@ impl Store {
         blocks: &[BlockId],
     ) -> Result<Writing, StoreError> {
         self.sync()?;
+        self.check_writable()?;
         if keys.len() != blocks.len() {
             let (blocks, positions) = (blocks.len(), keys.len());
             return Err(StoreError::Positions { blocks, positions, what: "keys" });

@@ -57,6 +57,21 @@ impl Default for Plan {
     }
 }
 
+/// The controllers of a plan.
+pub fn drives(plan: &Plan, clock: &Arc<SimClock>) -> Drives {
+    let mut configs = memory_drives(plan.devices, plan.device_bytes, plan.lba_bytes);
+    for config in &mut configs {
+        if plan.volatile_cache {
+            let media = MemoryMedia::new(plan.device_bytes).unwrap();
+            let options = SimOptions { seed: plan.seed, ..SimOptions::default() };
+            let media = SimMedia::new(media, options);
+            config.namespaces = vec![NamespaceConfig::new(media, plan.lba_bytes)];
+        }
+        (plan.drive)(config);
+    }
+    Drives::simulated(EmuDomain::new("test"), configs, clock)
+}
+
 /// A store and everything under it.
 pub struct Stack {
     pub store: Store,
@@ -84,17 +99,15 @@ impl Stack {
         clock: Arc<SimClock>,
         executor: impl Fn(u32) -> Box<dyn IoExecutor> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let mut configs = memory_drives(plan.devices, plan.device_bytes, plan.lba_bytes);
-        for config in &mut configs {
-            if plan.volatile_cache {
-                let media = MemoryMedia::new(plan.device_bytes).unwrap();
-                let options = SimOptions { seed: plan.seed, ..SimOptions::default() };
-                let media = SimMedia::new(media, options);
-                config.namespaces = vec![NamespaceConfig::new(media, plan.lba_bytes)];
-            }
-            (plan.drive)(config);
-        }
-        let drives = Drives::simulated(EmuDomain::new("test"), configs, &clock);
+        Self::over(plan, clock.clone(), drives(plan, &clock), executor)
+    }
+
+    pub fn over(
+        plan: &Plan,
+        clock: Arc<SimClock>,
+        drives: Drives,
+        executor: impl Fn(u32) -> Box<dyn IoExecutor> + Send + 'static,
+    ) -> Result<Self, StoreError> {
         let controllers = drives.attach(&ControllerOptions::default());
         let Drives { domain, emus, .. } = drives;
         let kv = KvMemory::new(&*domain, plan.shape, plan.blocks);
@@ -188,6 +201,12 @@ impl Stack {
     pub fn refused_dma(&self) -> u64 {
         self.domain.refused()
     }
+}
+
+/// `count` seeds from `first` on, times what `RIPIENO_SOAK` says.
+pub fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
+    let times = std::env::var("RIPIENO_SOAK").map_or(1, |times| times.parse().expect("a number"));
+    first..first + count * times
 }
 
 pub const WRITE: u8 = 1;

@@ -5,6 +5,7 @@ use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{
     Clock, CopyDirection, CopyEngine, CopyError, DeviceCopy, DevicePtr, MonotonicClock, Nanos,
+    Waiter,
 };
 
 use crate::{config::StoreGpu, registration::KvPool};
@@ -70,17 +71,15 @@ impl<'a> DeviceOnlyMemory<'a> {
         // if it does not end, both are leaked below.
         let fence = unsafe { self.copies.submit(&[copy]) }.map_err(message)?;
         let clock = MonotonicClock::default();
-        let (deadline, mut idle) = (clock.now() + COPY_TIMEOUT, 0);
+        let mut waiter = Waiter::new(&clock, clock.now() + COPY_TIMEOUT);
         while !self.copies.is_done(fence).map_err(message)? {
-            if clock.now() >= deadline {
+            if !waiter.wait() {
                 std::mem::forget((self.owner.clone(), self.pool.clone()));
                 let millis = COPY_TIMEOUT.0 / 1_000_000;
                 return Err(format!(
                     "the GPU did not copy {len} bytes within {millis} ms; the memory is leaked"
                 ));
             }
-            clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
         }
         Ok(())
     }

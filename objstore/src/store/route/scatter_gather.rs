@@ -1,7 +1,7 @@
 //! The proof that a stream moves objects between staging memory and the pool.
 
 use gio_uring::{ScatterGather, Uring};
-use nvme_driver::{Clock, Nanos, platform::buffer::Buffer};
+use nvme_driver::{Clock, Nanos, platform::buffer::Buffer, wait_until};
 use nvme_spec::nvm::Direction;
 
 use super::DeviceOnlyMemory;
@@ -136,15 +136,10 @@ impl Proof<'_> {
             Err(Refused { error, .. }) => return Err(error.to_string()),
         };
         self.staging.set_until(at, Until::Reached(moved.clone()));
-        let (deadline, mut idle) = (self.clock.now() + self.timeout, 0);
-        while !moved.is_reached() {
-            if self.clock.now() >= deadline {
-                return Err(format!("nothing was moved within {} ms", self.timeout.0 / 1_000_000));
-            }
-            self.clock.pause(idle, deadline);
-            idle = idle.saturating_add(1);
+        if wait_until(self.clock, self.clock.now() + self.timeout, || moved.is_reached()) {
+            return Ok(());
         }
-        Ok(())
+        Err(format!("nothing was moved within {} ms", self.timeout.0 / 1_000_000))
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use nvme_spec::{
     admin::{AsyncEvent, AsyncEventKind, LogPageId},
+    log::CriticalWarning,
     status::Status,
 };
 
@@ -125,8 +126,15 @@ impl Controller {
         }
     }
 
+    /// SMART critical warnings from now on.
+    pub fn warn(&mut self, warnings: CriticalWarning) {
+        self.logs.warnings = warnings;
+        let kind = AsyncEventKind::SMART;
+        self.events.raise(AsyncEvent { kind, info: 0, log_page: LogPageId::SMART });
+    }
+
     /// Identify data of `nsid` changed.
-    pub(super) fn raise_namespace_changed(&mut self, nsid: u32) {
+    pub fn raise_namespace_changed(&mut self, nsid: u32) {
         self.logs.namespace_changed(nsid);
         if self.features.wants_namespace_notices() {
             let (kind, log_page) = (AsyncEventKind::NOTICE, LogPageId::CHANGED_NAMESPACES);

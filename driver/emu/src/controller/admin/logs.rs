@@ -41,6 +41,8 @@ pub(in super::super) struct Logs {
     pub media_errors: u64,
     power_cycles: u64,
     unsafe_shutdowns: u64,
+    /// Critical warnings besides what follows from thresholds.
+    pub(super) warnings: CriticalWarning,
 }
 
 impl Default for Logs {
@@ -52,6 +54,7 @@ impl Default for Logs {
             media_errors: 0,
             power_cycles: 1,
             unsafe_shutdowns: 0,
+            warnings: CriticalWarning::empty(),
         }
     }
 }
@@ -153,7 +156,7 @@ impl Controller {
             CriticalWarning::empty()
         };
         SmartLog {
-            critical_warning: warning.bits(),
+            critical_warning: (warning | logs.warnings).bits(),
             composite_temperature: TEMPERATURE.to_le_bytes(),
             available_spare: 100,
             available_spare_threshold: 10,

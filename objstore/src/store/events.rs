@@ -1,0 +1,102 @@
+//! What the devices report by themselves.
+
+use nvme_driver::{ControllerEvent, Nanos};
+use nvme_spec::log::CriticalWarning;
+
+use super::Store;
+use crate::{error::StoreError, ids::DeviceIndex};
+
+/// How often calls that plan work poll the devices.
+const POLL_INTERVAL: Nanos = Nanos::from_millis(100);
+/// Events kept for an engine that does not ask for them; older ones are dropped.
+const EVENTS_MAX: usize = 64;
+
+/// Something that a device of a store reported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreEvent {
+    /// The device.
+    pub device: DeviceIndex,
+    /// What it reported.
+    pub event: ControllerEvent,
+}
+
+impl Store {
+    /// Polls every device and returns what was reported since the last call. It costs one register
+    /// read a device when nothing was. `lookup`, `allocate` and other calls that plan work poll at
+    /// most every 100 ms; starting a layer and waiting for it never do. So an idle engine calls
+    /// this now and then, once a second for example.
+    ///
+    /// The store acts by itself where it can: a controller with a fatal status is recovered, media
+    /// that became read-only refuses [`Store::allocate`], and a namespace that changed but still
+    /// holds the data region gets new grants.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] when a device is gone, cannot be recovered, or its namespace no longer
+    /// holds the data region.
+    pub fn poll_events(&mut self) -> Result<Vec<StoreEvent>, StoreError> {
+        self.check()?;
+        self.poll_devices()?;
+        Ok(self.events.drain(..).collect())
+    }
+
+    /// The devices whose owner wants them back (an unbind, a hot removal): close the store soon.
+    pub fn requested_devices(&self) -> impl Iterator<Item = DeviceIndex> + '_ {
+        let devices = (0..).map(DeviceIndex).zip(&self.devices);
+        devices.filter(|(_, device)| device.requested).map(|(index, _)| index)
+    }
+
+    /// Refuses to write to media that takes no writes any more.
+    pub(super) fn check_writable(&self) -> Result<(), StoreError> {
+        match (0..).map(DeviceIndex).zip(&self.devices).find(|(_, device)| device.read_only) {
+            Some((device, _)) => Err(StoreError::ReadOnly { device }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn poll_devices(&mut self) -> Result<(), StoreError> {
+        self.next_poll = self.clock.now() + POLL_INTERVAL;
+        for at in 0..self.devices.len() {
+            match self.devices[at].controller.poll_events() {
+                Ok(events) => {
+                    for event in events {
+                        self.take_event(at, event)?;
+                    }
+                }
+                // It is gone, or a recovery resets it.
+                Err(error) => {
+                    self.fault.get_or_insert_with(|| format!("device {at}: {error}"));
+                }
+            }
+        }
+        self.after_completions()
+    }
+
+    fn take_event(&mut self, at: usize, event: ControllerEvent) -> Result<(), StoreError> {
+        let device = &mut self.devices[at];
+        match &event {
+            ControllerEvent::Health { warnings, .. } => {
+                device.read_only = warnings.contains(CriticalWarning::READ_ONLY);
+            }
+            ControllerEvent::Requested => device.requested = true,
+            ControllerEvent::NamespacesChanged { stale, .. } if !stale.is_empty() => {
+                let cause = format!("namespace {} of device {at} changed", device.nsid);
+                let (region, space) = (device.region, device.controller.namespace(device.nsid));
+                let holds = space.is_ok_and(|space| {
+                    space.lba_shift == region.lba_shift
+                        && region.first.0 + region.lbas <= space.lbas
+                });
+                if !holds {
+                    let cause = format!("{cause}: it no longer holds the store's data region");
+                    return Err(self.fail(cause));
+                }
+                self.fault.get_or_insert(cause);
+            }
+            _ => {}
+        }
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(StoreEvent { device: DeviceIndex(at as u32), event });
+        Ok(())
+    }
+}
