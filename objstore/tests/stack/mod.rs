@@ -16,7 +16,7 @@ use objstore::{
     StoreError, StoreOptions, Writing,
 };
 use ripieno_testkit::{Drives, KvMemory, memory_drives, set_faults};
-pub use ripieno_testkit::{blocks, keys};
+pub use ripieno_testkit::{blocks, keys, seeds};
 
 /// What a stack is made of.
 #[derive(Debug, Clone)]
@@ -201,12 +201,6 @@ impl Stack {
     pub fn refused_dma(&self) -> u64 {
         self.domain.refused()
     }
-}
-
-/// `count` seeds from `first` on, times what `RIPIENO_SOAK` says.
-pub fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
-    let times = std::env::var("RIPIENO_SOAK").map_or(1, |times| times.parse().expect("a number"));
-    first..first + count * times
 }
 
 pub const WRITE: u8 = 1;

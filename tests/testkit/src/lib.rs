@@ -24,6 +24,16 @@ use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 pub use drives::{Drives, memory_drives, set_faults};
 pub use kv::{KvMemory, blocks, host_executor, inline_executor, keys, object};
 
+/// `count` seeds from `first` on, times what the environment variable `RIPIENO_SOAK` says.
+///
+/// # Panics
+/// When that is no number.
+#[must_use]
+pub fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
+    let times = std::env::var("RIPIENO_SOAK").map_or(1, |times| times.parse().expect("a number"));
+    first..first + count * times
+}
+
 /// Pseudo-random bytes, the same for the same `seed`.
 #[must_use]
 pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
