@@ -140,7 +140,7 @@ pub trait IoExecutor: Send + fmt::Debug {
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError>;
 
     /// As [`IoExecutor::alloc`], for state that the kernel alone changes while it runs and that the
-    /// host looks at now and then: near the kernel, where that is elsewhere
+    /// host reads now and then: in the kernel's memory, where that is elsewhere
     /// ([`SharedMemory::push`], [`SharedMemory::pull`]). Called while nothing runs; the next call
     /// may give the same memory again.
     ///

@@ -26,7 +26,7 @@ impl IocbId {
     }
 }
 
-/// Where an IOCB is on its way. Only `Issued` ones may be looked at by the kernel.
+/// Where an IOCB is on its way. The kernel reads only `Issued` ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Free,

@@ -1,4 +1,4 @@
-//! I/O control blocks, the rings that carry them, and the seam to whoever runs the I/O kernel.
+//! I/O control blocks, the rings that carry them, and the seam to the executor of the I/O kernel.
 //!
 //! The caller names work (a layer of a request's blocks, or explicit runs of bytes); the I/O kernel
 //! on the other side of shared memory turns it into NVMe commands. This crate is everything between
@@ -22,8 +22,8 @@
 //!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`DeviceArray`] are tables
 //!   for other kernels on the same device.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
-//! - [`StreamOps`]: what an engine's streams do with the words of this ring. Whoever uses it (the
-//!   store) keeps words and tables until the streams are past them.
+//! - [`StreamOps`]: what an engine's streams do with the events of this ring. Its user (the store) keeps
+//!   events and tables until the streams are past them.
 //!
 //! # Order
 //! - The kernel takes operations in the order of the ring. One that waits for its event holds up
@@ -32,8 +32,8 @@
 //! - An operation that waits for an event which comes only after a later operation's signal never
 //!   starts. [`Uring::stop`] is the way out: it cancels what did not start.
 //! - An operation signals when it ended, with or without errors, and when it was cancelled by
-//!   [`Uring::stop`]; [`Uring::abandon`] signals for a kernel that nobody hears of any more. So who
-//!   waits for a signal goes on in any case, and has to ask the completion what became of it.
+//!   [`Uring::stop`]; [`Uring::abandon`] signals for a kernel that is given up. So a stream that
+//!   waits for a signal goes on in any case; the completion says what became of the operation.
 //!
 //! # Invariants
 //! - Every address the kernel gets comes from [`IoExecutor::alloc`] or [`IoExecutor::address`].
@@ -48,7 +48,7 @@
 //!
 //! # Not implemented
 //! - Free arena blocks of different sizes are not merged.
-//! - Events in memory that the caller brings (a CUDA event's word): operations wait only for words
+//! - Events in memory that the caller brings: operations wait only for those
 //!   made by [`Uring::event`], whose [`Event::address`] a GPU stream can write.
 //! - Starting an operation whose event has come before earlier ones whose has not.
 //! - A single operation cannot be cancelled; stopping cancels all.

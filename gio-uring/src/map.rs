@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A request's map in executor memory. Clones are the same map; the memory is recycled when the
-/// last clone is gone and no operation uses it.
+/// last clone is dropped and no operation uses it.
 ///
 /// The entries are grouped by `file % devices` and sorted by file inside a group, so that
 /// neighbouring files, which are neighbours on the device, become one command. What is reported

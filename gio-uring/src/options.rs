@@ -15,9 +15,9 @@ pub struct UringOptions {
     /// Bytes of executor memory taken at first for maps, pools and events, and whenever more is
     /// needed.
     pub arena_bytes: usize,
-    /// Rounds after which a host thread looks up from the kernel ([`abi::Args::rounds`]).
+    /// Rounds after which a host thread returns from the kernel ([`abi::Args::rounds`]).
     pub rounds: u32,
-    /// The kernel tells time by the ring's [`nvme_driver::Clock`] and not by the processor's. For
+    /// The kernel takes the time from the ring's [`nvme_driver::Clock`] and not by the processor's. For
     /// simulated time; the word is renewed whenever the ring polls its executor.
     pub virtual_time: bool,
     /// How long dropping a running ring waits for the kernel to end before it leaks the memory.

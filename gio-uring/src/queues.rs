@@ -94,8 +94,8 @@ impl Queues {
         self.region.address(0)
     }
 
-    /// Before looking at words.
-    fn look(&self) {
+    /// Brings the host the kernel's current state.
+    fn pull(&self) {
         if let Err(error) = self.region.pull() {
             tracing::debug!(%error, "what the warps say is of an earlier time");
         }
@@ -113,7 +113,7 @@ impl Queues {
 
     /// Whether no warp has commands outstanding that it still waits for.
     pub(crate) fn are_idle(&self) -> bool {
-        self.look();
+        self.pull();
         (0..self.ids.len()).all(|warp| {
             let outstanding = self.word32(warp, std::mem::offset_of!(Warp, outstanding));
             let fault = self.word32(warp, std::mem::offset_of!(Warp, fault));
@@ -123,7 +123,7 @@ impl Queues {
 
     /// The first queue that failed.
     pub(crate) fn faulted(&self) -> Option<FaultInfo> {
-        self.look();
+        self.pull();
         (0..self.ids.len()).find_map(|warp| {
             let fault = Fault::decode(self.word32(warp, std::mem::offset_of!(Warp, fault)))?;
             let quarantined = self.word32(warp, std::mem::offset_of!(Warp, quarantined));
@@ -134,7 +134,7 @@ impl Queues {
 
     /// What each warp counted.
     pub(crate) fn counters(&self) -> Vec<QueueCounters> {
-        self.look();
+        self.pull();
         let queue = |(warp, &(device, qid)): (usize, &(u32, u16))| {
             let count = |offset| self.word64(warp, offset);
             QueueCounters {

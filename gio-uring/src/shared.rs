@@ -91,7 +91,7 @@ impl Region {
 
     /// Copies a value in.
     pub(crate) fn write<T: Plain>(&self, offset: usize, value: T) {
-        // SAFETY: as for read(); callers write only what the kernel does not look at yet.
+        // SAFETY: as for read(); callers write only what the kernel does not read yet.
         unsafe { self.at::<T>(offset).write_volatile(value) }
     }
 

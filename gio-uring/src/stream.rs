@@ -16,7 +16,7 @@ impl RawStream {
     /// It is a stream of the GPU that the store's [`StreamOps`] belongs to, exists for as long as
     /// this value is used, and is not destroyed before what was enqueued on it is done.
     #[must_use]
-    #[allow(unsafe_code, reason = "a driver takes a handle's word for it")]
+    #[allow(unsafe_code, reason = "a driver trusts a handle")]
     pub unsafe fn new(handle: u64) -> Self {
         Self(handle)
     }
@@ -68,7 +68,7 @@ pub struct ScatterGather {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}")]
 pub struct StreamError {
-    /// Why, in the driver's words.
+    /// The driver's message.
     pub cause: String,
 }
 
@@ -81,7 +81,7 @@ pub struct StreamError {
 /// # Safety
 /// An implementor does what each method says, in the order of the stream, and nothing else with
 /// the memory it is given.
-#[allow(unsafe_code, reason = "whoever waits for the words relies on their order")]
+#[allow(unsafe_code, reason = "callers that wait for events rely on their order")]
 pub unsafe trait StreamOps: Send + Sync + fmt::Debug {
     /// A stream of the store's own, for who gives none.
     fn own_stream(&self) -> RawStream;

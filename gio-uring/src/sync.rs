@@ -2,7 +2,7 @@
 //!
 //! Rings are written once, against these names. A build with `--cfg loom` replaces them by loom's
 //! model, which then tries every interleaving that the memory model allows. Memory shared with a
-//! kernel cannot be modelled (its atomics live at addresses somebody else chose), so [`raw`] is
+//! kernel cannot be modelled (its atomics live at addresses that are given), so [`raw`] is
 //! always the machine's own.
 
 #[cfg(all(test, not(loom)))]

@@ -148,7 +148,7 @@ impl Uring {
         self.table.len()
     }
 
-    /// Number of IOCBs that nobody holds.
+    /// Number of IOCBs that are free.
     #[must_use]
     pub fn free_iocbs(&self) -> u32 {
         self.table.free()
@@ -221,14 +221,14 @@ impl Uring {
     /// and puts it where the kernel reads it.
     ///
     /// # Errors
-    /// [`Error::Pool`] or [`Error::Devices`] in words, [`Error::Executor`] without memory.
+    /// [`Error::Pool`] or [`Error::Devices`], [`Error::Executor`] without memory.
     pub fn register_pool(&mut self, desc: &PoolDesc) -> Result<PoolHandle, Error> {
         desc.validate(&self.queues.devices)?;
         let block = self.arena.take(PoolHandle::bytes(desc), self.executor.as_ref())?;
         Ok(PoolHandle::write(desc, &self.queues.devices, block))
     }
 
-    /// A word to wait for or to signal, 0 at first.
+    /// An event to wait for or to signal, 0 at first.
     ///
     /// # Errors
     /// [`Error::Executor`] without memory.

@@ -80,7 +80,7 @@ pub struct StoreOptions {
     pub stop_timeout: Nanos,
     /// When written data counts as stored.
     pub durability: Durability,
-    /// The I/O kernel tells time by the store's clock, which is a simulated one.
+    /// The I/O kernel takes the time from the store's clock, which is a simulated one.
     pub virtual_time: bool,
 }
 
@@ -110,7 +110,7 @@ impl Default for StoreOptions {
 pub struct StoreGpu {
     /// What its streams do for the store.
     pub streams: Arc<dyn StreamOps>,
-    /// Copies between its memory and this process: how the store looks whether a route works.
+    /// Copies between its memory and this process: how the store verifies a route.
     pub copies: Arc<dyn CopyEngine>,
 }
 

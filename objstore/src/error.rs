@@ -218,7 +218,7 @@ pub enum StoreError {
          exists, or wait for the layer on the host"
     )]
     Stream {
-        /// Why, in the driver's words.
+        /// The driver's message.
         cause: String,
     },
     /// The request does not fit into a staging buffer.
@@ -297,7 +297,7 @@ pub enum StoreError {
         /// The kind of handle.
         what: &'static str,
     },
-    /// The transfer a ticket belongs to is gone.
+    /// The request of a ticket has ended.
     #[error("the request this ticket of layer {layer} belongs to has ended")]
     Ended {
         /// The ticket's layer.

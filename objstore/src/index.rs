@@ -24,7 +24,7 @@ enum State {
     Writing,
     /// Committed.
     Stored,
-    /// Has lost its key; free as soon as nobody refers to it.
+    /// Has lost its key; free as soon as it has no reference.
     Doomed,
 }
 
@@ -57,7 +57,7 @@ pub struct IndexCounts {
 pub enum Found {
     /// Committed in this file.
     Stored(FileId),
-    /// Being written to this file by somebody.
+    /// Being written to this file.
     Writing(FileId),
 }
 
@@ -152,7 +152,7 @@ impl Index {
     }
 
     /// Gives back the references of one request, tail first. Appends to `freed` what has no key
-    /// any more and nobody refers to now.
+    /// any more and no reference now.
     ///
     /// # Panics
     /// When a file has no reference.
@@ -203,8 +203,8 @@ impl Index {
         }
     }
 
-    /// Takes the key from `file`: a miss from now on. Appends it to `freed` unless somebody
-    /// still refers to it. Does nothing to a file without a key.
+    /// Takes the key from `file`: a miss from now on. Appends it to `freed` unless it
+    /// has references. Does nothing to a file without a key.
     pub fn invalidate(&mut self, file: FileId, freed: &mut Vec<FileId>) {
         let entry = *self.entry(file);
         if !matches!(entry.state, State::Writing | State::Stored) {

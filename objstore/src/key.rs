@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// The name of one KV block: a 128-bit hash over its tokens and everything before them.
 ///
-/// XXH3 is fast and well distributed, but not made against somebody who looks for collisions.
+/// XXH3 is fast and well distributed, but not meant to resist deliberate collisions.
 /// Where tenants must not be able to aim at each other's blocks, give each a secret salt
 /// ([`KeyChain::new`]), or bring keys of a keyed cryptographic hash: any 128 bits will do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -36,7 +36,7 @@
 //! | call | the transfer starts | what is enqueued later |
 //! |---|---|---|
 //! | `retrieve_layer`, [`Order::Unordered`] | at once | does not wait |
-//! | [`Order::AfterEvent`]`(word)` | when the word has its value | does not wait |
+//! | [`Order::AfterEvent`]`(event)` | when the event has its value | does not wait |
 //! | [`Order::AfterStream`]`(stream)` | after what was enqueued before | does not wait |
 //! | [`Order::InStream`]`(stream)`, or a bare stream | after what was enqueued before | waits for it |
 //! | [`Store::join`]`(ticket, stream)` | | waits for it |
@@ -82,7 +82,7 @@
 //!     store.store_layer_on(writing, layer, compute)
 //! }
 //!
-//! /// After the pass, before anybody uses its results: did every layer get there?
+//! /// After the pass, before its results are used: did every layer get there?
 //! fn finish(store: &mut Store, tickets: Vec<Ticket>) -> Result<(), StoreError> {
 //!     tickets.into_iter().try_for_each(|ticket| store.wait(ticket).map(|_| ()))
 //! }
@@ -90,8 +90,8 @@
 //!
 //! What to know about it:
 //!
-//! - **A stream goes on when a layer fails**, is cancelled, or the whole store fails: it cannot be
-//!   told. So look at the tickets before results are used. The blocks of a failed layer hold
+//! - **A stream goes on when a layer fails**, is cancelled, or the whole store fails: no
+//!   error reaches it. So wait for the tickets before results are used. The blocks of a failed layer hold
 //!   anything, and until [`Store::wait`] or [`Store::poll`] said that it failed, devices may still
 //!   write to them.
 //! - **Operations start in the order in which they were issued.** One that waits for its stream
@@ -101,7 +101,7 @@
 //!   [`StoreOptions::wait_timeout`], when everything in flight is cancelled. A staged retrieve
 //!   waits on the GPU only, not in that order; but all moves for [`Order::Unordered`],
 //!   `AfterEvent` and `AfterStream` share the store's own stream, where one holds up the next.
-//! - **Words have to come.** For a staged layer, a word of [`Order::AfterEvent`] has to come even after
+//! - **Events have to be signalled.** For a staged layer, the event of [`Order::AfterEvent`] has to be signalled even after
 //!   the layer has failed: the store's own stream waits for it. A stream that does not get to a
 //!   move within [`StoreOptions::wait_timeout`] fails the store, because a move cannot be called
 //!   back.
@@ -120,12 +120,13 @@
 //! - [`Store`] ties them to a [`gio_uring::Uring`] and the controllers behind it. `store/open.rs`
 //!   creates and grants the queues, `route.rs` proves the path, `request.rs` and `layer.rs` start
 //!   work, `complete.rs` sees it end, `recover.rs` is the way back after a timeout or a fault.
-//! - `store/streams.rs` has the words between streams, I/O kernel and store, and what proves that
-//!   nobody looks at them any more; `staging.rs` the buffers of staging memory. What a stream does
+//! - `store/streams.rs` has the events between streams, I/O kernel and store, and the proof that no
+//!   stream uses them any more; `staging.rs` the buffers of staging memory. What a stream does
 //!   is a seam: [`gio_uring::StreamOps`].
 //! - A handle ([`Prefix`], [`Transfer`], [`Writing`]) is only a name; what devices use belongs to
 //!   the store. Dropped handles report through a channel, so they may be dropped anywhere and at
-//!   any time. Operations nobody waits for are noticed at the next call.
+//!   any time. Operations that no caller waits for are noticed at the next call.
+//! - `store/events.rs` polls the controllers for what they report by themselves.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
@@ -137,12 +138,12 @@
 //! - When [`Store::wait`] returns, no device and no move touches a retrieved layer's blocks any
 //!   more, and none reads a stored layer's but a move whose result is thrown away. If that cannot
 //!   be had, the store has failed: every later call says why; memory is leaked rather than freed.
-//! - Whatever a stream was told to wait for comes, whatever fails.
-//! - A word, table, staging buffer or pool is used for something else, or freed, only when every
-//!   stream that was told of it is past.
+//! - Every event that a stream waits for is signalled, whatever fails.
+//! - An event, table, staging buffer or pool is reused or freed only when every stream that uses it
+//!   is past that use.
 //! - A block is evicted before the blocks it follows.
 //! - Starting and waiting for a layer is O(1) in the number of blocks and allocates nothing, but
-//!   for a word when a stream is seen for the first time.
+//!   for an event when a stream is seen for the first time.
 //!
 //! # Not implemented
 //! - A journal: the index lives in memory and a store is empty when it is opened.

@@ -6,10 +6,10 @@ use gio_uring::{RawStream, Wait};
 /// engine uses this.
 #[derive(Debug, Clone, Copy)]
 pub enum Order<'a> {
-    /// It starts at once. Nothing waits for it but who waits for its ticket.
+    /// It starts at once. Only a caller that waits for its ticket waits for it.
     Unordered,
-    /// It starts once a word has a value ([`crate::Store::event`]), which must come sooner or
-    /// later.
+    /// It starts once an event ([`crate::Store::event`]) has a value. The event must be signalled
+    /// sooner or later.
     AfterEvent(&'a Wait),
     /// It starts after what was enqueued on this stream before the call. What is enqueued later
     /// does not wait for it.

@@ -109,7 +109,7 @@ pub struct Store {
     /// `None` only after the store failed: then it was leaked, with everything its kernel uses.
     ring: Option<Uring>,
     target: Target,
-    /// The words of streams; `None` without a GPU.
+    /// The events of streams; `None` without a GPU.
     streams: Option<Streams>,
     devices: Vec<Device>,
     clock: Arc<dyn Clock>,
@@ -171,7 +171,7 @@ impl Store {
         &self.pool
     }
 
-    /// Whether `key` is stored now. Refers to nothing: it may be gone with the next call.
+    /// Whether `key` is stored now. Takes no reference: the next call may evict it.
     #[must_use]
     pub fn contains(&self, key: BlockKey) -> bool {
         matches!(self.index.find(key), Some(Found::Stored(_)))
@@ -219,8 +219,8 @@ impl Store {
         Ok(self.make_room(files))
     }
 
-    /// A word that layers can be made to wait for ([`crate::Order::AfterEvent`]) and that the
-    /// engine's stream sets. Good until the store is closed, or had to replace its executor.
+    /// An event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
+    /// engine's stream signals. Good until the store is closed, or had to replace its executor.
     ///
     /// # Errors
     /// [`StoreError::Ring`] without memory, [`StoreError::Failed`].
@@ -268,7 +268,7 @@ impl Store {
         }
     }
 
-    /// The ring and the words of streams.
+    /// The ring and the events of streams.
     fn streams(&mut self) -> Result<(&mut Uring, &mut Streams), StoreError> {
         self.check()?;
         match (&mut self.ring, &mut self.streams) {

@@ -157,7 +157,7 @@ impl Writing {
 }
 
 /// One layer of one request, in flight or done. To be given to [`crate::Store::wait`]; the store
-/// notices the end of operations nobody waits for by itself.
+/// notices the end of other operations by itself.
 #[derive(Debug)]
 #[must_use = "wait for it before the layer's blocks are used"]
 pub struct Ticket {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 use objstore::{BlockId, BlockKey, Layer, Prefix, StoreError, Transfer, Writing};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
+use ripieno_testkit::seeds;
 use stack::{Plan, READ_ERROR, Stack, WRITE_FAULT, keys};
 
 const KEYS: usize = 40;
@@ -331,7 +332,7 @@ fn run(seed: u64, steps: u32, plan: &Plan, faults: Option<FaultPlan>) -> (u32, u
 #[test]
 fn a_store_is_a_map() {
     let plan = Plan::default();
-    let checked: u32 = stack::seeds(0, 4).map(|seed| run(seed, 150, &plan, None).0).sum();
+    let checked: u32 = seeds(0, 4).map(|seed| run(seed, 150, &plan, None).0).sum();
     assert!(checked > 1000, "only {checked} layers of blocks were read and compared");
 }
 
@@ -340,7 +341,7 @@ fn a_store_that_is_too_small_is_a_map_that_forgets() {
     let mut plan = Plan::default();
     plan.options.group = Some(4);
     plan.options.capacity_bytes = Some(11 * plan.shape.block_bytes());
-    let checked: u32 = stack::seeds(10_000, 4).map(|seed| run(seed, 200, &plan, None).0).sum();
+    let checked: u32 = seeds(10_000, 4).map(|seed| run(seed, 200, &plan, None).0).sum();
     assert!(checked > 500, "only {checked} layers of blocks were read and compared");
 }
 
@@ -356,7 +357,7 @@ fn faulty(seed: u64, actions: &[(FaultAction, f64)]) -> FaultPlan {
 fn devices_that_report_errors_cost_hits_but_never_bytes() {
     let plan = Plan::default();
     let mut failures = 0;
-    for seed in stack::seeds(20_000, 3) {
+    for seed in seeds(20_000, 3) {
         let faults = faulty(seed, &[(READ_ERROR, 0.02), (WRITE_FAULT, 0.02)]);
         failures += run(seed, 150, &plan, Some(faults)).1;
     }
@@ -369,7 +370,7 @@ fn devices_that_misbehave_cost_time_but_never_bytes() {
     plan.options.group = Some(4);
     plan.options.capacity_bytes = Some(24 * plan.shape.block_bytes());
     let mut failures = 0;
-    for seed in stack::seeds(30_000, 4) {
+    for seed in seeds(30_000, 4) {
         let late = FaultAction::Delay { ns: 300_000_000 };
         let rare = 0.006;
         let faults = faulty(

@@ -15,7 +15,8 @@ use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 use objstore::{BlockKey, Layer, Order, Path, Store, StoreError, Ticket, Transfer, Writing};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
-use stack::{Plan, READ, blocks, keys, on, seeds};
+use ripieno_testkit::seeds;
+use stack::{Plan, READ, blocks, keys, on};
 
 /// Both paths on which the pool is on the GPU, with several orders of events each.
 fn everywhere(test: impl Fn(&Plan, Path)) {

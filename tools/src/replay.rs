@@ -234,7 +234,7 @@ fn drive(
         engine.look_at_everything(plan)?;
     }
     progress.finish();
-    let interrupted = engine.interrupt.asked();
+    let interrupted = engine.is_interrupted();
     Ok(Outcome { tally: engine.tally, stats, wall_s, memcpy_gib_s, interrupted })
 }
 

@@ -17,11 +17,11 @@ pub struct Closed {
 impl Store {
     /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
     /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream
-    /// looks at anything of the store any more. Handles still around are of no more use.
+    /// uses memory of the store any more. Handles that still exist are of no more use.
     ///
     /// # Errors
     /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
-    /// a stream did not get past what it was told within the time to stop; memory is leaked then.
+    /// a stream did not get past its operations for the store in time; memory is leaked then.
     pub fn close(mut self) -> Result<Closed, StoreError> {
         self.drain()?;
         self.shut()?;
@@ -61,15 +61,15 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until no stream looks at words, tables or blocks any more. The ring has stopped: every
-    /// word that one waits for has its value.
+    /// Waits until no stream uses events, tables or blocks any more. The ring has stopped: every
+    /// event that a stream waits for has its value.
     fn wait_for_streams(&mut self) -> Result<(), StoreError> {
         let deadline = self.clock.now() + self.options.stop_timeout;
         let past = || self.streams.as_ref().is_none_or(Streams::is_past);
         if wait_until(&*self.clock, deadline, past) {
             return Ok(());
         }
-        let cause = "a stream did not get past what it was told about layers in time";
+        let cause = "a stream did not get past its operations for the store in time";
         Err(self.fail(cause.to_owned()))
     }
 }

@@ -32,7 +32,7 @@ impl Store {
         }
     }
 
-    /// Looks whether the layer is done, without waiting. After an error, or once it is done, the
+    /// Checks whether the layer is done, without waiting. After an error, or once it is done, the
     /// ticket has nothing more to say.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Store {
         }
     }
 
-    /// Waits for everything in flight, whoever started it. Failures stay with their requests.
+    /// Waits for everything in flight. Failures stay with their requests.
     ///
     /// # Errors
     /// As for [`Store::lookup`].
@@ -69,7 +69,7 @@ impl Store {
         }
     }
 
-    /// What became of a layer; `None` while it is in flight or when nobody knows it.
+    /// What became of a layer; `None` while it is in flight or when its request has ended.
     fn outcome(&self, request: RequestId, layer: Layer) -> Option<Result<LayerDone, StoreError>> {
         match self.requests.get(&request)?.layers[layer.0 as usize] {
             LayerState::Ended(outcome) => {
@@ -91,7 +91,7 @@ impl Store {
                 let iocb = self.ops[at].iocb;
                 match self.ring()?.wait_completion(iocb, deadline) {
                     Ok(completion) => self.arrived(at, completion),
-                    // No word from the kernel, or none that makes sense: stop it.
+                    // No completion, or an impossible one: stop the kernel.
                     Err(error) => self.fault = Some(error.to_string()),
                 }
                 self.after_completions()?;
@@ -162,7 +162,7 @@ impl Store {
         self.after_completions()
     }
 
-    /// Recovers if a completion asked for it, then ends the requests nobody holds any more. In
+    /// Recovers if a completion asked for it, then ends the requests without a handle. In
     /// this order: a file is free only when no device can write to it.
     pub(super) fn after_completions(&mut self) -> Result<(), StoreError> {
         if let Some(cause) = self.fault.take() {
@@ -225,7 +225,7 @@ impl Store {
             staging.end(at);
         }
         if let (Some(streams), Some(ring), Some(end)) = (&mut self.streams, &self.ring, op.end)
-            // Not a word of a ring that was replaced.
+            // Not an event of a ring that was replaced.
             && ring.owns(&end.event)
         {
             streams.return_end(end);

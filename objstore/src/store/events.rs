@@ -31,7 +31,7 @@ impl Store {
     /// holds the data region gets new grants.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] when a device is gone, cannot be recovered, or its namespace no longer
+    /// [`StoreError::Failed`] when a device was removed, cannot be recovered, or its namespace no longer
     /// holds the data region.
     pub fn poll_events(&mut self) -> Result<Vec<StoreEvent>, StoreError> {
         self.check()?;
@@ -62,7 +62,7 @@ impl Store {
                         self.take_event(at, event)?;
                     }
                 }
-                // It is gone, or a recovery resets it.
+                // It was removed, or a recovery resets it.
                 Err(error) => {
                     self.fault.get_or_insert_with(|| format!("device {at}: {error}"));
                 }

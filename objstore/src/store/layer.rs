@@ -89,7 +89,7 @@ impl Store {
         }
         let (ring, streams) = self.streams()?;
         match &ticket.end {
-            // Another ring's word, of before a new executor: what streams may still wait for there
+            // Another ring's event, of before a new executor: what streams may still wait for there
             // is kept for good, what is over needs no waiting.
             Some(end) if !ring.owns(&end.event) && end.is_reached() => Ok(()),
             Some(end) => streams.follow(ring, stream, end),
@@ -135,9 +135,13 @@ impl Store {
         } else {
             let direction = request.direction;
             match (&self.target, direction) {
-                (Target::Pool(_), _) => self.launch(handle.id, layer, order)?,
-                (Target::Staged(_), Direction::Read) => self.fetch(handle.id, layer, order)?,
-                (Target::Staged(_), Direction::Write) => self.ship(handle.id, layer, order)?,
+                (Target::Pool(_), _) => self.start_direct(handle.id, layer, order)?,
+                (Target::Staged(_), Direction::Read) => {
+                    self.start_staged_read(handle.id, layer, order)?
+                }
+                (Target::Staged(_), Direction::Write) => {
+                    self.start_staged_write(handle.id, layer, order)?
+                }
             }
         };
         Ok(Ticket { request: handle.id, layer, store: self.releases.store.clone(), end })
@@ -162,13 +166,13 @@ impl Store {
     }
 
     /// Starts an operation on the engine's own memory.
-    fn launch(
+    fn start_direct(
         &mut self,
         id: RequestId,
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
-        let first = self.first(order)?;
+        let first = self.start_condition(order)?;
         let end = self.issue(id, layer, first.as_ref(), None)?;
         if let (Order::InStream(stream), Some(end), None) = (order, &end, &self.fault) {
             let (ring, streams) = self.streams()?;
@@ -182,14 +186,14 @@ impl Store {
 
     /// Starts a staged retrieve. The devices may fill staging memory at once: only the move has to
     /// wait for what the order names.
-    fn fetch(
+    fn start_staged_read(
         &mut self,
         id: RequestId,
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
         let (at, moves) = self.take_buffer(id, layer, Direction::Read, order)?;
-        let (mover, first) = self.mover(order)?;
+        let (copier, first) = self.copy_stream(order)?;
         let end = self.issue(id, layer, None, Some(at))?;
         if self.fault.is_some() {
             // It is about to be cancelled: there will be nothing to move.
@@ -197,8 +201,8 @@ impl Store {
             return Ok(end);
         }
         let (ring, streams) = self.streams()?;
-        let carried = streams.carry(ring, mover, [first.as_ref(), end.as_ref()], &moves);
-        match carried {
+        let copied = streams.copy_objects(ring, copier, [first.as_ref(), end.as_ref()], &moves);
+        match copied {
             Ok(moved) => {
                 // The operation, and with it the buffer's use, ends only with the move.
                 if let Some(op) = self.ops.last_mut() {
@@ -214,16 +218,16 @@ impl Store {
     }
 
     /// Starts a staged store: the operation waits for the move.
-    fn ship(
+    fn start_staged_write(
         &mut self,
         id: RequestId,
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
         let (at, moves) = self.take_buffer(id, layer, Direction::Write, order)?;
-        let (mover, first) = self.mover(order)?;
+        let (copier, first) = self.copy_stream(order)?;
         let (ring, streams) = self.streams()?;
-        let moved = match streams.carry(ring, mover, [first.as_ref(), None], &moves) {
+        let moved = match streams.copy_objects(ring, copier, [first.as_ref(), None], &moves) {
             Ok(moved) => moved,
             Err(Refused { error, moving }) => {
                 if moving {
@@ -240,7 +244,7 @@ impl Store {
     }
 
     /// What an operation waits for, after telling the stream to say it.
-    fn first(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
+    fn start_condition(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
         match order {
             Order::Unordered => Ok(None),
             Order::AfterEvent(wait) => Ok(Some(wait.clone())),
@@ -252,11 +256,11 @@ impl Store {
     }
 
     /// The stream that moves objects, and what it waits for first.
-    fn mover(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
+    fn copy_stream(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
         match order {
             Order::InStream(stream) => Ok((stream, None)),
             order => {
-                let first = self.first(order)?;
+                let first = self.start_condition(order)?;
                 Ok((self.streams()?.1.own(), first))
             }
         }
@@ -274,7 +278,7 @@ impl Store {
             return Err(StoreError::Ended { layer });
         };
         let at = staging.free().ok_or_else(|| staging.busy())?;
-        let moves = staging.moves(at, direction, layer, &blocks);
+        let moves = staging.scatter_gather(at, direction, layer, &blocks);
         let first = match order {
             Order::AfterEvent(wait) => Some(wait.clone()),
             _ => None,

@@ -11,7 +11,7 @@ use nvme_spec::ids::Lba;
 
 use super::{
     Device, Factory, Scratch, Store, Tally, Target, route,
-    staging::{Cut, Staging},
+    staging::{Staging, StagingLayout},
     streams::Streams,
 };
 use crate::{
@@ -31,7 +31,7 @@ impl Store {
     /// Opens an empty store: proves that data gets to the pool and back on the path that it is
     /// registered for, creates and grants the queues, and starts the I/O kernel.
     ///
-    /// Nobody else may use the pool's memory meanwhile: the proof writes to its begin and end, and
+    /// The pool's memory may not be used meanwhile: the proof writes to its begin and end, and
     /// puts back what was there. It also writes to the first LBAs of each device's region.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ fn start_ring(
 }
 
 /// The proof that no kernel has the grants of `devices`.
-#[allow(unsafe_code, reason = "only who grants knows that no executor was started")]
+#[allow(unsafe_code, reason = "only the grantor knows that no executor was started")]
 fn never_started(devices: &[Device]) -> Quiesced {
     let grants = devices.iter().flat_map(|device| device.controller.grants());
     // SAFETY: the ring was not set up. It starts its executor last, and an executor whose start
@@ -408,15 +408,15 @@ pub(super) fn target(
             ..desc.clone()
         })?));
     }
-    let cut = Cut::new(pool.memory().len() as u64, shape, options.staging_buffers)?;
-    let mut pools = Vec::with_capacity(cut.buffers as usize);
-    for at in 0..cut.buffers {
+    let layout = StagingLayout::new(pool.memory().len() as u64, shape, options.staging_buffers)?;
+    let mut pools = Vec::with_capacity(layout.buffers as usize);
+    for at in 0..layout.buffers {
         pools.push(ring.register_pool(&PoolDesc {
-            row_iova: cut.row_iova(at, pool, shape)?,
+            row_iova: layout.row_iova(at, pool, shape)?,
             block_stride: u64::from(shape.object_bytes),
-            blocks: cut.slots,
+            blocks: layout.slots,
             ..desc.clone()
         })?);
     }
-    Ok(Target::Staged(Staging::new(ring, cut, pool, shape, pools)?))
+    Ok(Target::Staged(Staging::new(ring, layout, pool, shape, pools)?))
 }

@@ -1,6 +1,6 @@
 //! After a timeout or a fault: nothing goes on before no device can touch anything any more.
 //!
-//! The order is the point. Stop the I/O kernel, so that nobody rings a doorbell; then recover the
+//! The order is the point. Stop the I/O kernel, so that no doorbell is rung; then recover the
 //! controllers, so that no command of the past is carried out any more; only then tell callers that
 //! their blocks are theirs again, free files, and start the kernel on new queues. If any step
 //! fails, nothing that a device might still reach is ever freed, and the store says so for good.
@@ -47,7 +47,7 @@ impl Store {
             let iocb = self.ops[at].iocb;
             let found =
                 self.ring.as_mut().and_then(|ring| ring.try_completion(iocb).ok().flatten());
-            // Without a word the command may have got as far as the device.
+            // Without a completion the command may have got as far as the device.
             let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
             self.arrived(at, found.unwrap_or(lost));
         }
@@ -87,7 +87,7 @@ impl Store {
         }
         let streams = std::mem::replace(&mut self.streams, streams);
         if !streams.as_ref().is_none_or(Streams::is_past) {
-            // They still look at words and tables that lie in the old executor's memory.
+            // They still use events and tables that lie in the old executor's memory.
             std::mem::forget((streams, target));
         }
         self.ring = Some(ring);
@@ -113,10 +113,10 @@ impl Store {
         tracing::error!(cause, "the store has failed");
         let mut ring = self.ring.take();
         if let Some(ring) = &mut ring {
-            // No stream may wait forever for a kernel of which nobody hears any more.
+            // No stream may wait forever for a kernel that was given up.
             ring.abandon();
         }
-        // With the ring go words, maps and tables: its memory is never given back.
+        // With the ring go events, maps and tables: its memory is never given back.
         std::mem::forget((ring, self.pads.take(), self.pool.clone()));
         self.ops.clear();
         for request in self.requests.values_mut() {

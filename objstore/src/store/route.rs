@@ -3,7 +3,7 @@
 //! Each device writes a known pattern out of the memory that it is to reach and reads one into it,
 //! at both ends of what is registered ([`nvme_driver::platform::p2p::round_trip`]), through its
 //! driver's own queue: nothing is granted yet. For a staged pool that memory is the staging memory,
-//! and the store's own stream has to move objects to the pool and back, which copies look at.
+//! and the store's own stream has to move objects to the pool and back, which copies verify.
 //!
 //! What the memory held before is put back. What the first LBAs of a data region held is lost, like
 //! all the rest of it.

@@ -20,7 +20,7 @@ use crate::{
 
 /// The numbers of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct StagingLayout {
     pub(super) buffers: u32,
     /// Blocks that a buffer has room for.
     pub(super) slots: u32,
@@ -30,8 +30,8 @@ pub(super) struct Cut {
     pub(super) bytes: u64,
 }
 
-impl Cut {
-    /// Cuts `len` bytes into `buffers` equal parts.
+impl StagingLayout {
+    /// StagingLayouts `len` bytes into `buffers` equal parts.
     pub(super) fn new(len: u64, shape: &KvShape, buffers: u32) -> Result<Self, StoreError> {
         let wrong = |field, problem| Err(StoreError::Config { field, problem });
         if buffers == 0 {
@@ -82,7 +82,7 @@ pub(super) enum Until {
     Now,
     /// A move that is over once this is reached.
     Reached(Wait),
-    /// A move of which nobody knows when it is over.
+    /// A copy that will run at an unknown time.
     Never,
 }
 
@@ -118,7 +118,7 @@ struct Buffer {
 /// The staging memory of a store.
 #[derive(Debug)]
 pub(super) struct Staging {
-    cut: Cut,
+    layout: StagingLayout,
     buffers: Vec<Buffer>,
     /// Where block 0 of each row of the pool is for the GPU.
     rows: DeviceArray<u64>,
@@ -131,19 +131,19 @@ impl Staging {
     /// Buffers for the pools that were registered for them.
     pub(super) fn new(
         ring: &mut Uring,
-        cut: Cut,
+        layout: StagingLayout,
         pool: &KvPool,
         shape: &KvShape,
         pools: Vec<PoolHandle>,
     ) -> Result<Self, StoreError> {
         let device = pool.memory().device().expect("checked when it was registered");
         let buffer = |(at, pool)| {
-            let device = DevicePtr(device.0 + at as u64 * cut.bytes);
+            let device = DevicePtr(device.0 + at as u64 * layout.bytes);
             Buffer { pool, device, held: None }
         };
         let rows = pool.row_device();
         Ok(Self {
-            cut,
+            layout,
             buffers: pools.into_iter().enumerate().map(buffer).collect(),
             rows: ring.upload(rows.into_iter())?,
             segments: shape.segments,
@@ -154,17 +154,17 @@ impl Staging {
 
     /// Blocks that a buffer has room for.
     pub(super) fn slots(&self) -> u32 {
-        self.cut.slots
+        self.layout.slots
     }
 
     /// Buffer `at` of `pool`'s staging memory.
     pub(super) fn slice(&self, at: usize, pool: &KvPool) -> Result<DmaSlice, StoreError> {
-        self.cut.slice(at as u32, pool)
+        self.layout.slice(at as u32, pool)
     }
 
     /// Where in a buffer the object of a layer's segment and a position is.
     pub(super) fn offset(&self, segment: usize, position: usize) -> usize {
-        segment * self.cut.row_bytes as usize + position * self.object_bytes as usize
+        segment * self.layout.row_bytes as usize + position * self.object_bytes as usize
     }
 
     /// Whether a buffer is free, and which.
@@ -178,7 +178,7 @@ impl Staging {
 
     /// Why there is none.
     pub(super) fn busy(&self) -> StoreError {
-        StoreError::StagingBusy { buffers: self.cut.buffers }
+        StoreError::StagingBusy { buffers: self.layout.buffers }
     }
 
     /// The ring's pool for buffer `at`.
@@ -224,7 +224,7 @@ impl Staging {
     }
 
     /// The objects of `layer` in buffer `at` and in the pool.
-    pub(super) fn moves(
+    pub(super) fn scatter_gather(
         &self,
         at: usize,
         direction: Direction,
@@ -238,7 +238,7 @@ impl Staging {
                 Direction::Write => ScatterGatherOp::Gather,
             },
             staging: self.buffers[at].device,
-            staging_row: self.cut.row_bytes,
+            staging_row: self.layout.row_bytes,
             rows: self.rows.address(row),
             row_count: self.segments,
             blocks: blocks.address(0),

@@ -1,15 +1,15 @@
-#![allow(unsafe_code, reason = "streams are told addresses of words and blocks")]
-//! Words between the engine's streams, the store and the I/O kernel.
+#![allow(unsafe_code, reason = "streams get addresses of events and blocks")]
+//! Events between the engine's streams, the store and the I/O kernel.
 //!
-//! Each stream has one word, written only by that stream, with a value that grows by one each time.
-//! Such a *mark* says that the stream is past everything that was enqueued before it: an operation
-//! of the ring waits for one, other streams do, and the host looks at it. Each
-//! operation in flight has a word that the I/O kernel sets when it ended; as the next operation
-//! with this word begins later, that one grows, too. So a value that comes late, of an operation that was cancelled meanwhile, is never
-//! taken for a later one's, and no word has to be renewed after a recovery.
+//! Each stream has one event, signalled only by that stream, with a value that grows by one each
+//! time. Such a *mark* says that the stream is past everything that was enqueued before it: an
+//! operation of the ring waits for it, other streams do, and the host polls it. Each operation in
+//! flight has an event that the I/O kernel signals at its end. The next operation with this event
+//! starts later, so its value grows, too. A value that comes late, of an operation that was cancelled
+//! meanwhile, is never taken for a later one's, and no event has to be renewed after a recovery.
 //!
-//! A stream that waits for a word reads it at a time that nobody knows. So every wait is followed
-//! by a mark, and the words are kept until all marks have been reached, or for good.
+//! When a stream reads an event that it waits for is not known. So every wait is followed by a
+//! mark, and the events are kept until all marks have been reached, or for good.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use crate::{config::StoreGpu, error::StoreError};
 /// Streams that are remembered before those that are past everything are forgotten.
 const STREAMS_MAX: usize = 64;
 
-/// The words.
+/// The events, and the GPU.
 #[derive(Debug)]
 pub(super) struct Streams {
     gpu: StoreGpu,
-    /// Words that no operation in flight signals, and the last value of each.
+    /// Events that no operation in flight signals, and the last value of each.
     ends: Vec<Wait>,
     seen: Vec<Seen>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Streams {
 #[derive(Debug)]
 struct Seen {
     stream: RawStream,
-    /// Its word, and the value of its last mark.
+    /// Its event, and the value of its last mark.
     mark: Wait,
     /// Something is enqueued that no mark follows.
     open: bool,
@@ -49,7 +49,7 @@ impl Seen {
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) error: StoreError,
-    /// The objects will be moved all the same, nobody knows when.
+    /// The objects will be copied all the same, at an unknown time.
     pub(super) moving: bool,
 }
 
@@ -58,7 +58,7 @@ fn refused(error: StreamError) -> StoreError {
 }
 
 impl Streams {
-    /// A word for each IOCB of `ring`.
+    /// An event for each IOCB of `ring`.
     pub(super) fn new(gpu: StoreGpu, ring: &mut Uring) -> Result<Self, StoreError> {
         let mut ends = Vec::with_capacity(ring.depth() as usize);
         for _ in 0..ring.depth() {
@@ -77,14 +77,14 @@ impl Streams {
         self.gpu.streams.own_stream()
     }
 
-    /// What the next operation signals. There is a word for each IOCB.
+    /// What the next operation signals. There is an event for each IOCB.
     pub(super) fn take_end(&mut self) -> Wait {
         let mut end = self.ends.pop().expect("fewer operations than IOCBs are in flight");
         end.value = end.value.wrapping_add(1);
         end
     }
 
-    /// The operation that signalled `end` is over: another one may use the word.
+    /// The operation that signalled `end` is over: another one may use the event.
     pub(super) fn return_end(&mut self, end: Wait) {
         self.ends.push(end);
     }
@@ -106,7 +106,7 @@ impl Streams {
         let streams = self.gpu.streams.clone();
         let seen = self.seen(ring, stream)?;
         let value = seen.mark.value.wrapping_add(1);
-        // SAFETY: the word is kept until it has the value, or for good (`Streams::is_past`).
+        // SAFETY: the event is kept until it has the value, or for good (`Streams::is_past`).
         unsafe { streams.write_word(stream, seen.mark.event.address(), value) }.map_err(refused)?;
         seen.mark.value = value;
         seen.open = false;
@@ -117,7 +117,7 @@ impl Streams {
     fn wait(&mut self, ring: &mut Uring, stream: RawStream, wait: &Wait) -> Result<(), StoreError> {
         let streams = self.gpu.streams.clone();
         let seen = self.seen(ring, stream)?;
-        // SAFETY: `ends` and marks are kept until every stream is past; the word of an engine's
+        // SAFETY: `ends` and marks are kept until every stream is past; an engine's
         // own event is kept by the buffer that its operation uses, until the mark behind it.
         unsafe { streams.wait_word(stream, wait.event.address(), wait.value) }.map_err(refused)?;
         seen.open = true;
@@ -135,10 +135,10 @@ impl Streams {
         self.mark(ring, stream).map(|_| ())
     }
 
-    /// Moves objects on `stream` once all of `waits` are reached; the mark behind it.
+    /// Copies objects on `stream` once all of `waits` are reached; the mark behind it.
     ///
     /// What `moves` names has to be kept until that mark, and for good if there is none.
-    pub(super) fn carry(
+    pub(super) fn copy_objects(
         &mut self,
         ring: &mut Uring,
         stream: RawStream,
@@ -152,7 +152,7 @@ impl Streams {
         let streams: Arc<dyn StreamOps> = self.gpu.streams.clone();
         let seen = self.seen(ring, stream).map_err(before)?;
         // SAFETY: the staging buffer, both tables and the pool are kept until the mark, or for good
-        // (`Staging::hold`, `Store::fail`); nobody else uses the buffer before that, and the
+        // (`Staging::hold`, `Store::fail`); nothing else uses the buffer before that, and the
         // engine's blocks are in the order that it asked for.
         let moved = unsafe { streams.scatter_gather(stream, moves) };
         moved.map_err(|error| before(refused(error)))?;
@@ -160,7 +160,7 @@ impl Streams {
         self.mark(ring, stream).map_err(|error| Refused { error, moving: true })
     }
 
-    /// Whether no stream will look at any word or object any more.
+    /// Whether no stream will use any event or object any more.
     pub(super) fn is_past(&self) -> bool {
         self.seen.iter().all(Seen::is_past)
     }

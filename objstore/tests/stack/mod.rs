@@ -16,7 +16,7 @@ use objstore::{
     StoreError, StoreOptions, Writing,
 };
 use ripieno_testkit::{Drives, KvMemory, memory_drives, set_faults};
-pub use ripieno_testkit::{blocks, keys, seeds};
+pub use ripieno_testkit::{blocks, keys};
 
 /// What a stack is made of.
 #[derive(Debug, Clone)]

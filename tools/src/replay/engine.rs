@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use anyhow::Context as _;
-use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError};
+use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, StoreEvent};
 
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
@@ -101,9 +101,14 @@ pub(crate) struct Engine<'a> {
 }
 
 impl Engine<'_> {
-    /// Whether to end: somebody asked, or too much failed.
+    /// Whether it was interrupted, or the owner of a device wants it back.
+    pub(crate) fn is_interrupted(&mut self) -> bool {
+        self.interrupt.asked() || self.store.requested_devices().next().is_some()
+    }
+
+    /// Whether to end: it was interrupted, or too much failed.
     pub(crate) fn is_over(&mut self) -> bool {
-        self.interrupt.asked() || self.tally.io_errors >= IO_ERRORS_MAX
+        self.is_interrupted() || self.tally.io_errors >= IO_ERRORS_MAX
     }
 
     /// Replays one request: look up, retrieve what is there, store what is not.
@@ -111,6 +116,9 @@ impl Engine<'_> {
     /// # Errors
     /// When the store cannot go on. Transfers that failed are only counted.
     pub(crate) fn request(&mut self, index: usize, plan: &Plan) -> anyhow::Result<()> {
+        for StoreEvent { device, event } in self.store.poll_events()? {
+            tracing::warn!(%device, ?event, "a device reported an event");
+        }
         let keys = plan.keys(index);
         let prefix = self.store.lookup(keys).with_context(|| format!("request {index}: lookup"))?;
         let hits = self

@@ -67,7 +67,7 @@ impl<'a> DeviceOnlyMemory<'a> {
         assert!(len <= self.len, "{len} bytes for {}", self.len);
         let device = at.ok_or("the memory has no address on the GPU")?;
         let copy = DeviceCopy { host: self.host, device, len, direction };
-        // SAFETY: `owner` and `pool` keep both sides, and nobody uses them before the copy is done;
+        // SAFETY: `owner` and `pool` keep both sides, and neither is used before the copy is done;
         // if it does not end, both are leaked below.
         let fence = unsafe { self.copies.submit(&[copy]) }.map_err(message)?;
         let clock = MonotonicClock::default();

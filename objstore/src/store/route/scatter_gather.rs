@@ -30,7 +30,7 @@ pub(in crate::store) struct Proof<'a> {
 }
 
 /// Proves that the store's own stream moves objects of the first and the last layer to the pool and
-/// back: a pattern goes from staging memory to the pool, where copies look at it, and back over
+/// back: a pattern goes from staging memory to the pool, where copies verify it, and back over
 /// something else.
 pub(in crate::store) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(), StoreError> {
     let gpu = proof.streams.gpu().clone();
@@ -89,13 +89,13 @@ impl Proof<'_> {
         for object in &objects {
             staged.write(object.staged, &object.pattern).map_err(|error| error.to_string())?;
         }
-        self.carry(at, &self.staging.moves(at, Direction::Read, layer, &table))?;
+        self.copy_objects(at, &self.staging.scatter_gather(at, Direction::Read, layer, &table))?;
         for object in &objects {
             gpu_memory.read(self.pool.device(object.block, object.row), &mut found)?;
             object.compare(&found, "the pool")?;
             staged.write(object.staged, &vec![0x5a; bytes]).map_err(|error| error.to_string())?;
         }
-        self.carry(at, &self.staging.moves(at, Direction::Write, layer, &table))?;
+        self.copy_objects(at, &self.staging.scatter_gather(at, Direction::Write, layer, &table))?;
         for object in &objects {
             staged.read(object.staged, &mut found).map_err(|error| error.to_string())?;
             object.compare(&found, "staging memory")?;
@@ -129,9 +129,9 @@ impl Proof<'_> {
     }
 
     /// Has the store's own stream move objects, and waits.
-    fn carry(&mut self, at: usize, moves: &ScatterGather) -> Result<(), String> {
+    fn copy_objects(&mut self, at: usize, moves: &ScatterGather) -> Result<(), String> {
         let own = self.streams.own();
-        let moved = match self.streams.carry(self.ring, own, [None, None], moves) {
+        let moved = match self.streams.copy_objects(self.ring, own, [None, None], moves) {
             Ok(moved) => moved,
             Err(Refused { error, .. }) => return Err(error.to_string()),
         };

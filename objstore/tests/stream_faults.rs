@@ -175,7 +175,7 @@ fn a_late_move_keeps_its_staging_buffer() {
 
 /// What an executor does wrong from when a test says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+enum ExecutorFault {
     None,
     /// Its kernel does nothing more, and does not end.
     Dead,
@@ -190,35 +190,37 @@ enum Trouble {
 const CAUSE: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
 
 #[derive(Debug)]
-struct Sick {
+struct FaultyExecutor {
     inner: InlineExecutor,
-    trouble: Arc<Mutex<Trouble>>,
+    fault: Arc<Mutex<ExecutorFault>>,
     number: u32,
     starts: u32,
     /// As long as its memory lives.
     living: Arc<()>,
 }
 
-impl Sick {
-    fn trouble(&self) -> Trouble {
-        *self.trouble.lock().unwrap()
+impl FaultyExecutor {
+    fn fault(&self) -> ExecutorFault {
+        *self.fault.lock().unwrap()
     }
 
     fn check(&self) -> Result<(), ExecutorError> {
-        match self.trouble() {
-            Trouble::Lost => Err(ExecutorError::Failed { executor: "sick", cause: CAUSE.into() }),
+        match self.fault() {
+            ExecutorFault::Lost => {
+                Err(ExecutorError::Failed { executor: "sick", cause: CAUSE.into() })
+            }
             _ => Ok(()),
         }
     }
 }
 
-impl IoExecutor for Sick {
+impl IoExecutor for FaultyExecutor {
     fn name(&self) -> &'static str {
         "sick"
     }
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
         self.check()?;
-        if self.trouble() == Trouble::NoMemory {
+        if self.fault() == ExecutorFault::NoMemory {
             let cause = "not now".to_owned();
             return Err(ExecutorError::Memory { executor: "sick", len, cause });
         }
@@ -234,7 +236,7 @@ impl IoExecutor for Sick {
     fn start(&mut self, args: Args, grants: &[GrantEpoch]) -> Result<(), ExecutorError> {
         self.check()?;
         self.starts += 1;
-        if self.trouble() == Trouble::Once && self.number == 0 && self.starts > 1 {
+        if self.fault() == ExecutorFault::Once && self.number == 0 && self.starts > 1 {
             let cause = "it starts only once".to_owned();
             return Err(ExecutorError::Failed { executor: "sick", cause });
         }
@@ -246,47 +248,47 @@ impl IoExecutor for Sick {
     }
     fn poll(&mut self) -> Result<Progress, ExecutorError> {
         self.check()?;
-        if self.trouble() == Trouble::Dead {
+        if self.fault() == ExecutorFault::Dead {
             return Ok(Progress::Idle);
         }
         self.inner.poll()
     }
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
-        match self.trouble() {
-            Trouble::Dead => Err(ExecutorError::StopTimeout { executor: "sick" }),
+        match self.fault() {
+            ExecutorFault::Dead => Err(ExecutorError::StopTimeout { executor: "sick" }),
             // A kernel that died with its GPU runs no more.
             _ => self.inner.stop(deadline),
         }
     }
 }
 
-/// A rig whose executors get into trouble, and a token that the memory of the first one holds.
-fn sick(path: Path, seed: u64) -> (Rig, Arc<Mutex<Trouble>>, Weak<()>) {
-    sick_with(&plan(seed), path)
+/// A rig whose executors fail, and a token that the memory of the first one holds.
+fn faulty(path: Path, seed: u64) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
+    faulty_with(&plan(seed), path)
 }
 
-fn sick_with(plan: &Plan, path: Path) -> (Rig, Arc<Mutex<Trouble>>, Weak<()>) {
-    let trouble = Arc::new(Mutex::new(Trouble::None));
-    let shared = trouble.clone();
+fn faulty_with(plan: &Plan, path: Path) -> (Rig, Arc<Mutex<ExecutorFault>>, Weak<()>) {
+    let fault = Arc::new(Mutex::new(ExecutorFault::None));
+    let shared = fault.clone();
     let token = Arc::new(());
     let living = Arc::downgrade(&token);
     let tokens = Mutex::new(vec![token]);
     let rig = Rig::with_executor(plan, path, move |number, clock: Ticks| {
-        let (inner, trouble) = (InlineExecutor::new(clock), shared.clone());
+        let (inner, fault) = (InlineExecutor::new(clock), shared.clone());
         let living = tokens.lock().unwrap().pop().unwrap_or_default();
-        Box::new(Sick { inner, trouble, number, starts: 0, living })
+        Box::new(FaultyExecutor { inner, fault, number, starts: 0, living })
     });
-    (rig, trouble, living)
+    (rig, fault, living)
 }
 
 #[test]
 fn a_kernel_that_died_holds_no_stream_up() {
     for path in BOTH {
-        let (mut rig, trouble, _) = sick(path, 1);
+        let (mut rig, fault, _) = faulty(path, 1);
         let keys = keys(0..9);
         rig.put(&keys, 0);
         let transfer = rig.transfer(&keys, 40);
-        *trouble.lock().unwrap() = Trouble::Dead;
+        *fault.lock().unwrap() = ExecutorFault::Dead;
         let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), rig.gpu.stream(1)).unwrap();
         rig.store.join(&ticket, rig.gpu.stream(2)).unwrap();
         let error = rig.store.wait(ticket).unwrap_err();
@@ -301,13 +303,13 @@ fn a_kernel_that_died_holds_no_stream_up() {
 fn a_lost_gpu_fails_the_store_with_its_own_words() {
     for path in BOTH {
         for late in [false, true] {
-            let (mut rig, trouble, _) = sick(path, 1);
+            let (mut rig, fault, _) = faulty(path, 1);
             let keys = keys(0..9);
             rig.put(&keys, 0);
             let transfer = rig.transfer(&keys, 40);
-            *trouble.lock().unwrap() = if late { Trouble::None } else { Trouble::Lost };
+            *fault.lock().unwrap() = if late { ExecutorFault::None } else { ExecutorFault::Lost };
             let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), rig.gpu.stream(1));
-            *trouble.lock().unwrap() = Trouble::Lost;
+            *fault.lock().unwrap() = ExecutorFault::Lost;
             let result = ticket.and_then(|ticket| rig.store.wait(ticket));
             match result.unwrap_err() {
                 StoreError::Failed { cause } => assert!(cause.contains(CAUSE), "{cause}"),
@@ -324,7 +326,7 @@ fn a_lost_gpu_fails_the_store_with_its_own_words() {
 #[test]
 fn words_are_new_with_a_new_executor() {
     for path in BOTH {
-        let (mut rig, trouble, living) = sick(path, 1);
+        let (mut rig, fault, living) = faulty(path, 1);
         let (a, b) = (keys(0..4), keys(10..14));
         rig.put(&a, 0);
         rig.put(&b, 0);
@@ -336,7 +338,7 @@ fn words_are_new_with_a_new_executor() {
         while rig.store.poll(&done).unwrap().is_none() {
             rig.run(1);
         }
-        *trouble.lock().unwrap() = Trouble::Once;
+        *fault.lock().unwrap() = ExecutorFault::Once;
         rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
         let broken = rig.store.retrieve_layer_on(&transfer, Layer(1), compute).unwrap();
         assert!(failed(rig.store.wait(broken)));
@@ -363,11 +365,11 @@ fn words_are_new_with_a_new_executor() {
 /// Where no stream has to do with it, memory of an executor that was replaced is freed.
 #[test]
 fn a_replaced_executor_leaves_nothing_behind() {
-    let (mut rig, trouble, living) = sick(Path::Direct, 1);
+    let (mut rig, fault, living) = faulty(Path::Direct, 1);
     let keys = keys(0..4);
     rig.put(&keys, 0);
     let transfer = rig.transfer(&keys, 40);
-    *trouble.lock().unwrap() = Trouble::Once;
+    *fault.lock().unwrap() = ExecutorFault::Once;
     rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
     let broken = rig.store.retrieve_layer(&transfer, Layer(0)).unwrap();
     assert!(failed(rig.store.wait(broken)));
@@ -382,13 +384,13 @@ fn a_request_that_finds_no_memory_is_refused() {
     for path in BOTH {
         let mut plan = plan(1);
         plan.options.arena_bytes = 4096;
-        let (mut rig, trouble, _) = sick_with(&plan, path);
+        let (mut rig, fault, _) = faulty_with(&plan, path);
         let (stored, new) = (keys(0..9), keys(20..29));
         rig.put(&stored, 0);
         let (compute, mut open) = (rig.gpu.stream(1), vec![rig.transfer(&stored, 40)]);
         let ticket = rig.store.retrieve_layer_on(&open[0], Layer(0), compute).unwrap();
         rig.store.wait(ticket).unwrap();
-        *trouble.lock().unwrap() = Trouble::NoMemory;
+        *fault.lock().unwrap() = ExecutorFault::NoMemory;
         let error = loop {
             assert!(open.len() < 1000, "{path}: 4 KiB do not end");
             let prefix = rig.store.lookup(&stored).unwrap();
