@@ -1,42 +1,154 @@
-//! The command line: raw flags, and what they mean once they are checked.
-
-mod args;
-mod devices;
-mod gpu;
-mod raw;
+//! The command line: what the commands are, and how each of them ends.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{ArgAction, Args, Parser, Subcommand};
 
-use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line};
-use crate::{doctor, identify, replay};
+use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
+use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
+use crate::terminal::say;
+use crate::{devices, doctor, identify, replay};
 
-pub(crate) use args::{Descriptors, DoctorArgs, EMU_DEPTH, EMU_QUEUES, ReplayArgs, Verify};
-pub(crate) use devices::{Devices, EmuChoice, MediaChoice, MemoryChoice, Named};
-pub(crate) use gpu::{Executor, GpuChoice, Route};
-#[cfg(test)]
-pub(crate) use raw::Command;
-pub(crate) use raw::Raw;
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    everything was replayed and every checked byte was right
+  1    wrong bytes were found, or I/O failed
+  2    bad input: the command line, the trace, or something that this machine does not have
+       (memory, file descriptors, threads, a GPU, the route that --require names)
+  130  interrupted by Ctrl-C; what was done until then is reported";
+
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  A synthetic workload, on two software controllers with their media in memory:
+    ripieno replay
+  A recorded trace; every retrieved byte is checked:
+    ripieno replay --trace conversation_trace.jsonl --verify full
+  The KV cache of a real model; the store is too small for it and evicts files:
+    ripieno replay --model llama-3-8b --capacity 1GiB
+  Media in files, through io_uring and O_DIRECT; the report as JSON:
+    ripieno replay --media file:/mnt/scratch --json
+  Two drives (bind them first: nvme-bind bind 65:00.0 66:00.0):
+    ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
+  The I/O kernel on 4 SMs of a GPU (ripieno doctor shows whether this works here):
+    ripieno replay --executor cuda --io-sms 4 --launch resident --verify full
+
+Sizes are whole numbers with a unit: 512, 4K, 64MiB, 2GiB (powers of 1024), 500GB (of 1000).
+
+The report goes to stdout: a table, or with --json exactly one JSON object. Progress (only on a
+terminal), notes, warnings and logs go to stderr.
+
+What is measured:
+  retrieve, store  bytes per time. The time counts while at least one transfer of that
+                   direction is in flight: from its submission until its completion was
+                   polled. Meanwhile the same thread also fills and checks the bytes of
+                   other layers, and polls for completions after every 256 KiB of them.
+                   --verify off has the least of this work. Media in memory are allocated
+                   when they are first written; this is part of the store time. With
+                   --executor cuda, work in the GPU's stream that a transfer waits for is
+                   part of its time, too.
+  memcpy           one thread copies objects of the same size between scattered places of
+                   two buffers; measured before the replay, by the same process
+
+Ctrl-C while the trace is read ends at once. Later, Ctrl-C finishes the current transfers, shuts
+the devices down and reports what was done; a second Ctrl-C ends at once. Media files have no
+name, so none is left behind, however the replay ends.
+
+";
+
+const DOCTOR_HELP: &str = "\
+Examples:
+  ripieno doctor
+  ripieno doctor --device vfio:0000:65:00.0,vfio:0000:66:00.0
+  ripieno doctor --require direct --json
+
+What --json prints: {\"checks\": [{\"id\", \"title\", \"route\", \"looked_at\", \"verdict\", \"found\",
+\"fix\"}], \"works\": [routes]}. A verdict is ok, warn, fail or skip. Each check is printed before
+the next one begins.
+
+Exit codes:
+  0  a route works (with --require: this route works)
+  1  no route works (with --require: this route does not), or a device did not answer
+  2  bad input: the command line";
+
+const IDENTIFY_HELP: &str = "\
+Examples:
+  ripieno identify
+  ripieno identify --device vfio:0000:65:00.0 --json
+
+Exit codes:
+  0  every device answered
+  1  one did not
+  2  bad input: the command line";
+
+/// NVMe SSDs as a memory tier for GPUs.
+#[derive(Debug, Parser)]
+#[command(name = "ripieno", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+struct Raw {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Replay LLM serving traffic through the whole stack, and check the bytes
+    ///
+    /// For each request, the longest stored prefix is looked up and retrieved layer by layer into
+    /// scattered blocks of a KV pool. The missing blocks are filled, stored layer by layer, and
+    /// committed. This needs no GPU and no spare SSD: the defaults are software NVMe controllers,
+    /// and the I/O kernel compiled for the host.
+    #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
+    Replay(Box<ReplayFlags>),
+
+    /// Show devices: model, sizes, limits, formats, health
+    ///
+    /// Attaches the driver, reads, and shuts the device down again. Nothing is written to it.
+    #[command(after_help = IDENTIFY_HELP)]
+    Identify(IdentifyFlags),
+
+    /// Show which routes of the data work here, why the others do not, and how to fix that
+    ///
+    /// Checks the machine as `nvme-bind doctor` does (IOMMU, VFIO, groups, ACS, limits, GPU), then
+    /// the NVIDIA driver, the GPU, the I/O kernel on it, and GDRCopy; then tests each route between
+    /// device and KV pool. Software controllers are tested with a small replay, in which every byte
+    /// is checked. Drives are only read, never written.
+    #[command(after_help = DOCTOR_HELP)]
+    Doctor(DoctorFlags),
+}
+
+/// Flags of `ripieno identify`.
+#[derive(Debug, Args)]
+struct IdentifyFlags {
+    /// Devices to show: emu (a software controller as `replay` uses it), or drives,
+    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu")]
+    device: Vec<String>,
+
+    /// Print one JSON object on stdout instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Print more log messages; repeat for even more
+    #[arg(short, long, action = ArgAction::Count)]
+    verbose: u8,
+}
 
 /// Runs the command line of this process to its exit code.
 pub fn run() -> ExitCode {
-    let raw = Raw::parse();
-    let outcome = match raw.command {
-        raw::Command::Replay(flags) => {
+    let outcome = match Raw::parse().command {
+        Command::Replay(flags) => {
             log(flags.verbose, flags.quiet);
-            args::ReplayArgs::check(&flags).map_err(Into::into).and_then(replay::run)
+            ReplayArgs::check(*flags).map_err(Into::into).and_then(|args| replay::run(&args))
         }
-        raw::Command::Identify(flags) => {
+        Command::Identify(flags) => {
             log(flags.verbose, false);
             let named = devices::parse(&flags.device).map_err(Into::into);
             named.and_then(|devices| identify::run(&devices, flags.json))
         }
-        raw::Command::Doctor(flags) => {
+        Command::Doctor(flags) => {
             log(flags.verbose, flags.verbose == 0);
-            let asked = args::DoctorArgs::check(&flags).map_err(Into::into);
-            asked.and_then(|args| doctor::run(&args))
+            DoctorArgs::check(&flags).map_err(Into::into).and_then(|args| doctor::run(&args))
         }
     };
     match outcome {
@@ -45,20 +157,23 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Tells what went wrong, in one line and a hint, and chooses the exit code.
-#[allow(clippy::print_stderr, reason = "messages for the person at the terminal")]
+/// Says what went wrong, in one line and a hint, and chooses the exit code.
 fn complain(error: &anyhow::Error) -> u8 {
-    // Whoever reads stdout has seen enough.
+    // The reader of stdout has seen enough.
     let closed = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     if error.downcast_ref().is_some_and(closed) {
         return EXIT_FAILED;
     }
-    eprintln!("error: {}", one_line(error));
-    let Some(problem) = error.downcast_ref::<Problem>() else { return EXIT_FAILED };
-    if !problem.hint().is_empty() {
-        eprintln!(" hint: {}", problem.hint());
+    say(format_args!("error: {}", one_line(error)));
+    let (hint, code) = match (error.downcast_ref::<Problem>(), shortage(error)) {
+        (Some(problem), _) => (problem.hint(), EXIT_USAGE),
+        (None, Some(hint)) => (hint, EXIT_USAGE),
+        (None, None) => ("", EXIT_FAILED),
+    };
+    if !hint.is_empty() {
+        say(format_args!(" hint: {hint}"));
     }
-    EXIT_USAGE
+    code
 }
 
 /// Logs of the layers below go to stderr. `RUST_LOG` wins over -v and -q.
@@ -77,5 +192,17 @@ fn log(verbose: u8, quiet: bool) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // It would say on stderr, and panic, that stderr cannot be written to.
+        .log_internal_errors(false)
         .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn flags_are_consistent() {
+        super::Raw::command().debug_assert();
+    }
 }

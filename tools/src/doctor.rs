@@ -3,53 +3,21 @@
 //! program: what goes wrong is what was found. Each finding is printed before the next check begins.
 
 mod drives;
+mod findings;
 mod gpu;
 mod trials;
 
 use std::io::IsTerminal as _;
 
+use clap::ValueEnum as _;
 use nvme_bind::Paint;
 use nvme_bind::doctor::{Finding, Report, Verdict, machine_checks};
 use serde_json::{Map, json};
 
-use crate::cli::{DoctorArgs, Route};
-use crate::problem::{EXIT_FAILED, Problem, Unfit, one_line};
-use crate::stack::NoRoute;
+use crate::config::{DoctorArgs, Route};
+use crate::problem::EXIT_FAILED;
 
-/// What was found, printed as it came.
-struct Findings<'a> {
-    report: Report<'a>,
-    all: Vec<Finding>,
-}
-
-impl Findings<'_> {
-    fn add(&mut self, finding: Finding) -> anyhow::Result<()> {
-        self.report.add(&finding)?;
-        self.all.push(finding);
-        Ok(())
-    }
-}
-
-fn check(id: impl Into<String>, title: impl Into<String>) -> Finding {
-    Finding::new(id, title, &[])
-}
-
-/// It does not work, for this reason.
-fn failed(finding: Finding, error: &anyhow::Error) -> Finding {
-    let found = one_line(error);
-    if let Some(unfit) = error.downcast_ref::<Unfit>() {
-        return finding.says(Verdict::Fail, found).fix(unfit.mend.clone());
-    }
-    if let Some(problem) = error.downcast_ref::<Problem>() {
-        return finding.says(Verdict::Fail, found).fix(problem.hint());
-    }
-    if let Some(NoRoute(tried)) = error.downcast_ref()
-        && let [only] = &tried[..]
-    {
-        return finding.says(Verdict::Fail, only.why.clone()).fix(only.mend.clone());
-    }
-    finding.says(Verdict::Fail, found)
-}
+use findings::Findings;
 
 /// Checks, tries, and says what came of it. Returns the exit code.
 ///
@@ -92,7 +60,8 @@ fn works(findings: &[Finding]) -> Vec<&'static str> {
             good && finding.route == Some(route.name())
         })
     };
-    Route::ALL.into_iter().filter(is_open).map(Route::name).collect()
+    let open = Route::value_variants().iter().filter(|route| is_open(route));
+    open.map(|route| route.name()).collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use gio_kernels::cuda::DoorbellKind;
 use nvme_driver::platform::p2p;
 use nvme_driver::platform::vfio::{
     BusOptions, PciAddress, PeerBar, SpaceOptions, VfioBus, VfioSpace,
@@ -13,11 +12,10 @@ use nvme_driver::{Clock, Controller, ControllerOptions, DmaSlice, NamespaceInfo,
 use nvme_spec::ids::Lba;
 use objstore::StoreDevice;
 
-use crate::cli::MemoryChoice;
+use crate::devices::MemoryChoice;
 use crate::memory::Arena;
 use crate::problem::Problem;
 use crate::size::Size;
-use crate::stack::Fleet;
 
 /// Kept free at both ends of a namespace: where partition tables, file systems and volume managers
 /// have their signatures, which is how a drive in use is told from an empty one.
@@ -141,7 +139,7 @@ impl Drives {
         self.controllers.iter().filter_map(|drive| drive.info().mdts_bytes).min()
     }
 
-    /// Refuses drives that are too small, and those that hold anything but a replay's leavings.
+    /// Refuses drives that are too small, and those that hold anything but what a replay left.
     /// Then marks them as scratch: from here on, what they hold may be lost.
     ///
     /// # Errors
@@ -177,16 +175,14 @@ impl Drives {
         Ok(())
     }
 
-    /// The drives as a store takes them.
-    pub(crate) fn into_fleet(self) -> Fleet {
+    /// The drives as a store takes them, the peer, and the address space.
+    pub(crate) fn into_parts(self) -> (Vec<StoreDevice>, Option<Peer>, Arc<VfioSpace>) {
         let device = |controller: Controller| {
             let space = namespace(&controller);
             let (nsid, region) = (Some(space.nsid), Some(region(space)));
             StoreDevice { controller, nsid, region, queue_memory: Vec::new() }
         };
-        let devices = self.controllers.into_iter().map(device).collect();
-        let fleet = Fleet::new(devices, self.space, DoorbellKind::Io);
-        Fleet { peer: self.peer, ..fleet }
+        (self.controllers.into_iter().map(device).collect(), self.peer, self.space)
     }
 }
 
@@ -218,7 +214,7 @@ pub(crate) fn prove(drive: &mut Controller, scratch: &DmaSlice) -> anyhow::Resul
         Err(error) => Some(error.to_string()),
     };
     if why.is_some() {
-        // What was tried may be under way still.
+        // What was tried may be in flight still.
         drive.reset().with_context(|| format!("vfio:{}: resetting it", drive.id()))?;
     }
     Ok(why)
@@ -270,7 +266,7 @@ fn holds_data(drive: &mut Controller) -> anyhow::Result<bool> {
     let mut edge = vec![0; EDGE_BYTES as usize];
     let last = Lba(space.lbas - (EDGE_BYTES >> space.lba_shift));
     for lba in [Lba(0), last] {
-        drive.read(space.nsid, lba, &mut edge).context("looking whether a drive is empty")?;
+        drive.read(space.nsid, lba, &mut edge).context("checking whether a drive is empty")?;
         if lba == Lba(0) && edge.starts_with(MARK) {
             return Ok(false);
         }

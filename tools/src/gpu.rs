@@ -18,7 +18,7 @@ use nvme_driver::{
 use objstore::{ExecutorFactory, StoreGpu};
 use serde::Serialize;
 
-use crate::cli::GpuChoice;
+use crate::config::GpuChoice;
 use crate::problem::{Problem, unfit};
 
 /// Pages that the GPU's memory is mapped in.

@@ -1,6 +1,5 @@
 //! `ripieno identify`: what devices say about themselves.
 
-use std::io::Write as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -9,10 +8,11 @@ use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, Monotoni
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use serde::Serialize;
 
-use crate::cli::Named;
+use crate::devices::Named;
 use crate::drives;
 use crate::problem::{EXIT_FAILED, one_line};
 use crate::size::{Size, grouped};
+use crate::terminal::{self, say};
 
 /// Capacity of the software controller that is shown.
 const EMU_BYTES: u64 = 1 << 30;
@@ -76,34 +76,28 @@ struct Health {
 ///
 /// # Errors
 /// When nothing can be shown at all.
-#[allow(clippy::print_stderr, reason = "messages for the person at the terminal")]
 pub(crate) fn run(devices: &[Named], json: bool) -> anyhow::Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut found = Vec::new();
     let mut code = 0;
     for device in devices {
-        match look(*device, &clock) {
+        match examine(*device, &clock) {
             Ok(device) => found.push(device),
             Err(error) => {
-                eprintln!("error: {}", one_line(&error));
+                say(format_args!("error: {}", one_line(&error)));
                 code = EXIT_FAILED;
             }
         }
     }
-    let mut out = std::io::stdout().lock();
     if json {
-        let object = serde_json::json!({ "devices": found });
-        writeln!(out, "{object}")?;
+        terminal::print(serde_json::json!({ "devices": found }))?;
     } else {
-        for device in &found {
-            writeln!(out, "{}", device.text())?;
-        }
+        found.iter().try_for_each(|device| terminal::print(device.text()))?;
     }
-    out.flush()?;
     Ok(code)
 }
 
-fn look(device: Named, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
+fn examine(device: Named, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
     match device {
         Named::Emu => {
             let domain = EmuDomain::new("identify");

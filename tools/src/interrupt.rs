@@ -3,19 +3,25 @@
 #![allow(unsafe_code, reason = "the standard library has no signals")]
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 
 use crate::problem::EXIT_INTERRUPTED;
 
-/// Tells whether somebody asked us to end.
+/// Whether the user asked us to end.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     asked: Receiver<()>,
+    /// There is something to shut down.
+    orderly: Arc<AtomicBool>,
     seen: bool,
 }
 
 impl Interrupt {
-    /// From now on SIGINT and SIGTERM end this process only when they come a second time.
+    /// From now on SIGINT and SIGTERM end this process with [`EXIT_INTERRUPTED`]; after
+    /// [`Interrupt::orderly`] only when they come a second time. And a file that would become
+    /// larger than `ulimit -f` allows is an error, not a signal.
     ///
     /// To be called before any other thread starts: threads inherit what is blocked here.
     ///
@@ -23,37 +29,49 @@ impl Interrupt {
     /// When the thread that waits for signals cannot be started.
     pub(crate) fn listen() -> std::io::Result<Self> {
         let mut signals = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigemptyset initialises the set, and the others read or change it after that.
+        // SAFETY: sigemptyset initialises the set, and the others read or change it after that. No
+        // handler is installed.
         let signals = unsafe {
             libc::sigemptyset(signals.as_mut_ptr());
             libc::sigaddset(signals.as_mut_ptr(), libc::SIGINT);
             libc::sigaddset(signals.as_mut_ptr(), libc::SIGTERM);
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             libc::pthread_sigmask(libc::SIG_BLOCK, signals.as_ptr(), std::ptr::null_mut());
             signals.assume_init()
         };
         let (ask, asked) = mpsc::channel();
+        let orderly = Arc::new(AtomicBool::new(false));
+        let has_begun = orderly.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
-            for count in 0.. {
+            let mut asked_before = false;
+            loop {
                 let mut signal = 0;
                 // SAFETY: both point to values of this frame.
                 let failed = unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0;
-                if count > 0 && !failed {
+                // Relaxed: a flag alone, nothing is read after it that was written before it.
+                if !failed && (asked_before || !has_begun.load(Ordering::Relaxed)) {
                     std::process::exit(i32::from(EXIT_INTERRUPTED));
                 }
                 if failed || ask.send(()).is_err() {
                     break;
                 }
+                asked_before = true;
             }
         })?;
-        Ok(Self { asked, seen: false })
+        Ok(Self { asked, orderly, seen: false })
     }
 
-    /// Nobody ever asks, and signals do what they always do.
+    /// From now on the first signal is only a message, because there are devices to shut down.
+    pub(crate) fn orderly(&self) {
+        self.orderly.store(true, Ordering::Relaxed);
+    }
+
+    /// No one ever asks, and signals do what they always do.
     pub(crate) fn never() -> Self {
-        Self { asked: mpsc::channel().1, seen: false }
+        Self { asked: mpsc::channel().1, orderly: Arc::default(), seen: false }
     }
 
-    /// Whether somebody asked.
+    /// Whether the user asked.
     pub(crate) fn asked(&mut self) -> bool {
         self.seen |= self.asked.try_recv().is_ok();
         self.seen

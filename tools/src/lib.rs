@@ -3,27 +3,32 @@
 //!
 //! # Architecture
 //!
+//! Each file uses only files below it in this list: there are no circles.
+//!
 //! ```text
-//!   cli      raw flags -> checked arguments, or a message with a hint and exit code 2
-//!   trace, synthetic   -> requests        model -> shape of a block
-//!   replay   plan (requests as keys) -> engine (look up, retrieve, store) -> report
-//!            pool (the KV memory, and who makes and checks what is in it), verify (what is
-//!            checked), rate (what is measured)
-//!   drives   real drives and the memory they use; what is on them is not lost by accident
-//!   gpu      the GPU, opened once
-//!   stack    controllers, driver, pool and store, by the first route of the data that works: the
-//!            only place that knows how to build them
-//!   identify what a device says about itself
-//!   doctor   which routes of the data work here, tried one by one
-//!   report   one JSON object, or tables
+//!   cli       the commands, their help and exit codes
+//!   doctor    tests which routes of the data work here
+//!   identify  shows devices
+//!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
+//!             measured), report (one JSON object, or tables)
+//!   stack     controllers, driver, pool and store, by the first route of the data that works: the
+//!             only place that builds them
+//!   drives    real drives and the memory they use; guards what is on them
+//!   pool      the KV memory; the CPU or a GPU fills and checks it
+//!   sizing    how large the store and the pool are; whether the machine has that
+//!   gpu       the GPU, opened once
+//!   plan      the workload as keys; requests come from trace or synthetic
+//!   config    the flags, checked; devices: those that name devices and memory
+//!   model     the shape of a block
+//!   contents, interrupt, machine, memory, problem, progress, size, table, terminal
 //! ```
 //!
 //! # Invariants
 //!
-//! - The contents of a block follow from its key, layer and segment (`contents`). Nothing that
-//!   was stored is remembered, so nothing but the store can bring it back.
-//! - What is going to be checked is overwritten before it is retrieved: bytes that nobody moved are
-//!   found.
+//! - The contents of a block follow from its key, layer and segment (`contents`). No copy of what
+//!   was stored is kept, so only the store can bring it back.
+//! - What is going to be checked is overwritten before it is retrieved: bytes that were not moved
+//!   are found.
 //! - Data goes to stdout, everything else to stderr; with `--json`, stdout is one JSON object.
 //! - The route of the data that the report names was proven before the store used it; a better one
 //!   that is not taken is named with the reason.
@@ -31,7 +36,7 @@
 //!
 //! # Not implemented
 //!
-//! - `--executor cuda` has run over a libcuda without a GPU only: nobody has seen it on one. With
+//! - `--executor cuda` has run over a libcuda without a GPU only, never on a GPU. With
 //!   real drives it has not run at all: their doorbells, and queues and KV pool mapped by GDRCopy,
 //!   are built from parts that are tested one by one.
 //! - A peer's memory (`--memory peer:...`) together with `--executor cuda`.
@@ -40,7 +45,9 @@
 //! - The tokens an engine generates: as in the trace's format, only prompts are stored.
 
 mod cli;
+mod config;
 mod contents;
+mod devices;
 mod doctor;
 mod drives;
 mod gpu;
@@ -49,14 +56,17 @@ mod interrupt;
 mod machine;
 mod memory;
 mod model;
+mod plan;
+mod pool;
 mod problem;
 mod progress;
 mod replay;
-mod report;
 mod size;
+mod sizing;
 mod stack;
 mod synthetic;
 mod table;
+mod terminal;
 mod trace;
 
 pub use cli::run;

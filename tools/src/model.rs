@@ -1,5 +1,7 @@
 //! The KV cache shapes of models, and what one object of the store holds.
 
+use objstore::KvShape;
+
 use crate::problem::Problem;
 
 /// Tokens of one block of a Mooncake trace.
@@ -23,7 +25,7 @@ pub(crate) struct Model {
 }
 
 /// All models, the default first.
-pub(crate) const MODELS: [Model; 4] = [
+pub(crate) static MODELS: [Model; 4] = [
     // Not a real model: 1 KiB objects, so that a long trace fits into the memory of a laptop.
     Model {
         name: "tiny",
@@ -60,6 +62,14 @@ pub(crate) const MODELS: [Model; 4] = [
         lba_bytes: 4096,
     },
 ];
+
+/// Reads `--model`.
+pub(crate) fn named(name: &str) -> Result<&'static Model, String> {
+    MODELS.iter().find(|model| model.name == name).ok_or_else(|| {
+        let names = MODELS.map(|model| model.name);
+        format!("no such model; choose one of {}", names.join(", "))
+    })
+}
 
 /// A model cut into blocks: the shape of everything that is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +121,17 @@ impl Shape {
         })
     }
 
+    /// As the store wants it.
+    pub(crate) fn kv(&self) -> KvShape {
+        let Self { layers, segments, object_bytes, block_tokens, .. } = *self;
+        KvShape { layers, segments, object_bytes, block_tokens }
+    }
+
+    /// Bytes of one block on devices with LBAs of `lba_bytes`: each object is padded to whole LBAs.
+    pub(crate) fn file_bytes(&self, lba_bytes: u32) -> u64 {
+        u64::from(self.rows()) * u64::from(self.object_bytes.next_multiple_of(lba_bytes))
+    }
+
     /// Objects of one block: one for each segment of each layer.
     pub(crate) fn rows(&self) -> u32 {
         self.layers * self.segments
@@ -132,7 +153,7 @@ mod tests {
     use super::*;
 
     fn shape(name: &str, block_tokens: u32) -> Result<Shape, Problem> {
-        Shape::new(MODELS.iter().find(|model| model.name == name).unwrap(), block_tokens)
+        Shape::new(named(name).unwrap(), block_tokens)
     }
 
     /// The sizes that the models' authors and the paper state.

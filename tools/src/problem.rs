@@ -43,12 +43,12 @@ impl std::error::Error for Problem {}
 pub(crate) struct Unfit {
     why: String,
     /// What would make it usable; may be empty.
-    pub(crate) mend: String,
+    pub(crate) fix: String,
 }
 
 /// [`Unfit`] as an error that travels.
-pub(crate) fn unfit(why: impl ToString, mend: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Unfit { why: why.to_string(), mend: mend.into() })
+pub(crate) fn unfit(why: impl ToString, fix: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Unfit { why: why.to_string(), fix: fix.into() })
 }
 
 impl fmt::Display for Unfit {
@@ -58,6 +58,20 @@ impl fmt::Display for Unfit {
 }
 
 impl std::error::Error for Unfit {}
+
+/// The hint for an error that comes from a resource of this process or machine that is used up.
+pub(crate) fn shortage(error: &anyhow::Error) -> Option<&'static str> {
+    let code = |cause: &(dyn std::error::Error + 'static)| {
+        let of_io = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+        of_io.or_else(|| cause.downcast_ref::<rustix::io::Errno>().map(|e| e.raw_os_error()))
+    };
+    Some(match error.chain().find_map(code)? {
+        libc::EMFILE | libc::ENFILE => "allow more open files (ulimit -n), or use fewer --devices",
+        libc::ENOMEM => "allow more memory (ulimit -v), or set --capacity or --pool-blocks",
+        libc::EAGAIN => "allow more threads (ulimit -u), or use fewer --devices",
+        _ => return None,
+    })
+}
 
 /// An error and its causes in one line. Causes that the message before them quotes already are left
 /// out.

@@ -1,11 +1,10 @@
 //! The progress bar: on stderr, on a terminal only.
 
 use std::io::IsTerminal as _;
-use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Shows how far a replay is.
+/// How far a replay is. It is drawn by the caller: no thread of its own that could fail to start.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -24,11 +23,10 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.enable_steady_tick(Duration::from_millis(250));
         Self { bar }
     }
 
-    /// One more request is done. `message` is only made where somebody sees it.
+    /// One more request is done. `message` is only made where the bar is visible.
     pub(crate) fn advance(&self, done: usize, message: impl FnOnce() -> String) {
         if self.bar.is_hidden() {
             return;

@@ -2,39 +2,36 @@
 
 mod engine;
 mod flight;
-mod plan;
-mod pool;
 mod rate;
-mod room;
+mod report;
 mod verify;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use nvme_driver::{Clock, MonotonicClock};
+use objstore::BlockKey;
 
-use crate::cli::{Devices, ReplayArgs, Verify};
+use crate::config::{self, ReplayArgs, Verify};
+use crate::devices::Devices;
 use crate::drives::Drives;
 use crate::gpu::{self, Gpu, GpuReport};
 use crate::interrupt::Interrupt;
-use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
+use crate::plan::Plan;
+use crate::pool::Pool;
+use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
 use crate::progress::Progress;
-use crate::report::{Report, ratio};
 use crate::size::Size;
-use crate::stack::{self, NoRoute, Placement, Stack};
-use crate::synthetic;
-use crate::trace::{self, Request};
+use crate::sizing::{self, Sizing};
+use crate::stack::{Build, NoRoute, Placement, Stack};
+use crate::terminal::say;
+use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
-use plan::Plan;
+use report::{Report, ratio};
 use verify::Sampler;
 
-pub(crate) use engine::LAYERS_AHEAD;
-pub(crate) use pool::{CpuHand, GpuHand, Hand, Pool};
-pub(crate) use room::{Room, kv_shape};
-pub(crate) use verify::{Mismatch, PARTS_MAX};
-
-/// Requests of the made workload, where nobody asked for a number.
+/// Requests of the synthetic workload, where no one asked for a number.
 const SYNTHETIC_REQUESTS: usize = 4000;
 /// ... but no more than what fits here.
 const SYNTHETIC_BYTES: u64 = 2 << 30;
@@ -59,22 +56,21 @@ struct Setting {
 ///
 /// # Errors
 /// [`crate::problem::Problem`] for bad input; anything else is a failure of the stack.
-pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
     // Both before any other thread starts: threads read the environment, and inherit which signals
     // are blocked.
-    if args.executor.gpu().is_some() {
+    if args.gpu.is_some() {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
-    let gpu = args.executor.gpu().map(Gpu::open).transpose()?;
-    let (report, closed) =
-        perform(&args, gpu.as_ref(), &mut interrupt).map_err(|error| {
-            match error.downcast_ref::<NoRoute>() {
-                Some(none) => none.problem().into(),
-                None => error,
-            }
-        })?;
-    report.print(args.json)?;
+    let gpu = args.gpu.map(Gpu::open).transpose()?;
+    let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
+        match error.downcast_ref::<NoRoute>() {
+            Some(none) => none.problem().into(),
+            None => error,
+        }
+    })?;
+    report.print(args.flags.json)?;
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
         (false, _) => EXIT_FAILED,
@@ -83,7 +79,7 @@ pub(crate) fn run(args: ReplayArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// A replay that nobody ends early, as a trial of what the arguments name.
+/// A replay that cannot be interrupted, as a trial of what the arguments name.
 ///
 /// # Errors
 /// As for [`run`].
@@ -100,25 +96,25 @@ fn perform(
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<(Report, anyhow::Result<()>)> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let requests = requests(args)?;
+    let plan = plan(args)?;
+    interrupt.orderly();
     let mut drives = open_drives(args, &clock)?;
     let limits = Limits::of(args, drives.as_ref());
     args.check_prp(limits.lba_bytes)?;
-    let plan = plan(args, &requests, &limits);
-    let room = Room::new(args, &plan, limits.lba_bytes)?;
-    room.check_machine(args)?;
-    notes(args, &plan, &room);
+    let sizing = Sizing::new(args, &plan, limits.lba_bytes)?;
+    sizing.check_machine(args)?;
+    notes(args, &plan, &sizing);
     if let Some(drives) = &mut drives {
-        drives.claim(room.device_bytes, args.overwrite)?;
+        drives.claim(sizing.device_bytes, args.flags.overwrite)?;
     }
-    let parts = stack::Plan { args, room: &room, clock: &clock, gpu };
+    let parts = Build { args, sizing: &sizing, clock: &clock, gpu };
     let (mut stack, pool) = Stack::build(parts, drives)?;
     route_notes(args, stack.placement());
     let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
     let gpu = gpu.and_then(|gpu| gpu.report());
     let setting = Setting { limits, placement: stack.placement().clone(), gpu };
     let closed = stack.close();
-    Ok((report(args, &plan, &room, setting, outcome), closed))
+    Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
 
 /// What the devices are like, where it matters to the replay.
@@ -144,59 +140,64 @@ impl Limits {
 
 fn open_drives(args: &ReplayArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
     let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
-    Drives::open(addresses, args.memory, clock, &stack::options(args)).map(Some)
+    Drives::open(addresses, args.flags.memory, clock, &args.controller_options()).map(Some)
 }
 
-fn requests(args: &ReplayArgs) -> anyhow::Result<Vec<Request>> {
-    match &args.trace {
-        Some(path) => Ok(trace::read(path, args.requests)?),
-        None => Ok(synthetic::requests(args.seed, args.requests.unwrap_or(SYNTHETIC_REQUESTS))),
+/// What the requests need; of the synthetic workload that no one sized, only what fits.
+fn plan(args: &ReplayArgs) -> Result<Plan, Problem> {
+    let requests = args.flags.requests;
+    if let Some(path) = &args.flags.trace {
+        let requests = trace::read(path, requests)?;
+        return Ok(Plan::new(requests.into_iter(), &args.shape, None));
     }
-}
-
-fn plan(args: &ReplayArgs, requests: &[Request], limits: &Limits) -> Plan {
-    let file = room::file_bytes(&args.shape, limits.lba_bytes);
-    let made = args.trace.is_none() && args.requests.is_none();
-    let most = made.then(|| (SYNTHETIC_BYTES / file).max(1));
-    Plan::new(requests, &args.shape, most)
+    // Drives are opened later, and may have the largest LBAs.
+    let lba_bytes = match &args.devices {
+        Devices::Emu(emu) => emu.lba_bytes,
+        Devices::Vfio(_) => 4096,
+    };
+    let most = (SYNTHETIC_BYTES / args.shape.file_bytes(lba_bytes)).max(1);
+    let count = requests.unwrap_or(SYNTHETIC_REQUESTS);
+    let blocks = synthetic::BLOCKS_MEAN * u64::from(args.shape.subs());
+    let keys = (count as u64).saturating_mul(blocks * size_of::<BlockKey>() as u64);
+    sizing::fits(keys, &format!("for the keys of {count} requests"))?;
+    let requests_of_workload = synthetic::requests(args.flags.seed, count);
+    Ok(Plan::new(requests_of_workload, &args.shape, requests.is_none().then_some(most)))
 }
 
 /// What a person should know before the numbers come.
-#[allow(clippy::print_stderr, reason = "notes for the person at the terminal")]
-fn notes(args: &ReplayArgs, plan: &Plan, room: &Room) {
-    if args.quiet {
+fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing) {
+    if args.flags.quiet {
         return;
     }
-    eprintln!(
+    say(format_args!(
         "capacity {} for {} blocks on {} devices; the whole workload needs {}",
-        Size(room.capacity_bytes()),
-        room.files,
+        Size(sizing.capacity_bytes()),
+        sizing.files,
         args.devices.count(),
-        Size(room.needed_bytes)
-    );
+        Size(sizing.needed_bytes)
+    ));
     if plan.uneven() > 0 {
-        eprintln!(
+        say(format_args!(
             "warning: {} of {} requests have an input_length that does not match their number of \
-             hash_ids (512 tokens each); the ids count",
+             hash_ids (512 tokens each); the number of hash_ids is used",
             plan.uneven(),
             plan.requests()
-        );
+        ));
     }
-    if args.requests.is_some_and(|asked| asked > plan.requests()) {
-        eprintln!("note: the trace has only {} requests", plan.requests());
+    if args.flags.requests.is_some_and(|asked| asked > plan.requests()) {
+        say(format_args!("note: the trace has only {} requests", plan.requests()));
     }
 }
 
 /// Why the data does not go by a better route.
-#[allow(clippy::print_stderr, reason = "notes for the person at the terminal")]
 fn route_notes(args: &ReplayArgs, placement: &Placement) {
-    if args.quiet {
+    if args.flags.quiet {
         return;
     }
     for not in &placement.not_taken {
-        eprintln!("note: the route {} is not taken: {}", not.route, not.why);
-        if !not.mend.is_empty() {
-            eprintln!(" hint: {}", not.mend);
+        say(format_args!("note: the route {} is not taken: {}", not.route, not.why));
+        if !not.fix.is_empty() {
+            say(format_args!(" hint: {}", not.fix));
         }
     }
 }
@@ -208,13 +209,13 @@ fn drive(
     pool: Pool,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Outcome> {
-    let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.seed);
-    let progress = Progress::new(plan.requests(), args.progress);
+    let memcpy_gib_s = rate::memcpy_gib_s(&args.shape, args.flags.seed);
+    let progress = Progress::new(plan.requests(), args.shows_progress());
     let mut engine = Engine {
         store: stack.store(),
         pool,
         shape: args.shape,
-        sampler: Sampler::new(args.verify, args.seed, args.shape.object_bytes),
+        sampler: Sampler::new(args.flags.verify, args.flags.seed, args.shape.object_bytes),
         interrupt,
         tally: Tally::default(),
     };
@@ -227,11 +228,11 @@ fn drive(
         progress.advance(index + 1, || engine.tally.line());
     }
     let wall_s = start.elapsed().as_secs_f64();
-    // Before the last look, which is not part of the replay.
+    // Before the final check, which is not part of the replay.
     let stats = engine.store.stats()?;
-    if args.verify == Verify::Full && !engine.is_over() {
-        progress.note("looking at everything that is still stored");
-        engine.look_at_everything(plan)?;
+    if args.flags.verify == Verify::Full && !engine.is_over() {
+        progress.note("checking everything that is still stored");
+        engine.check_everything(plan)?;
     }
     progress.finish();
     let interrupted = engine.is_interrupted();
@@ -241,7 +242,7 @@ fn drive(
 fn report(
     args: &ReplayArgs,
     plan: &Plan,
-    room: &Room,
+    sizing: &Sizing,
     setting: Setting,
     outcome: Outcome,
 ) -> Report {
@@ -252,27 +253,27 @@ fn report(
     Report {
         version: env!("CARGO_PKG_VERSION"),
         path: stats.path.to_string(),
-        executor: args.executor.name(),
+        executor: config::name(args.flags.executor),
         gpu,
         device: args.devices.to_string(),
         devices: args.devices.count(),
-        media: args.devices.media(),
+        media: args.devices.media().map(ToString::to_string),
         memory: placement.memory(),
         routes_not_taken: placement.not_taken,
         lba_bytes: limits.lba_bytes,
         mdts_bytes: limits.mdts_bytes,
-        queues_per_device: args.queues,
-        queue_depth: args.depth,
-        coalesce_bytes: args.coalesce,
-        descriptors: args.descriptors.name(),
+        queues_per_device: args.flags.queues,
+        queue_depth: args.flags.depth,
+        coalesce_bytes: args.coalesce(),
+        descriptors: config::name(args.flags.descriptors),
         model: args.shape.model,
         layers: args.shape.layers,
         segments: args.shape.segments,
         block_tokens: args.shape.block_tokens,
         object_bytes: args.shape.object_bytes,
-        pool_blocks: room.pool_blocks,
-        trace: args.trace.as_ref().map(|path| path.display().to_string()),
-        seed: args.seed,
+        pool_blocks: sizing.pool_blocks,
+        trace: args.flags.trace.as_ref().map(|path| path.display().to_string()),
+        seed: args.flags.seed,
         requests: tally.requests,
         requests_planned: plan.requests() as u64,
         trace_blocks: tally.trace_blocks,
@@ -281,19 +282,19 @@ fn report(
         hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
         trace_blocks_hit_unlimited: plan.ideal_hits(),
         requests_uneven: plan.uneven(),
-        capacity_bytes: room.capacity_bytes(),
-        needed_bytes: room.needed_bytes,
+        capacity_bytes: sizing.capacity_bytes(),
+        needed_bytes: sizing.needed_bytes,
         stored_bytes,
         retrieved_bytes,
         objects,
         evicted_files: stats.evictions,
         blocks_left_out: tally.blocks_left_out,
-        verify: args.verify.name(),
+        verify: config::name(args.flags.verify),
         verified_bytes: tally.findings.bytes,
         mismatches: tally.findings.mismatches,
         mismatches_shown: tally.findings.shown,
-        last_look_blocks: tally.blocks_looked_at,
-        last_look_bytes: tally.last_look.bytes(),
+        final_check_blocks: tally.blocks_checked,
+        final_check_bytes: tally.final_check.bytes(),
         io_errors: tally.io_errors,
         recoveries: stats.recoveries,
         retrieve_gib_s: tally.retrieve.gib_s(),

@@ -8,25 +8,28 @@ mod route;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
+use clap::ValueEnum as _;
 use gio_kernels::cuda::{DoorbellKind, Registration};
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use gio_uring::{ExecutorError, IoExecutor};
-use nvme_driver::{Clock, ControllerOptions, DescriptorPreference};
+use nvme_driver::Clock;
 #[cfg(test)]
 use nvme_emu::Emu;
 use nvme_emu::EmuDomain;
 use objstore::{ExecutorFactory, Store, StoreConfig, StoreError, StoreOptions};
 
-use crate::cli::{Descriptors, Devices, Executor, ReplayArgs, Route};
+use crate::config::{Executor, ReplayArgs, Route};
+use crate::devices::Devices;
 use crate::drives::Drives;
 use crate::gpu::Gpu;
+use crate::pool::Pool;
 use crate::problem::unfit;
-use crate::replay::{Pool, Room, kv_shape};
 
 use emulation::Emulation;
 use route::Prepared;
 
-pub(crate) use fleet::Fleet;
+pub(crate) use fleet::Build;
+use fleet::Fleet;
 pub(crate) use route::{NoRoute, NotTaken};
 
 type Made = Result<Box<dyn IoExecutor>, ExecutorError>;
@@ -62,15 +65,6 @@ impl Placement {
     }
 }
 
-/// What a stack is built of.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan<'a> {
-    pub(crate) args: &'a ReplayArgs,
-    pub(crate) room: &'a Room,
-    pub(crate) clock: &'a Arc<dyn Clock>,
-    pub(crate) gpu: Option<&'a Arc<Gpu>>,
-}
-
 impl Stack {
     /// Builds controllers (or takes the drives that were opened), driver, pool and store, by the
     /// first route that works.
@@ -78,7 +72,7 @@ impl Stack {
     /// # Errors
     /// [`NoRoute`]; [`crate::problem::Problem`] when the media directory cannot be used; else
     /// whatever a layer refuses.
-    pub(crate) fn build(plan: Plan<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
+    pub(crate) fn build(plan: Build<'_>, drives: Option<Drives>) -> anyhow::Result<(Self, Pool)> {
         let mut drives = drives;
         let mut spare = None;
         let mut not_taken = Vec::new();
@@ -138,31 +132,33 @@ impl Stack {
 
 /// The routes that are tried, the best first.
 fn routes(args: &ReplayArgs) -> &[Route] {
-    match (&args.require, args.executor) {
+    match (&args.flags.require, args.flags.executor) {
         (Some(route), _) => std::slice::from_ref(route),
-        (None, Executor::Cuda(_)) => &Route::ALL,
+        (None, Executor::Cuda) => Route::value_variants(),
         (None, Executor::Host | Executor::Inline) => &[Route::Host],
     }
 }
 
-impl Plan<'_> {
+impl Build<'_> {
     /// Controllers with queues where they should be: `drives`, or software controllers.
     fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
-        let Self { args, room, clock, gpu } = self;
+        let Self { args, sizing, clock, gpu } = self;
         let mut fleet = match (&args.devices, drives) {
             (Devices::Emu(choice), _) => {
                 let domain = match gpu {
                     Some(gpu) => EmuDomain::with_copies("replay", gpu.copies()),
                     None => EmuDomain::new("replay"),
                 };
-                let (devices, emulation) = emulation::emulate(args, choice, room, &domain, clock)?;
+                let (devices, emulation) =
+                    emulation::emulate(args, choice, sizing, &domain, clock)?;
                 let fleet = Fleet::new(devices, domain, DoorbellKind::Memory);
                 Fleet { emulation: Some(emulation), ..fleet }
             }
-            (Devices::Vfio(_), Some(drives)) => drives.into_fleet(),
+            (Devices::Vfio(_), Some(drives)) => Fleet::of_drives(drives),
             // They went with a store that was opened over a route that does not work.
             (Devices::Vfio(addresses), None) => {
-                Drives::open(addresses, args.memory, clock, &options(args))?.into_fleet()
+                let options = args.controller_options();
+                Fleet::of_drives(Drives::open(addresses, args.flags.memory, clock, &options)?)
             }
         };
         fleet.outfit(args, gpu.map(|gpu| &**gpu))?;
@@ -170,30 +166,30 @@ impl Plan<'_> {
     }
 
     fn open(&self, fleet: Fleet, prepared: Prepared) -> anyhow::Result<(Stack, Pool)> {
-        let Self { args, room, clock, gpu } = *self;
+        let Self { args, sizing, clock, gpu } = *self;
         let Fleet { devices, emulation, registrations, queues, .. } = fleet;
         let Prepared { registered, hand, place } = prepared;
         let store = Store::open(StoreConfig {
             devices,
-            executor: executor(args.executor, gpu, clock)?,
+            executor: executor(args, gpu, clock)?,
             clock: clock.clone(),
-            shape: kv_shape(&args.shape),
+            shape: args.shape.kv(),
             pool: registered,
             gpu: gpu.map(|gpu| gpu.for_store()),
             options: StoreOptions {
-                queues_per_device: args.queues,
-                queue_depth: args.depth,
-                capacity_bytes: Some(room.capacity_bytes()),
-                group: Some(room.group),
-                run_bytes: args.coalesce,
+                queues_per_device: args.flags.queues,
+                queue_depth: args.flags.depth,
+                capacity_bytes: Some(sizing.capacity_bytes()),
+                group: Some(sizing.group),
+                run_bytes: args.coalesce(),
                 staging_buffers: route::layers_ahead(&args.shape),
-                sms: args.executor.gpu().map_or(1, |gpu| gpu.io_sms),
+                sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
                 ..StoreOptions::default()
             },
         })
         .map_err(not_opened)?;
         let placement = Placement { queues, pool: place, not_taken: Vec::new() };
-        let pool = Pool::new(hand, args.shape, room.pool_blocks, args.seed);
+        let pool = Pool::new(hand, args.shape, sizing.pool_blocks, args.flags.seed);
         let stack = Stack { store, emulation, _registrations: registrations, placement };
         Ok((stack, pool))
     }
@@ -207,34 +203,20 @@ fn not_opened(error: StoreError) -> anyhow::Error {
     }
 }
 
-/// How controllers are attached to.
-pub(crate) fn options(args: &ReplayArgs) -> ControllerOptions {
-    ControllerOptions {
-        io_queues: args.queues,
-        io_depth: args.depth,
-        descriptors: match args.descriptors {
-            Descriptors::Auto => DescriptorPreference::Auto,
-            Descriptors::Sgl => DescriptorPreference::Sgl,
-            Descriptors::Prp => DescriptorPreference::Prp,
-        },
-        ..ControllerOptions::default()
-    }
-}
-
 fn executor(
-    choice: Executor,
+    args: &ReplayArgs,
     gpu: Option<&Arc<Gpu>>,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<ExecutorFactory> {
     let clock = clock.clone();
-    Ok(match (choice, gpu) {
-        (Executor::Host, _) => Box::new(move || -> Made {
+    Ok(match (args.flags.executor, args.gpu, gpu) {
+        (Executor::Host, ..) => Box::new(move || -> Made {
             Ok(Box::new(HostExecutor::new(HostOptions::default(), clock.clone())))
         }),
-        (Executor::Inline, _) => {
+        (Executor::Inline, ..) => {
             Box::new(move || -> Made { Ok(Box::new(InlineExecutor::new(clock.clone()))) })
         }
-        (Executor::Cuda(choice), Some(gpu)) => gpu.executor(choice, clock),
-        (Executor::Cuda(_), None) => bail!("the GPU was not opened"),
+        (Executor::Cuda, Some(choice), Some(gpu)) => gpu.executor(choice, clock),
+        (Executor::Cuda, ..) => bail!("the GPU was not opened"),
     })
 }

@@ -1,4 +1,4 @@
-//! A made workload: conversations of many turns that share system prompts.
+//! A synthetic workload: conversations of many turns that share system prompts.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -13,11 +13,14 @@ const CONVERSATIONS: usize = 24;
 /// A conversation ends when it is this long, in trace blocks.
 const BLOCKS_MAX: usize = 64;
 
+/// Trace blocks of a request, on average; a little less than that.
+pub(crate) const BLOCKS_MEAN: u64 = 16;
+
 /// `count` requests, the same for the same `seed`.
 ///
 /// A turn sends the whole conversation again and adds one to four blocks. Its last block is not
 /// full: in the next turn that block has another content, hence another id, as in a real trace.
-pub(crate) fn requests(seed: u64, count: usize) -> Vec<Request> {
+pub(crate) fn requests(seed: u64, count: usize) -> impl Iterator<Item = Request> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut ids = 0..u64::MAX;
     let prompts: Vec<Vec<u64>> = (0..PROMPTS)
@@ -26,7 +29,7 @@ pub(crate) fn requests(seed: u64, count: usize) -> Vec<Request> {
             ids.by_ref().take(blocks).collect()
         })
         .collect();
-    let begin = |rng: &mut StdRng| {
+    let begin = move |rng: &mut StdRng| {
         let mut prompt = 0;
         while prompt + 1 < PROMPTS && rng.random_bool(0.5) {
             prompt += 1;
@@ -34,21 +37,19 @@ pub(crate) fn requests(seed: u64, count: usize) -> Vec<Request> {
         prompts[prompt].clone()
     };
     let mut open: Vec<Vec<u64>> = (0..CONVERSATIONS).map(|_| begin(&mut rng)).collect();
-    (0..count)
-        .map(|_| {
-            let talk = &mut open[rng.random_range(0..CONVERSATIONS)];
-            let added = rng.random_range(1..=4);
-            talk.extend(ids.by_ref().take(added));
-            let rest = rng.random_range(1..u64::from(TRACE_BLOCK_TOKENS));
-            let input_tokens = (talk.len() as u64 - 1) * u64::from(TRACE_BLOCK_TOKENS) + rest;
-            let request = Request { input_tokens, hash_ids: talk.clone() };
-            talk.pop();
-            if talk.len() >= BLOCKS_MAX || rng.random_bool(0.1) {
-                *talk = begin(&mut rng);
-            }
-            request
-        })
-        .collect()
+    (0..count).map(move |_| {
+        let talk = &mut open[rng.random_range(0..CONVERSATIONS)];
+        let added = rng.random_range(1..=4);
+        talk.extend(ids.by_ref().take(added));
+        let rest = rng.random_range(1..u64::from(TRACE_BLOCK_TOKENS));
+        let input_tokens = (talk.len() as u64 - 1) * u64::from(TRACE_BLOCK_TOKENS) + rest;
+        let request = Request { input_tokens, hash_ids: talk.clone() };
+        talk.pop();
+        if talk.len() >= BLOCKS_MAX || rng.random_bool(0.1) {
+            *talk = begin(&mut rng);
+        }
+        request
+    })
 }
 
 #[cfg(test)]
@@ -57,19 +58,21 @@ mod tests {
 
     #[test]
     fn a_seed_makes_one_workload() {
-        let first = requests(7, 300);
-        assert_eq!(first, requests(7, 300));
-        assert_ne!(first, requests(8, 300));
-        assert_eq!(first[..100], requests(7, 100));
+        let made = |seed, count| requests(seed, count).collect::<Vec<_>>();
+        let first = made(7, 300);
+        assert_eq!(first, made(7, 300));
+        assert_ne!(first, made(8, 300));
+        assert_eq!(first[..100], made(7, 100));
     }
 
     #[test]
     fn requests_look_like_those_of_a_trace() {
-        let made = requests(1, 2000);
+        let made: Vec<_> = requests(1, 2000).collect();
         assert!(made.iter().all(|request| !request.is_uneven()));
         assert!(made.iter().all(|request| (2..=BLOCKS_MAX + 4).contains(&request.hash_ids.len())));
         // Turns share all but their last block with the turn before.
         let blocks: usize = made.iter().map(|request| request.hash_ids.len()).sum();
+        assert!((BLOCKS_MEAN..2 * BLOCKS_MEAN).contains(&(blocks as u64 / 2000)), "{blocks}");
         let ids: std::collections::HashSet<_> =
             made.iter().flat_map(|request| &request.hash_ids).collect();
         let shared = 1.0 - ids.len() as f64 / blocks as f64;

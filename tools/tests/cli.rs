@@ -1,11 +1,16 @@
 //! Runs the command as a person or a script would.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::NamedTempFile;
+
+/// A command that takes this long hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn ripieno(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
@@ -45,7 +50,7 @@ fn report(line: &str) -> Value {
     let hits = count(&report, "trace_blocks_hit") * trace_block_bytes(&report);
     assert!(count(&report, "retrieved_bytes") >= hits);
     if report["verify"] == "full" {
-        let moved = count(&report, "retrieved_bytes") + count(&report, "last_look_bytes");
+        let moved = count(&report, "retrieved_bytes") + count(&report, "final_check_bytes");
         assert_eq!(count(&report, "verified_bytes"), moved);
     }
     report
@@ -108,32 +113,76 @@ fn bad_flags_are_refused() {
     for (line, wanted) in [
         ("--device vfio:0000:65", "--device vfio:0000:65"),
         ("--device vfio:65:00.0 --media memory", "--media"),
-        ("--executor mpi", "no such executor"),
         ("--gpu 0", "no GPU runs"),
         ("--require direct", "host memory"),
         ("--block-tokens 48", "--block-tokens 48"),
         ("--block-tokens 1", "multiple of 4"),
-        ("--model llama-9", "no such model"),
-        ("--devices 0", "1 to 64"),
-        ("--devices 65", "1 to 64"),
-        ("--queues 65", "controller offers"),
-        ("--depth 3", "power of two"),
-        ("--lba 1024", "512 or 4096"),
         ("--descriptors prp --lba 4096", "cannot pad"),
-        ("--requests 0", "nothing to replay"),
-        ("--media file:/no/such/dir", "No such file"),
         ("--capacity 4095", "needs 4096 bytes"),
         ("--model llama-3-8b --capacity 1MiB", "needs 8388608 bytes"),
         ("--model qwen3-32b --requests 100000", "of memory"),
         ("--pool-blocks 4000000000", "of memory"),
+        // Far more than the workload's keys have room for; none of them is made.
+        ("--requests 1000000000", "for the keys of 1000000000 requests"),
+        ("--requests 18446744073709551615", "for the keys of 18446744073709551615 requests"),
     ] {
         refused_with_hint(line, wanted);
     }
     // These are the parser's own, which says it in its own way.
-    refused("--capacity lots", "whole number");
-    refused("--seed=-3", "invalid digit");
-    refused("--verify maybe", "full");
-    refused("--no-such-flag", "unexpected argument");
+    for (line, wanted) in [
+        ("--capacity lots", "whole number"),
+        ("--seed=-3", "invalid digit"),
+        ("--verify maybe", "full"),
+        ("--executor mpi", "cuda"),
+        ("--model llama-9", "no such model"),
+        ("--devices 65", "1..=64"),
+        ("--queues 65", "1..=64"),
+        ("--depth 3", "power of two"),
+        ("--lba 1024", "512 or 4096"),
+        ("--requests 0", "0 is not in"),
+        ("--media file:/no/such/dir", "No such file"),
+        ("--no-such-flag", "unexpected argument"),
+    ] {
+        refused(line, wanted);
+    }
+}
+
+/// What one process may have is used up: that is bad input, and says which limit it was. Nothing is
+/// left behind.
+#[test]
+fn limits_of_the_process_are_refused_and_named() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let media = format!("--media file:{}", directory.path().display());
+    for (limit, flags, wanted) in [
+        ("-f 1", &media[..], "--media file:"),
+        ("-n 4", "", "ulimit -n"),
+        ("-v 100000", "--capacity 1GiB", "ulimit -v"),
+    ] {
+        let line = format!("ulimit {limit}; exec \"$0\" replay --lba 4096 --requests 20 {flags}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &line, env!("CARGO_BIN_EXE_ripieno")]).env_remove("RUST_LOG");
+        let output = shell.output().unwrap();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{limit} {flags}: {}\n{err}", output.status);
+        assert!(err.contains("error: ") && err.contains(wanted), "{limit} {flags}\n{err}");
+        assert!(err.contains("\n hint: "), "{limit} {flags}\n{err}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "{limit}");
+    }
+}
+
+#[test]
+fn full_outputs_are_named_and_no_panic() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = ripieno("--requests 5").stdout(full()).output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("error: cannot write to stdout: No space left on device"), "{err}");
+    // Notes and logs are lost; the report and the exit code are not.
+    for (line, code) in [("--requests 5 --json", 0), ("--requests 5 -vv", 0), ("--gpu 1", 2)] {
+        let output = ripieno(line).stderr(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}");
+        assert_eq!(output.stdout.is_empty(), code != 0, "{line}");
+    }
 }
 
 #[test]
@@ -165,9 +214,9 @@ fn a_trace_hits_as_a_cache_without_limits_does() {
         assert_eq!(count(&report, "trace_blocks"), 3 + 3 + 3 + 4 + 3);
         assert_eq!(count(&report, "trace_blocks_hit"), 2 + 3 + 3, "{flags}");
         assert_eq!(count(&report, "evicted_files"), 0);
-        // 1, 2, 3; 4, 2, 3; 9; 1: each is looked at once more at the end.
+        // 1, 2, 3; 4, 2, 3; 9; 1: each is checked once more at the end.
         let blocks = 8 * 512 / count(&report, "block_tokens");
-        assert_eq!(count(&report, "last_look_blocks"), blocks);
+        assert_eq!(count(&report, "final_check_blocks"), blocks);
     }
 }
 
@@ -271,11 +320,11 @@ fn too_little_room_means_eviction_and_not_wrong_bytes() {
         let report =
             report(&format!("--requests 300 --capacity 256KiB --verify full --seed 9 {flags}"));
         assert!(count(&report, "evicted_files") > 0, "{flags}");
-        assert!(count(&report, "last_look_bytes") <= 256 << 10);
+        assert!(count(&report, "final_check_bytes") <= 256 << 10);
         assert!(count(&report, "trace_blocks_hit") > 0);
     }
     let one = report("--requests 30 --capacity 4KiB --verify full");
-    assert_eq!(count(&one, "last_look_blocks"), 1);
+    assert_eq!(count(&one, "final_check_blocks"), 1);
     assert!(count(&one, "blocks_left_out") > 0);
 }
 
@@ -304,21 +353,52 @@ fn people_get_a_table_and_a_verdict() {
     assert!(unchecked.contains("Integrity: not checked"), "{unchecked}");
 }
 
+/// A trace that never ends, and a reader that has nothing to shut down yet.
+#[test]
+fn ctrl_c_ends_the_reading_of_a_trace() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("trace");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+    let mut child = ripieno(&format!("--trace {}", pipe.display())).spawn().unwrap();
+    // Opening a pipe for writing waits until it is open for reading.
+    let mut writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    writeln!(writer, "{}", request(&[1, 2])).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).unwrap();
+    let until = Instant::now() + TIMEOUT;
+    while child.try_wait().unwrap().is_none() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // It must not be the end of the pipe that ends it.
+    let ended = child.try_wait().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(ended.and_then(|status| status.code()), Some(130));
+    drop(writer);
+}
+
 #[test]
 fn ctrl_c_ends_in_an_orderly_way() {
-    use rustix::process::Signal;
-    use std::process::Stdio;
-    let child =
+    let mut child =
         ripieno("--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-    // Long enough to be in the middle of it; if not, the signal still has to be obeyed.
-    std::thread::sleep(std::time::Duration::from_millis(2500));
+    // From its first note on, an orderly end is promised. A little later it moves bytes.
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    stderr.read_line(&mut String::new()).unwrap();
+    std::thread::sleep(Duration::from_millis(1000));
+    // Every thread besides the first has a name of its own: none draws a bar that is not shown.
+    let threads = format!("/proc/{}/task", child.id());
+    let unnamed = std::fs::read_dir(threads).unwrap().filter(|task| {
+        let name = std::fs::read_to_string(task.as_ref().unwrap().path().join("comm"));
+        name.is_ok_and(|name| name == "ripieno\n")
+    });
+    assert_eq!(unnamed.count(), 1);
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(130));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["interrupted"], true);
     assert!(count(&report, "requests") < count(&report, "requests_planned"));

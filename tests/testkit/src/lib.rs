@@ -3,8 +3,8 @@
 //! # Architecture
 //!
 //! [`Drives`] are software controllers in one address space, in virtual or in real time.
-//! [`KvMemory`] is the KV pool of an engine that knows what each block should contain. Contents come
-//! from [`pattern`]: `rand` with a seed, so a failure repeats.
+//! [`KvMemory`] is the KV pool of an engine that knows what each block should contain. Contents
+//! come from [`pattern`]: `rand` with a seed, so a failure repeats.
 //!
 //! # Invariants
 //!

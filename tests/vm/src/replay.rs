@@ -58,9 +58,9 @@ fn replay(device: &str, more: &[&str]) -> Result<Value> {
     for nothing in ["mismatches", "io_errors", "recoveries"] {
         ensure!(count(nothing)? == 0, "{nothing}: {report}");
     }
-    let (retrieved, last_look) = (count("retrieved_bytes")?, count("last_look_bytes")?);
+    let (retrieved, last) = (count("retrieved_bytes")?, count("final_check_bytes")?);
     ensure!(retrieved > 1 << 20, "only {retrieved} bytes came back");
-    ensure!(count("verified_bytes")? == retrieved + last_look, "unchecked bytes: {report}");
+    ensure!(count("verified_bytes")? == retrieved + last, "unchecked bytes: {report}");
     let (commands, doorbells) = (count("commands")?, count("sq_doorbells")?);
     ensure!(commands > doorbells, "{doorbells} doorbells for {commands} commands");
     let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));

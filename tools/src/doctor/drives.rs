@@ -4,18 +4,20 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use clap::ValueEnum as _;
 use gio_kernels::cuda::DoorbellKind;
+use nvme_bind::doctor::{Finding, Verdict};
 use nvme_driver::platform::p2p;
 use nvme_driver::platform::vfio::{PciAddress, VfioSpace};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace as _, MonotonicClock,
 };
 
-use crate::cli::Route;
+use crate::config::Route;
 use crate::drives;
 use crate::gpu::Gpu;
 
-use super::{Finding, Findings, Verdict, check, failed};
+use super::findings::{Findings, check, failed};
 
 /// The check of a drive that could not be looked at.
 pub(super) const UNANSWERED: &str = "drive";
@@ -47,7 +49,7 @@ pub(super) fn try_all(
     if let Some(gpu) = gpu.filter(|_| !controllers.is_empty()) {
         findings.add(doorbells(&controllers, gpu))?;
     }
-    for route in Route::ALL {
+    for &route in Route::value_variants() {
         findings.add(try_one(route, &space, &mut controllers, gpu))?;
     }
     for mut drive in controllers {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use gio_kernels::cuda::{CudaDevice, CudaDriver, WritesOrdering};
+use nvme_bind::doctor::{Finding, Verdict};
 
-use crate::cli::GpuChoice;
+use crate::config::GpuChoice;
 use crate::gpu::Gpu;
 
-use super::{Finding, Findings, Verdict, check};
+use super::findings::{Findings, check};
 
 const NO_DRIVER: &str = "without the driver there is nothing to look at";
 const NO_GPU: &str = "without a GPU there is nothing to look at";

@@ -1,3 +1,6 @@
+use nvme_bind::doctor::Finding;
+
+use super::findings::{check, failed};
 use super::*;
 use crate::problem::unfit;
 

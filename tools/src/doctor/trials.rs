@@ -3,12 +3,15 @@
 
 use std::sync::Arc;
 
-use crate::cli::{Executor, GpuChoice, ReplayArgs, Route};
+use clap::ValueEnum as _;
+use nvme_bind::doctor::{Finding, Verdict};
+
+use crate::config::{GpuChoice, ReplayArgs, Route};
 use crate::gpu::Gpu;
 use crate::replay;
 use crate::size::Size;
 
-use super::{Finding, Findings, Verdict, check, failed};
+use super::findings::{Findings, check, failed};
 
 /// Every route with the GPU, a resident kernel, and the way without a GPU.
 pub(super) fn try_all(
@@ -17,11 +20,11 @@ pub(super) fn try_all(
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
     // First what needs no GPU: a kernel that hangs keeps the process from going on.
-    findings.add(tried(finding(Route::Host, "host"), Executor::Host, Route::Host, None))?;
-    for route in Route::ALL {
+    findings.add(tried(finding(Route::Host, "host"), None, Route::Host, None))?;
+    for &route in Route::value_variants() {
         let finding = finding(route, "cuda");
         findings.add(match gpu {
-            Some(_) => tried(finding, Executor::Cuda(choice), route, gpu),
+            Some(_) => tried(finding, Some(choice), route, gpu),
             None if route == Route::Host => continue,
             None => finding
                 .says(Verdict::Fail, "no GPU that can be used")
@@ -31,7 +34,7 @@ pub(super) fn try_all(
     if gpu.is_some() {
         let resident = GpuChoice { is_resident: true, ..choice };
         let finding = check("resident", "resident I/O kernel");
-        findings.add(tried(finding, Executor::Cuda(resident), Route::Host, gpu))?;
+        findings.add(tried(finding, Some(resident), Route::Host, gpu))?;
     }
     Ok(())
 }
@@ -41,8 +44,24 @@ fn finding(route: Route, executor: &str) -> Finding {
     check(format!("{route}-{executor}"), title).about(route.name())
 }
 
-fn tried(finding: Finding, executor: Executor, route: Route, gpu: Option<&Arc<Gpu>>) -> Finding {
-    let report = match replay::trial(&ReplayArgs::trial(executor, route), gpu) {
+/// A small replay with one software controller, in which every byte is checked: enough requests
+/// that some are found stored, and so few pool blocks that requests are moved in parts.
+fn trial(choice: Option<GpuChoice>, route: Route) -> anyhow::Result<ReplayArgs> {
+    let executor = if choice.is_some() { "cuda" } else { "host" };
+    let line = format!(
+        "--requests 24 --pool-blocks 32 --verify full --devices 1 --depth 64 --quiet \
+         --executor {executor} --require {route}"
+    );
+    Ok(ReplayArgs { gpu: choice, ..ReplayArgs::from_line(&line)? })
+}
+
+fn tried(
+    finding: Finding,
+    choice: Option<GpuChoice>,
+    route: Route,
+    gpu: Option<&Arc<Gpu>>,
+) -> Finding {
+    let report = match trial(choice, route).and_then(|args| replay::trial(&args, gpu)) {
         Ok(report) => report,
         Err(error) => return failed(finding, &error),
     };

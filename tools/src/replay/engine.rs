@@ -7,15 +7,14 @@ use objstore::{BlockId, BlockKey, Layer, Prefix, Store, StoreError, StoreEvent};
 
 use crate::interrupt::Interrupt;
 use crate::model::Shape;
-use crate::replay::flight::{Flight, Flights};
-use crate::replay::plan::Plan;
-use crate::replay::pool::{Check, Item, Part, Pool};
-use crate::replay::rate::Meter;
-use crate::replay::verify::{Findings, Mismatch, Sampler};
+use crate::plan::Plan;
+use crate::pool::{Check, Item, LAYERS_AHEAD, Part, Pool};
 
-/// Layers of one request that are under way at the same time: as in an engine, the next layers
-/// move while this one is worked on.
-pub(crate) const LAYERS_AHEAD: usize = 8;
+use super::flight::{Flight, Flights};
+use super::rate::Meter;
+use super::report::ratio;
+use super::verify::{Findings, Mismatch, Sampler};
+
 /// After this many transfers that failed the replay gives up.
 const IO_ERRORS_MAX: u64 = 8;
 
@@ -30,14 +29,14 @@ pub(crate) struct Tally {
     pub(crate) trace_blocks_hit: u64,
     /// Store blocks for which there was no room.
     pub(crate) blocks_left_out: u64,
-    /// Store blocks that were looked at at the end.
-    pub(crate) blocks_looked_at: u64,
+    /// Store blocks of the final check.
+    pub(crate) blocks_checked: u64,
     /// Devices to pool.
     pub(crate) retrieve: Meter,
     /// Pool to devices.
     pub(crate) store: Meter,
-    /// Devices to pool, at the last look at everything.
-    pub(crate) last_look: Meter,
+    /// Devices to pool, in the final check.
+    pub(crate) final_check: Meter,
     /// Transfers that failed.
     pub(crate) io_errors: u64,
     /// What the checks found.
@@ -51,14 +50,14 @@ impl Tally {
             "retrieve {:.2} GiB/s, store {:.2} GiB/s, hits {:.1} %",
             self.retrieve.gib_s(),
             self.store.gib_s(),
-            100.0 * crate::report::ratio(self.trace_blocks_hit, self.trace_blocks)
+            100.0 * ratio(self.trace_blocks_hit, self.trace_blocks)
         )
     }
 }
 
 /// A window of a request: some of its blocks, and where they are in the pool.
 struct Window<'a> {
-    /// None at the last look.
+    /// None in the final check.
     request: Option<u64>,
     /// Index of its first block in the request.
     first: usize,
@@ -69,7 +68,7 @@ struct Window<'a> {
 impl Window<'_> {
     /// What counts a retrieve of this window.
     fn meter<'t>(&self, tally: &'t mut Tally) -> &'t mut Meter {
-        if self.request.is_some() { &mut tally.retrieve } else { &mut tally.last_look }
+        if self.request.is_some() { &mut tally.retrieve } else { &mut tally.final_check }
     }
 }
 
@@ -134,7 +133,7 @@ impl Engine<'_> {
     ///
     /// # Errors
     /// As for [`Engine::request`].
-    pub(crate) fn look_at_everything(&mut self, plan: &Plan) -> anyhow::Result<()> {
+    pub(crate) fn check_everything(&mut self, plan: &Plan) -> anyhow::Result<()> {
         let mut seen = HashSet::new();
         for index in 0..plan.requests() {
             if self.is_over() {
@@ -146,10 +145,10 @@ impl Engine<'_> {
             if start == keys.len() {
                 continue;
             }
-            let prefix = self.store.lookup(keys).context("the last look: lookup")?;
-            let done = self.retrieve(None, start, keys, &prefix).context("the last look")?;
+            let prefix = self.store.lookup(keys).context("the final check: lookup")?;
+            let done = self.retrieve(None, start, keys, &prefix).context("the final check")?;
             seen.extend(keys[start..start + done].iter().map(|key| key.0));
-            self.tally.blocks_looked_at += done as u64;
+            self.tally.blocks_checked += done as u64;
         }
         Ok(())
     }
@@ -204,7 +203,7 @@ impl Engine<'_> {
         self.settle(failed)
     }
 
-    /// Makes and stores the blocks from `start` on, as many as there is room for.
+    /// Fills and stores the blocks from `start` on, as many as there is room for.
     fn store_rest(
         &mut self,
         keys: &[BlockKey],
@@ -289,8 +288,8 @@ impl Engine<'_> {
     ) -> anyhow::Result<()> {
         let whole = (0, self.shape.object_bytes as usize);
         let batch = self.batch(window, count, layer, |_, _| std::iter::once(whole));
-        let look = &mut || flights.look(self.store, &mut self.tally.store);
-        self.pool.hand().make(&batch.items, look)
+        let poll = &mut || flights.poll(self.store, &mut self.tally.store);
+        self.pool.hand().make(&batch.items, poll)
     }
 
     /// Makes sure that what is checked later was not there before.
@@ -301,11 +300,11 @@ impl Engine<'_> {
         flights: &mut Flights,
     ) -> anyhow::Result<()> {
         let batch = self.sample(window, layer);
-        let look = &mut || flights.look(self.store, window.meter(&mut self.tally));
-        self.pool.hand().poison(&batch.items, look)
+        let poll = &mut || flights.poll(self.store, window.meter(&mut self.tally));
+        self.pool.hand().poison(&batch.items, poll)
     }
 
-    /// What is going to be checked of a layer that is under way.
+    /// What is going to be checked of a layer that is in flight.
     fn announce(&mut self, window: &Window<'_>, flight: &Flight) -> anyhow::Result<Announced> {
         let layer = flight.layer();
         if let Some(ticket) = flight.ticket() {
@@ -325,8 +324,8 @@ impl Engine<'_> {
         flights: &mut Flights,
     ) -> anyhow::Result<()> {
         let Announced { layer, bytes, objects, check } = announced;
-        let look = &mut || flights.look(self.store, window.meter(&mut self.tally));
-        let found = check.differences(look)?;
+        let poll = &mut || flights.poll(self.store, window.meter(&mut self.tally));
+        let found = check.differences(poll)?;
         self.tally.findings.bytes += bytes;
         let mut last = None;
         for (item, difference) in found {

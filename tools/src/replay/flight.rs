@@ -1,10 +1,10 @@
-//! The layers of one request that are under way.
+//! The layers of one request that are in flight.
 
 use std::collections::VecDeque;
 
 use objstore::{LayerDone, Store, StoreError, Ticket};
 
-use crate::replay::rate::Meter;
+use super::rate::Meter;
 
 /// One layer that was issued, or was to be.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct Flight {
 
 #[derive(Debug)]
 enum State {
-    /// With how it ended, once somebody looked.
+    /// With how it ended, once it was polled.
     Issued(Ticket, Option<Result<LayerDone, StoreError>>),
     Refused(StoreError),
 }
@@ -49,7 +49,7 @@ impl Flights {
 
     /// Notes what has ended, without waiting: so the time of other work is not counted as time of
     /// transfers, and an executor without threads gets its turn.
-    pub(crate) fn look(&mut self, store: &mut Store, meter: &mut Meter) {
+    pub(crate) fn poll(&mut self, store: &mut Store, meter: &mut Meter) {
         for flight in &mut self.0 {
             if let State::Issued(ticket, ended @ None) = &mut flight.state
                 && let Some(outcome) = store.poll(ticket).transpose()
@@ -60,7 +60,7 @@ impl Flights {
         }
     }
 
-    /// Takes the oldest layer. `None` when nothing is under way.
+    /// Takes the oldest layer. `None` when nothing is in flight.
     pub(crate) fn pop(&mut self) -> Option<Flight> {
         self.0.pop_front()
     }
@@ -72,7 +72,7 @@ impl Flight {
         self.layer
     }
 
-    /// What others that wait for it name it by; `None` if it was never under way.
+    /// What others that wait for it name it by; `None` if it was never in flight.
     pub(crate) fn ticket(&self) -> Option<&Ticket> {
         match &self.state {
             State::Issued(ticket, _) => Some(ticket),

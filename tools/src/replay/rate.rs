@@ -14,30 +14,30 @@ const COPY_TIME: Duration = Duration::from_millis(150);
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Bytes of one direction, and the time in which any of them were under way.
+/// Bytes of one direction, and the time in which any of them were in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     bytes: u64,
     busy: Duration,
-    under_way: u32,
+    in_flight: u32,
     since: Option<Instant>,
 }
 
 impl Meter {
     /// A transfer is about to be issued.
     pub(crate) fn begin(&mut self) {
-        if self.under_way == 0 {
+        if self.in_flight == 0 {
             self.since = Some(Instant::now());
         }
-        self.under_way += 1;
+        self.in_flight += 1;
     }
 
     /// A transfer was seen complete; it moved `bytes` bytes without error.
     pub(crate) fn end(&mut self, bytes: u64) {
-        assert!(self.under_way > 0, "a transfer ended that never began");
+        assert!(self.in_flight > 0, "a transfer ended that never began");
         self.bytes += bytes;
-        self.under_way -= 1;
-        if self.under_way == 0
+        self.in_flight -= 1;
+        if self.in_flight == 0
             && let Some(since) = self.since.take()
         {
             self.busy += since.elapsed();
@@ -49,7 +49,7 @@ impl Meter {
         self.bytes
     }
 
-    /// Seconds in which transfers were under way.
+    /// Seconds in which transfers were in flight.
     pub(crate) fn busy_s(&self) -> f64 {
         self.busy.as_secs_f64()
     }

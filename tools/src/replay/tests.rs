@@ -1,11 +1,10 @@
 //! Devices that misbehave: the checks have to notice, or they are worth nothing.
 
-use clap::Parser as _;
 use cuda_mock::{Level, isolated};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 
 use super::*;
-use crate::cli::{Command, GpuChoice, Raw};
+use crate::config::GpuChoice;
 
 const READ: u8 = 2;
 const WRITE: u8 = 1;
@@ -22,16 +21,12 @@ fn replay_on(
     every: u64,
     then: FaultAction,
 ) -> Report {
-    let words = ["ripieno", "replay", "-q"].into_iter().chain(line.split_whitespace());
-    let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command else {
-        panic!("replay was asked for")
-    };
-    let args = ReplayArgs::check(&flags).unwrap();
+    let args = ReplayArgs::from_line(&format!("-q {line}")).unwrap();
     let limits = Limits::of(&args, None);
-    let plan = plan(&args, &requests(&args).unwrap(), &limits);
-    let room = Room::new(&args, &plan, limits.lba_bytes).unwrap();
+    let plan = plan(&args).unwrap();
+    let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let parts = stack::Plan { args: &args, room: &room, clock: &clock, gpu };
+    let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu };
     let (mut stack, pool) = Stack::build(parts, None).unwrap();
     let when = FaultWhen {
         admin: Some(false),
@@ -46,7 +41,7 @@ fn replay_on(
     let outcome =
         drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
     let setting = Setting { limits, placement: stack.placement().clone(), gpu: None };
-    let report = report(&args, &plan, &room, setting, outcome);
+    let report = report(&args, &plan, &sizing, setting, outcome);
     stack.close().expect("the devices still work");
     report
 }
@@ -85,6 +80,24 @@ fn without_checks_wrong_bytes_are_not_found() {
     let report = replay("--requests 50 --verify off", READ, 2, FaultAction::CorruptRead);
     assert_eq!((report.mismatches, report.verified_bytes), (0, 0));
     assert!(report.verdict().contains("not checked"));
+}
+
+/// A device that says it has read, and has not. The pool has room for one request only, so the
+/// second request is retrieved to where the bytes of the first still are.
+#[test]
+fn reads_that_moved_nothing_are_found_though_the_right_bytes_were_there() {
+    let request =
+        r#"{"timestamp": 0, "input_length": 2048, "output_length": 1, "hash_ids": [1, 2, 3, 4]}"#;
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(trace.path(), format!("{request}\n{request}\n")).unwrap();
+    let nothing = FaultAction::Status { code: 0, dnr: false };
+    for verify in ["full", "sampled"] {
+        let trace = trace.path().display();
+        let line = format!("--trace {trace} --pool-blocks 4 --verify {verify}");
+        let report = replay(&line, READ, 1, nothing);
+        assert_eq!((report.trace_blocks_hit, report.io_errors), (4, 0));
+        assert!(report.mismatches >= 16, "{verify}: {report:?}");
+    }
 }
 
 /// Unrecovered read error: the block is lost and stored anew; nothing wrong is ever delivered.

@@ -4,16 +4,15 @@ use std::fmt;
 
 use gio_kernels::pattern::Difference;
 use objstore::BlockKey;
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
-use crate::cli::Verify;
-use crate::replay::pool::Part;
+use crate::config::Verify;
+use crate::pool::{PARTS_MAX, Part};
 
 /// `--verify sampled`: one object in so many is checked as a whole.
-pub(crate) const SAMPLE_ONE_IN: u64 = 16;
+pub(crate) const SAMPLE_ONE_IN: u32 = 16;
 /// `--verify sampled`: bytes checked at each end of every other object.
 const SAMPLE_END_BYTES: usize = 64;
-/// Parts that an object is checked in, at the most.
-pub(crate) const PARTS_MAX: usize = 2;
 /// Mismatches that are shown; the rest is only counted.
 const SHOWN_MAX: usize = 5;
 
@@ -53,17 +52,15 @@ impl Sampler {
     }
 
     fn chosen(&self, request: u64, key: BlockKey, row: u32) -> bool {
-        let mut z = self.seed ^ (key.0 as u64) ^ u64::from(row) << 32 ^ request.rotate_left(16);
-        z = (z ^ (z >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        (z >> 32).is_multiple_of(SAMPLE_ONE_IN)
+        let seed = self.seed ^ (key.0 as u64) ^ u64::from(row) << 32 ^ request.rotate_left(16);
+        SmallRng::seed_from_u64(seed).random_ratio(1, SAMPLE_ONE_IN)
     }
 }
 
 /// An object with wrong bytes.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub(crate) struct Mismatch {
-    /// Which request, from 0; none at the last look at everything.
+    /// Which request, from 0; none in the final check.
     pub(crate) request: Option<u64>,
     /// Which store block of the request, from 0.
     pub(crate) block: u64,
@@ -95,7 +92,7 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.request {
             Some(request) => write!(f, "request {request}")?,
-            None => write!(f, "last look")?,
+            None => write!(f, "final check")?,
         }
         write!(
             f,

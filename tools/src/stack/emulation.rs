@@ -1,6 +1,7 @@
 //! Software controllers: their media, their threads, and the driver attached to them.
 
-use std::path::{Path, PathBuf};
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,11 +12,11 @@ use nvme_emu::{
 };
 use objstore::StoreDevice;
 
-use crate::cli::{EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice, ReplayArgs};
-use crate::problem::Problem;
-use crate::replay::Room;
-
-use super::options;
+use crate::config::ReplayArgs;
+use crate::devices::{EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice};
+use crate::problem::{Problem, shortage};
+use crate::size::Size;
+use crate::sizing::Sizing;
 
 /// Software controllers, and the threads that step them.
 #[derive(Debug)]
@@ -32,20 +33,20 @@ pub(crate) struct Emulation {
 pub(super) fn emulate(
     args: &ReplayArgs,
     choice: &EmuChoice,
-    room: &Room,
+    sizing: &Sizing,
     domain: &Arc<EmuDomain>,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<(Vec<StoreDevice>, Emulation)> {
     let mut emus = Vec::new();
     for index in 0..choice.count {
-        let config = config(choice, room, index)?;
+        let config = config(choice, sizing, index)?;
         emus.push(Emu::new(domain.clone(), config).map_err(unfit)?);
     }
     let runner = EmuRunner::spawn(emus.clone(), clock.clone())
         .context("starting the software controllers' threads")?;
     let mut devices = Vec::new();
     for emu in &emus {
-        let controller = Controller::attach(emu.bus(), clock.clone(), options(args))
+        let controller = Controller::attach(emu.bus(), clock.clone(), args.controller_options())
             .with_context(|| format!("attaching to {}", emu.id()))?;
         devices.push(controller.into());
     }
@@ -57,15 +58,15 @@ pub(super) fn emulate(
     Ok((devices, emulation))
 }
 
-fn config(choice: &EmuChoice, room: &Room, index: u32) -> anyhow::Result<EmuConfig> {
+fn config(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
     let media: NamespaceConfig = match &choice.media {
         MediaChoice::Memory => {
-            let media =
-                MemoryMedia::new(room.device_bytes).context("reserving addresses for the media")?;
+            let media = MemoryMedia::new(sizing.device_bytes)
+                .context("reserving addresses for the media")?;
             NamespaceConfig::new(media, choice.lba_bytes)
         }
         MediaChoice::File(directory) => {
-            NamespaceConfig::new(file_media(directory, room, index)?, choice.lba_bytes)
+            NamespaceConfig::new(file_media(directory, sizing)?, choice.lba_bytes)
         }
     };
     let mut config = EmuConfig::new(format!("emu{index}"));
@@ -88,22 +89,20 @@ fn unfit(error: EmuError) -> anyhow::Error {
 }
 
 /// A file without a name: it goes when this process does, however that ends.
-fn file_media(directory: &Path, room: &Room, index: u32) -> anyhow::Result<FileMedia> {
-    let path = media_path(directory, index);
-    let cannot = |error: std::io::Error| {
-        Problem::new(
-            format!("--media file:{}: {error}", directory.display()),
-            "name a directory on a local file system that you may write to and that has direct \
-             I/O, such as --media file:/var/tmp",
-        )
+fn file_media(directory: &Path, sizing: &Sizing) -> anyhow::Result<FileMedia> {
+    let open = || {
+        let file = tempfile::tempfile_in(directory)?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        FileMedia::open(Path::new(&path), sizing.device_bytes, FileOptions::default())
     };
-    // FileMedia takes what is there; a file of somebody else must not be it.
-    std::fs::File::create_new(&path).map_err(cannot)?;
-    let media = FileMedia::open(&path, room.device_bytes, FileOptions::default());
-    std::fs::remove_file(&path).map_err(cannot)?;
-    Ok(media.map_err(cannot)?)
-}
-
-fn media_path(directory: &Path, index: u32) -> PathBuf {
-    directory.join(format!(".ripieno-replay-{}-{index}.media", std::process::id()))
+    open().map_err(|error: std::io::Error| {
+        let error = anyhow::Error::new(error);
+        let hint = shortage(&error).unwrap_or(
+            "name a directory on a local file system that you may write to, that has direct I/O \
+             and that allows files of this size (ulimit -f), such as --media file:/var/tmp",
+        );
+        let device = Size(sizing.device_bytes);
+        let asked = format!("--media file:{}: a file of {device}", directory.display());
+        Problem::new(format!("{asked} cannot be used: {error}"), hint).into()
+    })
 }

@@ -5,16 +5,27 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
 use nvme_driver::platform::p2p;
-use nvme_driver::{Controller, DmaMemory, DmaSlice, DmaSpace};
+use nvme_driver::{Clock, Controller, DmaMemory, DmaSlice, DmaSpace};
 use objstore::StoreDevice;
 
-use crate::cli::{MemoryChoice, ReplayArgs};
-use crate::drives::{self, Peer};
+use crate::config::ReplayArgs;
+use crate::devices::MemoryChoice;
+use crate::drives::{self, Drives, Peer};
 use crate::gpu::Gpu;
 use crate::memory::Arena;
 use crate::problem::{Unfit, unfit};
+use crate::sizing::Sizing;
 
 use super::emulation::Emulation;
+
+/// What a stack is built from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Build<'a> {
+    pub(crate) args: &'a ReplayArgs,
+    pub(crate) sizing: &'a Sizing,
+    pub(crate) clock: &'a Arc<dyn Clock>,
+    pub(crate) gpu: Option<&'a Arc<Gpu>>,
+}
 
 /// Controllers of one address space. Fields are dropped in this order.
 #[derive(Debug)]
@@ -42,31 +53,37 @@ impl Fleet {
         Self { devices, emulation, registrations, peer, space, doorbells, queues }
     }
 
+    /// Drives that were opened.
+    pub(super) fn of_drives(drives: Drives) -> Self {
+        let (devices, peer, space) = drives.into_parts();
+        Self { peer, ..Self::new(devices, space, DoorbellKind::Io) }
+    }
+
     /// Gives every device memory for its queues: of a peer, or such as the GPU reaches.
     ///
     /// # Errors
     /// When there is not enough of it, or the GPU does not reach the doorbells.
     pub(super) fn outfit(&mut self, args: &ReplayArgs, gpu: Option<&Gpu>) -> anyhow::Result<()> {
-        let queues = usize::from(args.queues);
+        let queues = usize::from(args.flags.queues);
         if let Some(peer) = &mut self.peer {
             for device in &mut self.devices {
-                let depth = depth(&device.controller, args.depth);
+                let depth = depth(&device.controller, args.flags.depth);
                 for _ in 0..queues {
                     device.queue_memory.push(peer.queue(depth)?);
                 }
             }
-            self.queues = args.memory.to_string();
+            self.queues = args.flags.memory.to_string();
         }
         let Some(gpu) = gpu else { return Ok(()) };
         let bytes = |device: &StoreDevice| {
-            queues * Arena::queue_bytes(depth(&device.controller, args.depth))
+            queues * Arena::queue_bytes(depth(&device.controller, args.flags.depth))
         };
         let bytes = self.devices.iter().map(bytes).sum();
         let (memory, place) = self.queue_memory(gpu, bytes).context("memory for queues")?;
         let mut arena = Arena::new(memory);
         for device in &mut self.devices {
             self.registrations.push(gpu.doorbells(device.controller.bus(), self.doorbells)?);
-            let depth = depth(&device.controller, args.depth);
+            let depth = depth(&device.controller, args.flags.depth);
             for _ in 0..queues {
                 device.queue_memory.push(arena.queue(depth).context("memory for queues")?);
             }
@@ -85,15 +102,15 @@ impl Fleet {
         bytes: usize,
     ) -> anyhow::Result<(Arc<dyn DmaMemory>, String)> {
         let bytes = bytes.max(self.scratch_bytes());
-        let near = gpu.mapped(&*self.space, bytes).and_then(|(memory, kind)| {
+        let on_gpu = gpu.mapped(&*self.space, bytes).and_then(|(memory, kind)| {
             if self.emulation.is_some() && kind != MappingKind::Cached {
                 return Err(unfit(format!("the CPU's mapping of it is {kind}"), ""));
             }
             self.prove(&memory)?;
             Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})")))
         });
-        match near {
-            Ok(near) => return Ok(near),
+        match on_gpu {
+            Ok(found) => return Ok(found),
             Err(error) if error.is::<Unfit>() => {
                 tracing::info!("no queues in GPU memory: {error:#}");
             }
@@ -110,7 +127,7 @@ impl Fleet {
     }
 
     /// Makes sure that every drive reaches `memory` in every way it will be used. Nothing is
-    /// written to them. Software controllers are not asked: the store looks at them when it is
+    /// written to them. Software controllers are not asked: the store verifies that when it is
     /// opened.
     ///
     /// # Errors

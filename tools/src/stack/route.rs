@@ -8,15 +8,14 @@ use anyhow::Context as _;
 use objstore::KvPool;
 use serde::Serialize;
 
-use crate::cli::Route;
+use crate::config::Route;
 use crate::gpu::Gpu;
 use crate::model::Shape;
+use crate::pool::{CpuHand, GpuHand, Hand, LAYERS_AHEAD, PARTS_MAX, Pool};
 use crate::problem::{Problem, Unfit, one_line, unfit};
-use crate::replay::{CpuHand, GpuHand, Hand, LAYERS_AHEAD, PARTS_MAX, Pool, kv_shape};
 use crate::size::Size;
 
-use super::Plan;
-use super::fleet::Fleet;
+use super::fleet::{Build, Fleet};
 
 /// A route that was tried and not taken. Field names are those of the JSON object.
 #[derive(Debug, Clone, Serialize)]
@@ -24,13 +23,13 @@ pub(crate) struct NotTaken {
     pub(crate) route: &'static str,
     pub(crate) why: String,
     /// What would open it.
-    pub(crate) mend: String,
+    pub(crate) fix: String,
 }
 
 impl fmt::Display for NotTaken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)?;
-        if self.mend.is_empty() { Ok(()) } else { write!(f, "; {}", self.mend) }
+        if self.fix.is_empty() { Ok(()) } else { write!(f, "; {}", self.fix) }
     }
 }
 
@@ -42,7 +41,7 @@ impl NotTaken {
         let Some(unfit) = unfit else { return Err(error) };
         // What was being done is said around the reason.
         let why = one_line(&error);
-        Ok(Self { route: route.name(), why, mend: unfit.mend })
+        Ok(Self { route: route.name(), why, fix: unfit.fix })
     }
 }
 
@@ -58,9 +57,9 @@ impl NoRoute {
             [NotTaken { route, .. }] => format!("--require {route}: the route does not work"),
             _ => "--executor cuda: no route of the data works".to_owned(),
         };
-        let mend = tried.iter().map(|not| &not.mend).find(|mend| !mend.is_empty());
-        let mend = mend.map_or("ripieno doctor shows what does", |mend| mend);
-        Problem::new(format!("{asked}: {self}"), mend)
+        let fix = tried.iter().map(|not| &not.fix).find(|fix| !fix.is_empty());
+        let fix = fix.map_or("ripieno doctor shows what does", |fix| fix);
+        Problem::new(format!("{asked}: {self}"), fix)
     }
 }
 
@@ -86,7 +85,11 @@ pub(super) struct Prepared {
 ///
 /// # Errors
 /// [`Unfit`] when the route cannot be taken here.
-pub(super) fn prepare(route: Route, plan: Plan<'_>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
+pub(super) fn prepare(
+    route: Route,
+    plan: Build<'_>,
+    fleet: &mut Fleet,
+) -> anyhow::Result<Prepared> {
     let layout = Layout::new(plan)?;
     match (route, plan.gpu) {
         (Route::Host, _) => layout.host(plan, fleet),
@@ -96,7 +99,7 @@ pub(super) fn prepare(route: Route, plan: Plan<'_>, fleet: &mut Fleet) -> anyhow
     }
 }
 
-/// Layers of a request that are under way at a time: each needs a staging buffer of its own.
+/// Layers of a request that are in flight at a time: each needs a staging buffer of its own.
 pub(super) fn layers_ahead(shape: &Shape) -> u32 {
     shape.layers.min(LAYERS_AHEAD as u32)
 }
@@ -110,8 +113,8 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(plan: Plan<'_>) -> anyhow::Result<Self> {
-        let (shape, blocks) = (plan.args.shape, plan.room.pool_blocks);
+    fn new(plan: Build<'_>) -> anyhow::Result<Self> {
+        let (shape, blocks) = (plan.args.shape, plan.sizing.pool_blocks);
         let bytes = usize::try_from(Pool::bytes(&shape, blocks))
             .context("the KV pool does not fit the address space")?;
         Ok(Self { shape, blocks, bytes, rows: Pool::rows(&shape, blocks) })
@@ -122,23 +125,23 @@ impl Layout {
         u64::from(self.shape.object_bytes)
     }
 
-    /// Parts of objects that a batch has at the most, and another one that is under way with it.
+    /// Parts of objects that a batch has at the most, and another one that is in flight with it.
     fn items(&self) -> usize {
         self.blocks as usize * self.shape.segments as usize * PARTS_MAX * 2
     }
 
     /// In host memory, which a GPU that takes part reaches, too.
-    fn host(self, plan: Plan<'_>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
-        plan.room.check_pool(plan.args)?;
+    fn host(self, plan: Build<'_>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
+        plan.sizing.check_pool(plan.args)?;
         let memory = fleet.pool_memory(self.bytes)?;
-        let mut place = plan.args.memory.to_string();
+        let mut place = plan.args.flags.memory.to_string();
         if let Some(gpu) = plan.gpu {
             fleet.registrations.push(gpu.register(memory.memory())?);
             place = "host memory, mapped into the GPU".into();
         }
         let first = memory.offset() as u64;
         let rows = self.rows.iter().map(|at| first + at).collect();
-        let (shape, whole) = (kv_shape(&self.shape), memory.memory().clone());
+        let (shape, whole) = (self.shape.kv(), memory.memory().clone());
         let registered = KvPool::new(whole, &shape, rows, self.stride(), self.blocks)
             .context("registering the KV pool")?;
         Ok(Prepared { registered, hand: Box::new(CpuHand::new(memory)?), place })
@@ -146,7 +149,7 @@ impl Layout {
 
     /// In the GPU's memory, by way of pinned memory of the host.
     fn staged(self, gpu: &Arc<Gpu>, fleet: &mut Fleet) -> anyhow::Result<Prepared> {
-        let shape = kv_shape(&self.shape);
+        let shape = self.shape.kv();
         let bytes = KvPool::staging_bytes(&shape, self.blocks, layers_ahead(&self.shape));
         let bytes = usize::try_from(bytes).context("staging memory beyond the address space")?;
         let staging = gpu.staging(&*fleet.space, bytes.max(fleet.scratch_bytes()))?;
@@ -176,7 +179,7 @@ impl Layout {
         let base = memory.device().context("GPU memory has no address on the GPU")?;
         let owner = Arc::new(memory.clone());
         let hand = GpuHand::new(gpu, base, self.bytes as u64, owner, self.items())?;
-        let (shape, stride) = (kv_shape(&self.shape), self.stride());
+        let (shape, stride) = (self.shape.kv(), self.stride());
         let registered = KvPool::on_gpu(memory, &shape, self.rows, stride, self.blocks)
             .context("registering the KV pool")?;
         Ok(Prepared { registered, hand: Box::new(hand), place })

@@ -13,7 +13,7 @@ pub struct GpuArgs {
     /// Where to put programs, kernels and run.sh; the folder is made
     #[arg(long, value_name = "DIR")]
     pack: PathBuf,
-    /// A trace that run.sh replays, in place of a made workload
+    /// A trace that run.sh replays instead of a synthetic workload
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }

@@ -1,14 +1,14 @@
 //! What a replay reports: one JSON object for programs, tables for people.
 
-use std::io::Write as _;
-
 use serde::Serialize;
 
 use crate::gpu::GpuReport;
-use crate::replay::Mismatch;
 use crate::size::{Size, grouped};
 use crate::stack::NotTaken;
 use crate::table::{row, table};
+use crate::terminal;
+
+use super::verify::Mismatch;
 
 /// All there is to say about a replay. Field names are those of the JSON object.
 #[derive(Debug, Serialize)]
@@ -19,8 +19,8 @@ pub(crate) struct Report {
     pub(crate) path: String,
     /// Better routes, and why they were not taken.
     pub(crate) routes_not_taken: Vec<NotTaken>,
-    /// Who ran the I/O kernel.
-    pub(crate) executor: &'static str,
+    /// What ran the I/O kernel.
+    pub(crate) executor: String,
     /// The GPU that did; null if none.
     pub(crate) gpu: Option<GpuReport>,
     /// What the devices are: emu, or PCI addresses behind vfio.
@@ -38,7 +38,7 @@ pub(crate) struct Report {
     pub(crate) queue_depth: u32,
     /// Bytes up to which neighbours were merged.
     pub(crate) coalesce_bytes: u32,
-    pub(crate) descriptors: &'static str,
+    pub(crate) descriptors: String,
 
     pub(crate) model: &'static str,
     pub(crate) layers: u32,
@@ -47,7 +47,7 @@ pub(crate) struct Report {
     pub(crate) object_bytes: u32,
     pub(crate) pool_blocks: u32,
 
-    /// The trace file; null for the made workload.
+    /// The trace file; null for the synthetic workload.
     pub(crate) trace: Option<String>,
     pub(crate) seed: u64,
     /// Requests that were replayed, and how many there are.
@@ -76,14 +76,14 @@ pub(crate) struct Report {
     /// Store blocks for which there was no room.
     pub(crate) blocks_left_out: u64,
 
-    pub(crate) verify: &'static str,
+    pub(crate) verify: String,
     pub(crate) verified_bytes: u64,
     pub(crate) mismatches: u64,
     /// The first of them.
     pub(crate) mismatches_shown: Vec<Mismatch>,
     /// Stored blocks that were retrieved and checked at the end, and their bytes.
-    pub(crate) last_look_blocks: u64,
-    pub(crate) last_look_bytes: u64,
+    pub(crate) final_check_blocks: u64,
+    pub(crate) final_check_bytes: u64,
     /// Transfers that failed.
     pub(crate) io_errors: u64,
     /// Times the store had to recover its controllers.
@@ -100,9 +100,9 @@ pub(crate) struct Report {
     pub(crate) commands_per_sq_doorbell: f64,
     pub(crate) objects_per_sq_doorbell: f64,
     pub(crate) objects_per_command: f64,
-    /// From the first request to the last, without the last look.
+    /// From the first request to the last, without the final check.
     pub(crate) wall_s: f64,
-    /// Whether somebody ended the replay early.
+    /// Whether the user ended the replay early.
     pub(crate) interrupted: bool,
 }
 
@@ -123,9 +123,7 @@ impl Report {
     /// When stdout cannot be written to.
     pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
         let text = if json { serde_json::to_string(self)? } else { self.text() };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{text}")?;
-        Ok(out.flush()?)
+        terminal::print(text)
     }
 
     /// The report for people.
@@ -146,7 +144,8 @@ impl Report {
     }
 
     fn setting(&self) -> Vec<[String; 3]> {
-        let workload = self.trace.clone().unwrap_or_else(|| format!("made, seed {}", self.seed));
+        let workload =
+            self.trace.clone().unwrap_or_else(|| format!("synthetic, seed {}", self.seed));
         let merged = match self.coalesce_bytes {
             bytes if bytes < 2 * self.object_bytes => "no merging".to_owned(),
             bytes => format!("merged up to {}", Size(u64::from(bytes))),
@@ -165,7 +164,7 @@ impl Report {
                 ),
             ),
             row("path", &self.path, self.path_note()),
-            row("I/O kernel", self.executor, self.kernel_note()),
+            row("I/O kernel", &self.executor, self.kernel_note()),
             row("devices", format!("{} x {}", self.devices, self.kind()), self.facts()),
             row(
                 "queues",
@@ -193,7 +192,7 @@ impl Report {
     fn kernel_note(&self) -> String {
         match &self.gpu {
             Some(gpu) => gpu.kernel_words(),
-            None if self.executor == "inline" => "the thread that waits".to_owned(),
+            None if self.executor == "inline" => "the calling thread".to_owned(),
             None => "threads of this machine's CPU".to_owned(),
         }
     }
@@ -214,7 +213,7 @@ impl Report {
     fn results(&self) -> Vec<[String; 3]> {
         let rate = |rate: f64| {
             let share = if self.memcpy_gib_s > 0.0 { rate / self.memcpy_gib_s } else { 0.0 };
-            format!("{} while under way, {share:.2} of memcpy", per_second(rate))
+            format!("{} while in flight, {share:.2} of memcpy", per_second(rate))
         };
         let mut rows = vec![
             row(
@@ -261,11 +260,11 @@ impl Report {
                 format!("{} blocks found no room", grouped(self.blocks_left_out)),
             ),
         ];
-        if self.last_look_blocks > 0 {
+        if self.final_check_blocks > 0 {
             rows.push(row(
-                "last look",
-                format!("{} blocks", grouped(self.last_look_blocks)),
-                format!("{}: everything still stored", Size(self.last_look_bytes)),
+                "final check",
+                format!("{} blocks", grouped(self.final_check_blocks)),
+                format!("{}: everything still stored", Size(self.final_check_bytes)),
             ));
         }
         rows
@@ -274,7 +273,7 @@ impl Report {
     /// One line: whether the bytes were right.
     pub(crate) fn verdict(&self) -> String {
         let verified = Size(self.verified_bytes);
-        let moved = Size(self.retrieved_bytes + self.last_look_bytes);
+        let moved = Size(self.retrieved_bytes + self.final_check_bytes);
         if !self.is_clean() {
             return format!(
                 "Integrity: FAILED: {} wrong objects, {} failed transfers; {verified} of {moved} \
@@ -283,7 +282,7 @@ impl Report {
                 grouped(self.io_errors)
             );
         }
-        match self.verify {
+        match self.verify.as_str() {
             "off" => {
                 format!("Integrity: not checked (--verify off); {moved} retrieved, no I/O failed")
             }

@@ -1,13 +1,13 @@
-//! How much room the store gets, and whether this machine has it.
+//! How large the store and the KV pool are, and whether this machine has the memory and disk space.
 
-use objstore::{Geometry, KvShape};
+use objstore::Geometry;
 
-use crate::cli::{Devices, MediaChoice, ReplayArgs};
+use crate::config::ReplayArgs;
+use crate::devices::MediaChoice;
 use crate::machine;
 use crate::model::Shape;
+use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::replay::plan::Plan;
-use crate::replay::pool::Pool;
 use crate::size::Size;
 
 /// Objects of one row that a group puts next to each other on a device, at the most.
@@ -25,7 +25,7 @@ const FILE_TABLE_BYTES: u64 = 128;
 
 /// The store's size, on the devices and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct Sizing {
     /// Files the store may use.
     pub(crate) files: u32,
     /// Files of a group of the layout.
@@ -42,22 +42,17 @@ pub(crate) struct Room {
     filled: u64,
 }
 
-/// Bytes of one file on the devices: each object is padded to whole LBAs.
-pub(crate) fn file_bytes(shape: &Shape, lba_bytes: u32) -> u64 {
-    u64::from(shape.rows()) * u64::from(shape.object_bytes.next_multiple_of(lba_bytes))
-}
-
-impl Room {
-    /// Room for `plan`, or as much of it as was asked for, on devices with LBAs of `lba_bytes`.
+impl Sizing {
+    /// Space for `plan`, or as much of it as was asked for, on devices with LBAs of `lba_bytes`.
     ///
     /// # Errors
     /// When that is not even one file, or more files than the layout can number.
     pub(crate) fn new(args: &ReplayArgs, plan: &Plan, lba_bytes: u32) -> Result<Self, Problem> {
-        let file_bytes = file_bytes(&args.shape, lba_bytes);
+        let file_bytes = args.shape.file_bytes(lba_bytes);
         let needed = plan.distinct().max(1);
-        let files = args.capacity.map_or(needed, |bytes| bytes / file_bytes);
+        let files = args.flags.capacity.map_or(needed, |bytes| bytes / file_bytes);
         if files == 0 {
-            let asked = args.capacity.unwrap_or(0);
+            let asked = args.flags.capacity.unwrap_or(0);
             return Err(Problem::new(
                 format!(
                     "--capacity {asked} bytes: one block of model {} in {} layers needs \
@@ -82,16 +77,15 @@ impl Room {
             width /= 2;
         }
         let group = (width * devices) as u32;
-        let geometry =
-            Geometry::new(&kv_shape(&args.shape), args.devices.count(), group, lba_bytes)
-                .map_err(|error| Problem::new(error.to_string(), ""))?;
+        let geometry = Geometry::new(&args.shape.kv(), args.devices.count(), group, lba_bytes)
+            .map_err(|error| Problem::new(error.to_string(), ""))?;
         Ok(Self {
             files,
             group,
             file_bytes,
             device_bytes: geometry.bytes_per_device(u64::from(files)),
             needed_bytes: plan.distinct() * file_bytes,
-            pool_blocks: args.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
+            pool_blocks: args.flags.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
             filled: u64::from(files).min(plan.distinct()),
         })
     }
@@ -99,6 +93,10 @@ impl Room {
     /// Bytes that the store may use over all devices, padding included.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         u64::from(self.files) * self.file_bytes
+    }
+
+    fn pool_bytes(&self, args: &ReplayArgs) -> u64 {
+        args.shape.block_bytes() * u64::from(self.pool_blocks)
     }
 
     /// Refuses what would drive this machine out of memory or fill its disk.
@@ -109,15 +107,12 @@ impl Room {
         let data = self.filled * self.file_bytes;
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
         // With a GPU it is not known yet where the pool will be.
-        let pool = match args.executor.gpu() {
-            None => Pool::bytes(&args.shape, self.pool_blocks),
+        let pool = match args.gpu {
+            None => self.pool_bytes(args),
             Some(_) => 0,
         };
         let mut memory = pool.saturating_add(tables);
-        let media = match &args.devices {
-            Devices::Emu(emu) => Some(&emu.media),
-            Devices::Vfio(_) => None,
-        };
+        let media = args.devices.media();
         if let Some(MediaChoice::File(directory)) = media {
             let free = machine::disk_available(directory).map_err(|error| {
                 Problem::new(
@@ -148,12 +143,12 @@ impl Room {
     /// # Errors
     /// When there is less than it takes.
     pub(crate) fn check_pool(&self, args: &ReplayArgs) -> Result<(), Problem> {
-        fits(Pool::bytes(&args.shape, self.pool_blocks), "all of it in the KV pool")
+        fits(self.pool_bytes(args), "all of it in the KV pool")
     }
 }
 
 /// Whether this machine has `memory` bytes left for `what`.
-fn fits(memory: u64, what: &str) -> Result<(), Problem> {
+pub(crate) fn fits(memory: u64, what: &str) -> Result<(), Problem> {
     match machine::memory_available() {
         Some(free) if free < memory => Err(Problem::new(
             format!(
@@ -168,16 +163,6 @@ fn fits(memory: u64, what: &str) -> Result<(), Problem> {
     }
 }
 
-/// The model's shape as the store wants it.
-pub(crate) fn kv_shape(shape: &Shape) -> KvShape {
-    KvShape {
-        layers: shape.layers,
-        segments: shape.segments,
-        object_bytes: shape.object_bytes,
-        block_tokens: shape.block_tokens,
-    }
-}
-
 fn pool_blocks(shape: &Shape, plan: &Plan) -> u32 {
     let at_least = (POOL_BYTES_MIN / shape.block_bytes()).max(1);
     let at_most = (POOL_BYTES_MAX / shape.block_bytes()).max(1);
@@ -186,59 +171,52 @@ fn pool_blocks(shape: &Shape, plan: &Plan) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-    use crate::cli::{Command, Raw};
     use crate::synthetic;
 
     fn args(line: &str) -> ReplayArgs {
-        let words = ["ripieno", "replay"].into_iter().chain(line.split_whitespace());
-        let Command::Replay(flags) = Raw::try_parse_from(words).unwrap().command else {
-            panic!("replay was asked for")
-        };
-        ReplayArgs::check(&flags).unwrap()
+        ReplayArgs::from_line(line).unwrap()
     }
 
     fn plan(args: &ReplayArgs, requests: usize) -> Plan {
-        Plan::new(&synthetic::requests(1, requests), &args.shape, None)
+        Plan::new(synthetic::requests(1, requests), &args.shape, None)
     }
 
     #[test]
     fn the_default_is_what_the_workload_needs() {
         let args = args("");
         let plan = plan(&args, 1000);
-        let room = Room::new(&args, &plan, 512).unwrap();
-        assert_eq!(u64::from(room.files), plan.distinct());
-        assert_eq!(room.capacity_bytes(), room.needed_bytes);
-        assert_eq!((room.file_bytes, room.group), (4096, 128));
-        assert!(2 * room.device_bytes >= room.needed_bytes);
-        assert!(2 * room.device_bytes < room.needed_bytes + 2 * 128 * 4096);
-        assert_eq!(room.pool_blocks, 16384);
-        room.check_machine(&args).unwrap();
+        let sizing = Sizing::new(&args, &plan, 512).unwrap();
+        assert_eq!(u64::from(sizing.files), plan.distinct());
+        assert_eq!(sizing.capacity_bytes(), sizing.needed_bytes);
+        assert_eq!((sizing.file_bytes, sizing.group), (4096, 128));
+        assert!(2 * sizing.device_bytes >= sizing.needed_bytes);
+        assert!(2 * sizing.device_bytes < sizing.needed_bytes + 2 * 128 * 4096);
+        assert_eq!(sizing.pool_blocks, 16384);
+        sizing.check_machine(&args).unwrap();
     }
 
     #[test]
     fn objects_are_padded_on_the_device() {
         let args = args("--lba 4096 --capacity 1MiB --devices 3");
-        let room = Room::new(&args, &plan(&args, 10), 4096).unwrap();
-        assert_eq!((room.file_bytes, room.files), (4 * 4096, 64));
-        assert_eq!(room.group % 3, 0);
-        assert!(room.device_bytes * 3 >= room.capacity_bytes());
+        let sizing = Sizing::new(&args, &plan(&args, 10), 4096).unwrap();
+        assert_eq!((sizing.file_bytes, sizing.files), (4 * 4096, 64));
+        assert_eq!(sizing.group % 3, 0);
+        assert!(sizing.device_bytes * 3 >= sizing.capacity_bytes());
     }
 
     #[test]
     fn too_little_and_too_much_are_refused() {
         let little = args("--model llama-3-8b --capacity 8191KiB");
-        let problem = Room::new(&little, &plan(&little, 1), 4096).unwrap_err();
+        let problem = Sizing::new(&little, &plan(&little, 1), 4096).unwrap_err();
         assert!(problem.to_string().contains("needs 8388608 bytes (8 MiB)"), "{problem}");
         let much = args("--model qwen3-32b");
-        let room = Room::new(&much, &plan(&much, 50_000), 4096).unwrap();
-        let problem = room.check_machine(&much).unwrap_err();
+        let sizing = Sizing::new(&much, &plan(&much, 50_000), 4096).unwrap();
+        let problem = sizing.check_machine(&much).unwrap_err();
         assert!(problem.to_string().contains("of memory"), "{problem}");
         assert!(problem.hint().contains("--capacity"));
         let disk = args("--model qwen3-32b --media file:/tmp");
-        let problem = room.check_machine(&disk).unwrap_err();
+        let problem = sizing.check_machine(&disk).unwrap_err();
         assert!(problem.to_string().contains("are free there"), "{problem}");
     }
 }

@@ -4,11 +4,9 @@
 
 mod cpu;
 mod gpu;
+mod hand;
 
-use std::fmt;
-
-use gio_kernels::pattern::{Difference, Pattern};
-use objstore::{BlockId, BlockKey, Order, Store, StoreError, Ticket};
+use objstore::{BlockId, BlockKey};
 use rand::seq::SliceRandom as _;
 use rand::{SeedableRng, rngs::StdRng};
 
@@ -17,51 +15,11 @@ use crate::model::Shape;
 
 pub(crate) use cpu::CpuHand;
 pub(crate) use gpu::GpuHand;
+pub(crate) use hand::{Check, Hand, Item, PARTS_MAX, Part};
 
-/// A part of an object: offset and length in bytes.
-pub(crate) type Part = (usize, usize);
-
-/// A part of an object, and where it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Item {
-    /// Its first byte in the pool.
-    pub(crate) at: u64,
-    /// What the object holds.
-    pub(crate) contents: Pattern,
-    /// Bytes from the object's beginning.
-    pub(crate) offset: u32,
-    /// Length in bytes.
-    pub(crate) len: u32,
-}
-
-/// Called now and then during long work.
-pub(crate) type Look<'a> = &'a mut dyn FnMut();
-
-/// Makes, overwrites and compares bytes of the pool: a batch at a time, in the order it was asked.
-///
-/// No transfer may be using an item's block, but for [`Hand::check`].
-pub(crate) trait Hand: fmt::Debug + Send {
-    /// Makes the contents of objects, as a layer of the engine's model would.
-    fn make(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()>;
-
-    /// Overwrites parts with bytes that are wrong for every block.
-    fn poison(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()>;
-
-    /// Where in that order a transfer takes its place.
-    fn order(&self) -> Order<'static>;
-
-    /// What is asked for from now on comes after the transfer.
-    fn join(&mut self, store: &mut Store, ticket: &Ticket) -> Result<(), StoreError>;
-
-    /// Announces that parts are going to be compared.
-    fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>>;
-}
-
-/// A comparison that was announced.
-pub(crate) trait Check {
-    /// Which items differ, ascending, and where. To be asked when their transfer is done.
-    fn differences(self: Box<Self>, look: Look<'_>) -> anyhow::Result<Vec<(usize, Difference)>>;
-}
+/// Layers of one request that are in flight at the same time: as in an engine, the next layers
+/// move while this one is worked on.
+pub(crate) const LAYERS_AHEAD: usize = 8;
 
 /// Blocks of KV cache memory, handed out in shuffled order, as after a long time of serving.
 #[derive(Debug)]

@@ -12,10 +12,10 @@ use gio_kernels::pattern::{self, Difference};
 use nvme_driver::DmaSlice;
 use objstore::{Order, Store, StoreError, Ticket};
 
-use super::{Check, Hand, Item, Look};
+use super::hand::{Check, Hand, Item, Poll};
 
 /// Transfers are looked after at least this often, in bytes made, overwritten or compared.
-const LOOK_BYTES: usize = 256 << 10;
+const POLL_BYTES: usize = 256 << 10;
 
 /// The CPU.
 #[derive(Debug, Clone)]
@@ -40,26 +40,26 @@ impl CpuHand {
     }
 
     /// Calls `act` with each item's number and first byte, and `look` now and then.
-    fn each(&self, items: &[Item], look: Look<'_>, mut act: impl FnMut(usize, NonNull<u8>)) {
-        let mut since_look = 0;
+    fn each(&self, items: &[Item], poll: Poll<'_>, mut act: impl FnMut(usize, NonNull<u8>)) {
+        let mut since_poll = 0;
         for (index, item) in items.iter().enumerate() {
             let (at, len) = (item.at as usize, item.len as usize);
             let end = at.checked_add(len).filter(|end| *end <= self.memory.len());
             assert!(end.is_some(), "{len} bytes at {at} of a pool of {}", self.memory.len());
             // SAFETY: inside the memory, as was just asserted.
             act(index, unsafe { self.base.add(at) });
-            since_look += len;
-            if since_look >= LOOK_BYTES {
-                since_look = 0;
-                look();
+            since_poll += len;
+            if since_poll >= POLL_BYTES {
+                since_poll = 0;
+                poll();
             }
         }
     }
 }
 
 impl Hand for CpuHand {
-    fn make(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()> {
-        self.each(items, look, |index, at| {
+    fn make(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()> {
+        self.each(items, poll, |index, at| {
             let item = &items[index];
             // SAFETY: `each` gives `len` bytes of the pool; this is the only way to them on this
             // side, and the engine waits for a block's transfers before it asks.
@@ -68,8 +68,8 @@ impl Hand for CpuHand {
         Ok(())
     }
 
-    fn poison(&mut self, items: &[Item], look: Look<'_>) -> anyhow::Result<()> {
-        self.each(items, look, |index, at| {
+    fn poison(&mut self, items: &[Item], poll: Poll<'_>) -> anyhow::Result<()> {
+        self.each(items, poll, |index, at| {
             // SAFETY: as in `make`.
             unsafe { pattern::poison(at, items[index].len as usize) };
         });
@@ -99,10 +99,10 @@ struct CpuCheck {
 }
 
 impl Check for CpuCheck {
-    fn differences(self: Box<Self>, look: Look<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
+    fn differences(self: Box<Self>, poll: Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
         let Self { hand, items } = *self;
         let mut found = Vec::new();
-        hand.each(&items, look, |index, at| {
+        hand.each(&items, poll, |index, at| {
             let item = &items[index];
             // SAFETY: as in `make`; nobody writes while the engine looks.
             let same = unsafe { item.contents.check(at, item.offset as usize, item.len as usize) };

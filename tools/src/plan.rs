@@ -25,7 +25,11 @@ pub(crate) struct Plan {
 impl Plan {
     /// Gives the blocks of `requests` their keys, up to the request that would bring the distinct
     /// store blocks over `distinct_max`. The first request is always in.
-    pub(crate) fn new(requests: &[Request], shape: &Shape, distinct_max: Option<u64>) -> Self {
+    pub(crate) fn new(
+        requests: impl Iterator<Item = Request>,
+        shape: &Shape,
+        distinct_max: Option<u64>,
+    ) -> Self {
         let subs = shape.subs() as usize;
         let salt = format!("ripieno replay: {}, {} tokens", shape.model, shape.block_tokens);
         let root = KeyChain::new(salt.as_bytes());
@@ -139,7 +143,7 @@ mod tests {
             .iter()
             .map(|ids| Request { input_tokens: 512 * ids.len() as u64, hash_ids: ids.to_vec() })
             .collect();
-        Plan::new(&requests, &Shape::new(&MODELS[0], block_tokens).unwrap(), max)
+        Plan::new(requests.into_iter(), &Shape::new(&MODELS[0], block_tokens).unwrap(), max)
     }
 
     #[test]

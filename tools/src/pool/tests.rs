@@ -3,7 +3,7 @@ use nvme_driver::{DmaSlice, DmaSpace as _};
 use nvme_emu::EmuDomain;
 
 use super::*;
-use crate::cli::GpuChoice;
+use crate::config::GpuChoice;
 use crate::gpu::Gpu;
 use crate::model::MODELS;
 
@@ -54,7 +54,7 @@ fn objects_do_not_overlap_for_the_cpu() {
 
 #[test]
 fn objects_do_not_overlap_for_a_gpu() {
-    let test = "replay::pool::tests::objects_do_not_overlap_for_a_gpu";
+    let test = "pool::tests::objects_do_not_overlap_for_a_gpu";
     isolated(test, Level::Full, &[], || {
         let gpu = Gpu::open(GpuChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
         let shape = Shape::new(&MODELS[0], 64).unwrap();
@@ -66,13 +66,13 @@ fn objects_do_not_overlap_for_a_gpu() {
 }
 
 #[test]
-fn transfers_are_looked_after_meanwhile() {
+fn transfers_are_polled_meanwhile() {
     let mut pool = pool(5000);
     let item = |block| pool.item(BlockId(block), BlockKey(1), (0, 0), (0, 128));
     let items: Vec<Item> = (0..5000).map(item).collect();
-    let mut looks = 0;
-    pool.hand().make(&items, &mut || looks += 1).unwrap();
-    assert_eq!(looks, 5000 * 128 / (256 << 10));
+    let mut polls = 0;
+    pool.hand().make(&items, &mut || polls += 1).unwrap();
+    assert_eq!(polls, 5000 * 128 / (256 << 10));
 }
 
 #[test]

@@ -14,10 +14,10 @@ use objstore::{Order, Store, StoreError, Ticket};
 
 use crate::gpu::Gpu;
 
-use super::{Check, Hand, Item, Look};
+use super::hand::{Check, Hand, Item, Poll};
 
 /// How long a comparison may take: the engine has waited for its layer already.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at a comparison.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -61,7 +61,7 @@ impl GpuHand {
 }
 
 impl Hand for GpuHand {
-    fn make(&mut self, items: &[Item], _look: Look<'_>) -> anyhow::Result<()> {
+    fn make(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
         // SAFETY: the items are parts of the pool, as `lower` asserted, which `_owner` keeps; a
         // batch has each part once. The stream is the GPU's own, and the engine waits for a
@@ -69,7 +69,7 @@ impl Hand for GpuHand {
         Ok(unsafe { self.pattern.fill(self.gpu.stream(), &items) }?)
     }
 
-    fn poison(&mut self, items: &[Item], _look: Look<'_>) -> anyhow::Result<()> {
+    fn poison(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
         // SAFETY: as in `make`.
         Ok(unsafe { self.pattern.poison(self.gpu.stream(), &items) }?)
@@ -95,13 +95,13 @@ impl Hand for GpuHand {
 struct GpuCheck(PatternCheck);
 
 impl Check for GpuCheck {
-    fn differences(self: Box<Self>, look: Look<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
+    fn differences(self: Box<Self>, poll: Poll<'_>) -> anyhow::Result<Vec<(usize, Difference)>> {
         let start = Instant::now();
         while !self.0.is_done()? {
-            if start.elapsed() > PATIENCE {
-                bail!("the GPU did not compare a layer within {} s", PATIENCE.as_secs());
+            if start.elapsed() > TIMEOUT {
+                bail!("the GPU did not compare a layer within {} s", TIMEOUT.as_secs());
             }
-            look();
+            poll();
             std::thread::sleep(NAP);
         }
         Ok(self.0.differences()?)

@@ -1,0 +1,581 @@
+//! What the flags of `ripieno replay` and `ripieno doctor` ask for. What is in [`ReplayArgs`] and
+//! [`DoctorArgs`] was checked and can be built.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, Parser, ValueEnum};
+use nvme_driver::platform::vfio::PciAddress;
+use nvme_driver::{ControllerOptions, DescriptorPreference};
+
+use crate::devices::{self, Devices, EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice, MemoryChoice};
+use crate::model::{self, Model, Shape};
+use crate::problem::Problem;
+use crate::size;
+
+/// SMs of the I/O kernel, where nobody asked for a number.
+const IO_SMS: u32 = 4;
+/// Devices a store may have; also the most that the layout is tested with.
+const DEVICES_MAX: u64 = 64;
+
+/// Which bytes are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Verify {
+    Full,
+    Sampled,
+    Off,
+}
+
+/// How commands describe memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Descriptors {
+    Auto,
+    Sgl,
+    Prp,
+}
+
+/// What runs the I/O kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Executor {
+    Host,
+    Inline,
+    Cuda,
+}
+
+/// When the I/O kernel is launched on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Launch {
+    PerBatch,
+    Resident,
+}
+
+/// The way of the data between drive and KV pool; the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Route {
+    /// The drive reads and writes the GPU's memory.
+    Direct,
+    /// The drive reads and writes pinned host memory, which is copied from and to the GPU.
+    Staged,
+    /// The pool is in host memory.
+    Host,
+}
+
+/// Whether progress is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProgressBar {
+    Auto,
+    Never,
+}
+
+impl Route {
+    /// What `--require` calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Staged => "staged",
+            Self::Host => "host",
+        }
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a flag calls this value.
+pub(crate) fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// What is used of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GpuChoice {
+    /// Its number.
+    pub(crate) ordinal: u32,
+    /// SMs of the I/O kernel.
+    pub(crate) io_sms: u32,
+    /// The I/O kernel stays on them; else it is launched for each batch.
+    pub(crate) is_resident: bool,
+}
+
+/// Which GPU, and how much of it.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct GpuFlags {
+    /// The GPU's number, counted from 0 as CUDA does [default: 0]
+    #[arg(long, value_name = "N", help_heading = "GPU")]
+    gpu: Option<u32>,
+
+    /// Number of SMs reserved for the I/O kernel, rounded up to what the GPU can divide; the report
+    /// shows how many were granted [default: 4]
+    #[arg(long, value_name = "N", help_heading = "GPU",
+        value_parser = RangedU64ValueParser::<u32>::new().range(1..=u64::from(u32::MAX)))]
+    io_sms: Option<u32>,
+}
+
+impl GpuFlags {
+    fn choice(self, launch: Option<Launch>) -> GpuChoice {
+        GpuChoice {
+            ordinal: self.gpu.unwrap_or(0),
+            io_sms: self.io_sms.unwrap_or(IO_SMS),
+            is_resident: launch == Some(Launch::Resident),
+        }
+    }
+}
+
+/// Flags of `ripieno replay`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReplayFlags {
+    /// Trace file in Mooncake's format: one JSON object per line with timestamp, input_length,
+    /// output_length and hash_ids (one id per block of 512 tokens). Other fields are ignored.
+    /// Timestamps are ignored too: each request starts when the one before it ends. [default: a
+    /// synthetic workload of conversations]
+    #[arg(long, value_name = "FILE", help_heading = "Workload")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Stop after this many requests [default: the whole trace; for the synthetic workload 4000, or
+    /// as many as fit into 2 GiB]
+    #[arg(long, value_name = "N", help_heading = "Workload",
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub(crate) requests: Option<usize>,
+
+    /// Seed of the synthetic workload, of the order of pool blocks, and of the objects that are
+    /// sampled
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
+    pub(crate) seed: u64,
+
+    /// Model that gives the shape of the KV cache: tiny (1 KiB objects, for long traces on small
+    /// machines), llama-3-8b, qwen3-32b or deepseek-v3-mla
+    #[arg(long, value_name = "NAME", default_value = "tiny", help_heading = "Workload",
+        value_parser = model::named)]
+    model: &'static Model,
+
+    /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]
+    #[arg(long, value_name = "N", help_heading = "Workload")]
+    block_tokens: Option<u32>,
+
+    /// Number of blocks in the KV pool. A request that needs more is moved in several parts
+    /// [default: what the longest request needs, but at least 64 MiB and at most 256 MiB]
+    #[arg(long, value_name = "N", help_heading = "Workload",
+        value_parser = RangedU64ValueParser::<u32>::new().range(1..=u64::from(u32::MAX)))]
+    pub(crate) pool_blocks: Option<u32>,
+
+    /// Which bytes are checked. full: every retrieved byte, and after the last request everything
+    /// that is still stored. sampled: the first and last 64 bytes of every retrieved object, and
+    /// all bytes of 1 object in 16. off: none
+    #[arg(long, value_enum, default_value_t = Verify::Sampled, help_heading = "Workload")]
+    pub(crate) verify: Verify,
+
+    /// Devices that store the objects: emu (software controllers), or drives bound to vfio-pci,
+    /// vfio:0000:65:00.0[,vfio:0000:66:00.0...]. May be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu", help_heading = "Devices")]
+    device: Vec<String>,
+
+    /// Number of software controllers, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Devices",
+        value_parser = RangedU64ValueParser::<u32>::new().range(1..=DEVICES_MAX))]
+    devices: Option<u32>,
+
+    /// Where the software controllers keep their data: memory, or file:DIR (a file in this
+    /// directory, with io_uring and O_DIRECT) [default: memory]
+    #[arg(long, value_name = "KIND", help_heading = "Devices", value_parser = devices::media)]
+    media: Option<MediaChoice>,
+
+    /// Use drives that contain data. The data is lost
+    #[arg(long, help_heading = "Devices")]
+    pub(crate) overwrite: bool,
+
+    /// Where queues, descriptors and the KV pool are: host, or peer:0000:00:05.0/2, which is BAR 2
+    /// of another PCIe function bound to vfio-pci. A peer's memory is used only after a test with
+    /// every drive showed that the drive reaches it
+    #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
+        value_parser = devices::memory)]
+    pub(crate) memory: MemoryChoice,
+
+    /// Space for objects, over all devices [default: what the whole workload needs]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
+    pub(crate) capacity: Option<u64>,
+
+    /// Logical block size of a software controller, 512 or 4096 bytes [default: 512 for tiny, else
+    /// 4096]
+    #[arg(long, value_name = "BYTES", value_parser = devices::lba, help_heading = "Devices")]
+    lba: Option<u32>,
+
+    /// Largest transfer of one command of a software controller (MDTS), a power of two from 8KiB to
+    /// 64MiB
+    #[arg(long, value_name = "SIZE", value_parser = devices::mdts, help_heading = "Devices")]
+    mdts: Option<u32>,
+
+    /// Queue pairs of each device, 1 to 64. One warp drives each queue pair
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(EMU_QUEUES)))]
+    pub(crate) queues: u16,
+
+    /// Entries of each queue, a power of two from 2 to 1024
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = depth,
+        help_heading = "I/O")]
+    pub(crate) depth: u32,
+
+    /// What runs the I/O kernel: host (threads of their own), inline (the calling thread), or cuda
+    /// (a GPU, through the NVIDIA driver)
+    #[arg(long, value_enum, default_value_t = Executor::Host, help_heading = "I/O")]
+    pub(crate) executor: Executor,
+
+    /// When the I/O kernel is launched on the GPU: per-batch (for each layer), or resident (once;
+    /// it then polls a ring) [default: per-batch]
+    #[arg(long, value_enum, help_heading = "GPU")]
+    launch: Option<Launch>,
+
+    /// Fail unless the data takes this route: direct (drive to GPU memory), staged (through pinned
+    /// host memory), or host (the KV pool is in host memory) [default: the first of them that works
+    /// with the chosen executor. The report shows which one that is, and why the ones before it do
+    /// not work]
+    #[arg(long, value_enum, value_name = "ROUTE", help_heading = "GPU")]
+    pub(crate) require: Option<Route>,
+
+    #[command(flatten)]
+    gpu: GpuFlags,
+
+    /// Merge objects that are adjacent on the device into commands of up to this size (and MDTS).
+    /// off: one command per object. Drives reach their bandwidth at about 128KiB; with larger
+    /// commands, fewer are in flight at once
+    #[arg(long, value_name = "SIZE|off", default_value = "128KiB", value_parser = coalesce,
+        help_heading = "I/O")]
+    coalesce: u32,
+
+    /// How commands describe memory. auto: SGLs if the device supports them, else PRPs
+    #[arg(long, value_enum, default_value_t = Descriptors::Auto, help_heading = "I/O")]
+    pub(crate) descriptors: Descriptors,
+
+    /// Print one JSON object on stdout instead of the table
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+
+    /// Whether to show progress: auto (if stderr is a terminal) or never
+    #[arg(long, value_enum, default_value_t = ProgressBar::Auto, help_heading = "Output")]
+    progress: ProgressBar,
+
+    /// Print more log messages; repeat for even more
+    #[arg(short, long, action = clap::ArgAction::Count, help_heading = "Output")]
+    pub(crate) verbose: u8,
+
+    /// Print only errors on stderr: no notes, no warnings
+    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
+    pub(crate) quiet: bool,
+}
+
+/// `ripieno replay`, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct ReplayArgs {
+    pub(crate) flags: ReplayFlags,
+    /// What is stored.
+    pub(crate) shape: Shape,
+    /// What the objects are spread over.
+    pub(crate) devices: Devices,
+    /// The GPU that runs the I/O kernel.
+    pub(crate) gpu: Option<GpuChoice>,
+}
+
+impl ReplayArgs {
+    /// Checks everything that can be checked without the workload.
+    ///
+    /// # Errors
+    /// The first flag that makes no sense together with another.
+    pub(crate) fn check(flags: ReplayFlags) -> Result<Self, Problem> {
+        let model = flags.model;
+        let shape = Shape::new(model, flags.block_tokens.unwrap_or(model.block_tokens))?;
+        let devices = flags.devices()?;
+        let gpu = flags.gpu()?;
+        let args = Self { flags, shape, devices, gpu };
+        if let Devices::Emu(emu) = &args.devices {
+            args.check_prp(emu.lba_bytes)?;
+        }
+        Ok(args)
+    }
+
+    /// What a command line without the program and `replay` asks for.
+    ///
+    /// # Errors
+    /// The first flag that makes no sense.
+    pub(crate) fn from_line(line: &str) -> anyhow::Result<Self> {
+        #[derive(Parser)]
+        #[command(no_binary_name = true)]
+        struct Line {
+            #[command(flatten)]
+            flags: ReplayFlags,
+        }
+        Ok(Self::check(Line::try_parse_from(line.split_whitespace())?.flags)?)
+    }
+
+    /// PRPs name whole pages: there is no place for the bytes between an object and its slot's end.
+    ///
+    /// # Errors
+    /// When that would be needed on devices with LBAs of `lba_bytes`.
+    pub(crate) fn check_prp(&self, lba_bytes: u32) -> Result<(), Problem> {
+        let object = self.shape.object_bytes;
+        if self.flags.descriptors == Descriptors::Prp && !object.is_multiple_of(lba_bytes) {
+            return Err(Problem::new(
+                format!(
+                    "--descriptors prp: an object has {object} bytes, which is not a multiple of \
+                     the LBA size of {lba_bytes} bytes, and PRPs cannot pad"
+                ),
+                "use --descriptors auto or sgl, a smaller --lba, or more --block-tokens",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Bytes up to which neighbours are merged.
+    pub(crate) fn coalesce(&self) -> u32 {
+        if self.flags.coalesce == 0 { self.shape.object_bytes } else { self.flags.coalesce }
+    }
+
+    /// Whether to show a progress bar, if stderr is a terminal.
+    pub(crate) fn shows_progress(&self) -> bool {
+        let ReplayFlags { progress, json, quiet, .. } = self.flags;
+        progress == ProgressBar::Auto && !json && !quiet
+    }
+
+    /// How the driver attaches to controllers.
+    pub(crate) fn controller_options(&self) -> ControllerOptions {
+        ControllerOptions {
+            io_queues: self.flags.queues,
+            io_depth: self.flags.depth,
+            descriptors: match self.flags.descriptors {
+                Descriptors::Auto => DescriptorPreference::Auto,
+                Descriptors::Sgl => DescriptorPreference::Sgl,
+                Descriptors::Prp => DescriptorPreference::Prp,
+            },
+            ..ControllerOptions::default()
+        }
+    }
+}
+
+/// Refuses the first of these flags that was given.
+fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem> {
+    match flags.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Problem::new(format!("{flag}: {why}"), hint)),
+        None => Ok(()),
+    }
+}
+
+impl ReplayFlags {
+    /// Checks `--device` together with the flags that only some devices have.
+    fn devices(&self) -> Result<Devices, Problem> {
+        let drives = devices::drives(&self.device)?;
+        if drives.is_empty() {
+            none_of(
+                &[("--overwrite", self.overwrite)],
+                "software controllers start empty",
+                "leave it out; it is for drives, --device vfio:...",
+            )?;
+            let wrong = matches!(self.memory, MemoryChoice::Peer { .. });
+            none_of(
+                &[("--memory peer", wrong && self.executor != Executor::Cuda)],
+                "software controllers reach host memory only",
+                "leave it out, or name drives with --device vfio:...",
+            )?;
+            return Ok(Devices::Emu(EmuChoice {
+                count: self.devices.unwrap_or(devices::EMU_DEFAULT),
+                media: self.media.clone().unwrap_or(MediaChoice::Memory),
+                lba_bytes: self.lba.unwrap_or(self.model.lba_bytes),
+                mdts: self.mdts.unwrap_or(devices::MDTS_DEFAULT),
+            }));
+        }
+        none_of(
+            &[
+                ("--devices", self.devices.is_some()),
+                ("--media", self.media.is_some()),
+                ("--lba", self.lba.is_some()),
+                ("--mdts", self.mdts.is_some()),
+            ],
+            "only software controllers take this; a drive has its own",
+            "leave it out, or use --device emu; ripieno identify shows what a drive has",
+        )?;
+        if drives.len() as u64 > DEVICES_MAX {
+            let found = format!("--device: {} drives; expected 1 to {DEVICES_MAX}", drives.len());
+            return Err(Problem::new(found, "name fewer drives"));
+        }
+        Ok(Devices::Vfio(drives))
+    }
+
+    /// Checks `--executor` together with the flags that only a GPU has.
+    fn gpu(&self) -> Result<Option<GpuChoice>, Problem> {
+        let executor = name(self.executor);
+        if self.executor == Executor::Cuda {
+            none_of(
+                &[("--memory peer", self.memory != MemoryChoice::Host)],
+                "with --executor cuda, queues and KV pool are in the GPU's memory, or in pinned \
+                 host memory",
+                "leave it out; --require chooses the route of the data",
+            )?;
+            return Ok(Some(self.gpu.choice(self.launch)));
+        }
+        none_of(
+            &[
+                ("--gpu", self.gpu.gpu.is_some()),
+                ("--io-sms", self.gpu.io_sms.is_some()),
+                ("--launch", self.launch.is_some()),
+            ],
+            &format!("with --executor {executor}, no GPU runs the I/O kernel"),
+            "leave it out, or use --executor cuda",
+        )?;
+        match self.require {
+            None | Some(Route::Host) => Ok(None),
+            Some(route) => Err(Problem::new(
+                format!(
+                    "--require {route}: with --executor {executor}, the KV pool is in host memory"
+                ),
+                "use --executor cuda; ripieno doctor shows what this machine can do",
+            )),
+        }
+    }
+}
+
+fn depth(text: &str) -> Result<u32, String> {
+    let depth = text.parse().ok().filter(|depth: &u32| depth.is_power_of_two());
+    depth
+        .filter(|depth| (2..=EMU_DEPTH).contains(depth))
+        .ok_or_else(|| format!("expected a power of two from 2 to {EMU_DEPTH}"))
+}
+
+/// 0 stands for off.
+fn coalesce(text: &str) -> Result<u32, String> {
+    if text == "off" {
+        return Ok(0);
+    }
+    match size::parse(text)? {
+        0 => Err("a command moves at least one object; off stands for exactly one".to_owned()),
+        bytes => Ok(u32::try_from(bytes).unwrap_or(u32::MAX)),
+    }
+}
+
+/// Flags of `ripieno doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorFlags {
+    /// Devices to test the routes with: emu (a software controller), or drives,
+    /// vfio:0000:65:00.0[,vfio:...]. May be repeated
+    #[arg(long, value_name = "DEVICE", default_value = "emu")]
+    device: Vec<String>,
+
+    #[command(flatten)]
+    gpu: GpuFlags,
+
+    /// Exit with 1 unless this route works: direct, staged or host
+    #[arg(long, value_enum, value_name = "ROUTE")]
+    require: Option<Route>,
+
+    /// Print one JSON object on stdout instead of the table
+    #[arg(long)]
+    json: bool,
+
+    /// Print more log messages; repeat for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+/// `ripieno doctor`, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct DoctorArgs {
+    /// Drives; software controllers if there are none.
+    pub(crate) drives: Vec<PciAddress>,
+    /// What is used of a GPU.
+    pub(crate) gpu: GpuChoice,
+    /// The route that has to work.
+    pub(crate) require: Option<Route>,
+    /// JSON in place of the table.
+    pub(crate) json: bool,
+}
+
+impl DoctorArgs {
+    /// # Errors
+    /// The first flag that makes no sense.
+    pub(crate) fn check(flags: &DoctorFlags) -> Result<Self, Problem> {
+        let drives = devices::drives(&flags.device)?;
+        let (gpu, require, json) = (flags.gpu.choice(None), flags.require, flags.json);
+        Ok(Self { drives, gpu, require, json })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_follow_the_model() {
+        let args = ReplayArgs::from_line("").unwrap();
+        assert_eq!((args.shape.object_bytes, args.coalesce()), (1024, 128 << 10));
+        assert_eq!(args.flags.verify, Verify::Sampled);
+        let media = MediaChoice::Memory;
+        let emu = EmuChoice { count: 2, media, lba_bytes: 512, mdts: 512 << 10 };
+        assert_eq!((args.devices, args.gpu), (Devices::Emu(emu), None));
+        let args = ReplayArgs::from_line("--model deepseek-v3-mla --coalesce off").unwrap();
+        assert_eq!((args.shape.block_tokens, args.coalesce()), (64, 72 << 10));
+        assert_eq!(ReplayArgs::from_line("--coalesce 1MiB").unwrap().coalesce(), 1 << 20);
+        for line in ["--json", "-q", "--progress never"] {
+            assert!(!ReplayArgs::from_line(line).unwrap().shows_progress());
+        }
+    }
+
+    #[test]
+    fn the_gpu_is_chosen_in_full_or_by_default() {
+        let gpu = |line| ReplayArgs::from_line(line).unwrap().gpu;
+        assert_eq!(gpu("--executor inline --require host"), None);
+        let default = GpuChoice { ordinal: 0, io_sms: 4, is_resident: false };
+        assert_eq!(gpu("--executor cuda"), Some(default));
+        let chosen = GpuChoice { ordinal: 2, io_sms: 16, is_resident: true };
+        let line = "--executor cuda --gpu 2 --io-sms 16 --launch resident --require staged";
+        assert_eq!(gpu(line), Some(chosen));
+        assert_eq!(gpu("--executor cuda --launch per-batch"), Some(default));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_can() {
+        for (line, wanted) in [
+            ("--model gpt-9", "llama-3-8b"),
+            ("--block-tokens 48", "cannot be cut"),
+            ("--block-tokens 1", "not a multiple of 4"),
+            ("--queues 0", "1..=64"),
+            ("--queues 65", "1..=64"),
+            ("--depth 100", "power of two"),
+            ("--depth 2048", "2 to 1024"),
+            ("--coalesce lots", "whole number"),
+            ("--coalesce 0", "at least one object"),
+            ("--requests 0", "0 is not in"),
+            ("--pool-blocks 0", "0 is not in"),
+            ("--descriptors prp --lba 4096", "cannot pad"),
+            ("--executor mpi", "possible values: host, inline, cuda"),
+            ("--gpu 0", "no GPU runs"),
+            ("--io-sms 2", "no GPU runs"),
+            ("--launch resident --executor inline", "no GPU runs"),
+            ("--require direct", "host memory"),
+            ("--require staged --executor inline", "host memory"),
+            ("--executor cuda --io-sms 0", "0 is not in"),
+            ("--executor cuda --device vfio:65:00.0 --memory peer:00:05.0/2", "--memory peer"),
+            ("--device vfio:65:00.0 --devices 2", "--devices"),
+            ("--device vfio:65:00.0 --media memory", "--media"),
+            ("--device vfio:65:00.0 --lba 512", "--lba"),
+            ("--device vfio:65:00.0 --mdts 1MiB", "--mdts"),
+            ("--overwrite", "start empty"),
+            ("--memory moon", "no such place"),
+            ("--memory peer:00:05.0/2", "host memory only"),
+            ("--device vfio:65:00.0 --memory peer:00:05.0", "names no BAR"),
+            ("--device vfio:65:00.0 --memory peer:00:05.0/7", "0 to 5"),
+            ("--devices 0", "1..=64"),
+            ("--devices 65", "1..=64"),
+            ("--lba 520", "512 or 4096"),
+            ("--mdts 5000", "a power of two from 8 KiB"),
+            ("--mdts 4KiB", "a power of two from 8 KiB"),
+            ("--media tape", "no such kind of media"),
+            ("--media file:/no/such/place", "No such file"),
+            ("--media file:/dev/null", "is not a directory"),
+        ] {
+            let error = ReplayArgs::from_line(line).unwrap_err();
+            assert!(error.to_string().contains(wanted), "{line}: {error}");
+            let problem = error.downcast_ref::<Problem>();
+            assert!(problem.is_none_or(|problem| !problem.hint().is_empty()), "{line}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! `--device` and what goes with it: software controllers, or drives, and where memory is.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use nvme_driver::platform::vfio::PciAddress;
+
+use crate::problem::Problem;
+use crate::size::{self, Size};
+
+/// Queue pairs one software controller offers.
+pub(crate) const EMU_QUEUES: u16 = 64;
+/// Entries a queue of a software controller may have (MQES).
+pub(crate) const EMU_DEPTH: u32 = 1024;
+/// Software controllers, where nobody asked for a number.
+pub(crate) const EMU_DEFAULT: u32 = 2;
+/// MDTS of a software controller, where nobody asked for one.
+pub(crate) const MDTS_DEFAULT: u32 = 512 << 10;
+/// The smallest MDTS there is: 2^1 pages, because 2^0 stands for "no limit".
+const MDTS_MIN: u64 = 8 << 10;
+/// The largest MDTS that is offered: far more than any drive's.
+const MDTS_MAX: u64 = 64 << 20;
+
+/// Where the software controllers keep their bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MediaChoice {
+    /// In memory of this process.
+    Memory,
+    /// In nameless files in this directory.
+    File(PathBuf),
+}
+
+impl fmt::Display for MediaChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::File(directory) => write!(f, "file:{}", directory.display()),
+        }
+    }
+}
+
+/// Software controllers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EmuChoice {
+    /// How many.
+    pub(crate) count: u32,
+    /// Behind them.
+    pub(crate) media: MediaChoice,
+    /// Bytes of an LBA.
+    pub(crate) lba_bytes: u32,
+    /// Bytes of the largest transfer.
+    pub(crate) mdts: u32,
+}
+
+/// What the objects are spread over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Devices {
+    /// Software controllers.
+    Emu(EmuChoice),
+    /// PCIe functions bound to vfio-pci.
+    Vfio(Vec<PciAddress>),
+}
+
+impl Devices {
+    /// Where software controllers keep their bytes.
+    pub(crate) fn media(&self) -> Option<&MediaChoice> {
+        match self {
+            Self::Emu(emu) => Some(&emu.media),
+            Self::Vfio(_) => None,
+        }
+    }
+
+    /// How many.
+    pub(crate) fn count(&self) -> u32 {
+        match self {
+            Self::Emu(emu) => emu.count,
+            Self::Vfio(drives) => drives.len() as u32,
+        }
+    }
+}
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Emu(_) => f.write_str("emu"),
+            Self::Vfio(drives) => {
+                let names: Vec<String> = drives.iter().map(|at| format!("vfio:{at}")).collect();
+                f.write_str(&names.join(","))
+            }
+        }
+    }
+}
+
+/// One device, as it is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// A software controller.
+    Emu,
+    /// A PCIe function bound to vfio-pci.
+    Vfio(PciAddress),
+}
+
+/// Takes `--device` apart: values may be repeated, and each may be a list; `vfio:` holds for the
+/// addresses that follow it.
+///
+/// # Errors
+/// For what is no device, and for a device named twice.
+pub(crate) fn parse(values: &[String]) -> Result<Vec<Named>, Problem> {
+    let mut devices = Vec::new();
+    for value in values {
+        let mut vfio = false;
+        for word in value.split(',') {
+            let word = word.trim();
+            let device = match word.strip_prefix("vfio:") {
+                None if word == "emu" => Named::Emu,
+                None if vfio => Named::Vfio(address(word)?),
+                None => return Err(unknown(word)),
+                Some(text) => Named::Vfio(address(text)?),
+            };
+            vfio = device != Named::Emu;
+            if vfio && devices.contains(&device) {
+                return Err(Problem::new(
+                    format!("--device {value}: {word} is named twice"),
+                    "name each drive once",
+                ));
+            }
+            devices.push(device);
+        }
+    }
+    Ok(devices)
+}
+
+/// The drives that `--device` names; none if it names software controllers.
+///
+/// # Errors
+/// As for [`parse`], and for drives together with software controllers.
+pub(crate) fn drives(values: &[String]) -> Result<Vec<PciAddress>, Problem> {
+    let named = parse(values)?;
+    let address = |device: &Named| match device {
+        Named::Emu => None,
+        Named::Vfio(address) => Some(*address),
+    };
+    let drives: Vec<PciAddress> = named.iter().filter_map(address).collect();
+    if !drives.is_empty() && drives.len() < named.len() {
+        return Err(Problem::new(
+            "--device: software controllers and drives cannot share a store, because their DMA \
+             uses different address spaces",
+            "name only emu, or only vfio devices",
+        ));
+    }
+    Ok(drives)
+}
+
+fn unknown(word: &str) -> Problem {
+    Problem::new(
+        format!("--device {word}: no such kind of device"),
+        "use emu, or vfio:0000:65:00.0 with the PCI address of a drive (see nvme-bind list)",
+    )
+}
+
+fn address(text: &str) -> Result<PciAddress, Problem> {
+    text.parse().map_err(|error| {
+        Problem::new(
+            format!("--device vfio:{text}: {error}"),
+            "use domain:bus:device.function in hexadecimal, such as 0000:65:00.0",
+        )
+    })
+}
+
+/// Where queues, descriptors and the KV pool live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MemoryChoice {
+    /// Memory of this process.
+    Host,
+    /// A BAR of another function.
+    Peer {
+        /// The function.
+        address: PciAddress,
+        /// The BAR's number.
+        bar: u8,
+    },
+}
+
+impl fmt::Display for MemoryChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Peer { address, bar } => write!(f, "peer:{address}/{bar}"),
+        }
+    }
+}
+
+/// Reads `--memory`.
+pub(crate) fn memory(text: &str) -> Result<MemoryChoice, String> {
+    if text == "host" {
+        return Ok(MemoryChoice::Host);
+    }
+    let wrong = |why: String| {
+        format!("{why}; use host, or peer:0000:00:05.0/2 for BAR 2 of a function bound to vfio-pci")
+    };
+    let peer = text.strip_prefix("peer:").ok_or_else(|| wrong("no such place".to_owned()))?;
+    let (address, bar) =
+        peer.rsplit_once('/').ok_or_else(|| wrong("it names no BAR".to_owned()))?;
+    let address = address.parse().map_err(|error| wrong(format!("{error}")))?;
+    let bar: Option<u8> = bar.parse().ok().filter(|bar| *bar < 6);
+    let bar = bar.ok_or_else(|| wrong("BARs have the numbers 0 to 5".to_owned()))?;
+    Ok(MemoryChoice::Peer { address, bar })
+}
+
+/// Reads `--media`.
+pub(crate) fn media(text: &str) -> Result<MediaChoice, String> {
+    if text == "memory" {
+        return Ok(MediaChoice::Memory);
+    }
+    let Some(directory) = text.strip_prefix("file:") else {
+        return Err("no such kind of media; use memory, or file:DIR".to_owned());
+    };
+    let path = Path::new(directory);
+    let found = match path.metadata() {
+        Ok(meta) if meta.is_dir() => return Ok(MediaChoice::File(path.to_owned())),
+        Ok(_) => "is not a directory".to_owned(),
+        Err(error) => format!("cannot be used: {error}"),
+    };
+    Err(format!("the directory {directory:?} {found}; name a directory that you may write to"))
+}
+
+/// Reads `--lba`.
+pub(crate) fn lba(text: &str) -> Result<u32, String> {
+    match size::parse(text)? {
+        512 => Ok(512),
+        4096 => Ok(4096),
+        _ => Err("the logical blocks of a software controller have 512 or 4096 bytes".to_owned()),
+    }
+}
+
+/// Reads `--mdts`.
+pub(crate) fn mdts(text: &str) -> Result<u32, String> {
+    let bytes = size::parse(text)?;
+    if bytes.is_power_of_two() && (MDTS_MIN..=MDTS_MAX).contains(&bytes) {
+        return Ok(bytes as u32);
+    }
+    Err(format!("expected a power of two from {} to {}", Size(MDTS_MIN), Size(MDTS_MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(values: &[&str]) -> Result<Vec<PciAddress>, Problem> {
+        drives(&values.iter().map(|value| (*value).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn drives_are_named_in_lists_and_again() {
+        let two = ["0000:65:00.0", "0000:66:00.0"].map(|text| text.parse().unwrap());
+        for values in [
+            &["vfio:0000:65:00.0,vfio:0000:66:00.0"][..],
+            &["vfio:0000:65:00.0,0000:66:00.0"],
+            &["vfio:65:00.0", "vfio:66:00.0"],
+        ] {
+            assert_eq!(named(values).unwrap(), two, "{values:?}");
+        }
+        assert_eq!(Devices::Vfio(two[..1].to_vec()).to_string(), "vfio:0000:65:00.0");
+        assert_eq!(memory("peer:0000:00:05.0/2").unwrap().to_string(), "peer:0000:00:05.0/2");
+        assert_eq!(named(&["emu", "emu"]).unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused_with_a_hint() {
+        for (value, wanted) in [
+            ("tape", "no such kind of device"),
+            ("vfio:", "--device vfio:"),
+            ("vfio:65", "--device vfio:65"),
+            ("0000:65:00.0", "no such kind of device"),
+            ("vfio:65:00.0,vfio:0000:65:00.0", "named twice"),
+            ("emu,vfio:65:00.0", "cannot share a store"),
+        ] {
+            let problem = named(&[value]).unwrap_err();
+            assert!(problem.to_string().contains(wanted), "{value}: {problem}");
+            assert!(!problem.hint().is_empty(), "{value}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What the checks say.
+
+use nvme_bind::doctor::{Finding, Report, Verdict};
+
+use crate::problem::{Problem, Unfit, one_line};
+use crate::stack::NoRoute;
+
+/// What was found, printed as it came.
+pub(super) struct Findings<'a> {
+    pub(super) report: Report<'a>,
+    pub(super) all: Vec<Finding>,
+}
+
+impl Findings<'_> {
+    pub(super) fn add(&mut self, finding: Finding) -> anyhow::Result<()> {
+        self.report.add(&finding)?;
+        self.all.push(finding);
+        Ok(())
+    }
+}
+
+pub(super) fn check(id: impl Into<String>, title: impl Into<String>) -> Finding {
+    Finding::new(id, title, &[])
+}
+
+/// It does not work, for this reason.
+pub(super) fn failed(finding: Finding, error: &anyhow::Error) -> Finding {
+    let found = one_line(error);
+    if let Some(unfit) = error.downcast_ref::<Unfit>() {
+        return finding.says(Verdict::Fail, found).fix(unfit.fix.clone());
+    }
+    if let Some(problem) = error.downcast_ref::<Problem>() {
+        return finding.says(Verdict::Fail, found).fix(problem.hint());
+    }
+    if let Some(NoRoute(tried)) = error.downcast_ref()
+        && let [only] = &tried[..]
+    {
+        return finding.says(Verdict::Fail, only.why.clone()).fix(only.fix.clone());
+    }
+    finding.says(Verdict::Fail, found)
+}
