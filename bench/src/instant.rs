@@ -137,6 +137,10 @@ impl Bus for DoorbellBus {
         &self.space
     }
 
+    fn pci_id(&self) -> Option<(u16, u16)> {
+        None
+    }
+
     fn numa_node(&self) -> Option<u32> {
         None
     }

@@ -265,6 +265,10 @@ impl Bus for QtestBus {
         &self.ram
     }
 
+    fn pci_id(&self) -> Option<(u16, u16)> {
+        None
+    }
+
     fn numa_node(&self) -> Option<u32> {
         None
     }

@@ -56,6 +56,10 @@ impl Bus for EmuBus {
         &self.dma
     }
 
+    fn pci_id(&self) -> Option<(u16, u16)> {
+        self.emu.pci_id()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         None
     }
@@ -69,7 +73,9 @@ impl Bus for EmuBus {
     }
 
     fn reset(&self) -> Result<(), ResetError> {
-        self.emu.reset_function();
+        if !self.emu.reset_function() {
+            return Err(ResetError::Unsupported { bus: self.emu.id().into() });
+        }
         Ok(())
     }
 

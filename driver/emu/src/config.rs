@@ -70,6 +70,10 @@ pub struct EmuConfig {
     pub vectors: u16,
     /// CAP.TO: how long enabling may take, rounded up to 500 ms.
     pub ready_timeout: Nanos,
+    /// CAP.NSSRS: whether the host can reset the whole subsystem.
+    pub subsystem_reset: bool,
+    /// PCI vendor and device, as its bus reports them.
+    pub pci_id: Option<(u16, u16)>,
     /// CAP.CQR: whether queues have to be contiguous.
     pub contiguous_queues: bool,
     /// What is wrong with it.
@@ -93,6 +97,8 @@ impl Default for EmuConfig {
             dstrd: 0,
             vectors: 65,
             ready_timeout: Nanos::from_millis(2500),
+            subsystem_reset: false,
+            pci_id: None,
             contiguous_queues: true,
             faults: FaultPlan::default(),
         }

@@ -171,6 +171,9 @@ impl Controller {
         self.tick(now);
         match offset {
             reg::CC => self.write_cc(value, now),
+            reg::NSSR if value == reg::NSSR_NVME && self.registers.cap.nssrs() == 1 => {
+                self.reset_all(now);
+            }
             // "Interrupt Mask Set" and "Clear": ones act, zeroes do not.
             reg::INTMS => self.registers.masked |= value,
             reg::INTMC => {

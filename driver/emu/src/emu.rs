@@ -33,6 +33,7 @@ pub struct Emu {
     fair_lock: Mutex<()>,
     state: Mutex<State>,
     attached: Mutex<Attached>,
+    pci_id: Option<(u16, u16)>,
     requested: AtomicBool,
     pcie_error: AtomicBool,
     doorbells: Doorbells,
@@ -64,6 +65,7 @@ impl Emu {
         let doorbells = Doorbells::new(config.io_queues_max, config.dstrd)
             .map_err(|source| EmuError::Doorbells { id: id.clone(), source })?;
         let interrupts = Interrupts::new(config.vectors);
+        let pci_id = config.pci_id;
         let controller =
             Controller::new(config, domain.clone(), doorbells.clone(), interrupts.clone());
         Ok(Arc::new_cyclic(|this| Self {
@@ -72,6 +74,7 @@ impl Emu {
             fair_lock: Mutex::new(()),
             state: Mutex::new(State { controller, now: Nanos::default() }),
             attached: Mutex::new(Attached::default()),
+            pci_id,
             requested: AtomicBool::new(false),
             pcie_error: AtomicBool::new(false),
             doorbells,
@@ -164,15 +167,16 @@ impl Emu {
         self.wake();
     }
 
-    /// Function Level Reset. Wakes the thread that steps this controller.
-    pub fn reset_function(&self) {
+    /// Function Level Reset. Wakes the thread that steps this controller. Whether it has one.
+    pub fn reset_function(&self) -> bool {
         let told = self.time();
         let mut state = self.state();
         state.now = state.now.max(told);
         let now = state.now;
-        state.controller.reset_function(now);
+        let done = state.controller.reset_function(now);
         drop(state);
         self.wake();
+        done
     }
 
     /// Has the platform see an uncorrectable PCIe error of this function.
@@ -207,6 +211,10 @@ impl Emu {
     pub fn request(&self) {
         // Relaxed: nothing else is published with it.
         self.requested.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pci_id(&self) -> Option<(u16, u16)> {
+        self.pci_id
     }
 
     pub(crate) fn requested(&self) -> bool {

@@ -93,7 +93,8 @@ impl LbaRange {
 pub enum FaultAction {
     /// It is not executed and completes with this status.
     Status {
-        /// Status code type in bits 10:8, status code in bits 7:0, as in a completion entry.
+        /// Status code in bits 7:0, its type in 10:8, Command Retry Delay in 12:11, as in a
+        /// completion entry.
         code: u16,
         /// "Do not retry".
         dnr: bool,
@@ -142,6 +143,8 @@ pub struct RegisterFaults {
     pub rdy_never_clears: bool,
     /// CSTS.PP is set, and nothing is processed.
     pub paused: bool,
+    /// There is no Function Level Reset.
+    pub no_function_reset: bool,
     /// CSTS.RDY follows CC.EN only after this many nanoseconds.
     pub slow_rdy_ns: Option<u64>,
 }

@@ -24,8 +24,9 @@ pub(crate) const ADMIN_DEPTH: u32 = 32;
 const EVENT_REQUESTS: u16 = 4;
 /// Bytes of the data page that admin commands share.
 pub(crate) const DATA_BYTES: usize = 4096;
-/// User word of asynchronous event requests; commands count up from 1.
+/// User words of asynchronous event requests and of commands.
 const EVENT: u64 = 0;
+const COMMAND: u64 = 1;
 
 /// The admin queues' memory. Allocated once, used again after each reset.
 #[derive(Debug)]
@@ -39,13 +40,17 @@ impl AdminMemory {
     pub(crate) fn alloc(bus: &dyn Bus, page_bytes: u32) -> Result<Self, DmaError> {
         let page = page_bytes as usize;
         let part = |len: usize| -> Result<DmaSlice, DmaError> { alloc_aligned(bus, len, page) };
-        let data = part(DATA_BYTES)?;
-        let data = Buffer::new(data).ok_or_else(|| unreachable_by_host(bus))?;
         Ok(Self {
             sq: part(ADMIN_DEPTH as usize * 64)?,
             cq: part(ADMIN_DEPTH as usize * 16)?,
-            data,
+            data: Self::data_page(bus, page_bytes)?,
         })
+    }
+
+    /// A page for the data of commands.
+    pub(crate) fn data_page(bus: &dyn Bus, page_bytes: u32) -> Result<Buffer, DmaError> {
+        let page = alloc_aligned(bus, DATA_BYTES, page_bytes as usize)?;
+        Buffer::new(page).ok_or_else(|| unreachable_by_host(bus))
     }
 
     pub(crate) fn zero(&mut self) {
@@ -88,10 +93,11 @@ pub(crate) enum AdminFault {
 pub(crate) struct AdminQueue {
     pair: QueuePair,
     interrupt: Option<Interrupt>,
-    next: u64,
     requests: u16,
     requests_max: u16,
     events: VecDeque<u32>,
+    /// Completions that somebody is about to take.
+    finished: Vec<Completion>,
 }
 
 impl AdminQueue {
@@ -104,60 +110,81 @@ impl AdminQueue {
         Ok(Self {
             pair: QueuePair::new(bus, QueueId::ADMIN, ADMIN_DEPTH, sq, cq)?,
             interrupt,
-            next: 1,
             requests: 0,
             requests_max: 0,
             events: VecDeque::new(),
+            finished: Vec::new(),
         })
     }
 
-    /// Sends one command and waits for its completion. After a timeout the command is abandoned;
-    /// its data page may still be written until the controller is reset.
+    /// Sends one command and waits for its completion. After a timeout it is still outstanding:
+    /// [`AdminQueue::wait`] for it again, or [`AdminQueue::abandon`] it.
     pub(crate) fn execute(
         &mut self,
         env: Env<'_>,
         sqe: &Sqe,
         timeout: Nanos,
     ) -> Result<Completion, AdminFault> {
-        let user = self.next;
-        self.next += 1;
-        let cid = self.pair.post(sqe, user).map_err(|_| AdminFault::Full)?;
+        let cid = self.pair.post(sqe, COMMAND).map_err(|_| AdminFault::Full)?;
         self.pair.update_tail();
+        self.wait(env, cid, timeout)
+    }
+
+    /// Waits for the completion of an outstanding command.
+    pub(crate) fn wait(
+        &mut self,
+        env: Env<'_>,
+        cid: Cid,
+        timeout: Nanos,
+    ) -> Result<Completion, AdminFault> {
         let deadline = env.clock.now() + timeout;
         let interrupt = self.interrupt.clone();
-        let mut waiter = Watch::new(env, interrupt.as_ref());
+        let mut watch = Watch::new(env, interrupt.as_ref());
         loop {
-            if let Some(completion) = self.reap(user).map_err(AdminFault::Device)? {
+            if let Some(completion) = self.take(cid)? {
                 return Ok(completion);
             }
-            if !waiter.wait(deadline).map_err(AdminFault::Dead)? {
-                // It may have completed while the clock was looked at.
-                if let Some(completion) = self.reap(user).map_err(AdminFault::Device)? {
-                    return Ok(completion);
-                }
-                self.pair.abandon(cid);
-                return Err(AdminFault::Timeout(cid));
+            if !watch.wait(deadline).map_err(AdminFault::Dead)? {
+                // It may have completed while the clock was read.
+                return self.take(cid)?.ok_or(AdminFault::Timeout(cid));
             }
         }
     }
 
-    /// Takes all completions; returns that of `user`.
-    fn reap(&mut self, user: u64) -> Result<Option<Completion>, DeviceError> {
-        let Self { pair, requests, requests_max, events, .. } = self;
-        let mut found = None;
+    /// The completion of `cid`, if there is one.
+    fn take(&mut self, cid: Cid) -> Result<Option<Completion>, AdminFault> {
+        self.poll().map_err(AdminFault::Device)?;
+        let at = self.finished.iter().position(|completion| completion.cid == cid);
+        Ok(at.map(|at| self.finished.swap_remove(at)))
+    }
+
+    /// Nobody waits for `cid` any more; its completion may still come.
+    pub(crate) fn abandon(&mut self, cid: Cid) {
+        self.pair.abandon(cid);
+        self.finished.retain(|completion| completion.cid != cid);
+    }
+
+    /// Commands that were abandoned and have not completed.
+    pub(crate) fn abandoned(&self) -> u32 {
+        self.pair.outstanding() - u32::from(self.requests)
+    }
+
+    /// Takes what completed, without waiting.
+    pub(crate) fn poll(&mut self) -> Result<(), DeviceError> {
+        let Self { pair, requests, requests_max, events, finished, .. } = self;
         pair.reap(ADMIN_DEPTH, |completion| {
-            if completion.user == EVENT {
-                *requests = requests.saturating_sub(1);
-                if completion.status.is_success() {
-                    events.push_back(completion.result);
-                } else if completion.status.code() == Status::AER_LIMIT_EXCEEDED {
-                    *requests_max = *requests;
-                }
-            } else if completion.user == user && !completion.late {
-                found = Some(completion);
+            if completion.user != EVENT {
+                finished.extend((!completion.late).then_some(completion));
+                return;
+            }
+            *requests = requests.saturating_sub(1);
+            if completion.status.is_success() {
+                events.push_back(completion.result);
+            } else if completion.status.code() == Status::AER_LIMIT_EXCEEDED {
+                *requests_max = *requests;
             }
         })?;
-        Ok(found)
+        Ok(())
     }
 
     /// How many asynchronous event requests the controller allows.
@@ -177,12 +204,7 @@ impl AdminQueue {
         self.pair.update_tail();
     }
 
-    /// Takes what completed without waiting. Fails as [`AdminQueue::execute`] does.
-    pub(crate) fn poll(&mut self) -> Result<(), DeviceError> {
-        self.reap(EVENT).map(|_| ())
-    }
-
-    /// The oldest event that was not looked at yet.
+    /// The oldest event that was not taken yet.
     pub(crate) fn next_event(&mut self) -> Option<u32> {
         self.events.pop_front()
     }

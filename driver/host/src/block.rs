@@ -10,20 +10,22 @@ use zerocopy::IntoBytes;
 
 use crate::{
     admin::{alloc_aligned, unreachable_by_host},
+    clock::Nanos,
     controller::Controller,
     descriptor::transfer_bytes_max,
     dma::{DmaError, DmaSlice},
     error::Error,
+    grant::DescriptorMode,
     grants::{HOST_QUEUE, QueueShape},
-    io::{AREA_BYTES, Data, HostMemory, HostQueue, Policy, Work},
+    info::DsmLimits,
+    io::{AREA_BYTES, Data, HostMemory, HostQueue, PASSTHROUGH, Policy, Work},
     namespace::{LbaRange, NamespaceInfo},
     platform::buffer::Buffer,
     queue::QueuePair,
+    quirks::Quirks,
     wait::Env,
 };
 
-/// Ranges of one Dataset Management command.
-const DSM_RANGES: usize = 256;
 /// LBAs that NLB can count.
 const NLB_MAX: u64 = 0x1_0000;
 
@@ -96,18 +98,10 @@ impl Controller {
             let (what, hint) = ("Dataset Management".into(), "see ONCS; overwrite instead");
             return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
         }
-        let mut list = Vec::new();
-        for range in ranges.iter().filter(|range| range.lbas > 0) {
+        for range in ranges {
             self.check_range(&namespace, range.lba, range.lbas)?;
-            let (mut slba, mut left) = (range.lba.0, range.lbas);
-            while left > 0 {
-                let lbas = left.min(u64::from(u32::MAX)) as u32;
-                list.push(DatasetRange { attributes: 0, lbas, slba });
-                slba += u64::from(lbas);
-                left -= u64::from(lbas);
-            }
         }
-        for ranges in list.chunks(DSM_RANGES) {
+        for ranges in dsm_commands(ranges, self.info.dsm) {
             let mut sqe = Sqe::new(NvmOpcode::DATASET_MANAGEMENT.0, Cid(0), nsid);
             let nr_z = (ranges.len() - 1) as u8;
             DatasetManagement { nr_z, deallocate: true }.write_to(&mut sqe);
@@ -129,11 +123,14 @@ impl Controller {
     ) -> Result<(), Error> {
         self.usable()?;
         let namespace = self.namespace(nsid)?.clone();
-        if !self.info.nvm_commands.contains(Oncs::WRITE_ZEROES) {
+        let broken = self.quirks.contains(Quirks::NO_WRITE_ZEROES);
+        if broken || !self.info.nvm_commands.contains(Oncs::WRITE_ZEROES) {
             let (what, hint) = ("Write Zeroes".into(), "see ONCS; write zeroes instead");
             return Err(Error::Unsupported { ctrl: self.id.clone(), what, hint });
         }
         self.check_range(&namespace, range.lba, range.lbas)?;
+        let limit = self.info.write_zeroes_bytes.unwrap_or(u64::MAX);
+        let piece_lbas = (limit >> namespace.lba_shift).clamp(1, NLB_MAX);
         self.run(Work {
             what: "write zeroes",
             opcode: NvmOpcode::WRITE_ZEROES,
@@ -141,7 +138,8 @@ impl Controller {
             lba_shift: namespace.lba_shift,
             lba: range.lba.0,
             lbas: range.lbas,
-            piece_lbas: NLB_MAX,
+            piece_lbas,
+            boundary_lbas: 0,
             fua: false,
             deallocate,
             data: Data::None,
@@ -181,6 +179,7 @@ impl Controller {
             lba: lba.0,
             lbas,
             piece_lbas,
+            boundary_lbas: u64::from(namespace.boundary_lbas),
             fua,
             deallocate,
             data,
@@ -189,19 +188,7 @@ impl Controller {
     }
 
     fn single(&mut self, what: &'static str, sqe: Sqe, data: Data<'_>) -> Result<(), Error> {
-        self.run(Work {
-            what,
-            opcode: NvmOpcode(sqe.opcode),
-            nsid: sqe.nsid(),
-            lba_shift: 0,
-            lba: 0,
-            lbas: 1,
-            piece_lbas: 1,
-            fua: false,
-            deallocate: false,
-            data,
-            single: Some(sqe),
-        })
+        self.run(Work::single(what, sqe, data))
     }
 
     fn check_range(&self, namespace: &NamespaceInfo, lba: Lba, lbas: u64) -> Result<(), Error> {
@@ -228,9 +215,14 @@ impl Controller {
     }
 
     /// Does the work on the driver's own queue and turns what goes wrong into errors.
-    fn run(&mut self, mut work: Work<'_>) -> Result<(), Error> {
+    fn run(&mut self, work: Work<'_>) -> Result<(), Error> {
+        self.run_within(work, self.options.command_timeout).map(|_| ())
+    }
+
+    /// The same, with another timeout; dword 0 of the last completion.
+    pub(crate) fn run_within(&mut self, mut work: Work<'_>, timeout: Nanos) -> Result<u32, Error> {
         if work.lbas == 0 {
-            return Ok(());
+            return Ok(0);
         }
         if matches!(work.data, Data::In(_) | Data::Out(_)) {
             self.ensure_bounce()?;
@@ -238,14 +230,20 @@ impl Controller {
         let (Some(host), Some(memory)) = (self.host.as_mut(), self.host_memory.as_mut()) else {
             return Err(Error::Closed { ctrl: self.id.clone() });
         };
-        let (clock, bus) = (&*self.clock, &*self.bus);
+        let page_bytes = self.caps.page_bytes;
+        let prp_only = self.quirks.contains(Quirks::NO_SGL_FOR_DSM)
+            && work.opcode == NvmOpcode::DATASET_MANAGEMENT;
         let policy = Policy {
-            env: Env { clock, bus, pause_max: self.info.pause_max },
-            timeout: self.options.command_timeout,
-            mode: self.info.descriptor_mode,
+            env: Env::new(&self.clock, &self.bus, self.info.pause_max),
+            timeout,
+            mode: match self.info.descriptor_mode {
+                DescriptorMode::Sgl { .. } if prp_only => DescriptorMode::Prp { page_bytes },
+                mode => mode,
+            },
+            crdt: (work.what != PASSTHROUGH).then_some(self.info.crdt),
         };
         match host.run(&policy, memory, &mut work) {
-            Ok(()) => Ok(()),
+            Ok(result) => Ok(result),
             Err(fault) => Err(self.io_failed(&work, fault)),
         }
     }
@@ -312,4 +310,27 @@ impl Controller {
             bounce_bytes: 0,
         })
     }
+}
+
+/// `ranges`, cut up for commands within `limits`.
+fn dsm_commands(ranges: &[LbaRange], limits: DsmLimits) -> Vec<Vec<DatasetRange>> {
+    let (mut commands, mut lbas_left) = (vec![Vec::new()], limits.lbas);
+    for range in ranges {
+        let (mut slba, mut left) = (range.lba.0, range.lbas);
+        while left > 0 {
+            if lbas_left == 0 || commands.last().is_some_and(|last| last.len() == limits.ranges) {
+                commands.push(Vec::new());
+                lbas_left = limits.lbas;
+            }
+            let lbas = left.min(limits.range_lbas.into()).min(lbas_left) as u32;
+            if let Some(last) = commands.last_mut() {
+                last.push(DatasetRange { attributes: 0, lbas, slba });
+            }
+            slba += u64::from(lbas);
+            left -= u64::from(lbas);
+            lbas_left -= u64::from(lbas);
+        }
+    }
+    commands.retain(|command| !command.is_empty());
+    commands
 }

@@ -37,6 +37,9 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// memory mapped once is then at the same [`crate::Iova`] for all of them.
     fn dma(&self) -> &Arc<dyn DmaSpace>;
 
+    /// PCI vendor and device of the function; `None` where it is not one.
+    fn pci_id(&self) -> Option<(u16, u16)>;
+
     /// The memory node nearest to the function; `None` when the machine has only one or does not
     /// say.
     fn numa_node(&self) -> Option<u32>;

@@ -3,7 +3,7 @@
 //! A CID is `generation << log2(depth) | slot`. The generation changes each time a slot is taken,
 //! so a late or duplicate completion cannot be taken for that of a newer command. The last slot is
 //! never used: a queue holds at most `depth - 1` commands, and CID FFFFh, which the error log uses
-//! for "no command" (NVM Express Base 2.0, Get Log Page, Error Information), can then not occur.
+//! for "no command" (Base, "Error Information"), can then not occur.
 
 use nvme_spec::ids::Cid;
 

@@ -3,35 +3,33 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use nvme_spec::{
-    admin::{AdminOpcode, Cns, FeatureId, Identify, NumberOfQueues, SetFeatures},
-    identify::{ActiveNamespaces, IdentifyController},
-    ids::{Cid, Nsid, QueueId},
-    reg::{self, Aqa, Cap, Cc, Csts, ShutdownNotification, ShutdownStatus, Version},
-    sqe::Sqe,
+    admin::{Cns, FeatureId, NumberOfQueues},
+    identify::{ActiveNamespaces, IdentifyController, IdentifyNvmController},
+    ids::{Nsid, QueueId},
+    reg::{self, Aqa, Cap, Cc, Crto, Csts, ShutdownNotification, ShutdownStatus, Version},
 };
-use zerocopy::FromBytes;
 
 use crate::{
-    admin::{ADMIN_DEPTH, AdminFault, AdminMemory, AdminQueue, DATA_BYTES},
+    admin::{ADMIN_DEPTH, AdminMemory, AdminQueue},
     bus::{Bus, DoorbellPage, Interrupt},
-    clock::{Clock, Nanos, Waiter},
+    clock::{Clock, Waiter, wait_until},
     dma::DmaSlice,
-    error::{CommandId, Error, FailCause, TimeoutOutcome},
-    grants::{IoQueue, OnDevice},
+    error::{Error, FailCause},
+    grants::{HOST_QUEUE, IoQueue, OnDevice},
     health::Seen,
     info::{Capabilities, ControllerInfo},
     io::{HostMemory, HostQueue},
     namespace::{NamespaceError, NamespaceInfo},
-    options::{ControllerOptions, WaitMode},
-    queue::Completion,
+    options::{ControllerOptions, DescriptorPreference, WaitMode},
+    quirks::{Quirks, READY_CHECK_DELAY},
     rate::RateLimit,
-    wait::{Dead, Env},
+    wait::Dead,
 };
 
-/// Namespaces looked at; a controller with more is taken at its word for the first ones.
+/// Namespaces identified; a controller with more is taken at its word for the first ones.
 const NAMESPACES_MAX: usize = 4096;
 
-/// Where a controller is in its life.
+/// The state of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
@@ -62,6 +60,7 @@ pub struct Controller {
     pub(crate) options: ControllerOptions,
     pub(crate) state: State,
     pub(crate) caps: Capabilities,
+    pub(crate) quirks: Quirks,
     pub(crate) info: ControllerInfo,
     pub(crate) namespaces: Vec<NamespaceInfo>,
     pub(crate) refused: Vec<(Nsid, NamespaceError)>,
@@ -70,8 +69,10 @@ pub struct Controller {
     pub(crate) host: Option<HostQueue>,
     pub(crate) host_memory: Option<HostMemory>,
     pub(crate) queues: BTreeMap<QueueId, IoQueue>,
-    /// Data of commands that the controller may still carry out.
+    /// Data of commands that the controller may still carry out: of the driver's own queue, until
+    /// that is deleted, and of admin commands, until the next reset.
     pub(crate) quarantine: Vec<DmaSlice>,
+    pub(crate) abandoned: Vec<DmaSlice>,
     /// The controller knows addresses of this process's memory and may be using them.
     pub(crate) told: bool,
     pub(crate) warnings: RateLimit,
@@ -95,6 +96,9 @@ impl Controller {
         let _entered = span.enter();
         let options = options.clamped();
         let caps = read_capabilities(&*bus, &id)?;
+        let quirks = bus
+            .pci_id()
+            .map_or(Quirks::empty(), |(vendor, device)| Quirks::of(vendor, Some(device)));
         let blank = IdentifyController { sqes: 0x66, cqes: 0x44, ..Default::default() };
         let info = ControllerInfo::check(&blank, &caps, Default::default())
             .map_err(|what| Error::Implausible { ctrl: id.clone(), what })?;
@@ -108,6 +112,7 @@ impl Controller {
             options,
             state: State::Disabled,
             caps,
+            quirks,
             info,
             namespaces: Vec::new(),
             refused: Vec::new(),
@@ -117,12 +122,12 @@ impl Controller {
             host_memory: None,
             queues: BTreeMap::new(),
             quarantine: Vec::new(),
+            abandoned: Vec::new(),
             told: false,
             warnings: RateLimit::default(),
             seen: Seen::default(),
         };
-        controller.set_state(State::Enabling);
-        match controller.bring_up() {
+        match controller.bring_up(State::Enabling) {
             Ok(()) => Ok(controller),
             Err(error) => {
                 controller.fail(error.cause());
@@ -155,7 +160,7 @@ impl Controller {
         &self.refused
     }
 
-    /// Where the controller is in its life.
+    /// The state it is in.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
@@ -202,8 +207,7 @@ impl Controller {
     pub(crate) fn reset_controller(&mut self) -> Result<(), Error> {
         let span = tracing::info_span!("reset", ctrl = %self.id);
         let _entered = span.enter();
-        self.set_state(State::Resetting);
-        let done = self.bring_up();
+        let done = self.bring_up(State::Resetting);
         if let Err(error) = &done {
             tracing::error!(ctrl = %self.id, %error, "the controller could not be reset");
             self.fail(error.cause());
@@ -211,12 +215,45 @@ impl Controller {
         done
     }
 
-    /// Disable, enable, identify, queues, events. From any state to Ready, or an error that the
-    /// caller turns into Failed.
-    fn bring_up(&mut self) -> Result<(), Error> {
+    /// From any state through `state` to Ready, or an error that the caller turns into Failed.
+    ///
+    /// What goes wrong once may not go wrong again: after CC.EN alone comes a reset of the function,
+    /// then one of the NVM subsystem where there is such a thing, and after each another try.
+    fn bring_up(&mut self, state: State) -> Result<(), Error> {
+        for attempt in 0.. {
+            self.set_state(state);
+            let error = match self.set_up() {
+                Err(error) if error.is_transient() => error,
+                result => return result,
+            };
+            tracing::warn!(ctrl = %self.id, %error, attempt, "the controller could not be set up");
+            match attempt {
+                0 => {
+                    if let Err(error) = self.bus.reset() {
+                        tracing::warn!(ctrl = %self.id, %error, "no reset of its function");
+                    }
+                }
+                1 if self.caps.cap.nssrs() == 1 => self.reset_subsystem()?,
+                _ => return Err(error),
+            }
+        }
+        unreachable!("the number of attempts is limited")
+    }
+
+    /// NVM Subsystem Reset. Registers may read as all ones for a while.
+    fn reset_subsystem(&mut self) -> Result<(), Error> {
+        self.write32(reg::NSSR, reg::NSSR_NVME)?;
+        let deadline = self.clock.now() + self.caps.ready_timeout;
+        wait_until(&*self.clock, deadline, || self.status().is_ok());
+        self.status().map(|_| ())
+    }
+
+    /// Disable, enable, identify, queues, events.
+    fn set_up(&mut self) -> Result<(), Error> {
         self.disable()?;
         self.enable()?;
         self.identify_all()?;
+        self.enable_retry_delays()?;
         self.set_number_of_queues()?;
         self.enable_events()?;
         self.create_host_queue()?;
@@ -245,6 +282,9 @@ impl Controller {
                 let _ = self.wait_ready(1);
             }
             self.write32(reg::CC, cc.with_en(0).with_shn(0).0)?;
+            if self.quirks.contains(Quirks::DELAY_BEFORE_READY_CHECK) {
+                wait_until(&*self.clock, self.clock.now() + READY_CHECK_DELAY, || false);
+            }
         }
         self.wait_ready(0)?;
         self.told = false;
@@ -252,6 +292,7 @@ impl Controller {
             queue.device = OnDevice::Absent;
         }
         self.quarantine.clear();
+        self.abandoned.clear();
         Ok(())
     }
 
@@ -302,10 +343,34 @@ impl Controller {
     fn identify_all(&mut self) -> Result<(), Error> {
         let data: IdentifyController = self.identify(Cns::CONTROLLER, Nsid(0))?;
         let io_queues = self.info.io_queues;
-        self.info = ControllerInfo::check(&data, &self.caps, self.options.descriptors)
+        self.quirks |= Quirks::of(data.vid, None);
+        let descriptors = match self.options.descriptors {
+            DescriptorPreference::Auto if self.quirks.contains(Quirks::NO_SGL) => {
+                DescriptorPreference::Prp
+            }
+            wanted => wanted,
+        };
+        self.info = ControllerInfo::check(&data, &self.caps, descriptors)
             .map_err(|what| Error::Implausible { ctrl: self.id.clone(), what })?;
         self.info.io_queues = io_queues;
+        self.identify_limits()?;
         self.rescan()
+    }
+
+    /// Limits of single NVM commands, which MDTS says nothing about. Before 2.0 there are none.
+    fn identify_limits(&mut self) -> Result<(), Error> {
+        if self.caps.version < Version::new(2, 0, 0) {
+            return Ok(());
+        }
+        match self.identify::<IdentifyNvmController>(Cns::COMMAND_SET_CONTROLLER, Nsid(0)) {
+            Ok(data) => self.info.limit(&data, &self.caps),
+            // Not every controller has the page.
+            Err(Error::Command { status, .. }) => {
+                tracing::debug!(ctrl = %self.id, %status, "no limits of NVM commands");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Identifies the namespaces anew. [`Controller::poll_events`] does so by itself when the
@@ -373,121 +438,6 @@ impl Controller {
         Ok(())
     }
 
-    /// An Identify structure as it is on the wire.
-    ///
-    /// # Errors
-    /// As any admin command.
-    pub(crate) fn identify<T: FromBytes>(&mut self, cns: Cns, nsid: Nsid) -> Result<T, Error> {
-        let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), nsid);
-        Identify { cns, cntid: 0 }.write_to(&mut sqe);
-        self.admin_read("identify", sqe)
-    }
-
-    /// An admin command that returns at most one page of data.
-    pub(crate) fn admin_read<T: FromBytes>(
-        &mut self,
-        what: &'static str,
-        sqe: Sqe,
-    ) -> Result<T, Error> {
-        let mut bytes = [0u8; DATA_BYTES];
-        let len = size_of::<T>().min(DATA_BYTES);
-        self.admin_read_bytes(what, sqe, &mut bytes[..len])?;
-        T::read_from_bytes(&bytes[..len]).map_err(|_| Error::Implausible {
-            ctrl: self.id.clone(),
-            what: format!("{what} returned data of a wrong size"),
-        })
-    }
-
-    pub(crate) fn admin_read_bytes(
-        &mut self,
-        what: &'static str,
-        sqe: Sqe,
-        into: &mut [u8],
-    ) -> Result<(), Error> {
-        let ctrl = self.id.clone();
-        let Some(memory) = self.admin_memory.as_mut() else { return Err(Error::Closed { ctrl }) };
-        memory.data.zero();
-        let prp1 = memory.data.iova().0;
-        self.admin_command(what, sqe.with_prps(prp1, 0), self.options.admin_timeout)?;
-        let Some(memory) = self.admin_memory.as_ref() else { return Err(Error::Closed { ctrl }) };
-        memory.data.read(0, into).map_err(|source| Error::Dma { ctrl, source })
-    }
-
-    /// Sends an admin command and waits. What the controller does wrong moves it to Failed; one
-    /// that does not answer is reset.
-    pub(crate) fn admin_command(
-        &mut self,
-        what: &'static str,
-        sqe: Sqe,
-        timeout: Nanos,
-    ) -> Result<Completion, Error> {
-        self.usable()?;
-        let completion = match self.admin_raw(&sqe, timeout) {
-            Ok(completion) => completion,
-            Err(fault) => return Err(self.admin_fault(what, &sqe, timeout, fault)),
-        };
-        if completion.status.is_success() {
-            return Ok(completion);
-        }
-        let command = self.admin_id(what, &sqe, completion.cid);
-        Err(Error::Command { command, status: completion.status })
-    }
-
-    /// The same without any consequences, for the recovery ladder.
-    pub(crate) fn admin_raw(
-        &mut self,
-        sqe: &Sqe,
-        timeout: Nanos,
-    ) -> Result<Completion, AdminFault> {
-        let Some(admin) = self.admin.as_mut() else { return Err(AdminFault::Full) };
-        let (clock, bus) = (&*self.clock, &*self.bus);
-        admin.execute(Env { clock, bus, pause_max: self.info.pause_max }, sqe, timeout)
-    }
-
-    fn admin_fault(
-        &mut self,
-        what: &'static str,
-        sqe: &Sqe,
-        waited: Nanos,
-        fault: AdminFault,
-    ) -> Error {
-        let ctrl = self.id.clone();
-        let cid = match fault {
-            AdminFault::Dead(dead) => return self.dead(dead),
-            AdminFault::Device(source) => {
-                self.fail(FailCause::Misbehaved(source));
-                return Error::Misbehaved { ctrl, source };
-            }
-            AdminFault::Timeout(cid) => cid,
-            AdminFault::Full => Cid(0xFFFF),
-        };
-        let command = self.admin_id(what, sqe, cid);
-        tracing::error!(ctrl = %self.id, what, cid = cid.0, "admin command was not answered");
-        // While it is being set up, whoever set it up decides; in use, a reset is what is left.
-        let outcome = if self.state == State::Ready && self.reset_controller().is_ok() {
-            TimeoutOutcome::ControllerReset
-        } else {
-            self.fail(FailCause::AdminTimeout { what });
-            TimeoutOutcome::ControllerFailed
-        };
-        Error::Timeout { command, waited, outcome }
-    }
-
-    fn admin_id(&self, what: &'static str, sqe: &Sqe, cid: Cid) -> Box<CommandId> {
-        let (ctrl, qid) = (self.id.clone(), QueueId::ADMIN);
-        Box::new(CommandId { ctrl, what, nsid: sqe.nsid(), qid, cid, range: None })
-    }
-
-    /// Sets a feature and returns completion dword 0.
-    ///
-    /// # Errors
-    /// As any admin command.
-    pub fn set_feature(&mut self, fid: FeatureId, nsid: Nsid, value: u32) -> Result<u32, Error> {
-        let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), nsid);
-        SetFeatures { fid, save: false, value }.write_to(&mut sqe);
-        Ok(self.admin_command("set features", sqe, self.options.admin_timeout)?.result)
-    }
-
     /// Tells the controller that it will be powered off or left alone (CC.SHN), waits until it
     /// says that it is done (RTD3E), and disables it. Its data is safe without a flush then.
     ///
@@ -502,6 +452,7 @@ impl Controller {
             let what = "is granted; reclaim() it before the shutdown".into();
             return Err(Error::QueueState { ctrl: self.id.clone(), qid, what });
         }
+        self.delete_io_queues();
         let done = self.notify_shutdown(ShutdownNotification::NORMAL).and_then(|()| self.disable());
         match &done {
             Ok(()) => {
@@ -511,6 +462,25 @@ impl Controller {
             Err(error) => self.fail(error.cause()),
         }
         done
+    }
+
+    /// Before a shutdown a host should delete its I/O queues (Base, "Normal Shutdown").
+    fn delete_io_queues(&mut self) {
+        if self.state != State::Ready {
+            return;
+        }
+        let live = self.queues.iter().filter(|(_, queue)| queue.device == OnDevice::Live);
+        let live: Vec<QueueId> = live.map(|(qid, _)| *qid).chain([HOST_QUEUE]).collect();
+        self.host = None;
+        for qid in live {
+            if self.delete_on_device(qid).is_err() {
+                // The shutdown, or the reset after it, ends its commands.
+                return;
+            }
+            if let Some(queue) = self.queues.get_mut(&qid) {
+                queue.device = OnDevice::Absent;
+            }
+        }
     }
 
     fn notify_shutdown(&mut self, how: ShutdownNotification) -> Result<(), Error> {
@@ -531,8 +501,7 @@ impl Controller {
                 return Err(self.dead(Dead::Fatal(csts.0)));
             }
             if !waiter.wait() {
-                let ctrl = self.id.clone();
-                return Err(Error::NotReady { ctrl, ready: csts.rdy(), waited, csts: csts.0 });
+                return Err(Error::Shutdown { ctrl: self.id.clone(), waited, csts: csts.0 });
             }
         }
     }
@@ -606,7 +575,8 @@ fn read_capabilities(bus: &dyn Bus, id: &Arc<str>) -> Result<Capabilities, Error
     }
     let cap = Cap(u64::from(low) | u64::from(high) << 32);
     let version = Version(read(reg::VS)?);
-    Capabilities::check(cap, version, bus.doorbells().stride())
+    let crto = if cap.crms() == 0 { Crto::default() } else { Crto(read(reg::CRTO)?) };
+    Capabilities::check(cap, crto, version, bus.doorbells().stride())
         .map_err(|what| Error::Implausible { ctrl: id.clone(), what })
 }
 
@@ -615,6 +585,9 @@ impl Drop for Controller {
         let granted: Vec<u16> =
             self.queues.iter().filter(|(_, q)| q.granted.is_some()).map(|(qid, _)| qid.0).collect();
         if self.state == State::Ready && self.options.shutdown_on_drop {
+            if granted.is_empty() {
+                self.delete_io_queues();
+            }
             let done = self.notify_shutdown(ShutdownNotification::NORMAL);
             if let Err(error) = done {
                 tracing::warn!(ctrl = %self.id, %error, "shutdown was not acknowledged");
@@ -629,6 +602,7 @@ impl Drop for Controller {
             std::mem::forget(self.admin_memory.take());
             std::mem::forget(self.host_memory.take());
             std::mem::forget(std::mem::take(&mut self.quarantine));
+            std::mem::forget(std::mem::take(&mut self.abandoned));
             std::mem::forget(std::mem::take(&mut self.queues));
         }
         if !granted.is_empty() {

@@ -60,6 +60,8 @@ pub enum FailCause {
 pub enum TimeoutOutcome {
     /// An Abort ended it, or it completed meanwhile.
     Aborted,
+    /// An admin command was left behind; the controller is well, and may still carry it out.
+    Abandoned,
     /// Its queue was deleted and created anew.
     QueueRecreated,
     /// The controller was reset and is ready again.
@@ -72,6 +74,7 @@ impl std::fmt::Display for TimeoutOutcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Aborted => "it was aborted",
+            Self::Abandoned => "it was left behind, and may still be carried out",
             Self::QueueRecreated => "its queue was deleted and created anew",
             Self::ControllerReset => "the controller was reset and is ready again",
             Self::ControllerFailed => {
@@ -140,6 +143,29 @@ pub enum Error {
         waited: Nanos,
         /// The register.
         csts: u32,
+    },
+    /// A shutdown was not completed in time.
+    #[error(
+        "{ctrl}: the shutdown was not complete after {} ms (CSTS {csts:#x}); the drive may count it \
+         as an unsafe one", waited.0 / 1_000_000
+    )]
+    Shutdown {
+        /// The controller.
+        ctrl: Arc<str>,
+        /// How long it was given.
+        waited: Nanos,
+        /// The register.
+        csts: u32,
+    },
+    /// A command that cannot be passed through; nothing was sent.
+    #[error("{ctrl}: passthrough of opcode {opcode:#04x}: {what}; nothing was sent")]
+    Passthrough {
+        /// The controller.
+        ctrl: Arc<str>,
+        /// The command.
+        opcode: u8,
+        /// Why not, and what to do instead.
+        what: String,
     },
     /// A completion that cannot be right; the controller is now failed.
     #[error("{ctrl}: the controller misbehaved: {source}")]
@@ -280,6 +306,18 @@ impl Error {
             Self::Command { command, .. } | Self::Timeout { command, .. } => Some(command),
             _ => None,
         }
+    }
+
+    /// Whether a reset may help: the controller did something wrong, and is there.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Fatal { .. }
+                | Self::NotReady { .. }
+                | Self::Misbehaved { .. }
+                | Self::Command { .. }
+                | Self::Timeout { .. }
+        )
     }
 
     /// What the controller is failed of when this error ends its set-up.

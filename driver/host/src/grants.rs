@@ -228,9 +228,11 @@ impl Controller {
             }
             Err(fault) => {
                 tracing::warn!(ctrl = %self.id, qid = qid.0, %opcode, ?fault, "not deleted");
-                // A timeout may be healed by a reset; anything else is the controller's fault.
-                if let AdminFault::Device(source) = fault {
-                    self.fail(FailCause::Misbehaved(source));
+                match fault {
+                    // A reset may help.
+                    AdminFault::Timeout(cid) => self.admin_forget(cid),
+                    AdminFault::Device(source) => self.fail(FailCause::Misbehaved(source)),
+                    AdminFault::Dead(_) | AdminFault::Full => {}
                 }
                 Err(())
             }

@@ -236,7 +236,7 @@ impl Controller {
             events.push(ControllerEvent::PcieError);
         }
         while let Some(dword) = self.admin.as_mut().and_then(|admin| admin.next_event()) {
-            let event = AsyncEvent::from_dw0(dword);
+            let event = AsyncEvent::from_dword(dword);
             if let Some(before) = self.warnings.allow(self.clock.now()) {
                 tracing::warn!(
                     ctrl = %self.id, kind = %event.kind, info = event.info,

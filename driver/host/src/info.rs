@@ -1,8 +1,8 @@
 //! What a controller says about itself, checked.
 
 use nvme_spec::{
-    identify::{IdentifyController, Oacs, Oncs, SglSupport, Sgls, Vwc},
-    reg::{Cap, Version},
+    identify::{IdentifyController, IdentifyNvmController, Oacs, Oncs, SglSupport, Sgls, Vwc},
+    reg::{Cap, Crto, Version},
 };
 
 use crate::{cid::DEPTH_MAX, clock::Nanos, grant::DescriptorMode, options::DescriptorPreference};
@@ -18,7 +18,7 @@ pub struct Capabilities {
     pub entries_max: u32,
     /// Memory page size in use (CC.MPS) in bytes.
     pub page_bytes: u32,
-    /// How long CSTS.RDY may take to follow CC.EN.
+    /// How long CSTS.RDY may take to follow CC.EN (CAP.TO, CRTO.CRWMT).
     pub ready_timeout: Nanos,
 }
 
@@ -27,7 +27,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// What is wrong, as a sentence.
-    pub fn check(cap: Cap, version: Version, stride: u32) -> Result<Self, String> {
+    pub fn check(cap: Cap, crto: Crto, version: Version, stride: u32) -> Result<Self, String> {
         if cap.mqes_z() == 0 {
             return Err("CAP.MQES is 0, queues have at least 2 entries".into());
         }
@@ -48,8 +48,10 @@ impl Capabilities {
                 "CAP.DSTRD means doorbells {said} bytes apart, the bus maps them {stride} apart"
             ));
         }
-        // A timeout of 0 would leave no time at all; CAP.TO counts 500 ms.
-        let ready_timeout = Nanos::from_millis(u64::from(cap.to_500ms().max(1)) * 500);
+        // Both count 500 ms. CRTO replaces CAP.TO where it is longer than that can say; a timeout
+        // of 0 would leave no time at all.
+        let units = u64::from(cap.to_500ms().max(1)).max(crto.crwmt_500ms().into());
+        let ready_timeout = Nanos::from_millis(units * 500);
         Ok(Self {
             cap,
             version,
@@ -101,12 +103,29 @@ pub struct ControllerInfo {
     pub event_limit: u16,
     /// Optional asynchronous events (OAES).
     pub oaes: u32,
+    /// What the controller means by Command Retry Delays 1 to 3, in 100 milliseconds; 0 = none.
+    pub crdt: [u16; 3],
+    /// Largest Write Zeroes of one command in bytes (WZSL, or MDTS); `None` = no limit.
+    pub write_zeroes_bytes: Option<u64>,
+    /// Limits of Dataset Management.
+    pub dsm: DsmLimits,
     /// Entries of the error log.
     pub error_log_entries: u16,
     /// How long it may pause (CSTS.PP) without that counting against deadlines: MTFA, or a minute.
     pub pause_max: Nanos,
     /// How long a shutdown may take, clamped to something sensible.
     pub shutdown_timeout: Nanos,
+}
+
+/// What one Dataset Management command may name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DsmLimits {
+    /// Ranges (DMRL), at most 256.
+    pub ranges: usize,
+    /// LBAs of one range (DMRSL).
+    pub range_lbas: u32,
+    /// LBAs of all ranges together (DMSL).
+    pub lbas: u64,
 }
 
 /// MDTS values beyond this exceed what 65,536 LBAs of 64 KiB hold.
@@ -144,6 +163,7 @@ impl ControllerInfo {
             0 => 60_000,
             ms => ms,
         };
+        let mdts_bytes = (data.mdts != 0).then(|| page_min << data.mdts);
         Ok(Self {
             vendor: data.vid,
             model: data.model().to_owned(),
@@ -151,7 +171,7 @@ impl ControllerInfo {
             firmware: data.firmware().to_owned(),
             controller_id: data.cntlid,
             version: caps.version,
-            mdts_bytes: (data.mdts != 0).then(|| page_min << data.mdts),
+            mdts_bytes,
             sgls: data.sgls,
             descriptor_mode: descriptor_mode(data.sgls, caps.page_bytes, preference)?,
             vwc: data.write_cache().contains(Vwc::PRESENT),
@@ -164,10 +184,31 @@ impl ControllerInfo {
             abort_limit: u16::from(data.acl_z) + 1,
             event_limit: u16::from(data.aerl_z) + 1,
             oaes: data.oaes,
+            crdt: data.crdt,
+            // MDTS is not about commands without data; controllers that do not say otherwise have
+            // been seen to take it so.
+            write_zeroes_bytes: mdts_bytes,
+            dsm: DsmLimits { ranges: 256, range_lbas: u32::MAX, lbas: u64::MAX },
             error_log_entries: u16::from(data.elpe_z) + 1,
             pause_max: Nanos::from_millis(pause_ms),
             shutdown_timeout: Nanos::from_millis(shutdown_ms),
         })
+    }
+}
+
+impl ControllerInfo {
+    /// Takes over the limits of single commands (Identify CNS 06h); 0 means none.
+    pub(crate) fn limit(&mut self, data: &IdentifyNvmController, caps: &Capabilities) {
+        let page_min = 4096u64 << caps.cap.mpsmin();
+        // More than 2^32 pages is no limit: LBAs of a command are counted in 16 bits.
+        let wzsl = u32::from(data.wzsl);
+        self.write_zeroes_bytes = (1..=32).contains(&wzsl).then(|| page_min << wzsl);
+        let or = |value: u64, none: u64| if value == 0 { none } else { value };
+        self.dsm = DsmLimits {
+            ranges: or(data.dmrl.into(), 256) as usize,
+            range_lbas: or(data.dmrsl.into(), u32::MAX.into()) as u32,
+            lbas: or(data.dmsl, u64::MAX),
+        };
     }
 }
 
@@ -216,7 +257,7 @@ mod tests {
     }
 
     fn check(data: &IdentifyController) -> Result<ControllerInfo, String> {
-        let caps = Capabilities::check(cap(), Version::new(1, 4, 0), 4)?;
+        let caps = Capabilities::check(cap(), Crto(0), Version::new(1, 4, 0), 4)?;
         ControllerInfo::check(data, &caps, DescriptorPreference::Auto)
     }
 
@@ -229,15 +270,33 @@ mod tests {
     }
 
     #[test]
+    fn the_longer_ready_timeout_counts() {
+        let caps = |crto| Capabilities::check(cap(), Crto(crto), Version::new(2, 1, 0), 4).unwrap();
+        assert_eq!(caps(0).ready_timeout, Nanos::from_millis(2_000), "CAP.TO");
+        assert_eq!(caps(300).ready_timeout, Nanos::from_millis(150_000), "CRTO.CRWMT");
+    }
+
+    #[test]
     fn absurd_registers() {
-        let refused = |cap: Cap| Capabilities::check(cap, Version::default(), 4).unwrap_err();
+        let refused =
+            |cap: Cap| Capabilities::check(cap, Crto(0), Version::default(), 4).unwrap_err();
         assert!(refused(cap().with_mqes_z(0)).contains("MQES"));
         assert!(refused(cap().with_css(0)).contains("CSS"));
         assert!(refused(cap().with_mpsmin(3)).contains("MPSMIN"));
         assert!(refused(cap().with_mpsmin(15).with_mpsmax(15)).contains("page"));
         assert!(refused(cap().with_dstrd(15)).contains("DSTRD"));
         // All ones is the sign of a controller that is gone; it must not overflow anything.
-        assert!(Capabilities::check(Cap(u64::MAX), Version(u32::MAX), 4).is_err());
+        assert!(Capabilities::check(Cap(u64::MAX), Crto(u32::MAX), Version(u32::MAX), 4).is_err());
+    }
+
+    #[test]
+    fn a_shutdown_is_given_time() {
+        let timeout = |rtd3e| check(&IdentifyController { rtd3e, ..identify() }).unwrap();
+        let timeout = |rtd3e| timeout(rtd3e).shutdown_timeout;
+        assert_eq!(timeout(0), Nanos::from_millis(10_000), "not reported");
+        assert_eq!(timeout(1_000_000), Nanos::from_millis(10_000));
+        assert_eq!(timeout(30_000_000), Nanos::from_millis(30_000));
+        assert_eq!(timeout(u32::MAX), Nanos::from_millis(60_000));
     }
 
     #[test]

@@ -14,16 +14,19 @@ use nvme_spec::{
 use crate::{
     bus::Interrupt,
     clock::Nanos,
+    command::retry_delay,
     descriptor::{BufferArea, DescriptorError, describe},
     dma::{DmaError, DmaSlice, IovaRange},
     grant::DescriptorMode,
     platform::buffer::Buffer,
-    queue::{DeviceError, QueuePair},
+    queue::{Completion, DeviceError, QueuePair},
     wait::{Dead, Env, Watch},
 };
 
 /// Bytes of one lane's descriptor area: a list or segment of one page and a chained second one.
 pub(crate) const AREA_BYTES: usize = 8192;
+/// The name of commands that are passed through, which are sent only once.
+pub(crate) const PASSTHROUGH: &str = "passthrough";
 /// Longest SGL segment; longer lists are chained.
 const SEGMENT_BYTES: u32 = 4096;
 
@@ -40,10 +43,14 @@ pub(crate) struct HostMemory {
     pub(crate) bounce_bytes: usize,
 }
 
-/// One command in flight.
+/// One command of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flight {
     pub(crate) cid: Cid,
+    /// How often it was sent again.
+    attempt: u32,
+    /// It failed, and is to be sent again then.
+    again: Option<Nanos>,
     pub(crate) lba: u64,
     pub(crate) lbas: u64,
     /// Where its data lies in the caller's, and how long it is, in bytes.
@@ -71,6 +78,8 @@ pub(crate) struct Work<'a> {
     pub(crate) lba: u64,
     pub(crate) lbas: u64,
     pub(crate) piece_lbas: u64,
+    /// No command crosses a multiple of this many LBAs; 0 = any may.
+    pub(crate) boundary_lbas: u64,
     pub(crate) fua: bool,
     pub(crate) deallocate: bool,
     pub(crate) data: Data<'a>,
@@ -78,7 +87,34 @@ pub(crate) struct Work<'a> {
     pub(crate) single: Option<Sqe>,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    /// One command, as it is.
+    pub(crate) fn single(what: &'static str, sqe: Sqe, data: Data<'a>) -> Self {
+        Self {
+            what,
+            opcode: NvmOpcode(sqe.opcode),
+            nsid: sqe.nsid(),
+            lba_shift: 0,
+            lba: 0,
+            lbas: 1,
+            piece_lbas: 1,
+            boundary_lbas: 0,
+            fua: false,
+            deallocate: false,
+            data,
+            single: Some(sqe),
+        }
+    }
+
+    /// LBAs of the piece that begins `next` LBAs into the work.
+    fn piece(&self, next: u64) -> u64 {
+        let lbas = self.piece_lbas.min(self.lbas - next);
+        match (self.lba + next).checked_rem(self.boundary_lbas) {
+            Some(past) => lbas.min(self.boundary_lbas - past),
+            None => lbas,
+        }
+    }
+
     /// The LBA range of errors.
     pub(crate) fn range(&self, flight: &Flight) -> Option<(Lba, u64)> {
         self.single.is_none().then_some((Lba(flight.lba), flight.lbas))
@@ -102,6 +138,9 @@ pub(crate) struct Policy<'a> {
     pub(crate) env: Env<'a>,
     pub(crate) timeout: Nanos,
     pub(crate) mode: DescriptorMode,
+    /// What the controller means by its retry delays, in 100 milliseconds; `None`: nothing is sent
+    /// again.
+    pub(crate) crdt: Option<[u16; 3]>,
 }
 
 #[derive(Debug)]
@@ -111,7 +150,9 @@ pub(crate) struct HostQueue {
     lanes: Box<[Option<Flight>]>,
     free: Vec<u16>,
     parts: Vec<IovaRange>,
-    done: Vec<(u64, Status)>,
+    done: Vec<Completion>,
+    /// Completion dword 0 of the last command that succeeded.
+    result: u32,
 }
 
 impl HostQueue {
@@ -123,6 +164,7 @@ impl HostQueue {
             free: (0..lanes).rev().collect(),
             parts: Vec::new(),
             done: Vec::with_capacity(lanes as usize),
+            result: 0,
         }
     }
 
@@ -131,21 +173,22 @@ impl HostQueue {
         self.lanes.len() - self.free.len()
     }
 
-    /// Does all of `work`. After the first failure nothing more is sent, but everything in flight
+    /// Does all of `work`; dword 0 of the last completion. After the first failure nothing more is sent, but everything in flight
     /// is waited for. After any fault but `Command`, commands may still be in flight.
     pub(crate) fn run(
         &mut self,
         policy: &Policy<'_>,
         memory: &mut HostMemory,
         work: &mut Work<'_>,
-    ) -> Result<(), IoFault> {
+    ) -> Result<u32, IoFault> {
         let (mut next, mut failure) = (0, None);
         let interrupt = self.interrupt.clone();
         let mut waiter = Watch::new(policy.env, interrupt.as_ref());
         loop {
+            self.send_again(policy, memory, work, &mut failure);
             while failure.is_none() && next < work.lbas {
                 let Some(lane) = self.free.pop() else { break };
-                match self.send(policy, memory, work, lane, next) {
+                match self.send(policy, memory, work, lane, next, 0) {
                     Ok(lbas) => next += lbas,
                     Err(fault) => {
                         self.free.push(lane);
@@ -155,20 +198,50 @@ impl HostQueue {
             }
             self.pair.update_tail();
             if self.in_flight() == 0 {
-                return failure.map_or(Ok(()), Err);
+                return failure.map_or(Ok(self.result), Err);
             }
-            if self.collect(memory, work, &mut failure)? > 0 {
+            if self.collect(policy, memory, work, &mut failure)? > 0 {
                 waiter.moved();
                 continue;
             }
-            let deadline = self.lanes.iter().flatten().map(|f| f.deadline).min();
+            let due = |flight: &Flight| flight.again.unwrap_or(flight.deadline);
+            let deadline = self.lanes.iter().flatten().map(due).min();
             if !waiter.wait(deadline.unwrap_or(Nanos::MAX)).map_err(IoFault::Dead)? {
                 // It may have completed while the clock was looked at.
-                self.collect(memory, work, &mut failure)?;
-                let late = |flight: &&Flight| waiter.is_past(flight.deadline);
+                self.collect(policy, memory, work, &mut failure)?;
+                let late =
+                    |flight: &&Flight| flight.again.is_none() && waiter.is_past(flight.deadline);
                 if let Some(late) = self.lanes.iter().flatten().find(late) {
                     return Err(IoFault::Timeout(*late));
                 }
+            }
+        }
+    }
+
+    /// Sends what failed and is due again; after a failure of another command, gives it up.
+    fn send_again(
+        &mut self,
+        policy: &Policy<'_>,
+        memory: &mut HostMemory,
+        work: &Work<'_>,
+        failure: &mut Option<IoFault>,
+    ) {
+        for lane in 0..self.lanes.len() {
+            let Some(flight @ Flight { again: Some(due), .. }) = self.lanes[lane] else { continue };
+            if failure.is_none() && policy.env.clock.now() < due {
+                continue;
+            }
+            self.lanes[lane] = None;
+            let (lane, next) = (lane as u16, flight.lba - work.lba);
+            let sent = match failure {
+                None => self.send(policy, memory, work, lane, next, flight.attempt + 1),
+                Some(_) => Ok(0),
+            };
+            if self.lanes[lane as usize].is_none() {
+                self.free.push(lane);
+            }
+            if let Err(fault) = sent {
+                failure.get_or_insert(fault);
             }
         }
     }
@@ -181,8 +254,9 @@ impl HostQueue {
         work: &Work<'_>,
         lane: u16,
         next: u64,
+        attempt: u32,
     ) -> Result<u64, IoFault> {
-        let lbas = work.piece_lbas.min(work.lbas - next);
+        let lbas = work.piece(next);
         let (mut offset, mut bytes) = (0, 0);
         let mut sqe = match work.single {
             Some(sqe) => sqe,
@@ -195,7 +269,8 @@ impl HostQueue {
                 bytes = (lbas << work.lba_shift) as usize;
             }
             Data::Out(all) => bytes = all.len(),
-            _ => {}
+            Data::In(all) => bytes = all.len(),
+            Data::Parts(_) => {}
         }
         if bytes > 0 {
             self.locate(memory, work, lane, offset, bytes).map_err(IoFault::Dma)?;
@@ -211,7 +286,8 @@ impl HostQueue {
         let deadline = policy.env.clock.now() + policy.timeout;
         let cid = self.pair.post(&sqe, u64::from(lane)).map_err(full)?;
         let lba = work.lba + next;
-        self.lanes[lane as usize] = Some(Flight { cid, lba, lbas, offset, bytes, deadline });
+        self.lanes[lane as usize] =
+            Some(Flight { cid, attempt, again: None, lba, lbas, offset, bytes, deadline });
         Ok(lbas)
     }
 
@@ -246,19 +322,29 @@ impl HostQueue {
     /// Takes what completed. How much that was.
     fn collect(
         &mut self,
+        policy: &Policy<'_>,
         memory: &HostMemory,
         work: &mut Work<'_>,
         failure: &mut Option<IoFault>,
     ) -> Result<usize, IoFault> {
         self.reap()?;
         let count = self.done.len();
-        for (user, status) in self.done.drain(..) {
+        for Completion { user, status, result, .. } in self.done.drain(..) {
             let lane = user as usize;
             let Some(flight) = self.lanes.get_mut(lane).and_then(Option::take) else { continue };
+            let again = policy.crdt.and_then(|crdt| retry_delay(status, crdt, flight.attempt));
+            if let (None, Some(delay)) = (&failure, again) {
+                let again = Some(policy.env.clock.now() + delay);
+                self.lanes[lane] = Some(Flight { again, ..flight });
+                continue;
+            }
             self.free.push(lane as u16);
             if !status.is_success() {
                 failure.get_or_insert(IoFault::Command(flight, status));
-            } else if let (Data::In(all), Some(bounce)) = (&mut work.data, &memory.bounce) {
+                continue;
+            }
+            self.result = result;
+            if let (Data::In(all), Some(bounce)) = (&mut work.data, &memory.bounce) {
                 let to = &mut all[flight.offset..flight.offset + flight.bytes];
                 bounce.read(lane * memory.bounce_bytes, to).map_err(IoFault::Dma)?;
             }
@@ -270,19 +356,24 @@ impl HostQueue {
         let Self { pair, done, lanes, .. } = self;
         done.clear();
         let max = lanes.len() as u32;
-        pair.reap(max, |completion| done.push((completion.user, completion.status)))
-            .map_err(IoFault::Device)?;
+        pair.reap(max, |completion| done.push(completion)).map_err(IoFault::Device)?;
         Ok(())
     }
 
-    /// Waits until nothing is in flight; the data of what completes is not looked at. Whether
-    /// that was reached before `deadline`.
+    /// Waits until nothing is in flight; the data of what completes is not read. Whether that was
+    /// reached before `deadline`.
     pub(crate) fn drain(&mut self, env: Env<'_>, deadline: Nanos) -> Result<bool, IoFault> {
         let interrupt = self.interrupt.clone();
         let mut waiter = Watch::new(env, interrupt.as_ref());
+        for (lane, flight) in self.lanes.iter_mut().enumerate() {
+            if flight.is_some_and(|flight| flight.again.is_some()) {
+                *flight = None;
+                self.free.push(lane as u16);
+            }
+        }
         loop {
             self.reap()?;
-            for (user, _) in self.done.drain(..) {
+            for Completion { user, .. } in self.done.drain(..) {
                 if self.lanes.get_mut(user as usize).and_then(Option::take).is_some() {
                     self.free.push(user as u16);
                 }

@@ -5,8 +5,9 @@
 //!
 //! ```text
 //!   Controller    state machine: attach, reset, shutdown          controller
-//!    |- admin     one admin command at a time, events beside       admin, health
+//!    |- admin     one admin command at a time, events beside       admin, command, health
 //!    |- block     blocking read, write, flush, deallocate          block, io
+//!    |- passthrough   commands that the driver knows nothing of     passthrough
 //!    |- grants    queue pairs for executors                        grant (plain data), grants
 //!    '- recovery  Abort -> delete queue -> controller reset        recovery
 //!   QueuePair     post, update_tail, reap; CID table               queue, cid
@@ -26,8 +27,12 @@
 //!
 //! # Invariants
 //!
-//! - Every wait has a deadline: CAP.TO for enabling, RTD3E for a shutdown, the options' timeouts
-//!   for commands. While waiting, CSTS is read now and then: a dead controller is noticed early.
+//! - Every wait has a deadline: CAP.TO or CRTO for enabling, RTD3E for a shutdown, the options'
+//!   timeouts for commands. While waiting, CSTS is read now and then: a dead controller is noticed
+//!   early, and the time that one has paused does not count.
+//! - A reset has three attempts: CC.EN, a reset of the function, one of the NVM subsystem.
+//! - A command that failed is sent again at most four times, when its status says that this may
+//!   help.
 //! - What a device says is checked before it is used. A lie is an [`Error`] that moves the
 //!   controller to [`State::Failed`], never a panic and never an endless loop.
 //! - Memory a device was told about is freed only after the queue that names it was deleted or
@@ -39,8 +44,9 @@
 //!
 //! # Not implemented
 //!
-//! Metadata and protection information, namespace management, multi-path, NVM subsystem reset,
-//! weighted round robin, controller memory buffers, power states, persistent event log. The feature
+//! Metadata and protection information, namespace management, multi-path, weighted round robin,
+//! controller memory buffers, power states, persistent event log (what of these is a command of its
+//! own can be passed through). Only PCI vendor and device choose a row of [`quirks`]. The feature
 //! `vfio` has the bus of PCIe functions; the software controller's bus is in nvme-emu.
 
 mod admin;
@@ -48,6 +54,7 @@ mod block;
 mod bus;
 mod cid;
 mod clock;
+mod command;
 mod controller;
 mod copy;
 pub mod descriptor;
@@ -60,8 +67,10 @@ mod info;
 mod io;
 mod namespace;
 mod options;
+mod passthrough;
 pub mod platform;
 pub mod queue;
+pub mod quirks;
 mod rate;
 mod recovery;
 mod wait;
@@ -78,7 +87,8 @@ pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
 pub use grant::{DescriptorMode, GrantEpoch, QueueGrant, Quiesced};
 pub use grants::QueueMemory;
 pub use health::ControllerEvent;
-pub use info::{Capabilities, ControllerInfo};
+pub use info::{Capabilities, ControllerInfo, DsmLimits};
 pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
 pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
+pub use passthrough::PassthroughData;
 pub use recovery::{Recovered, RecoveryLevel};

@@ -5,11 +5,11 @@ use crate::clock::Nanos;
 /// How the blocking calls wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WaitMode {
-    /// Look at the completion queue again and again; [`crate::Clock::pause`] in between.
+    /// Poll the completion queue; [`crate::Clock::pause`] in between.
     #[default]
     Poll,
     /// Sleep until the controller's interrupt, or briefly: a lost interrupt costs time, not
-    /// correctness, because the completion queue is looked at all the same.
+    /// correctness, because the completion queue is polled all the same.
     Interrupt,
 }
 
@@ -41,11 +41,11 @@ pub struct ControllerOptions {
     pub descriptor_bytes: u32,
     /// How long an I/O command may take before it is aborted.
     pub command_timeout: Nanos,
-    /// How long an admin command may take before the controller is reset.
+    /// How long an admin command may take before it is aborted.
     pub admin_timeout: Nanos,
     /// How long Format NVM may take.
     pub format_timeout: Nanos,
-    /// How long an aborted command may take to complete before its queue is deleted.
+    /// How long an aborted command may take to complete before the next step is taken.
     pub abort_grace: Nanos,
     /// How the blocking calls wait.
     pub wait: WaitMode,
@@ -65,7 +65,7 @@ impl Default for ControllerOptions {
             bounce_bytes: 256 << 10,
             descriptor_bytes: 4096,
             command_timeout: Nanos::from_millis(10_000),
-            admin_timeout: Nanos::from_millis(10_000),
+            admin_timeout: Nanos::from_millis(60_000),
             format_timeout: Nanos::from_millis(600_000),
             abort_grace: Nanos::from_millis(1_000),
             wait: WaitMode::Poll,

@@ -158,20 +158,21 @@ impl Controller {
     /// First rung. Whether nothing is in flight on the host queue any more.
     fn abort_host_command(&mut self, flight: &Flight) -> bool {
         let sqe = abort_sqe(HOST_QUEUE, flight.cid);
-        match self.admin_raw(&sqe, self.options.admin_timeout) {
+        match self.admin_raw(&sqe, self.options.command_timeout) {
             // Whatever it answers, the command may be about to complete.
             Ok(completion) => {
                 let status = completion.status;
                 tracing::debug!(ctrl = %self.id, %status, result = completion.result, "abort");
             }
-            Err(AdminFault::Timeout(_) | AdminFault::Full) => return false,
             Err(fault) => {
                 tracing::warn!(ctrl = %self.id, ?fault, "abort failed");
+                if let AdminFault::Timeout(cid) = fault {
+                    self.admin_forget(cid);
+                }
                 return false;
             }
         }
-        let (clock, bus) = (&*self.clock, &*self.bus);
-        let env = Env { clock, bus, pause_max: self.info.pause_max };
+        let env = Env::new(&self.clock, &self.bus, self.info.pause_max);
         let deadline = self.clock.now() + self.options.abort_grace;
         self.host.as_mut().is_some_and(|host| host.drain(env, deadline).unwrap_or(false))
     }

@@ -1,6 +1,6 @@
 //! Waits with a deadline that notice when the controller dies or pauses.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use nvme_spec::reg::{CSTS, Csts};
 
@@ -42,6 +42,12 @@ pub(crate) struct Env<'a> {
     pub(crate) bus: &'a dyn Bus,
     /// How much longer a paused controller may take.
     pub(crate) pause_max: Nanos,
+}
+
+impl<'a> Env<'a> {
+    pub(crate) fn new(clock: &'a Arc<dyn Clock>, bus: &'a Arc<dyn Bus>, pause_max: Nanos) -> Self {
+        Self { clock: &**clock, bus: &**bus, pause_max }
+    }
 }
 
 impl<'a> Watch<'a> {

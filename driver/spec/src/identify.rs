@@ -240,6 +240,7 @@ const _: () = {
     assert!(offset_of!(IdentifyController, mdts) == 77);
     assert!(offset_of!(IdentifyController, ver) == 80);
     assert!(offset_of!(IdentifyController, cntrltype) == 111);
+    assert!(offset_of!(IdentifyController, crdt) == 128);
     assert!(offset_of!(IdentifyController, oacs) == 256);
     assert!(offset_of!(IdentifyController, cctemp) == 268);
     assert!(offset_of!(IdentifyController, sqes) == 512);
@@ -460,6 +461,34 @@ impl IdentifyNamespace {
     pub fn active_format(&self) -> Option<LbaFormat> {
         let index = self.format_index();
         (index <= self.nlbaf_z as usize).then(|| self.lbaf.get(index).copied()).flatten()
+    }
+}
+
+/// Identify Controller of the NVM command set, 4096 bytes (CNS 06h, CSI 00h): limits of commands.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IdentifyNvmController {
+    /// Verify size limit: `2^vsl` minimum pages; 0 = no limit.
+    pub vsl: u8,
+    /// Write Zeroes size limit: `2^wzsl` minimum pages; 0 = no limit.
+    pub wzsl: u8,
+    /// Write Uncorrectable size limit: `2^wusl` minimum pages; 0 = no limit.
+    pub wusl: u8,
+    /// Ranges of a Dataset Management command; 0 = no limit.
+    pub dmrl: u8,
+    /// LBAs of one of its ranges; 0 = no limit.
+    pub dmrsl: u32,
+    /// LBAs of all its ranges together; 0 = no limit.
+    pub dmsl: u64,
+    /// Fields this project does not use.
+    pub reserved16: [u8; 4080],
+}
+
+const _: () = assert!(size_of::<IdentifyNvmController>() == 4096);
+
+impl Default for IdentifyNvmController {
+    fn default() -> Self {
+        zerocopy::FromZeros::new_zeroed()
     }
 }
 

@@ -28,6 +28,8 @@
 compile_error!("nvme-spec reads wire structures in place and needs a little-endian target");
 
 #[macro_use]
+mod dwords;
+#[macro_use]
 mod open_enum;
 
 pub mod admin;

@@ -2,10 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{
-    ids::{Lba, Lbas},
-    sqe::Sqe,
-};
+use crate::ids::{Lba, Lbas};
 
 open_enum! {
     /// Opcodes of an I/O queue.
@@ -38,19 +35,20 @@ pub enum Direction {
     Write,
 }
 
-/// The dwords that read, write, write zeroes and compare share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct BlockRange {
-    /// First LBA (CDW10, CDW11).
-    pub slba: u64,
-    /// Number of LBAs, zero-based (CDW12 15:0).
-    pub nlb_z: u16,
-    /// Deallocate (write zeroes, CDW12 bit 25).
-    pub deac: bool,
-    /// Force Unit Access (CDW12 bit 30).
-    pub fua: bool,
-    /// Limited Retry (CDW12 bit 31).
-    pub lr: bool,
+command_dwords! {
+    /// The dwords that read, write, write zeroes and compare share.
+    BlockRange {
+        /// First LBA (CDW10, CDW11).
+        slba: u64 = cdw10[0, 32] cdw11[0, 32];
+        /// Number of LBAs, zero-based.
+        nlb_z: u16 = cdw12[0, 16];
+        /// Deallocate (write zeroes).
+        deac: bool = cdw12[25, 1];
+        /// Force Unit Access.
+        fua: bool = cdw12[30, 1];
+        /// Limited Retry.
+        lr: bool = cdw12[31, 1];
+    }
 }
 
 impl BlockRange {
@@ -63,28 +61,6 @@ impl BlockRange {
         Some(Self { slba: lba.0, nlb_z: (lbas.0 - 1) as u16, deac: false, fua: false, lr: false })
     }
 
-    /// Reads the dwords of `sqe`.
-    #[must_use]
-    pub const fn from_sqe(sqe: &Sqe) -> Self {
-        Self {
-            slba: sqe.cdw10 as u64 | (sqe.cdw11 as u64) << 32,
-            nlb_z: sqe.cdw12 as u16,
-            deac: sqe.cdw12 & 1 << 25 != 0,
-            fua: sqe.cdw12 & 1 << 30 != 0,
-            lr: sqe.cdw12 & 1 << 31 != 0,
-        }
-    }
-
-    /// Writes the dwords into `sqe`.
-    pub const fn write_to(self, sqe: &mut Sqe) {
-        sqe.cdw10 = self.slba as u32;
-        sqe.cdw11 = (self.slba >> 32) as u32;
-        sqe.cdw12 = self.nlb_z as u32
-            | (self.deac as u32) << 25
-            | (self.fua as u32) << 30
-            | (self.lr as u32) << 31;
-    }
-
     /// Number of LBAs, not zero-based.
     #[must_use]
     pub const fn lbas(self) -> Lbas {
@@ -92,26 +68,13 @@ impl BlockRange {
     }
 }
 
-/// Dataset management dwords: CDW10 7:0 number of ranges, CDW11 attributes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DatasetManagement {
-    /// Number of ranges, zero-based.
-    pub nr_z: u8,
-    /// Deallocate (AD, CDW11 bit 2).
-    pub deallocate: bool,
-}
-
-impl DatasetManagement {
-    /// Reads the dwords of `sqe`.
-    #[must_use]
-    pub const fn from_sqe(sqe: &Sqe) -> Self {
-        Self { nr_z: sqe.cdw10 as u8, deallocate: sqe.cdw11 & 4 != 0 }
-    }
-
-    /// Writes the dwords into `sqe`.
-    pub const fn write_to(self, sqe: &mut Sqe) {
-        sqe.cdw10 = self.nr_z as u32;
-        sqe.cdw11 = (self.deallocate as u32) << 2;
+command_dwords! {
+    /// Dataset management.
+    DatasetManagement {
+        /// Number of ranges, zero-based.
+        nr_z: u8 = cdw10[0, 8];
+        /// Deallocate (AD).
+        deallocate: bool = cdw11[2, 1];
     }
 }
 

@@ -30,6 +30,15 @@ macro_rules! open_enum {
             }
         }
 
+        impl $crate::dwords::Bits for $name {
+            fn from_bits(bits: u64) -> Self {
+                Self(bits as $int)
+            }
+            fn to_bits(self) -> u64 {
+                self.0.into()
+            }
+        }
+
         impl core::fmt::Debug for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 match self.name() {

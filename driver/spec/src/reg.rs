@@ -2,7 +2,10 @@
 
 use core::fmt;
 
-use crate::ids::QueueId;
+use crate::{
+    dwords::{field, with_field},
+    ids::QueueId,
+};
 
 /// Controller Capabilities, 64 bits.
 pub const CAP: u32 = 0x00;
@@ -18,12 +21,16 @@ pub const CC: u32 = 0x14;
 pub const CSTS: u32 = 0x1c;
 /// NVM Subsystem Reset, 32 bits.
 pub const NSSR: u32 = 0x20;
+/// What is written to NSSR to reset the subsystem: "NVMe".
+pub const NSSR_NVME: u32 = 0x4e56_4d65;
 /// Admin Queue Attributes, 32 bits.
 pub const AQA: u32 = 0x24;
 /// Admin Submission Queue base address, 64 bits.
 pub const ASQ: u32 = 0x28;
 /// Admin Completion Queue base address, 64 bits.
 pub const ACQ: u32 = 0x30;
+/// Controller Ready Timeouts, 32 bits (where CAP.CRMS is not 0).
+pub const CRTO: u32 = 0x68;
 /// First doorbell: the admin submission queue's tail.
 pub const DOORBELLS: u32 = 0x1000;
 
@@ -34,17 +41,6 @@ pub const ALL_ONES: u32 = 0xffff_ffff;
 #[must_use]
 pub const fn doorbell_offset(qid: QueueId, is_cq: bool, dstrd: u8) -> u32 {
     DOORBELLS + (2 * qid.0 as u32 + is_cq as u32) * (4 << dstrd)
-}
-
-/// Bits `lo..lo + width` of `value`.
-const fn field(value: u64, lo: u32, width: u32) -> u64 {
-    (value >> lo) & ((1 << width) - 1)
-}
-
-/// `value` with bits `lo..lo + width` replaced.
-const fn with_field(value: u64, lo: u32, width: u32, to: u64) -> u64 {
-    let mask = ((1u64 << width) - 1) << lo;
-    (value & !mask) | ((to << lo) & mask)
 }
 
 macro_rules! register_fields {
@@ -92,6 +88,8 @@ register_fields!(Cap(u64) {
     mpsmin / with_mpsmin: u8 = 48, 4;
     /// Largest memory page: `4096 << mpsmax` bytes.
     mpsmax / with_mpsmax: u8 = 52, 4;
+    /// Controller Ready Modes Supported: bit 0 = with media, bit 1 = independent of media.
+    crms / with_crms: u8 = 59, 2;
 });
 
 /// Controller Configuration.
@@ -139,6 +137,15 @@ impl Csts {
         self.0 == ALL_ONES
     }
 }
+
+/// Controller Ready Timeouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Crto(pub u32);
+
+register_fields!(Crto(u32) {
+    /// How long a controller with its media may take, in units of 500 milliseconds.
+    crwmt_500ms / with_crwmt_500ms: u16 = 0, 16;
+});
 
 /// Admin Queue Attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

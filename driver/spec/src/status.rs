@@ -35,6 +35,21 @@ impl Status {
         self.0 & DNR != 0
     }
 
+    /// Command Retry Delay: which of the controller's delay times to wait (1 to 3), or 0.
+    #[must_use]
+    pub const fn crd(self) -> u8 {
+        (self.0 >> 11) as u8 & 3
+    }
+
+    /// Whether sending the same command again may help: it failed, Do Not Retry is not set, and it
+    /// was not the host who ended it.
+    #[must_use]
+    pub const fn may_retry(self) -> bool {
+        let code = self.code().0;
+        let ended = code == Self::ABORTED_BY_REQUEST.0 || code == Self::ABORTED_SQ_DELETED.0;
+        !self.is_success() && !self.dnr() && !ended
+    }
+
     /// More: the error log has more about it.
     #[must_use]
     pub const fn more(self) -> bool {

@@ -99,7 +99,7 @@ fn dword_views_round_trip() {
             => CreateIoSq,
         DeleteQueue { qid } => DeleteQueue,
         Abort { sqid: qid, cid: 0xabcd } => Abort,
-        Identify { cns: Cns(0x1c), cntid: 0xff01 } => Identify,
+        Identify { cns: Cns(0x1c), cntid: 0xff01, csi: 0x81 } => Identify,
         SetFeatures { fid: FeatureId::NUMBER_OF_QUEUES, save: true, value: 0xdead_beef }
             => SetFeatures,
         GetFeatures { fid: FeatureId(0xc0), select: FeatureSelect::SUPPORTED } => GetFeatures,
@@ -112,11 +112,11 @@ fn dword_views_round_trip() {
         DatasetManagement { nr_z: 255, deallocate: true } => DatasetManagement,
     }
     let event = AsyncEvent { kind: AsyncEventKind::SMART, info: 1, log_page: LogPageId::SMART };
-    assert_eq!(AsyncEvent::from_dw0(event.to_dw0()), event);
+    assert_eq!(AsyncEvent::from_dword(event.to_dword()), event);
     let queues = NumberOfQueues { nsq_z: 7, ncq_z: 0xffff };
     assert_eq!(NumberOfQueues::from_dword(queues.to_dword()), queues);
     let can = FeatureCapabilities { saveable: true, namespace_specific: false, changeable: true };
-    assert_eq!(FeatureCapabilities::from_dw0(can.to_dw0()), can);
+    assert_eq!(FeatureCapabilities::from_dword(can.to_dword()), can);
 }
 
 #[test]

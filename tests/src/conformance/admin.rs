@@ -191,7 +191,7 @@ pub(super) const CASES: &[Case] = &[
 fn identify(cns: Cns, nsid: u32) -> Sqe {
     let mut sqe = admin(AdminOpcode::IDENTIFY);
     sqe.nsid = nsid;
-    Identify { cns, cntid: 0 }.write_to(&mut sqe);
+    Identify { cns, ..Default::default() }.write_to(&mut sqe);
     sqe
 }
 

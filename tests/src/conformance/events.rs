@@ -111,7 +111,7 @@ fn event(raw: &mut Raw<'_>, info: u8) -> anyhow::Result<Found> {
         return raw.silence();
     };
     let expected = AsyncEvent { kind: AsyncEventKind::ERROR, info, log_page: LogPageId::ERROR };
-    if answer.status.is_success() && AsyncEvent::from_dw0(answer.dw0) == expected {
+    if answer.status.is_success() && AsyncEvent::from_dword(answer.dw0) == expected {
         return Ok(Found::OK);
     }
     Ok(Found::Wrong("another event"))

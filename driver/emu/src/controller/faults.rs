@@ -48,7 +48,7 @@ impl Controller {
         );
         match hit.action {
             FaultAction::Status { code, dnr } => {
-                let status = Status(code).code();
+                let status = Status(code & 0x1fff);
                 let status = if dnr { status.with_dnr() } else { status };
                 self.complete(dma, *ticket, Outcome::failed(status));
                 return None;

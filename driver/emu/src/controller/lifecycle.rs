@@ -205,10 +205,16 @@ impl Controller {
 
     /// Function Level Reset (Base, "Controller Level Reset"): as clearing CC.EN, but all registers
     /// are as after power-on, and nothing but copies that go on keeps CSTS.RDY at 1.
-    pub fn reset_function(&mut self, now: Nanos) {
-        if self.lifecycle.gone {
-            return;
+    pub fn reset_function(&mut self, now: Nanos) -> bool {
+        if self.lifecycle.gone || self.faults.plan().registers.no_function_reset {
+            return false;
         }
+        self.reset_all(now);
+        true
+    }
+
+    /// A reset that does not depend on CC, nor on what goes wrong with it.
+    pub(super) fn reset_all(&mut self, now: Nanos) {
         self.registers.clear();
         self.reset(now);
         if let Phase::Disabling { at } = &mut self.lifecycle.phase {

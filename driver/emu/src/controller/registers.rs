@@ -7,10 +7,6 @@ use crate::config::EmuConfig;
 
 /// log2 of the largest memory page over 4 KiB (CAP.MPSMAX): 64 KiB.
 const MPSMAX: u8 = 4;
-/// CAP.CRMS: the controller is ready when its media are (bit 59), as 2.0 asks.
-const CAP_CRWMS: u64 = 1 << 59;
-/// Controller Ready Timeouts, a register of 2.0.
-const CRTO: u32 = 0x68;
 /// The version that VS and the identify data report.
 pub(super) const VERSION: Version = Version::new(2, 0, 0);
 
@@ -29,11 +25,14 @@ pub(super) struct Registers {
 impl Registers {
     pub(super) fn new(config: &EmuConfig) -> Self {
         let half_seconds = config.ready_timeout.0.div_ceil(Nanos::from_millis(500).0).clamp(1, 255);
-        let cap = Cap(CAP_CRWMS)
+        let cap = Cap::default()
+            // It is ready when its media are.
+            .with_crms(1)
             .with_mqes_z(config.mqes - 1)
             .with_cqr(config.contiguous_queues.into())
             .with_to_500ms(half_seconds as u8)
             .with_dstrd(config.dstrd)
+            .with_nssrs(config.subsystem_reset.into())
             .with_css(1)
             .with_mpsmax(MPSMAX);
         Self { cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 }
@@ -67,7 +66,7 @@ impl Registers {
             0x2c => (self.asq >> 32) as u32,
             reg::ACQ => self.acq as u32,
             0x34 => (self.acq >> 32) as u32,
-            CRTO => u32::from(self.cap.to_500ms()),
+            reg::CRTO => u32::from(self.cap.to_500ms()),
             _ => 0,
         }
     }

@@ -289,7 +289,7 @@ impl Host {
     fn identify(&mut self, cns: u8, nsid: u32) -> Result<Vec<u8>, Status> {
         let page = self.alloc(PAGE);
         let mut sqe = command(AdminOpcode::IDENTIFY, nsid).with_prps(at(&page).0, 0);
-        Identify { cns: nvme_spec::admin::Cns(cns), cntid: 0 }.write_to(&mut sqe);
+        Identify { cns: nvme_spec::admin::Cns(cns), ..Default::default() }.write_to(&mut sqe);
         match self.admin_status(sqe) {
             Status::SUCCESS => Ok(self.read(at(&page), PAGE)),
             status => Err(status),

@@ -1,4 +1,4 @@
-//! Physical region pages (NVM Express Base 2.0, section 4.1.1).
+//! Physical region pages (Base, "Physical Region Page Entry and List").
 //!
 //! PRP1 may begin inside a page, everything after it is whole pages, the last one maybe in part.
 //! Two entries fit in the command; more go to a list, whose last entry in a page of memory points

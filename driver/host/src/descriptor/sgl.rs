@@ -1,4 +1,4 @@
-//! Scatter gather lists (NVM Express Base 2.0, section 4.1.2).
+//! Scatter gather lists (Base, "Scatter Gather List").
 //!
 //! One range is a Data Block in the command. Several are a Last Segment of Data Blocks in the area;
 //! more than fit in one segment are a chain of Segments whose last entry points to the next one.

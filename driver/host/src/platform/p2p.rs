@@ -261,7 +261,7 @@ fn admin_data(
     let truth: [u8; 4096] = controller.identify(Cns::CONTROLLER, Nsid(0))?;
     spoil(data, &truth).map_err(dma(controller))?;
     let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), Nsid(0));
-    Identify { cns: Cns::CONTROLLER, cntid: 0 }.write_to(&mut sqe);
+    Identify { cns: Cns::CONTROLLER, ..Default::default() }.write_to(&mut sqe);
     let timeout = controller.options.admin_timeout;
     // Kept from here on: a controller that does not answer may still write it.
     let kept = controller.quarantine.len();

@@ -1,15 +1,20 @@
 //! Bringing a controller up, and controllers that cannot be brought up.
 
 use nvme_driver::{
-    ControllerOptions, DescriptorMode, DescriptorPreference, Error, NamespaceError, State,
+    Clock, ControllerOptions, DescriptorMode, DescriptorPreference, Error, LbaRange,
+    NamespaceError, Nanos, State,
 };
 use nvme_emu::{
     EmuConfig, FaultAction, FaultPlan, FaultWhen, IdentifyOverrides, IdentifyPatch, MemoryMedia,
     RegisterFaults, SglSupport,
 };
-use nvme_spec::{admin::AdminOpcode, ids::Nsid, status::Status};
+use nvme_spec::{
+    admin::AdminOpcode,
+    ids::{Lba, Nsid},
+    status::Status,
+};
 
-use crate::{LBAS, Rig, SEED, admin, always};
+use crate::{LBAS, Rig, SEED, admin, always, once};
 
 fn refused(faults: FaultPlan) -> Error {
     let rig = Rig::new(EmuConfig::new("emu0").faults(faults));
@@ -75,7 +80,8 @@ fn registers_that_do_not_answer() {
 fn a_reset_that_does_not_end_fails_the_controller() {
     let rig = Rig::good();
     let mut ctrl = rig.attach();
-    let registers = RegisterFaults { rdy_never_clears: true, ..Default::default() };
+    let registers =
+        RegisterFaults { rdy_never_clears: true, no_function_reset: true, ..Default::default() };
     rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
     let error = ctrl.reset().unwrap_err();
     assert!(matches!(error, Error::NotReady { ready: 0, .. }), "{error}");
@@ -85,6 +91,58 @@ fn a_reset_that_does_not_end_fails_the_controller() {
     rig.emu.set_faults(FaultPlan::default());
     ctrl.reset().unwrap();
     ctrl.flush(Nsid(1)).unwrap();
+}
+
+/// CC.EN alone does not get it back: what does, `subsystem` or the function's own reset.
+#[test]
+fn a_stuck_controller_is_reset_from_outside() {
+    for subsystem_reset in [false, true] {
+        let rig = Rig::new(EmuConfig { subsystem_reset, ..EmuConfig::new("emu0") });
+        let mut ctrl = rig.attach();
+        let registers = RegisterFaults {
+            rdy_never_clears: true,
+            no_function_reset: subsystem_reset,
+            ..Default::default()
+        };
+        rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
+        ctrl.reset().unwrap();
+        ctrl.flush(Nsid(1)).unwrap();
+        rig.emu.set_faults(FaultPlan::default());
+    }
+}
+
+#[test]
+fn what_goes_wrong_once_in_a_reset_is_tried_again() {
+    for opcode in [AdminOpcode::IDENTIFY, AdminOpcode::SET_FEATURES, AdminOpcode::CREATE_IO_CQ] {
+        for then in [FaultAction::Drop, FaultAction::WrongCid, FaultAction::FatalStatus] {
+            let rig = Rig::good();
+            let mut ctrl = rig.attach();
+            rig.faults([once(admin(opcode.0), then)]);
+            ctrl.reset().unwrap_or_else(|error| panic!("{opcode}, {then:?}: {error}"));
+            ctrl.flush(Nsid(1)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn known_drives_are_treated_as_they_need() {
+    // Huawei, by what the controller says of itself: SGLs announced, and not used.
+    let patch = IdentifyPatch { cns: 1, offset: 0, bytes: 0x19e5u16.to_le_bytes().to_vec() };
+    let plan = identify(IdentifyOverrides { patches: vec![patch], ..Default::default() });
+    let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
+    let mode = rig.attach().info().descriptor_mode;
+    assert_eq!(mode, DescriptorMode::Prp { page_bytes: 4096 });
+    // Samsung, by their PCI identifiers: one waits after a reset, the other has no Write Zeroes.
+    let of = |device| EmuConfig { pci_id: Some((0x144d, device)), ..EmuConfig::new("emu0") };
+    let rig = Rig::new(of(0xa822));
+    let mut ctrl = rig.attach();
+    let before = rig.clock.now();
+    ctrl.reset().unwrap();
+    assert!(rig.clock.now() - before >= Nanos::from_millis(2_300));
+    let mut ctrl = Rig::new(of(0xa80b)).attach();
+    let range = LbaRange { lba: Lba(0), lbas: 1 };
+    let error = ctrl.write_zeroes(Nsid(1), range, false).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
 }
 
 #[test]
@@ -144,7 +202,7 @@ fn unusable_namespaces_say_why() {
         let rig = Rig::new(EmuConfig::new("emu0").faults(identify(overrides)));
         let mut ctrl = rig.attach();
         assert!(ctrl.namespaces().is_empty());
-        match ctrl.read(Nsid(1), nvme_spec::ids::Lba(0), &mut [0; 512]).unwrap_err() {
+        match ctrl.read(Nsid(1), Lba(0), &mut [0; 512]).unwrap_err() {
             Error::Namespace { source, .. } => source,
             other => panic!("{other}"),
         }

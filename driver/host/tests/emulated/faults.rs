@@ -1,9 +1,16 @@
 //! Commands that fail, are late, or are answered by lies.
 
-use nvme_driver::{ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome};
-use nvme_emu::{FaultAction, FaultPlan, FaultWhen, LbaRange, RegisterFaults};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use nvme_driver::{
+    Clock, Controller, ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome,
+};
+use nvme_emu::{Emu, FaultAction, FaultPlan, FaultWhen, LbaRange, RegisterFaults, SimClock};
 use nvme_spec::{
-    admin::AdminOpcode,
+    admin::{AdminOpcode, FeatureId, FormatNvm},
     ids::{Lba, Nsid, QueueId},
     nvm::NvmOpcode,
     status::Status,
@@ -95,7 +102,11 @@ fn when_even_the_reset_fails_memory_is_kept() {
             always(admin(AdminOpcode::ABORT.0), FaultAction::Drop),
             always(admin(AdminOpcode::DELETE_IO_SQ.0), FaultAction::Drop),
         ],
-        registers: RegisterFaults { rdy_never_clears: true, ..Default::default() },
+        registers: RegisterFaults {
+            rdy_never_clears: true,
+            no_function_reset: true,
+            ..Default::default()
+        },
         ..FaultPlan::default()
     });
     let error = ctrl.read_dma(NS, Lba(0), std::slice::from_ref(&data)).unwrap_err();
@@ -184,7 +195,6 @@ fn an_invisible_completion_is_a_timeout() {
 
 #[test]
 fn a_dead_controller_is_noticed_long_before_the_timeout() {
-    use nvme_driver::Clock;
     for (then, cause) in
         [(FaultAction::Gone, FailCause::Gone), (FaultAction::FatalStatus, FailCause::Fatal)]
     {
@@ -206,15 +216,114 @@ fn a_dead_controller_is_noticed_long_before_the_timeout() {
     }
 }
 
+/// Admin command that is held or lost, what becomes of it, and whether that took a reset.
 #[test]
-fn an_admin_command_without_an_answer_resets_the_controller() {
+fn an_admin_command_without_an_answer_is_no_reason_to_reset() {
+    let held = FaultAction::Delay { ns: 1_000_000_000_000 };
+    let lost = FaultAction::Drop;
+    let cases = [
+        (AdminOpcode::GET_LOG_PAGE, held, TimeoutOutcome::Aborted),
+        (AdminOpcode::GET_LOG_PAGE, lost, TimeoutOutcome::Abandoned),
+        (AdminOpcode::SET_FEATURES, held, TimeoutOutcome::Aborted),
+        // Nobody knows whether it took effect.
+        (AdminOpcode::SET_FEATURES, lost, TimeoutOutcome::ControllerReset),
+        // Stopped half way, the namespace would be of no use.
+        (AdminOpcode::FORMAT_NVM, held, TimeoutOutcome::Abandoned),
+    ];
+    for (opcode, then, expected) in cases {
+        let rig = Rig::good();
+        let mut ctrl = rig.attach();
+        let resets = rig.emu.counters().resets;
+        rig.faults([once(admin(opcode.0), then)]);
+        let error = match opcode {
+            AdminOpcode::GET_LOG_PAGE => ctrl.smart_log().map(|_| ()),
+            AdminOpcode::FORMAT_NVM => ctrl.format(NS, FormatNvm::default()),
+            _ => ctrl.set_feature(FeatureId::ARBITRATION, Nsid(0), 2).map(|_| ()),
+        };
+        assert_eq!(outcome(&error.unwrap_err()), expected, "{opcode}");
+        assert_eq!(ctrl.state(), State::Ready);
+        let reset = expected == TimeoutOutcome::ControllerReset;
+        assert_eq!(rig.emu.counters().resets - resets, u64::from(reset), "{opcode}");
+        // The page that it may still write is not used for anything else.
+        ctrl.smart_log().unwrap();
+    }
+}
+
+/// A command that was left behind writes its data at last, while another one's is being awaited.
+#[test]
+fn the_page_of_an_abandoned_command_is_not_used_again() {
     let rig = Rig::good();
     let mut ctrl = rig.attach();
-    rig.faults([once(admin(AdminOpcode::GET_LOG_PAGE.0), FaultAction::Drop)]);
-    let error = ctrl.smart_log().unwrap_err();
-    assert_eq!(outcome(&error), TimeoutOutcome::ControllerReset);
-    assert_eq!(ctrl.state(), State::Ready);
-    ctrl.smart_log().unwrap();
+    let serial = ctrl.identify_controller().unwrap().serial().to_owned();
+    let refused = FaultAction::Status { code: Status::ABORT_LIMIT_EXCEEDED.0, dnr: true };
+    rig.faults([
+        once(admin(AdminOpcode::GET_LOG_PAGE.0), FaultAction::Delay { ns: 65_000_000_000 }),
+        always(admin(AdminOpcode::ABORT.0), refused),
+        always(admin(AdminOpcode::IDENTIFY.0), FaultAction::Delay { ns: 1_000_000_000 }),
+    ]);
+    assert_eq!(outcome(&ctrl.smart_log().unwrap_err()), TimeoutOutcome::Abandoned);
+    for _ in 0..10 {
+        assert_eq!(ctrl.identify_controller().unwrap().serial(), serial);
+    }
+    assert!(rig.domain.refused() == 0, "and it is still mapped");
+}
+
+#[test]
+fn an_admin_command_that_is_only_slow_is_waited_for() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let refused = FaultAction::Status { code: Status::ABORT_LIMIT_EXCEEDED.0, dnr: true };
+    rig.faults([
+        once(admin(AdminOpcode::GET_LOG_PAGE.0), FaultAction::Delay { ns: 60_500_000_000 }),
+        always(admin(AdminOpcode::ABORT.0), refused),
+    ]);
+    assert!(ctrl.smart_log().unwrap().temperature_kelvin() > 0);
+}
+
+#[test]
+fn a_controller_that_answers_no_admin_command_is_reset_in_the_end() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    rig.faults([always(admin(AdminOpcode::GET_LOG_PAGE.0), FaultAction::Drop)]);
+    let outcomes: Vec<_> = (0..9).map(|_| outcome(&ctrl.smart_log().unwrap_err())).collect();
+    assert_eq!(outcomes[..8], [TimeoutOutcome::Abandoned; 8]);
+    assert_eq!(outcomes[8], TimeoutOutcome::ControllerReset);
+}
+
+/// Virtual time in which the controller has paused until a certain point.
+#[derive(Debug)]
+struct Pausing {
+    clock: Arc<SimClock>,
+    emu: Arc<Emu>,
+    until: AtomicU64,
+}
+
+impl Clock for Pausing {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    fn pause(&self, idle: u32, until: Nanos) {
+        let paused = self.now() < Nanos(self.until.load(Ordering::Relaxed));
+        let registers = RegisterFaults { paused, ..Default::default() };
+        self.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
+        self.clock.pause(idle, until);
+    }
+}
+
+#[test]
+fn a_pause_of_the_controller_does_not_count_against_deadlines_for_a_minute() {
+    for (seconds, is_patient) in [(50, true), (500, false)] {
+        let rig = Rig::good();
+        let (clock, emu) = (rig.clock.clone(), rig.emu.clone());
+        let clock = Arc::new(Pausing { clock, emu, until: AtomicU64::new(0) });
+        let options = ControllerOptions::default();
+        let mut ctrl = Controller::attach(rig.emu.bus(), clock.clone(), options).unwrap();
+        let until = clock.now() + Nanos::from_millis(seconds * 1_000);
+        clock.until.store(until.0, Ordering::Relaxed);
+        let result = ctrl.read(NS, Lba(0), &mut [0; LBA]);
+        assert_eq!(result.is_ok(), is_patient, "{seconds} s: {result:?}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::{LBAS, Rig, admin, always, io};
 const NS: Nsid = Nsid(1);
 
 #[allow(unsafe_code, reason = "the tests' executors are plain calls, which have returned")]
-fn quiesced(ctrl: &Controller) -> Quiesced {
+pub(crate) fn quiesced(ctrl: &Controller) -> Quiesced {
     // SAFETY: no thread was ever given a grant here.
     unsafe { Quiesced::assert(ctrl.grants().map(|grant| grant.epoch)) }
 }
@@ -267,7 +267,11 @@ fn memory_is_not_handed_out_after_a_recovery_that_failed() {
     drop(executor);
     rig.emu.set_faults(FaultPlan {
         rules: vec![always(admin(AdminOpcode::DELETE_IO_SQ.0), FaultAction::Drop)],
-        registers: RegisterFaults { rdy_never_clears: true, ..Default::default() },
+        registers: RegisterFaults {
+            rdy_never_clears: true,
+            no_function_reset: true,
+            ..Default::default()
+        },
         ..FaultPlan::default()
     });
     recover(&mut ctrl).unwrap_err();
@@ -310,6 +314,34 @@ fn grants_that_were_not_taken_back_keep_their_memory() {
     drop(executor);
     drop(ctrl);
     assert!(rig.domain.mapped().iter().any(|part| part.iova == sq));
+}
+
+#[test]
+fn the_smallest_queue_gives_every_entry_back() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let mut executor = Executor::new(&rig, &mut ctrl, 2);
+    for _ in 0..10 {
+        assert!(executor.flush(&ctrl).unwrap().status.is_success());
+    }
+    assert_eq!(rig.emu.counters().cq_full_waits, 0);
+}
+
+#[test]
+fn a_shutdown_deletes_the_queues_first() {
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    ctrl.create_queue_pair(16).unwrap();
+    for opcode in [AdminOpcode::DELETE_IO_SQ, AdminOpcode::DELETE_IO_CQ] {
+        // Counted, and otherwise as they are.
+        rig.faults([always(admin(opcode.0), FaultAction::Delay { ns: 1 })]);
+        let before = rig.emu.counters().faults;
+        ctrl.shutdown().unwrap();
+        assert_eq!(rig.emu.counters().faults - before, 2, "{opcode}");
+        rig.faults([]);
+        ctrl = rig.attach();
+        ctrl.create_queue_pair(16).unwrap();
+    }
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! The driver against the software controller, on one thread in virtual time.
 
 mod attach;
+mod evil;
 mod faults;
 mod grants;
 mod health;
 mod io;
+mod limits;
+mod passthrough;
+mod retry;
 mod seams;
 mod soak;
 
@@ -19,6 +23,7 @@ const LBA: usize = 512;
 const LBAS: u64 = 64 << 10;
 
 /// A software controller and what drives it.
+#[derive(Debug)]
 struct Rig {
     clock: Arc<SimClock>,
     domain: Arc<EmuDomain>,

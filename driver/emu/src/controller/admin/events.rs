@@ -92,7 +92,7 @@ impl Controller {
                 break;
             };
             self.events.masked |= 1 << event.kind.0;
-            self.complete(dma, ticket, Outcome::dw0(event.to_dw0()));
+            self.complete(dma, ticket, Outcome::dw0(event.to_dword()));
             count += 1;
         }
         count

@@ -221,7 +221,7 @@ impl Controller {
                 namespace_specific: traits.namespace,
                 changeable: traits.changeable,
             }
-            .to_dw0(),
+            .to_dword(),
             _ => return Err(Status::INVALID_FIELD),
         };
         Ok(Flow::Done(Outcome::dw0(dw0)))

@@ -96,15 +96,17 @@ impl Identity {
 
 impl Controller {
     pub(super) fn identify(&mut self, dma: &DmaAccess<'_>, sqe: &Sqe) -> Result<Flow, Status> {
-        let cns = Identify::from_sqe(sqe).cns;
-        let mut page = match cns {
+        let command = Identify::from_sqe(sqe);
+        let mut page = match command.cns {
             Cns::NAMESPACE => self.identify_namespace(sqe.nsid)?,
             Cns::CONTROLLER => self.identify_controller(),
             Cns::ACTIVE_NAMESPACES => self.active_namespaces(sqe.nsid)?,
+            // No limits. Faults may put some there.
+            Cns::COMMAND_SET_CONTROLLER if command.csi == 0 => [0; PAGE],
             Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(sqe.nsid)?,
             _ => return Err(Status::INVALID_FIELD),
         };
-        self.faults.plan().identify.patch(cns.0, &mut page);
+        self.faults.plan().identify.patch(command.cns.0, &mut page);
         self.deliver(dma, sqe, &page, PAGE as u64)
     }
 

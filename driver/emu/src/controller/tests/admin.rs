@@ -111,7 +111,7 @@ fn features_have_values_and_traits() {
         assert_eq!(host.admin(get(fid, FeatureSelect::DEFAULT)).dw0, default, "{fid}");
         assert_eq!(host.admin(get(fid, FeatureSelect::SAVED)).dw0, default, "{fid}");
         let dw0 = host.admin(get(fid, FeatureSelect::SUPPORTED)).dw0;
-        assert_eq!(dw0, FeatureCapabilities::from_dw0(traits).to_dw0(), "{fid}");
+        assert_eq!(dw0, FeatureCapabilities::from_dword(traits).to_dword(), "{fid}");
         assert_eq!(host.admin_status(get(fid, FeatureSelect(5))), Status::INVALID_FIELD);
         let mut save = set(fid, value);
         save.cdw10 |= 1 << 31;

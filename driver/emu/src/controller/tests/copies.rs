@@ -226,7 +226,7 @@ fn only_data_of_reads_and_writes_may_be_there() {
     assert_eq!(rig.host.io(segment), Status::DATA_TRANSFER_ERROR);
     // Admin data.
     let mut identify = command(AdminOpcode::IDENTIFY, 0).with_prps(iova.0, 0);
-    Identify { cns: nvme_spec::admin::Cns(1), cntid: 0 }.write_to(&mut identify);
+    Identify { cns: nvme_spec::admin::Cns(1), ..Default::default() }.write_to(&mut identify);
     assert_eq!(rig.host.admin_status(identify), Status::DATA_TRANSFER_ERROR);
     assert_eq!(rig.host.controller.counters().refused_dma, 3);
     // Queues: as with memory that is not there at all.

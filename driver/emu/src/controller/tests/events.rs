@@ -26,7 +26,7 @@ fn acknowledge(host: &mut Host, lid: LogPageId, rae: bool) -> Vec<u8> {
 
 fn event(host: &mut Host) -> Option<AsyncEvent> {
     host.step();
-    host.reap_all(0).first().map(|cqe| AsyncEvent::from_dw0(cqe.dw0))
+    host.reap_all(0).first().map(|cqe| AsyncEvent::from_dword(cqe.dw0))
 }
 
 fn abort(sqid: u16, cid: u16) -> Sqe {
@@ -70,7 +70,7 @@ fn events_wait_for_requests() {
     assert_eq!(event(&mut host), None);
     host.send(0, request());
     let found = host.reap_all(0);
-    assert_eq!(AsyncEvent::from_dw0(found[0].dw0).kind, AsyncEventKind::ERROR);
+    assert_eq!(AsyncEvent::from_dword(found[0].dw0).kind, AsyncEventKind::ERROR);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_hot_drive_says_so_if_asked_to() {
     host.step();
     let found = host.reap_all(0);
     assert_eq!((found.len(), found[0].cid), (2, cid));
-    let event = AsyncEvent::from_dw0(found[1].dw0);
+    let event = AsyncEvent::from_dword(found[1].dw0);
     assert_eq!((event.kind, event.info), (AsyncEventKind::SMART, 1));
     assert_eq!(acknowledge(&mut host, LogPageId::SMART, false)[0], 2);
 }

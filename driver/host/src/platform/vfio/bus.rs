@@ -243,6 +243,10 @@ impl Bus for VfioBus {
         &self.dma
     }
 
+    fn pci_id(&self) -> Option<(u16, u16)> {
+        self.device.id()
+    }
+
     fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }

@@ -115,6 +115,15 @@ impl Device {
         if self.can_reset { sys::reset(&self.file) } else { Err(io::ErrorKind::Unsupported.into()) }
     }
 
+    /// Vendor and device.
+    pub(super) fn id(&self) -> Option<(u16, u16)> {
+        let mut bytes = [0; 4];
+        self.file.read_exact_at(&mut bytes, self.config.offset).ok()?;
+        let [vendor_low, vendor_high, device_low, device_high] = bytes;
+        let vendor = u16::from_le_bytes([vendor_low, vendor_high]);
+        Some((vendor, u16::from_le_bytes([device_low, device_high])))
+    }
+
     /// Revision and class code.
     pub(super) fn class(&self) -> io::Result<u32> {
         let mut bytes = [0; 4];

@@ -1,0 +1,320 @@
+//! Admin commands: sent, sent again, aborted when they are late, and passed through.
+//!
+//! A command that is not answered in time is aborted first. If that does not end it, a command
+//! that changes nothing is abandoned: what it may still write is kept until the next reset, and
+//! granted queues go on. Others end in a reset, but for those that may take hours.
+
+use nvme_spec::{
+    admin::{AdminOpcode, Cns, FeatureId, Identify, SetFeatures},
+    ids::{Cid, Nsid, QueueId},
+    sqe::Sqe,
+    status::Status,
+};
+use zerocopy::FromBytes;
+
+use crate::{
+    admin::{ADMIN_DEPTH, AdminFault, AdminMemory, DATA_BYTES},
+    clock::{Nanos, wait_until},
+    controller::{Controller, State},
+    error::{CommandId, Error, FailCause, TimeoutOutcome},
+    health::abort_sqe,
+    queue::Completion,
+    wait::Env,
+};
+
+/// How often a command is sent again.
+pub(crate) const RETRIES: u32 = 4;
+/// Least time until then; doubled each time.
+const RETRY_DELAY: Nanos = Nanos::from_millis(10);
+/// Longest, whatever the controller says.
+const RETRY_DELAY_MAX: Nanos = Nanos::from_millis(10_000);
+/// Commands that may be left unanswered; the next one resets the controller.
+const ABANDONED_MAX: u32 = ADMIN_DEPTH / 4;
+
+/// How long to wait before a command is sent again that ended with `status`, the `attempt`th time
+/// (from 0). `None`: it is not to be sent again. `crdt`: what the controller's CRD field means, in
+/// 100 milliseconds (Base, "Command Retry Delay").
+pub(crate) fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Option<Nanos> {
+    if attempt >= RETRIES || !status.may_retry() {
+        return None;
+    }
+    let asked = match usize::from(status.crd()) {
+        0 => Nanos(0),
+        index => Nanos::from_millis(u64::from(crdt[index - 1]) * 100),
+    };
+    Some(asked.max(Nanos(RETRY_DELAY.0 << attempt)).min(RETRY_DELAY_MAX))
+}
+
+/// What is done about a command that is not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Late {
+    /// It changes nothing: aborted, else left behind.
+    AbortOrAbandon,
+    /// The driver cannot go on without knowing: aborted, else the controller is reset.
+    AbortOrReset,
+    /// Stopping it half way would do harm: left to the controller.
+    Abandon,
+}
+
+impl Late {
+    fn of(opcode: AdminOpcode) -> Self {
+        match opcode {
+            AdminOpcode::FORMAT_NVM | AdminOpcode::SANITIZE | AdminOpcode::FIRMWARE_COMMIT => {
+                Self::Abandon
+            }
+            AdminOpcode::CREATE_IO_CQ
+            | AdminOpcode::CREATE_IO_SQ
+            | AdminOpcode::DELETE_IO_CQ
+            | AdminOpcode::DELETE_IO_SQ
+            | AdminOpcode::SET_FEATURES => Self::AbortOrReset,
+            _ => Self::AbortOrAbandon,
+        }
+    }
+}
+
+impl Controller {
+    /// An Identify structure as it is on the wire.
+    ///
+    /// # Errors
+    /// As any admin command.
+    pub(crate) fn identify<T: FromBytes>(&mut self, cns: Cns, nsid: Nsid) -> Result<T, Error> {
+        let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), nsid);
+        Identify { cns, ..Default::default() }.write_to(&mut sqe);
+        let mut bytes = [0u8; DATA_BYTES];
+        self.admin_read_bytes("identify", sqe, &mut bytes)?;
+        self.read_from("identify", &bytes)
+    }
+
+    /// What `bytes`, the data of the command `what`, are.
+    pub(crate) fn read_from<T: FromBytes>(
+        &self,
+        what: &'static str,
+        bytes: &[u8],
+    ) -> Result<T, Error> {
+        T::read_from_prefix(bytes).map(|(value, _)| value).map_err(|_| Error::Implausible {
+            ctrl: self.id.clone(),
+            what: format!("{what} returned {} bytes, too few", bytes.len()),
+        })
+    }
+
+    /// An admin command that returns at most one page of data.
+    pub(crate) fn admin_read_bytes(
+        &mut self,
+        what: &'static str,
+        sqe: Sqe,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
+        let ctrl = self.id.clone();
+        let Some(memory) = self.admin_memory.as_mut() else { return Err(Error::Closed { ctrl }) };
+        memory.data.zero();
+        let prp1 = memory.data.iova().0;
+        self.admin_command(what, sqe.with_prps(prp1, 0), self.options.admin_timeout)?;
+        let Some(memory) = self.admin_memory.as_ref() else { return Err(Error::Closed { ctrl }) };
+        memory.data.read(0, into).map_err(|source| Error::Dma { ctrl, source })
+    }
+
+    /// Sets a feature and returns completion dword 0.
+    ///
+    /// # Errors
+    /// As any admin command.
+    pub fn set_feature(&mut self, fid: FeatureId, nsid: Nsid, value: u32) -> Result<u32, Error> {
+        let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), nsid);
+        SetFeatures { fid, save: false, value }.write_to(&mut sqe);
+        Ok(self.admin_command("set features", sqe, self.options.admin_timeout)?.result)
+    }
+
+    /// Tells a controller that has retry delays that they are heeded (ACRE): before that it reports
+    /// none (Base, "Host Behavior Support").
+    pub(crate) fn enable_retry_delays(&mut self) -> Result<(), Error> {
+        if self.info.crdt == [0; 3] {
+            return Ok(());
+        }
+        let ctrl = self.id.clone();
+        let Some(memory) = self.admin_memory.as_mut() else { return Err(Error::Closed { ctrl }) };
+        memory.data.zero();
+        memory.data.write(0, &[1]).map_err(|source| Error::Dma { ctrl, source })?;
+        let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), Nsid(0));
+        sqe = sqe.with_prps(memory.data.iova().0, 0);
+        let fid = FeatureId::HOST_BEHAVIOR_SUPPORT;
+        SetFeatures { fid, ..Default::default() }.write_to(&mut sqe);
+        match self.admin_command("set features", sqe, self.options.admin_timeout) {
+            // Not worth failing for: its delays are not known then.
+            Ok(_) | Err(Error::Command { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends an admin command and waits for it; again if the controller says that this may help.
+    pub(crate) fn admin_command(
+        &mut self,
+        what: &'static str,
+        sqe: Sqe,
+        timeout: Nanos,
+    ) -> Result<Completion, Error> {
+        for attempt in 0.. {
+            let error = match self.admin_once(what, &sqe, timeout) {
+                Err(error @ Error::Command { .. }) => error,
+                result => return result,
+            };
+            let status = error.status().unwrap_or_default();
+            let Some(delay) = retry_delay(status, self.info.crdt, attempt) else {
+                return Err(error);
+            };
+            tracing::debug!(ctrl = %self.id, what, %status, attempt, "sent again");
+            wait_until(&*self.clock, self.clock.now() + delay, || false);
+        }
+        unreachable!("the number of attempts is limited")
+    }
+
+    /// Sends an admin command once. What the controller does wrong moves it to Failed.
+    pub(crate) fn admin_once(
+        &mut self,
+        what: &'static str,
+        sqe: &Sqe,
+        timeout: Nanos,
+    ) -> Result<Completion, Error> {
+        self.usable()?;
+        let done = match self.admin_raw(sqe, timeout) {
+            Err(AdminFault::Timeout(cid)) => self.admin_late(what, sqe, timeout, cid),
+            Err(fault) => Err(self.admin_fault(what, sqe, timeout, fault)),
+            Ok(completion) => Ok(completion),
+        };
+        let completion = done?;
+        if completion.status.is_success() {
+            return Ok(completion);
+        }
+        let command = self.admin_id(what, sqe, completion.cid);
+        Err(Error::Command { command, status: completion.status })
+    }
+
+    /// The same without any consequences. After a timeout the command is still outstanding:
+    /// [`Controller::admin_abandon`] or a reset has to follow.
+    pub(crate) fn admin_raw(
+        &mut self,
+        sqe: &Sqe,
+        timeout: Nanos,
+    ) -> Result<Completion, AdminFault> {
+        let env = Env::new(&self.clock, &self.bus, self.info.pause_max);
+        let Some(admin) = self.admin.as_mut() else { return Err(AdminFault::Full) };
+        admin.execute(env, sqe, timeout)
+    }
+
+    /// An admin command was not answered.
+    fn admin_late(
+        &mut self,
+        what: &'static str,
+        sqe: &Sqe,
+        waited: Nanos,
+        cid: Cid,
+    ) -> Result<Completion, Error> {
+        let late = Late::of(AdminOpcode(sqe.opcode));
+        tracing::warn!(ctrl = %self.id, what, cid = cid.0, ?late, "not answered in time");
+        let timeout = |outcome, command| Err(Error::Timeout { command, waited, outcome });
+        let command = self.admin_id(what, sqe, cid);
+        // While it is being set up, whoever sets it up decides.
+        if self.state == State::Ready && late != Late::Abandon {
+            match self.admin_abort(cid) {
+                Ok(Some(done)) if done.status.code() == Status::ABORTED_BY_REQUEST => {
+                    return timeout(TimeoutOutcome::Aborted, command);
+                }
+                Ok(Some(done)) => return Ok(done),
+                Ok(None) => {}
+                Err(fault) => return Err(self.admin_fault("abort", sqe, waited, fault)),
+            }
+        }
+        let outcome = if self.state != State::Ready {
+            TimeoutOutcome::ControllerFailed
+        } else if late != Late::AbortOrReset && self.admin_abandon(cid) {
+            TimeoutOutcome::Abandoned
+        } else {
+            self.reset_for(FailCause::AdminTimeout { what })
+        };
+        timeout(outcome, command)
+    }
+
+    /// Aborts an admin command. Its completion, if it comes soon enough.
+    fn admin_abort(&mut self, cid: Cid) -> Result<Option<Completion>, AdminFault> {
+        match self.admin_raw(&abort_sqe(QueueId::ADMIN, cid), self.options.command_timeout) {
+            // Whatever it answers, the command may be about to complete.
+            Ok(_) => {}
+            Err(AdminFault::Timeout(abort)) => self.admin_forget(abort),
+            Err(fault) => return Err(fault),
+        }
+        let env = Env::new(&self.clock, &self.bus, self.info.pause_max);
+        let Some(admin) = self.admin.as_mut() else { return Ok(None) };
+        match admin.wait(env, cid, self.options.abort_grace) {
+            Ok(completion) => Ok(Some(completion)),
+            Err(AdminFault::Timeout(_)) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Nobody waits for an admin command without data any more.
+    pub(crate) fn admin_forget(&mut self, cid: Cid) {
+        if let Some(admin) = self.admin.as_mut() {
+            admin.abandon(cid);
+        }
+    }
+
+    /// Nobody waits for an admin command any more. Its data page is set aside, as it may still be
+    /// written. `false` when the controller has left too many unanswered, or there is no memory.
+    pub(crate) fn admin_abandon(&mut self, cid: Cid) -> bool {
+        let (Some(admin), Some(memory)) = (self.admin.as_mut(), self.admin_memory.as_mut()) else {
+            return false;
+        };
+        admin.abandon(cid);
+        if admin.abandoned() > ABANDONED_MAX {
+            return false;
+        }
+        match AdminMemory::data_page(&*self.bus, self.caps.page_bytes) {
+            Ok(fresh) => {
+                let old = std::mem::replace(&mut memory.data, fresh);
+                self.abandoned.push(old.memory().clone());
+                true
+            }
+            Err(error) => {
+                tracing::warn!(ctrl = %self.id, %error, "no page instead of an abandoned one");
+                false
+            }
+        }
+    }
+
+    fn admin_fault(
+        &mut self,
+        what: &'static str,
+        sqe: &Sqe,
+        waited: Nanos,
+        fault: AdminFault,
+    ) -> Error {
+        let ctrl = self.id.clone();
+        match fault {
+            AdminFault::Dead(dead) => self.dead(dead),
+            AdminFault::Device(source) => {
+                self.fail(FailCause::Misbehaved(source));
+                Error::Misbehaved { ctrl, source }
+            }
+            AdminFault::Timeout(_) | AdminFault::Full => {
+                let command = self.admin_id(what, sqe, Cid(0xFFFF));
+                let outcome = self.reset_for(FailCause::AdminTimeout { what });
+                Error::Timeout { command, waited, outcome }
+            }
+        }
+    }
+
+    /// Resets a controller that is in use; one that is being set up fails its set-up.
+    fn reset_for(&mut self, cause: FailCause) -> TimeoutOutcome {
+        if self.state == State::Ready {
+            tracing::error!(ctrl = %self.id, %cause, "resetting the controller");
+            if self.reset_controller().is_ok() {
+                return TimeoutOutcome::ControllerReset;
+            }
+            self.fail(cause);
+        }
+        TimeoutOutcome::ControllerFailed
+    }
+
+    fn admin_id(&self, what: &'static str, sqe: &Sqe, cid: Cid) -> Box<CommandId> {
+        let (ctrl, qid) = (self.id.clone(), QueueId::ADMIN);
+        Box::new(CommandId { ctrl, what, nsid: sqe.nsid(), qid, cid, range: None })
+    }
+}
