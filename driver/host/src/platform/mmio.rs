@@ -7,7 +7,11 @@
 //! [`load_acquire32`] (the dword of a completion that holds the phase) with the controller's store.
 //! Everything else is relaxed, and ordered by one of those two.
 //!
-//! Every access is atomic, copies too: they go in words of 8 bytes, and in bytes where no whole
+//! Control registers are volatile accesses, with a barrier where a device is to see memory first.
+//! Doorbells are atomic stores behind the same barrier: with the software controller they are
+//! memory that another thread reads.
+//!
+//! Every other access is atomic, copies too: they go in words of 8 bytes, and in bytes where no whole
 //! aligned word is left. Two handles to the same memory on two threads may so see a mix of old and
 //! new bytes, but they never race in the sense of the language. (Overlapping accesses of different
 //! sizes are left to the processor, which defines them on x86-64 and AArch64.)
@@ -15,8 +19,10 @@
 
 use std::{
     ptr::NonNull,
-    sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, Ordering::Relaxed},
+    sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, Ordering::Relaxed, fence},
 };
+
+use volatile::VolatilePtr;
 
 /// Bytes of a submission queue entry.
 pub const SQE_BYTES: usize = 64;
@@ -56,6 +62,46 @@ pub unsafe fn store_release32(ptr: NonNull<u32>, value: u32) {
     debug_assert!(ptr.is_aligned());
     // SAFETY: validity and alignment are the caller's promise.
     unsafe { AtomicU32::from_ptr(ptr.as_ptr()) }.store(value, Ordering::Release);
+}
+
+/// Reads a control register; nothing after it in program order is done before it.
+///
+/// # Safety
+/// `ptr` is valid for reads of 4 bytes, aligned to 4, and memory of a device: no other code of this
+/// process writes there.
+#[must_use]
+#[inline]
+pub unsafe fn read_register32(ptr: NonNull<u32>) -> u32 {
+    // SAFETY: validity and alignment are the caller's promise.
+    let value = unsafe { VolatilePtr::new(ptr) }.read();
+    fence(Ordering::Acquire);
+    value
+}
+
+/// Writes a control register; everything before it in program order is visible to the device when
+/// it sees the value.
+///
+/// # Safety
+/// As for [`read_register32`], for writes.
+#[inline]
+pub unsafe fn write_register32(ptr: NonNull<u32>, value: u32) {
+    device_write_barrier();
+    // SAFETY: validity and alignment are the caller's promise.
+    unsafe { VolatilePtr::new(ptr) }.write(value);
+}
+
+/// Makes writes to memory visible to a device before it sees a later write to its registers.
+///
+/// On x86-64 the processor keeps stores in order, and the compiler has to. On AArch64 a release
+/// orders stores for other processors only; a device is in the outer shareable domain.
+#[inline]
+pub fn device_write_barrier() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier; it touches neither memory nor flags.
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    fence(Ordering::Release);
 }
 
 /// Writes one submission queue entry: `first`, then all of `words` but its first.

@@ -169,6 +169,7 @@ impl Doorbell {
     /// Rings it; everything written before is visible to a controller that sees the value.
     #[inline]
     pub fn ring(&self, value: u32) {
+        mmio::device_write_barrier();
         // SAFETY: `new` checked the bounds; `_page` keeps them mapped.
         unsafe { mmio::store_release32(self.register, value) };
     }

@@ -62,13 +62,13 @@ impl BarMap {
     /// Reads a register of this part.
     pub(super) fn read(&self, offset: u64) -> Option<u32> {
         // SAFETY: `dword` checked bounds and alignment; the mapping lives as long as `self`.
-        Some(unsafe { mmio::load_acquire32(self.dword(offset)?) })
+        Some(unsafe { mmio::read_register32(self.dword(offset)?) })
     }
 
     /// Writes a register of this part.
     pub(super) fn write(&self, offset: u64, value: u32) -> Option<()> {
         // SAFETY: `dword` checked bounds and alignment; the mapping lives as long as `self`.
-        unsafe { mmio::store_release32(self.dword(offset)?, value) };
+        unsafe { mmio::write_register32(self.dword(offset)?, value) };
         Some(())
     }
 
