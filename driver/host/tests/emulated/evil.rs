@@ -1,7 +1,7 @@
 //! A controller that answers garbage: in registers, in identify data, and in every byte of memory
 //! that was mapped for it.
 //!
-//! What must hold: no panic, and every call ends. `RIPIENO_SEEDS` says how many seeds to try.
+//! What must hold: no panic, and every call ends. `RIPIENO_SOAK` says how many seeds to try.
 
 use std::sync::{Arc, Mutex};
 
@@ -199,7 +199,7 @@ fn torment(seed: u64) {
 
 #[test]
 fn garbage_never_panics_and_every_call_ends() {
-    let seeds = std::env::var("RIPIENO_SEEDS").map_or(60, |n| n.parse().expect("a number"));
+    let seeds = std::env::var("RIPIENO_SOAK").map_or(60, |n| n.parse().expect("a number"));
     for seed in 0..seeds {
         torment(seed);
     }
