@@ -96,7 +96,7 @@ pub(crate) struct AdminQueue {
     requests: u16,
     requests_max: u16,
     events: VecDeque<u32>,
-    /// Completions that somebody is about to take.
+    /// Completions that were reaped and not taken yet.
     finished: Vec<Completion>,
 }
 
@@ -158,7 +158,7 @@ impl AdminQueue {
         Ok(at.map(|at| self.finished.swap_remove(at)))
     }
 
-    /// Nobody waits for `cid` any more; its completion may still come.
+    /// Gives up waiting for `cid`; its completion may still come.
     pub(crate) fn abandon(&mut self, cid: Cid) {
         self.pair.abandon(cid);
         self.finished.retain(|completion| completion.cid != cid);

@@ -86,7 +86,7 @@ impl Controller {
         self.single("flush", sqe, Data::None)
     }
 
-    /// Tells the controller that nobody needs these blocks any more (Dataset Management). What
+    /// Deallocates blocks (Dataset Management): their data is not needed any more. What
     /// they read as afterwards is in [`NamespaceInfo::deallocated_reads_zero`].
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl Controller {
         }
         self.check_range(&namespace, range.lba, range.lbas)?;
         let limit = self.info.write_zeroes_bytes.unwrap_or(u64::MAX);
-        let piece_lbas = (limit >> namespace.lba_shift).clamp(1, NLB_MAX);
+        let command_lbas = (limit >> namespace.lba_shift).clamp(1, NLB_MAX);
         self.run(Work {
             what: "write zeroes",
             opcode: NvmOpcode::WRITE_ZEROES,
@@ -138,7 +138,7 @@ impl Controller {
             lba_shift: namespace.lba_shift,
             lba: range.lba.0,
             lbas: range.lbas,
-            piece_lbas,
+            command_lbas,
             boundary_lbas: 0,
             fua: false,
             deallocate,
@@ -169,7 +169,7 @@ impl Controller {
         let lbas = (len >> lba_shift) as u64;
         self.check_range(&namespace, lba, lbas)?;
         let bounced = !matches!(data, Data::Parts(_));
-        let piece_lbas = self.piece_lbas(lba_shift, bounced)?;
+        let command_lbas = self.command_lbas(lba_shift, bounced)?;
         let (deallocate, single) = (false, None);
         self.run(Work {
             what,
@@ -178,7 +178,7 @@ impl Controller {
             lba_shift,
             lba: lba.0,
             lbas,
-            piece_lbas,
+            command_lbas,
             boundary_lbas: u64::from(namespace.boundary_lbas),
             fua,
             deallocate,
@@ -199,8 +199,8 @@ impl Controller {
         Err(Error::Range { ctrl: self.id.clone(), nsid: namespace.nsid, what })
     }
 
-    /// LBAs of the largest piece that one command may move.
-    fn piece_lbas(&self, lba_shift: u8, bounced: bool) -> Result<u64, Error> {
+    /// LBAs that one command may move at most.
+    fn command_lbas(&self, lba_shift: u8, bounced: bool) -> Result<u64, Error> {
         let bounce =
             if bounced { u64::from(self.options.bounce_bytes) } else { NLB_MAX << lba_shift };
         let area = transfer_bytes_max(self.info.descriptor_mode, AREA_BYTES as u32);

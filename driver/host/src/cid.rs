@@ -12,7 +12,7 @@ pub const DEPTH_MAX: u32 = 4096;
 
 /// Set in [`Entry::tag`] while the command is outstanding.
 const LIVE: u32 = 1 << 16;
-/// Set instead once nobody waits for the command any more, but the controller may still hold it.
+/// Set instead once the command is given up, while the controller may still hold it.
 const ABANDONED: u32 = 1 << 17;
 
 /// Why a CID in a completion cannot be right.
@@ -27,9 +27,9 @@ pub enum CidFault {
 /// What a completion's CID stood for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
-    /// A command somebody waits for: what was given to [`CidTable::take`].
+    /// A command that is waited for: what was given to [`CidTable::take`].
     Live(u64),
-    /// A command nobody waits for any more; its slot is free again.
+    /// A command that had been given up; its slot is free again.
     Late(u64),
 }
 
@@ -120,7 +120,7 @@ impl CidTable {
         }
     }
 
-    /// Nobody waits for `cid` any more. Its slot stays taken until the completion comes after all.
+    /// Gives up waiting for `cid`. Its slot stays taken until the completion comes after all.
     /// Whether the command was outstanding.
     pub fn abandon(&mut self, cid: Cid) -> bool {
         let entry = &mut self.entries[(cid.0 & self.mask) as usize];

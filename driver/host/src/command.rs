@@ -211,7 +211,7 @@ impl Controller {
         tracing::warn!(ctrl = %self.id, what, cid = cid.0, ?late, "not answered in time");
         let timeout = |outcome, command| Err(Error::Timeout { command, waited, outcome });
         let command = self.admin_id(what, sqe, cid);
-        // While it is being set up, whoever sets it up decides.
+        // While it is being set up, the set-up decides.
         if self.state == State::Ready && late != Late::Abandon {
             match self.admin_abort(cid) {
                 Ok(Some(done)) if done.status.code() == Status::ABORTED_BY_REQUEST => {
@@ -249,14 +249,14 @@ impl Controller {
         }
     }
 
-    /// Nobody waits for an admin command without data any more.
+    /// Gives up waiting for an admin command that has no data.
     pub(crate) fn admin_forget(&mut self, cid: Cid) {
         if let Some(admin) = self.admin.as_mut() {
             admin.abandon(cid);
         }
     }
 
-    /// Nobody waits for an admin command any more. Its data page is set aside, as it may still be
+    /// Gives up waiting for an admin command. Its data page is set aside, as it may still be
     /// written. `false` when the controller has left too many unanswered, or there is no memory.
     pub(crate) fn admin_abandon(&mut self, cid: Cid) -> bool {
         let (Some(admin), Some(memory)) = (self.admin.as_mut(), self.admin_memory.as_mut()) else {

@@ -74,7 +74,7 @@ pub struct Controller {
     pub(crate) quarantine: Vec<DmaSlice>,
     pub(crate) abandoned: Vec<DmaSlice>,
     /// The controller knows addresses of this process's memory and may be using them.
-    pub(crate) told: bool,
+    pub(crate) may_dma: bool,
     pub(crate) warnings: RateLimit,
     pub(crate) seen: Seen,
 }
@@ -123,7 +123,7 @@ impl Controller {
             queues: BTreeMap::new(),
             quarantine: Vec::new(),
             abandoned: Vec::new(),
-            told: false,
+            may_dma: false,
             warnings: RateLimit::default(),
             seen: Seen::default(),
         };
@@ -270,7 +270,7 @@ impl Controller {
     }
 
     /// Clears CC.EN and waits for CSTS.RDY = 0. From then on the controller does no DMA: what was
-    /// kept only because of it is let go.
+    /// kept only because of it is freed.
     pub(crate) fn disable(&mut self) -> Result<(), Error> {
         self.admin = None;
         self.host = None;
@@ -287,7 +287,7 @@ impl Controller {
             }
         }
         self.wait_ready(0)?;
-        self.told = false;
+        self.may_dma = false;
         for queue in self.queues.values_mut() {
             queue.device = OnDevice::Absent;
         }
@@ -315,7 +315,7 @@ impl Controller {
         }
         let mps = (self.caps.page_bytes / 4096).trailing_zeros() as u8;
         let cc = Cc::default().with_mps(mps).with_iosqes(6).with_iocqes(4).with_en(1);
-        self.told = true;
+        self.may_dma = true;
         self.write32(reg::CC, cc.0)?;
         self.wait_ready(1)?;
         self.admin = Some(admin);
@@ -594,7 +594,7 @@ impl Drop for Controller {
             }
         }
         let gone = self.state == State::Failed(FailCause::Gone);
-        if self.told && (gone || self.disable().is_err()) {
+        if self.may_dma && (gone || self.disable().is_err()) {
             tracing::error!(
                 ctrl = %self.id,
                 "the controller may still do DMA and could not be stopped; its memory is leaked"

@@ -47,7 +47,7 @@ pub struct Place {
 /// Mapped memory. Dropping the last handle unmaps it, and only then may it be freed.
 ///
 /// # Safety
-/// For the whole life of the value: `host`, `device` and `segments` keep returning the same
+/// For the whole lifetime of the value: `host`, `device` and `segments` keep returning the same
 /// addresses; each covers all of `len` bytes (`segments` in order, without holes between their
 /// lengths); the memory stays allocated and mapped; and no Rust reference to it exists anywhere.
 #[allow(unsafe_code, reason = "the trait's promise is what every DMA relies on")]

@@ -1,6 +1,6 @@
 //! I/O queue pairs: created, granted to executors, taken back.
 //!
-//! A queue's memory is let go only when the device can no longer use it (its queues are deleted or
+//! A queue's memory is freed only when the device can no longer use it (its queues are deleted or
 //! the controller is disabled) and no executor can either (a [`Quiesced`] was shown).
 
 use nvme_spec::{
@@ -41,7 +41,7 @@ pub(crate) struct IoQueue {
     pub(crate) memory: QueueMemory,
     pub(crate) depth: u32,
     pub(crate) descriptor_bytes: u32,
-    /// What the executor that has it was told.
+    /// The grant that its executor holds.
     pub(crate) granted: Option<QueueGrant>,
     /// What the device makes of it.
     pub(crate) device: OnDevice,
@@ -58,7 +58,7 @@ pub(crate) enum OnDevice {
     Absent,
 }
 
-/// How one queue is made on the device.
+/// How one queue is created on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueShape {
     pub(crate) qid: QueueId,
@@ -111,12 +111,12 @@ impl Controller {
         let kept = self.quarantine.len();
         let QueueMemory { sq, cq, descriptors } = memory.clone();
         self.quarantine.extend([sq, cq, descriptors]);
-        let made = self.make_io_queue(qid, depth, &memory);
+        let created = self.make_io_queue(qid, depth, &memory);
         if !matches!(self.state, State::Failed(_)) {
             // It was made, refused, or a reset has ended all DMA (and emptied the quarantine).
             self.quarantine.truncate(kept);
         }
-        made?;
+        created?;
         let queue =
             IoQueue { memory, depth, descriptor_bytes, granted: None, device: OnDevice::Live };
         self.queues.insert(qid, queue);
@@ -360,7 +360,7 @@ impl Controller {
             return Err(Error::QueueState { ctrl, qid, what: "there is no such queue".into() });
         };
         self.check_proof(qid, proof)?;
-        if queue.device != OnDevice::Absent && self.told && self.delete_on_device(qid).is_err() {
+        if queue.device != OnDevice::Absent && self.may_dma && self.delete_on_device(qid).is_err() {
             self.fail(FailCause::QueueStuck { qid });
             return Err(Error::Failed { ctrl, cause: FailCause::QueueStuck { qid } });
         }

@@ -51,7 +51,7 @@ pub enum ControllerEvent {
     Paused,
     /// It processes commands again.
     Resumed,
-    /// Somebody wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
+    /// The platform wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
     Requested,
     /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost; reset it.
     PcieError,
@@ -157,7 +157,7 @@ impl Controller {
         Ok(self.admin_command("get features", sqe, self.options.admin_timeout)?.result)
     }
 
-    /// Formats a namespace: all its data is lost. The namespaces are looked at again afterwards.
+    /// Formats a namespace: all its data is lost. The namespaces are identified again afterwards.
     ///
     /// # Errors
     /// As any admin command; [`Error::Unsupported`] when there is no Format NVM;

@@ -1,6 +1,6 @@
 //! The driver's own queue and the blocking calls on it.
 //!
-//! A transfer is split into pieces (MDTS, bounce buffer, descriptor area); up to
+//! A transfer is split into commands (MDTS, NOIOB, bounce buffer, descriptor area); up to
 //! [`crate::ControllerOptions::host_depth`] of them are in flight, each in a lane with a bounce
 //! buffer and a descriptor area of its own.
 
@@ -53,7 +53,7 @@ pub(crate) struct Flight {
     again: Option<Nanos>,
     pub(crate) lba: u64,
     pub(crate) lbas: u64,
-    /// Where its data lies in the caller's, and how long it is, in bytes.
+    /// Offset and length of its data in the caller's, in bytes.
     offset: usize,
     bytes: usize,
     deadline: Nanos,
@@ -77,7 +77,7 @@ pub(crate) struct Work<'a> {
     pub(crate) lba_shift: u8,
     pub(crate) lba: u64,
     pub(crate) lbas: u64,
-    pub(crate) piece_lbas: u64,
+    pub(crate) command_lbas: u64,
     /// No command crosses a multiple of this many LBAs; 0 = any may.
     pub(crate) boundary_lbas: u64,
     pub(crate) fua: bool,
@@ -97,7 +97,7 @@ impl<'a> Work<'a> {
             lba_shift: 0,
             lba: 0,
             lbas: 1,
-            piece_lbas: 1,
+            command_lbas: 1,
             boundary_lbas: 0,
             fua: false,
             deallocate: false,
@@ -106,9 +106,9 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// LBAs of the piece that begins `next` LBAs into the work.
-    fn piece(&self, next: u64) -> u64 {
-        let lbas = self.piece_lbas.min(self.lbas - next);
+    /// LBAs of the command that begins `next` LBAs into the work.
+    fn command_len(&self, next: u64) -> u64 {
+        let lbas = self.command_lbas.min(self.lbas - next);
         match (self.lba + next).checked_rem(self.boundary_lbas) {
             Some(past) => lbas.min(self.boundary_lbas - past),
             None => lbas,
@@ -207,7 +207,7 @@ impl HostQueue {
             let due = |flight: &Flight| flight.again.unwrap_or(flight.deadline);
             let deadline = self.lanes.iter().flatten().map(due).min();
             if !waiter.wait(deadline.unwrap_or(Nanos::MAX)).map_err(IoFault::Dead)? {
-                // It may have completed while the clock was looked at.
+                // It may have completed while the clock was read.
                 self.collect(policy, memory, work, &mut failure)?;
                 let late =
                     |flight: &&Flight| flight.again.is_none() && waiter.is_past(flight.deadline);
@@ -246,7 +246,7 @@ impl HostQueue {
         }
     }
 
-    /// Writes the command for the piece that begins `next` LBAs into the work. Returns its LBAs.
+    /// Writes the command that begins `next` LBAs into the work. Returns its LBAs.
     fn send(
         &mut self,
         policy: &Policy<'_>,
@@ -256,7 +256,7 @@ impl HostQueue {
         next: u64,
         attempt: u32,
     ) -> Result<u64, IoFault> {
-        let lbas = work.piece(next);
+        let lbas = work.command_len(next);
         let (mut offset, mut bytes) = (0, 0);
         let mut sqe = match work.single {
             Some(sqe) => sqe,
@@ -390,7 +390,7 @@ impl HostQueue {
 
 fn block_command(work: &Work<'_>, lba: u64, lbas: u64) -> Sqe {
     let mut sqe = Sqe::new(work.opcode.0, Cid(0), work.nsid);
-    // Pieces have 1 to 65,536 LBAs.
+    // Commands have 1 to 65,536 LBAs.
     if let Some(range) = BlockRange::new(Lba(lba), Lbas(lbas as u32)) {
         BlockRange { fua: work.fua, deac: work.deallocate, ..range }.write_to(&mut sqe);
     }

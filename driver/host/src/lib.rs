@@ -1,5 +1,5 @@
 //! Userspace NVMe driver: brings a controller up, keeps it healthy, and grants its I/O queues to
-//! whoever builds the commands (host threads or a GPU kernel).
+//! executors, which build the commands (host threads or a GPU kernel).
 //!
 //! # Architecture
 //!
@@ -17,8 +17,8 @@
 //!   platform      all unsafe code                                  platform
 //! ```
 //!
-//! Who implements [`Bus`] decides whether this is a PCIe function or the software controller. Who
-//! implements [`Clock`] decides whether deadlines are real time or virtual time.
+//! The implementation of [`Bus`] decides whether this is a PCIe function or the software
+//! controller, that of [`Clock`] whether deadlines are real time or virtual time.
 //!
 //! Before anything is built on a piece of memory, it is shown that the controller reaches it:
 //! [`platform::p2p::prove`] tries all uses of memory that this process addresses and leaves the

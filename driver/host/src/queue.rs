@@ -1,7 +1,7 @@
 //! One queue pair: entries in, doorbell, entries out. No allocation, no lock, no clock.
 //!
 //! The verbs are separate so that many commands share one doorbell: [`QueuePair::post`] writes an
-//! entry and tells nobody, [`QueuePair::update_tail`] rings, [`QueuePair::reap`] takes what
+//! entry, [`QueuePair::update_tail`] rings, [`QueuePair::reap`] takes what
 //! completed and rings once for all of it.
 
 use std::sync::Arc;
@@ -114,7 +114,7 @@ pub struct Completion {
     pub status: Status,
     /// The command's identifier.
     pub cid: Cid,
-    /// Nobody was waiting any more ([`QueuePair::abandon`]).
+    /// The command had been given up ([`QueuePair::abandon`]).
     pub late: bool,
 }
 
@@ -257,7 +257,7 @@ impl QueuePair {
         }
     }
 
-    /// Nobody waits for `cid` any more. Its slot stays taken until the controller completes it;
+    /// Gives up waiting for `cid`. Its slot stays taken until the controller completes it;
     /// [`QueuePair::reap`] then says `late`. Whether it was outstanding.
     pub fn abandon(&mut self, cid: Cid) -> bool {
         self.cids.abandon(cid)

@@ -1,6 +1,6 @@
 //! What certain drives do differently from what they say.
 //!
-//! A row is a fact that somebody found out with the drive in hand; each names its source.
+//! Each row names its source.
 
 use crate::clock::Nanos;
 

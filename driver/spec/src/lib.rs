@@ -13,7 +13,7 @@
 //! # Invariants
 //!
 //! - Types are `repr(C)` and have the size the specification gives, asserted at compile time.
-//! - Enumerations are open: a value nobody knows is kept and printed, never rejected or lost.
+//! - Enumerations are open: an unknown value is kept and printed, never rejected or lost.
 //! - Fields whose name ends in `_z` are zero-based: the value n means n + 1.
 //! - Multi-byte fields are little-endian; the crate does not compile elsewhere.
 //!

@@ -58,7 +58,7 @@ pub struct SmartLog {
     pub unsafe_shutdowns: [u8; 16],
     /// Media and data integrity errors.
     pub media_errors: [u8; 16],
-    /// Error log entries over the controller's life.
+    /// Error log entries over the controller's lifetime.
     pub error_log_entries: [u8; 16],
     /// Minutes above the warning temperature.
     pub warning_temperature_minutes: u32,
@@ -98,7 +98,7 @@ impl SmartLog {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ErrorLogEntry {
-    /// Counts all errors over the controller's life; 0 = the entry is not valid.
+    /// Counts all errors over the controller's lifetime; 0 = the entry is not valid.
     pub error_count: u64,
     /// Submission queue.
     pub sqid: u16,

@@ -1,4 +1,4 @@
-//! Round trips of every dword view, and values nobody knows.
+//! Round trips of every dword view, and unknown values.
 extern crate std;
 use std::format;
 

@@ -5,7 +5,7 @@ use nvme_driver::{
     QueueMemory, Quiesced, Recovered, RecoveryLevel, State, TimeoutOutcome,
     queue::{Completion, QueuePair},
 };
-use nvme_emu::{EmuConfig, FaultAction, FaultPlan, RegisterFaults};
+use nvme_emu::{EmuConfig, FaultAction, FaultPlan, FaultWhen, RegisterFaults};
 use nvme_spec::{
     admin::AdminOpcode,
     ids::{Cid, Lba, Nsid, QueueId},
@@ -127,7 +127,7 @@ fn a_reset_that_cannot_make_queues_anew_ends() {
     let rig = Rig::good();
     let mut ctrl = rig.attach();
     ctrl.create_queue_pair(16).unwrap();
-    let when = nvme_emu::FaultWhen { every: Some(2), ..admin(AdminOpcode::CREATE_IO_CQ.0) };
+    let when = FaultWhen { every: Some(2), ..admin(AdminOpcode::CREATE_IO_CQ.0) };
     rig.faults([always(when, FaultAction::Drop)]);
     let error = ctrl.reset().unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
@@ -223,6 +223,25 @@ fn recovery_deletes_queues_and_grants_them_anew() {
         assert!(executor.flush(&ctrl).unwrap().status.is_success());
     }
     ctrl.flush(NS).unwrap();
+}
+
+#[test]
+fn a_recovery_survives_any_one_admin_command_that_goes_wrong() {
+    let busy = FaultAction::Status { code: Status::INTERNAL_ERROR.0, dnr: true };
+    for then in [FaultAction::Drop, busy, FaultAction::WrongCid, FaultAction::FatalStatus] {
+        for nth in 1..=12 {
+            let rig = Rig::good();
+            let mut ctrl = rig.attach();
+            let executor = Executor::new(&rig, &mut ctrl, 32);
+            let (qid, memory) = (executor.pair.qid(), executor.memory);
+            let when = FaultWhen { admin: Some(true), nth: Some(nth), ..FaultWhen::default() };
+            rig.faults([always(when, then)]);
+            let recovered = recover(&mut ctrl);
+            recovered.unwrap_or_else(|error| panic!("{then:?} of command {nth}: {error}"));
+            let mut executor = Executor::start(&mut ctrl, qid, memory);
+            assert!(executor.flush(&ctrl).unwrap().status.is_success());
+        }
+    }
 }
 
 #[test]
