@@ -11,7 +11,7 @@ mod sim;
 
 use std::fmt;
 
-use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos};
+use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos, wait_until};
 
 pub use self::{
     file::{FileMedia, FileOptions},
@@ -181,16 +181,10 @@ const DROP_TIMEOUT: Nanos = Nanos::from_millis(1_000);
 /// Polls a cancelled medium until it touches no memory any more; `false`: it took too long.
 fn drain(media: &mut impl Media) -> bool {
     let clock = MonotonicClock::default();
-    let deadline = clock.now() + DROP_TIMEOUT;
-    let mut idle = 0;
-    loop {
+    wait_until(&clock, clock.now() + DROP_TIMEOUT, || {
         media.poll(clock.now(), &mut Vec::new());
-        if media.in_flight() == 0 || clock.now() >= deadline {
-            return media.in_flight() == 0;
-        }
-        clock.pause(idle, deadline);
-        idle = idle.saturating_add(1);
-    }
+        media.in_flight() == 0
+    })
 }
 
 #[cfg(test)]
