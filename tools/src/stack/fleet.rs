@@ -154,7 +154,10 @@ impl Fleet {
     pub(super) fn pool_memory(&mut self, bytes: usize) -> anyhow::Result<DmaSlice> {
         match &mut self.peer {
             Some(peer) => peer.take(bytes),
-            None => Ok(DmaSlice::new(self.space.alloc(bytes)?, 0, bytes)?),
+            None => {
+                let node = self.devices.first().and_then(|drive| drive.controller.bus().numa_node());
+                Ok(DmaSlice::new(self.space.alloc_on(bytes, node)?, 0, bytes)?)
+            }
         }
     }
 }
