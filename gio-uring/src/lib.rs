@@ -19,11 +19,11 @@
 //! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
 //!   recycling.
 //! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
-//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`DeviceArray`] are tables
-//!   for other kernels on the same device.
+//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`DeviceArray`] are
+//!   tables for other kernels on the same device.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
-//! - [`StreamOps`]: what an engine's streams do with the events of this ring. Its user (the store) keeps
-//!   events and tables until the streams are past them.
+//! - [`StreamOps`]: what an engine's streams do with the events of this ring. Its user (the store)
+//!   keeps events and tables until the streams are past them.
 //!
 //! # Order
 //! - The kernel takes operations in the order of the ring. One that waits for its event holds up

@@ -36,8 +36,8 @@ pub struct PoolDesc {
     pub slot_bytes: u32,
     /// Neighbouring objects are merged into commands of up to so many bytes.
     pub run_bytes: u32,
-    /// Where the padding of reads goes: `slot_bytes - object_bytes` bytes that are never read. Needed
-    /// with padding, where a controller has no bit bucket.
+    /// Where the padding of reads goes: `slot_bytes - object_bytes` bytes that are never read.
+    /// Needed with padding, where a controller has no bit bucket.
     pub pad_read: Option<Iova>,
     /// Where the padding of writes comes from: `slot_bytes - object_bytes` zeroes. Needed with
     /// padding.

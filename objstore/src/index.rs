@@ -3,8 +3,9 @@
 //! Every operation on one key costs O(1): a hash table from key to file, one entry per file in an
 //! array, and a doubly linked list through that array for the order of eviction.
 //!
-//! The list holds exactly the files that may be evicted: stored and not referenced. Requests give their files back from tail to head, so a block is always evicted before
-//! the blocks it follows: evicting a head first would leave tails that no lookup can reach.
+//! The list holds exactly the files that may be evicted: stored and not referenced. Requests give
+//! their files back from tail to head, so a block is always evicted before the blocks it follows:
+//! evicting a head first would leave tails that no lookup can reach.
 
 use std::collections::HashMap;
 

@@ -38,7 +38,7 @@
 //! | `retrieve_layer`, [`Order::Unordered`] | at once | does not wait |
 //! | [`Order::AfterEvent`]`(event)` | when the event has its value | does not wait |
 //! | [`Order::AfterStream`]`(stream)` | after what was enqueued before | does not wait |
-//! | [`Order::InStream`]`(stream)`, or a bare stream | after what was enqueued before | waits for it |
+//! | [`Order::InStream`]`(stream)`, or a stream | after what was enqueued before | waits for it |
 //! | [`Store::join`]`(ticket, stream)` | | waits for it |
 //!
 //! What waits for a *retrieved* layer sees its data. What waits for a *stored* layer may change its
@@ -90,8 +90,8 @@
 //!
 //! What to know about it:
 //!
-//! - **A stream goes on when a layer fails**, is cancelled, or the whole store fails: no
-//!   error reaches it. So wait for the tickets before results are used. The blocks of a failed layer hold
+//! - **A stream goes on when a layer fails**, is cancelled, or the whole store fails: no error
+//!   reaches it. So wait for the tickets before results are used. The blocks of a failed layer hold
 //!   anything, and until [`Store::wait`] or [`Store::poll`] said that it failed, devices may still
 //!   write to them.
 //! - **Operations start in the order in which they were issued.** One that waits for its stream
@@ -101,12 +101,13 @@
 //!   [`StoreOptions::wait_timeout`], when everything in flight is cancelled. A staged retrieve
 //!   waits on the GPU only, not in that order; but all moves for [`Order::Unordered`],
 //!   `AfterEvent` and `AfterStream` share the store's own stream, where one holds up the next.
-//! - **Events have to be signalled.** For a staged layer, the event of [`Order::AfterEvent`] has to be signalled even after
-//!   the layer has failed: the store's own stream waits for it. A stream that does not get to a
-//!   move within [`StoreOptions::wait_timeout`] fails the store, because a move cannot be called
-//!   back.
+//! - **Events have to be signalled.** For a staged layer, the event of [`Order::AfterEvent`] has to
+//!   be signalled even after the layer has failed: the store's own stream waits for it. A stream
+//!   that does not get to a move within [`StoreOptions::wait_timeout`] fails the store, because a
+//!   move cannot be called back.
 //! - [`Order::InStream`] costs three operations of a stream, `AfterStream` one and `join` two; a
-//!   staged layer costs up to four of the stream that moves it. None of it grows with the number of blocks.
+//!   staged layer costs up to four of the stream that moves it. None of it grows with the number of
+//!   blocks.
 //! - **Streams have to live** until what was enqueued for the store is done. They are not used by
 //!   the store at any other time.
 //! - **Memory**: the pool belongs to the devices and the streams until [`Store::close`] returned;

@@ -192,8 +192,8 @@ impl Store {
         Ok(Prefix { files, releases: self.releases.clone() })
     }
 
-    /// Drops `keys` from the index, used ones too, and returns how many were stored. Their files are
-    /// reused once no prefix, transfer or writing refers to them.
+    /// Drops `keys` from the index, used ones too, and returns how many were stored. Their files
+    /// are reused once no prefix, transfer or writing refers to them.
     ///
     /// # Errors
     /// As for [`Store::lookup`].

@@ -31,8 +31,8 @@ impl Store {
     /// holds the data region gets new grants.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] when a device was removed, cannot be recovered, or its namespace no longer
-    /// holds the data region.
+    /// [`StoreError::Failed`] when a device was removed, cannot be recovered, or its namespace no
+    /// longer holds the data region.
     pub fn poll_events(&mut self) -> Result<Vec<StoreEvent>, StoreError> {
         self.check()?;
         self.poll_devices()?;

@@ -88,8 +88,8 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Positions`] and [`StoreError::NoSuchBlock`] for blocks that cannot be;
-    /// [`StoreError::ReadOnly`]; [`StoreError::Staging`] when more blocks are to be written than a staging buffer has room
-    /// for; [`StoreError::Ring`] without memory for the request
+    /// [`StoreError::ReadOnly`]; [`StoreError::Staging`] when more blocks are to be written than a
+    /// staging buffer has room for; [`StoreError::Ring`] without memory for the request
     /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
     pub fn allocate(
         &mut self,

@@ -5,8 +5,9 @@
 //! time. Such a *mark* says that the stream is past everything that was enqueued before it: an
 //! operation of the ring waits for it, other streams do, and the host polls it. Each operation in
 //! flight has an event that the I/O kernel signals at its end. The next operation with this event
-//! starts later, so its value grows, too. A value that comes late, of an operation that was cancelled
-//! meanwhile, is never taken for a later one's, and no event has to be renewed after a recovery.
+//! starts later, so its value grows, too. A value that comes late, of an operation that was
+//! cancelled meanwhile, is never taken for a later one's, and no event has to be renewed after a
+//! recovery.
 //!
 //! When a stream reads an event that it waits for is not known. So every wait is followed by a
 //! mark, and the events are kept until all marks have been reached, or for good.

@@ -155,7 +155,8 @@ impl Fleet {
         match &mut self.peer {
             Some(peer) => peer.take(bytes),
             None => {
-                let node = self.devices.first().and_then(|drive| drive.controller.bus().numa_node());
+                let first = self.devices.first();
+                let node = first.and_then(|drive| drive.controller.bus().numa_node());
                 Ok(DmaSlice::new(self.space.alloc_on(bytes, node)?, 0, bytes)?)
             }
         }
