@@ -155,7 +155,7 @@ fn limits_of_the_process_are_refused_and_named() {
     let media = format!("--media file:{}", directory.path().display());
     for (limit, flags, wanted) in [
         ("-f 1", &media[..], "--media file:"),
-        ("-n 4", "", "ulimit -n"),
+        ("-n 4", &media, "Too many open files"),
         ("-v 100000", "--capacity 1GiB", "ulimit -v"),
     ] {
         let line = format!("ulimit {limit}; exec \"$0\" replay --lba 4096 --requests 20 {flags}");

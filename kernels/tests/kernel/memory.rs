@@ -3,6 +3,7 @@
 
 use gio_kernels::InlineExecutor;
 use gio_uring::{IoExecutor, SharedMemory};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
 /// Where the arena begins for the controller: nothing is at the same address for both.
 const IOVA_BASE: u64 = 0x7_0000_0000;
@@ -109,29 +110,24 @@ impl Memory {
     }
 }
 
-/// A small generator: every failure prints the seed it began with.
+/// A generator: every failure prints the seed it began with.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct Random(SmallRng);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Self(SmallRng::seed_from_u64(seed))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+        self.0.random()
     }
 
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.0.random_range(0..n)
     }
 
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at as u64 + 1) as usize);
-        }
+        items.shuffle(&mut self.0);
     }
 }

@@ -14,7 +14,7 @@ use objstore::StoreDevice;
 
 use crate::config::ReplayArgs;
 use crate::devices::{EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice};
-use crate::problem::{Problem, shortage};
+use crate::problem::Problem;
 use crate::size::Size;
 use crate::sizing::Sizing;
 
@@ -96,13 +96,13 @@ fn file_media(directory: &Path, sizing: &Sizing) -> anyhow::Result<FileMedia> {
         FileMedia::open(Path::new(&path), sizing.device_bytes, FileOptions::default())
     };
     open().map_err(|error: std::io::Error| {
-        let error = anyhow::Error::new(error);
-        let hint = shortage(&error).unwrap_or(
-            "name a directory on a local file system that you may write to, that has direct I/O \
-             and that allows files of this size (ulimit -f), such as --media file:/var/tmp",
-        );
-        let device = Size(sizing.device_bytes);
-        let asked = format!("--media file:{}: a file of {device}", directory.display());
-        Problem::new(format!("{asked} cannot be used: {error}"), hint).into()
+        let (place, size) = (directory.display(), Size(sizing.device_bytes));
+        Problem::new(
+            format!("--media file:{place}: a file of {size} cannot be used: {error}"),
+            "name a directory on a local file system that you may write to and that has direct \
+             I/O, such as --media file:/var/tmp; or allow larger files (ulimit -f) or more of them \
+             (ulimit -n)",
+        )
+        .into()
     })
 }

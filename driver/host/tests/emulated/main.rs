@@ -17,6 +17,7 @@ use std::sync::Arc;
 use nvme_driver::{Controller, ControllerOptions, DmaSlice, Error, platform::buffer::Buffer};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen};
 use nvme_emu::{MemoryMedia, SimClock};
+use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 
 const SEED: u64 = 0x5EED;
 const LBA: usize = 512;
@@ -73,16 +74,10 @@ fn fill(slice: &DmaSlice, data: &[u8]) {
     Buffer::new(slice.clone()).unwrap().write(0, data).unwrap();
 }
 
-/// Bytes that differ everywhere.
-fn pattern(len: usize, salt: u64) -> Vec<u8> {
-    let mut state = salt.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| next()).collect()
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut pattern = vec![0; len];
+    SmallRng::seed_from_u64(seed).fill_bytes(&mut pattern);
+    pattern
 }
 
 fn io(opcode: u8) -> FaultWhen {

@@ -10,6 +10,7 @@ use nvme_spec::{
     ids::{Lba, Nsid},
     status::Status,
 };
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
 use crate::{LBA, Rig, bytes, fill, pattern};
 
@@ -17,24 +18,7 @@ const NS: Nsid = Nsid(1);
 /// Blocks the work is about.
 const SPAN: u64 = 4096;
 
-/// Small, fast, and the same everywhere.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
-fn plan(rng: &mut Rng) -> FaultPlan {
+fn plan(rng: &mut SmallRng) -> FaultPlan {
     let actions = [
         FaultAction::Drop,
         FaultAction::Delay { ns: 1_000_000 },
@@ -48,19 +32,19 @@ fn plan(rng: &mut Rng) -> FaultPlan {
         FaultAction::Duplicate,
         FaultAction::FatalStatus,
     ];
-    let rules = (0..rng.below(4))
+    let rules = (0..rng.random_range(0..4))
         .map(|_| {
-            let admin = match rng.below(4) {
+            let admin = match rng.random_range(0..4) {
                 0 => Some(true),
                 1 => None,
                 _ => Some(false),
             };
-            let probability = Some(0.002 * (1 << rng.below(5)) as f64);
+            let probability = Some(0.002 * (1 << rng.random_range(0..5)) as f64);
             let when = FaultWhen { admin, probability, ..FaultWhen::default() };
-            FaultRule::new(when, actions[rng.below(actions.len() as u64) as usize])
+            FaultRule::new(when, actions[rng.random_range(0..actions.len())])
         })
         .collect();
-    FaultPlan { seed: rng.next(), rules, ..FaultPlan::default() }
+    FaultPlan { seed: rng.random(), rules, ..FaultPlan::default() }
 }
 
 /// What each block holds: `None` = a write to it failed half way.
@@ -87,9 +71,10 @@ impl Model {
 }
 
 fn soak(seed: u64) {
-    let mut rng = Rng(seed);
+    let mut rng = SmallRng::seed_from_u64(seed);
     let rig = Rig::new(EmuConfig { mdts_bytes: Some(64 << 10), ..EmuConfig::new("emu0") });
-    let descriptors = [DescriptorPreference::Sgl, DescriptorPreference::Prp][rng.below(2) as usize];
+    let descriptors =
+        [DescriptorPreference::Sgl, DescriptorPreference::Prp][rng.random_range(0..2)];
     let options = ControllerOptions {
         descriptors,
         command_timeout: Nanos::from_millis(200),
@@ -102,11 +87,11 @@ fn soak(seed: u64) {
     rig.emu.set_faults(plan(&mut rng));
     for step in 1..=40u64 {
         let context = format!("seed {seed}, step {step}, {descriptors:?}");
-        let lba = rng.below(SPAN - 512);
-        let lbas = 1 + rng.below(512);
+        let lba = rng.random_range(0..SPAN - 512);
+        let lbas = 1 + rng.random_range(0..512);
         let range = lba as usize..(lba + lbas) as usize;
         let mut given_up = None;
-        let result = match rng.below(6) {
+        let result = match rng.random_range(0..6) {
             0 | 1 => {
                 let data = Model::data(step, lba, lbas);
                 let result = ctrl.write(NS, Lba(lba), &data, false);
