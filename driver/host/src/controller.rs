@@ -217,8 +217,9 @@ impl Controller {
 
     /// From any state through `state` to Ready, or an error that the caller turns into Failed.
     ///
-    /// What goes wrong once may not go wrong again: after CC.EN alone comes a reset of the function,
-    /// then one of the NVM subsystem where there is such a thing, and after each another try.
+    /// What goes wrong once may not go wrong again: after CC.EN alone comes a reset of the
+    /// function, then one of the NVM subsystem where there is such a thing, and after each another
+    /// try.
     fn bring_up(&mut self, state: State) -> Result<(), Error> {
         for attempt in 0.. {
             self.set_state(state);

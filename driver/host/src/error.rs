@@ -146,8 +146,8 @@ pub enum Error {
     },
     /// A shutdown was not completed in time.
     #[error(
-        "{ctrl}: the shutdown was not complete after {} ms (CSTS {csts:#x}); the drive may count it \
-         as an unsafe one", waited.0 / 1_000_000
+        "{ctrl}: the shutdown was not complete after {} ms (CSTS {csts:#x}); the drive may count \
+         it as an unsafe one", waited.0 / 1_000_000
     )]
     Shutdown {
         /// The controller.

@@ -173,8 +173,9 @@ impl HostQueue {
         self.lanes.len() - self.free.len()
     }
 
-    /// Does all of `work`; dword 0 of the last completion. After the first failure nothing more is sent, but everything in flight
-    /// is waited for. After any fault but `Command`, commands may still be in flight.
+    /// Does all of `work`; dword 0 of the last completion. After the first failure nothing more is
+    /// sent, but everything in flight is waited for. After any fault but `Command`, commands may
+    /// still be in flight.
     pub(crate) fn run(
         &mut self,
         policy: &Policy<'_>,

@@ -50,7 +50,8 @@ impl Controller {
     /// fills in the command identifier and the data pointer.
     ///
     /// A command that is not answered within `timeout` is aborted; if that does not help it is
-    /// abandoned ([`TimeoutOutcome::Abandoned`]), and its data stays allocated until the next reset.
+    /// abandoned ([`TimeoutOutcome::Abandoned`]), and its data stays allocated until the next
+    /// reset.
     ///
     /// ```
     /// # use nvme_driver::{Controller, Error, Nanos, PassthroughData};

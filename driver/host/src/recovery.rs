@@ -45,8 +45,9 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::QueueState`] when `proof` does not cover every grant of this controller: nothing
-    /// was done then. [`Error`] when the reset fails: the controller stays failed, and the queues' memory is
-    /// kept, in this value and for good when it is dropped. [`Error::Closed`] after a shutdown.
+    /// was done then. [`Error`] when the reset fails: the controller stays failed, and the queues'
+    /// memory is kept, in this value and for good when it is dropped. [`Error::Closed`] after a
+    /// shutdown.
     pub fn recover(&mut self, proof: &Quiesced) -> Result<Recovered, Error> {
         let span = tracing::info_span!("recover", ctrl = %self.id);
         let _entered = span.enter();

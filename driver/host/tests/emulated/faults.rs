@@ -1,9 +1,6 @@
 //! Commands that fail, are late, or are answered by lies.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, Mutex};
 
 use nvme_driver::{
     Clock, Controller, ControllerOptions, Error, FailCause, Nanos, State, TimeoutOutcome,
@@ -289,7 +286,7 @@ fn a_controller_that_answers_no_admin_command_is_reset_in_the_end() {
 struct Pausing {
     clock: Arc<SimClock>,
     emu: Arc<Emu>,
-    until: AtomicU64,
+    until: Mutex<Nanos>,
 }
 
 impl Clock for Pausing {
@@ -298,7 +295,7 @@ impl Clock for Pausing {
     }
 
     fn pause(&self, idle: u32, until: Nanos) {
-        let paused = self.now() < Nanos(self.until.load(Ordering::Relaxed));
+        let paused = self.now() < *self.until.lock().unwrap();
         let registers = RegisterFaults { paused, ..Default::default() };
         self.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
         self.clock.pause(idle, until);
@@ -310,11 +307,11 @@ fn a_pause_of_the_controller_does_not_count_against_deadlines_for_a_minute() {
     for (seconds, is_patient) in [(50, true), (500, false)] {
         let rig = Rig::good();
         let (clock, emu) = (rig.clock.clone(), rig.emu.clone());
-        let clock = Arc::new(Pausing { clock, emu, until: AtomicU64::new(0) });
+        let clock = Arc::new(Pausing { clock, emu, until: Mutex::default() });
         let options = ControllerOptions::default();
         let mut ctrl = Controller::attach(rig.emu.bus(), clock.clone(), options).unwrap();
         let until = clock.now() + Nanos::from_millis(seconds * 1_000);
-        clock.until.store(until.0, Ordering::Relaxed);
+        *clock.until.lock().unwrap() = until;
         let result = ctrl.read(NS, Lba(0), &mut [0; LBA]);
         assert_eq!(result.is_ok(), is_patient, "{seconds} s: {result:?}");
     }
