@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use nvme_driver::{
-    Bus, Clock, DmaSlice, Nanos,
+    Bus, Clock, DmaSlice, Nanos, Waiter,
     platform::{
         buffer::Buffer,
         ring::{CqRing, Doorbell, SqRing},
@@ -134,17 +134,15 @@ impl Watch {
         span: Nanos,
         mut done: impl FnMut() -> anyhow::Result<bool>,
     ) -> anyhow::Result<bool> {
-        let deadline = self.clock.now() + span;
-        for idle in 0.. {
+        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + span);
+        loop {
             if done()? {
                 return Ok(true);
             }
-            if self.clock.now() >= deadline {
-                break;
+            if !waiter.wait() {
+                return Ok(false);
             }
-            self.clock.pause(idle, deadline);
         }
-        Ok(false)
     }
 
     fn take(&self, cq: &mut Cq, span: Nanos) -> anyhow::Result<Option<Answer>> {

@@ -1,8 +1,8 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
 //! [`Controller::step`] polls the media and the doorbells, executes delayed commands, fetches new
-//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched; only
-//! what media, delays or events hold back lives in a slab until later.
+//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched;
+//! only what media, delays or events hold back lives in a slab until later.
 //! Each part of the protocol is a file with an `impl Controller` of its own.
 //!
 //! # Not implemented

@@ -9,8 +9,8 @@ use crate::memory::HostMap;
 
 /// Doorbells of the admin queue and of every I/O queue. Clones are handles to the same memory.
 ///
-/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store that rings;
-/// the submission entries stored before it are visible after the load.
+/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store that
+/// rings; the submission entries stored before it are visible after the load.
 #[derive(Debug, Clone)]
 pub struct Doorbells {
     shared: Arc<Shared>,

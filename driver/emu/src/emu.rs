@@ -2,10 +2,7 @@
 
 use std::{
     fmt, io,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread::Thread,
 };
 
@@ -34,8 +31,7 @@ pub struct Emu {
     state: Mutex<State>,
     attached: Mutex<Attached>,
     pci_id: Option<(u16, u16)>,
-    requested: AtomicBool,
-    pcie_error: AtomicBool,
+    platform: Mutex<Platform>,
     doorbells: Doorbells,
     interrupts: Interrupts,
     domain: Arc<EmuDomain>,
@@ -52,6 +48,14 @@ struct State {
 struct Attached {
     clock: Option<Arc<dyn Clock>>,
     thread: Option<Thread>,
+}
+
+/// What the platform says of the function.
+#[derive(Default)]
+struct Platform {
+    /// It is to be given back.
+    requested: bool,
+    pcie_error: bool,
 }
 
 impl Emu {
@@ -75,8 +79,7 @@ impl Emu {
             state: Mutex::new(State { controller, now: Nanos::default() }),
             attached: Mutex::new(Attached::default()),
             pci_id,
-            requested: AtomicBool::new(false),
-            pcie_error: AtomicBool::new(false),
+            platform: Mutex::new(Platform::default()),
             doorbells,
             interrupts,
             domain,
@@ -181,11 +184,11 @@ impl Emu {
 
     /// Has the platform see an uncorrectable PCIe error of this function.
     pub fn report_pcie_error(&self) {
-        self.pcie_error.store(true, Ordering::Relaxed);
+        self.platform().pcie_error = true;
     }
 
     pub(crate) fn take_pcie_error(&self) -> bool {
-        self.pcie_error.swap(false, Ordering::Relaxed)
+        std::mem::take(&mut self.platform().pcie_error)
     }
 
     /// Pulls it out of its slot: registers read as all ones from now on, nothing completes.
@@ -209,8 +212,7 @@ impl Emu {
 
     /// Asks its owner to give it back, as unbinding a PCIe function from vfio-pci does.
     pub fn request(&self) {
-        // Relaxed: nothing else is published with it.
-        self.requested.store(true, Ordering::Relaxed);
+        self.platform().requested = true;
     }
 
     pub(crate) fn pci_id(&self) -> Option<(u16, u16)> {
@@ -218,7 +220,7 @@ impl Emu {
     }
 
     pub(crate) fn requested(&self) -> bool {
-        self.requested.load(Ordering::Relaxed)
+        self.platform().requested
     }
 
     /// Names who steps this controller, for the time of register accesses and for waking.
@@ -234,6 +236,10 @@ impl Emu {
         if let Some(thread) = &self.attached().thread {
             thread.unpark();
         }
+    }
+
+    fn platform(&self) -> MutexGuard<'_, Platform> {
+        self.platform.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn attached(&self) -> MutexGuard<'_, Attached> {

@@ -45,7 +45,7 @@ impl EmuRunner {
     /// # Errors
     /// When the operating system gives us no thread.
     pub fn spawn(emus: Vec<Arc<Emu>>, clock: Arc<dyn Clock>) -> io::Result<Self> {
-        // One per controller, but one less than there are cores, for the caller that waits for them.
+        // One per controller, but one less than there are cores: their caller needs one too.
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         Self::on_threads((cores - 1).max(1), emus, clock)
     }

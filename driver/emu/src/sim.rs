@@ -87,8 +87,8 @@ impl SimState {
         } else if let Some(event) = all.next_event {
             event.max(self.now + Nanos(1))
         } else {
-            // Nothing is known to come: a caller that waits will run into its deadline. Get there in
-            // steps that grow, so that minutes of virtual time take milliseconds.
+            // Nothing is known to come: a caller that waits will run into its deadline. Get there
+            // in steps that grow, so that minutes of virtual time take milliseconds.
             self.now + Nanos(STEP_NS_MAX << (idle / 64).min(20))
         };
         self.now = self.now.max(next.min(until));

@@ -137,7 +137,7 @@ fn a_gpu_that_does_not_copy_is_a_timeout_and_nothing_is_freed_under_it() {
     let mut controller = rig.attach(sim.clone(), options);
     let parts = [rig.memory.slice(0, PAGE).unwrap()];
     let error = controller.read_dma(NSID, Lba(0), &parts).unwrap_err();
-    // Abort, queue deletion and reset do not help: CSTS.RDY does not become 0 while the GPU may write.
+    // Abort, queue deletion and reset do not help: CSTS.RDY stays 1 while the GPU may write.
     let failed = TimeoutOutcome::ControllerFailed;
     assert!(matches!(error, Error::Timeout { outcome, .. } if outcome == failed), "{error}");
     assert!(matches!(controller.state(), State::Failed(_)));

@@ -1,4 +1,4 @@
-//! A disk that hangs: a pipe stands for the file, and a read of it waits until something is written.
+//! A disk that hangs: a pipe stands for the file, and a read of it waits until it is written.
 
 use std::io::{PipeWriter, Write, pipe};
 
