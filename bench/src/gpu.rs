@@ -51,7 +51,7 @@ pub struct GpuArgs {
     /// Which GPU
     #[arg(long, default_value_t = 0)]
     gpu: u32,
-    /// Rounds of each measurement; the sides of a ratio take turns
+    /// Rounds of each measurement; the sides of a ratio alternate
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Measure only this part; may be given more than once

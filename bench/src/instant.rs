@@ -105,7 +105,7 @@ impl Instant {
     }
 }
 
-/// Doorbells at the start of a page; there is nobody behind the registers.
+/// Doorbells at the start of a page; the registers do not answer.
 #[derive(Debug)]
 struct DoorbellBus {
     space: Arc<dyn DmaSpace>,
@@ -129,7 +129,7 @@ impl Bus for DoorbellBus {
     fn doorbells(&self) -> DoorbellPage {
         let host = self.doorbells.host().expect("the software domain is host memory").cast();
         let owner = Arc::new(self.doorbells.clone());
-        // SAFETY: the slice keeps the memory mapped, and nobody refers to it.
+        // SAFETY: the slice keeps the memory mapped, and no reference to it exists.
         unsafe { DoorbellPage::new(host, None, 4, self.doorbells.len(), owner) }
     }
 

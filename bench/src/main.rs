@@ -49,7 +49,7 @@ enum Part {
 /// What `path` takes.
 #[derive(clap::Args, Debug)]
 pub struct PathArgs {
-    /// Rounds of each measurement; the two sides of a ratio take turns
+    /// Rounds of each measurement; the two sides of a ratio alternate
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=1000))]
     rounds: u32,
     /// Measure only this part

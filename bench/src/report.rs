@@ -34,7 +34,7 @@ pub enum Aim {
     AtLeast(f64, f64),
     /// Not over this.
     AtMost(f64),
-    /// Nobody said.
+    /// None is set.
     Open,
 }
 

@@ -11,7 +11,7 @@
 //!   CudaModule, CudaFunction     kernels of any PTX                           module
 //!   CudaExecutor                 launch per batch, or resident                executor
 //!                                its warps' state in the GPU's memory         state
-//!   CudaStreams                  words and moves for a store, on any stream   streams
+//!   CudaStreams                  waits, writes and moves for a store, on any stream   streams
 //!   CudaPattern                  contents made and checked on the GPU         pool
 //! ```
 //!

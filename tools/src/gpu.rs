@@ -148,7 +148,7 @@ impl Gpu {
 
     /// The engine's stream.
     pub(crate) fn stream(&self) -> RawStream {
-        // SAFETY: a stream of the GPU that `streams` is of, too; whoever uses it keeps this GPU.
+        // SAFETY: a stream of the GPU that `streams` is of, too; its user keeps this GPU.
         unsafe { RawStream::new(self.engine.raw()) }
     }
 

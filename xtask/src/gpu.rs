@@ -18,7 +18,7 @@ const BYTES_MAX: u64 = 60 << 20;
 /// What the machine with the GPU has at least: Ubuntu 22.04, Debian 12, RHEL 9.
 const GLIBC: u32 = 34;
 const RUN: &str = include_str!("gpu/run.sh");
-/// Kernels, which the programs contain already: to look at, or to compile by hand.
+/// Kernels, which the programs contain already: to read, or to compile by hand.
 const PTX: &[&str] =
     &["kernels/ptx/gio_kernel.ptx", "kernels/ptx/gio_pool.ptx", "bench/ptx/bench_gpu.ptx"];
 

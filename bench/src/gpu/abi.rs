@@ -26,11 +26,11 @@ pub struct Queue {
     pub sm: u32,
     /// Commands.
     pub completed: u64,
-    /// Looks at the doorbells.
-    pub looks: u64,
-    /// Looks that found nothing to do.
+    /// Polls of the doorbells.
+    pub polls: u64,
+    /// Polls that found nothing to do.
     pub idle: u64,
-    /// Looks that found no room in the completion queue.
+    /// Polls that found no room in the completion queue.
     pub full: u64,
     /// Zero.
     pub reserved: [u64; 6],
@@ -38,7 +38,7 @@ pub struct Queue {
 
 /// The stop word was seen.
 pub const ENDED_STOPPED: u32 = 1;
-/// Nobody stopped it in time.
+/// It was not stopped in time.
 pub const ENDED_BUDGET: u32 = 2;
 
 /// Of `bench_instant`.

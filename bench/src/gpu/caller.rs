@@ -53,7 +53,7 @@ pub struct Found {
     pub ratio: Samples,
 }
 
-/// Measures many and few blocks in turn.
+/// Measures many and few blocks alternately.
 pub fn measure(
     gpu: &Arc<Gpu>,
     route: Route,

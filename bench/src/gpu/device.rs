@@ -25,7 +25,7 @@ pub const PTX: &str = include_str!("../../ptx/bench_gpu.ptx");
 /// What the stand-in for libcuda calls its GPU.
 const MOCK: &str = "Mock GPU";
 /// How long anything may take that is not given a time of its own.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A GPU, and the kernels.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Gpu {
 
     /// The streams' way of naming a stream.
     pub fn raw(stream: &CudaStream) -> RawStream {
-        // SAFETY: a stream of the GPU; whoever uses the result keeps the stream, as each function
+        // SAFETY: a stream of the GPU; its user keeps the stream, as each function
         // of the benchmarks does until it saw the stream idle.
         unsafe { RawStream::new(stream.raw()) }
     }
@@ -114,7 +114,7 @@ impl Gpu {
         // Blocks of 1024 threads, one or two of which fill an SM: enough of them to be everywhere.
         // SAFETY: the argument's type is that of abi.h, the page lives until the stream is idle.
         unsafe { self.place.launch(Self::raw(stream), 4 * sms, 1024, args)? };
-        wait_idle(stream, PATIENCE)?;
+        wait_idle(stream, TIMEOUT)?;
         Ok((0..sms).filter(|sm| word(&page, *sm as usize * 4) != 0).collect())
     }
 }
@@ -134,7 +134,7 @@ impl Span {
         &self,
         gpu: &Gpu,
         stream: &CudaStream,
-        patience: Duration,
+        timeout: Duration,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<Duration> {
         let stamp = |offset: u64| -> Result<()> {
@@ -146,7 +146,7 @@ impl Span {
         stamp(0)?;
         let done = work();
         stamp(8)?;
-        wait_idle(stream, patience)?;
+        wait_idle(stream, timeout)?;
         done?;
         let ns =
             |at: usize| u64::from(word(&self.page, at + 4)) << 32 | u64::from(word(&self.page, at));
@@ -170,11 +170,11 @@ pub fn set_word(memory: &PinnedMemory, offset: usize, value: u32) {
 
 /// Waits until everything on the stream is done. It is asked seldom: each question takes a lock of
 /// the driver, which launches need, too.
-pub fn wait_idle(stream: &CudaStream, patience: Duration) -> Result<()> {
+pub fn wait_idle(stream: &CudaStream, timeout: Duration) -> Result<()> {
     let start = Instant::now();
     while !stream.is_idle()? {
-        if start.elapsed() > patience {
-            bail!("a kernel did not end within {patience:?}");
+        if start.elapsed() > timeout {
+            bail!("a kernel did not end within {timeout:?}");
         }
         std::thread::sleep(Duration::from_micros(200));
     }

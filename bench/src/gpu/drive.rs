@@ -42,7 +42,7 @@ pub struct Drive {
 pub struct Seen {
     /// Commands completed.
     pub completed: u64,
-    /// Part of the looks that found nothing to do: near 1, the I/O kernel is what limits; near 0,
+    /// Part of the polls that found nothing to do: near 1, the I/O kernel is what limits; near 0,
     /// the controller.
     pub idle: f64,
     /// SMs that it ran on.
@@ -153,10 +153,10 @@ impl Drive {
         Ok(())
     }
 
-    /// Ends the controller. Only the I/O kernel's end proves that nobody rings any more.
+    /// Ends the controller. Only the I/O kernel's end proves that no doorbell rings any more.
     pub fn stop(&mut self, _proof: &Quiesced) -> Result<Seen> {
         set_word(&self.control, 0, 1);
-        wait_idle(&self.stream, super::device::PATIENCE)?;
+        wait_idle(&self.stream, super::device::TIMEOUT)?;
         self.running = false;
         let queues: Vec<Queue> = (0..self.count).map(|index| self.get(index)).collect();
         for queue in &queues {
@@ -171,7 +171,7 @@ impl Drive {
         let mut sms: Vec<u32> = queues.iter().map(|queue| queue.sm).collect();
         sms.sort_unstable();
         sms.dedup();
-        let idle = sum(|queue| queue.idle) as f64 / sum(|queue| queue.looks).max(1) as f64;
+        let idle = sum(|queue| queue.idle) as f64 / sum(|queue| queue.polls).max(1) as f64;
         Ok(Seen { completed: sum(|queue| queue.completed), idle, sms: sms.len() })
     }
 }
@@ -181,7 +181,7 @@ impl Drop for Drive {
         if self.running {
             set_word(&self.control, 0, 1);
             // What it uses is freed next, which waits for it: it ends, if only by its own time.
-            let _ = wait_idle(&self.stream, super::device::PATIENCE);
+            let _ = wait_idle(&self.stream, super::device::TIMEOUT);
         }
     }
 }

@@ -132,7 +132,8 @@ fn child(ordinal: u32, args: &ExperimentArgs, case: &str) -> Result<bool> {
     let question = clap::ValueEnum::to_possible_value(&args.question).context("it has a name")?;
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["gpu", "--gpu", &ordinal.to_string(), "experiment", question.get_name()]);
-    command.args(["--kernel", &args.kernel.to_string(), "--case", case]).stdin(Stdio::null());
+    command.args(["--kernel", &args.kernel.to_string(), "--timeout", &args.timeout.to_string()]);
+    command.args(["--case", case]).stdin(Stdio::null());
     if args.question == Question::Connections {
         command.env("CUDA_DEVICE_MAX_CONNECTIONS", case);
     }

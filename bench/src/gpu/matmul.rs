@@ -16,7 +16,7 @@ use gio_kernels::cuda::{CudaStream, DeviceMemory, LaunchMode};
 
 use super::{
     abi::{FillArgs, MATMUL_THREADS, MatmulArgs, TILE},
-    device::{Gpu, PATIENCE, Span, wait_idle},
+    device::{Gpu, Span, TIMEOUT, wait_idle},
     retrieve::{Size, gib_s},
     stack::{Route, Stack},
 };
@@ -61,7 +61,7 @@ impl Matmul {
             // does.
             unsafe { self.gpu.fill.launch(Gpu::raw(&stream), 1024, 256, args)? };
         }
-        wait_idle(&stream, PATIENCE)
+        wait_idle(&stream, TIMEOUT)
     }
 
     /// Milliseconds of one product on this stream.
@@ -76,7 +76,7 @@ impl Matmul {
             reserved: 0,
         };
         let blocks = self.m / TILE * (self.n / TILE);
-        let took = self.span.time(&self.gpu, stream, PATIENCE, || {
+        let took = self.span.time(&self.gpu, stream, TIMEOUT, || {
             for _ in 0..self.repeats {
                 // SAFETY: as `fill`; `time` waits.
                 unsafe {
@@ -233,7 +233,7 @@ impl Log {
 
 impl Load {
     fn start(mut stack: Stack, size: Size) -> Result<Self> {
-        let ((stop, stopped), (tell, ready)) = (mpsc::channel(), mpsc::channel());
+        let ((stop, stopped), (notify, ready)) = (mpsc::channel(), mpsc::channel());
         let work = move || {
             let blocks = size.scattered();
             // The first one warms up.
@@ -242,7 +242,7 @@ impl Load {
             while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
                 let bytes = stack.retrieve(&blocks)?;
                 log.done.push((Instant::now(), bytes));
-                let _ = tell.send(()); // nobody listens any more: the thread's end says why
+                let _ = notify.send(()); // no receiver any more: the thread's end says why
             }
             Ok((stack, log))
         };
@@ -254,7 +254,7 @@ impl Load {
     fn settle(&self) -> Result<()> {
         const RETRIEVES: u32 = 3;
         for _ in 0..RETRIEVES {
-            let done = self.ready.recv_timeout(PATIENCE);
+            let done = self.ready.recv_timeout(TIMEOUT);
             done.map_err(|_| anyhow!("the I/O beside the matrix product does not get on"))?;
         }
         Ok(())

@@ -26,7 +26,7 @@ const GROUP: u32 = 32;
 const ROWS_MAX: u32 = 4096;
 /// Operations of a sample.
 const REPEATS: u32 = 3;
-const PATIENCE: Nanos = Nanos::from_millis(20_000);
+const TIMEOUT: Nanos = Nanos::from_millis(20_000);
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Found {
     pub operation_us: Samples,
     /// Commands a submission doorbell.
     pub per_doorbell: Samples,
-    /// Part of the controller's looks that found nothing.
+    /// Part of the controller's polls that found nothing.
     pub controller_idle: Samples,
     /// SMs that the kernel had.
     pub granted: u32,
@@ -125,7 +125,7 @@ fn driven<T>(
     let run = Run::new(&mut ring, case, share)?;
     drive.start(Duration::from_secs(60))?;
     let timed = work(&run, &mut ring);
-    let proof = ring.stop(ring.now() + PATIENCE)?;
+    let proof = ring.stop(ring.now() + TIMEOUT)?;
     let seen = drive.stop(&proof)?;
     let (measured, expected) = timed?;
     let total = ring.counters().total;
@@ -177,7 +177,7 @@ impl Run {
         let op = AffineOp::new(Direction::Read, &self.map, &self.pool, 0..rows);
         let start = Instant::now();
         let id = ring.submit(&AffineOp { sms: self.sms, ..op })?;
-        let done = ring.wait_completion(id, ring.now() + PATIENCE)?;
+        let done = ring.wait_completion(id, ring.now() + TIMEOUT)?;
         let took = start.elapsed();
         let expected = u64::from(rows) * u64::from(self.count);
         ensure!(

@@ -16,7 +16,7 @@ use objstore::{BlockId, KvShape};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use super::{
-    device::{Gpu, PATIENCE},
+    device::{Gpu, TIMEOUT},
     stack::{Plan, Route, Stack},
 };
 use crate::sample::{Samples, timed};
@@ -77,7 +77,7 @@ pub struct Found {
     pub ratio: Samples,
 }
 
-/// Retrieves over `route`, and copies, in turns.
+/// Retrieves over `route`, and copies, alternately.
 pub fn measure(
     gpu: &Arc<Gpu>,
     route: Route,
@@ -140,11 +140,11 @@ impl Copy {
                 direction: CopyDirection::HostToDevice,
             })
             .collect();
-        // SAFETY: both memories live in `self`, and nobody else uses them; the wait is below, and
+        // SAFETY: both memories live in `self`, and nothing else uses them; the wait is below, and
         // a copy that is not done by then has lost its GPU.
         let fence = unsafe { self.engine.submit(&copies)? };
         while !self.engine.is_done(fence)? {
-            ensure!(start.elapsed() < PATIENCE, "a plain copy did not end");
+            ensure!(start.elapsed() < TIMEOUT, "a plain copy did not end");
             std::hint::spin_loop();
         }
         Ok(gib_s((len * self.size.layers as usize) as u64, start.elapsed()))

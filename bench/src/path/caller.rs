@@ -54,7 +54,7 @@ pub struct Found {
     pub wake: Samples,
 }
 
-/// Measures [`MANY`] and [`FEW`] in turn.
+/// Measures [`MANY`] and [`FEW`] alternately.
 pub fn measure(io: Io, rounds: u32) -> Result<Found> {
     let shape = KvShape { layers: LAYERS, segments: 2, object_bytes: 512, block_tokens: 16 };
     let mut stack = Stack::filled(shape, MANY)?;

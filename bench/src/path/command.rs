@@ -102,7 +102,7 @@ struct Meter {
     spent: u64,
 }
 
-/// Times the kernel's turns and lets the controller complete in between.
+/// Times each poll of the executor, and lets the controller complete in between.
 #[derive(Debug)]
 struct Metered {
     inner: InlineExecutor,

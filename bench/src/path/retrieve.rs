@@ -126,6 +126,6 @@ fn copy(from: &DmaSlice, at: usize, to: &DmaSlice, to_at: usize, len: usize) {
         unreachable!("the software domain is host memory");
     };
     // SAFETY: both ranges were checked; the slices keep their different mappings alive, and
-    // nobody else uses them.
+    // nothing else uses them.
     unsafe { source.add(at).copy_to_nonoverlapping(target.add(to_at), len) };
 }

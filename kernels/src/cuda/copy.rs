@@ -2,11 +2,11 @@
 //! Copies between this process and the GPU, for the software controller and for the proof of a
 //! route: on a stream of their own, in batches, and done without a call of the driver.
 //!
-//! Behind every batch the stream writes the batch's number to a pinned word. Whoever asks whether a
-//! batch is done looks at that word; the driver is asked only when the word has not come for a
+//! Behind every batch the stream writes the batch's number to a pinned word. Who asks whether a
+//! batch is done reads that word; the driver is asked only when the word has not come for a
 //! while, because a lost GPU never writes it.
 //!
-//! Pinned memory is taken in large pieces beforehand and divided here: the driver may wait for
+//! Pinned memory is taken in large parts beforehand and divided here: the driver may wait for
 //! kernels when it allocates some, and the kernel of a started executor may wait for us.
 
 use std::{
@@ -35,18 +35,18 @@ use super::{
 
 /// Pinned memory that [`CudaCopies::new`] takes: the software controllers of a domain ask for 64
 /// MiB with their first transfer, which may come when a kernel runs; and some for others.
-const BEFOREHAND: usize = 80 << 20;
+const HOST_BYTES: usize = 80 << 20;
 /// By how much it grows.
 const CHUNK: usize = 16 << 20;
 /// What [`CopyEngine::host_memory`] aligns to.
 const PAGE: usize = 4096;
 /// Copies that one call of the driver gets.
 const BATCH: usize = 1024;
-/// Looks at the word between two questions to the driver.
-const LOOKS: u32 = 64;
+/// Polls of the word between two queries of the driver.
+const POLLS_PER_QUERY: u32 = 64;
 /// How long copies may take that were started before something else failed. A batch is at most
 /// gigabytes, and a link moves some of them in a second.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Copies between this process and a GPU: the [`CopyEngine`] of CUDA.
 ///
@@ -84,8 +84,8 @@ struct Queue {
     /// Batches submitted.
     submitted: u64,
     call: Call,
-    /// Looks at the word that found it where it was.
-    looks: u32,
+    /// Polls of the word that found it where it was.
+    polls: u32,
     /// Nothing is known of copies any more.
     failed: Option<CopyError>,
     // One call's worth, allocated once.
@@ -108,7 +108,7 @@ impl CudaCopies {
     /// # Errors
     /// [`CudaError::Call`], mostly without memory.
     pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
-        Self::with_host_memory(device, BEFOREHAND)
+        Self::with_host_memory(device, HOST_BYTES)
     }
 
     /// As [`CudaCopies::new`], with so much memory for [`CopyEngine::host_memory`]: all that is
@@ -127,7 +127,7 @@ impl CudaCopies {
         let queue = Queue {
             submitted: 0,
             call,
-            looks: 0,
+            polls: 0,
             failed: None,
             to: Vec::with_capacity(BATCH),
             from: Vec::with_capacity(BATCH),
@@ -182,8 +182,8 @@ impl CudaCopies {
     fn drain(&self) -> Result<(), CudaError> {
         let start = Instant::now();
         while !self.is_idle()? {
-            if start.elapsed() > PATIENCE {
-                let text = format!("copies did not end within {} s", PATIENCE.as_secs());
+            if start.elapsed() > TIMEOUT {
+                let text = format!("copies did not end within {} s", TIMEOUT.as_secs());
                 return Err(CudaError::Argument(text));
             }
             std::thread::sleep(Duration::from_micros(50));
@@ -292,7 +292,7 @@ impl CudaCopies {
     fn ask(&self, queue: &mut Queue, fence: CopyFence) -> Result<bool, CopyError> {
         let error = match self.is_idle() {
             Ok(false) => return Ok(false),
-            // The stream got to its end between the look and the question.
+            // The stream got to its end between the poll and the query.
             Ok(true) if queue.done(self.word()) >= fence.0 => return Ok(true),
             Ok(true) => "the stream is at its end and did not write its word".into(),
             Err(error) => error.to_string(),
@@ -320,15 +320,15 @@ fn handle(stream: &CudaStream) -> CUstream {
 
 impl CopyEngine for CudaCopies {
     fn host_memory(&self, len: usize) -> Result<ExternalMemory, CopyError> {
-        // Copies that nobody knows of may go on in memory that came back.
+        // Copies of unknown state may go on in memory that came back.
         if let Some(error) = &self.queue().failed {
             return Err(error.clone());
         }
-        let piece = self.arena.take(len).map_err(|error| CopyError { cause: error.to_string() })?;
-        let (host, device, len) = (piece.host, piece.device, piece.len);
-        // SAFETY: a part of pinned memory that is nobody else's until `piece`, the owner, is
+        let part = self.arena.take(len).map_err(|error| CopyError { cause: error.to_string() })?;
+        let (host, device, len) = (part.host, part.device, part.len);
+        // SAFETY: a part of pinned memory that only its owner uses until `part`, the owner, is
         // dropped, and into which nothing ever makes a reference.
-        Ok(unsafe { ExternalMemory::new(Some(host), Some(device), len, Arc::new(piece)) })
+        Ok(unsafe { ExternalMemory::new(Some(host), Some(device), len, Arc::new(part)) })
     }
 
     unsafe fn submit(&self, copies: &[DeviceCopy]) -> Result<CopyFence, CopyError> {
@@ -373,11 +373,11 @@ impl CopyEngine for CudaCopies {
             let cause = format!("fence {asked} was asked for and {submitted} were given out");
             return Err(CopyError { cause });
         }
-        queue.looks += 1;
-        if queue.looks < LOOKS && self.device.healthy().is_ok() {
+        queue.polls += 1;
+        if queue.polls < POLLS_PER_QUERY && self.device.healthy().is_ok() {
             return Ok(false);
         }
-        queue.looks = 0;
+        queue.polls = 0;
         self.ask(&mut queue, fence)
     }
 }
@@ -399,7 +399,7 @@ impl Drop for CudaCopies {
     }
 }
 
-/// Pinned memory, divided into pieces of whole pages.
+/// Pinned memory, divided into parts of whole pages.
 struct Arena {
     device: Arc<CudaDevice>,
     chunks: Mutex<Vec<Chunk>>,
@@ -412,7 +412,7 @@ struct Chunk {
 }
 
 /// A part of a chunk, which goes back to it.
-struct Piece {
+struct Allocation {
     host: NonNull<u8>,
     device: DevicePtr,
     len: usize,
@@ -421,12 +421,12 @@ struct Piece {
     arena: Arc<Arena>,
 }
 
-// SAFETY: addresses; the memory is accessed through whoever got them.
-unsafe impl Send for Piece {}
+// SAFETY: addresses; the memory is accessed through the owner of the addresses.
+unsafe impl Send for Allocation {}
 // SAFETY: as above.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for Allocation {}
 
-impl Drop for Piece {
+impl Drop for Allocation {
     fn drop(&mut self) {
         if let Some(chunk) = self.arena.chunks().get_mut(self.chunk) {
             put_back(&mut chunk.free, self.offset, self.len);
@@ -449,12 +449,12 @@ impl Arena {
     }
 
     /// `len` zeroed bytes, rounded up to whole pages.
-    fn take(self: &Arc<Self>, len: usize) -> Result<Piece, CudaError> {
+    fn take(self: &Arc<Self>, len: usize) -> Result<Allocation, CudaError> {
         let what = || format!("{len} bytes of pinned memory for copies");
         let len = len.max(1).checked_next_multiple_of(PAGE);
         let len = len.ok_or_else(|| CudaError::Argument(format!("{}: too many", what())))?;
-        if let Some(piece) = self.find(len) {
-            return Ok(piece);
+        if let Some(part) = self.find(len) {
+            return Ok(part);
         }
         if self.device.is_started() {
             return Err(CudaError::Argument(format!(
@@ -469,7 +469,7 @@ impl Arena {
     }
 
     /// The first part that is large enough.
-    fn find(self: &Arc<Self>, len: usize) -> Option<Piece> {
+    fn find(self: &Arc<Self>, len: usize) -> Option<Allocation> {
         let (host, device, chunk, offset) = {
             let mut chunks = self.chunks();
             let mut found = chunks.iter_mut().enumerate();
@@ -481,9 +481,9 @@ impl Arena {
             let host = unsafe { memory.host().add(offset) };
             (host, DevicePtr(memory.device().0 + offset as u64), chunk, offset)
         };
-        // SAFETY: `len` bytes of the chunk that are nobody else's from now on.
+        // SAFETY: `len` bytes of the chunk that were free.
         unsafe { host.as_ptr().write_bytes(0, len) };
-        Some(Piece { host, device, len, chunk, offset, arena: self.clone() })
+        Some(Allocation { host, device, len, chunk, offset, arena: self.clone() })
     }
 }
 

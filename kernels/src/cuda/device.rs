@@ -23,7 +23,7 @@ use super::{
 pub(super) enum Resource {
     /// cuMemFreeHost.
     Pinned(Pinned),
-    /// cuMemHostUnregister; then whoever keeps the memory there may go.
+    /// cuMemHostUnregister; then the owner of the memory is dropped.
     Registered { host: NonNull<u8>, _owner: Arc<dyn Any + Send + Sync> },
     /// cuMemFree.
     Memory(CUdeviceptr),
@@ -72,7 +72,7 @@ struct State {
     started: usize,
     /// What was dropped meanwhile, in that order.
     parked: Vec<Resource>,
-    /// Registered memory, for who looks for an address.
+    /// Registered memory, to find an address in.
     ranges: Vec<Range>,
 }
 
@@ -233,7 +233,7 @@ impl CudaDevice {
             Err(error) => {
                 let count = resources.len();
                 tracing::debug!(%error, count, "GPU resources are left to the end of the process");
-                // What is registered may be in use by a device that nobody stopped.
+                // What is registered may be in use by a device that still runs.
                 mem::forget(resources);
                 return;
             }

@@ -125,7 +125,7 @@ pub enum CudaError {
         code: ErrorCode,
         /// Name and meaning of that.
         name: String,
-        /// The compiler's own words.
+        /// The compiler's own message.
         log: String,
     },
     /// What was asked for cannot be right.

@@ -43,7 +43,7 @@ pub enum GdrError {
          staged path"
     )]
     NoLibrary {
-        /// The loader's words.
+        /// The loader's message.
         cause: String,
     },
     /// The library lacks functions.
@@ -71,7 +71,7 @@ pub enum GdrError {
         len: usize,
         /// The system's error.
         cause: String,
-        /// What to look at.
+        /// What to check.
         hint: String,
     },
     /// The memory was not mapped.
@@ -182,7 +182,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: opened by the library; every mapping, which would keep `self`, is gone.
+        // SAFETY: opened by the library; every mapping, which would keep `self`, was dropped.
         let closed = errno(unsafe { (self.api.close)(self.handle.as_ptr()) });
         if let Err(cause) = closed {
             tracing::error!(cause, "closing GDRCopy's driver");
@@ -327,7 +327,7 @@ impl Connection {
     }
 
     fn unmap(&self, pin: Pinned, (at, whole): (NonNull<c_void>, usize)) -> Result<(), String> {
-        // SAFETY: mapped by `map`, given back once, and used by nobody any more.
+        // SAFETY: mapped by `map`, given back once, and not used any more.
         errno(unsafe { (self.api.unmap)(self.handle.as_ptr(), pin, at.as_ptr(), whole) })
     }
 
@@ -514,7 +514,7 @@ pub struct GdrMapping {
 
 // SAFETY: addresses and handles; the library is called under a lock.
 unsafe impl Send for GdrMapping {}
-// SAFETY: as above; the memory is accessed through whoever got the address.
+// SAFETY: as above; the memory is accessed through the owner of the address.
 unsafe impl Sync for GdrMapping {}
 
 impl fmt::Debug for GdrMapping {

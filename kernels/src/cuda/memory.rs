@@ -39,7 +39,7 @@ pub struct PinnedMemory {
     held: Held,
 }
 
-// SAFETY: addresses; the memory is accessed through whoever got them.
+// SAFETY: addresses; the memory is accessed through the owner of the addresses.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedMemory {}
@@ -113,7 +113,7 @@ impl CudaDevice {
     }
 
     fn zeroed(self: &Arc<Self>, pinned: Pinned) -> PinnedMemory {
-        // SAFETY: `len` bytes of the allocation, which nobody else uses yet or any more.
+        // SAFETY: `len` bytes of the allocation, which nothing else uses.
         unsafe { pinned.host.as_ptr().write_bytes(0, pinned.len) };
         PinnedMemory { pinned, held: Held::new(self, Resource::Pinned(pinned)) }
     }
@@ -133,7 +133,7 @@ impl CudaDevice {
         let address = match mapped {
             Ok(address) => address,
             Err(error) => {
-                // SAFETY: allocated above, and given to nobody.
+                // SAFETY: allocated above, and not given out.
                 let code = unsafe { (self.api.cuMemFreeHost)(base.as_ptr().cast()) };
                 if let Err(error) = self.check(what, "cuMemFreeHost", code) {
                     tracing::error!(%error, "pinned memory leaks");

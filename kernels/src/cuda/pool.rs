@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "launches a kernel on memory that the caller names")]
-//! Contents made, spoiled and checked by the GPU: [`crate::pattern`] there.
+//! Contents made, overwritten and checked by the GPU: [`crate::pattern`] there.
 //!
 //! The items of a launch lie in pinned memory, taken beforehand and cut into slots: a word that the
 //! stream writes behind the kernel, the items, and what a check finds. A slot is used again once
@@ -44,10 +44,10 @@ const BLOCK_WARPS: u64 = BLOCK_THREADS_MAX as u64 / 32;
 /// Blocks of a launch for each SM of the GPU, at the most.
 const BLOCKS_PER_SM: u64 = 4;
 /// How long a launch waits for a slot when all are under way.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long dropping waits for what is under way.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
-const NAP: Duration = Duration::from_micros(50);
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Bytes `[offset, offset + len)` of the object with this seed, in the GPU's memory or in other
 /// memory that it addresses.
@@ -81,7 +81,7 @@ impl PatternItem {
     }
 }
 
-/// Makes contents, spoils and checks them on a GPU.
+/// Makes, overwrites and checks contents on a GPU.
 pub struct CudaPattern {
     shared: Arc<Shared>,
 }
@@ -201,16 +201,16 @@ impl PatternCheck {
     /// Waits until everything was compared.
     ///
     /// # Errors
-    /// As [`PatternCheck::is_done`]; [`CudaError::Argument`] after `patience`.
-    pub fn wait(&self, patience: Duration) -> Result<(), CudaError> {
+    /// As [`PatternCheck::is_done`]; [`CudaError::Argument`] after `timeout`.
+    pub fn wait(&self, timeout: Duration) -> Result<(), CudaError> {
         let start = Instant::now();
         while !self.is_done()? {
-            if start.elapsed() > patience {
-                let (items, seconds) = (self.seeds.len(), patience.as_secs_f64());
+            if start.elapsed() > timeout {
+                let (items, seconds) = (self.seeds.len(), timeout.as_secs_f64());
                 let text = format!("checking {items} items did not end within {seconds} s");
                 return Err(CudaError::Argument(text));
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -267,7 +267,7 @@ impl Slot {
     }
 
     /// # Safety
-    /// The slot is nobody else's, and nothing is under way that uses it.
+    /// The caller owns the slot, and nothing in flight uses it.
     unsafe fn write(self, items: &[pool::PatternItem], check: bool) {
         debug_assert!(items.len() <= SLOT_ITEMS);
         // SAFETY: word, items and findings lie within the slot one after another, aligned, since
@@ -290,7 +290,7 @@ impl Slot {
     /// What was found of an item, once the launch is done.
     fn finding(self, at: usize) -> u64 {
         assert!(at < SLOT_ITEMS);
-        // SAFETY: inside the slot, which lives as long as `Shared`; nobody writes it any more.
+        // SAFETY: inside the slot, which lives as long as `Shared`; nothing writes it any more.
         unsafe { self.host.byte_add(FOUND_AT).cast::<u64>().add(at).read_volatile() }
     }
 }
@@ -304,8 +304,8 @@ struct Part {
 #[derive(Default)]
 struct State {
     free: Vec<Slot>,
-    /// Under way, with nobody interested in the findings.
-    flying: Vec<Slot>,
+    /// In flight, and the findings are not wanted.
+    in_flight: Vec<Slot>,
     memory: Vec<PinnedMemory>,
 }
 
@@ -350,15 +350,15 @@ impl Shared {
                 self.grow(&mut state, 1)?;
                 continue;
             }
-            let none = state.flying.is_empty();
+            let none = state.in_flight.is_empty();
             drop(state);
             self.probe.is_idle()?;
-            if none || start.elapsed() > PATIENCE {
+            if none || start.elapsed() > SLOT_TIMEOUT {
                 let text = "no room for more items while an executor runs: drop checks that are \
                             done, or make it with more items (CudaPattern::with_items)";
                 return Err(CudaError::Argument(text.into()));
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -420,8 +420,8 @@ impl Shared {
         let marked =
             unsafe { self.device.stream_write(stream.handle(), DevicePtr(slot.device), 1) };
         if let Err(error) = marked {
-            // The kernel runs, and nobody will ever say when it ended: never used again.
-            self.state().flying.push(slot);
+            // The kernel runs, and its end cannot be seen: the slot is never used again.
+            self.state().in_flight.push(slot);
             return Err(error);
         }
         Ok(slot)
@@ -429,7 +429,7 @@ impl Shared {
 
     fn release(&self, parts: Vec<Part>) {
         let mut state = self.state();
-        state.flying.extend(parts.into_iter().map(|part| part.slot));
+        state.in_flight.extend(parts.into_iter().map(|part| part.slot));
         state.reap();
     }
 }
@@ -437,8 +437,8 @@ impl Shared {
 impl State {
     /// What has ended can be used again.
     fn reap(&mut self) {
-        let (free, flying) = (&mut self.free, &mut self.flying);
-        flying.retain(|slot| {
+        let (free, in_flight) = (&mut self.free, &mut self.in_flight);
+        in_flight.retain(|slot| {
             let done = slot.is_done();
             if done {
                 free.push(*slot);
@@ -455,17 +455,17 @@ impl Drop for Shared {
             let mut state = self.state();
             state.reap();
             // A lost GPU runs nothing, and the driver takes nothing back.
-            if state.flying.is_empty() || self.probe.is_idle().is_err() {
+            if state.in_flight.is_empty() || self.probe.is_idle().is_err() {
                 break;
             }
-            if start.elapsed() > LAST_PATIENCE {
-                let count = state.flying.len();
+            if start.elapsed() > DROP_TIMEOUT {
+                let count = state.in_flight.len();
                 tracing::error!(count, "launches that do not end: their kernel and memory leak");
                 mem::forget(mem::take(&mut state.memory));
                 return;
             }
             drop(state);
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         // SAFETY: dropped once, here, and not used again.
         unsafe { ManuallyDrop::drop(&mut self.function) };

@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WritesOrdering {
-    /// No: a flush is needed before a kernel may look.
+    /// No: a flush is needed before a kernel may read.
     None,
     /// For kernels of the GPU that owns the memory.
     Owner,
