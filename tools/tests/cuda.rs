@@ -55,9 +55,8 @@ fn has_driver() -> bool {
 fn without_a_gpu_it_is_said_what_is_missing_and_what_to_use() {
     let line = "replay --executor cuda --requests 5";
     if !has_driver() {
-        let wanted = [
-            "no NVIDIA driver: libcuda.so.1 was not found; install the driver\n hint: use --executor host",
-        ];
+        let wanted = ["no NVIDIA driver: libcuda.so.1 was not found; install the driver\
+                      \n hint: use --executor host"];
         refused(Level::Nothing, &[], line, &wanted);
     }
     refused(Level::Old, &[], line, &["too old", "--executor host"]);

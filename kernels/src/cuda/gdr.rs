@@ -414,9 +414,9 @@ fn why_no_pin(device: &CudaDevice, address: u64, len: usize) -> String {
         && size < len as u64
     {
         return format!(
-            "its first allocation is {size} bytes, and a pin cannot go beyond one: the pool was put \
-             together with cuMemMap (PyTorch's expandable segments are); make it one allocation, \
-             or use the staged path"
+            "its first allocation is {size} bytes, and a pin cannot go beyond one: the pool was \
+             put together with cuMemMap (PyTorch's expandable segments are); make it one \
+             allocation, or use the staged path"
         );
     }
     let capable = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE;
