@@ -79,7 +79,6 @@ const ATOMICS: &[(&str, &str)] = &[
     ("gio-uring/src/sync.rs", "the one shim between the rings and std or loom"),
     ("driver/host/src/platform/mmio.rs", "the accessors of memory that a device writes"),
     ("driver/host/src/grant.rs", "a counter, so that each grant has a number of its own"),
-    ("driver/emu/src/emu.rs", "flags that a test sets and the bus reads, with nothing behind them"),
 ];
 
 const ORDER_HEADER: &str = "kernels/include/gio/order.cuh";
