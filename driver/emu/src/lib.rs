@@ -20,7 +20,7 @@
 //!   memory; a GPU copies them, one batch for all that is ready in a step, and a command completes
 //!   after its copies (`media/gpu_copies.rs`, `bounce.rs`).
 //! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
-//!   [`Overlay`]; the media below stay pristine.
+//!   `Overlay`; the media below stay pristine.
 //!
 //! # Invariants
 //!
