@@ -62,9 +62,9 @@ Examples:
   ripieno doctor --device vfio:0000:65:00.0,vfio:0000:66:00.0
   ripieno doctor --require direct --json
 
-What --json prints: {\"checks\": [{\"id\", \"title\", \"route\", \"looked_at\", \"verdict\", \"found\",
-\"fix\"}], \"works\": [routes]}. A verdict is ok, warn, fail or skip. Each check is printed before
-the next one begins.
+What --json prints: {\"checks\": [{\"id\", \"title\", \"route\", \"looked_at\",
+\"verdict\", \"found\", \"fix\"}], \"works\": [routes]}. A verdict is ok, warn, fail or skip.
+Each check is printed before the next one begins.
 
 Exit codes:
   0  a route works (with --require: this route works)

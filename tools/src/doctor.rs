@@ -1,6 +1,6 @@
 //! `ripieno doctor`: what `nvme-bind doctor` checks of the machine, then which routes of the data
-//! work here, why the others do not, and what would open them. Nothing in here is an error of the
-//! program: what goes wrong is what was found. Each finding is printed before the next check begins.
+//! work here, why the others do not, and how to fix that. What fails is a finding, not an error of
+//! the program. Each finding is printed before the next check begins.
 
 mod drives;
 mod findings;

@@ -3,9 +3,8 @@
 #![allow(unsafe_code, reason = "the standard library has no signals")]
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, OnceLock};
 
 use crate::problem::EXIT_INTERRUPTED;
 
@@ -14,7 +13,7 @@ use crate::problem::EXIT_INTERRUPTED;
 pub(crate) struct Interrupt {
     asked: Receiver<()>,
     /// There is something to shut down.
-    orderly: Arc<AtomicBool>,
+    orderly: Arc<OnceLock<()>>,
     seen: bool,
 }
 
@@ -40,7 +39,7 @@ impl Interrupt {
             signals.assume_init()
         };
         let (ask, asked) = mpsc::channel();
-        let orderly = Arc::new(AtomicBool::new(false));
+        let orderly = Arc::new(OnceLock::new());
         let has_begun = orderly.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             let mut asked_before = false;
@@ -48,8 +47,7 @@ impl Interrupt {
                 let mut signal = 0;
                 // SAFETY: both point to values of this frame.
                 let failed = unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0;
-                // Relaxed: a flag alone, nothing is read after it that was written before it.
-                if !failed && (asked_before || !has_begun.load(Ordering::Relaxed)) {
+                if !failed && (asked_before || has_begun.get().is_none()) {
                     std::process::exit(i32::from(EXIT_INTERRUPTED));
                 }
                 if failed || ask.send(()).is_err() {
@@ -63,7 +61,7 @@ impl Interrupt {
 
     /// From now on the first signal is only a message, because there are devices to shut down.
     pub(crate) fn orderly(&self) {
-        self.orderly.store(true, Ordering::Relaxed);
+        self.orderly.get_or_init(|| ());
     }
 
     /// No one ever asks, and signals do what they always do.
