@@ -10,7 +10,6 @@ fn main() {
         .std("c++17")
         .include("include")
         .file("src/host/kernel.cpp")
-        .file("src/host/abi_table.cpp")
         .file("src/host/pool.cpp")
         // Also in debug builds: lanes are loops, slow until they are inlined and unrolled.
         .opt_level(3)

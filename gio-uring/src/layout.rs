@@ -10,15 +10,14 @@ use crate::{
 /// Most IOCBs of a ring.
 const DEPTH_MAX: u32 = 1 << 16;
 /// Two cache lines: what one side writes often shares none with its neighbour, prefetched or not.
-const APART: usize = 128;
+pub(crate) const APART: usize = 128;
 
 /// Offsets into the ring's memory:
 ///
 /// ```text
-///     0  completion ring tail   (warps add)
-///   128  stop word              (caller writes once)
-///   256  virtual time           (caller writes)
-///   384  submission ring        u64[depth]
+///     0  stop word              (caller writes once)
+///   128  virtual time           (caller writes)
+///   256  submission ring        u64[depth]
 ///        completion ring        u64[depth]
 ///        IOCBs                  gio_iocb[depth]
 ///        explicit areas [depth] gio_ioctx[explicit_max], u32 starts[devices + 1], u32 status[..]
@@ -31,13 +30,11 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Offset of the completion ring's tail.
-    pub(crate) const CQ_TAIL: usize = 0;
     /// Offset of the stop word.
-    pub(crate) const STOP: usize = APART;
+    pub(crate) const STOP: usize = 0;
     /// Offset of the virtual time.
-    pub(crate) const CLOCK: usize = 2 * APART;
-    const SQ_RING: usize = 3 * APART;
+    pub(crate) const CLOCK: usize = APART;
+    const SQ_RING: usize = 2 * APART;
 
     pub(crate) fn new(depth: u32, explicit_max: u32, devices: u32) -> Result<Self, Error> {
         if !depth.is_power_of_two() || depth > DEPTH_MAX {

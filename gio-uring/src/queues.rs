@@ -3,10 +3,11 @@
 use nvme_driver::{DescriptorMode, GrantEpoch, Place, QueueGrant};
 
 use crate::{
-    abi::{self, Slot, Warp},
+    abi::{self, OpProgress, Slot, Warp},
     counters::{Counters, Fault, FaultInfo, QueueCounters},
     error::Error,
     executor::{ExecutorError, IoExecutor},
+    layout::APART,
     shared::Region,
     sync::Ordering,
 };
@@ -23,10 +24,12 @@ pub(crate) struct Device {
     pub mode: DescriptorMode,
 }
 
-/// The warps of a ring, one a queue, in memory near the kernel.
+/// The warps of a ring, one a queue, and what they count together, in memory near the kernel.
 #[derive(Debug)]
 pub(crate) struct Queues {
     region: Region,
+    cq_tail: usize,
+    progress: usize,
     /// Device and queue of each warp.
     ids: Vec<(u32, u16)>,
     /// Which grants they are of.
@@ -35,9 +38,11 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Checks the grants and writes a warp for each. Nothing runs yet.
+    /// Checks the grants and writes a warp for each, and a ready [`OpProgress`] for each of `depth`
+    /// IOCBs. Nothing runs yet.
     pub(crate) fn lay_out(
         grants: &[(u32, QueueGrant)],
+        depth: u32,
         executor: &dyn IoExecutor,
     ) -> Result<Self, Error> {
         let devices = devices(grants)?;
@@ -46,15 +51,21 @@ impl Queues {
         for (device, grant) in grants {
             warps.push(warp(*device, grant, executor)?);
         }
-        let mut len = grants.len() * size_of::<Warp>();
+        let cq_tail = grants.len() * size_of::<Warp>();
+        let progress = cq_tail + APART;
+        let mut len = progress + depth as usize * size_of::<OpProgress>();
         let mut slots_at = Vec::with_capacity(grants.len());
         for (_, grant) in grants {
+            // Slots, then the stack of free ones; each queue starts on its own cache line.
+            len = len.next_multiple_of(APART);
             slots_at.push(len);
-            // Slots, then the stack of free ones; the next queue starts on its own cache line.
             len += grant.depth as usize * (size_of::<Slot>() + size_of::<u16>());
-            len = len.next_multiple_of(128);
         }
         let region = Region::whole(executor.alloc_state(len)?);
+        let ready = OpProgress { warps_left: grants.len() as u32, ..OpProgress::default() };
+        for index in 0..depth as usize {
+            region.put(progress, index, ready);
+        }
         for (index, (device, grant)) in grants.iter().enumerate() {
             let of_device = |(other, _): &&(u32, QueueGrant)| other == device;
             let part = grants[..index].iter().filter(of_device).count() as u32;
@@ -76,7 +87,7 @@ impl Queues {
         region.push()?;
         let ids = grants.iter().map(|(device, grant)| (*device, grant.qid.0)).collect();
         let grants = grants.iter().map(|(_, grant)| grant.epoch).collect();
-        Ok(Self { region, ids, grants, devices })
+        Ok(Self { region, cq_tail, progress, ids, grants, devices })
     }
 
     /// Number of warps.
@@ -89,9 +100,9 @@ impl Queues {
         self.region.clone()
     }
 
-    /// Address of the warps for the kernel.
-    pub(crate) fn address(&self) -> u64 {
-        self.region.address(0)
+    /// Where the kernel finds the warps, the progress of each IOCB, and the completion ring's tail.
+    pub(crate) fn addresses(&self) -> [u64; 3] {
+        [0, self.progress, self.cq_tail].map(|offset| self.region.address(offset))
     }
 
     /// Brings the host the kernel's current state.
@@ -302,6 +313,7 @@ fn warp(device: u32, grant: &QueueGrant, executor: &dyn IoExecutor) -> Result<Wa
         bit_bucket,
         qid: u32::from(qid),
         device,
+        boundary_lbas: grant.boundary_lbas,
         cursor_active: abi::WINDOW as u32,
         ..Warp::default()
     })

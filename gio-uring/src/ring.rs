@@ -18,7 +18,7 @@
 //!
 //! Ordering: three pairs.
 //! 1. [`SubmitProducer::publish`] stores the entry with Release, [`SubmitConsumer::take`] (in the
-//!    kernel: the ring load of `engine.cuh`, relaxed plus an acquire fence) loads it with Acquire:
+//!    kernel: `gio_poll`, relaxed, and the fence of `gio_accept`) loads it with Acquire:
 //!    the IOCB, its contexts, and the pool are visible to the warp that sees the entry.
 //! 2. [`CompleteProducer::complete`] stores the entry with Release, [`CompleteConsumer::take`]
 //!    loads it with Acquire: results and statuses are visible to the caller, and so is the end of

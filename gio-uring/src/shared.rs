@@ -8,17 +8,16 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use crate::{
     executor::{ExecutorError, SharedMemory},
     sync::{Ordering, raw},
 };
 
-/// Plain data: any bit pattern is a value, and there is no padding (the `interface!` macro asserts
-/// that for the structs).
-pub(crate) trait Plain: Copy {}
-impl Plain for u16 {}
-impl Plain for u32 {}
-impl Plain for u64 {}
+/// Plain data: any bit pattern is a value, and there is no padding.
+pub(crate) trait Plain: Copy + FromBytes + IntoBytes {}
+impl<T: Copy + FromBytes + IntoBytes> Plain for T {}
 
 /// A part of shared memory. Cloning shares it.
 #[derive(Debug, Clone)]

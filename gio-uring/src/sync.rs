@@ -9,7 +9,7 @@
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
 
 #[cfg(all(test, loom))]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 /// How an access orders the accesses around it.
 pub use std::sync::atomic::Ordering;

@@ -18,7 +18,7 @@ use crate::{
     map::BlockMap,
     options::UringOptions,
     pool::{PoolDesc, PoolHandle},
-    queues::Queues,
+    queues::{self, Queues},
     ring::{CompleteConsumer, SharedWords, SubmitProducer},
     shared::Region,
     status::IoStatus,
@@ -84,8 +84,9 @@ impl Uring {
         options: UringOptions,
     ) -> Result<Self, Error> {
         options.validate()?;
-        let queues = Queues::lay_out(queues, executor.as_ref())?;
-        let layout = Layout::new(depth, options.explicit_max, queues.devices.len() as u32)?;
+        let devices = queues::devices(queues)?.len() as u32;
+        let layout = Layout::new(depth, options.explicit_max, devices)?;
+        let queues = Queues::lay_out(queues, depth, executor.as_ref())?;
         let region = Region::whole(executor.alloc(layout.bytes())?);
         let arena = Arena::new(options.arena_bytes, executor.as_ref())?;
         let (submit, complete) = layout.rings(&region);
@@ -113,21 +114,21 @@ impl Uring {
     fn start(&mut self) -> Result<(), Error> {
         let (layout, options) = (self.layout, &self.options);
         let at = |offset| self.region.address(offset);
+        let [warps, progress, cq_tail] = self.queues.addresses();
         let args = Args {
-            warps: self.queues.address(),
+            warps,
             iocbs: at(layout.iocb(0)),
+            progress,
             sq_ring: at(layout.sq_ring()),
             cq_ring: at(layout.cq_ring()),
-            cq_tail: at(Layout::CQ_TAIL),
+            cq_tail,
             stop: at(Layout::STOP),
             clock: if options.virtual_time { at(Layout::CLOCK) } else { 0 },
             timeout_ns: options.command_timeout.0,
             warp_count: self.queues.len(),
             ring_mask: layout.depth() - 1,
-            until: 0,
-            resident: 1,
             rounds: options.rounds,
-            reserved: 0,
+            ..Args::default()
         };
         self.write_clock();
         self.executor.start(args, &self.queues.grants)?;

@@ -6,7 +6,7 @@
 // that the host cannot use such an address either; both are aligned to 512 bytes; a call without a
 // current context fails, and so does one that a stream capture in another thread would forbid;
 // copies that may be late are late, those of pageable memory until the next one back; and what is
-// freed while a kernel runs, or allocated or compiled beside a resident one, is counted.
+// freed while a kernel runs, or allocated or compiled beside the I/O kernel, is counted.
 //
 // MOCK_LEVEL: 13 all of it; 129 with batches of copies as CUDA 12.9 has them; 12 without them and
 // without green contexts; 11 also without the stream operations' new names, as an old driver.
@@ -89,7 +89,7 @@ struct Mock {
   std::atomic<unsigned> context_flags{8}; // MAP_HOST, as a driver has it
   std::atomic<int> delay_us{50};
   std::atomic<int> running{0};
-  std::atomic<int> resident{0}; // of those, I/O kernels that run until they are stopped
+  std::atomic<int> io_kernels{0}; // of those: they may wait for the host
   std::atomic<long> live{0};
 };
 static Mock &mock() {
@@ -155,9 +155,9 @@ static void freeing() {
 // What a driver may do only when nothing runs.
 static void making() {
   Mock &m = mock();
-  if (m.resident == 0) return;
+  if (m.io_kernels == 0) return;
   std::lock_guard<std::mutex> lock(m.mutex);
-  m.counts["made beside a resident kernel"] += 1;
+  m.counts["made beside the I/O kernel"] += 1;
 }
 
 // Whether the GPU may access `len` bytes at `address`.

@@ -118,8 +118,6 @@ impl IoExecutor for HostExecutor {
         if self.running {
             return Err(Self::failed("it is running already; stop it first"));
         }
-        // Threads are always resident: they end at the stop word and not after a batch.
-        let args = Args { resident: 1, ..args };
         let threads = self.thread_count(args.warp_count);
         let first = |thread: u32| {
             (u64::from(args.warp_count) * u64::from(thread) / u64::from(threads)) as u32

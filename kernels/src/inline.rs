@@ -59,7 +59,7 @@ impl IoExecutor for InlineExecutor {
             let cause = "it is running already; stop it first".into();
             return Err(ExecutorError::Failed { executor: NAME, cause });
         }
-        self.args = Some(Args { resident: 1, ..args });
+        self.args = Some(args);
         self.grants = grants.to_vec();
         Ok(())
     }

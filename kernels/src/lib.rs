@@ -6,8 +6,8 @@
 //! MMIO store), `warp.cuh` (32 lanes in step, or a loop), `state.cuh` (a warp's registers),
 //! `operation.cuh` (ring entry to completion), `queue.cuh` (command slots, doorbells, completions,
 //! timeouts), `descriptor.cuh` (SGL, PRP), `cursor.cuh` (what an I/O context means), `engine.cuh`
-//! (chunks, runs, batches), `kernel.cuh` (entry points), and `abi.h`, whose Rust twin is
-//! [`gio_uring::abi`].
+//! (chunks, runs, batches), `kernel.cuh` (entry points), and `abi.h`, from which
+//! [`gio_uring::abi`] is made.
 //!
 //! ```text
 //!   round: reap up to 32 completions -> stop word, timeouts -> submit up to 32 commands
@@ -20,9 +20,9 @@
 //! third, `cuda::CudaExecutor`, which launches [`ptx`] on an NVIDIA GPU.
 //!
 //! A second module has two kernels that work on a KV pool, one source for both sides, too:
-//! `include/pool`, with `unit.cuh` (what one access moves), `move.cuh` (objects between staging
+//! `include/pool`, with `unit.cuh` (what one access moves), `scatter_gather.cuh` (objects between staging
 //! memory and their blocks), `pattern.cuh` (contents that are made, and can be checked, without a
-//! copy), `kernel.cuh`, and `abi.h`, whose twin is [`pool`]. The host uses [`pattern`]; a GPU gets
+//! copy), `kernel.cuh`, and `abi.h`, from which [`pool`] is made. The host uses [`pattern`]; a GPU gets
 //! `cuda::CudaPattern` and `cuda::CudaStreams`.
 //!
 //! # Invariants
@@ -56,6 +56,5 @@ pub mod pattern;
 pub mod pool;
 pub mod ptx;
 
-pub use ffi::{abi_version, layout_table};
 pub use host::{HostExecutor, HostOptions};
 pub use inline::InlineExecutor;

@@ -20,7 +20,7 @@ pub const SOURCE_HASH: &str = SOURCES.split_at(32).0;
 /// The kernel's name. Its one parameter is a [`gio_uring::abi::Args`], by value.
 pub const ENTRY: &str = "gio_kernel";
 
-/// The second module, PTX for compute capability 9.0 and later, with the entries [`MOVE_ENTRY`] and
+/// The second module, PTX for compute capability 9.0 and later, with the entries [`SCATTER_GATHER_ENTRY`] and
 /// [`PATTERN_ENTRY`].
 pub const POOL_PTX: &str = include_str!("../ptx/gio_pool.ptx");
 
@@ -28,8 +28,8 @@ pub const POOL_PTX: &str = include_str!("../ptx/gio_pool.ptx");
 pub const POOL_SOURCES: &str = include_str!("../ptx/gio_pool.sources");
 
 /// The kernel that moves objects between staging memory and blocks of a pool. Its one parameter is
-/// a [`crate::pool::MoveArgs`], by value.
-pub const MOVE_ENTRY: &str = "gio_move";
+/// a [`crate::pool::ScatterGatherArgs`], by value.
+pub const SCATTER_GATHER_ENTRY: &str = "gio_scatter_gather";
 
 /// The kernel that makes contents, and checks them. Its one parameter is a
 /// [`crate::pool::PatternArgs`], by value.

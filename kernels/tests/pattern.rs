@@ -30,7 +30,7 @@ fn check(seed: u64, bytes: &mut [u8], offset: usize) -> Result<(), Difference> {
     unsafe { Pattern::new(seed).check(NonNull::from(bytes).cast(), offset, len) }
 }
 
-fn spoil(bytes: &mut [u8]) {
+fn poison_all(bytes: &mut [u8]) {
     let len = bytes.len();
     // SAFETY: the slice's own bytes.
     unsafe { poison(NonNull::from(bytes).cast(), len) };
@@ -59,7 +59,7 @@ fn the_words_are_those_of_the_definition_wherever_they_lie() {
         let around = memory[..at].iter().chain(&memory[at + len..]);
         assert!(around.clone().all(|byte| *byte == 0x77), "{context}: wrote past an end");
         assert_eq!(check(seed, &mut memory[at..at + len], offset), Ok(()), "{context}");
-        spoil(&mut memory[at..at + len]);
+        poison_all(&mut memory[at..at + len]);
         let around = memory[..at].iter().chain(&memory[at + len..]);
         assert!(around.clone().all(|byte| *byte == 0x77), "{context}: poisoned past an end");
         let pair = 0xDEAD_BEEF_u32.to_le_bytes();
@@ -101,11 +101,11 @@ fn other_objects_other_offsets_and_poison_differ_in_every_word() {
     let mut bytes = wanted(seed, 0, 4096);
     check(seed, &mut bytes[8..16], 0).expect_err("from another offset");
     check(seed, &mut bytes[2048..], 0).expect_err("from another offset");
-    let mut spoiled = vec![0; 4096];
-    spoil(&mut spoiled);
+    let mut poisoned = vec![0; 4096];
+    poison_all(&mut poisoned);
     for at in (0..4096).step_by(4) {
         let offset = at / 8 * 8;
-        let seen = check(seed, &mut spoiled[offset..at + 4], offset).expect_err("poison");
+        let seen = check(seed, &mut poisoned[offset..at + 4], offset).expect_err("poison");
         assert_eq!(seen.found, 0xDEAD_BEEF);
     }
 }

@@ -1,13 +1,13 @@
-//! The committed PTX belongs to the sources. No compiler is needed to see that: `cargo xtask ptx`
-//! wrote down what it compiled.
+//! The committed PTX, and the Rust half of the headers, belong to the sources. No compiler is needed
+//! to see that: `cargo xtask ptx` and `cargo xtask abi` wrote down what they read.
 
 use std::fs;
 use std::path::Path;
 
 use gio_kernels::{
-    pool::{self, MoveArgs, PatternArgs},
+    pool::{self, PatternArgs, ScatterGatherArgs},
     ptx::{
-        BLOCK_THREADS_MAX, ENTRY, MOVE_ENTRY, PATTERN_ENTRY, POOL_PTX, POOL_SOURCES, PTX,
+        BLOCK_THREADS_MAX, ENTRY, PATTERN_ENTRY, POOL_PTX, POOL_SOURCES, PTX, SCATTER_GATHER_ENTRY,
         SOURCE_HASH, SOURCES,
     },
 };
@@ -62,6 +62,22 @@ fn the_ptx_was_made_from_these_headers() {
 }
 
 #[test]
+fn the_rust_half_was_made_from_these_headers() {
+    let bindings = [
+        ("include/gio/abi.h", include_str!("../../gio-uring/src/abi/generated.rs")),
+        ("include/pool/abi.h", include_str!("../src/pool/generated.rs")),
+    ];
+    for (path, rust) in bindings {
+        let header = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect(path);
+        let line = format!("// {:032x} kernels/{path}\n", xxh3_128(&header));
+        assert!(
+            rust.contains(&line),
+            "{path} changed: run `cargo xtask abi`, commit what it wrote"
+        );
+    }
+}
+
+#[test]
 fn a_change_of_any_source_is_seen() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (module, sources) in MODULES {
@@ -95,6 +111,6 @@ fn assert_entry(ptx: &str, entry: &str, size: usize, threads: u32) {
 fn the_entries_are_what_is_launched() {
     assert_entry(PTX, ENTRY, size_of::<Args>(), BLOCK_THREADS_MAX);
     let threads = pool::BLOCK_THREADS_MAX;
-    assert_entry(POOL_PTX, MOVE_ENTRY, size_of::<MoveArgs>(), threads);
+    assert_entry(POOL_PTX, SCATTER_GATHER_ENTRY, size_of::<ScatterGatherArgs>(), threads);
     assert_entry(POOL_PTX, PATTERN_ENTRY, size_of::<PatternArgs>(), threads);
 }

@@ -95,7 +95,7 @@ impl Gpu {
         clock: Arc<dyn Clock>,
     ) -> Result<CudaExecutor, CudaError> {
         let mode = if choice.is_resident { LaunchMode::Resident } else { LaunchMode::PerBatch };
-        let options = CudaOptions { mode, sms: Some(choice.io_sms) };
+        let options = CudaOptions { mode, sms: Some(choice.io_sms), ..CudaOptions::default() };
         let executor = CudaExecutor::new(&self.device, options, clock)?;
         *self.ran.lock().unwrap_or_else(PoisonError::into_inner) = Some(executor.report());
         Ok(executor)

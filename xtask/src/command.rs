@@ -1,5 +1,6 @@
 //! One module for each command.
 
+pub mod abi;
 pub mod bare;
 pub mod bench;
 pub mod ci;

@@ -18,6 +18,7 @@
     reason = "a command line tool: progress goes to stderr, the tests' output and totals to stdout"
 )]
 
+mod abi;
 mod command;
 mod deadline;
 mod folder;
@@ -25,6 +26,7 @@ mod gpu;
 mod mutants;
 mod needs;
 mod ptx;
+mod pypi;
 mod report;
 mod step;
 mod tally;
@@ -62,10 +64,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then ptx, then vm
+    /// Run all that CI runs: lint, then test, then abi, ptx, vm
     ///
     /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
-    /// nvcc comes from PyPI, and cargo-deny is built from source.
+    /// nvcc and libclang come from PyPI; cargo-deny and bindgen are built from source.
     Ci(RunArgs),
     /// Run the README's commands in a minimal Debian that has nothing else
     ///
@@ -80,6 +82,11 @@ enum Command {
     ///
     /// Built into a target folder of its own, because `--cfg loom` changes every dependency.
     Loom(RunArgs),
+    /// Make the Rust half of the structs that host code and kernels share, from the C headers
+    ///
+    /// Rewrites gio-uring/src/abi/generated.rs and kernels/src/pool/generated.rs. bindgen is built
+    /// from source and libclang comes from PyPI (25 MB), both once.
+    Abi(command::abi::AbiArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -131,6 +138,7 @@ fn main() -> ExitCode {
         Command::Lint(args) => command::lint::run(args),
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),
+        Command::Abi(args) => command::abi::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),

@@ -3,13 +3,15 @@
 //! Each step names its [`Need`]s, and [`satisfy`] gets all of them before the first step runs:
 //! Debian's packages in one `apt-get install`, then what is kept below `target/`.
 
-use std::path::Path;
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 
-use crate::{command, ptx, vm};
+use crate::step::Step;
+use crate::{abi, command, folder, ptx, vm};
 
 /// Something that a step needs and that a machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +29,8 @@ pub enum Need {
     Guest,
     /// NVIDIA's compiler, in `target/ptx`.
     Nvcc,
+    /// bindgen and the libclang that it asks, in `target/abi`.
+    Bindgen,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
 }
@@ -57,8 +61,11 @@ impl Need {
             Self::Qemu if !is_installed(vm::QEMU) => {
                 package(vm::QEMU, "tests run against its NVMe controllers", "qemu-system-x86")
             }
-            Self::Nvcc if !ptx::is_installed() && !python_makes_venvs() => {
+            Self::Nvcc if !ptx::packages().are_installed() && !python_makes_venvs() => {
                 package("python3 with venv", "pip installs nvcc", "python3-venv")
+            }
+            Self::Bindgen if !abi::packages().are_installed() && !python_makes_venvs() => {
+                package("python3 with venv", "pip installs libclang", "python3-venv")
             }
             _ => None,
         }
@@ -69,8 +76,9 @@ impl Need {
         match self {
             Self::Cxx | Self::Gxx | Self::Binutils | Self::Mmdebstrap | Self::Qemu => Ok(()),
             Self::Guest => vm::fetch(),
-            Self::Nvcc => ptx::fetch(),
-            Self::CargoDeny => command::lint::fetch_deny(),
+            Self::Nvcc => ptx::packages().fetch(),
+            Self::Bindgen => abi::fetch(),
+            Self::CargoDeny => cargo_install(command::lint::CARGO_DENY).map(drop),
         }
     }
 }
@@ -85,6 +93,24 @@ pub fn satisfy(needs: impl IntoIterator<Item = Need>) -> Result<()> {
     needs.dedup();
     install_packages(&needs)?;
     needs.into_iter().try_for_each(Need::fetch)
+}
+
+/// Builds a program from crates.io, `NAME@VERSION`, unless an earlier run did: a minute or two.
+/// Returns where it is.
+pub fn cargo_install(program: &str) -> Result<PathBuf> {
+    let tools = folder::target("tools");
+    let (name, _) = program.split_once('@').unwrap_or((program, ""));
+    let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
+    let path = tools.join("bin").join(name.trim_end_matches("-cli"));
+    if path.is_file() && installed.contains(&program.replace('@', " ")) {
+        return Ok(path);
+    }
+    let install = format!("install --locked --debug --quiet {program} --root");
+    let step = Step::cargo("get a program", &install).args([tools.to_string_lossy()]);
+    if step.run_alone()? != ExitCode::SUCCESS {
+        bail!("this machine lacks {program}, and `{step}` failed\n  hint: its output is above");
+    }
+    Ok(path)
 }
 
 fn install_packages(needs: &[Need]) -> Result<()> {

@@ -30,6 +30,7 @@ use compile::{Kernel, Source};
 use install::Toolkit;
 
 use crate::folder;
+use crate::pypi::Packages;
 
 /// Compute capability of the committed PTX.
 const COMMITTED: u32 = 90;
@@ -76,17 +77,9 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// Whether nvcc is there.
-pub fn is_installed() -> bool {
-    install::is_installed(&folder::target("ptx"))
-}
-
-/// Installs nvcc, unless it is there.
-///
-/// # Errors
-/// Says why pip could not install it.
-pub fn fetch() -> Result<()> {
-    Toolkit::new(&folder::target("ptx")).map(drop)
+/// nvcc and what comes with it.
+pub fn packages() -> Packages {
+    install::packages(&folder::target("ptx"))
 }
 
 /// Compiles every module, compares it with what is committed (or replaces that), and checks the

@@ -108,7 +108,7 @@ fn driven<T>(
     let per_batch = case.sms == 1 || case.per_batch;
     let mode = if per_batch { LaunchMode::PerBatch } else { LaunchMode::Resident };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let options = CudaOptions { mode, sms: Some(case.sms) };
+    let options = CudaOptions { mode, sms: Some(case.sms), ..CudaOptions::default() };
     let executor = gpu.executor(options, clock.clone())?;
     let partition = executor.report().partition;
     found.granted = if case.sms == 1 { 1 } else { partition.granted };

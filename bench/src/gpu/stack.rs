@@ -98,7 +98,7 @@ impl Stack {
         let streams: Arc<dyn StreamOps> = Arc::new(CudaStreams::new(&gpu.device)?);
         let copies: Arc<dyn CopyEngine> = Arc::new(CudaCopies::new(&gpu.device)?);
         let (maker, for_executor) = (gpu.clone(), clock.clone());
-        let cuda = CudaOptions { mode: plan.mode, sms: plan.sms };
+        let cuda = CudaOptions { mode: plan.mode, sms: plan.sms, ..CudaOptions::default() };
         let store = Store::open(StoreConfig {
             devices,
             clock,

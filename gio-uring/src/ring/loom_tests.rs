@@ -9,7 +9,7 @@
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 use super::{CompleteConsumer, CompleteProducer, SubmitConsumer, SubmitProducer, Tail, Words};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A ring's words as loom models them.
 #[derive(Clone)]
@@ -252,4 +252,47 @@ fn a_torn_reservation_is_found() {
         assert!(completions.take().is_some(), "the second completion was lost");
         Some(())
     });
+}
+
+/// A launch of two warps leaves while the host submits. Returns what `gio_over` (engine.cuh) and
+/// `CudaExecutor::submitted` promise: the host launches again, or every warp sees the entry.
+fn leave(fenced: bool) -> Option<()> {
+    let (sq, left) = (Ring::new(1), Arc::new(AtomicU64::new(0)));
+    let between = move || {
+        if fenced {
+            fence(Ordering::SeqCst);
+        }
+    };
+    let warps = [0, 1].map(|warp| {
+        let (mut entries, left) = (SubmitConsumer::new(sq.clone(), 0), left.clone());
+        thread::spawn(move || {
+            // Warp 0 decides; the other one stays unless it sees that, and finds the entry later.
+            if warp == 0 {
+                left.store(1, Ordering::Relaxed);
+            } else if left.load(Ordering::Relaxed) != 1 {
+                return true;
+            }
+            between();
+            entries.take().is_some()
+        })
+    });
+    SubmitProducer::new(sq, 0).publish(0);
+    between();
+    let launches = left.load(Ordering::Relaxed) == 1;
+    let seen = warps.map(|warp| warp.join().unwrap());
+    assert!(launches || seen == [true; 2], "the submission was lost");
+    Some(())
+}
+
+/// No submission is lost between a kernel that leaves and a host that believes it still runs.
+#[test]
+fn a_kernel_that_leaves_loses_nothing() {
+    model(3, || leave(true));
+}
+
+/// The model notices that the fences are needed.
+#[test]
+#[should_panic(expected = "the submission was lost")]
+fn leaving_without_fences_is_found() {
+    model(3, || leave(false));
 }

@@ -55,7 +55,7 @@ impl Uring {
             self.expect(State::Running)?;
         }
         // Release: a warp that sees the word sees everything published before it.
-        self.region.store32(Layout::STOP, 1, Ordering::Release);
+        self.region.store64(Layout::STOP, 1, Ordering::Release);
         self.state = State::Stuck;
         // Polled first: an executor without threads (or time) of its own cannot wait in `stop`.
         let clock = self.clock.clone();
@@ -147,7 +147,7 @@ impl Uring {
         }
         // First: the new queues may get the memory of the old ones.
         let counted = self.queues.counters();
-        self.queues = Queues::lay_out(grants, self.executor.as_ref())?;
+        self.queues = Queues::lay_out(grants, self.depth(), self.executor.as_ref())?;
         for queue in counted {
             self.before += queue.counters;
         }

@@ -157,7 +157,6 @@ impl Uring {
         };
         iocb.flags = if fua { abi::FLAG_FUA } else { 0 };
         iocb.devices = self.devices();
-        iocb.warps_left = self.queues.len();
         self.region.write(self.layout.iocb(id.index()), iocb);
         self.submit.publish(id.index());
         self.issued += 1;

@@ -1,8 +1,7 @@
 // The binary interface between host code and the I/O kernel: plain C, for nvcc, NVRTC, g++.
 //
-// Every struct here exists exactly twice: here and in gio-uring/src/abi.rs. A test compares sizes
-// and offsets (kernels/src/host/abi_table.cpp lists them). Every address is one that the executor
-// running the kernel can dereference, unless its name ends in _iova. Little-endian throughout.
+// gio-uring/src/abi/generated.rs is made from it by `cargo xtask abi`. Every address is one that the
+// executor running the kernel can dereference, unless its name ends in _iova. Little-endian.
 #ifndef GIO_ABI_H
 #define GIO_ABI_H
 
@@ -15,7 +14,6 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
-#define GIO_ABI_VERSION 1u
 #define GIO_WARP 32u        // lanes of a warp; SQEs per doorbell at the most
 #define GIO_IOCTX_MAX 2048u // explicit IOCTXs in one IOCB (paper, section 3.2)
 #define GIO_WINDOW 8u       // operations one warp may have in progress
@@ -85,7 +83,7 @@ typedef struct gio_pool {
   uint64_t pad_write_iova; // ... and come from here (zeroes) in a write
 } gio_pool;              // 72 bytes
 
-// One operation. Filled by the caller; the second half belongs to the kernel until the CQE is out.
+// One operation. Filled by the caller. The last warp writes errors, error and objects.
 typedef struct gio_iocb {
   uint32_t opcode;
   uint32_t flags;
@@ -104,19 +102,29 @@ typedef struct gio_iocb {
   uint64_t signal;    // u32: *signal = signal_value when everything completed; 0 = none
   uint32_t wait_value;
   uint32_t signal_value;
-  uint32_t warps_left; // warps that have not finished their part
-  uint32_t errors;     // commands and IOCTXs that failed
-  uint64_t error;      // one of the failures: status << 32 | index of its IOCTX
-  uint64_t objects;    // IOCTX rows done without error
+  uint32_t errors;    // commands and IOCTXs that failed
+  uint32_t reserved0;
+  uint64_t error;     // one of the failures: status << 32 | index of its IOCTX
+  uint64_t objects;   // IOCTX rows done without error
   uint64_t reserved[2];
-} gio_iocb;            // 128 bytes
+} gio_iocb;           // 128 bytes
+
+// What the warps did of one operation so far. Kept where the kernel runs, one for each IOCB; the
+// last warp writes the sums to the IOCB, and makes this ready for the next operation.
+typedef struct gio_progress {
+  uint32_t warps_left; // warps that have not finished their part
+  uint32_t errors;
+  uint64_t error;
+  uint64_t objects;
+  uint64_t reserved;
+} gio_progress;        // 32 bytes
 
 // One command slot of a queue: what its CID stands for.
 typedef struct gio_slot {
   uint16_t generation; // of the CID: cid = generation << depth_log2 | slot
   uint16_t state;      // 0 free, 1 outstanding, 2 given up (quarantined: DMA may still happen)
   uint16_t active;     // index into gio_warp.active
-  uint16_t count;      // IOCTXs merged into the command; bit 15: a piece of one, not its last
+  uint16_t count;      // IOCTXs merged into the command; bit 15: a split of one, not its last
   uint32_t first;      // index of the first IOCTX
   uint32_t bytes;
   uint64_t since_ns;   // when it was submitted
@@ -130,7 +138,39 @@ typedef struct gio_active {
   uint32_t errors;
   uint64_t error;
   uint64_t objects;
-} gio_active;           // 32 bytes
+  uint64_t status;      // gio_iocb.status
+  uint32_t opcode;      // gio_iocb.opcode
+  uint32_t reserved;
+} gio_active;           // 48 bytes
+
+// The operation that a warp generates commands for: copied from IOCB, pool and tables when the warp
+// took it, so that a doorbell needs none of them again. The same for all lanes.
+typedef struct gio_op {
+  gio_iocb iocb;
+  gio_pool pool;          // affine only
+  uint64_t lbas;          // size of the namespace
+  uint64_t data_lba;      // of this device
+  uint64_t row_iova;      // of `row`
+  uint64_t pad_iova;
+  uint32_t pad_type;      // SGL: data or bit bucket
+  uint32_t affine;
+  uint32_t invalid;       // GIO_STATUS_INVALID: makes no sense as a whole; else 0
+  uint32_t rows;
+  uint32_t row;           // affine: of the pool
+  uint32_t row_class;
+  uint32_t begin;         // IOCTXs [begin, end) are this warp's share of the row
+  uint32_t end;
+  uint32_t split_bytes;   // of one command, at the most
+  uint32_t splits;        // commands of one IOCTX, at the most
+  uint32_t merge;         // IOCTXs of one command, at the most
+  uint32_t boundary_lbas; // no command should cross a multiple of it; 0 = none
+  uint32_t slot_lbas;
+  uint32_t group_slots;   // slots of one row of a group on one device
+  uint32_t prp;
+  uint32_t page_bytes;
+  uint32_t lba_shift;
+  uint32_t reserved;
+} gio_op;                 // 304 bytes
 
 // One warp and the queue pair it owns. The first half is written by the host before the start, the
 // rest only by the warp; the host reads counters and fault at any time.
@@ -156,6 +196,8 @@ typedef struct gio_warp {
   uint32_t device;           // which device of the store
   uint32_t part;             // this warp's part of the device's run: part of parts
   uint32_t parts;
+  uint32_t boundary_lbas;    // NOIOB: commands that cross no multiple of it are faster; 0 = none
+  uint32_t reserved0;
   // the warp's own
   uint32_t sq_tail;
   uint32_t cq_head;          // free running
@@ -164,10 +206,11 @@ typedef struct gio_warp {
   uint32_t outstanding;
   uint32_t cursor_active;    // which active operation is generating; GIO_WINDOW = none
   uint32_t cursor_row;
-  uint32_t cursor_at;        // next piece of the row's run
+  uint32_t cursor_at;        // next split of the row's run
   uint32_t fault;
   uint32_t quarantined;      // slots in state 2
-  uint64_t swept_ns;         // when the slots were last looked through for timeouts
+  uint64_t swept_ns;         // when the slots were last checked for timeouts
+  uint64_t idle_ns;          // since when every operation of the kernel is complete; 0 = not now
   // counters
   uint64_t commands;
   uint64_t objects;
@@ -178,26 +221,30 @@ typedef struct gio_warp {
   uint64_t errors;
   uint64_t late;             // completions that came after their timeout
   gio_active active[GIO_WINDOW];
-  uint64_t reserved[3];      // to whole cache lines: warps on different threads share none
-} gio_warp;                  // 512 bytes
+  gio_op op;                 // of cursor_active
+  uint64_t reserved[11];     // to whole cache lines: warps on different threads share none
+} gio_warp;                  // 1024 bytes
 
 // What a kernel launch, or a host thread's turn, is given.
 typedef struct gio_args {
   uint64_t warps;      // gio_warp[warp_count]
-  uint64_t iocbs;      // gio_iocb[]
+  uint64_t iocbs;      // gio_iocb[ring_mask + 1]
+  uint64_t progress;   // gio_progress[ring_mask + 1]
   uint64_t sq_ring;    // u64[ring_mask + 1]: (position + 1) << 32 | iocb id
   uint64_t cq_ring;    // u64[ring_mask + 1]: the same form
   uint64_t cq_tail;    // u32: next position of the completion ring, shared by all warps
-  uint64_t stop;       // u32: nonzero = submit nothing more, end when nothing is outstanding
+  uint64_t stop;       // u64: nonzero = submit nothing more, end when nothing is outstanding
+  uint64_t left;       // u64: the last launch that has left, or is about to (kernel.cuh);
+                       //   0 = the kernel stays until the stop word
   uint64_t clock;      // u64: virtual time in ns; 0 = the processor's own clock
   uint64_t timeout_ns; // of a command
+  uint64_t linger_ns;  // the kernel leaves when it had nothing to do for so long
+  uint64_t launch;     // number of this launch, from 1 on
   uint32_t warp_count;
   uint32_t ring_mask;
-  uint32_t until;      // launch-per-batch: end once ring_head reaches this and all is done
-  uint32_t resident;   // 1: `until` is ignored
   uint32_t rounds;     // host: give the thread back after this many rounds
   uint32_t reserved;
-} gio_args;            // 88 bytes
+} gio_args;            // 112 bytes
 
 // clang-format on
 #endif

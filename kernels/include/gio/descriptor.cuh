@@ -16,44 +16,37 @@
 
 // What one lane contributes to a command: `data` bytes of memory at `iova`, then `pad` bytes that
 // no KV block holds.
-struct gio_piece {
+struct gio_segment {
   uint64_t iova;
   uint32_t data;
   uint32_t pad;
-};
-
-// Where padding goes or comes from.
-struct gio_padding {
-  uint64_t iova;
-  uint32_t type; // GIO_SGL_DATA or GIO_SGL_BIT_BUCKET
 };
 
 GIO_FN gio_u128 gio_sgl(uint64_t iova, uint32_t bytes, uint32_t type) {
   return gio_u128{iova, static_cast<uint64_t>(type) << 56 | bytes};
 }
 
-GIO_FN uint32_t gio_sgl_entries(const gio_piece &piece) {
-  return (piece.data != 0u ? 1u : 0u) + (piece.pad != 0u ? 1u : 0u);
+GIO_FN uint32_t gio_sgl_entries(const gio_segment &segment) {
+  return (segment.data != 0u ? 1u : 0u) + (segment.pad != 0u ? 1u : 0u);
 }
 
-GIO_FN gio_u128 gio_sgl_padding(const gio_padding &padding, uint32_t bytes) {
-  const bool bucket = padding.type == GIO_SGL_BIT_BUCKET;
-  return gio_sgl(bucket ? 0u : padding.iova, bytes, padding.type);
+GIO_FN gio_u128 gio_sgl_padding(const gio_op &op, uint32_t bytes) {
+  return gio_sgl(op.pad_type == GIO_SGL_BIT_BUCKET ? 0u : op.pad_iova, bytes, op.pad_type);
 }
 
-// The entries of `piece` at `area`, from entry `at` on.
-GIO_FN void gio_sgl_write(gio_u128 *area, uint32_t at, const gio_piece &piece,
-                          const gio_padding &padding) {
-  if (piece.data != 0u) gio_st16(area + at++, gio_sgl(piece.iova, piece.data, GIO_SGL_DATA));
-  if (piece.pad != 0u) gio_st16(area + at, gio_sgl_padding(padding, piece.pad));
+// The entries of `segment` at `area`, from entry `at` on.
+GIO_FN void gio_sgl_write(gio_u128 *area, uint32_t at, const gio_segment &segment,
+                          const gio_op &op) {
+  if (segment.data != 0u) gio_st16(area + at++, gio_sgl(segment.iova, segment.data, GIO_SGL_DATA));
+  if (segment.pad != 0u) gio_st16(area + at, gio_sgl_padding(op, segment.pad));
 }
 
 // The data pointer of a command whose entries are all in its SQE (`entries` 1) or at `area_iova`.
-GIO_FN gio_u128 gio_sgl_pointer(uint32_t entries, const gio_piece &piece,
-                                const gio_padding &padding, uint64_t area_iova) {
+GIO_FN gio_u128 gio_sgl_pointer(uint32_t entries, const gio_segment &segment,
+                                const gio_op &op, uint64_t area_iova) {
   if (entries > 1u) return gio_sgl(area_iova, entries * GIO_SGL_BYTES, GIO_SGL_LAST_SEGMENT);
-  if (piece.data != 0u) return gio_sgl(piece.iova, piece.data, GIO_SGL_DATA);
-  return gio_sgl_padding(padding, piece.pad);
+  if (segment.data != 0u) return gio_sgl(segment.iova, segment.data, GIO_SGL_DATA);
+  return gio_sgl_padding(op, segment.pad);
 }
 
 // PRP pages that `bytes` from `iova` on touch. The page size is a power of two.
@@ -62,13 +55,13 @@ GIO_FN uint32_t gio_prp_pages(uint64_t iova, uint32_t bytes, uint32_t page_bytes
   return static_cast<uint32_t>((offset + bytes + page_bytes - 1u) >> gio_lowest(page_bytes));
 }
 
-// The pages of `piece` as pages `at`, at + 1, ... of its command, which has `pages` in all. Page 0
+// The pages of `segment` as pages `at`, at + 1, ... of its command, which has `pages` in all. Page 0
 // is PRP1; page 1 is PRP2 when it is the last one; the others are list entries.
-GIO_FN void gio_prp_write(uint64_t *list, uint32_t at, uint32_t pages, const gio_piece &piece,
+GIO_FN void gio_prp_write(uint64_t *list, uint32_t at, uint32_t pages, const gio_segment &segment,
                           uint32_t page_bytes) {
   if (pages <= 2u) return;
-  const uint64_t page = piece.iova & ~(static_cast<uint64_t>(page_bytes) - 1u);
-  const uint32_t own = gio_prp_pages(piece.iova, piece.data, page_bytes);
+  const uint64_t page = segment.iova & ~(static_cast<uint64_t>(page_bytes) - 1u);
+  const uint32_t own = gio_prp_pages(segment.iova, segment.data, page_bytes);
   for (uint32_t i = at == 0u ? 1u : 0u; i < own; ++i) {
     list[at + i - 1u] = page + static_cast<uint64_t>(i) * page_bytes;
   }

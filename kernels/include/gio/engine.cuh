@@ -1,19 +1,19 @@
-// One turn of a warp: reap, look after time and the stop word, submit.
+// One round of a warp: reap, poll, check for timeouts, submit.
 //
-// Submitting goes chunk by chunk: 32 pieces are located, neighbours on the device become runs of
+// Submitting goes chunk by chunk: 32 splits are located, neighbours on the device become runs of
 // one command each, every lane writes its own part of the descriptors and the first lane of a run
 // the SQE. Up to 32 SQEs share one fence and one doorbell.
 #pragma once
 #include "cursor.cuh"
 
-#define GIO_CHUNKS_MAX 64u // chunks of one turn: keeps reaping going when little is submitted
-#define GIO_DRIB 16u       // fewer commands than this wait for more room
-#define GIO_LOOK_EVERY 64u // busy rounds between two looks at stop word and timeouts
+#define GIO_CHUNKS_MAX 64u // chunks of one round: keeps reaping going when little is submitted
+#define GIO_BATCH_MIN 16u  // fewer commands than this wait for more room
+#define GIO_POLL_EVERY 64u // busy rounds between two polls of stop word and timeouts
 
-// What a turn, or gio_host_run, tells its caller.
+// What gio_host_run returns.
 #define GIO_RUN_MOVED 1u    // something was submitted, completed or refused
 #define GIO_RUN_IDLE 2u     // nothing is in progress: only a new submission changes that
-#define GIO_RUN_FINISHED 4u // stopped, or done with everything up to args.until
+#define GIO_RUN_FINISHED 4u // stopped, or left
 
 // The commands of one doorbell.
 struct gio_batch {
@@ -25,20 +25,27 @@ struct gio_batch {
 // Which lanes of a chunk are commands, and of which: bit masks over the lanes.
 struct gio_chunk {
   uint32_t n;       // lanes used
-  uint32_t go;      // lanes whose piece is sent
+  uint32_t go;      // lanes whose split is sent
   uint32_t leaders; // the first lane of each command
   uint32_t refused;
 };
 
+// Whether a command of so many LBAs crosses a boundary that it should not.
+GIO_FN bool gio_crosses(const gio_op &op, uint64_t lba, uint32_t lbas) {
+  if (op.boundary_lbas == 0u) return false;
+  return lba / op.boundary_lbas != (lba + lbas - 1u) / op.boundary_lbas;
+}
+
 // Lanes that start a run of neighbours, then each merge-th lane of a run.
-GIO_FN uint32_t gio_leaders(const gio_op &op, gio_pieces &p, uint32_t go, uint32_t n) {
+GIO_FN uint32_t gio_leaders(const gio_op &op, gio_splits &p, uint32_t go, uint32_t n) {
   if (op.merge == 1u) return go;
   gio_lane<uint64_t> before;
   gio_lane<uint32_t> flag;
   gio_from_below(before, p.lba, n);
   GIO_LANES (l, n) {
     const bool neighbour =
-        l != 0u && (go >> (l - 1u) & 1u) != 0u && p.lba[l] == before[l] + op.slot_lbas;
+        l != 0u && (go >> (l - 1u) & 1u) != 0u && p.lba[l] == before[l] + op.slot_lbas &&
+        !gio_crosses(op, before[l], op.slot_lbas * 2u);
     flag[l] = (go >> l & 1u) != 0u && !neighbour ? 1u : 0u;
   }
   const uint32_t heads = gio_ballot(flag, n);
@@ -55,25 +62,25 @@ GIO_FN uint32_t gio_leaders(const gio_op &op, gio_pieces &p, uint32_t go, uint32
 
 // Decides what the located lanes become: not more commands than there is room for, and no run cut
 // off at the end of the chunk that could have been longer.
-GIO_FN gio_chunk gio_plan(gio_state &s, const gio_op &op, gio_pieces &p, uint32_t n,
+GIO_FN gio_chunk gio_plan(gio_state &s, const gio_op &op, gio_splits &p, uint32_t n,
                           uint32_t room) {
   gio_lane<uint32_t> flag;
   gio_chunk c;
   GIO_LANES (l, n) {
     const uint32_t v = p.verdict[l];
-    flag[l] = v == GIO_VERDICT_GO || v == GIO_VERDICT_GO_PIECE ? 1u : 0u;
+    flag[l] = v == GIO_VERDICT_GO || v == GIO_VERDICT_GO_SPLIT ? 1u : 0u;
   }
   c.go = gio_ballot(flag, n);
   c.refused = 0;
   if (c.go != gio_low_bits(n)) {
-    GIO_LANES (l, n) flag[l] = p.verdict[l] > GIO_VERDICT_GO_PIECE ? 1u : 0u;
+    GIO_LANES (l, n) flag[l] = p.verdict[l] > GIO_VERDICT_GO_SPLIT ? 1u : 0u;
     c.refused = gio_ballot(flag, n);
   }
   c.leaders = gio_leaders(op, p, c.go, n);
   c.n = n;
   if (gio_popc(c.leaders) > room) {
     c.n = gio_nth_bit(c.leaders, room);
-  } else if (op.merge > 1u && c.leaders != 0u && n < gio_pieces_left(s, op)) {
+  } else if (op.merge > 1u && c.leaders != 0u && n < gio_splits_left(s, op)) {
     const uint32_t last = gio_highest(c.leaders);
     const bool open = c.go >> (n - 1u) != 0u && n - last < op.merge;
     if (open && last != 0u) c.n = last;
@@ -85,9 +92,9 @@ GIO_FN gio_chunk gio_plan(gio_state &s, const gio_op &op, gio_pieces &p, uint32_
   return c;
 }
 
-GIO_FN void gio_refuse_lanes(gio_state &s, const gio_op &op, gio_pieces &p, const gio_chunk &c) {
+GIO_FN void gio_refuse_lanes(gio_state &s, const gio_op &op, gio_splits &p, const gio_chunk &c) {
   GIO_LANES (l, c.n) {
-    if ((c.refused >> l & 1u) != 0u) gio_set_status(op.iocb, p.index[l], p.verdict[l]);
+    if ((c.refused >> l & 1u) != 0u) gio_set_status(op.iocb.status, p.index[l], p.verdict[l]);
   }
   const uint32_t one = gio_lowest(c.refused);
   const uint64_t error = static_cast<uint64_t>(gio_shfl(p.verdict, one)) << 32;
@@ -108,31 +115,31 @@ GIO_FN uint32_t gio_run_length(const gio_chunk &c, uint32_t lead) {
 
 // Writes lane l's part of the descriptors; returns the data pointer, which only a leader needs.
 // `second` is the address in the next lane.
-GIO_FN gio_u128 gio_describe(const gio_state &s, const gio_op &op, const gio_piece &piece,
+GIO_FN gio_u128 gio_describe(const gio_state &s, const gio_op &op, const gio_segment &segment,
                              uint64_t second, uint32_t slot, uint32_t at, uint32_t count) {
   const uint64_t offset = static_cast<uint64_t>(slot) * s.w->descriptor_bytes;
   const uint64_t area = s.w->descriptors + offset;
   const uint64_t area_iova = s.w->descriptors_iova + offset;
   if (op.prp != 0u) {
-    const uint32_t own = gio_prp_pages(piece.iova, piece.data, op.page_bytes);
+    const uint32_t own = gio_prp_pages(segment.iova, segment.data, op.page_bytes);
     const uint32_t pages = own * count; // merged objects are whole pages, all of the same number
-    gio_prp_write(gio_ptr<uint64_t>(area), at * own, pages, piece, op.page_bytes);
-    const uint64_t page = piece.iova & ~(static_cast<uint64_t>(op.page_bytes) - 1u);
+    gio_prp_write(gio_ptr<uint64_t>(area), at * own, pages, segment, op.page_bytes);
+    const uint64_t page = segment.iova & ~(static_cast<uint64_t>(op.page_bytes) - 1u);
     if (own == 2u) second = page + op.page_bytes;
-    return gio_prp_pointer(pages, piece.iova, second, area_iova);
+    return gio_prp_pointer(pages, segment.iova, second, area_iova);
   }
-  const uint32_t own = gio_sgl_entries(piece); // merged objects are padded alike
-  if (own * count > 1u) gio_sgl_write(gio_ptr<gio_u128>(area), at * own, piece, op.padding);
-  return gio_sgl_pointer(own * count, piece, op.padding, area_iova);
+  const uint32_t own = gio_sgl_entries(segment); // merged objects are padded alike
+  if (own * count > 1u) gio_sgl_write(gio_ptr<gio_u128>(area), at * own, segment, op);
+  return gio_sgl_pointer(own * count, segment, op, area_iova);
 }
 
 // Writes the chunk's descriptors, slots and SQEs behind those of the batch.
-GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_pieces &p, const gio_chunk &c,
+GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_splits &p, const gio_chunk &c,
                      gio_batch &batch) {
   gio_command command;
-  command.dword0 = op.iocb->opcode | (op.prp != 0u ? 0u : GIO_SQE_SGL);
+  command.dword0 = op.iocb.opcode | (op.prp != 0u ? 0u : GIO_SQE_SGL);
   command.nsid = s.w->nsid;
-  const bool fua = op.iocb->opcode == GIO_OP_WRITE && (op.iocb->flags & GIO_FLAG_FUA) != 0u;
+  const bool fua = op.iocb.opcode == GIO_OP_WRITE && (op.iocb.flags & GIO_FLAG_FUA) != 0u;
   command.dword12 = fua ? GIO_SQE_FUA : 0u;
   gio_lane<uint64_t> second;
   if (op.prp != 0u && op.merge > 1u) {
@@ -147,14 +154,14 @@ GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_pieces &p, const gio_ch
     const uint32_t rank = gio_popc(gio_below(c.leaders, lead));
     const uint32_t count = gio_run_length(c, lead);
     const uint32_t slot = gio_slot_of(s, rank);
-    const gio_piece piece{p.iova[l], p.data[l], p.pad[l]};
-    const gio_u128 data = gio_describe(s, op, piece, second[l], slot, l - lead, count);
+    const gio_segment segment{p.iova[l], p.data[l], p.pad[l]};
+    const gio_u128 data = gio_describe(s, op, segment, second[l], slot, l - lead, count);
     if (l != lead) continue;
     const uint32_t cid = gio_next_cid(s, slot);
     const uint32_t bytes = (p.data[l] + p.pad[l]) * count;
     gio_slot *entry = s.slots + slot;
     *gio_slot_word(entry) = gio_slot_value(cid >> s.depth_log2, GIO_SLOT_OUTSTANDING);
-    const uint32_t part = p.verdict[l] == GIO_VERDICT_GO_PIECE ? GIO_SLOT_PIECE : 0u;
+    const uint32_t part = p.verdict[l] == GIO_VERDICT_GO_SPLIT ? GIO_SLOT_SPLIT : 0u;
     entry->active = static_cast<uint16_t>(s.cursor_active);
     entry->count = static_cast<uint16_t>(count | part);
     entry->first = p.index[l];
@@ -172,23 +179,19 @@ GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_pieces &p, const gio_ch
   batch.room -= n;
 }
 
-// Refuses up to 32 IOCTXs from the cursor on, each with all its pieces that were not yet sent.
-GIO_FN void gio_refuse(gio_state &s, const gio_op &op) {
-  const uint32_t at = s.cursor_at / op.pieces;
+// Refuses up to 32 IOCTXs from the cursor on, each with all its splits that were not yet sent.
+GIO_FN void gio_refuse(gio_state &s, const gio_op &op, uint32_t status) {
+  const uint32_t at = s.cursor_at / op.splits;
   const uint32_t n = gio_min(GIO_WARP, op.end - op.begin - at);
-  GIO_LANES (l, n) gio_set_status(op.iocb, op.begin + at + l, op.refuse);
-  gio_refused(s, s.cursor_active, n, static_cast<uint64_t>(op.refuse) << 32 | (op.begin + at));
-  s.cursor_at = (at + n) * op.pieces;
+  GIO_LANES (l, n) gio_set_status(op.iocb.status, op.begin + at + l, status);
+  gio_refused(s, s.cursor_active, n, static_cast<uint64_t>(status) << 32 | (op.begin + at));
+  s.cursor_at = (at + n) * op.splits;
 }
 
 // Advances the operation by one chunk.
-GIO_FN void gio_advance(gio_state &s, gio_op &op, gio_batch &batch) {
-  if (op.refuse != 0u) {
-    gio_refuse(s, op);
-    return;
-  }
-  gio_pieces p;
-  const uint32_t n = gio_min(GIO_WARP, gio_pieces_left(s, op));
+GIO_FN void gio_advance(gio_state &s, const gio_op &op, gio_batch &batch) {
+  gio_splits p;
+  const uint32_t n = gio_min(GIO_WARP, gio_splits_left(s, op));
   gio_locate(s, op, p, n);
   const gio_chunk c = gio_plan(s, op, p, n, batch.room);
   if (c.refused != 0u) gio_refuse_lanes(s, op, p, c);
@@ -199,8 +202,8 @@ GIO_FN void gio_advance(gio_state &s, gio_op &op, gio_batch &batch) {
 // Whether to wait for more room: a doorbell for a few commands costs as much as one for many. Not
 // when they are all that is left, and not when the controller has nothing else to do.
 GIO_FN bool gio_hold(const gio_state &s, const gio_op &op, uint32_t room) {
-  if (room >= gio_min(GIO_DRIB, s.slot_mask / 2u + 1u) || s.outstanding == 0u) return false;
-  const uint32_t left = (gio_pieces_left(s, op) + op.merge - 1u) / op.merge;
+  if (room >= gio_min(GIO_BATCH_MIN, s.slot_mask / 2u + 1u) || s.outstanding == 0u) return false;
+  const uint32_t left = (gio_splits_left(s, op) + op.merge - 1u) / op.merge;
   return left + (op.rows - s.cursor_row - 1u) > room;
 }
 
@@ -213,11 +216,9 @@ GIO_FN void gio_generated(gio_state &s) {
 }
 
 // Moves the cursor past rows in which this warp has no share or nothing left. False at the end.
-GIO_FN bool gio_find_row(gio_state &s, gio_op &op) {
-  while (s.cursor_row < op.rows && gio_pieces_left(s, op) == 0u) {
-    s.cursor_row += 1u;
-    s.cursor_at = 0;
-    gio_op_row(s, op);
+GIO_FN bool gio_find_row(gio_state &s, const gio_op &op) {
+  while (s.cursor_row < op.rows && gio_splits_left(s, op) == 0u) {
+    gio_next_row(s);
   }
   return s.cursor_row < op.rows;
 }
@@ -226,51 +227,78 @@ GIO_FN bool gio_find_row(gio_state &s, gio_op &op) {
 GIO_FN bool gio_submit(gio_state &s) {
   bool moved = false;
   gio_batch batch{0, gio_min(gio_room(s), GIO_WARP), 0};
-  gio_op op{};
-  bool loaded = false;
+  const gio_op &op = s.w->op;
   for (uint32_t chunk = 0; chunk < GIO_CHUNKS_MAX; ++chunk) {
-    if (!loaded) {
-      if (s.cursor_active == GIO_WINDOW) {
-        if (!gio_accept(s)) break;
-        moved = true;
-      }
-      gio_op_load(s, op);
-      loaded = true;
+    if (s.cursor_active == GIO_WINDOW) {
+      if (!gio_accept(s)) break;
+      moved = true;
     }
     if (!gio_find_row(s, op)) {
       gio_generated(s);
       moved = true;
-      loaded = false;
       continue;
     }
-    if (op.refuse == 0u) {
+    const uint32_t refusal = op.invalid != 0u ? op.invalid : gio_refusal(s);
+    if (refusal != 0u) {
+      gio_refuse(s, op, refusal);
+    } else {
       if (batch.room == 0u || (batch.sqes == 0u && gio_hold(s, op, batch.room))) break;
       if (batch.sqes == 0u) batch.now = gio_now(s);
+      gio_advance(s, op, batch);
     }
-    gio_advance(s, op, batch);
     moved = true;
   }
   if (batch.sqes != 0u) gio_ring_sq(s, batch.sqes);
   return moved;
 }
 
-// Whether the warp has nothing more to do, ever. True only after a round in which nothing moved.
-GIO_FN bool gio_over(const gio_state &s) {
+// Whether the warp has nothing more to do in this launch. To be asked only after a round in which
+// nothing moved.
+//
+// A kernel that stays costs an engine that waits for the whole GPU its life, so it leaves after a
+// while without work, and the host launches it again with the next submission. Nothing is lost in
+// between: warp 0 decides, when everything that it took is complete. It writes the number of this
+// launch to `left`, then checks the ring once more; the host writes the ring, then checks `left`
+// (CudaExecutor::submitted).
+//
+// Ordering: each side's write and read have a sequentially consistent fence between them, so at
+// least one of the two sees what the other wrote: the host launches the next kernel, which starts
+// when this one has ended, or this warp goes on. The other warps read `left`, then, behind the same
+// fence, the ring: a host that did not see it has its fence in front of theirs, so they see the
+// entry. An entry that waits for its event is one, too. `left` is never taken back: the warp that
+// found an entry works it off and leaves then. (gio-uring/src/ring/loom_tests.rs models this.)
+GIO_FN bool gio_over(gio_state &s) {
   if (s.window != 0u) return false;
   if (s.stopped != 0u) return true; // gio_submit found the ring empty
-  return s.args->resident == 0u && static_cast<int32_t>(s.ring_head - s.args->until) >= 0;
+  if (s.args->left == 0u || s.waiting != 0u) return false;
+  if (s.leaving == 0u) {
+    if (s.w != gio_ptr<gio_warp>(s.args->warps)) return false;
+    gio_lane<uint32_t> tail;
+    GIO_LANES (l, 1) tail[l] = gio_ld_relaxed_gpu(gio_ptr<const uint32_t>(s.args->cq_tail));
+    if (gio_shfl(tail, 0) != s.ring_head) return false;
+    const uint64_t now = gio_now(s);
+    if (s.idle_ns == 0u) s.idle_ns = now;
+    if (now - s.idle_ns < s.args->linger_ns) return false;
+    GIO_LANES (l, 1) gio_st_relaxed_sys(gio_ptr<uint64_t>(s.args->left), s.args->launch);
+  }
+  gio_fence_sc_sys();
+  gio_poll(s);
+  return s.next == 0u;
 }
 
 // One round. Returns whether anything moved.
-GIO_FN bool gio_round(gio_state &s, bool look) {
+GIO_FN bool gio_round(gio_state &s, bool poll) {
   bool moved = gio_reap(s) != 0u;
-  if (look) {
-    s.stopped = gio_common_acquire(gio_ptr<const uint32_t>(s.args->stop));
+  s.polled = 0;
+  if (poll) {
+    gio_poll(s);
     gio_sweep(s);
   }
-  if (s.trouble != GIO_FAULT_NONE && s.fault == GIO_FAULT_NONE) {
+  if (s.pending_fault != GIO_FAULT_NONE && s.fault == GIO_FAULT_NONE) {
     gio_fail(s);
     moved = true;
   }
-  return gio_submit(s) || moved;
+  moved = gio_submit(s) || moved;
+  if (moved) s.idle_ns = 0;
+  return moved;
 }

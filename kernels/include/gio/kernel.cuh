@@ -1,4 +1,4 @@
-// The entry points: a launch on the GPU, a turn of a host thread.
+// The entry points: a launch on the GPU, rounds of a host thread.
 #pragma once
 #include "engine.cuh"
 
@@ -7,9 +7,9 @@
 #define GIO_NAP_NS 64u
 #define GIO_NAP_NS_MAX 1024u
 
-// One warp per queue pair. Launch-per-batch ends when everything up to args.until is done; resident
-// (args.resident) ends after the stop word. Either ends at the latest one command timeout after the
-// stop word was set, because everything outstanding is then done or given up.
+// One warp per queue pair. Ends when it had nothing to do for args.linger_ns (gio_over), or after
+// the stop word: then at the latest one command timeout later, because everything outstanding is
+// then done or given up.
 extern "C" __global__ void __launch_bounds__(128)
     gio_kernel(const __grid_constant__ gio_args args) {
   const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / GIO_WARP;
@@ -17,11 +17,11 @@ extern "C" __global__ void __launch_bounds__(128)
   gio_state s;
   gio_load(s, &args, warp);
   uint32_t idle = 1;
-  uint32_t since_look = 0;
+  uint32_t since_poll = 0;
   for (;;) {
-    const bool look = idle != 0u || ++since_look >= GIO_LOOK_EVERY;
-    if (look) since_look = 0;
-    if (gio_round(s, look)) {
+    const bool poll = idle != 0u || ++since_poll >= GIO_POLL_EVERY;
+    if (poll) since_poll = 0;
+    if (gio_round(s, poll)) {
       idle = 0;
       continue;
     }
@@ -35,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(128)
 #else
 
 // Up to args.rounds rounds of one warp, fewer when nothing moves. Returns GIO_RUN_*.
-static uint32_t gio_host_turn(const gio_args *args, uint32_t warp) {
+static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
   gio_state s;
   gio_load(s, args, warp);
   uint32_t result = 0;
   for (uint32_t round = 0;; ++round) {
-    const bool moved = gio_round(s, round % GIO_LOOK_EVERY == 0u);
+    const bool moved = gio_round(s, round % GIO_POLL_EVERY == 0u);
     if (moved) {
       result |= GIO_RUN_MOVED;
       if (round + 1u < args->rounds) continue;
@@ -54,13 +54,13 @@ static uint32_t gio_host_turn(const gio_args *args, uint32_t warp) {
   return result;
 }
 
-// Gives warps [first, first + count) a turn each. MOVED when one of them moved; IDLE and FINISHED
+// Runs warps [first, first + count) one after the other. MOVED when one of them moved; IDLE and FINISHED
 // when all of them say so.
 extern "C" uint32_t gio_host_run(const gio_args *args, uint32_t first, uint32_t count) {
   uint32_t moved = 0;
   uint32_t all = GIO_RUN_IDLE | GIO_RUN_FINISHED;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t result = gio_host_turn(args, first + i);
+    const uint32_t result = gio_host_rounds(args, first + i);
     moved |= result & GIO_RUN_MOVED;
     all &= result;
   }

@@ -12,8 +12,10 @@
 // Ordering: (1) SQE and descriptor stores -> gio_fence_release_sys -> gio_doorbell, paired with the
 // controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld_cqe ->
 // gio_fence_acq_rel_sys, before anything that tells the data is there. (3) status stores and data
-// -> gio_sub_acq_rel_gpu of warps_left -> gio_st_release_sys of the completion ring, paired with
-// the host's acquire load of the ring.
+// -> gio_add_acq_rel_gpu of warps_left -> gio_st_release_sys of the completion ring, paired with
+// the host's acquire load of the ring. (4) leaving (kernel.cuh): a store of `left`, or a load that
+// sees it -> gio_fence_sc_sys -> a load of the ring, against the host's store of the ring -> its
+// own sequentially consistent fence -> its load of `left`.
 #pragma once
 #include "abi.h"
 
@@ -49,6 +51,10 @@ GIO_FN uint64_t gio_ld_relaxed_sys(const uint64_t *p) {
   return v;
 }
 
+// The same of a word that others change. gio_poll puts a fence behind what is new.
+GIO_FN uint32_t gio_ld_poll_sys(const uint32_t *p) { return gio_ld_relaxed_sys(p); }
+GIO_FN uint64_t gio_ld_poll_sys(const uint64_t *p) { return gio_ld_relaxed_sys(p); }
+
 // "Data Movement and Conversion Instructions: ld" (.acquire, scope .sys).
 GIO_FN uint32_t gio_ld_acquire_sys(const uint32_t *p) {
   uint32_t v;
@@ -80,7 +86,7 @@ GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
 // The same, relaxed, of the second half of a CQE: one single-copy-atomic read of SQ head, SQ, CID,
 // phase and status, which so belong to the same completion. The first half is of no use here; a
 // 128-bit load of the whole is narrowed to this one by ptxas.
-GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p) { return gio_ld_relaxed_sys(&p->hi); }
+GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p, uint32_t) { return gio_ld_relaxed_sys(&p->hi); }
 
 // "Data Movement and Conversion Instructions: st", weak, vectorised: a quarter of an SQE or a
 // descriptor. gio_fence_release_sys orders it before the doorbell.
@@ -90,6 +96,9 @@ GIO_FN void gio_st16(void *p, gio_u128 v) {
 
 // "Parallel Synchronization and Communication Instructions: membar/fence".
 GIO_FN void gio_fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// The same section, .sc: where two sides each write a word and then read the other's.
+GIO_FN void gio_fence_sc_sys() { asm volatile("fence.sc.sys;" ::: "memory"); }
 
 // The same section; the .release form (PTX 8.6, sm_90) spares the L1 its invalidation.
 GIO_FN void gio_fence_release_sys() {
@@ -107,7 +116,7 @@ GIO_FN void gio_doorbell(uint32_t *p, uint32_t v) {
 }
 
 // "Parallel Synchronization and Communication Instructions: atom". Scope .gpu: every contender for
-// warps_left, cq_tail and the sums of an IOCB is a warp of this GPU, and the host reads them only
+// cq_tail and for what gio_progress has is a warp of this GPU. The host reads what follows from them
 // after the completion ring's release store, which is .sys and cumulative.
 GIO_FN uint32_t gio_add_relaxed_gpu(uint32_t *p, uint32_t v) {
   uint32_t old;
@@ -129,13 +138,21 @@ GIO_FN uint64_t gio_add_relaxed_gpu(uint64_t *p, uint64_t v) {
 GIO_FN void gio_min_relaxed_gpu(uint64_t *p, uint64_t v) {
   asm volatile("red.min.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-GIO_FN uint32_t gio_sub_acq_rel_gpu(uint32_t *p, uint32_t v) {
+GIO_FN uint32_t gio_add_acq_rel_gpu(uint32_t *p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
                : "=r"(old)
-               : "l"(p), "r"(0u - v)
+               : "l"(p), "r"(v)
                : "memory");
   return old;
+}
+GIO_FN uint32_t gio_ld_relaxed_gpu(const uint32_t *p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+GIO_FN void gio_st_relaxed_gpu(uint64_t *p, uint64_t v) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 // The same section, .cas. Scope .cta: slots belong to one warp, only its own lanes contend.
@@ -172,6 +189,10 @@ GIO_FN uint32_t gio_ld_acquire_sys(const uint32_t *p) {
 GIO_FN uint64_t gio_ld_acquire_sys(const uint64_t *p) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
+// Acquire, as fences are nothing here.
+GIO_FN uint32_t gio_ld_poll_sys(const uint32_t *p) { return gio_ld_acquire_sys(p); }
+GIO_FN uint64_t gio_ld_poll_sys(const uint64_t *p) { return gio_ld_acquire_sys(p); }
+GIO_FN uint32_t gio_ld_relaxed_gpu(const uint32_t *p) { return gio_ld_relaxed_sys(p); }
 GIO_FN void gio_st_relaxed_sys(uint32_t *p, uint32_t v) {
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
@@ -185,12 +206,13 @@ GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
-// Not one atomic access on the host: the word with the phase first, then, ordered by its acquire,
-// the other one. Right because a controller writes the phase last, and because an entry cannot be
-// written again before the CQ doorbell gave it back.
-GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p) {
+// Not one atomic access on the host: the word with the phase first, and the other one only if the
+// phase is that of a new entry. Before that a controller may be writing it, in any way it likes; a
+// new entry is not written again before the CQ doorbell gave it back.
+GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p, uint32_t phase) {
   const uint32_t *word = reinterpret_cast<const uint32_t *>(p);
   const uint64_t last = __atomic_load_n(word + 3, __ATOMIC_ACQUIRE);
+  if ((last >> 16 & 1u) != phase) return last << 32;
   return last << 32 | __atomic_load_n(word + 2, __ATOMIC_RELAXED);
 }
 GIO_FN void gio_st16(void *p, gio_u128 v) { memcpy(__builtin_assume_aligned(p, 16), &v, 16); }
@@ -198,6 +220,7 @@ GIO_FN void gio_st16(void *p, gio_u128 v) { memcpy(__builtin_assume_aligned(p, 1
 // No fence on the host: the doorbell below is itself a release store, and CQEs are read with
 // acquire.
 GIO_FN void gio_fence_acq_rel_sys() {}
+GIO_FN void gio_fence_sc_sys() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 GIO_FN void gio_fence_release_sys() {}
 GIO_FN void gio_doorbell(uint32_t *p, uint32_t v) {
   __atomic_store_n(static_cast<volatile uint32_t *>(p), v, __ATOMIC_RELEASE);
@@ -214,9 +237,10 @@ GIO_FN void gio_min_relaxed_gpu(uint64_t *p, uint64_t v) {
                                                  __ATOMIC_RELAXED)) {
   }
 }
-GIO_FN uint32_t gio_sub_acq_rel_gpu(uint32_t *p, uint32_t v) {
-  return __atomic_fetch_sub(p, v, __ATOMIC_ACQ_REL);
+GIO_FN uint32_t gio_add_acq_rel_gpu(uint32_t *p, uint32_t v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
+GIO_FN void gio_st_relaxed_gpu(uint64_t *p, uint64_t v) { gio_st_relaxed_sys(p, v); }
 // The lanes of a host warp run one after the other: no atomic is needed.
 GIO_FN uint32_t gio_cas_relaxed_cta(uint32_t *p, uint32_t expected, uint32_t desired) {
   const uint32_t old = *p;

@@ -65,24 +65,24 @@ GIO_FN void gio_ring_sq(gio_state &s, uint32_t n) {
 
 // Reads up to 32 completion entries from the head on; returns how many are new. An entry is new
 // when its phase is that of this pass: 1 in the first, then alternating.
-GIO_FN uint32_t gio_look(gio_state &s, gio_lane<uint64_t> &cqe) {
+GIO_FN uint32_t gio_poll_cq(gio_state &s, gio_lane<uint64_t> &cqe) {
   const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u);
 #if GIO_DEVICE
   gio_lane<uint32_t> old;
   GIO_LANES (l, n) {
-    const uint32_t at = s.cq_head + l;
-    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask));
-    old[l] = static_cast<uint32_t>(cqe[l] >> 48 ^ at >> s.depth_log2 ^ 1u) & 1u;
+    const uint32_t at = s.cq_head + l, phase = (at >> s.depth_log2 ^ 1u) & 1u;
+    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask), phase);
+    old[l] = (static_cast<uint32_t>(cqe[l] >> 48) ^ phase) & 1u;
   }
   const uint32_t stale = gio_ballot(old, n);
   return stale != 0u ? gio_lowest(stale) : n;
 #else
-  // One lane after the other: an idle look then costs one load and not 32.
+  // One lane after the other: an idle poll then costs one load and not 32.
   uint32_t l = 0;
   for (; l < n; ++l) {
-    const uint32_t at = s.cq_head + l;
-    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask));
-    if (((cqe[l] >> 48 ^ at >> s.depth_log2 ^ 1u) & 1u) != 0u) break;
+    const uint32_t at = s.cq_head + l, phase = (at >> s.depth_log2 ^ 1u) & 1u;
+    cqe[l] = gio_ld_cqe(s.cq + (at & s.slot_mask), phase);
+    if ((cqe[l] >> 48 & 1u) != phase) break;
   }
   return l;
 #endif
@@ -93,7 +93,7 @@ GIO_FN uint32_t gio_look(gio_state &s, gio_lane<uint64_t> &cqe) {
 #define GIO_CQE_LATE 0x20u // of one that was given up; other values are GIO_FAULT_*
 
 // Frees the slot a completion names, if it is right to do so. Two completions of one CID contend
-// for the slot's word, so the second is a fault even when both came in one look.
+// for the slot's word, so the second is a fault even when both came in one poll.
 GIO_FN uint32_t gio_claim(gio_state &s, uint64_t cqe) {
   const uint32_t sqhd = static_cast<uint32_t>(cqe) & 0xffffu;
   const uint32_t sqid = static_cast<uint32_t>(cqe) >> 16;
@@ -111,15 +111,15 @@ GIO_FN uint32_t gio_claim(gio_state &s, uint64_t cqe) {
   return gio_cas_relaxed_cta(word, quarantined, free) == quarantined ? GIO_CQE_LATE : GIO_FAULT_CID;
 }
 
-GIO_FN void gio_note_trouble(gio_state &s, uint32_t fault) {
-  if (s.trouble == GIO_FAULT_NONE) s.trouble = fault;
+GIO_FN void gio_note_fault(gio_state &s, uint32_t fault) {
+  if (s.pending_fault == GIO_FAULT_NONE) s.pending_fault = fault;
 }
 
 // Takes up to 32 completions: frees their slots, settles their operations, one CQ doorbell. Returns
-// how many there were. What is wrong with one is left in s.trouble.
+// how many there were. What is wrong with one is left in s.pending_fault.
 GIO_FN uint32_t gio_reap(gio_state &s) {
   gio_lane<uint64_t> cqe;
-  const uint32_t n = gio_look(s, cqe);
+  const uint32_t n = gio_poll_cq(s, cqe);
   if (n == 0u) return 0;
   gio_fence_acq_rel_sys();
   gio_lane<uint32_t> kind, flag;
@@ -143,7 +143,7 @@ GIO_FN uint32_t gio_reap(gio_state &s) {
     freed |= late;
     const uint32_t wrong = gio_low_bits(n) & ~freed;
     if (late != 0u) gio_count(&s.w->late, gio_popc(late));
-    if (wrong != 0u) gio_note_trouble(s, gio_shfl(kind, gio_lowest(wrong)));
+    if (wrong != 0u) gio_note_fault(s, gio_shfl(kind, gio_lowest(wrong)));
     s.quarantined -= gio_popc(late);
   }
   GIO_LANES (l, n) {
@@ -170,28 +170,34 @@ GIO_FN bool gio_overdue(const gio_state &s, uint64_t now, uint64_t since) {
   return timeout != 0u && static_cast<int64_t>(now - since) >= static_cast<int64_t>(timeout);
 }
 
-// Looks for overdue commands, at most every eighth of the timeout.
+// Checks for overdue commands, at most every eighth of the timeout. A sweep that comes later than
+// the timeout itself says that this warp did not run meanwhile (the process was stopped, the GPU was
+// somebody else's), and so perhaps the controller: then every command has its whole time again. Not
+// in virtual time, which jumps.
 GIO_FN void gio_sweep(gio_state &s) {
   if (s.outstanding == 0u || s.args->timeout_ns == 0u) return;
   const uint64_t now = gio_now(s);
-  if (now - s.swept_ns < s.args->timeout_ns >> 3) return;
+  const uint64_t pause = now - s.swept_ns;
+  if (pause < s.args->timeout_ns >> 3) return;
   s.swept_ns = now;
+  const bool stopped = pause > s.args->timeout_ns && s.args->clock == 0u;
   for (uint32_t base = 0; base <= s.slot_mask; base += GIO_WARP) {
     const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u - base);
     gio_lane<uint32_t> late;
     GIO_LANES (l, n) {
       gio_slot *slot = s.slots + base + l;
+      if (stopped) slot->since_ns = now;
       const bool out = gio_slot_outstanding(slot);
       late[l] = out && gio_overdue(s, now, slot->since_ns) ? 1u : 0u;
     }
-    if (gio_ballot(late, n) != 0u) gio_note_trouble(s, GIO_FAULT_TIMEOUT);
+    if (gio_ballot(late, n) != 0u) gio_note_fault(s, GIO_FAULT_TIMEOUT);
   }
 }
 
 // The queue failed: everything outstanding ends now, and its slots stay quarantined, because the
 // controller may still do DMA for them.
 GIO_FN void gio_fail(gio_state &s) {
-  const uint32_t fault = s.trouble;
+  const uint32_t fault = s.pending_fault;
   s.fault = fault;
   GIO_LANES (l, 1) gio_st_relaxed_sys(&s.w->fault, fault);
   const uint64_t now = gio_now(s);

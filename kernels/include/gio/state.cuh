@@ -8,8 +8,8 @@
 #define GIO_SLOT_FREE 0u
 #define GIO_SLOT_OUTSTANDING 1u
 #define GIO_SLOT_QUARANTINED 2u
-// gio_slot.count: this bit marks a piece of an object that is not the object's last one.
-#define GIO_SLOT_PIECE 0x8000u
+// gio_slot.count: this bit marks a split of an object that is not the object's last one.
+#define GIO_SLOT_SPLIT 0x8000u
 
 // gio_active.state
 #define GIO_ACTIVE_UNUSED 0u
@@ -37,11 +37,20 @@ struct gio_state {
   uint32_t cursor_at;
   uint32_t fault;
   uint64_t swept_ns;
+  uint64_t idle_ns;
 
-  uint32_t window;  // a bit for each operation in progress
-  uint32_t trouble; // GIO_FAULT_* seen in this round, not yet acted upon
-  uint32_t stopped; // the stop word was seen
-  uint32_t waiting; // the next operation of the ring waits for its event
+  uint32_t window;        // a bit for each operation in progress
+  uint32_t pending_fault; // GIO_FAULT_* seen in this round, not yet acted upon
+  uint32_t waiting;       // the next operation of the ring waits for its event
+  uint32_t wait_value;
+  uint64_t wait;          // address of that event's word
+  // What gio_poll saw.
+  uint32_t polled; // in this round
+  uint32_t stopped;
+  uint32_t leaving; // this launch
+  uint32_t next;    // the ring has one more entry, whose IOCB is `id`
+  uint32_t id;
+  uint32_t event;
 };
 
 GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
@@ -65,12 +74,20 @@ GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   s.cursor_at = w->cursor_at;
   s.fault = w->fault;
   s.swept_ns = w->swept_ns;
+  s.idle_ns = w->idle_ns;
   gio_lane<uint32_t> used;
   GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].state != GIO_ACTIVE_UNUSED ? 1u : 0u;
   s.window = gio_ballot(used, GIO_WINDOW);
-  s.trouble = GIO_FAULT_NONE;
-  s.stopped = 0;
+  s.pending_fault = GIO_FAULT_NONE;
   s.waiting = 0;
+  s.wait_value = 0;
+  s.wait = 0;
+  s.polled = 0;
+  s.stopped = 0;
+  s.leaving = 0;
+  s.next = 0;
+  s.id = 0;
+  s.event = 0;
 }
 
 // fault, outstanding, quarantined and the counters are not here: the host reads those at any time,
@@ -85,6 +102,7 @@ GIO_FN void gio_store(gio_state &s) {
     s.w->cursor_row = s.cursor_row;
     s.w->cursor_at = s.cursor_at;
     s.w->swept_ns = s.swept_ns;
+    s.w->idle_ns = s.idle_ns;
   }
 }
 
@@ -104,6 +122,6 @@ GIO_FN uint32_t gio_refusal(const gio_state &s) {
   return s.fault != GIO_FAULT_NONE ? GIO_STATUS_FAULT : s.stopped != 0u ? GIO_STATUS_CANCELLED : 0u;
 }
 
-GIO_FN void gio_set_status(gio_iocb *iocb, uint32_t index, uint32_t status) {
-  gio_st_relaxed_sys(gio_ptr<uint32_t>(iocb->status) + index, status);
+GIO_FN void gio_set_status(uint64_t statuses, uint32_t index, uint32_t status) {
+  gio_st_relaxed_sys(gio_ptr<uint32_t>(statuses) + index, status);
 }

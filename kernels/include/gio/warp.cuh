@@ -22,6 +22,8 @@ GIO_FN uint32_t gio_lane_id() {
 #define GIO_LANES(l, n)                                                                            \
   for (uint32_t l = gio_lane_id(), once_##l = 1; once_##l; once_##l = 0, __syncwarp())             \
     if (l < (n))
+// Before memory that all lanes read is written by one of them.
+GIO_FN void gio_meet() { __syncwarp(); }
 
 template <class T> struct gio_lane {
   T v;
@@ -63,6 +65,7 @@ GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
 #else // host
 
 #define GIO_LANES(l, n) for (uint32_t l = 0, end_##l = (n); l < end_##l; ++l)
+GIO_FN void gio_meet() {}
 
 template <class T> struct gio_lane {
   T v[GIO_WARP];

@@ -1,7 +1,7 @@
 // The binary interface between host code and the kernels of gio_pool: plain C.
 //
-// Every struct here exists exactly twice: here and in kernels/src/pool.rs, whose test compares
-// sizes and offsets. Every address is one that the kernel can dereference. Little-endian.
+// kernels/src/pool/generated.rs is made from it by `cargo xtask abi`. Every address is one that the
+// kernel can dereference. Little-endian.
 #ifndef GIO_POOL_ABI_H
 #define GIO_POOL_ABI_H
 
@@ -10,9 +10,9 @@
 #define GIO_TILE 2048u            // bytes that a warp takes at a time
 #define GIO_POOL_THREADS_MAX 256u // threads of a block
 
-// gio_move_args.way
-#define GIO_TO_POOL 0u
-#define GIO_TO_STAGING 1u
+// gio_scatter_gather_args.direction
+#define GIO_SCATTER 0u
+#define GIO_GATHER 1u
 
 // gio_pattern_args.mode
 #define GIO_PATTERN_FILL 0u
@@ -27,7 +27,7 @@
 // Objects of a request: gio_uring::ScatterGather. Object (row r, position p) is at
 //   staging + r * staging_row + p * object_bytes    and at
 //   rows[r] + blocks[p] * block_stride
-typedef struct gio_move_args {
+typedef struct gio_scatter_gather_args {
   uint64_t staging;      // first byte of staging memory
   uint64_t staging_row;  // bytes from one row to the next there
   uint64_t rows;         // u64[row_count]: where block 0 of each row is in the pool
@@ -36,8 +36,8 @@ typedef struct gio_move_args {
   uint32_t row_count;
   uint32_t count;
   uint32_t object_bytes;
-  uint32_t way;
-} gio_move_args;         // 56 bytes
+  uint32_t direction;    // GIO_SCATTER: to the blocks; GIO_GATHER: to staging memory
+} gio_scatter_gather_args; // 56 bytes
 
 // Bytes [offset, offset + len) of the object with this seed, at an address.
 typedef struct gio_pattern_item {
@@ -53,7 +53,7 @@ typedef struct gio_pattern_args {
                      //   lowest offset in its object << 32 | the 4-byte word that is there
   uint32_t count;
   uint32_t tiles;    // of the longest item, rounded up
-  uint32_t mode;
+  uint32_t mode;     // GIO_PATTERN_FILL, GIO_PATTERN_POISON or GIO_PATTERN_CHECK
   uint32_t reserved;
 } gio_pattern_args;  // 32 bytes
 

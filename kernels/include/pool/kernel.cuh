@@ -1,13 +1,13 @@
 // The entry points of gio_pool: a launch on the GPU, calls on the host.
 #pragma once
-#include "move.cuh"
+#include "scatter_gather.cuh"
 #include "pattern.cuh"
 
 #if GIO_DEVICE
 
 extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
-    gio_move(const __grid_constant__ gio_move_args args) {
-  gio_move_share(args, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+    gio_scatter_gather(const __grid_constant__ gio_scatter_gather_args args) {
+  gio_scatter_gather_share(args, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
 
 extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
 #else
 
 // All of a launch of so many threads.
-extern "C" void gio_host_move(const gio_move_args *args, uint32_t threads) {
-  for (uint32_t t = 0; t < threads; ++t) gio_move_share(*args, t, threads);
+extern "C" void gio_host_scatter_gather(const gio_scatter_gather_args *args, uint32_t threads) {
+  for (uint32_t t = 0; t < threads; ++t) gio_scatter_gather_share(*args, t, threads);
 }
 extern "C" void gio_host_pattern(const gio_pattern_args *args, uint32_t threads) {
   for (uint32_t t = 0; t < threads; ++t) gio_pattern_share(*args, t, threads);

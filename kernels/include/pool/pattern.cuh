@@ -58,7 +58,7 @@ template <class U> GIO_FN void gio_fill(const gio_part &p, uint64_t units) {
     gio_put(to + i, u);
   }
 }
-template <class U> GIO_FN void gio_spoil(const gio_part &p, uint64_t units) {
+template <class U> GIO_FN void gio_poison(const gio_part &p, uint64_t units) {
   U *const to = gio_ptr<U>(p.at);
   U u;
   gio_make_poison(u);
@@ -88,15 +88,15 @@ template <class U> GIO_FN uint64_t gio_run(const gio_part &p, uint64_t len, uint
     gio_fill<U>(p, units);
     gio_fill<uint32_t>(rest, words);
   } else if (mode == GIO_PATTERN_POISON) {
-    gio_spoil<U>(p, units);
-    gio_spoil<uint32_t>(rest, words);
+    gio_poison<U>(p, units);
+    gio_poison<uint32_t>(rest, words);
   } else {
     return gio_differ<U>(p, units) | gio_differ<uint32_t>(rest, words);
   }
   return 0;
 }
 
-// The slow look for the first wrong word: its byte of the object, and in `found` what is there.
+// The slow search for the first wrong word: its byte of the object, and in `found` what is there.
 // Memory that changed since is no difference any more, but still an error: its first word is named.
 GIO_FN uint64_t gio_locate(const gio_part &p, uint64_t len, uint32_t *found) {
   const uint32_t *const from = gio_ptr<const uint32_t>(p.at);
@@ -118,7 +118,7 @@ GIO_FN void gio_pattern_tile(const gio_part &p, uint32_t len, uint32_t mode, uin
     bits = gio_run<uint32_t>(p, len, mode);
   }
   if (bits == 0u) return;
-  // Every lane that saw a difference looks through the whole tile, and all find the same.
+  // Every lane that saw a difference searches the whole tile, and all find the same.
   uint32_t found;
   const uint64_t byte = gio_locate(p, len, &found);
   gio_min_relaxed_gpu(first, byte << 32 | found);

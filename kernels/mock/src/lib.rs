@@ -30,7 +30,7 @@ const CHILD: &str = "GIO_CUDA_TEST";
 const CASE: &str = "GIO_CUDA_CASE";
 
 /// How long one case may take; the longest takes a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Which libcuda a test gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub fn isolated(test: &str, level: Level, variables: Variables<'_>, body: impl F
 pub fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce(usize)) {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         std::thread::spawn(|| {
-            std::thread::sleep(PATIENCE);
+            std::thread::sleep(TIMEOUT);
             std::process::abort(); // it hangs; the parent says which
         });
         let case = std::env::var(CASE).ok().and_then(|number| number.parse().ok());
@@ -239,7 +239,7 @@ pub fn assert_clean() {
     assert_eq!(live(), 0, "not freed");
     assert_eq!(count("freed while a kernel ran"), 0);
     assert_eq!(count("freed while pinned"), 0);
-    assert_eq!(count("made beside a resident kernel"), 0);
+    assert_eq!(count("made beside the I/O kernel"), 0);
     assert_thread_clean();
 }
 

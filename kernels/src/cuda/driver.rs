@@ -135,6 +135,25 @@ impl CudaDriver {
     }
 }
 
+/// Hardware queues that streams share, where nobody says otherwise.
+const CONNECTIONS: u32 = 8;
+
+/// Whether there are hardware queues enough for a kernel that stays. Streams that share one wait
+/// for each other also where nothing orders them: with few of them, what the kernel waits for would
+/// stand behind the kernel.
+pub(super) fn enough_connections() -> Result<(), CudaError> {
+    const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let found = std::env::var(NAME).ok().and_then(|text| text.parse().ok()).unwrap_or(CONNECTIONS);
+    if found >= CONNECTIONS {
+        return Ok(());
+    }
+    Err(CudaError::Argument(format!(
+        "a resident kernel needs {CONNECTIONS} hardware queues or more, {NAME} is {found}: what it \
+         waits for could be behind it in the same queue; set {NAME}=32 before CUDA starts, or \
+         launch per batch"
+    )))
+}
+
 /// Asks for everything that a report has.
 fn describe(
     api: &Api,

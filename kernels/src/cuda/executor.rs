@@ -4,7 +4,10 @@
 use std::{
     fmt,
     mem::{self, ManuallyDrop},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering, fence},
+    },
 };
 
 use gio_uring::{ExecutorError, IoExecutor, Progress, SharedMemory, abi::Args};
@@ -12,6 +15,7 @@ use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use super::{
     device::CudaDevice,
+    driver,
     error::{CudaError, NAME},
     memory::{PinnedMemory, Registration},
     module::{CudaFunction, Kernel, Shape},
@@ -20,30 +24,36 @@ use super::{
     stream::CudaStream,
 };
 
-/// Launches that may wait on the stream. The driver holds about a thousand, and the next one then
-/// waits in the caller's thread, perhaps for an event that this thread was to set.
-const LAUNCHES_MAX: u32 = 256;
-
-/// When kernels are launched.
+/// When the kernel leaves. Whichever it is, what is issued while it runs takes no launch, and at
+/// most two launches are on the stream: one that is leaving, and the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LaunchMode {
-    /// One launch for every [`gio_uring::Uring::issue_io`]; it ends when everything issued until
-    /// then is done.
+    /// When everything issued so far is done.
     #[default]
     PerBatch,
-    /// One launch at the start; it watches the ring until the stop word. The engine must not need
-    /// the whole GPU to be idle meanwhile, and loads its own kernels beforehand
+    /// When nothing was issued for [`CudaOptions::linger`], so that a layer costs no launch while
+    /// others follow one another. The engine loads its own kernels beforehand
     /// (`CUDA_MODULE_LOADING=EAGER`).
     Resident,
 }
 
 /// How the I/O kernel is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// When kernels are launched.
+    /// When the kernel leaves.
     pub mode: LaunchMode,
     /// SMs of its own, in a green context; `None` shares all of them.
     pub sms: Option<u32>,
+    /// How long a resident kernel stays without work. What waits for the whole GPU, as
+    /// `cuCtxSynchronize` (`torch.cuda.synchronize`) does, waits as long.
+    pub linger: Nanos,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        let mode = LaunchMode::default();
+        Self { mode, sms: None, linger: Nanos::from_millis(1) }
+    }
 }
 
 /// Where and how an executor runs the I/O kernel.
@@ -53,7 +63,7 @@ pub struct CudaReport {
     pub device: DeviceReport,
     /// The part of it.
     pub partition: PartitionReport,
-    /// When kernels are launched.
+    /// When the kernel leaves.
     pub mode: LaunchMode,
 }
 
@@ -73,6 +83,8 @@ struct Parts {
     stream: CudaStream,
     /// Registered memory that an address was given out for.
     reached: Mutex<Vec<Arc<Registration>>>,
+    /// The word in which the kernel says that it leaves: `gio_args.left`.
+    left: PinnedMemory,
     /// Of the warps; kept for the next start, so that nothing is allocated beside others' kernels.
     state: Mutex<Option<Arc<State>>>,
     device: Arc<CudaDevice>,
@@ -80,12 +92,9 @@ struct Parts {
 
 /// A kernel that may be running.
 struct Run {
+    /// Of the last launch.
     args: Args,
     grants: Vec<GrantEpoch>,
-    /// Launched since the stream was seen idle.
-    launched: u32,
-    /// The ring's tail, and SMs for what no launch was made for.
-    owed: Option<(u32, u32)>,
     /// Why nothing can be launched any more, although the GPU is well.
     failed: Option<CudaError>,
 }
@@ -151,10 +160,14 @@ impl CudaExecutor {
         options: CudaOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CudaError> {
+        if options.mode == LaunchMode::Resident {
+            driver::enough_connections()?;
+        }
         let stream = CudaStream::new(device, options.sms)?;
         let parts = Parts {
             kernel,
             stream,
+            left: device.pinned(size_of::<u64>())?,
             reached: Mutex::default(),
             state: Mutex::default(),
             device: device.clone(),
@@ -178,17 +191,17 @@ impl CudaExecutor {
         ExecutorError::Failed { executor: NAME, cause: cause.into() }
     }
 
-    /// Pinned memory. Beside a resident kernel only what somebody dropped: the driver may wait for
-    /// the kernel's end, which nobody could bring about then.
+    /// Pinned memory. Once the executor is started only what somebody dropped: the driver may wait
+    /// for a kernel that waits for an event of the thread that is waiting here.
     fn memory(&self, len: usize) -> Result<PinnedMemory, CudaError> {
         let device = &self.parts.device;
-        if self.run.is_none() || self.options.mode == LaunchMode::PerBatch {
+        if self.run.is_none() {
             return device.pinned(len);
         }
         device.pinned_again(len).ok_or_else(|| {
             CudaError::Argument(
-                "nothing is pinned beside a resident kernel; give the ring more memory to begin \
-                 with (arena_bytes)"
+                "nothing is pinned while the I/O kernel may run; give the ring more memory to \
+                 begin with (arena_bytes)"
                     .into(),
             )
         })
@@ -204,7 +217,8 @@ impl CudaExecutor {
         }
     }
 
-    /// A resident kernel needs all of its warps to run at the same time.
+    /// An operation is done when every warp did its part, and no warp leaves before: all of them
+    /// have to run at the same time.
     fn fits(&self, shape: Shape) -> Result<(), ExecutorError> {
         let sms = self.parts.stream.report().granted;
         let each = self.parts.kernel.blocks_per_sm(shape)?;
@@ -213,7 +227,7 @@ impl CudaExecutor {
             return Ok(());
         }
         Err(Self::failed(format!(
-            "{} blocks of {} threads cannot all be resident: {sms} SMs hold {each} each; give it \
+            "{} blocks of {} threads cannot all run at once: {sms} SMs hold {each} each; give it \
              more SMs or fewer queues",
             shape.blocks, shape.threads
         )))
@@ -221,17 +235,27 @@ impl CudaExecutor {
 }
 
 impl Parts {
-    /// Launches the kernel for everything before position `tail`.
-    fn launch(&self, run: &mut Run, tail: u32, sms: u32) -> Result<(), CudaError> {
+    fn left_word(&self) -> &AtomicU64 {
+        // SAFETY: the first word of a page that lives as long as `self`; only atomics access it.
+        unsafe { AtomicU64::from_ptr(self.left.host().as_ptr().cast()) }
+    }
+
+    /// The number of the launch that has left or is about to; 0 at first.
+    fn left(&self) -> u64 {
+        self.left_word().load(Ordering::Acquire)
+    }
+
+    /// Launches the kernel, behind one that is leaving.
+    fn launch(&self, run: &mut Run, sms: u32) -> Result<(), CudaError> {
         let granted = self.stream.report().granted;
         let sms = if sms == 0 { granted } else { sms.min(granted) };
-        let args = Args { until: tail, ..run.args };
+        let args = Args { launch: run.args.launch + 1, ..run.args };
         let shape = Shape::new(args.warp_count, sms);
         // SAFETY: `start` got the arguments with the promise that what they point to lives until
         // `stop` succeeded, which sees the stream idle; every run of an executor is on its stream.
         let launched = unsafe { self.kernel.launch(&self.stream, args, shape) };
         match launched {
-            Ok(()) => run.launched += 1,
+            Ok(()) => run.args = args,
             Err(error) => {
                 run.failed = Some(error.clone());
                 return Err(error);
@@ -290,15 +314,16 @@ impl IoExecutor for CudaExecutor {
             return Err(Self::failed("it is running already; stop it first"));
         }
         let resident = self.options.mode == LaunchMode::Resident;
-        let args = Args { resident: u32::from(resident), ..args };
-        let grants = grants.to_vec();
-        let mut run = Run { args, grants, launched: 0, owed: None, failed: None };
-        if resident {
-            self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
-        }
+        let linger = if resident { self.options.linger } else { Nanos(0) };
+        let left = self.parts.left.device().0;
+        let args = Args { left, linger_ns: linger.0, launch: 0, ..args };
+        let mut run = Run { args, grants: grants.to_vec(), failed: None };
+        self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
+        // Relaxed: no kernel runs, and a launch publishes it.
+        self.parts.left_word().store(0, Ordering::Relaxed);
         // Before the launch: from now on nothing is freed that a kernel would be waited for.
         self.parts.device.started();
-        if resident && let Err(error) = self.parts.launch(&mut run, 0, 0) {
+        if resident && let Err(error) = self.parts.launch(&mut run, 0) {
             self.parts.device.ended();
             return Err(error.into());
         }
@@ -306,34 +331,22 @@ impl IoExecutor for CudaExecutor {
         Ok(())
     }
 
-    fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError> {
-        let resident = self.options.mode == LaunchMode::Resident;
+    fn submitted(&mut self, _tail: u32, sms: u32) -> Result<(), ExecutorError> {
         let (parts, run) = self.running()?;
-        if resident {
-            return Ok(());
+        // Ordering: the ring's entry was stored before; this fence; then the load of `left`. The
+        // kernel stores `left`, has a fence of the same kind, and loads the ring (gio_over). At
+        // least one of the two sees what the other stored.
+        fence(Ordering::SeqCst);
+        if parts.left() == run.args.launch {
+            parts.launch(run, sms)?;
         }
-        if run.launched >= LAUNCHES_MAX {
-            if !parts.stream.is_idle()? {
-                run.owed = Some((tail, sms));
-                return Ok(());
-            }
-            run.launched = 0;
-        }
-        run.owed = None;
-        Ok(parts.launch(run, tail, sms)?)
+        Ok(())
     }
 
     fn poll(&mut self) -> Result<Progress, ExecutorError> {
-        let resident = self.options.mode == LaunchMode::Resident;
         let (parts, run) = self.running()?;
-        if parts.stream.is_idle()? {
-            if resident {
-                return Err(Self::failed("the resident kernel ended by itself, or was stopped"));
-            }
-            run.launched = 0;
-            if let Some((tail, sms)) = run.owed.take() {
-                parts.launch(run, tail, sms)?;
-            }
+        if parts.stream.is_idle()? && parts.left() != run.args.launch {
+            return Err(Self::failed("it ended by itself, or was stopped"));
         }
         // What moves, moves on the GPU.
         Ok(Progress::Idle)

@@ -22,7 +22,7 @@ use super::{
 };
 
 /// How long one copy may take. It is some kilobytes, and a GPU that is alive has done them.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The host's image of the state, and the state.
 pub(super) struct State {
@@ -77,8 +77,8 @@ impl State {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fence;
         let start = Instant::now();
         while !self.copies.is_done(fence).map_err(words)? {
-            if start.elapsed() > PATIENCE {
-                let seconds = PATIENCE.as_secs();
+            if start.elapsed() > TIMEOUT {
+                let seconds = TIMEOUT.as_secs();
                 return Err(failed(format!(
                     "the state of its warps was not copied within {seconds} s"
                 )));

@@ -13,8 +13,8 @@ use super::{
     stream::CudaStream,
 };
 use crate::{
-    pool::{BLOCK_THREADS_MAX, MoveArgs},
-    ptx::{MOVE_ENTRY, POOL_PTX},
+    pool::{BLOCK_THREADS_MAX, ScatterGatherArgs},
+    ptx::{POOL_PTX, SCATTER_GATHER_ENTRY},
 };
 
 /// Warps of a block.
@@ -51,8 +51,8 @@ impl CudaStreams {
     /// [`CudaError::Compile`], [`CudaError::Call`].
     pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let module = CudaModule::compile(device, POOL_PTX, "the pool's kernels")?;
-        let mover = module.function(MOVE_ENTRY)?;
-        mover.takes::<MoveArgs>()?;
+        let mover = module.function(SCATTER_GATHER_ENTRY)?;
+        mover.takes::<ScatterGatherArgs>()?;
         Ok(Self {
             stream: ManuallyDrop::new(CudaStream::new(device, None)?),
             mover: ManuallyDrop::new(mover),
@@ -115,14 +115,14 @@ unsafe impl StreamOps for CudaStreams {
         stream: RawStream,
         moves: &ScatterGather,
     ) -> Result<(), StreamError> {
-        let args = MoveArgs::from(moves);
+        let args = ScatterGatherArgs::from(moves);
         let tiles = args.tiles().ok_or_else(|| refused("moving more than 2^64 bytes"))?;
         if tiles == 0 {
             return Ok(());
         }
         let blocks = tiles.div_ceil(BLOCK_WARPS).min(MOVE_BLOCKS_MAX) as u32;
-        // SAFETY: `MoveArgs` is the kernel's argument; the memory is as the caller promised, and
-        // the function lives as long as `self`.
+        // SAFETY: `ScatterGatherArgs` is the kernel's argument; the memory is as the caller
+        // promised, and the function lives as long as `self`.
         unsafe { self.mover.launch(stream, blocks, BLOCK_THREADS_MAX, args) }.map_err(refused)
     }
 }

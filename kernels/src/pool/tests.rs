@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "runs the kernels of gio_pool on memory of the tests")]
-//! The kernels of gio_pool as the host runs them, against simple models; and their interface.
+//! The kernels of gio_pool as the host runs them, against simple models.
 
 use std::ptr::NonNull;
 
@@ -95,9 +95,9 @@ impl Shape {
             block_stride: self.stride as u64,
             object_bytes: self.object as u32,
         };
-        let args = MoveArgs::from(&moves);
+        let args = ScatterGatherArgs::from(&moves);
         // SAFETY: `Shape` keeps every object within the two slices; tables are ours.
-        unsafe { ffi::gio_host_move(&raw const args, threads) };
+        unsafe { ffi::gio_host_scatter_gather(&raw const args, threads) };
     }
 }
 
@@ -134,11 +134,11 @@ fn objects_go_where_they_belong_and_nothing_else_changes() {
 
 #[test]
 fn tiles_are_counted_without_overflow() {
-    let args = |row_count, count, object_bytes| MoveArgs {
+    let args = |row_count, count, object_bytes| ScatterGatherArgs {
         row_count,
         count,
         object_bytes,
-        ..MoveArgs::default()
+        ..ScatterGatherArgs::default()
     };
     assert_eq!(args(3, 5, 2048).tiles(), Some(15));
     assert_eq!(args(3, 5, 2049).tiles(), Some(30));
@@ -236,28 +236,7 @@ fn a_launch_makes_and_finds_what_the_host_does() {
 }
 
 #[test]
-fn both_halves_agree_on_every_field() {
-    let cpp = ffi::pool_layout_table();
-    for (ours, theirs) in layout_table().iter().zip(&cpp) {
-        assert_eq!(ours, theirs, "kernels/src/pool.rs and kernels/include/pool/abi.h differ");
-    }
-    assert_eq!(layout_table().len(), cpp.len(), "one half has more fields");
-}
-
-#[test]
-fn both_halves_agree_on_every_number() {
+fn the_number_that_bindgen_cannot_read_is_the_headers() {
     let header = include_str!("../../include/pool/abi.h");
-    for (name, value) in [
-        ("TILE", TILE),
-        ("POOL_THREADS_MAX", BLOCK_THREADS_MAX),
-        ("TO_POOL", 0),
-        ("TO_STAGING", 1),
-        ("PATTERN_FILL", MODE_FILL),
-        ("PATTERN_POISON", MODE_POISON),
-        ("PATTERN_CHECK", MODE_CHECK),
-    ] {
-        let line = format!("#define GIO_{name} {value}u");
-        assert!(header.contains(&line), "{line}");
-    }
     assert!(header.contains(&format!("#define GIO_PATTERN_NONE {PATTERN_NONE:#x}ull")));
 }

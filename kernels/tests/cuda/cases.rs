@@ -18,9 +18,19 @@ const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
 /// One row of 16 objects, issued.
 pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), ExecutorError>) {
+    issue_after(ring, pool, None)
+}
+
+/// The same, which starts after `wait`.
+pub(crate) fn issue_after(
+    ring: &mut Uring,
+    pool: &Pool,
+    wait: Option<&Wait>,
+) -> (IocbId, Result<(), ExecutorError>) {
     let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
-    let map = ring.upload_map(&map, 1).expect("a map");
-    match ring.submit(&AffineOp::new(Direction::Read, &map, &pool.handle, 0..1)) {
+    let map = ring.upload_map(&map, ring.devices()).expect("a map");
+    let op = AffineOp { wait, ..AffineOp::new(Direction::Read, &map, &pool.handle, 0..1) };
+    match ring.submit(&op) {
         Ok(id) => (id, Ok(())),
         Err(gio_uring::Error::Submitted { iocb, source }) => (iocb, Err(source)),
         Err(error) => panic!("{error}"),

@@ -8,7 +8,7 @@ use crate::rig::{self, stack_moves_bytes};
 
 fn moves(device: &Arc<CudaDevice>, mode: LaunchMode, sms: Option<u32>) {
     for shape in [(1, 1), (2, 2), (3, 1)] {
-        stack_moves_bytes(device, CudaOptions { mode, sms }, shape);
+        stack_moves_bytes(device, CudaOptions { mode, sms, ..CudaOptions::default() }, shape);
     }
 }
 

@@ -9,12 +9,12 @@
 
 mod cases;
 mod copies;
+mod faults;
 mod gdr;
 mod gpu;
+mod launches;
 mod load;
 mod memory;
-mod moves;
 mod pool;
 mod rig;
-mod trouble;
 mod vmm;

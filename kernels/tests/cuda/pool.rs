@@ -609,7 +609,7 @@ fn modules_and_functions_are_compared_with_the_program() {
         let module = CudaModule::compile(&device, ptx::POOL_PTX, "some kernels").expect("compiles");
         let error = module.function("gio_kernel").expect_err("in another module").to_string();
         assert!(error.contains("gio_kernel") && error.contains("some kernels"), "{error}");
-        let function = module.function(ptx::MOVE_ENTRY).expect("is there");
+        let function = module.function(ptx::SCATTER_GATHER_ENTRY).expect("is there");
         drop(module);
         let stream = CudaStream::new(&device, None).expect("a stream");
         // SAFETY: refused before the driver sees it.
@@ -618,10 +618,10 @@ fn modules_and_functions_are_compared_with_the_program() {
         assert!(text.contains("56 bytes") && text.contains("24"), "{text}");
         assert_eq!(mock::count("cuLaunchKernel"), 0);
         // Nothing to move: nothing is looked at. The function keeps its module.
-        // SAFETY: the argument's type has the size of `gio_move_args`, and names nothing.
+        // SAFETY: the argument's type has the size of `gio_scatter_gather_args`, and names nothing.
         unsafe { function.launch(raw(&stream), 1, 32, [0u64; 7]) }.expect("launched");
         settle(&stream);
-        assert_eq!(mock::count("launched gio_move"), 1);
+        assert_eq!(mock::count("launched gio_scatter_gather"), 1);
         let text = CudaModule::compile(&device, "nonsense", "odd ones").expect_err("no PTX");
         assert!(text.to_string().contains("the PTX of odd ones"), "{text}");
         drop((function, stream, device));

@@ -26,7 +26,7 @@ const NS: Nsid = Nsid(1);
 const OBJECT: u32 = 8192;
 
 pub(crate) fn options(mode: LaunchMode) -> CudaOptions {
-    CudaOptions { mode, sms: Some(3) }
+    CudaOptions { mode, sms: Some(3), ..CudaOptions::default() }
 }
 
 pub(crate) fn gpu() -> Arc<CudaDevice> {
@@ -315,11 +315,12 @@ pub(crate) fn bare(
     mode: LaunchMode,
 ) -> (CudaExecutor, SharedMemory, Args) {
     const RING: u64 = 64;
+    const PROGRESS: u64 = 512;
     const WARP: u64 = 1024;
     const QUEUE: u64 = 2048;
     const IOCBS: u64 = 4096;
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let options = CudaOptions { mode, sms: None };
+    let options = CudaOptions { mode, ..CudaOptions::default() };
     let executor = CudaExecutor::new(device, options, clock).expect("compiles");
     let pages = executor.alloc(8192).expect("two pages");
     let at = pages.address();
@@ -342,9 +343,10 @@ pub(crate) fn bare(
     let args = Args {
         warps: at + WARP,
         iocbs: at + IOCBS,
+        progress: at + PROGRESS,
         sq_ring: at + RING,
         cq_ring: at + RING + 128,
-        cq_tail: at + 4,
+        cq_tail: at + 8,
         stop: at,
         timeout_ns: 1_000_000_000,
         warp_count: 1,

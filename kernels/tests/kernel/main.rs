@@ -3,8 +3,8 @@
 #![allow(clippy::print_stdout, reason = "seeds and counts, shown when a test fails")]
 
 mod device;
+mod faults;
 mod memory;
 mod moves;
 mod rig;
 mod shape;
-mod trouble;

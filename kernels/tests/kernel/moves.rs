@@ -52,8 +52,51 @@ fn affine_round_trip(config: Config, shape: Shape, seed: u64) {
         }
         rig.assert_at_rest();
     }
+    assert_boundary(&rig, shape);
     let counted: u64 = (0..rig.args.warp_count).map(|i| rig.warp(i).objects).sum();
     assert_eq!(counted, expected);
+}
+
+/// No command crosses a boundary, but for an object that one command holds and that lies across it.
+fn assert_boundary(rig: &Rig, shape: Shape) {
+    let boundary = u64::from(rig.config.boundary_lbas);
+    if boundary == 0 {
+        return;
+    }
+    let object = u64::from(shape.slot_bytes >> rig.config.lba_shift);
+    for command in rig.devices.iter().flat_map(|device| &device.queues).flat_map(|q| &q.log) {
+        let (first, last) = (command.lba(), command.lba() + command.lbas() - 1);
+        let alone = command.lbas() == object && object <= boundary;
+        assert!(first / boundary == last / boundary || alone, "LBAs {first} to {last}");
+    }
+}
+
+/// Merged and split commands end at the boundaries that a drive names (NOIOB), wherever its data
+/// begins and whether or not objects fit between them.
+#[test]
+fn commands_end_at_boundaries() {
+    for (object_bytes, boundary_lbas) in [(4096, 8), (4096, 7), (12288, 8), (49152, 4), (49152, 6)]
+    {
+        for (transfer_bytes_max, sgl) in [(1 << 17, true), (20 << 10, true), (1 << 17, false)] {
+            let shape = Shape {
+                object_bytes,
+                slot_bytes: object_bytes,
+                blocks: 24,
+                files: 24,
+                group: 8,
+                ..Shape::default()
+            };
+            let config = Config {
+                boundary_lbas,
+                transfer_bytes_max,
+                sgl,
+                descriptor_bytes: 4096,
+                devices: 2,
+                ..Config::default()
+            };
+            affine_round_trip(config, shape, u64::from(object_bytes + boundary_lbas));
+        }
+    }
 }
 
 #[test]
@@ -88,7 +131,7 @@ fn sgl_with_padding() {
 }
 
 #[test]
-fn objects_longer_than_a_command_become_pieces() {
+fn objects_longer_than_a_command_are_split() {
     for (object_bytes, sgl) in [(48 * 1024, true), (40 * 1024 + 100, true), (48 * 1024, false)] {
         let slot_bytes = u32::next_multiple_of(object_bytes, 4096);
         let shape =
@@ -166,6 +209,7 @@ fn random_rigs() {
             lbas: u64::from(slots) * u64::from(slot_bytes >> lba_shift) + 5,
             transfer_bytes_max: lba * (1 + random.below(65536 >> lba_shift) as u32),
             descriptor_bytes: 32 << random.below(6),
+            boundary_lbas: [0, 1 << random.below(6), random.below(40) as u32][seed as usize % 3],
             rounds: 1 + random.below(20) as u32,
             ..Config::default()
         };

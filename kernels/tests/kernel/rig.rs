@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gio_kernels::InlineExecutor;
 use gio_uring::{
     IoExecutor, Progress,
-    abi::{self, Affine, Args, IoCtx, Iocb, Pool, Slot, Warp},
+    abi::{self, Affine, Args, IoCtx, Iocb, OpProgress, Pool, Slot, Warp},
 };
 use nvme_driver::MonotonicClock;
 
@@ -30,8 +30,11 @@ pub struct Config {
     pub lbas: u64,
     pub transfer_bytes_max: u32,
     pub descriptor_bytes: u32,
+    pub boundary_lbas: u32,
     pub timeout_ns: u64,
     pub rounds: u32,
+    /// Time is the processor's, and not the rig's.
+    pub real_time: bool,
 }
 
 impl Default for Config {
@@ -46,8 +49,10 @@ impl Default for Config {
             lbas: 1024,
             transfer_bytes_max: 1 << 17,
             descriptor_bytes: 512,
+            boundary_lbas: 0,
             timeout_ns: 1_000_000,
             rounds: 4,
+            real_time: false,
         }
     }
 }
@@ -163,18 +168,17 @@ impl Rig {
         let args = Args {
             warps: memory.place(&warps),
             iocbs: memory.place(&[Iocb::default(); RING as usize]),
+            progress: memory.place(&[ready(warps.len()); RING as usize]),
             sq_ring: memory.place(&[0u64; RING as usize]),
             cq_ring: memory.place(&[0u64; RING as usize]),
             cq_tail: memory.place(&[0u32]),
-            stop: memory.place(&[0u32]),
-            clock,
+            stop: memory.place(&[0u64]),
+            clock: if config.real_time { 0 } else { clock },
             timeout_ns: config.timeout_ns,
             warp_count: warps.len() as u32,
             ring_mask: RING as u32 - 1,
-            until: 0,
-            resident: 1,
             rounds: config.rounds,
-            reserved: 0,
+            ..Args::default()
         };
         executor.start(args, &[]).expect("nothing runs yet");
         Self { config, memory, args, executor, devices, random, tail: 0, seen: 0 }
@@ -255,9 +259,8 @@ impl Rig {
     }
 
     /// Publishes an operation; returns its id.
-    pub fn issue(&mut self, mut iocb: Iocb) -> u32 {
+    pub fn issue(&mut self, iocb: Iocb) -> u32 {
         let id = self.tail % RING as u32;
-        iocb.warps_left = self.args.warp_count;
         self.memory.poke(self.args.iocbs + u64::from(id) * 128, iocb);
         let word = u64::from(self.tail + 1) << 32 | u64::from(id);
         self.memory.poke(self.args.sq_ring + u64::from(id) * 8, word);
@@ -282,7 +285,9 @@ impl Rig {
         self.seen += 1;
         let id = word as u32;
         let iocb: Iocb = self.memory.peek(self.args.iocbs + u64::from(id) * 128);
-        assert_eq!(iocb.warps_left, 0);
+        let progress = self.args.progress + u64::from(id) * size_of::<OpProgress>() as u64;
+        let left: OpProgress = self.memory.peek(progress);
+        assert_eq!(left, ready(self.args.warp_count as usize), "not ready for the next operation");
         let status = |i| self.memory.peek(iocb.status + u64::from(i) * 4);
         Some(Done { id, iocb, statuses: (0..iocb.count).map(status).collect() })
     }
@@ -373,6 +378,11 @@ impl Rig {
     }
 }
 
+/// Progress of an operation that no warp has taken.
+fn ready(warps: usize) -> OpProgress {
+    OpProgress { warps_left: warps as u32, ..OpProgress::default() }
+}
+
 fn rules(config: &Config) -> Rules {
     Rules {
         nsid: 3,
@@ -412,6 +422,7 @@ fn warp(config: &Config, memory: &mut Memory, device: u32, part: u32, queue: &Qu
         device,
         part,
         parts: config.parts,
+        boundary_lbas: config.boundary_lbas,
         free_count: depth as u32 - 1,
         cursor_active: abi::WINDOW as u32,
         ..Warp::default()

@@ -198,7 +198,7 @@ fn operations_overlap_within_the_window() {
 
 /// A full queue waits for room for a batch worth a doorbell.
 #[test]
-fn no_dribs_while_more_remains() {
+fn no_small_batches_while_more_remains() {
     let mut rig = Rig::new(Config { depth_log2: 6, rounds: 1, ..Config::default() }, 9);
     let mut list = list(&mut rig, 500, 0);
     let iocb = rig.explicit(abi::OP_READ, &mut list);
@@ -311,4 +311,18 @@ fn generations_change_and_wrap() {
         last[slot] = Some(generation);
     }
     assert!(wrapped, "no generation wrapped; more operations are needed");
+}
+
+/// A run of neighbours is cut where a drive has a boundary, and nowhere else.
+#[test]
+fn a_run_ends_at_a_boundary() {
+    let mut rig = Rig::new(Config { boundary_lbas: 8, ..Config::default() }, 3);
+    let kv = rig.kv(Shape::default());
+    let iocb = rig.affine(&kv, abi::OP_READ, &mut straight(24), [0, 1]);
+    rig.issue(iocb);
+    rig.finish(1);
+    let log = &rig.devices[0].queues[0].log;
+    let runs: Vec<(u64, u64)> = log.iter().map(|c| (c.lba(), c.lbas())).collect();
+    // The data begins at LBA 5.
+    assert_eq!(runs, [(5, 3), (8, 8), (16, 8), (24, 5)]);
 }

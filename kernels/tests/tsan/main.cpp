@@ -82,7 +82,7 @@ bool controller_step(Queue &q, uint32_t &dice) {
     if (!refused) move(q, sqe);
     uint32_t *cqe = q.cq + (q.tail & MASK) * 4;
     const uint32_t phase = (q.tail >> DEPTH_LOG2 & 1) ^ 1;
-    gio_st_relaxed_sys(cqe + 2, q.head | q.qid << 16);
+    cqe[2] = q.head | q.qid << 16; // plain, as DMA is: the kernel has no business there before
     const uint32_t cid = static_cast<uint32_t>(sqe[0] >> 16) & 0xffff;
     gio_st_release_sys(cqe + 3, cid | phase << 16 | (refused ? 0x281u << 17 : 0u));
     q.tail += 1;
@@ -95,8 +95,9 @@ bool controller_step(Queue &q, uint32_t &dice) {
 struct Ring {
   gio_warp warps[WARPS] = {};
   gio_iocb iocbs[RING] = {};
-  uint64_t sq[RING] = {}, cq[RING] = {};
-  uint32_t cq_tail = 0, stop = 0, event = 0;
+  gio_progress progress[RING] = {};
+  uint64_t sq[RING] = {}, cq[RING] = {}, stop = 0;
+  uint32_t cq_tail = 0, event = 0;
   gio_args args = {};
 };
 
@@ -117,10 +118,12 @@ void lay_out(Ring &ring, Queue *queues) {
     for (uint32_t s = 0; s < DEPTH - 1; ++s) q.free_slots[s] = static_cast<uint16_t>(s);
   }
   gio_args &a = ring.args;
+  for (gio_progress &progress : ring.progress) progress.warps_left = WARPS;
   a.warps = address(ring.warps), a.iocbs = address(ring.iocbs), a.sq_ring = address(ring.sq);
+  a.progress = address(ring.progress);
   a.cq_ring = address(ring.cq), a.cq_tail = address(&ring.cq_tail), a.stop = address(&ring.stop);
   a.timeout_ns = 60000000000u, a.warp_count = WARPS, a.ring_mask = RING - 1;
-  a.resident = 1, a.rounds = 8;
+  a.rounds = 8;
 }
 
 // One IOCB's memory: the KV pool of its own, the map, the statuses.
@@ -179,7 +182,7 @@ void fill(Ring &ring, Op &op, uint32_t id, uint32_t turn) {
              0};
   b.kind = GIO_KIND_AFFINE, b.count = n, b.ioctx = address(op.map);
   b.starts = address(op.starts), b.status = address(op.status), b.pool = address(&op.pool);
-  b.row_count = ROWS, b.devices = DEVICES, b.warps_left = WARPS;
+  b.row_count = ROWS, b.devices = DEVICES;
   b.wait = address(&ring.event), b.wait_value = turn / 3;
 }
 
@@ -258,7 +261,7 @@ int main(int argc, char **argv) {
     unused.push_back(id);
     seen += 1;
   }
-  gio_st_release_sys(&ring.stop, 1u);
+  gio_st_release_sys(&ring.stop, uint64_t{1});
   for (std::thread &t : kernels) t.join();
   gio_st_release_sys(&quit, 1u);
   for (std::thread &t : controllers) t.join();

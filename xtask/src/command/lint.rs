@@ -1,17 +1,16 @@
 //! `cargo xtask lint`: what can be said about the tree without running it.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::needs::{self, Need};
 use crate::step::Step;
 use crate::{RunArgs, folder, report};
 
 /// Pinned: another version may complain of other things.
-const CARGO_DENY: &str = "cargo-deny@0.20.2";
+pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 const DENY: &str = "check bans licenses sources";
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
@@ -59,19 +58,4 @@ fn deny_if_installed() -> Step {
 
 fn our_deny() -> PathBuf {
     folder::target("tools").join("bin/cargo-deny")
-}
-
-/// Builds cargo-deny, which takes a minute or two.
-pub fn fetch_deny() -> Result<()> {
-    let tools = folder::target("tools");
-    let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
-    if our_deny().is_file() && installed.contains(&CARGO_DENY.replace('@', " ")) {
-        return Ok(());
-    }
-    let install = format!("install --locked --debug --quiet {CARGO_DENY} --root");
-    let step = Step::cargo("get deny", &install).args([tools.to_string_lossy()]);
-    if step.run_alone()? != ExitCode::SUCCESS {
-        bail!("this machine lacks cargo-deny, and `{step}` failed\n  hint: its output is above");
-    }
-    Ok(())
 }

@@ -13,8 +13,8 @@ const REGISTERS_MAX: u64 = 168;
 const POOL_REGISTERS_MAX: u64 = 64;
 /// What the hardware has; a benchmark's kernels take what they need.
 const OTHER_REGISTERS_MAX: u64 = 255;
-/// Loads that a thread of gio_move has under way before its first store.
-const MOVES_UNDER_WAY: usize = 4;
+/// Loads that a thread of gio_scatter_gather has under way before its first store.
+const LOADS_UNDER_WAY: usize = 4;
 /// Tail of the submission queue, head of the completion queue.
 const DOORBELLS: u64 = 2;
 /// Quarters of an SQE; each has a store of its own.
@@ -101,7 +101,7 @@ pub fn pool(ptx: &str, kernel: &Kernel) -> Vec<Check> {
         Check::at_least("first difference: RED.MIN", 1, asked, count(&|one| is_reduction(one)))
     } else {
         let most = wide_loads_together(sass);
-        Check::at_least("... loads before a store", MOVES_UNDER_WAY as u64, 0, most)
+        Check::at_least("... loads before a store", LOADS_UNDER_WAY as u64, 0, most)
     });
     checks
 }
@@ -408,19 +408,19 @@ mod tests {
 
     #[test]
     fn the_pools_kernels_are_wide() {
-        for name in ["gio_move", "gio_pattern"] {
+        for name in ["gio_scatter_gather", "gio_pattern"] {
             assert_eq!(pool_failures(name, "", ""), [""; 0]);
             let narrow = pool_failures(name, "STG.E.128", "STG.E.64");
             assert_eq!(narrow, ["16-byte stores: ST.128"]);
             assert_eq!(
                 pool_failures(name, "REDG", "LDL"),
                 match name {
-                    "gio_move" => vec!["local memory: LDL, STL"],
+                    "gio_scatter_gather" => vec!["local memory: LDL, STL"],
                     _ => vec!["local memory: LDL, STL", "first difference: RED.MIN"],
                 }
             );
         }
-        let early = pool_failures("gio_move", "LDG.E.128 R20", "STG.E.128 R20");
+        let early = pool_failures("gio_scatter_gather", "LDG.E.128 R20", "STG.E.128 R20");
         assert_eq!(early, ["... loads before a store"]);
     }
 }

@@ -7,9 +7,9 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, bail};
 
 use crate::ptx::Module;
-use crate::ptx::install::{Toolkit, shown};
+use crate::ptx::install::Toolkit;
 use crate::ptx::sass::{self, Instruction};
-use crate::step::SaidNo;
+use crate::step::{SaidNo, shown};
 
 /// A warning is an error; the compute capability is added.
 pub const FLAGS: &[&str] = &["-std=c++17", "-O3", "-ptx", "--Werror", "all-warnings"];

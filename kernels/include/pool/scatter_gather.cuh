@@ -1,4 +1,5 @@
-// gio_move: objects between staging memory, where they stand one after another, and their blocks.
+// gio_scatter_gather: objects between staging memory, where they stand one after another, and their
+// blocks, in either direction.
 //
 // A warp takes a tile of an object at a time, so that 32 threads are at neighbouring addresses on
 // either side, and each has four loads under way before its first store.
@@ -39,7 +40,7 @@ GIO_FN void gio_copy_tile(uint64_t to, uint64_t from, uint32_t len, uint32_t lan
 }
 
 // The share of one thread of `threads`, a multiple of a warp.
-GIO_FN void gio_move_share(const gio_move_args &a, uint32_t thread, uint32_t threads) {
+GIO_FN void gio_scatter_gather_share(const gio_scatter_gather_args &a, uint32_t thread, uint32_t threads) {
   const uint32_t lane = thread % GIO_WARP;
   const uint32_t each = a.object_bytes / GIO_TILE + (a.object_bytes % GIO_TILE != 0u ? 1u : 0u);
   const uint64_t tiles = static_cast<uint64_t>(a.row_count) * a.count * each;
@@ -52,7 +53,7 @@ GIO_FN void gio_move_share(const gio_move_args &a, uint32_t thread, uint32_t thr
     const uint64_t staging = a.staging + row * a.staging_row + position * a.object_bytes + start;
     const uint64_t block = gio_ptr<const uint32_t>(a.blocks)[position];
     const uint64_t pool = gio_ptr<const uint64_t>(a.rows)[row] + block * a.block_stride + start;
-    const bool to_pool = a.way == GIO_TO_POOL;
+    const bool to_pool = a.direction == GIO_SCATTER;
     gio_copy_tile(to_pool ? pool : staging, to_pool ? staging : pool, len, lane);
   }
 }

@@ -1,0 +1,106 @@
+//! The structs that host code and kernels share: Rust made from the C headers, by bindgen.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::folder;
+use crate::needs;
+use crate::pypi::{self, Packages};
+use crate::step::{SaidNo, shown};
+
+/// Both pinned: another version may write other text.
+const BINDGEN: &str = "bindgen-cli@0.72.1";
+const LIBCLANG: &[&str] = &["libclang==18.1.1"];
+
+/// What every struct derives. `IntoBytes` proves that it has no padding.
+const DERIVES: &str = "PartialEq,Eq,zerocopy::FromBytes,zerocopy::IntoBytes,zerocopy::Immutable";
+
+/// A header, what is made of it, and the names to take.
+struct Binding {
+    header: &'static str,
+    rust: &'static str,
+    names: &'static str,
+}
+
+const BINDINGS: &[Binding] = &[
+    Binding {
+        header: "kernels/include/gio/abi.h",
+        rust: "gio-uring/src/abi/generated.rs",
+        names: "gio_.*|GIO_[A-Z].*",
+    },
+    Binding {
+        header: "kernels/include/pool/abi.h",
+        rust: "kernels/src/pool/generated.rs",
+        names: "gio_(scatter_gather|pattern)_.*|GIO_(TILE|POOL_.*|SCATTER|GATHER|PATTERN_[FPC].*)",
+    },
+];
+
+/// libclang.
+pub fn packages() -> Packages {
+    pypi::packages(&folder::target("abi"), LIBCLANG, "libclang (25 MB)")
+}
+
+/// Installs bindgen and libclang, unless they are there.
+pub fn fetch() -> Result<()> {
+    packages().fetch()?;
+    needs::cargo_install(BINDGEN).map(drop)
+}
+
+/// Makes every binding, and compares it with what is committed, or replaces that. Returns the files
+/// that are not what the headers give, and how many there are.
+///
+/// # Errors
+/// Says what this machine lacks, or that a header is refused ([`SaidNo`]).
+pub fn run(check_only: bool) -> Result<(Vec<&'static str>, usize)> {
+    let bindgen = needs::cargo_install(BINDGEN)?;
+    let libclang = packages().find("clang/native")?;
+    let root = folder::workspace();
+    let mut stale = Vec::new();
+    for binding in BINDINGS {
+        let text = binding.make(&bindgen, &libclang)?;
+        let file = root.join(binding.rust);
+        if fs::read_to_string(&file).is_ok_and(|found| found == text) {
+            continue;
+        }
+        if check_only {
+            stale.push(binding.rust);
+        } else {
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+            eprintln!("wrote {}", binding.rust);
+        }
+    }
+    Ok((stale, BINDINGS.len()))
+}
+
+impl Binding {
+    fn make(&self, bindgen: &PathBuf, libclang: &PathBuf) -> Result<String> {
+        let root = folder::workspace();
+        let header = fs::read(root.join(self.header))
+            .with_context(|| format!("cannot read {}", self.header))?;
+        let mut command = Command::new(bindgen);
+        command
+            .current_dir(root)
+            .env("LIBCLANG_PATH", libclang)
+            .args(["--allowlist-item", self.names, "--no-recursive-allowlist"])
+            .args(["--with-derive-default", "--with-derive-custom-struct"])
+            .arg(format!(".*={DERIVES}"))
+            .args(["--ctypes-prefix", "::std::ffi", "--rust-target", "1.85"])
+            .args(["--disable-header-comment", "--no-doc-comments", "--rustfmt-configuration-file"])
+            .arg(root.join("rustfmt.toml"))
+            .arg(self.header)
+            .args(["--", "-x", "c", "-I", "kernels/include"]);
+        let line = shown(&command);
+        let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
+        if !output.status.success() {
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+            bail!(SaidNo(line));
+        }
+        let body = String::from_utf8(output.stdout).context("bindgen wrote no text")?;
+        let (hash, path) = (xxh3_128(&header), self.header);
+        Ok(format!("// Made by `cargo xtask abi`: do not edit.\n// {hash:032x} {path}\n{body}"))
+    }
+}

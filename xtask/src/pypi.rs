@@ -1,0 +1,81 @@
+//! Packages from PyPI, in a virtual environment below `target/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::step;
+
+/// Pinned packages in a folder of their own, without what they depend on.
+#[derive(Debug)]
+pub struct Packages {
+    pub folder: PathBuf,
+    pub packages: &'static [&'static str],
+    /// What they are and how large, for who waits for them.
+    pub what: &'static str,
+}
+
+impl Packages {
+    /// Whether an earlier run installed all of them.
+    pub fn are_installed(&self) -> bool {
+        fs::read_to_string(self.stamp()).is_ok_and(|found| found == self.packages.join("\n"))
+    }
+
+    /// Installs them, unless an earlier run did.
+    pub fn fetch(&self) -> Result<()> {
+        if self.are_installed() {
+            return Ok(());
+        }
+        eprintln!("{} from PyPI, into {}:", self.what, self.folder.display());
+        // Of a run that was stopped, or of other versions.
+        let _ = fs::remove_dir_all(&self.folder);
+        self.run(Command::new("python3").args(["-m", "venv"]).arg(&self.folder))?;
+        let mut pip = Command::new(self.folder.join("bin/python"));
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        self.run(pip.args(self.packages))?;
+        // Last of all: it says that the rest is there.
+        let stamp = self.stamp();
+        fs::write(&stamp, self.packages.join("\n"))
+            .with_context(|| format!("cannot write {}", stamp.display()))
+    }
+
+    /// The first folder `name` that a package has.
+    pub fn find(&self, name: &str) -> Result<PathBuf> {
+        let lib = self.folder.join("lib");
+        let pythons = fs::read_dir(&lib).with_context(|| format!("no {}", lib.display()))?;
+        let mut found =
+            pythons.flatten().map(|python| python.path().join("site-packages").join(name));
+        match found.find(|path| path.exists()) {
+            Some(path) => Ok(path),
+            None => bail!(
+                "{} has no {name}\n  hint: remove that folder, and run this again",
+                self.folder.display()
+            ),
+        }
+    }
+
+    fn stamp(&self) -> PathBuf {
+        self.folder.join("ripieno-packages")
+    }
+
+    fn run(&self, command: &mut Command) -> Result<()> {
+        let line = step::shown(command);
+        eprintln!("    $ {line}");
+        let status = command.status().with_context(|| format!("cannot run `{line}`"))?;
+        if !status.success() {
+            bail!(
+                "`{line}` failed ({status}); its output is above\n  hint: without a network, copy \
+                 {} from a machine that has it at the same path",
+                self.folder.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// [`Packages`] in the virtual environment of `folder`.
+pub fn packages(folder: &Path, packages: &'static [&'static str], what: &'static str) -> Packages {
+    Packages { folder: folder.join("venv"), packages, what }
+}
