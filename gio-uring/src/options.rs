@@ -17,8 +17,8 @@ pub struct UringOptions {
     pub arena_bytes: usize,
     /// Rounds after which a host thread returns from the kernel ([`abi::Args::rounds`]).
     pub rounds: u32,
-    /// The kernel takes the time from the ring's [`nvme_driver::Clock`] and not from the processor's.
-    /// For simulated time; the word is renewed whenever the ring polls its executor.
+    /// The kernel takes the time from the ring's [`nvme_driver::Clock`] and not from the
+    /// processor's. For simulated time; the word is renewed whenever the ring polls its executor.
     pub virtual_time: bool,
     /// How long dropping a running ring waits for the kernel to end before it leaks the memory.
     pub stop_timeout: Nanos,

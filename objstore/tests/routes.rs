@@ -14,12 +14,12 @@ use objstore::{
 use rig::{Parts, Rig, SLOTS, inline};
 use stack::{Plan, READ, WRITE, blocks, keys, on};
 
-fn route(path: Path, defect: Defect, spoil: impl Fn(&Parts)) -> Result<(), String> {
+fn route(path: Path, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), String> {
     let plan = Plan::default();
     let parts = Parts::new(&plan);
     let (pool, base) = parts.pool(&plan, path);
     parts.gpu.break_it(defect);
-    spoil(&parts);
+    corrupt(&parts);
     match parts.store(&plan, pool, base, inline) {
         Ok(rig) => {
             assert_eq!(rig.store.pool().path(), path);

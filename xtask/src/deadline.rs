@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// CI stops a run after longer than this, but without saying which step hung.
 const CI_MINUTES: u64 = 40;
 
-/// None where nobody asked for one: somebody at a terminal has Ctrl-C.
+/// None without a limit: a person at a terminal has Ctrl-C.
 #[derive(Clone, Copy)]
 pub struct Deadline(Option<Instant>);
 

@@ -82,7 +82,7 @@ fn part<'a>(memory: &DeviceMemory, item: &PatternItem, bytes: &'a mut [u8]) -> &
     &mut bytes[at..at + item.len as usize]
 }
 
-/// Fill, check, spoil some bytes, check again, poison: the host agrees every time.
+/// Fill, check, corrupt some bytes, check again, poison: the host agrees every time.
 fn host_and_gpu_agree(device: &Arc<CudaDevice>, rounds: u64) {
     let memory = device.allocate(2 << 20).expect("memory");
     let stream = CudaStream::new(device, None).expect("a stream");

@@ -8,6 +8,7 @@ mod code;
 mod docs;
 mod mask;
 mod mutants;
+mod names;
 mod text;
 mod tree;
 
@@ -22,7 +23,7 @@ struct Rule {
     finds: &'static [&'static str],
 }
 
-const RULES: &[&[Rule]] = &[text::RULES, code::RULES, docs::RULES, mutants::RULES];
+const RULES: &[&[Rule]] = &[text::RULES, code::RULES, docs::RULES, mutants::RULES, names::RULES];
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().copied().flatten()

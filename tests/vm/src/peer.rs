@@ -132,8 +132,8 @@ fn a_part_of_the_bar() -> Result<()> {
     Ok(())
 }
 
-/// The IOMMU can use large pages only where I/O virtual addresses are aligned like physical ones: of
-/// memory of a GPU, like the GPU's own addresses, whatever the address in this process is.
+/// The IOMMU can use large pages only where I/O virtual addresses are aligned like physical ones:
+/// of memory of a GPU, like the GPU's own addresses, whatever the address in this process is.
 fn gpu_memory_is_aligned_like_on_the_gpu() -> Result<()> {
     const LARGE: u64 = 2 << 20;
     let (space, _drive) = alone(DRIVE_A, options())?;

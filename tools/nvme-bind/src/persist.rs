@@ -103,8 +103,8 @@ fn unit(bdf: Bdf, boot: &Boot<'_>) -> String {
     )
 }
 
-/// For systemd, which expands `%` and `$` and takes quotes, backslashes and `\xHH` as C does. A line
-/// end in the serial number of a drive must not begin another line of the unit.
+/// For systemd, which expands `%` and `$` and takes quotes, backslashes and `\xHH` as C does. A
+/// line end in the serial number of a drive must not begin another line of the unit.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

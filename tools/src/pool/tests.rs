@@ -29,7 +29,7 @@ fn blocks_are_handed_out_scattered_and_all_of_them() {
     assert_eq!(pool.take(0), []);
 }
 
-/// Makes all objects, spoils a part of one, and finds that and nothing else.
+/// Writes all objects, corrupts a part of one, and finds that and nothing else.
 fn objects_do_not_overlap(mut pool: Pool) {
     let key = |block: u32| BlockKey(u128::from(block) << 70 | 1);
     let places = || (0..5).flat_map(|block| [(0, 0), (0, 1), (1, 0), (1, 1)].map(|at| (block, at)));

@@ -35,7 +35,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// Takes one line; the test that it tells of, if it does.
+    /// Takes one line. Returns the test that it reports, if any.
     pub fn line(&mut self, line: &str) -> Option<(String, Heard)> {
         let line = line.trim_matches(|c: char| c.is_control() || c == ' ');
         self.panicked |= line.contains("Kernel panic - not syncing");

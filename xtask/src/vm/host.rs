@@ -5,7 +5,7 @@
 //! ```text
 //!   qmp JSON                 a command for QEMU; the answer is what it returned
 //!   monitor LINE             a line for QEMU's monitor for humans
-//!   wait EVENT SECONDS       until QEMU tells of this event
+//!   wait EVENT SECONDS       until QEMU reports this event
 //!   hash FILE OFFSET BYTES   FNV-1a, 64 bits, of bytes in a file behind a device
 //! ```
 //!

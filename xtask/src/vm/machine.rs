@@ -38,7 +38,7 @@ pub struct Machine<'a> {
     pub initrd: &'a Path,
     /// Added to the kernel's command line.
     pub arguments: String,
-    /// We listen on the sockets, and QEMU connects: nobody has to wait for one to appear.
+    /// We listen on the sockets, and QEMU connects: no wait for a socket to appear.
     pub console: Console,
     pub control: PathBuf,
     pub qmp: PathBuf,

@@ -1,4 +1,4 @@
-//! A client of QEMU's monitor: one command at a time, events kept until somebody asks.
+//! A client of QEMU's monitor: one command at a time, events kept until `wait` asks for them.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// A monitor that says what it is told to: one batch for each line it gets.
+    /// A monitor that answers each line with the next batch.
     fn monitor(batches: &'static [&'static str]) -> Result<Qmp> {
         let (ours, theirs) = UnixStream::pair()?;
         thread::spawn(move || -> io::Result<()> {

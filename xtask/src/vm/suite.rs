@@ -182,7 +182,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What is left behind is overwritten by the next boot, and does nobody harm until then.
+        // The next boot overwrites what is left.
         let _ = fs::remove_dir_all(&self.sockets);
         if !self.keep {
             let _ = fs::remove_dir_all(&self.folder);
@@ -193,7 +193,7 @@ impl Drop for Place {
 /// A running machine.
 struct Boot {
     child: Child,
-    /// None if somebody at a terminal has it.
+    /// None if it is on the terminal.
     console: Option<UnixListener>,
     control: UnixListener,
     qmp: UnixListener,
@@ -223,7 +223,7 @@ impl Boot {
         let mut command = Command::new(QEMU);
         command.args(machine.arguments()).current_dir(&place.folder);
         if !interactive {
-            // It also tells of the errors that it injects.
+            // QEMU also reports the errors that it injects.
             let complaints = File::create(&place.complaints)?;
             command.stdin(Stdio::null()).stdout(complaints.try_clone()?).stderr(complaints);
         }
@@ -245,7 +245,7 @@ impl Boot {
 
     /// Reads the console to its end, or to the deadline; the latter ends the machine.
     fn read(&mut self, log: &Path, limit: Duration, verbose: bool) -> Result<(Console, bool)> {
-        let socket = self.console.as_ref().context("somebody else reads the console")?;
+        let socket = self.console.as_ref().context("the console is on the terminal")?;
         let lines = lines_of(accept(socket, &mut self.child)?);
         let mut log =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;

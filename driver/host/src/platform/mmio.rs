@@ -11,10 +11,10 @@
 //! Doorbells are atomic stores behind the same barrier: with the software controller they are
 //! memory that another thread reads.
 //!
-//! Every other access is atomic, copies too: they go in words of 8 bytes, and in bytes where no whole
-//! aligned word is left. Two handles to the same memory on two threads may so see a mix of old and
-//! new bytes, but they never race in the sense of the language. (Overlapping accesses of different
-//! sizes are left to the processor, which defines them on x86-64 and AArch64.)
+//! Every other access is atomic, copies too: they go in words of 8 bytes, and in bytes where no
+//! whole aligned word is left. Two handles to the same memory on two threads may so see a mix of
+//! old and new bytes, but they never race in the sense of the language. (Overlapping accesses of
+//! different sizes are left to the processor, which defines them on x86-64 and AArch64.)
 #![allow(unsafe_code, reason = "the one place where device memory is touched")]
 
 use std::{

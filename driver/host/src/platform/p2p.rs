@@ -39,7 +39,7 @@ const DEPTH: u32 = 16;
 /// Pages of data, where the controller takes that much in a command: enough for a PRP list.
 const DATA_PAGES: usize = 4;
 /// How long a command on the queue may take. One whose completion went elsewhere never ends.
-const PATIENCE: Nanos = Nanos::from_millis(2_000);
+const TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
 /// A way on which a controller uses memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,7 +227,7 @@ fn dma(controller: &Controller) -> impl FnOnce(crate::DmaError) -> Error + use<>
 }
 
 /// Fills `data` with something that differs from `expected` in every byte.
-fn spoil(data: &Window, expected: &[u8]) -> Result<(), crate::DmaError> {
+fn poison(data: &Window, expected: &[u8]) -> Result<(), crate::DmaError> {
     let opposite: Vec<u8> = expected.iter().map(|byte| !byte).collect();
     data.write(0, &opposite)
 }
@@ -259,7 +259,7 @@ fn admin_data(
     data: &Window,
 ) -> Result<Outcome, Error> {
     let truth: [u8; 4096] = controller.identify(Cns::CONTROLLER, Nsid(0))?;
-    spoil(data, &truth).map_err(dma(controller))?;
+    poison(data, &truth).map_err(dma(controller))?;
     let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), Nsid(0));
     Identify { cns: Cns::CONTROLLER, ..Default::default() }.write_to(&mut sqe);
     let timeout = controller.options.admin_timeout;
@@ -347,7 +347,7 @@ impl<'a> Prober<'a> {
         }
         // The data arrives in two halves, the second one first, so that a list must be fetched.
         let (halves, expected) = self.halves(truth);
-        spoil(&self.layout.data, &expected)?;
+        poison(&self.layout.data, &expected)?;
         let read = self.transfer(NvmOpcode::READ, &halves);
         let outcome = match verdict(&read) {
             Outcome::Works => compare(&self.layout.data, &expected)?,
@@ -417,7 +417,7 @@ impl<'a> Prober<'a> {
     fn command(&mut self, sqe: &Sqe) -> Result<Status, String> {
         self.pair.post(sqe, 0).map_err(|error| error.to_string())?;
         self.pair.update_tail();
-        let deadline = self.clock.now() + PATIENCE;
+        let deadline = self.clock.now() + TIMEOUT;
         let mut found: Option<Completion> = None;
         let mut idle = 0;
         loop {
@@ -431,7 +431,7 @@ impl<'a> Prober<'a> {
                 return Err(format!(
                     "no completion within {} ms: the controller does not see the command in this \
                      memory, or its completion went elsewhere",
-                    PATIENCE.0 / 1_000_000
+                    TIMEOUT.0 / 1_000_000
                 ));
             }
             self.clock.pause(idle, deadline);

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   VfioSpace     one address space of the IOMMU: a DmaSpace              space, container, iova
-//!   VfioBus       one NVMe function: registers, doorbells, interrupts     bus, bar, mapping, device
+//!   VfioBus       one NVMe function: registers, doorbells, interrupts   bus, bar, mapping, device
 //!   PeerBar       memory of another function as a DMA target              peer
 //!   PciAddress    0000:65:00.0                                            address
 //!   VfioError     what is in the way, and what to do about it             error, sysfs
@@ -25,9 +25,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The type 1 container (`/dev/vfio/vfio`) is used and not iommufd. Peer-to-peer DMA needs memory of
-//! other devices, and iommufd refuses such memory by its address on every kernel (IOMMU_IOAS_MAP,
-//! EFAULT). Since Linux 6.19 it takes BARs of functions of vfio-pci as dma-bufs
+//! The type 1 container (`/dev/vfio/vfio`) is used and not iommufd. Peer-to-peer DMA needs memory
+//! of other devices, and iommufd refuses such memory by its address on every kernel
+//! (IOMMU_IOAS_MAP, EFAULT). Since Linux 6.19 it takes BARs of functions of vfio-pci as dma-bufs
 //! (VFIO_DEVICE_FEATURE_DMA_BUF, then IOMMU_IOAS_MAP_FILE), but no dma-buf of a GPU's own driver.
 //!
 //! # Invariants

@@ -39,13 +39,13 @@ pub fn wanted_back_by_its_driver() -> Result<()> {
 /// The port above the drive passes nothing on: as a card that has lost its link, except that
 /// registers read as zeroes here.
 pub fn a_lost_link_ends_in_an_error() -> Result<()> {
-    let patience = ControllerOptions {
+    let options = ControllerOptions {
         command_timeout: Nanos::from_millis(300),
         admin_timeout: Nanos::from_millis(300),
         abort_grace: Nanos::from_millis(100),
         ..options()
     };
-    let (_space, mut drive) = alone(DRIVE_A, patience)?;
+    let (_space, mut drive) = alone(DRIVE_A, options)?;
     let expected = pattern(600, 4096);
     drive.write(FIRST, Lba(80), &expected, true)?;
     let port = OpenOptions::new().read(true).write(true).open(pci::folder(PORT).join("config"))?;

@@ -33,12 +33,12 @@ fn let_go(host: &mut Host) -> Result<()> {
 /// The deadline passes, the command is aborted, and ends while its memory is still there.
 pub fn a_held_command_is_aborted() -> Result<()> {
     let expected = pattern(7, 4096);
-    let patience = ControllerOptions {
+    let options = ControllerOptions {
         command_timeout: Nanos::from_millis(500),
         abort_grace: Nanos::from_millis(10_000),
         ..options()
     };
-    let (_space, mut drive) = alone(DRIVE_A, patience)?;
+    let (_space, mut drive) = alone(DRIVE_A, options)?;
     drive.write(FIRST, Lba(50), &expected, true)?;
     let data = memory(&**drive.bus(), 4096)?;
     let mut host = Host::open()?;
@@ -102,12 +102,12 @@ pub fn an_abandoned_command_stays_away() -> Result<()> {
 
 /// A drive that works, but far too slowly: an abort does not help, deleting the queue does.
 pub fn a_slow_command_costs_its_queue() -> Result<()> {
-    let patience = ControllerOptions {
+    let options = ControllerOptions {
         command_timeout: Nanos::from_millis(300),
         abort_grace: Nanos::from_millis(100),
         ..options()
     };
-    let (_space, mut drive) = alone(DRIVE_A, patience)?;
+    let (_space, mut drive) = alone(DRIVE_A, options)?;
     let expected = pattern(9, 4096);
     drive.write(FIRST, Lba(70), &expected, true)?;
     let mut host = Host::open()?;

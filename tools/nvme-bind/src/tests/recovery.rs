@@ -193,7 +193,8 @@ fn the_journal_is_read_under_the_lock() {
             let again = release::unbind(&kernel.host(), &unbind);
             (reply.map(|reply| reply.text), again.map(|reply| reply.text))
         });
-        // Long enough to read, were it not for the lock; if not, nothing is shown, and nothing fails.
+        // Long enough to read, were it not for the lock; if not, nothing is shown, and nothing
+        // fails.
         std::thread::sleep(std::time::Duration::from_millis(200));
         let record = format!("/run/nvme-bind/{FREE}.drive.json");
         std::fs::remove_file(fixture.root.at(record)).unwrap();

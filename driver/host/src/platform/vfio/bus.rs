@@ -37,8 +37,8 @@ const DOORBELLS: u64 = 0x1000;
 /// Doorbells of all 65,536 queue pairs.
 const DOORBELLS_MAX: u64 = 2 * 0x1_0000;
 /// What a function in use needs: without DMA it could not even fetch a command, and without the
-/// last one a polled controller would hold its interrupt pin, perhaps on a line that it shares, until
-/// the kernel switches the line off. The kernel sets none of them.
+/// last one a polled controller would hold its interrupt pin, perhaps on a line that it shares,
+/// until the kernel switches the line off. The kernel sets none of them.
 const COMMAND: u16 = MEMORY_SPACE | BUS_MASTER | INTX_DISABLE;
 /// Class code of an NVM Express I/O controller (mass storage, NVM, I/O programming interface).
 const CLASS_NVME: u32 = 0x01_08_02;

@@ -1,9 +1,10 @@
 //! Device memory mapped into this process, which the kernel may revoke.
 //!
 //! An access to a BAR whose function lost its power or its memory decoding raises SIGBUS, whose
-//! default action ends the process. The handler here replaces the page by one of all ones, as a dead
-//! link reads, and marks the mapping as revoked. It so covers every access, also those of doorbells
-//! by code that knows only their address. Any other SIGBUS goes to the handler that was there before.
+//! default action ends the process. The handler here replaces the page by one of all ones, as a
+//! dead link reads, and marks the mapping as revoked. It so covers every access, also those of
+//! doorbells by code that knows only their address. Any other SIGBUS goes to the handler that was
+//! there before.
 #![allow(unsafe_code, reason = "maps device memory and handles the signal of its loss")]
 
 use std::{
