@@ -7,24 +7,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::program;
+use nvme_pci::{DEVICES, Function, PROBE, Root, VFIO};
 
-const VFIO: &str = "vfio-pci";
+use crate::program;
 
 /// The folder of a function.
 pub fn folder(bdf: &str) -> PathBuf {
-    Path::new("/sys/bus/pci/devices").join(bdf)
+    Path::new(DEVICES).join(bdf)
+}
+
+fn function(bdf: &str) -> Option<Function> {
+    Function::read(&Root::machine(), bdf.parse().ok()?)
 }
 
 /// The driver that has a function.
 pub fn driver(bdf: &str) -> Option<String> {
-    link_name(&folder(bdf).join("driver"))
+    function(bdf)?.driver
 }
 
 /// The IOMMU group of a function.
 pub fn group(bdf: &str) -> Result<String> {
-    link_name(&folder(bdf).join("iommu_group"))
-        .with_context(|| format!("{bdf} is in no IOMMU group"))
+    let group = function(bdf).and_then(|function| function.group);
+    Ok(group.with_context(|| format!("{bdf} is in no IOMMU group"))?.to_string())
 }
 
 /// A file of a function, without the newline.
@@ -88,7 +92,7 @@ pub fn give_to_vfio(functions: &[&str]) -> Result<()> {
         }
         ensure!(driver(bdf).is_none(), "{bdf} has {:?}", driver(bdf));
         fs::write(folder(bdf).join("driver_override"), VFIO).context("driver_override")?;
-        fs::write("/sys/bus/pci/drivers_probe", bdf).context("drivers_probe")?;
+        fs::write(PROBE, bdf).context("drivers_probe")?;
         wait_for_driver(bdf, Some(VFIO))?;
     }
     Ok(())
@@ -101,9 +105,4 @@ pub fn names(folder: &Path) -> Result<Vec<String>> {
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     Ok(names)
-}
-
-fn link_name(path: &Path) -> Option<String> {
-    let target = fs::read_link(path).ok()?;
-    Some(target.file_name()?.to_string_lossy().into_owned())
 }

@@ -13,9 +13,9 @@ use crate::command::{self, Host, Reply, bind, release};
 use crate::doctor;
 use crate::journal::Journal;
 use crate::machine::Live;
+use crate::pci::Root;
 use crate::problem::{Problem, Result};
 use crate::report::Paint;
-use crate::root::Root;
 
 const EXIT_CODES: &str = "\
 Exit codes:

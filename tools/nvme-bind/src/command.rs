@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::execute::Site;
 use crate::journal::Journal;
 use crate::machine::{Machine, Recorder};
+use crate::pci::Root;
 use crate::problem::{Kind, Problem, Result};
-use crate::root::Root;
 
 /// What a subcommand works on.
 pub(crate) struct Host<'a> {

@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 
 use crate::drive::{self, Drive};
 use crate::gpu::{Gpu, gpus};
+use crate::pci::Root;
 use crate::pci::{self, Function};
 use crate::report::Paint;
-use crate::root::Root;
 use crate::usage::{Scene, Use};
 
 pub use finding::{Finding, Report, Verdict};

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::pci::{self, Bdf, Function};
+use crate::pci::Root;
+use crate::pci::{self, Function, PciAddress};
 use crate::problem::{Problem, Result};
-use crate::root::Root;
 
 /// A disk, partition or stacked device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) fn drives(root: &Root) -> Vec<Drive> {
 }
 
 /// The whole disks behind a function, whatever kind of controller it is.
-pub(crate) fn disks(root: &Root, bdf: Bdf) -> Vec<Block> {
+pub(crate) fn disks(root: &Root, bdf: PciAddress) -> Vec<Block> {
     let mut names: Vec<String> = root
         .names("/sys/block")
         .into_iter()
@@ -79,13 +79,13 @@ pub(crate) fn disks(root: &Root, bdf: Bdf) -> Vec<Block> {
 }
 
 /// The functions above a block device in the device tree.
-fn below(root: &Root, block: &str) -> Vec<Bdf> {
+fn below(root: &Root, block: &str) -> Vec<PciAddress> {
     let Some(path) = root.resolve(format!("/sys/class/block/{block}")) else { return Vec::new() };
     in_path(&path)
 }
 
-fn in_path(path: &Path) -> Vec<Bdf> {
-    path.iter().filter_map(|part| part.to_str()).filter_map(pci::full_bdf).collect()
+fn in_path(path: &Path) -> Vec<PciAddress> {
+    path.iter().filter_map(|part| part.to_str()).filter_map(pci::full_address).collect()
 }
 
 /// `nvme2c5n1` is a path through controller 5 to the disk `nvme2n1` of subsystem 2.
@@ -99,7 +99,7 @@ fn multipath_head(path: &str) -> Option<String> {
 
 /// The function that a person means, and a note where that took more than reading an address.
 pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>)> {
-    if let Ok(bdf) = text.parse::<Bdf>() {
+    if let Ok(bdf) = text.parse::<PciAddress>() {
         return by_address(root, text, bdf);
     }
     let name = text.strip_prefix("/dev/").unwrap_or(text);
@@ -115,7 +115,7 @@ pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>
     if owners.is_empty() && name.starts_with("nvme") {
         let disk = name.split('p').next().unwrap_or(name);
         let nvme = pci::functions(root).into_iter().filter(Function::is_nvme);
-        let behind = |bdf: Bdf| disks(root, bdf).iter().any(|block| block.name == disk);
+        let behind = |bdf: PciAddress| disks(root, bdf).iter().any(|block| block.name == disk);
         owners = nvme.map(|function| function.bdf).filter(|&bdf| behind(bdf)).collect();
     }
     match owners[..] {
@@ -125,7 +125,7 @@ pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>
         }
         [] => Err(unknown(text)),
         _ => {
-            let list: Vec<String> = owners.iter().map(Bdf::to_string).collect();
+            let list: Vec<String> = owners.iter().map(PciAddress::to_string).collect();
             let message =
                 format!("{text} is reached through several functions: {}", list.join(", "));
             Err(Problem::usage(message, "name the functions themselves"))
@@ -133,12 +133,12 @@ pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>
     }
 }
 
-fn by_address(root: &Root, text: &str, bdf: Bdf) -> Result<(Function, Option<String>)> {
+fn by_address(root: &Root, text: &str, bdf: PciAddress) -> Result<(Function, Option<String>)> {
     if let Some(function) = Function::read(root, bdf) {
         return Ok((function, None));
     }
     let short = text.matches(':').count() == 1;
-    let same = |other: &Function| Bdf { domain: 0, ..other.bdf } == bdf;
+    let same = |other: &Function| PciAddress { domain: 0, ..other.bdf } == bdf;
     let others: Vec<Function> =
         pci::functions(root).into_iter().filter(|other| short && same(other)).collect();
     match &others[..] {

@@ -3,10 +3,10 @@
 use crate::journal::{Journal, Phase, Record};
 use crate::machine::Machine;
 use crate::pci::Function;
+use crate::pci::Root;
 use crate::persist;
 use crate::plan::{self, Step};
 use crate::problem::{Kind, Problem, Result};
-use crate::root::Root;
 
 /// What steps are carried out on.
 pub(crate) struct Site<'a> {

@@ -1,7 +1,7 @@
 //! GPUs, as far as sysfs and the NVIDIA driver's /proc know them.
 
+use crate::pci::Root;
 use crate::pci::{self, Function};
-use crate::root::Root;
 
 /// A GPU and the window through which others reach its memory.
 #[derive(Debug, Clone)]

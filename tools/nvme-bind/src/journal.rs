@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 use crate::owner::Owner;
-use crate::pci::Bdf;
+use crate::pci::PciAddress;
+use crate::pci::Root;
 use crate::plan::{Former, Step};
 use crate::problem::{Kind, Problem, Result};
-use crate::root::Root;
 
 /// Gone after a reboot, as the bindings are.
 pub(crate) const RUN: &str = "/run/nvme-bind";
@@ -47,7 +47,7 @@ pub(crate) enum Phase {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) version: u32,
-    pub(crate) bdf: Bdf,
+    pub(crate) bdf: PciAddress,
     /// Vendor and device, to notice that another card is in the slot.
     pub(crate) ids: String,
     pub(crate) boot: String,
@@ -69,7 +69,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn new(root: &Root, bdf: Bdf, ids: String) -> Self {
+    pub(crate) fn new(root: &Root, bdf: PciAddress, ids: String) -> Self {
         Self {
             version: VERSION,
             bdf,
@@ -163,7 +163,7 @@ impl Journal {
         (records, wrong)
     }
 
-    pub(crate) fn find(&self, root: &Root, bdf: Bdf) -> Option<Record> {
+    pub(crate) fn find(&self, root: &Root, bdf: PciAddress) -> Option<Record> {
         self.read(root).0.into_iter().find(|record| record.bdf == bdf)
     }
 
@@ -178,7 +178,7 @@ impl Journal {
         self.remove_from(root, machine, record.bdf, |folder| *folder != home)
     }
 
-    pub(crate) fn remove(&self, root: &Root, machine: &dyn Machine, bdf: Bdf) -> Result<()> {
+    pub(crate) fn remove(&self, root: &Root, machine: &dyn Machine, bdf: PciAddress) -> Result<()> {
         self.remove_from(root, machine, bdf, |_| true)
     }
 
@@ -186,7 +186,7 @@ impl Journal {
         &self,
         root: &Root,
         machine: &dyn Machine,
-        bdf: Bdf,
+        bdf: PciAddress,
         which: impl Fn(&String) -> bool,
     ) -> Result<()> {
         for folder in self.folders.iter().filter(|folder| which(folder)) {
@@ -253,6 +253,6 @@ impl Journal {
     }
 }
 
-fn file(folder: &str, bdf: Bdf) -> String {
+fn file(folder: &str, bdf: PciAddress) -> String {
     format!("{folder}/{bdf}{SUFFIX}")
 }

@@ -3,8 +3,8 @@
 //!
 //! # Architecture
 //!
-//! What is read and what is changed are apart. `root` reads /sys, /proc, /dev and /etc below one
-//! folder, `/` unless a test says otherwise; `pci`, `drive`, `usage`, `topology` and `gpu` make
+//! What is read and what is changed are apart. `nvme-pci` reads /sys, /proc, /dev and /etc below one
+//! folder, `/` unless a test says otherwise, and knows PCI functions; `drive`, `usage`, `topology` and `gpu` make
 //! facts of it; `doctor` judges them. `plan` turns facts into steps, which are data; `execute`
 //! carries steps out through the trait of `machine` (this computer, or a recorder for dry runs),
 //! and writes every intention into the `journal` first. `persist` has the files that survive a
@@ -38,16 +38,16 @@ mod gpu;
 mod journal;
 mod machine;
 mod owner;
-mod pci;
 mod persist;
 mod plan;
 mod problem;
 mod report;
-mod root;
 #[cfg(test)]
 mod tests;
 mod topology;
 mod usage;
+
+use nvme_pci as pci;
 
 pub use cli::run;
 pub use report::Paint;

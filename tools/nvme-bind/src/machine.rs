@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 
 use crate::owner::Owner;
-use crate::pci::{self, Bdf};
-use crate::root::Root;
+use crate::pci::Root;
+use crate::pci::{self, PciAddress};
 
 /// How long a device node or a driver may take to appear after the write that brings it.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
@@ -45,7 +45,7 @@ pub(crate) trait Machine {
     fn remove(&self, path: &str) -> io::Result<()>;
 
     /// Waits until `bdf` has this driver, or none.
-    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()>;
+    fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()>;
 }
 
 /// The machine itself.
@@ -144,7 +144,7 @@ impl Machine for Live {
         }
     }
 
-    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()> {
+    fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()> {
         let now = || self.root.link_name(format!("{}/driver", pci::sysfs(bdf)));
         if Self::settle(|| now().as_deref() == driver) {
             return Ok(());
@@ -215,7 +215,7 @@ impl Machine for Recorder {
         self.note(format!("rm -f {path}"))
     }
 
-    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()> {
+    fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()> {
         let driver = driver.unwrap_or("no driver");
         self.note(format!("# then checked: {bdf} has {driver}"))
     }

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::pci::Root;
 use crate::problem::{Problem, Result};
-use crate::root::Root;
 
 /// Whom the VFIO group node is handed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@
 use crate::drive::Drive;
 use crate::journal::Record;
 use crate::owner::Owner;
-use crate::pci::{Bdf, VFIO};
+use crate::pci::{PciAddress, VFIO};
 use crate::plan::Step;
 
 const MODPROBE: &str = "/etc/modprobe.d/nvme-bind.conf";
@@ -54,7 +54,7 @@ pub(crate) fn files(drive: &Drive, boot: &Boot<'_>) -> Vec<Step> {
 }
 
 /// The files of `paths` that no other record needs.
-pub(crate) fn unshared(paths: Vec<String>, bdf: Bdf, records: &[Record]) -> Vec<Step> {
+pub(crate) fn unshared(paths: Vec<String>, bdf: PciAddress, records: &[Record]) -> Vec<Step> {
     let others: Vec<String> = records
         .iter()
         .filter(|record| record.bdf != bdf)
@@ -68,11 +68,11 @@ pub(crate) fn unshared(paths: Vec<String>, bdf: Bdf, records: &[Record]) -> Vec<
 }
 
 /// File names and unit names without colons, which systemd would want escaped.
-fn stem(bdf: Bdf) -> String {
+fn stem(bdf: PciAddress) -> String {
     format!("nvme-bind-{}", bdf.to_string().replace([':', '.'], "-"))
 }
 
-fn unit(bdf: Bdf, boot: &Boot<'_>) -> String {
+fn unit(bdf: PciAddress, boot: &Boot<'_>) -> String {
     let option = |name: &str, value: Option<String>| match value {
         Some(value) => format!(" --{name} {value}"),
         None => String::new(),

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::{Machine, Recorder};
 use crate::owner::Owner;
-use crate::pci::{self, Bdf, Function, VFIO};
-use crate::root::Root;
+use crate::pci::Root;
+use crate::pci::{self, Function, PciAddress, VFIO};
 
 /// One change. Each can be repeated, except `Write`, which the kernel may refuse the second time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ use crate::root::Root;
 pub(crate) enum Step {
     Load { module: String },
     Write { path: String, value: String },
-    Expect { bdf: Bdf, driver: Option<String> },
+    Expect { bdf: PciAddress, driver: Option<String> },
     Own { path: String, owner: Owner },
     Put { path: String, contents: String, mode: u32 },
     Link { path: String, target: String },

@@ -2,17 +2,15 @@
 
 mod disks;
 mod mounts;
-mod open;
 mod signature;
 
 use serde::Serialize;
 
 use crate::drive::{self, Block};
-use crate::pci::{self, Function};
-use crate::root::{Claim, Root};
+use crate::pci::{self, Function, OpenFile};
+use crate::pci::{Claim, Root};
 
 pub(crate) use mounts::Mount;
-pub(crate) use open::OpenFile;
 
 /// Kinds of use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -125,7 +123,7 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn read(root: &Root) -> Self {
-        let (open, hidden_processes) = open::read(root);
+        let (open, hidden_processes) = pci::open_files(root);
         Self { mounts: mounts::read(root), open, hidden_processes }
     }
 

@@ -6,8 +6,8 @@
 //!   VfioSpace     one address space of the IOMMU: a DmaSpace              space, container, iova
 //!   VfioBus       one NVMe function: registers, doorbells, interrupts   bus, bar, mapping, device
 //!   PeerBar       memory of another function as a DMA target              peer
-//!   PciAddress    0000:65:00.0                                            address
-//!   VfioError     what is in the way, and what to do about it             error, sysfs
+//!   PciAddress    0000:65:00.0                                            nvme-pci
+//!   VfioError     what is in the way, and what to do about it             error
 //!   sys           the ioctls; capability reads what they answer
 //! ```
 //!
@@ -48,7 +48,6 @@
 //! MSI and INTx (poll where there is no MSI-X), groups without an IOMMU (`noiommu`). Mapping of
 //! doorbells for a GPU is the GPU platform's.
 
-mod address;
 mod bar;
 mod bus;
 mod capability;
@@ -60,13 +59,12 @@ mod mapping;
 mod peer;
 mod space;
 mod sys;
-mod sysfs;
 
-pub use address::{AddressError, PciAddress};
 pub use bus::{BusOptions, VfioBus};
 pub use capability::IovaSpan;
 pub use container::SpaceStatus;
-pub use error::{Blocker, Call, Holder, VfioError};
+pub use error::{Call, VfioError};
+pub use nvme_pci::{AddressError, PciAddress};
 pub use peer::PeerBar;
 pub use space::{HugePages, SpaceOptions, VfioSpace};
 

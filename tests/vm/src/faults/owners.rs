@@ -48,7 +48,7 @@ pub fn one_drive_has_one_owner() -> Result<()> {
     let tried = (|| -> Result<()> {
         let refused = bus(&space()?, DRIVE_A).err().context("two processes have one drive")?;
         let Some(VfioError::Busy { holders, .. }) = refused.downcast_ref() else { bail!(refused) };
-        let known = holders.iter().any(|holder| holder.pid == other.id());
+        let known = holders.iter().any(|holder| holder.contains(&format!("(pid {})", other.id())));
         ensure!(known, "process {} is not among {holders:?}", other.id());
         // nvme-bind does not take it away, either.
         let refused = program::run("nvme-bind", &["unbind", DRIVE_A])?.with_code(3)?;

@@ -7,7 +7,7 @@ use crate::drive::{self, Drive};
 use crate::execute::half_done;
 use crate::journal::{Phase, Record};
 use crate::owner::Owner;
-use crate::pci::{self, Bdf, Function};
+use crate::pci::{self, Function, PciAddress};
 use crate::persist::{self, Boot};
 use crate::plan::{self, Former, Step};
 use crate::problem::{Kind, Problem, Result};
@@ -112,7 +112,7 @@ fn companions(host: &Host<'_>, drives: &[Drive], whole_group: bool) -> Result<Ve
                 "`nvme-bind doctor` says how to turn it on",
             ));
         };
-        let is_chosen = |bdf: Bdf| drives.iter().any(|drive| drive.function.bdf == bdf);
+        let is_chosen = |bdf: PciAddress| drives.iter().any(|drive| drive.function.bdf == bdf);
         let members = pci::group_members(host.root, group).into_iter();
         let blocking: Vec<Function> =
             members.filter(|other| !is_chosen(other.bdf) && !other.is_viable()).collect();
@@ -135,7 +135,7 @@ fn companions(host: &Host<'_>, drives: &[Drive], whole_group: bool) -> Result<Ve
     Ok(others)
 }
 
-fn not_viable(bdf: Bdf, group: u32, blocking: &[Function]) -> Problem {
+fn not_viable(bdf: PciAddress, group: u32, blocking: &[Function]) -> Problem {
     let list: Vec<String> = blocking
         .iter()
         .map(|other| {

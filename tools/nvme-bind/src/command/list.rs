@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Host, Reply};
 use crate::drive::{self, Drive};
 use crate::gpu;
-use crate::pci::{Bdf, VFIO};
+use crate::pci::{PciAddress, VFIO};
 use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
 use crate::usage::{Scene, Use};
@@ -15,7 +15,7 @@ use crate::usage::{Scene, Use};
 /// A line of the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) bdf: Bdf,
+    pub(crate) bdf: PciAddress,
     pub(crate) controller: Option<String>,
     pub(crate) disks: Vec<String>,
     pub(crate) model: Option<String>,
@@ -25,7 +25,7 @@ pub(crate) struct Row {
     pub(crate) driver: Option<String>,
     pub(crate) group: Option<u32>,
     /// All functions of the group are bound to VFIO, without a driver, or can be shared with.
-    pub(crate) others_in_group: Vec<Bdf>,
+    pub(crate) others_in_group: Vec<PciAddress>,
     pub(crate) numa: Option<u32>,
     pub(crate) uses: Vec<Use>,
     pub(crate) in_use: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Row {
 /// The nearest GPU.
 #[derive(Debug, Serialize)]
 pub(crate) struct Near {
-    pub(crate) bdf: Bdf,
+    pub(crate) bdf: PciAddress,
     pub(crate) name: String,
     #[serde(flatten)]
     pub(crate) distance: Distance,

@@ -6,7 +6,7 @@ use super::{Host, Reply};
 use crate::drive;
 use crate::execute::{Site, half_done};
 use crate::journal::Record;
-use crate::pci::{Bdf, Function};
+use crate::pci::{Function, PciAddress};
 use crate::plan::Former;
 use crate::problem::{Kind, Problem, Result};
 use crate::usage::{Scene, Use};
@@ -89,7 +89,7 @@ pub(crate) fn restore(host: &Host<'_>, request: &Request) -> Result<Reply> {
                 note.into_iter().for_each(|note| host.note(note));
                 function.bdf
             }
-            Err(problem) => name.parse::<Bdf>().map_err(|_| problem)?,
+            Err(problem) => name.parse::<PciAddress>().map_err(|_| problem)?,
         };
         let record = all.iter().find(|record| record.bdf == bdf).ok_or_else(|| {
             let hint = "`nvme-bind status` shows the records, `unbind` works without one";

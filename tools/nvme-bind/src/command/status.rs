@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Host, Reply};
 use crate::journal::{Phase, Record};
-use crate::pci::{self, Bdf, Function};
+use crate::pci::{self, Function, PciAddress};
 use crate::problem::Kind;
 use crate::report::{self, Paint, or_dash};
 use crate::usage::{Scene, Use};
@@ -14,7 +14,7 @@ use crate::usage::{Scene, Use};
 /// A line of the status.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) bdf: Bdf,
+    pub(crate) bdf: PciAddress,
     pub(crate) state: State,
     pub(crate) driver: Option<String>,
     /// The driver that `restore` brings back.
@@ -103,7 +103,7 @@ pub(crate) fn run(host: &Host<'_>, paint: Paint) -> Reply {
     reply
 }
 
-fn row(host: &Host<'_>, scene: &Scene, bdf: Bdf, record: Option<&Record>) -> Row {
+fn row(host: &Host<'_>, scene: &Scene, bdf: PciAddress, record: Option<&Record>) -> Row {
     let root = host.root;
     let function = Function::read(root, bdf);
     let state = state(host, function.as_ref(), record);

@@ -1,8 +1,8 @@
 //! The way between drive and GPU.
 
 use super::{Facts, Finding, Verdict};
-use crate::pci::{self, Bdf};
-use crate::root::Root;
+use crate::pci::Root;
+use crate::pci::{self, PciAddress};
 use crate::topology::{self, Meeting};
 
 /// Extended capabilities start here, and cannot be more than fit into the 4 KiB.
@@ -30,7 +30,7 @@ pub(super) fn acs(facts: &Facts<'_>) -> Finding {
         words.extend(value.map(|value| format!("the command line has {name}={value}")));
     }
     // Only where both are below a common bridge does ACS decide between the short and the long way.
-    let mut bridges: Vec<Bdf> = Vec::new();
+    let mut bridges: Vec<PciAddress> = Vec::new();
     for drive in &facts.drives {
         for gpu in &facts.gpus {
             if topology::distance(&drive.function, &gpu.function).meeting.is_below_root() {
@@ -45,7 +45,7 @@ pub(super) fn acs(facts: &Facts<'_>) -> Finding {
         words.push("no drive and GPU are below a common bridge, so it does not matter".into());
         return finding.says(Verdict::Skip, words.join("; "));
     }
-    let states: Vec<(Bdf, Acs)> =
+    let states: Vec<(PciAddress, Acs)> =
         bridges.iter().map(|&bdf| (bdf, read_acs(facts.root, bdf))).collect();
     if states.iter().all(|(_, state)| *state == Acs::Hidden) {
         words.push("the bridges show their ACS only to root".into());
@@ -67,7 +67,7 @@ pub(super) fn acs(facts: &Facts<'_>) -> Finding {
     finding.says(Verdict::Warn, words.join("; ")).fix(fix)
 }
 
-fn read_acs(root: &Root, bdf: Bdf) -> Acs {
+fn read_acs(root: &Root, bdf: PciAddress) -> Acs {
     let config = root.bytes(format!("{}/config", pci::sysfs(bdf)), 0, 4096).unwrap_or_default();
     let word = |at: usize| {
         let bytes = config.get(at..)?.first_chunk()?;
@@ -125,7 +125,7 @@ mod tests {
     fn acs_is_read_from_configuration_space() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::new(folder.path()).unwrap();
-        let bdf: Bdf = "01:00.0".parse().unwrap();
+        let bdf: PciAddress = "01:00.0".parse().unwrap();
         let file = root.at(format!("{}/config", pci::sysfs(bdf)));
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         let mut config = vec![0_u8; 4096];

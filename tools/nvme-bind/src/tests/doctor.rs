@@ -4,7 +4,7 @@ use super::fixture::{FREE, Fixture, GPU};
 use crate::doctor::{self, EXIT_UNFIT, Finding, Verdict};
 use crate::report::Paint;
 
-fn examine(root: &crate::root::Root) -> Vec<Finding> {
+fn examine(root: &crate::pci::Root) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut keep = |finding| {
         findings.push(finding);
@@ -124,7 +124,7 @@ fn each_fault_is_found_and_has_a_remedy() {
 #[test]
 fn an_empty_folder_gets_a_report_and_no_error() {
     let folder = tempfile::tempdir().unwrap();
-    let root = crate::root::Root::new(folder.path()).unwrap();
+    let root = crate::pci::Root::new(folder.path()).unwrap();
     let findings = examine(&root);
     assert!(findings.iter().all(|finding| !finding.found.is_empty()), "{findings:#?}");
     let fixture = Fixture::bare();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::root::Root;
+use crate::pci::Root;
 
 /// Two drives and a GPU below one switch, a drive with the root filesystem at the other socket, and
 /// a drive that shares its group with a network card.

@@ -10,7 +10,7 @@ use crate::command::Host;
 use crate::journal::Journal;
 use crate::machine::Machine;
 use crate::owner::Owner;
-use crate::pci::{self, Bdf, Function};
+use crate::pci::{self, Function, PciAddress};
 
 /// What goes wrong, and at which operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,11 +83,11 @@ impl<'a> Kernel<'a> {
     }
 
     fn function(&self, text: &str) -> io::Result<Function> {
-        let bdf: Bdf = text.parse().map_err(io::Error::other)?;
+        let bdf: PciAddress = text.parse().map_err(io::Error::other)?;
         Function::read(&self.fixture.root, bdf).ok_or(io::Error::from_raw_os_error(19))
     }
 
-    fn folder(&self, bdf: Bdf) -> std::path::PathBuf {
+    fn folder(&self, bdf: PciAddress) -> std::path::PathBuf {
         let path = self.fixture.root.resolve(pci::sysfs(bdf)).unwrap();
         self.fixture.root.at(path)
     }
@@ -213,7 +213,7 @@ impl Machine for Kernel<'_> {
         })
     }
 
-    fn expect(&self, bdf: Bdf, driver: Option<&str>) -> io::Result<()> {
+    fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()> {
         self.operate(|| {
             let found = self.fixture.root.link_name(format!("{}/driver", pci::sysfs(bdf)));
             if found.as_deref() == driver {

@@ -2,7 +2,7 @@
 
 use super::{Kind, Mount, Use};
 use crate::drive::Block;
-use crate::root::Root;
+use crate::pci::Root;
 
 /// A device in the stack on a disk.
 #[derive(Debug, Clone)]

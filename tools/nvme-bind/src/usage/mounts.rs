@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::root::Root;
+use crate::pci::Root;
 
 /// One line of mountinfo, or of /proc/mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use super::{Kind, Use};
 use crate::drive::Block;
-use crate::root::Root;
+use crate::pci::Root;
 
 /// The start of a device, as far as the formats below reach.
 const HEAD_BYTES: usize = 256 << 10;

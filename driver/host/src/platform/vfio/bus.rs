@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use nvme_pci::{CLASS_NVME, Function, PciAddress, Root};
 use nvme_spec::reg::{ALL_ONES, CAP, Cap};
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_bindings::bindings::vfio::{
@@ -17,7 +18,6 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::{
-    address::PciAddress,
     bar::BarMap,
     capability::Area,
     container::Claim,
@@ -25,7 +25,6 @@ use super::{
     error::{Call, VfioError},
     space::VfioSpace,
     sys,
-    sysfs::Sysfs,
 };
 use crate::{
     bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError, ResetError},
@@ -40,8 +39,6 @@ const DOORBELLS_MAX: u64 = 2 * 0x1_0000;
 /// last one a polled controller would hold its interrupt pin, perhaps on a line that it shares,
 /// until the kernel switches the line off. The kernel sets none of them.
 const COMMAND: u16 = MEMORY_SPACE | BUS_MASTER | INTX_DISABLE;
-/// Class code of an NVM Express I/O controller (mass storage, NVM, I/O programming interface).
-const CLASS_NVME: u32 = 0x01_08_02;
 
 /// Options of [`VfioBus::open`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,7 +117,8 @@ impl VfioBus {
         let vectors = vectors(&device, options.vectors);
         let request = watch(&device, VFIO_PCI_REQ_IRQ_INDEX, "a request to give it back");
         let errors = watch(&device, VFIO_PCI_ERR_IRQ_INDEX, "a PCIe error");
-        let (numa_node, group) = (Sysfs::new().numa_node(address), device.group());
+        let numa_node = Function::read(&Root::machine(), address).and_then(|found| found.numa);
+        let group = device.group();
         tracing::info!(
             group,
             vectors,

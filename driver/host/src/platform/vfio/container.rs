@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
 };
 
+use nvme_pci::{Function, PciAddress, Root, group_members, open_files};
 use rustix::{
     io::Errno,
     process::{Resource, getrlimit},
@@ -17,12 +18,10 @@ use rustix::{
 use vfio_bindings::bindings::vfio::VFIO_GROUP_FLAGS_VIABLE;
 
 use super::{
-    address::PciAddress,
     capability::{Answer, IovaSpan},
     error::{Call, VfioError, map_hint},
     iova::IovaAllocator,
     sys,
-    sysfs::Sysfs,
 };
 use crate::dma::{DevicePtr, DmaError, Iova};
 
@@ -136,12 +135,10 @@ impl Container {
     }
 
     /// The IOMMU group of a function, joined to this container.
-    pub(super) fn join(
-        self: &Arc<Self>,
-        sysfs: &Sysfs,
-        address: PciAddress,
-    ) -> Result<Arc<Group>, VfioError> {
-        let id = sysfs.group(address)?;
+    pub(super) fn join(self: &Arc<Self>, address: PciAddress) -> Result<Arc<Group>, VfioError> {
+        let function = Function::read(&Root::machine(), address);
+        let function = function.ok_or(VfioError::NotThere { address })?;
+        let id = function.group.ok_or(VfioError::NoIommu { address })?;
         let mut state = self.lock();
         while let Some(known) = state.groups.get(&id) {
             if let Some(group) = known.upgrade() {
@@ -150,7 +147,7 @@ impl Container {
             // Another thread is just letting it go.
             state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let file = open_group(sysfs, address, id)?;
+        let file = open_group(&function, id)?;
         self.attach(&mut state, &file, address)?;
         tracing::debug!(space = %self.name, group = id, function = %address, "group joined");
         let group = Arc::new(Group { id, file: Some(file), container: self.clone() });
@@ -384,20 +381,54 @@ impl Drop for Group {
     }
 }
 
-fn open_group(sysfs: &Sysfs, address: PciAddress, group: u32) -> Result<File, VfioError> {
+fn open_group(function: &Function, group: u32) -> Result<File, VfioError> {
+    let (root, address) = (&Root::machine(), function.bdf);
     let opened = sys::open(Path::new(&format!("/dev/vfio/{group}")));
     let file =
         opened.map_err(|source| match source.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::BUSY) => VfioError::Busy { address, group, holders: sysfs.holders(group) },
-            Some(Errno::NOENT) if !sysfs.is_bound(address) => {
-                VfioError::NotBound { address, driver: sysfs.driver(address) }
+            Some(Errno::BUSY) => VfioError::Busy { address, group, holders: holders(root, group) },
+            Some(Errno::NOENT) if !function.is_vfio() => {
+                VfioError::NotBound { address, driver: function.driver.clone() }
             }
             _ => VfioError::os(address, Call::OpenGroup, source),
         })?;
     let flags = sys::group_flags(&file)
         .map_err(|source| VfioError::os(address, Call::GroupStatus, source))?;
     if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
-        return Err(VfioError::NotViable { address, group, blockers: sysfs.blockers(group) });
+        return Err(VfioError::NotViable { address, group, blockers: blockers(root, group) });
     }
     Ok(file)
+}
+
+/// The functions of a group that a driver of the kernel uses.
+fn blockers(root: &Root, group: u32) -> Vec<String> {
+    let members = group_members(root, group).into_iter().filter(|member| !member.is_viable());
+    let driver = |member: &Function| member.driver.clone().unwrap_or_default();
+    members.map(|member| format!("{} ({})", member.bdf, driver(&member))).collect()
+}
+
+/// The processes that have a group open, as far as this user may see.
+fn holders(root: &Root, group: u32) -> Vec<String> {
+    let node = format!("/dev/vfio/{group}");
+    let (files, _) = open_files(root);
+    files.iter().filter(|file| file.path == node).map(|file| file.process()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_group() {
+        let folder = tempfile::tempdir().unwrap();
+        for (pid, comm, open) in [("41", "bash", "/dev/null"), ("42", "qemu", "/dev/vfio/7")] {
+            let process = folder.path().join("proc").join(pid);
+            std::fs::create_dir_all(process.join("fd")).unwrap();
+            std::fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
+            std::os::unix::fs::symlink(open, process.join("fd/3")).unwrap();
+        }
+        let root = Root::new(folder.path()).unwrap();
+        assert_eq!(holders(&root, 7), ["qemu (pid 42)"]);
+        assert!(holders(&root, 70).is_empty() && blockers(&root, 7).is_empty());
+    }
 }

@@ -2,18 +2,17 @@
 
 use std::{ffi::CString, fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
+use nvme_pci::PciAddress;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX,
     VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
 };
 
 use super::{
-    address::PciAddress,
     capability::{Area, mappable},
     container::{Container, Group},
     error::{Call, VfioError},
     sys,
-    sysfs::Sysfs,
 };
 
 /// Offset of the command register in configuration space.
@@ -53,7 +52,7 @@ pub(super) struct Device {
 impl Device {
     pub(super) fn open(container: &Arc<Container>, address: PciAddress) -> Result<Self, VfioError> {
         let os = |call| move |source| VfioError::os(address, call, source);
-        let group = container.join(&Sysfs::new(), address)?;
+        let group = container.join(address)?;
         let name = CString::new(address.to_string()).map_err(io::Error::other);
         let file = match (group.file(), name) {
             (Some(group), Ok(name)) => sys::device(group, &name),

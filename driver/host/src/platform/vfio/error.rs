@@ -2,9 +2,10 @@
 
 use std::{fmt, io};
 
+use nvme_pci::PciAddress;
 use rustix::io::Errno;
 
-use super::{address::PciAddress, capability::IovaSpan};
+use super::capability::IovaSpan;
 use crate::dma::DmaError;
 
 /// A request to the kernel, for errors.
@@ -62,24 +63,6 @@ impl fmt::Display for Call {
     }
 }
 
-/// Another device of the same IOMMU group that a driver of the kernel holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Blocker {
-    /// Its name on its bus.
-    pub device: String,
-    /// The driver that holds it.
-    pub driver: String,
-}
-
-/// A process that has the IOMMU group open.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Its identifier.
-    pub pid: u32,
-    /// Its name.
-    pub name: String,
-}
-
 /// A PCI function could not be had through VFIO, or not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -135,8 +118,8 @@ pub enum VfioError {
         address: PciAddress,
         /// The group.
         group: u32,
-        /// Those devices; empty when none could be found.
-        blockers: Vec<Blocker>,
+        /// Those devices, with their drivers; empty when none could be found.
+        blockers: Vec<String>,
     },
     /// Another process has the group.
     #[error(
@@ -149,7 +132,7 @@ pub enum VfioError {
         /// The group.
         group: u32,
         /// Who has it; empty when that cannot be seen from here.
-        holders: Vec<Holder>,
+        holders: Vec<String>,
     },
     /// This process has it already.
     #[error("{address}: this process has it open already; share the bus it has")]
@@ -214,22 +197,10 @@ impl VfioError {
     }
 }
 
-impl fmt::Display for Blocker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.device, self.driver)
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({})", self.pid, self.name)
-    }
-}
-
-fn list<T: fmt::Display>(items: &[T]) -> String {
+fn list(items: &[String]) -> String {
     match items {
-        [] => "something that cannot be seen from here (look as root)".into(),
-        items => items.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
+        [] => "something that cannot be seen from here (try as root)".into(),
+        items => items.join(", "),
     }
 }
 
@@ -351,15 +322,13 @@ mod tests {
 
     #[test]
     fn who_is_in_the_way() {
-        let blockers = vec![
-            Blocker { device: "0000:64:00.0".into(), driver: "nvme".into() },
-            Blocker { device: "0000:64:00.1".into(), driver: "snd_hda_intel".into() },
-        ];
+        let blockers =
+            vec!["0000:64:00.0 (nvme)".to_owned(), "0000:64:00.1 (snd_hda_intel)".to_owned()];
         let text = VfioError::NotViable { address: address(), group: 7, blockers }.to_string();
         assert!(text.contains("0000:64:00.0 (nvme), 0000:64:00.1 (snd_hda_intel)"), "{text}");
-        let holders = vec![Holder { pid: 42, name: "qemu".into() }];
+        let holders = vec!["qemu (pid 42)".to_owned()];
         let text = VfioError::Busy { address: address(), group: 7, holders }.to_string();
-        assert!(text.contains("process 42 (qemu)"), "{text}");
+        assert!(text.contains("qemu (pid 42)"), "{text}");
         let text = VfioError::Busy { address: address(), group: 7, holders: vec![] }.to_string();
         assert!(text.contains("as root"), "{text}");
         let driver = Some("nvme".into());

@@ -3,8 +3,9 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
+use nvme_pci::PciAddress;
+
 use super::{
-    address::PciAddress,
     bar::BarMap,
     capability::Area,
     device::{Device, MEMORY_SPACE, Region},

@@ -1,25 +1,31 @@
 //! Device nodes that processes have open.
 
-use crate::root::Root;
+use crate::Root;
 
 /// A descriptor that leads into /dev.
 #[derive(Debug, Clone)]
-pub(crate) struct OpenFile {
-    pub(crate) pid: u32,
-    pub(crate) command: String,
-    pub(crate) path: String,
+pub struct OpenFile {
+    /// Whose it is.
+    pub pid: u32,
+    /// The name of that process.
+    pub command: String,
+    /// The node.
+    pub path: String,
     /// `major:minor`, if it is a block device.
-    pub(crate) number: Option<String>,
+    pub number: Option<String>,
 }
 
 impl OpenFile {
-    pub(crate) fn process(&self) -> String {
+    /// `fio (pid 88)`.
+    #[must_use]
+    pub fn process(&self) -> String {
         format!("{} (pid {})", self.command, self.pid)
     }
 }
 
 /// All of them, and how many processes do not show theirs.
-pub(crate) fn read(root: &Root) -> (Vec<OpenFile>, usize) {
+#[must_use]
+pub fn open_files(root: &Root) -> (Vec<OpenFile>, usize) {
     let (mut found, mut hidden) = (Vec::new(), 0);
     let own = std::process::id();
     for pid in root.names("/proc").iter().filter_map(|name| name.parse::<u32>().ok()) {

@@ -2,8 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 /// Address of a PCI function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct PciAddress {
     /// Domain (segment). Domains that VMD makes are longer than 16 bits.
     pub domain: u32,
@@ -60,7 +63,21 @@ fn hex(text: &str, digits: usize, max: u32, why: &'static str) -> Result<u32, &'
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { domain, bus, device, function } = self;
-        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+        f.pad(&format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
+    }
+}
+
+impl From<PciAddress> for String {
+    fn from(address: PciAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl TryFrom<String> for PciAddress {
+    type Error = AddressError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
     }
 }
 

@@ -1,0 +1,33 @@
+//! PCI functions as Linux shows them in sysfs: addresses, classes, drivers, IOMMU groups, and which
+//! processes have their device nodes open. Shared by the driver, `nvme-bind` and the tests in the
+//! virtual machine.
+//!
+//! # Architecture
+//!
+//! ```text
+//!   PciAddress    0000:65:00.0                               address
+//!   Function      what sysfs says about one                  function
+//!   OpenFile      a device node that a process has open      open
+//!   Root          all reading, below / or a copy of it       root
+//! ```
+//!
+//! # Invariants
+//!
+//! - Nothing is written. What cannot be read is `None` or an error, never a panic.
+//!
+//! # Not implemented
+//!
+//! Configuration space beyond what sysfs names, and devices of a group that are not on PCI.
+
+mod address;
+mod function;
+mod open;
+mod root;
+
+pub use address::{AddressError, PciAddress};
+pub use function::{
+    CLASS_NVME, DEVICES, DRIVERS, Function, PROBE, VFIO, full_address, functions, group_members,
+    sysfs,
+};
+pub use open::{OpenFile, open_files};
+pub use root::{Claim, Root};
