@@ -127,6 +127,14 @@ fn experiments_answer_case_by_case() {
     }
 }
 
+/// More layers than launches are held on a stream, and nobody polls the store.
+#[test]
+fn layers_are_done_although_nobody_polls() {
+    let (code, answers) = experiment("layers");
+    assert_eq!(code, 0, "{answers:?}");
+    assert!(answers[0].contains("all layers done"), "{answers:?}");
+}
+
 /// A part that cannot run is said, fails the whole, and does not take the others with it.
 #[test]
 fn one_part_fails_and_the_others_do_not() {
