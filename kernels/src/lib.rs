@@ -20,10 +20,10 @@
 //! third, `cuda::CudaExecutor`, which launches [`ptx`] on an NVIDIA GPU.
 //!
 //! A second module has two kernels that work on a KV pool, one source for both sides, too:
-//! `include/pool`, with `unit.cuh` (what one access moves), `scatter_gather.cuh` (objects between staging
-//! memory and their blocks), `pattern.cuh` (contents that are made, and can be checked, without a
-//! copy), `kernel.cuh`, and `abi.h`, from which [`pool`] is made. The host uses [`pattern`]; a GPU gets
-//! `cuda::CudaPattern` and `cuda::CudaStreams`.
+//! `include/pool`, with `unit.cuh` (what one access moves), `scatter_gather.cuh` (objects between
+//! staging memory and their blocks), `pattern.cuh` (contents that are made, and can be checked,
+//! without a copy), `kernel.cuh`, and `abi.h`, from which [`pool`] is made. The host uses
+//! [`pattern`]; a GPU gets `cuda::CudaPattern` and `cuda::CudaStreams`.
 //!
 //! # Invariants
 //! - One warp owns one queue pair; nothing on the submission path is shared, locked or allocated.

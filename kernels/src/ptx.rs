@@ -20,8 +20,8 @@ pub const SOURCE_HASH: &str = SOURCES.split_at(32).0;
 /// The kernel's name. Its one parameter is a [`gio_uring::abi::Args`], by value.
 pub const ENTRY: &str = "gio_kernel";
 
-/// The second module, PTX for compute capability 9.0 and later, with the entries [`SCATTER_GATHER_ENTRY`] and
-/// [`PATTERN_ENTRY`].
+/// The second module, PTX for compute capability 9.0 and later, with the entries
+/// [`SCATTER_GATHER_ENTRY`] and [`PATTERN_ENTRY`].
 pub const POOL_PTX: &str = include_str!("../ptx/gio_pool.ptx");
 
 /// What [`POOL_PTX`] was made from, as [`SOURCES`].

@@ -1,5 +1,5 @@
-//! The committed PTX, and the Rust half of the headers, belong to the sources. No compiler is needed
-//! to see that: `cargo xtask ptx` and `cargo xtask abi` wrote down what they read.
+//! The committed PTX, and the Rust half of the headers, belong to the sources. No compiler is
+//! needed to see that: `cargo xtask ptx` and `cargo xtask abi` wrote down what they read.
 
 use std::fs;
 use std::path::Path;

@@ -95,8 +95,8 @@ pub fn satisfy(needs: impl IntoIterator<Item = Need>) -> Result<()> {
     needs.into_iter().try_for_each(Need::fetch)
 }
 
-/// Builds a program from crates.io, `NAME@VERSION`, unless an earlier run did: a minute or two.
-/// Returns where it is.
+/// Builds the program `NAME@VERSION` with `cargo install`, unless an earlier run did: a minute or
+/// two. Returns where it is.
 pub fn cargo_install(program: &str) -> Result<PathBuf> {
     let tools = folder::target("tools");
     let (name, _) = program.split_once('@').unwrap_or((program, ""));

@@ -3,12 +3,12 @@
 //!
 //! # Architecture
 //!
-//! What is read and what is changed are apart. `nvme-pci` reads /sys, /proc, /dev and /etc below one
-//! folder, `/` unless a test says otherwise, and knows PCI functions; `drive`, `usage`, `topology` and `gpu` make
-//! facts of it; `doctor` judges them. `plan` turns facts into steps, which are data; `execute`
-//! carries steps out through the trait of `machine` (this computer, or a recorder for dry runs),
-//! and writes every intention into the `journal` first. `persist` has the files that survive a
-//! reboot. `command` is what the subcommands do, `report` what they print.
+//! What is read and what is changed are apart. `nvme-pci` reads /sys, /proc, /dev and /etc below
+//! one folder, `/` unless a test says otherwise, and knows PCI functions; `drive`, `usage`,
+//! `topology` and `gpu` make facts of it; `doctor` judges them. `plan` turns facts into steps,
+//! which are data; `execute` carries steps out through the trait of `machine` (this computer, or a
+//! recorder for dry runs), and writes every intention into the `journal` first. `persist` has the
+//! files that survive a reboot. `command` is what the subcommands do, `report` what they print.
 //!
 //! # Invariants
 //!

@@ -19,7 +19,7 @@ use crate::{
 
 /// How long the copies of one step may take. In the machine's time, whatever clock the controller
 /// has: a GPU knows no virtual time.
-const COPY_PATIENCE: Nanos = Nanos::from_millis(2_000);
+const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
 /// Tries whether data gets from `memory` to the drive and back: a pattern is put into the memory,
 /// written to the namespace from `lba` on and compared with what the driver's own read returns;
@@ -265,12 +265,12 @@ impl Copies<'_> {
         // where it does not end, both are leaked below.
         let fence = unsafe { self.engine.submit(&[copy]) }.map_err(words)?;
         let clock = MonotonicClock::default();
-        let deadline = clock.now() + COPY_PATIENCE;
+        let deadline = clock.now() + COPY_TIMEOUT;
         let mut idle = 0;
         while !self.engine.is_done(fence).map_err(words)? {
             if clock.now() >= deadline {
                 std::mem::forget((self.staging.owner.clone(), memory.clone()));
-                let millis = COPY_PATIENCE.0 / 1_000_000;
+                let millis = COPY_TIMEOUT.0 / 1_000_000;
                 return Err(format!(
                     "the GPU did not copy {} bytes within {millis} ms; the memory is leaked, \
                      because it still may",
