@@ -9,6 +9,7 @@
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     collections::HashMap,
+    mem::offset_of,
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
@@ -20,7 +21,7 @@ use nvme_driver::{
 use nvme_spec::ids::{Nsid, QueueId};
 
 use crate::{
-    abi::{self, Affine, Args, IoCtx, Iocb, Pool, Warp},
+    abi::{self, Affine, Args, IoCtx, Iocb, OpProgress, Pool, Warp},
     executor::{ExecutorError, IoExecutor, Progress, SharedMemory},
     ring::{CompleteProducer, SharedTail, SharedWords, SubmitConsumer},
     shared::{Plain, Region},
@@ -226,16 +227,24 @@ impl Model {
         if self.lazy {
             objects -= 1;
         }
-        let shared = self.region(run.args.iocbs + u64::from(id) * 128, 128);
-        let at = |offset| shared.load64(offset, Ordering::Relaxed);
-        shared.store64(104, at(104) + objects, Ordering::Relaxed);
+        let size = size_of::<OpProgress>();
+        let shared = self.region(run.args.progress + u64::from(id) * size as u64, size);
+        let objects_at = offset_of!(OpProgress, objects);
+        let sum = shared.load64(objects_at, Ordering::Relaxed) + objects;
+        shared.store64(objects_at, sum, Ordering::Relaxed);
         for (status, index) in &failures {
             self.write(iocb.status, *index as usize, *status);
-            shared.store64(96, u64::from(*status) << 32 | u64::from(*index), Ordering::Relaxed);
+            let error = u64::from(*status) << 32 | u64::from(*index);
+            shared.store64(offset_of!(OpProgress, error), error, Ordering::Relaxed);
         }
-        shared.add32(92, failures.len() as u32, Ordering::Relaxed);
+        let errors_at = offset_of!(OpProgress, errors);
+        shared.add32(errors_at, failures.len() as u32, Ordering::Relaxed);
         self.count(run, &warp, objects);
-        if shared.add32(88, u32::MAX, Ordering::AcqRel) == 1 {
+        if shared.add32(offset_of!(OpProgress, warps_left), u32::MAX, Ordering::AcqRel) == 1 {
+            let OpProgress { errors, error, objects, .. } = shared.read(0);
+            self.write(run.args.iocbs, id as usize, Iocb { errors, error, objects, ..iocb });
+            let ready = OpProgress { warps_left: run.args.warp_count, ..OpProgress::default() };
+            shared.write(0, ready);
             if iocb.signal != 0 {
                 self.region(iocb.signal, 4).store32(0, iocb.signal_value, Ordering::Release);
             }
@@ -336,7 +345,7 @@ impl IoExecutor for TestExecutor {
             return Err(ExecutorError::StopTimeout { executor: NAME });
         }
         let run = model.run.as_ref().expect("running");
-        assert_eq!(model.read::<u32>(run.args.stop, 0), 1, "the stop word comes first");
+        assert_eq!(model.read::<u64>(run.args.stop, 0), 1, "the stop word comes first");
         while !model.abrupt && model.turn(abi::STATUS_CANCELLED) == Progress::Moved {}
         model.run = None;
         // SAFETY: the model runs in the caller's thread only, and has let go of the queues.
