@@ -19,8 +19,9 @@ use ripieno_testkit::{Drives, memory_drives, pattern, seeds, set_faults};
 const NS: Nsid = Nsid(1);
 
 struct Stack {
-    drives: Drives,
+    // Dropped first: the driver shuts controllers down, which have to run for it.
     controllers: Vec<Controller>,
+    drives: Drives,
     queues: Vec<Vec<QueueId>>,
 }
 

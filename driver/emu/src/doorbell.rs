@@ -35,7 +35,7 @@ impl Doorbells {
         }
         let (stride, queues) = (4u32 << dstrd, u32::from(io_queues) + 1);
         let len = 2 * queues as usize * stride as usize;
-        let map = HostMap::anonymous(len)?;
+        let map = HostMap::shared(len)?;
         Ok(Self { shared: Arc::new(Shared { map, stride, queues }) })
     }
 

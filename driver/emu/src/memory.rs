@@ -33,8 +33,16 @@ unsafe impl Sync for HostMap {}
 impl HostMap {
     /// Zeroed pages that the kernel provides at first touch and does not reserve before.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    /// Zeroed pages that can be mapped a second time, as a GPU does with doorbells.
+    pub(crate) fn shared(len: usize) -> io::Result<Self> {
+        Self::map(len, MapFlags::SHARED)
+    }
+
+    fn map(len: usize, flags: MapFlags) -> io::Result<Self> {
         let len = page_ceil(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint lets the kernel choose an unused range.
         let raw = unsafe {
             rustix::mm::mmap_anonymous(

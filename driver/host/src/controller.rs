@@ -474,7 +474,8 @@ impl Controller {
         let live: Vec<QueueId> = live.map(|(qid, _)| *qid).chain([HOST_QUEUE]).collect();
         self.host = None;
         for qid in live {
-            if self.delete_on_device(qid).is_err() {
+            // Not the admin timeout: a controller that is dead is dropped in seconds.
+            if self.delete_within(qid, self.info.shutdown_timeout).is_err() {
                 // The shutdown, or the reset after it, ends its commands.
                 return;
             }

@@ -10,6 +10,7 @@ use nvme_spec::{
 };
 
 use crate::{
+    Nanos,
     admin::{AdminFault, alloc_aligned, unreachable_by_host},
     bus::DoorbellPage,
     cid::DEPTH_MAX,
@@ -200,7 +201,9 @@ impl Controller {
             self.admin_command("create I/O submission queue", sqe, self.options.admin_timeout);
         if let Err(error) = made {
             if matches!(error, Error::Command { .. })
-                && self.delete_one(AdminOpcode::DELETE_IO_CQ, qid).is_err()
+                && self
+                    .delete_one(AdminOpcode::DELETE_IO_CQ, qid, self.options.admin_timeout)
+                    .is_err()
             {
                 self.fail(FailCause::QueueStuck { qid });
             }
@@ -211,14 +214,19 @@ impl Controller {
 
     /// Delete I/O SQ, then Delete I/O CQ. The device holds no command of the queue afterwards.
     pub(crate) fn delete_on_device(&mut self, qid: QueueId) -> Result<(), ()> {
-        self.delete_one(AdminOpcode::DELETE_IO_SQ, qid)?;
-        self.delete_one(AdminOpcode::DELETE_IO_CQ, qid)
+        self.delete_within(qid, self.options.admin_timeout)
     }
 
-    fn delete_one(&mut self, opcode: AdminOpcode, qid: QueueId) -> Result<(), ()> {
+    /// The same, where a controller that does not answer is left alone sooner.
+    pub(crate) fn delete_within(&mut self, qid: QueueId, timeout: Nanos) -> Result<(), ()> {
+        self.delete_one(AdminOpcode::DELETE_IO_SQ, qid, timeout)?;
+        self.delete_one(AdminOpcode::DELETE_IO_CQ, qid, timeout)
+    }
+
+    fn delete_one(&mut self, opcode: AdminOpcode, qid: QueueId, timeout: Nanos) -> Result<(), ()> {
         let mut sqe = Sqe::new(opcode.0, Cid(0), Nsid(0));
         DeleteQueue { qid }.write_to(&mut sqe);
-        let result = self.admin_raw(&sqe, self.options.admin_timeout);
+        let result = self.admin_raw(&sqe, timeout);
         match result {
             Ok(completion) if completion.status.is_success() => Ok(()),
             Ok(completion) => {
