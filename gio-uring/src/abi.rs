@@ -1,8 +1,8 @@
 //! What host code and the I/O kernel write into each other's memory: the Rust half of
 //! `kernels/include/gio/abi.h`, which documents it.
 //!
-//! bindgen makes it, with assertions of every size and offset; `cargo xtask abi` does so anew. Every
-//! address is one that the kernel dereferences, unless its name ends in `_iova`.
+//! bindgen makes it, with assertions of every size and offset; `cargo xtask abi` does so anew.
+//! Every address is one that the kernel dereferences, unless its name ends in `_iova`.
 
 #[allow(
     clippy::all,

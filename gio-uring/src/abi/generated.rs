@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 68eac43c626b84c4935509f01682c6c7 kernels/include/gio/abi.h
+// 7cd12d77e84821aee247f65ee8020b19 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;

@@ -1,6 +1,6 @@
 // The binary interface between host code and the I/O kernel: plain C, for nvcc, NVRTC, g++.
 //
-// gio-uring/src/abi/generated.rs is made from it by `cargo xtask abi`. Every address is one that the
+// `cargo xtask abi` generates gio-uring/src/abi/generated.rs from it. Every address is one that the
 // executor running the kernel can dereference, unless its name ends in _iova. Little-endian.
 #ifndef GIO_ABI_H
 #define GIO_ABI_H

@@ -176,7 +176,8 @@ GIO_FN bool gio_accept(gio_state &s) {
     gio_op &op = s.w->op;
     gio_op_load(s, op, iocb);
     gio_active *active = s.w->active + a;
-    *active = gio_active{s.id, 0, GIO_ACTIVE_GENERATING, 0, 0, 0, op.iocb.status, op.iocb.opcode, 0};
+    *active =
+        gio_active{s.id, 0, GIO_ACTIVE_GENERATING, 0, 0, 0, op.iocb.status, op.iocb.opcode, 0};
   }
   return true;
 }

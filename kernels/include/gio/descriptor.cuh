@@ -1,4 +1,5 @@
-// Data pointers: how a command names the memory it moves (NVMe Base 2.0, 4.1 PRP, 4.2 SGL).
+// Data pointers: how a command names the memory it moves (NVMe Base 2.1, "Physical Region Page
+// Entry and List" and "Scatter Gather List").
 //
 // A command that needs more than the 16 bytes in its SQE uses the descriptor area of its CID slot:
 // one SGL segment (always the last one), or one PRP list. Areas are a power of two and at most a
@@ -55,8 +56,8 @@ GIO_FN uint32_t gio_prp_pages(uint64_t iova, uint32_t bytes, uint32_t page_bytes
   return static_cast<uint32_t>((offset + bytes + page_bytes - 1u) >> gio_lowest(page_bytes));
 }
 
-// The pages of `segment` as pages `at`, at + 1, ... of its command, which has `pages` in all. Page 0
-// is PRP1; page 1 is PRP2 when it is the last one; the others are list entries.
+// The pages of `segment` as pages `at`, at + 1, ... of its command, which has `pages` in all. Page
+// 0 is PRP1; page 1 is PRP2 when it is the last one; the others are list entries.
 GIO_FN void gio_prp_write(uint64_t *list, uint32_t at, uint32_t pages, const gio_segment &segment,
                           uint32_t page_bytes) {
   if (pages <= 2u) return;

@@ -54,8 +54,8 @@ static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
   return result;
 }
 
-// Runs warps [first, first + count) one after the other. MOVED when one of them moved; IDLE and FINISHED
-// when all of them say so.
+// Runs warps [first, first + count) one after the other. MOVED when one of them moved; IDLE and
+// FINISHED when all of them say so.
 extern "C" uint32_t gio_host_run(const gio_args *args, uint32_t first, uint32_t count) {
   uint32_t moved = 0;
   uint32_t all = GIO_RUN_IDLE | GIO_RUN_FINISHED;

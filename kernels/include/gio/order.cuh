@@ -115,9 +115,9 @@ GIO_FN void gio_doorbell(uint32_t *p, uint32_t v) {
   asm volatile("st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-// "Parallel Synchronization and Communication Instructions: atom". Scope .gpu: every contender for
-// cq_tail and for what gio_progress has is a warp of this GPU. The host reads what follows from them
-// after the completion ring's release store, which is .sys and cumulative.
+// "Parallel Synchronization and Communication Instructions: atom". Scope .gpu: each contender for
+// cq_tail and for what gio_progress has is a warp of this GPU. The host reads what follows from
+// them after the completion ring's release store, which is .sys and cumulative.
 GIO_FN uint32_t gio_add_relaxed_gpu(uint32_t *p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"

@@ -171,9 +171,9 @@ GIO_FN bool gio_overdue(const gio_state &s, uint64_t now, uint64_t since) {
 }
 
 // Checks for overdue commands, at most every eighth of the timeout. A sweep that comes later than
-// the timeout itself says that this warp did not run meanwhile (the process was stopped, the GPU was
-// somebody else's), and so perhaps the controller: then every command has its whole time again. Not
-// in virtual time, which jumps.
+// the timeout itself says that this warp did not run meanwhile (the process was stopped, another
+// one had the GPU), and perhaps the controller did not run either: then every command has its whole
+// time again. Not in virtual time, which jumps.
 GIO_FN void gio_sweep(gio_state &s) {
   if (s.outstanding == 0u || s.args->timeout_ns == 0u) return;
   const uint64_t now = gio_now(s);

@@ -40,7 +40,8 @@ GIO_FN void gio_copy_tile(uint64_t to, uint64_t from, uint32_t len, uint32_t lan
 }
 
 // The share of one thread of `threads`, a multiple of a warp.
-GIO_FN void gio_scatter_gather_share(const gio_scatter_gather_args &a, uint32_t thread, uint32_t threads) {
+GIO_FN void gio_scatter_gather_share(const gio_scatter_gather_args &a, uint32_t thread,
+                                     uint32_t threads) {
   const uint32_t lane = thread % GIO_WARP;
   const uint32_t each = a.object_bytes / GIO_TILE + (a.object_bytes % GIO_TILE != 0u ? 1u : 0u);
   const uint64_t tiles = static_cast<uint64_t>(a.row_count) * a.count * each;

@@ -80,6 +80,7 @@ const ATOMICS: &[(&str, &str)] = &[
     ("driver/host/src/platform/mmio.rs", "the accessors of memory that a device writes"),
     ("driver/host/src/platform/vfio/mapping.rs", "a signal handler may use nothing else"),
     ("driver/host/src/grant.rs", "a counter, so that each grant has a number of its own"),
+    ("kernels/src/cuda/executor.rs", "the host's half of gio_over, which loom checks in gio-uring"),
 ];
 
 const ORDER_HEADER: &str = "kernels/include/gio/order.cuh";
@@ -150,7 +151,8 @@ fn fences_in_one_header(tree: &Tree) -> Vec<Violation> {
         places.dedup();
         found.extend(places.into_iter().map(|line| Violation::new(file, line, message)));
     }
-    for file in tree.with(&["rs"]).filter(inside) {
+    let listed = |file: &&File| ATOMICS.iter().any(|&(path, _)| path == file.path);
+    for file in tree.with(&["rs"]).filter(inside).filter(|file| !listed(file)) {
         let code = rust_code(file);
         let calls = words(&code, "fence").filter(|at| code[at + 5..].trim_start().starts_with('('));
         found.extend(calls.map(|at| Violation::new(file, line_of(&code, at), message)));
