@@ -184,7 +184,7 @@ fn a_function_reset_leaves_bus_memory_and_interrupts() -> Result<()> {
     let bus = dyn_bus(&drive);
     for _ in 0..3 {
         bus.reset()?;
-        for register in [reg::CC, reg::CSTS, reg::AQA] {
+        for register in [reg::CC, reg::CSTS] {
             let value = bus.read32(register)?;
             ensure!(value == 0, "register {register:#x} is {value:#x} after a reset");
         }
