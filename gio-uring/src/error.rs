@@ -1,6 +1,6 @@
 //! What can go wrong between the caller and the rings.
 
-use crate::{executor::ExecutorError, iocb::IocbId};
+use crate::{executor::ExecutorError, iocb_id::IocbId};
 
 /// A ring could not do what was asked.
 #[derive(Debug, thiserror::Error)]

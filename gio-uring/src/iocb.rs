@@ -5,26 +5,11 @@ use crate::{
     completion::Completion,
     error::Error,
     event::{Signal, Wait},
+    iocb_id::IocbId,
     map::BlockMap,
     pool::PoolHandle,
     status::IoStatus,
 };
-
-/// A submitted operation: its IOCB, and how often that IOCB was submitted. It is valid until its
-/// completion was taken; a stale one is detected by its generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct IocbId {
-    index: u32,
-    generation: u32,
-}
-
-impl IocbId {
-    /// Index of the IOCB in the ring.
-    #[must_use]
-    pub fn index(self) -> u32 {
-        self.index
-    }
-}
 
 /// Where an IOCB is on its way. The kernel reads only `Issued` ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

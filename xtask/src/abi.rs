@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::folder;
-use crate::needs;
+use crate::programs;
 use crate::pypi::{self, Packages};
 use crate::step::{SaidNo, shown};
 
@@ -47,7 +47,7 @@ pub fn packages() -> Packages {
 /// Installs bindgen and libclang, unless they are there.
 pub fn fetch() -> Result<()> {
     packages().fetch()?;
-    needs::cargo_install(BINDGEN).map(drop)
+    programs::cargo_install(BINDGEN).map(drop)
 }
 
 /// Makes every binding, and compares it with what is committed, or replaces that. Returns the files
@@ -56,7 +56,7 @@ pub fn fetch() -> Result<()> {
 /// # Errors
 /// Says what this machine lacks, or that a header is refused ([`SaidNo`]).
 pub fn run(check_only: bool) -> Result<(Vec<&'static str>, usize)> {
-    let bindgen = needs::cargo_install(BINDGEN)?;
+    let bindgen = programs::cargo_install(BINDGEN)?;
     let libclang = packages().find("clang/native")?;
     let root = folder::workspace();
     let mut stale = Vec::new();

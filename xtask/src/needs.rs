@@ -3,37 +3,18 @@
 //! Each step names its [`Need`]s, and [`satisfy`] gets all of them before the first step runs:
 //! Debian's packages in one `apt-get install`, then what is kept below `target/`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::sync::OnceLock;
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::step::Step;
-use crate::{abi, command, folder, ptx, vm};
+pub use crate::need::Need;
+use crate::programs::{
+    cargo_install, is_debian_root, is_installed, succeeds, update_package_lists,
+};
+use crate::{abi, ptx, vm};
 
-/// Something that a step needs and that a machine may lack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
-    /// A C++ compiler.
-    Cxx,
-    /// That of GNU.
-    Gxx,
-    /// `strip`.
-    Binutils,
-    Mmdebstrap,
-    /// QEMU for x86-64.
-    Qemu,
-    /// The kernel and the busybox of the virtual machine, in `target/vm`.
-    Guest,
-    /// NVIDIA's compiler, in `target/ptx`.
-    Nvcc,
-    /// bindgen and the libclang that it asks, in `target/abi`.
-    Bindgen,
-    /// cargo-deny, in `target/tools`.
-    CargoDeny,
-}
+/// Pinned: another version may complain of other things.
+pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
 /// A need that a package of Debian satisfies.
 struct Package {
@@ -78,7 +59,7 @@ impl Need {
             Self::Guest => vm::fetch(),
             Self::Nvcc => ptx::packages().fetch(),
             Self::Bindgen => abi::fetch(),
-            Self::CargoDeny => cargo_install(command::lint::CARGO_DENY).map(drop),
+            Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
         }
     }
 }
@@ -93,24 +74,6 @@ pub fn satisfy(needs: impl IntoIterator<Item = Need>) -> Result<()> {
     needs.dedup();
     install_packages(&needs)?;
     needs.into_iter().try_for_each(Need::fetch)
-}
-
-/// Builds the program `NAME@VERSION` with `cargo install`, unless an earlier run did: a minute or
-/// two. Returns where it is.
-pub fn cargo_install(program: &str) -> Result<PathBuf> {
-    let tools = folder::target("tools");
-    let (name, _) = program.split_once('@').unwrap_or((program, ""));
-    let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
-    let path = tools.join("bin").join(name.trim_end_matches("-cli"));
-    if path.is_file() && installed.contains(&program.replace('@', " ")) {
-        return Ok(path);
-    }
-    let install = format!("install --locked --debug --quiet {program} --root");
-    let step = Step::cargo("get a program", &install).args([tools.to_string_lossy()]);
-    if step.run_alone()? != ExitCode::SUCCESS {
-        bail!("this machine lacks {program}, and `{step}` failed\n  hint: its output is above");
-    }
-    Ok(path)
 }
 
 fn install_packages(needs: &[Need]) -> Result<()> {
@@ -141,54 +104,8 @@ fn list(packages: &[Package]) -> String {
     packages.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Updates apt's package lists, once in a run, if we may.
-pub fn update_package_lists() -> bool {
-    static UPDATED: OnceLock<bool> = OnceLock::new();
-    *UPDATED.get_or_init(|| is_debian_root() && succeeds("apt-get update"))
-}
-
-fn is_debian_root() -> bool {
-    rustix::process::geteuid().is_root() && Path::new("/usr/bin/apt-get").exists()
-}
-
-/// Whether `program` is on the PATH.
-pub fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-}
-
 /// Debian's python3 comes without these modules.
 fn python_makes_venvs() -> bool {
     let python = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
     python.is_ok_and(|output| output.status.success())
-}
-
-/// Shows a command line of plain words, and runs it.
-fn succeeds(line: &str) -> bool {
-    eprintln!("    $ {line}");
-    let mut words = line.split_whitespace();
-    let program = words.next().unwrap_or("true");
-    Command::new(program)
-        .args(words)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .status()
-        .is_ok_and(|status| status.success())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_only_what_is_there() {
-        assert!(is_installed("sh"));
-        assert!(!is_installed("no-such-program-anywhere"));
-    }
-
-    #[test]
-    fn a_failed_command_is_seen() {
-        assert!(succeeds("true"));
-        assert!(!succeeds("false"));
-        assert!(!succeeds("no-such-program-anywhere"));
-    }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::deadline::Deadline;
-use crate::needs::Need;
+use crate::need::Need;
 use crate::tally::Tally;
 
 /// A command line, and what it takes to pass.

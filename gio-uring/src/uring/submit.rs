@@ -10,7 +10,8 @@ use crate::{
     error::Error,
     event::{Signal, Wait},
     explicit,
-    iocb::{Content, Entry, IocbId},
+    iocb::{Content, Entry},
+    iocb_id::IocbId,
     map::{self, BlockMap},
     pool::PoolHandle,
 };

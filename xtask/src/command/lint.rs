@@ -5,12 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::needs::{self, Need};
+use crate::need::Need;
+use crate::programs;
 use crate::step::Step;
 use crate::{RunArgs, folder, report};
 
-/// Pinned: another version may complain of other things.
-pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
 const DENY: &str = "check bans licenses sources";
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
@@ -49,7 +48,7 @@ pub fn deny() -> Step {
 fn deny_if_installed() -> Step {
     if our_deny().is_file() {
         deny()
-    } else if needs::is_installed("cargo-deny") {
+    } else if programs::is_installed("cargo-deny") {
         Step::cargo("deny", &format!("deny {DENY}"))
     } else {
         deny().skipped("cargo-deny is not installed (`cargo xtask ci` installs it)")

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::needs;
+use crate::programs;
 
 /// Depends on the current kernel without drivers for hardware, which has all that we need.
 const KERNEL: &str = "linux-image-cloud-amd64";
@@ -68,7 +68,7 @@ fn kernel_package() -> Result<String> {
         return Ok(name);
     }
     // A new machine has no package lists.
-    needs::update_package_lists();
+    programs::update_package_lists();
     match ask()? {
         Some(name) => Ok(name),
         None => bail!(
@@ -93,7 +93,7 @@ fn download(folder: &Path, package: &str) -> Result<PathBuf> {
         || run(&part, "apt-get", &["-q", "-o", "APT::Sandbox::User=root", "download", package]);
     if let Err(error) = get() {
         eprintln!("{error:#}; perhaps the package lists are old:");
-        needs::update_package_lists();
+        programs::update_package_lists();
         get().with_context(|| format!("the guest needs the package {package}"))?;
     }
     let archive = only_file(&part, package)?;

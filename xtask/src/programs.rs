@@ -1,0 +1,75 @@
+//! Programs from Debian's packages and from `cargo install`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::OnceLock;
+
+use anyhow::{Result, bail};
+
+use crate::folder;
+use crate::step::Step;
+
+/// Builds the program `NAME@VERSION` with `cargo install`, unless an earlier run did: a minute or
+/// two. Returns where it is.
+pub fn cargo_install(program: &str) -> Result<PathBuf> {
+    let tools = folder::target("tools");
+    let (name, _) = program.split_once('@').unwrap_or((program, ""));
+    let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
+    let path = tools.join("bin").join(name.trim_end_matches("-cli"));
+    if path.is_file() && installed.contains(&program.replace('@', " ")) {
+        return Ok(path);
+    }
+    let install = format!("install --locked --debug --quiet {program} --root");
+    let step = Step::cargo("get a program", &install).args([tools.to_string_lossy()]);
+    if step.run_alone()? != ExitCode::SUCCESS {
+        bail!("this machine lacks {program}, and `{step}` failed\n  hint: its output is above");
+    }
+    Ok(path)
+}
+
+/// Updates apt's package lists, once in a run, if we may.
+pub fn update_package_lists() -> bool {
+    static UPDATED: OnceLock<bool> = OnceLock::new();
+    *UPDATED.get_or_init(|| is_debian_root() && succeeds("apt-get update"))
+}
+
+pub fn is_debian_root() -> bool {
+    rustix::process::geteuid().is_root() && Path::new("/usr/bin/apt-get").exists()
+}
+
+/// Whether `program` is on the PATH.
+pub fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// Shows a command line of plain words, and runs it.
+pub fn succeeds(line: &str) -> bool {
+    eprintln!("    $ {line}");
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or("true");
+    Command::new(program)
+        .args(words)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_only_what_is_there() {
+        assert!(is_installed("sh"));
+        assert!(!is_installed("no-such-program-anywhere"));
+    }
+
+    #[test]
+    fn a_failed_command_is_seen() {
+        assert!(succeeds("true"));
+        assert!(!succeeds("false"));
+        assert!(!succeeds("no-such-program-anywhere"));
+    }
+}
