@@ -25,9 +25,11 @@ pub struct StoreDevice {
     pub queue_memory: Vec<QueueMemory>,
 }
 
-impl From<Controller> for StoreDevice {
-    /// All of the first namespace.
-    fn from(controller: Controller) -> Self {
+impl StoreDevice {
+    /// All of the first namespace, whatever it holds: a store has no format yet by which it could
+    /// tell its own data from somebody else's.
+    #[must_use]
+    pub fn overwrite(controller: Controller) -> Self {
         Self { controller, nsid: None, region: None, queue_memory: Vec::new() }
     }
 }

@@ -420,7 +420,7 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
     let controllers = store.close().unwrap().controllers;
     assert_eq!(controllers.len(), 2);
     let store = objstore::Store::open(objstore::StoreConfig {
-        devices: controllers.into_iter().map(objstore::StoreDevice::from).collect(),
+        devices: controllers.into_iter().map(objstore::StoreDevice::overwrite).collect(),
         clock: clock.clone(),
         executor: ripieno_testkit::inline_executor(clock.clone()),
         shape,

@@ -30,7 +30,7 @@ fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>) {
     let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
     let drives = Drives::threaded(domain.clone(), memory_drives(2, 128 << 20, 4096));
     let controllers = drives.attach(&ControllerOptions::default());
-    let devices = controllers.into_iter().map(StoreDevice::from).collect();
+    let devices = controllers.into_iter().map(StoreDevice::overwrite).collect();
     // Only the thread that uses the store lets streams go on.
     let clock = Arc::new(GpuClock(drives.clock.clone(), gpu.clone()));
     let bytes = BLOCKS as usize * SHAPE.block_bytes() as usize;

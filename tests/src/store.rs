@@ -39,7 +39,7 @@ impl Rig {
         let mut devices = Vec::new();
         for bus in buses {
             let controller = Controller::attach(bus.clone(), clock.clone(), plan.driver.clone())?;
-            devices.push(StoreDevice::from(controller));
+            devices.push(StoreDevice::overwrite(controller));
         }
         let space = buses.first().context("no controllers")?.dma();
         let kv = KvMemory::new(&**space, plan.shape, plan.blocks);

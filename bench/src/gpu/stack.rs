@@ -92,7 +92,7 @@ impl Stack {
             let controller = Controller::attach(bus, clock.clone(), options)?;
             let queues = (0..plan.queues_per_device).map(|_| queue(gpu, &domain));
             let queue_memory = queues.collect::<Result<Vec<_>>>()?;
-            devices.push(StoreDevice { queue_memory, ..StoreDevice::from(controller) });
+            devices.push(StoreDevice { queue_memory, ..StoreDevice::overwrite(controller) });
         }
         let pool = pool(gpu, &domain, plan)?;
         let streams: Arc<dyn StreamOps> = Arc::new(CudaStreams::new(&gpu.device)?);

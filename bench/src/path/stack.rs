@@ -30,7 +30,7 @@ impl Stack {
         let controllers = drives.attach(&ControllerOptions::default());
         let memory = drives.domain.alloc(usize::try_from(bytes)?)?;
         let store = Store::open(StoreConfig {
-            devices: controllers.into_iter().map(StoreDevice::from).collect(),
+            devices: controllers.into_iter().map(StoreDevice::overwrite).collect(),
             clock: drives.clock.clone(),
             executor: host_executor(drives.clock),
             shape,

@@ -54,7 +54,7 @@ impl Parts {
         let mut drives = Drives::simulated(domain.clone(), configs, &sim);
         drives.clock = clock.clone();
         let controllers = drives.attach(&ControllerOptions::default());
-        let devices = controllers.into_iter().map(StoreDevice::from).collect();
+        let devices = controllers.into_iter().map(StoreDevice::overwrite).collect();
         let emus = drives.emus;
         Self { gpu, domain, emus, clock, devices }
     }

@@ -117,7 +117,7 @@ impl Stack {
             Ok(executor(made - 1))
         });
         let store = Store::open(StoreConfig {
-            devices: controllers.into_iter().map(StoreDevice::from).collect(),
+            devices: controllers.into_iter().map(StoreDevice::overwrite).collect(),
             clock: clock.clone(),
             executor,
             shape: plan.shape,
