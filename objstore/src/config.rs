@@ -6,7 +6,9 @@ use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
 use nvme_spec::ids::{Lba, Nsid};
 
-use crate::{registration::KvPool, shape::KvShape};
+use kv_catalog::KvShape;
+
+use crate::registration::KvPool;
 
 /// Makes the executor that runs the I/O kernel: on opening, and again should one be lost.
 pub type ExecutorFactory = Box<dyn FnMut() -> Result<Box<dyn IoExecutor>, ExecutorError> + Send>;

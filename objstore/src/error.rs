@@ -6,64 +6,9 @@ use gio_uring::{ExecutorError, IoStatus};
 use nvme_driver::DmaError;
 use nvme_spec::nvm::Direction;
 
-use crate::{
-    ids::{BlockId, DeviceIndex, FileId, Layer},
-    stats::Path,
-};
+use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError};
 
-/// A layout cannot be made.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayoutError {
-    /// A field of the shape is impossible.
-    #[error("the KV shape's {field} {problem}; give the model's own numbers")]
-    Shape {
-        /// The field.
-        field: &'static str,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// Groups have to be a multiple of the devices.
-    #[error(
-        "a group of {group} files cannot be spread over {devices} devices; choose a multiple of \
-         the device count, of at least one"
-    )]
-    Group {
-        /// Files of a group.
-        group: u32,
-        /// Devices.
-        devices: u32,
-    },
-    /// A group is larger than any device.
-    #[error(
-        "a group of {group} files of {file_bytes} bytes does not fit into 64 bits on each device; \
-         choose a smaller group"
-    )]
-    GroupBytes {
-        /// Files of a group.
-        group: u32,
-        /// Bytes of a file.
-        file_bytes: u64,
-    },
-    /// The LBA size is not one.
-    #[error("an LBA size of {lba_bytes} bytes is no power of two")]
-    LbaBytes {
-        /// Bytes.
-        lba_bytes: u32,
-    },
-    /// Not even one unit fits.
-    #[error("{what} has {given} bytes, but one {unit} of this model needs {needed} bytes")]
-    TooSmall {
-        /// What is too small.
-        what: &'static str,
-        /// Bytes one unit needs.
-        needed: u64,
-        /// Bytes there are.
-        given: u64,
-        /// What does not fit: a file, or a group of files.
-        unit: &'static str,
-    },
-}
+use crate::stats::Path;
 
 /// The engine's memory cannot be registered.
 #[derive(Debug, thiserror::Error)]

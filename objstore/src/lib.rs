@@ -157,29 +157,21 @@
 
 mod config;
 mod error;
-mod file_pool;
-mod ids;
-mod index;
-mod key;
-mod layout;
 mod order;
 mod registration;
-mod shape;
 mod stats;
 mod store;
 mod transfer;
 
 pub use config::{Durability, ExecutorFactory, StoreConfig, StoreDevice, StoreGpu, StoreOptions};
-pub use error::{Failure, LayoutError, RegistrationError, StoreError};
-pub use file_pool::FilePool;
-pub use ids::{BlockId, DeviceIndex, FileId, Layer, Row, Slot};
-pub use index::{Found, Index, IndexCounts, Position};
-pub use key::{BlockKey, KeyChain};
-pub use layout::{Geometry, ObjectPlace, Region};
+pub use error::{Failure, RegistrationError, StoreError};
+pub use kv_catalog::{
+    BlockId, BlockKey, DeviceIndex, FileId, FilePool, Found, Geometry, Index, IndexCounts,
+    KeyChain, KvShape, Layer, LayoutError, ObjectPlace, Position, Region, Row, Slot,
+};
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use registration::{InUse, KvPool};
-pub use shape::KvShape;
 pub use stats::{Path, StoreStats};
 pub use store::{Closed, Store, StoreEvent};
 pub use transfer::{Committed, LayerDone, Prefix, Ticket, Transfer, Writing};

@@ -11,12 +11,9 @@ use std::{any::Any, fmt, ops::Range, sync::Arc};
 
 use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova};
 
-use crate::{
-    error::RegistrationError,
-    ids::{BlockId, Row},
-    shape::KvShape,
-    stats::Path,
-};
+use kv_catalog::{BlockId, KvShape, Row};
+
+use crate::{error::RegistrationError, stats::Path};
 
 /// What a page is, for the addresses in staging memory.
 pub(crate) const PAGE: u64 = 4096;

@@ -10,16 +10,12 @@ use gio_uring::{Affine, Event, IocbId, PoolHandle, Uring, Wait};
 use nvme_driver::{Clock, Controller, DmaMemory, Nanos};
 use nvme_spec::ids::{Nsid, QueueId};
 
+use kv_catalog::{BlockKey, FileId, FilePool, Found, Geometry, Index, KvShape, Layer, Region};
+
 use crate::{
     config::{ExecutorFactory, StoreOptions},
     error::{Failure, StoreError},
-    file_pool::FilePool,
-    ids::{FileId, Layer},
-    index::{Found, Index},
-    key::BlockKey,
-    layout::{Geometry, Region},
     registration::KvPool,
-    shape::KvShape,
     stats::{Path, StoreStats},
     transfer::{LayerDone, Message, Prefix, ReleaseSender, Request, RequestId},
 };

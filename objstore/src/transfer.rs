@@ -12,11 +12,9 @@ use std::sync::{
 use gio_uring::{BlockMap, DeviceArray, Wait};
 use nvme_spec::nvm::Direction;
 
-use crate::{
-    error::Failure,
-    ids::{FileId, Layer},
-    index::Position,
-};
+use kv_catalog::{FileId, Layer, Position};
+
+use crate::error::Failure;
 
 /// What a dropped handle leaves to be done.
 #[derive(Debug)]

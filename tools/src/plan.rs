@@ -50,7 +50,7 @@ impl Plan {
                 let (low, high) = (id as u32, (id >> 32) as u32);
                 plan.keys.extend((0..subs as u32).map(|sub| chain.next(&[low, high, sub])));
             }
-            let new = plan.keys[before..].iter().filter(|key| !seen.contains(&key.0)).count();
+            let new = plan.keys[before..].iter().filter(|key| !seen.contains(*key)).count();
             let distinct = plan.distinct + new as u64;
             if distinct_max.is_some_and(|max| distinct > max) && !plan.ends.is_empty() {
                 plan.keys.truncate(before);
@@ -58,7 +58,7 @@ impl Plan {
             }
             // Keys are chained, so what was seen before is always a prefix.
             let old = plan.keys.len() - before - new;
-            seen.extend(plan.keys[before + old..].iter().map(|key| key.0));
+            seen.extend(plan.keys[before + old..].iter().copied());
             plan.distinct = distinct;
             plan.ideal_hits += (old / subs) as u64;
             plan.longest = plan.longest.max(plan.keys.len() - before);

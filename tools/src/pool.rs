@@ -83,7 +83,7 @@ impl Pool {
         assert!(offset + len <= object, "bytes {offset}+{len} of an object of {object}");
         let row = u64::from(layer * self.shape.segments + segment);
         let at = (row * blocks + u64::from(block.0)) * object as u64 + offset as u64;
-        let contents = contents::of(key.0, layer, segment);
+        let contents = contents::of(key.seed(), layer, segment);
         Item { at, contents, offset: offset as u32, len: len as u32 }
     }
 }

@@ -5,9 +5,10 @@ use nvme_driver::Waiter;
 use nvme_spec::nvm::Direction;
 
 use super::{Op, Store, Target};
+use kv_catalog::Layer;
+
 use crate::{
     error::{Failure, StoreError},
-    ids::Layer,
     transfer::{LayerDone, LayerState, RequestId, Ticket},
 };
 

@@ -4,7 +4,9 @@ use nvme_driver::{ControllerEvent, Nanos};
 use nvme_spec::log::CriticalWarning;
 
 use super::Store;
-use crate::{error::StoreError, ids::DeviceIndex};
+use kv_catalog::DeviceIndex;
+
+use crate::error::StoreError;
 
 /// How often calls that plan work poll the devices.
 const POLL_INTERVAL: Nanos = Nanos::from_millis(100);

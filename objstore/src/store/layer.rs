@@ -12,9 +12,10 @@ use super::{
     staging::Until,
     streams::{Refused, Streams},
 };
+use kv_catalog::Layer;
+
 use crate::{
     error::StoreError,
-    ids::Layer,
     order::Order,
     transfer::{Handle, LayerDone, LayerState, RequestId, Ticket, Transfer, Writing},
 };

@@ -14,15 +14,12 @@ use super::{
     staging::{Staging, StagingLayout},
     streams::Streams,
 };
+use kv_catalog::{DeviceIndex, FilePool, Geometry, Index, KvShape, Region};
+
 use crate::{
     config::{Durability, StoreConfig, StoreDevice, StoreGpu, StoreOptions},
     error::StoreError,
-    file_pool::FilePool,
-    ids::DeviceIndex,
-    index::Index,
-    layout::{Geometry, Region},
     registration::KvPool,
-    shape::KvShape,
     stats::Path,
     transfer::ReleaseSender,
 };

@@ -8,9 +8,10 @@
 use gio_uring::{Completion, IoStatus, Uring};
 
 use super::{Store, Target, open, streams::Streams};
+use kv_catalog::Layer;
+
 use crate::{
     error::{Failure, StoreError},
-    ids::Layer,
     transfer::LayerState,
 };
 

@@ -4,11 +4,10 @@ use gio_uring::Affine;
 use nvme_spec::nvm::Direction;
 
 use super::{Store, Target};
+use kv_catalog::{BlockId, BlockKey, FileId, Layer, Position};
+
 use crate::{
     error::StoreError,
-    ids::{BlockId, FileId, Layer},
-    index::Position,
-    key::BlockKey,
     transfer::{Committed, Handle, LayerState, Prefix, Request, RequestId, Transfer, Writing},
 };
 

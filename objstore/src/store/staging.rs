@@ -11,11 +11,11 @@ use gio_uring::{DeviceArray, PoolHandle, ScatterGather, ScatterGatherOp, Uring, 
 use nvme_driver::{DevicePtr, DmaSlice, Iova};
 use nvme_spec::nvm::Direction;
 
+use kv_catalog::{KvShape, Layer};
+
 use crate::{
     error::StoreError,
-    ids::Layer,
     registration::{KvPool, PAGE, staging_row_bytes},
-    shape::KvShape,
 };
 
 /// The numbers of the buffers.

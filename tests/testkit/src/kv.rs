@@ -4,13 +4,14 @@ use std::{ops::Range, sync::Arc};
 
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use nvme_driver::{Clock, DmaSlice, DmaSpace, platform::buffer::Buffer};
-use objstore::{BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Row};
+use objstore::{BlockId, BlockKey, ExecutorFactory, KeyChain, KvPool, KvShape, Layer, Row};
 
 /// Keys, all different.
 #[must_use]
 pub fn keys(range: Range<u32>) -> Vec<BlockKey> {
-    const ODD: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
-    range.map(|n| BlockKey((u128::from(n) + 1).wrapping_mul(ODD))).collect()
+    let mut chain = KeyChain::new(b"test");
+    let all: Vec<BlockKey> = (0..range.end).map(|n| chain.next(&[n])).collect();
+    all[range.start as usize..].to_vec()
 }
 
 /// The blocks from `first` on.
@@ -22,7 +23,7 @@ pub fn blocks(first: u32, count: usize) -> Vec<BlockId> {
 /// The object of `row` in version `version` of the block with `key`.
 #[must_use]
 pub fn object(key: BlockKey, version: u64, row: Row, bytes: u32) -> Vec<u8> {
-    let seed = (key.0 as u64) ^ (key.0 >> 64) as u64 ^ version << 40 ^ u64::from(row.0) << 20;
+    let seed = (key.seed() as u64) ^ version << 40 ^ u64::from(row.0) << 20;
     crate::pattern(bytes as usize, seed)
 }
 

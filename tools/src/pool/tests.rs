@@ -31,7 +31,7 @@ fn blocks_are_handed_out_scattered_and_all_of_them() {
 
 /// Writes all objects, corrupts a part of one, and finds that and nothing else.
 fn objects_do_not_overlap(mut pool: Pool) {
-    let key = |block: u32| BlockKey(u128::from(block) << 70 | 1);
+    let key = |block: u32| BlockKey([block as u8; 32]);
     let places = || (0..5).flat_map(|block| [(0, 0), (0, 1), (1, 0), (1, 1)].map(|at| (block, at)));
     let items = |pool: &Pool| -> Vec<Item> {
         places().map(|(block, at)| pool.item(BlockId(block), key(block), at, (0, 128))).collect()
@@ -68,7 +68,7 @@ fn objects_do_not_overlap_for_a_gpu() {
 #[test]
 fn transfers_are_polled_meanwhile() {
     let mut pool = pool(5000);
-    let item = |block| pool.item(BlockId(block), BlockKey(1), (0, 0), (0, 128));
+    let item = |block| pool.item(BlockId(block), BlockKey([1; 32]), (0, 0), (0, 128));
     let items: Vec<Item> = (0..5000).map(item).collect();
     let mut polls = 0;
     pool.hand().make(&items, &mut || polls += 1).unwrap();
@@ -78,20 +78,20 @@ fn transfers_are_polled_meanwhile() {
 #[test]
 #[should_panic(expected = "block 5 of a pool of 5")]
 fn there_is_nothing_behind_the_last_block() {
-    pool(5).item(BlockId(5), BlockKey(1), (0, 0), (0, 128));
+    pool(5).item(BlockId(5), BlockKey([1; 32]), (0, 0), (0, 128));
 }
 
 #[test]
 #[should_panic(expected = "of an object of 128")]
 fn there_is_nothing_behind_an_object() {
-    pool(5).item(BlockId(0), BlockKey(1), (0, 0), (64, 72));
+    pool(5).item(BlockId(0), BlockKey([1; 32]), (0, 0), (64, 72));
 }
 
 #[test]
 #[should_panic(expected = "of a pool of")]
 fn there_is_nothing_behind_the_pool() {
     let mut pool = pool(5);
-    let item = pool.item(BlockId(4), BlockKey(1), (1, 1), (0, 128));
+    let item = pool.item(BlockId(4), BlockKey([1; 32]), (1, 1), (0, 128));
     let beyond = Item { at: item.at + 4, ..item };
     pool.hand().poison(&[beyond], &mut || ()).unwrap();
 }

@@ -141,13 +141,13 @@ impl Engine<'_> {
             }
             let keys = plan.keys(index);
             // What was seen of a request is always a prefix: keys are chained.
-            let start = keys.iter().take_while(|key| seen.contains(&key.0)).count();
+            let start = keys.iter().take_while(|key| seen.contains(*key)).count();
             if start == keys.len() {
                 continue;
             }
             let prefix = self.store.lookup(keys).context("the final check: lookup")?;
             let done = self.retrieve(None, start, keys, &prefix).context("the final check")?;
-            seen.extend(keys[start..start + done].iter().map(|key| key.0));
+            seen.extend(keys[start..start + done].iter().copied());
             self.tally.blocks_checked += done as u64;
         }
         Ok(())

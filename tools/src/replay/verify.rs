@@ -52,7 +52,7 @@ impl Sampler {
     }
 
     fn chosen(&self, request: u64, key: BlockKey, row: u32) -> bool {
-        let seed = self.seed ^ (key.0 as u64) ^ u64::from(row) << 32 ^ request.rotate_left(16);
+        let seed = self.seed ^ (key.seed() as u64) ^ u64::from(row) << 32 ^ request.rotate_left(16);
         SmallRng::seed_from_u64(seed).random_ratio(1, SAMPLE_ONE_IN)
     }
 }
@@ -127,7 +127,9 @@ mod tests {
     use super::*;
 
     fn parts(verify: Verify, object: u32, key: u128, row: u32) -> Vec<Part> {
-        Sampler::new(verify, 1, object).parts(3, BlockKey(key), row).collect()
+        let mut name = [0; 32];
+        name[..16].copy_from_slice(&key.to_le_bytes());
+        Sampler::new(verify, 1, object).parts(3, BlockKey(name), row).collect()
     }
 
     #[test]

@@ -5,12 +5,12 @@ use nvme_driver::{Clock, Nanos, platform::buffer::Buffer, wait_until};
 use nvme_spec::nvm::Direction;
 
 use super::DeviceOnlyMemory;
+use kv_catalog::{BlockId, KvShape, Layer, Row};
+
 use crate::{
     config::StoreGpu,
     error::StoreError,
-    ids::{BlockId, Layer, Row},
     registration::KvPool,
-    shape::KvShape,
     stats::Path,
     store::{
         staging::{Staging, Until},

@@ -2,40 +2,47 @@
 
 use std::fmt;
 
-use xxhash_rust::xxh3::Xxh3;
+use sha2::{Digest as _, Sha256};
 
-/// The name of one KV block: a 128-bit hash over its tokens and everything before them.
+/// The name of one KV block: a 256-bit digest over its tokens and everything before them, such as
+/// vLLM's `sha256` block hashes.
 ///
-/// XXH3 is fast and well distributed, but not meant to resist deliberate collisions.
-/// Where tenants must not be able to aim at each other's blocks, give each a secret salt
-/// ([`KeyChain::new`]), or bring keys of a keyed cryptographic hash: any 128 bits will do.
+/// Two prompts never share one by accident, and nobody can make two that do. What separates
+/// tenants is the namespace, not the key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockKey(pub u128);
+pub struct BlockKey(pub [u8; 32]);
+
+impl BlockKey {
+    /// The first 16 bytes as a number: a seed for what tests and replays put into a block.
+    #[must_use]
+    pub fn seed(&self) -> u128 {
+        u128::from_le_bytes(self.0[..16].try_into().expect("16 of 32 bytes"))
+    }
+}
 
 impl fmt::Debug for BlockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BlockKey({:032x})", self.0)
+        write!(f, "BlockKey({self})")
     }
 }
 
 impl fmt::Display for BlockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// Makes the keys of one sequence, block after block: `key = xxh3_128(previous || tokens)`.
+/// Makes the keys of one sequence, block after block: `key = SHA-256(previous || tokens)`.
 #[derive(Debug, Clone)]
 pub struct KeyChain {
     previous: BlockKey,
 }
 
 impl KeyChain {
-    /// A chain for one model. `salt` is everything besides the tokens that changes the KV values:
-    /// model, its revision, data type, adapter, tensor-parallel rank, block size, tenant.
+    /// A chain that begins with `seed`, for engines that have no block hashes of their own.
     #[must_use]
-    pub fn new(salt: &[u8]) -> Self {
-        Self { previous: BlockKey(xxhash_rust::xxh3::xxh3_128(salt)) }
+    pub fn new(seed: &[u8]) -> Self {
+        Self { previous: BlockKey(Sha256::digest(seed).into()) }
     }
 
     /// A chain that goes on after a block whose key is known.
@@ -46,12 +53,12 @@ impl KeyChain {
 
     /// The key of the next block, which holds exactly these tokens.
     pub fn next(&mut self, tokens: &[u32]) -> BlockKey {
-        let mut hash = Xxh3::new();
-        hash.update(&self.previous.0.to_le_bytes());
+        let mut hash = Sha256::new();
+        hash.update(self.previous.0);
         for token in tokens {
-            hash.update(&token.to_le_bytes());
+            hash.update(token.to_le_bytes());
         }
-        self.previous = BlockKey(hash.digest128());
+        self.previous = BlockKey(hash.finalize().into());
         self.previous
     }
 
@@ -100,9 +107,9 @@ mod tests {
     /// The definition, spelled out: engines compute the same keys in other languages.
     #[test]
     fn a_key_is_the_hash_of_previous_key_and_little_endian_tokens() {
-        let mut bytes = xxhash_rust::xxh3::xxh3_128(b"s").to_le_bytes().to_vec();
+        let mut bytes = Sha256::digest(b"s").to_vec();
         bytes.extend([7, 0, 0, 0, 1, 2, 0, 0]);
-        let expected = BlockKey(xxhash_rust::xxh3::xxh3_128(&bytes));
+        let expected = BlockKey(Sha256::digest(&bytes).into());
         assert_eq!(KeyChain::new(b"s").next(&[7, 513]), expected);
     }
 }

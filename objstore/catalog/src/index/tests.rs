@@ -6,6 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// A key with this number.
+fn name(number: u128) -> BlockKey {
+    let mut digest = [0; 32];
+    digest[..16].copy_from_slice(&number.to_le_bytes());
+    BlockKey(digest)
+}
+
 const FILES: u32 = 12;
 const KEYS: u128 = 20;
 
@@ -180,7 +187,7 @@ impl Both {
 
     fn lookup(&mut self, keys: &[u128]) {
         let mut files = Vec::new();
-        let wanted: Vec<BlockKey> = keys.iter().map(|k| BlockKey(*k)).collect();
+        let wanted: Vec<BlockKey> = keys.iter().map(|k| name(*k)).collect();
         let n = self.index.lookup(&wanted, &mut files);
         let stored = |key: &&u128| self.model.keys.get(key).is_some_and(|entry| entry.1);
         let expected: Vec<u32> =
@@ -194,13 +201,13 @@ impl Both {
     fn begin(&mut self, keys: &[u128]) {
         let mut request = Vec::new();
         for key in keys {
-            let position = if let Some(found) = self.index.find(BlockKey(*key)) {
+            let position = if let Some(found) = self.index.find(name(*key)) {
                 self.index.reference(found.file());
                 self.model.reference(found.file().0);
                 Position { file: found.file(), own: false }
             } else {
                 let Some(file) = self.free.pop() else { break };
-                self.index.begin(BlockKey(*key), FileId(file));
+                self.index.begin(name(*key), FileId(file));
                 self.model.keys.insert(*key, (file, false));
                 Position { file: FileId(file), own: true }
             };
@@ -218,7 +225,7 @@ proptest! {
             both.step(step);
             prop_assert_eq!(both.index.counts(), both.model.counts());
             for key in 0..KEYS {
-                let found = both.index.find(BlockKey(key));
+                let found = both.index.find(name(key));
                 let expected = both.model.keys.get(&key).map(|(file, stored)| match stored {
                     true => Found::Stored(FileId(*file)),
                     false => Found::Writing(FileId(*file)),
@@ -249,7 +256,7 @@ fn stored(index: &mut Index, keys: std::ops::Range<u128>, file: u32) {
         .clone()
         .zip(file..)
         .map(|(key, file)| {
-            index.begin(BlockKey(key), FileId(file));
+            index.begin(name(key), FileId(file));
             Position { file: FileId(file), own: true }
         })
         .collect();
@@ -270,12 +277,12 @@ fn a_longer_request_keeps_the_head_it_found_newer_than_its_own_tail() {
     stored(&mut index, 0..2, 0);
     let mut request = Vec::new();
     for key in 0..2 {
-        let file = index.find(BlockKey(key)).unwrap().file();
+        let file = index.find(name(key)).unwrap().file();
         index.reference(file);
         request.push(Position { file, own: false });
     }
     for (key, file) in [(2, 5), (3, 6)] {
-        index.begin(BlockKey(key), FileId(file));
+        index.begin(name(key), FileId(file));
         request.push(Position { file: FileId(file), own: true });
     }
     index.settle(&request, &mut Vec::new());
@@ -289,7 +296,7 @@ fn using_a_request_makes_it_the_last_to_go() {
     stored(&mut index, 0..2, 0);
     stored(&mut index, 10..12, 2);
     let mut files = Vec::new();
-    assert_eq!(index.lookup(&[BlockKey(0), BlockKey(1), BlockKey(2)], &mut files), 2);
+    assert_eq!(index.lookup(&[name(0), name(1), name(2)], &mut files), 2);
     index.release(&files, &mut Vec::new());
     assert_eq!(index.evict(), Some(FileId(3)));
 }

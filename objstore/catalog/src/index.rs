@@ -100,7 +100,7 @@ impl Index {
     pub fn new(files: u32) -> Self {
         assert_ne!(files, NONE, "one number is needed for the end of the list");
         let entry =
-            Entry { key: BlockKey(0), refs: 0, newer: NONE, older: NONE, state: State::Free };
+            Entry { key: BlockKey([0; 32]), refs: 0, newer: NONE, older: NONE, state: State::Free };
         Self {
             entries: vec![entry; files as usize],
             files: HashMap::with_capacity(files.min(RESERVED) as usize),

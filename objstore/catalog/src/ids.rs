@@ -41,7 +41,7 @@ display_as_number!(FileId, BlockId, Row, Layer, DeviceIndex, Slot);
 impl FileId {
     /// As an index into a table of all files.
     #[must_use]
-    pub(crate) fn at(self) -> usize {
+    pub fn at(self) -> usize {
         self.0 as usize
     }
 }

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use gio_uring::ROWS_MAX;
-
 use crate::{
     error::LayoutError,
     ids::{Layer, Row},
 };
+
+/// Rows that a shape may have: what the I/O kernel's batch can describe.
+pub const ROWS_MAX: u32 = 65_535;
 
 /// The shape of one KV block: how many objects it consists of, and of what size.
 ///

@@ -1,0 +1,30 @@
+//! What a KV store knows without touching its data: keys, files, where each object lives.
+//!
+//! # Architecture
+//! - [`KvShape`] and [`Geometry`]: where each object lives (affine, in groups).
+//! - [`FilePool`]: free files, in runs. [`Index`]: keys, references, order of eviction.
+//! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
+//!
+//! # Invariants
+//! - No device I/O.
+//! - A key is in one file at most.
+//! - A file with a reference is neither evicted nor reused.
+//!
+//! # Not implemented
+//! - A journal: the index lives in memory.
+
+mod error;
+mod file_pool;
+mod ids;
+mod index;
+mod key;
+mod layout;
+mod shape;
+
+pub use error::LayoutError;
+pub use file_pool::FilePool;
+pub use ids::{BlockId, DeviceIndex, FileId, Layer, Row, Slot};
+pub use index::{Found, Index, IndexCounts, Position};
+pub use key::{BlockKey, KeyChain};
+pub use layout::{Geometry, ObjectPlace, Region};
+pub use shape::{KvShape, ROWS_MAX};
