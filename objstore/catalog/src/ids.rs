@@ -26,6 +26,14 @@ pub struct DeviceIndex(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
+/// A namespace of a store: counted from zero in the order of registration, and never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespaceId(pub u32);
+
+/// How far the journal got: records so far, since the store was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(pub u64);
+
 macro_rules! display_as_number {
     ($($id:ident),*) => {$(
         impl fmt::Display for $id {
@@ -36,7 +44,7 @@ macro_rules! display_as_number {
     )*};
 }
 
-display_as_number!(FileId, BlockId, Row, Layer, DeviceIndex, Slot);
+display_as_number!(FileId, BlockId, Row, Layer, DeviceIndex, Slot, NamespaceId, Lsn);
 
 impl FileId {
     /// As an index into a table of all files.

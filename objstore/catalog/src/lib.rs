@@ -23,7 +23,7 @@ mod shape;
 
 pub use error::LayoutError;
 pub use file_pool::FilePool;
-pub use ids::{BlockId, DeviceIndex, FileId, Layer, Row, Slot};
+pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};
 pub use index::{Found, Index, IndexCounts, Position};
 pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
