@@ -2,7 +2,7 @@
 
 use nvme_driver::Nanos;
 
-use crate::{fault::FaultPlan, media::Media};
+use crate::{fault::FaultPlan, media::Media, power::PowerSwitch};
 
 /// Which SGLs the controller takes (SGLS bits 1:0 of the identify data).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,6 +78,8 @@ pub struct EmuConfig {
     pub contiguous_queues: bool,
     /// What is wrong with it.
     pub faults: FaultPlan,
+    /// Its power, where a test cuts that; one switch may be that of several controllers.
+    pub power: Option<PowerSwitch>,
 }
 
 impl Default for EmuConfig {
@@ -101,6 +103,7 @@ impl Default for EmuConfig {
             pci_id: None,
             contiguous_queues: true,
             faults: FaultPlan::default(),
+            power: None,
         }
     }
 }

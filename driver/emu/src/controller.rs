@@ -47,8 +47,8 @@ use self::{
     transfer::Rules,
 };
 use crate::{
-    Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, Progress, SglSupport,
-    domain::SgList, fault::FaultEngine, media::MediaDone,
+    Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, PowerSwitch, Progress,
+    SglSupport, domain::SgList, fault::FaultEngine, media::MediaDone,
 };
 
 /// The controller as a step machine.
@@ -97,6 +97,7 @@ pub struct Controller {
     deletions: u32,
     /// Whether writes have to be on stable media before they complete (no write cache).
     write_through: bool,
+    power: Option<PowerSwitch>,
 }
 
 impl Controller {
@@ -143,6 +144,7 @@ impl Controller {
             logs: Logs::default(),
             deletions: 0,
             write_through: false,
+            power: config.power,
         };
         controller.update_write_cache();
         controller
@@ -150,6 +152,7 @@ impl Controller {
 
     /// Reads the 32-bit register at `offset`; 64-bit registers are two of them.
     pub fn read32(&mut self, offset: u32, now: Nanos) -> u32 {
+        self.check_power();
         if self.lifecycle.gone {
             return reg::ALL_ONES;
         }
@@ -165,6 +168,7 @@ impl Controller {
 
     /// Writes the 32-bit register at `offset`.
     pub fn write32(&mut self, offset: u32, value: u32, now: Nanos) {
+        self.check_power();
         if self.lifecycle.gone {
             return;
         }
@@ -186,6 +190,7 @@ impl Controller {
 
     /// Does what there is to do at `now`, fetching at most `budget` commands.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Progress {
+        self.check_power();
         let mut work = self.tick(now);
         work += self.poll_media(now);
         let paused = self.faults.plan().registers.paused;
@@ -259,6 +264,24 @@ impl Controller {
     pub fn unplug(&mut self) {
         self.lose_power();
         self.lifecycle.gone = true;
+    }
+
+    /// Counts a moment of the power switch, if there is one. Whether the power is off: then nothing
+    /// may happen any more, and the controller is gone as soon as no memory is being accessed.
+    #[inline]
+    fn pass_moment(&mut self) -> bool {
+        let off = self.power.as_ref().is_some_and(PowerSwitch::pass_moment);
+        if off {
+            self.pending_fault = Some(DeviceFault::Gone);
+        }
+        off
+    }
+
+    /// Unplugs it if the power is off.
+    fn check_power(&mut self) {
+        if !self.lifecycle.gone && self.power.as_ref().is_some_and(PowerSwitch::is_cut) {
+            self.unplug();
+        }
     }
 
     /// SGLS of the identify data.

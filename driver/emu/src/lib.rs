@@ -21,6 +21,9 @@
 //!   after its copies (`media/gpu_copies.rs`, `bounce.rs`).
 //! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
 //!   `Overlay`; the media below stay pristine.
+//! - [`SimMedia`] loses what power loss takes from a volatile cache, and has faults of its own that
+//!   no command shows ([`SimFaults`]). A [`PowerSwitch`] cuts the power of several controllers at
+//!   once, at a moment that can be counted and chosen; the bytes below outlive them.
 //!
 //! # Invariants
 //!
@@ -57,6 +60,7 @@ mod fault;
 mod interrupt;
 pub mod media;
 mod memory;
+mod power;
 mod progress;
 mod random;
 mod runner;
@@ -75,8 +79,9 @@ pub use fault::{
 pub use interrupt::Interrupts;
 pub use media::{
     DataFault, FileMedia, FileOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp,
-    MemoryMedia, SimMedia, SimOptions,
+    MemoryMedia, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions,
 };
+pub use power::PowerSwitch;
 pub use progress::{EmuCounters, Progress};
 pub use runner::EmuRunner;
 pub use sim::SimClock;

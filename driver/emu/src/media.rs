@@ -17,7 +17,7 @@ pub use self::{
     file::{FileMedia, FileOptions},
     memory::MemoryMedia,
     overlay::DataFault,
-    sim::{Latency, SimMedia, SimOptions},
+    sim::{Latency, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions},
 };
 pub(crate) use self::{gpu_copies::GpuCopies, overlay::Overlay};
 use crate::domain::SgList;

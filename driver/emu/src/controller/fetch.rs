@@ -2,7 +2,7 @@
 //! "Queuing", "Command Arbitration"; PCIe Transport, "Doorbell Stride").
 
 use nvme_driver::Nanos;
-use nvme_spec::{sqe::Sqe, status::Status};
+use nvme_spec::{nvm::NvmOpcode, sqe::Sqe, status::Status};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -191,11 +191,18 @@ impl Controller {
         sqe: &Sqe,
         fault: DataFault,
     ) {
+        let changes = changes_medium(&ticket);
+        if changes && self.pass_moment() {
+            return;
+        }
         let flow = if ticket.sqid == 0 {
             self.run_admin(dma, now, ticket, sqe)
         } else {
             self.run_io(dma, now, ticket, sqe, fault)
         };
+        if changes && matches!(flow, Flow::Done(_)) && self.pass_moment() {
+            return;
+        }
         self.conclude(dma, ticket, flow);
     }
 
@@ -229,6 +236,10 @@ impl Controller {
             // Its commands end, each with its status; then the controller fails.
             Some(MediaError::GpuLost(_)) => self.pending_fault = Some(DeviceFault::GpuLost),
             Some(_) => self.logs.media_errors += 1,
+        }
+        let ticket = self.commands.get_mut(done.token).map(|command| command.ticket);
+        if ticket.is_some_and(|ticket| changes_medium(&ticket)) && self.pass_moment() {
+            return;
         }
         let Some(command) = self.commands.get_mut(done.token) else { return };
         let opcode = command.ticket.opcode;
@@ -274,4 +285,10 @@ impl Controller {
             count += 1;
         }
     }
+}
+
+/// Whether the command is one that a crash before or after it tells apart.
+#[inline]
+fn changes_medium(ticket: &Ticket) -> bool {
+    ticket.sqid != 0 && NvmOpcode(ticket.opcode) != NvmOpcode::READ
 }

@@ -9,6 +9,7 @@ use super::{Media, MediaDone, MediaError, MediaKind, MediaOp};
 use crate::{
     domain::{SgEntry, SgList},
     memory::{self, HostMap},
+    random::SplitMix64,
 };
 
 /// Bytes in lazily allocated memory: a 1 TB medium costs what has been written to it, counted in
@@ -58,6 +59,23 @@ impl MemoryMedia {
         let to = self.range(offset, from.len())?;
         // SAFETY: as in `peek`.
         unsafe { memory::copy(NonNull::from(from).cast(), to, from.len()) };
+        Ok(())
+    }
+
+    /// Flips one to eight bits of `len` bytes, by seed: what ageing cells do.
+    ///
+    /// # Errors
+    /// [`MediaError::OutOfRange`].
+    pub fn rot(&self, offset: u64, len: u64, seed: u64) -> Result<(), MediaError> {
+        let mut rng = SplitMix64::new(seed, 0);
+        let count = (1 + rng.below(8)).min(len);
+        // One in each of as many parts: no bit is flipped twice, and so back again.
+        for part in 0..count {
+            let (first, end) = (len * part / count, len * (part + 1) / count);
+            let (at, mut byte) = (offset + first + rng.below(end - first), [0]);
+            self.peek(at, &mut byte)?;
+            self.poke(at, &[byte[0] ^ 1 << rng.below(8)])?;
+        }
         Ok(())
     }
 

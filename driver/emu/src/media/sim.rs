@@ -1,10 +1,15 @@
 //! A medium that takes its time, forgets what was not flushed, and does both as a seed says.
 #![allow(unsafe_code, reason = "gathers the memory of writes that power loss cut in half")]
 
-use std::collections::BTreeMap;
+mod cache;
+mod faults;
+
+use std::{collections::BTreeMap, ops::Range};
 
 use nvme_driver::Nanos;
 
+pub use self::faults::{SimFault, SimFaultKind, SimFaultLog, SimFaults};
+use self::{cache::Cache, faults::FaultChance};
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia};
 use crate::{domain::SgList, memory, random::SplitMix64};
 
@@ -37,7 +42,7 @@ impl Latency {
 /// How a [`SimMedia`] behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimOptions {
-    /// Decides latencies and what a power loss takes.
+    /// Decides latencies, what a power loss takes, and faults.
     pub seed: u64,
     /// Of reads.
     pub read: Latency,
@@ -47,8 +52,11 @@ pub struct SimOptions {
     pub flush: Latency,
     /// Whether writes are lost in a power loss until they are flushed.
     pub volatile_cache: bool,
-    /// What power loss cannot cut in two: bytes of a logical block.
+    /// What power loss cannot cut in two, but for [`SimFaults::tear_bytes`]: bytes of a logical
+    /// block.
     pub lba_bytes: u32,
+    /// What goes wrong without an error.
+    pub faults: SimFaults,
 }
 
 impl Default for SimOptions {
@@ -63,16 +71,17 @@ impl Default for SimOptions {
             flush: latency(20_000, 200_000, 3_000_000),
             volatile_cache: true,
             lba_bytes: 4096,
+            faults: SimFaults::default(),
         }
     }
 }
 
-/// [`MemoryMedia`] with latencies, completions out of order, and a volatile write cache.
+/// [`MemoryMedia`] with latencies, completions out of order, a volatile write cache, and faults.
 ///
 /// Bytes move when an operation finishes. After a power loss each block holds, by seed, any of the
-/// contents it had since it was last made permanent; a write in flight may have happened for any of
-/// its blocks. Blocks are permanent after a write with FUA to them, or when a flush finishes that
-/// was submitted after the write had finished.
+/// contents it had since it was last made permanent; a write, deallocation or zeroing in flight may
+/// have happened for any of its blocks. Blocks are permanent after a write with FUA to them, or
+/// when a flush finishes that was submitted after the write had finished.
 #[derive(Debug)]
 pub struct SimMedia {
     bytes: MemoryMedia,
@@ -81,6 +90,7 @@ pub struct SimMedia {
     /// In flight, by when they finish.
     pending: BTreeMap<(Nanos, u64), Pending>,
     cache: Cache,
+    chance: FaultChance,
     stamp: u64,
 }
 
@@ -91,21 +101,6 @@ struct Pending {
     stamp: u64,
 }
 
-/// Contents that blocks may fall back to: what was there before each write since the last flush.
-#[derive(Debug, Default)]
-struct Cache {
-    older: BTreeMap<u64, Vec<Older>>,
-}
-
-#[derive(Debug)]
-struct Older {
-    /// When it was overwritten.
-    stamp: u64,
-    bytes: Box<[u8]>,
-}
-
-/// Contents remembered per block, the oldest and the latest ones.
-const VERSIONS_MAX: usize = 4;
 /// Ranges with more blocks than this are deallocated or zeroed for good at once: remembering what
 /// was there would take as much memory as the medium.
 const ZERO_BLOCKS_MAX: u64 = 65_536;
@@ -116,8 +111,15 @@ impl SimMedia {
     pub fn new(bytes: MemoryMedia, options: SimOptions) -> Self {
         let rng = SplitMix64::new(options.seed, 0);
         let options = SimOptions { lba_bytes: options.lba_bytes.max(1), ..options };
+        let chance = FaultChance::new(options.seed, options.faults);
         let (pending, cache) = (BTreeMap::new(), Cache::default());
-        Self { bytes, options, rng, pending, cache, stamp: 0 }
+        Self { bytes, options, rng, pending, cache, chance, stamp: 0 }
+    }
+
+    /// The faults that have happened ([`SimOptions::faults`]).
+    #[must_use]
+    pub fn fault_log(&self) -> SimFaultLog {
+        self.chance.log.clone()
     }
 
     /// Blocks whose contents a power loss could still change.
@@ -126,15 +128,41 @@ impl SimMedia {
         self.cache.older.len()
     }
 
-    fn blocks(&self, offset: u64, len: u64) -> std::ops::Range<u64> {
+    fn blocks(&self, offset: u64, len: u64) -> Range<u64> {
         let unit = u64::from(self.options.lba_bytes);
         offset / unit..(offset + len).div_ceil(unit)
     }
 
     fn finish(&mut self, pending: Pending) -> MediaDone {
-        let Pending { op, stamp } = pending;
-        let result = self.execute(&op, stamp);
+        let Pending { mut op, stamp } = pending;
+        let result = match self.corrupt(&mut op) {
+            Ok(true) => self.execute(&op, stamp),
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        };
         op.done(result)
+    }
+
+    /// Has the faults of `op` happen, the loss of a write apart: `false` when nothing of it is left
+    /// to do.
+    fn corrupt(&mut self, op: &mut MediaOp) -> Result<bool, MediaError> {
+        let (unit, capacity) = (u64::from(self.options.lba_bytes), self.capacity_bytes());
+        match op.kind {
+            MediaKind::Write { .. } => {
+                if self.chance.loses_write(op.offset, op.len) {
+                    return Ok(false);
+                }
+                let to = self.chance.misdirects_write(op.offset, op.len, unit, capacity);
+                op.offset = to.unwrap_or(op.offset);
+            }
+            MediaKind::Read => {
+                if let Some(seed) = self.chance.rots(op.offset, op.len) {
+                    self.bytes.rot(op.offset, op.len, seed)?;
+                }
+            }
+            MediaKind::Flush | MediaKind::Deallocate | MediaKind::WriteZeroes => {}
+        }
+        Ok(true)
     }
 
     fn execute(&mut self, op: &MediaOp, submitted: u64) -> Result<(), MediaError> {
@@ -167,7 +195,7 @@ impl SimMedia {
     }
 
     /// Remembers what `blocks` hold, for they are about to be overwritten in the cache.
-    fn remember(&mut self, blocks: std::ops::Range<u64>) -> Result<(), MediaError> {
+    fn remember(&mut self, blocks: Range<u64>) -> Result<(), MediaError> {
         if !self.options.volatile_cache {
             return Ok(());
         }
@@ -177,28 +205,43 @@ impl SimMedia {
             let len = unit.min(self.bytes.capacity_bytes() - start);
             let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)].into_boxed_slice();
             self.bytes.peek(start, &mut bytes)?;
-            let older = self.cache.older.entry(block).or_default();
-            if older.len() == VERSIONS_MAX {
-                older.remove(1);
-            }
-            older.push(Older { stamp: self.stamp, bytes });
+            self.cache.remember(block, self.stamp, bytes);
         }
         Ok(())
     }
 
-    /// A write that power loss met in flight: any of its blocks may have made it.
+    /// An operation that power loss met in flight: any of its blocks may have made it.
     fn tear(&mut self, op: &MediaOp) -> Result<(), MediaError> {
-        let bytes = gather(&op.sg_list);
-        self.stamp += 1;
-        for block in self.blocks(op.offset, op.len) {
-            let unit = u64::from(self.options.lba_bytes);
+        let bytes = match op.kind {
+            MediaKind::Read | MediaKind::Flush => return Ok(()),
+            MediaKind::Write { .. } => gather(&op.sg_list),
+            MediaKind::Deallocate | MediaKind::WriteZeroes => Vec::new(),
+        };
+        let (unit, blocks) = (u64::from(self.options.lba_bytes), self.blocks(op.offset, op.len));
+        if bytes.is_empty() && blocks.end - blocks.start > ZERO_BLOCKS_MAX {
+            return Ok(());
+        }
+        let zeroes = vec![0; if bytes.is_empty() { unit as usize } else { 0 }];
+        for block in blocks {
             let start = op.offset.max(block * unit);
             let end = (op.offset + op.len).min((block + 1) * unit);
             if self.rng.below(2) == 1 {
                 let place = |at: u64| usize::try_from(at - op.offset).unwrap_or(0);
-                self.bytes.poke(start, &bytes[place(start)..place(end)])?;
+                let new = match bytes.get(place(start)..place(end)) {
+                    Some(new) => new,
+                    None => &zeroes[..place(end) - place(start)],
+                };
+                self.replace(start, new)?;
                 self.cache.forget(block..block + 1);
             }
+        }
+        Ok(())
+    }
+
+    /// Power loss leaves `new` at `start`, or a part of it.
+    fn replace(&mut self, start: u64, new: &[u8]) -> Result<(), MediaError> {
+        for part in self.chance.replaced(start, new.len()) {
+            self.bytes.poke(start + part.start as u64, &new[part])?;
         }
         Ok(())
     }
@@ -217,25 +260,6 @@ fn gather(sg_list: &SgList) -> Vec<u8> {
         at += entry.len;
     }
     bytes
-}
-
-impl Cache {
-    fn flush(&mut self, submitted: u64) {
-        self.older.retain(|_, older| {
-            older.retain(|content| content.stamp > submitted);
-            !older.is_empty()
-        });
-    }
-
-    fn forget(&mut self, blocks: std::ops::Range<u64>) {
-        if self.older.is_empty() {
-            return;
-        }
-        let known: Vec<u64> = self.older.range(blocks).map(|(block, _)| *block).collect();
-        for block in known {
-            self.older.remove(&block);
-        }
-    }
 }
 
 impl Media for SimMedia {
@@ -288,17 +312,15 @@ impl Media for SimMedia {
 
     fn power_loss(&mut self) {
         while let Some((_, Pending { op, .. })) = self.pending.pop_first() {
-            if matches!(op.kind, MediaKind::Write { .. })
-                && let Err(error) = self.tear(&op)
-            {
-                tracing::error!(%error, "tearing a write that had been checked failed");
+            if let Err(error) = self.tear(&op) {
+                tracing::error!(%error, "tearing an operation that had been checked failed");
             }
         }
         let unit = u64::from(self.options.lba_bytes);
         for (block, older) in std::mem::take(&mut self.cache.older) {
             let choice = usize::try_from(self.rng.below(older.len() as u64 + 1)).unwrap_or(0);
             if let Some(content) = older.get(choice)
-                && let Err(error) = self.bytes.poke(block * unit, &content.bytes)
+                && let Err(error) = self.replace(block * unit, &content.bytes)
             {
                 tracing::error!(%error, block, "restoring a block failed");
             }

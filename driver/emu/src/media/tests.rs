@@ -1,3 +1,5 @@
+mod sim_faults;
+
 use std::sync::Arc;
 
 use nvme_driver::{DmaMemory, DmaSpace, Iova};

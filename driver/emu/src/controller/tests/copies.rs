@@ -89,7 +89,7 @@ impl Rig {
 fn fixed(ns: u64) -> SimOptions {
     let latency = Latency { min_ns: ns, mean_ns: ns, tail_ns: ns, tail_ppm: 0 };
     let (read, write, flush) = (latency, latency, latency);
-    SimOptions { seed: 1, read, write, flush, volatile_cache: true, lba_bytes: 512 }
+    SimOptions { seed: 1, read, write, flush, lba_bytes: 512, ..SimOptions::default() }
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn fixed(ns: u64) -> Latency {
 /// A host over a medium that takes 1000 ns for everything.
 fn slow(bytes: &MemoryMedia, seed: u64) -> Host {
     let (read, write, flush) = (fixed(1000), fixed(1000), fixed(1000));
-    let options = SimOptions { seed, read, write, flush, volatile_cache: true, lba_bytes: 512 };
+    let options = SimOptions { seed, read, write, flush, lba_bytes: 512, ..SimOptions::default() };
     let medium = SimMedia::new(bytes.clone(), options);
     Host::ready(|mut config| {
         config.namespaces.clear();

@@ -1,0 +1,49 @@
+//! What blocks held before they were overwritten in a volatile cache.
+
+use std::{collections::BTreeMap, ops::Range};
+
+/// Contents remembered per block, the oldest and the latest ones.
+const VERSIONS_MAX: usize = 4;
+
+/// Contents that blocks may fall back to: what was there before each write since the last flush.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    pub(super) older: BTreeMap<u64, Vec<Older>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Older {
+    /// When it was overwritten.
+    stamp: u64,
+    pub(super) bytes: Box<[u8]>,
+}
+
+impl Cache {
+    /// `block` is about to be overwritten, and holds `bytes`.
+    pub(super) fn remember(&mut self, block: u64, stamp: u64, bytes: Box<[u8]>) {
+        let older = self.older.entry(block).or_default();
+        if older.len() == VERSIONS_MAX {
+            older.remove(1);
+        }
+        older.push(Older { stamp, bytes });
+    }
+
+    /// All that was overwritten until then is permanent.
+    pub(super) fn flush(&mut self, submitted: u64) {
+        self.older.retain(|_, older| {
+            older.retain(|content| content.stamp > submitted);
+            !older.is_empty()
+        });
+    }
+
+    /// What `blocks` hold is permanent.
+    pub(super) fn forget(&mut self, blocks: Range<u64>) {
+        if self.older.is_empty() {
+            return;
+        }
+        let known: Vec<u64> = self.older.range(blocks).map(|(block, _)| *block).collect();
+        for block in known {
+            self.older.remove(&block);
+        }
+    }
+}
