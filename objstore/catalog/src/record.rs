@@ -1,0 +1,339 @@
+//! The journal's records: what they say, and their bytes. No other file knows the layout.
+//!
+//! A record is a head of four bytes (kind and length of the body in words of four bytes) and the
+//! body, little-endian. docs/on-disk-format.md has the byte map.
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+use crate::{
+    ids::{FileId, NamespaceId},
+    key::BlockKey,
+};
+
+// `Words` hands out the memory of `u32`s as little-endian ones.
+const _: () = assert!(cfg!(target_endian = "little"), "a big-endian host has to swap the words");
+
+/// Bytes that the label of a namespace may have.
+pub const LABEL_BYTES_MAX: usize = 64;
+
+/// Checksums that a Commit record can carry: its length is counted in words, in 16 bits.
+pub const CHECKSUMS_MAX: usize = u16::MAX as usize - size_of::<CommitBody>() / 4;
+
+/// One change of the catalog.
+///
+/// Replay takes them in order, and later ones win. Because a snapshot is written while changes go
+/// on, a half may tell of an eviction whose file it did not mention before, or of one commit twice:
+/// both have to leave the state that the last record says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// A namespace is new, or any of this has changed.
+    Namespace {
+        /// Its number in the other records.
+        id: NamespaceId,
+        /// What it is found by: a digest of its descriptor.
+        digest: [u8; 32],
+        /// Its epoch.
+        epoch: u64,
+        /// Files that it may have; `None`: no limit. `u32::MAX` means the same.
+        quota_files: Option<u32>,
+        /// Its share when space is short, against that of the others.
+        weight: u32,
+        /// For people: up to [`LABEL_BYTES_MAX`] bytes.
+        label: &'a str,
+    },
+    /// A file holds a block, on all ranks.
+    Commit {
+        /// The file.
+        file: FileId,
+        /// Whose block.
+        namespace: NamespaceId,
+        /// Which block.
+        key: BlockKey,
+        /// CRC-32C of each object, all rows of rank 0 first; empty where the store keeps none.
+        checksums: Words<'a>,
+    },
+    /// These files hold nothing any more.
+    Evict {
+        /// The first.
+        first: FileId,
+        /// How many, in a row.
+        count: u32,
+    },
+    /// A file's block must not be evicted, or may be again.
+    Pin {
+        /// The file.
+        file: FileId,
+        /// Whether it is pinned from now on.
+        pinned: bool,
+    },
+    /// All files of a namespace hold nothing any more.
+    Clear {
+        /// The namespace.
+        namespace: NamespaceId,
+    },
+    /// A namespace has a new epoch: all of its files hold nothing any more.
+    Epoch {
+        /// The namespace.
+        namespace: NamespaceId,
+        /// The new epoch.
+        epoch: u64,
+    },
+}
+
+/// Little-endian words, as a record has them: of any alignment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Words<'a>(&'a [U32]);
+
+impl<'a> Words<'a> {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One after the other.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = u32> + 'a {
+        self.0.iter().map(|word| word.get())
+    }
+}
+
+impl<'a> From<&'a [u32]> for Words<'a> {
+    fn from(words: &'a [u32]) -> Self {
+        Self(<[U32]>::ref_from_bytes(words.as_bytes()).expect("four bytes each, of any alignment"))
+    }
+}
+
+/// Bytes that are no record of this version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// A kind this version does not know.
+    #[error("a record of kind {kind} is unknown here; use the version that wrote this store")]
+    Kind {
+        /// Which.
+        kind: u16,
+    },
+    /// Cut short, or longer than its kind can be.
+    #[error("a record of kind {kind} cannot have {words} words")]
+    Length {
+        /// The kind.
+        kind: u16,
+        /// Length of its body, in words.
+        words: u16,
+    },
+    /// Less than a whole record is left.
+    #[error("{bytes} bytes at the end of a group are no whole record")]
+    Cut {
+        /// Bytes left.
+        bytes: usize,
+    },
+    /// A field has a value that it cannot have.
+    #[error("a record of kind {kind} has an impossible {field}")]
+    Value {
+        /// The kind.
+        kind: u16,
+        /// The field.
+        field: &'static str,
+    },
+}
+
+const NAMESPACE: u16 = 1;
+const COMMIT: u16 = 2;
+const EVICT: u16 = 3;
+const PIN: u16 = 4;
+const CLEAR: u16 = 5;
+const EPOCH: u16 = 6;
+
+macro_rules! wire {
+    ($name:ident, $bytes:literal, { $($field:ident: $type:ty),* $(,)? }) => {
+        #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+        #[repr(C)]
+        struct $name { $($field: $type),* }
+        const _: () = assert!(size_of::<$name>() == $bytes);
+    };
+}
+
+wire!(Head, 4, { kind: U16, words: U16 });
+// The label follows, padded with zeroes to whole words.
+wire!(NamespaceBody, 56, {
+    id: U32, quota_files: U32, weight: U32, label_bytes: U32, digest: [u8; 32], epoch: U64,
+});
+// The checksums follow.
+wire!(CommitBody, 40, { file: U32, namespace: U32, key: [u8; 32] });
+wire!(EvictBody, 8, { first: U32, count: U32 });
+wire!(PinBody, 8, { file: U32, pinned: U32 });
+wire!(ClearBody, 4, { namespace: U32 });
+wire!(EpochBody, 12, { namespace: U32, epoch: U64 });
+
+impl<'a> Record<'a> {
+    /// Appends the record's bytes: a multiple of four.
+    ///
+    /// # Panics
+    /// When a label is longer than [`LABEL_BYTES_MAX`], or there are more checksums than
+    /// [`CHECKSUMS_MAX`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Namespace { id, digest, epoch, quota_files, weight, label } => {
+                assert!(label.len() <= LABEL_BYTES_MAX, "a label of {} bytes", label.len());
+                let body = NamespaceBody {
+                    id: id.0.into(),
+                    quota_files: quota_files.unwrap_or(u32::MAX).into(),
+                    weight: weight.into(),
+                    label_bytes: (label.len() as u32).into(),
+                    digest,
+                    epoch: epoch.into(),
+                };
+                let mut padded = [0; LABEL_BYTES_MAX];
+                padded[..label.len()].copy_from_slice(label.as_bytes());
+                put(out, NAMESPACE, &body, &padded[..label.len().next_multiple_of(4)]);
+            }
+            Self::Commit { file, namespace, key, checksums } => {
+                let body =
+                    CommitBody { file: file.0.into(), namespace: namespace.0.into(), key: key.0 };
+                put(out, COMMIT, &body, checksums.0.as_bytes());
+            }
+            Self::Evict { first, count } => {
+                let body = EvictBody { first: first.0.into(), count: count.into() };
+                put(out, EVICT, &body, &[]);
+            }
+            Self::Pin { file, pinned } => {
+                let body = PinBody { file: file.0.into(), pinned: u32::from(pinned).into() };
+                put(out, PIN, &body, &[]);
+            }
+            Self::Clear { namespace } => {
+                put(out, CLEAR, &ClearBody { namespace: namespace.0.into() }, &[]);
+            }
+            Self::Epoch { namespace, epoch } => {
+                let body = EpochBody { namespace: namespace.0.into(), epoch: epoch.into() };
+                put(out, EPOCH, &body, &[]);
+            }
+        }
+    }
+
+    /// The record at the start of `bytes`, and what follows it.
+    fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), RecordError> {
+        let (head, body, rest) = split(bytes)?;
+        let kind = head.kind.get();
+        let length = || RecordError::Length { kind, words: head.words.get() };
+        let record = match kind {
+            NAMESPACE => namespace(body).ok_or_else(length)??,
+            COMMIT => {
+                let (fixed, words) = CommitBody::ref_from_prefix(body).map_err(|_| length())?;
+                let words = <[U32]>::ref_from_bytes(words).map_err(|_| length())?;
+                Self::Commit {
+                    file: FileId(fixed.file.get()),
+                    namespace: NamespaceId(fixed.namespace.get()),
+                    key: BlockKey(fixed.key),
+                    checksums: Words(words),
+                }
+            }
+            EVICT => {
+                let body = EvictBody::ref_from_bytes(body).map_err(|_| length())?;
+                let (first, count) = (body.first.get(), body.count.get());
+                if count == 0 || first.checked_add(count).is_none() {
+                    return Err(RecordError::Value { kind, field: "range of files" });
+                }
+                Self::Evict { first: FileId(first), count }
+            }
+            PIN => {
+                let body = PinBody::ref_from_bytes(body).map_err(|_| length())?;
+                let pinned = match body.pinned.get() {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(RecordError::Value { kind, field: "pin" }),
+                };
+                Self::Pin { file: FileId(body.file.get()), pinned }
+            }
+            CLEAR => {
+                let body = ClearBody::ref_from_bytes(body).map_err(|_| length())?;
+                Self::Clear { namespace: NamespaceId(body.namespace.get()) }
+            }
+            EPOCH => {
+                let body = EpochBody::ref_from_bytes(body).map_err(|_| length())?;
+                Self::Epoch {
+                    namespace: NamespaceId(body.namespace.get()),
+                    epoch: body.epoch.get(),
+                }
+            }
+            _ => return Err(RecordError::Kind { kind }),
+        };
+        Ok((record, rest))
+    }
+}
+
+fn put<B: IntoBytes + Immutable>(out: &mut Vec<u8>, kind: u16, body: &B, tail: &[u8]) {
+    let words = (size_of::<B>() + tail.len()) / 4;
+    let words = u16::try_from(words).expect("checksums within CHECKSUMS_MAX");
+    out.extend_from_slice(Head { kind: kind.into(), words: words.into() }.as_bytes());
+    out.extend_from_slice(body.as_bytes());
+    out.extend_from_slice(tail);
+}
+
+/// Head and body of the first record, and what follows it.
+fn split(bytes: &[u8]) -> Result<(&Head, &[u8], &[u8]), RecordError> {
+    let cut = RecordError::Cut { bytes: bytes.len() };
+    let (head, rest) = Head::ref_from_prefix(bytes).map_err(|_| cut)?;
+    let (body, rest) = rest.split_at_checked(4 * usize::from(head.words.get())).ok_or(cut)?;
+    Ok((head, body, rest))
+}
+
+/// `None` when the length is wrong.
+fn namespace(body: &[u8]) -> Option<Result<Record<'_>, RecordError>> {
+    let (fixed, padded) = NamespaceBody::ref_from_prefix(body).ok()?;
+    let bytes = fixed.label_bytes.get() as usize;
+    if bytes > LABEL_BYTES_MAX || padded.len() != bytes.next_multiple_of(4) {
+        return None;
+    }
+    let (label, padding) = padded.split_at(bytes);
+    let (Ok(label), true) = (std::str::from_utf8(label), padding.iter().all(|byte| *byte == 0))
+    else {
+        return Some(Err(RecordError::Value { kind: NAMESPACE, field: "label" }));
+    };
+    Some(Ok(Record::Namespace {
+        id: NamespaceId(fixed.id.get()),
+        digest: fixed.digest,
+        epoch: fixed.epoch.get(),
+        quota_files: Some(fixed.quota_files.get()).filter(|files| *files != u32::MAX),
+        weight: fixed.weight.get(),
+        label,
+    }))
+}
+
+/// The records of a group, in order. It ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Records<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Records<'a> {
+    /// The records that `bytes` consists of.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, RecordError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let decoded = Record::decode(self.rest);
+        self.rest = decoded.as_ref().map_or(&[], |(_, rest)| rest);
+        Some(decoded.map(|(record, _)| record))
+    }
+}
+
+#[cfg(test)]
+mod tests;

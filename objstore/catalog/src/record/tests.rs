@@ -1,0 +1,141 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A record that owns what a [`Record`] borrows.
+#[derive(Debug, Clone)]
+struct Owned {
+    kind: u8,
+    numbers: [u32; 4],
+    epoch: u64,
+    digest: [u8; 32],
+    label: String,
+    words: Vec<u32>,
+}
+
+impl Owned {
+    fn record(&self) -> Record<'_> {
+        let [a, b, c, _] = self.numbers;
+        let (file, namespace) = (FileId(a), NamespaceId(b));
+        match self.kind {
+            0 => Record::Namespace {
+                id: namespace,
+                digest: self.digest,
+                epoch: self.epoch,
+                quota_files: Some(a).filter(|_| c % 2 == 0),
+                weight: c,
+                label: &self.label,
+            },
+            1 => Record::Commit {
+                file,
+                namespace,
+                key: BlockKey(self.digest),
+                checksums: self.words.as_slice().into(),
+            },
+            2 => Record::Evict { first: FileId(a / 2), count: 1 + c / 4 },
+            3 => Record::Pin { file, pinned: c % 2 == 0 },
+            4 => Record::Clear { namespace },
+            _ => Record::Epoch { namespace, epoch: self.epoch },
+        }
+    }
+}
+
+fn owned() -> impl Strategy<Value = Owned> {
+    let words = proptest::collection::vec(any::<u32>(), 0..40);
+    (0u8..6, any::<[u32; 4]>(), any::<u64>(), any::<[u8; 32]>(), "\\PC{0,16}", words).prop_map(
+        |(kind, numbers, epoch, digest, label, words)| Owned {
+            kind,
+            numbers: numbers.map(|n| n.min(u32::MAX - 1)),
+            epoch,
+            digest,
+            label,
+            words,
+        },
+    )
+}
+
+fn encode(records: &[Owned]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    records.iter().for_each(|owned| owned.record().encode(&mut bytes));
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn what_was_encoded_is_decoded(records in proptest::collection::vec(owned(), 0..20)) {
+        // One byte further, so that nothing is aligned.
+        let bytes = [&[0], encode(&records).as_slice()].concat();
+        let decoded: Result<Vec<_>, _> = Records::new(&bytes[1..]).collect();
+        let expected: Vec<_> = records.iter().map(Owned::record).collect();
+        prop_assert_eq!(decoded.unwrap(), expected);
+    }
+
+    /// A group's CRC keeps such bytes away; if they come nevertheless, nothing breaks, and the
+    /// records before them are not touched.
+    #[test]
+    fn changed_bytes_never_panic(
+        records in proptest::collection::vec(owned(), 1..8),
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = encode(&records);
+        let mut first = bytes.len();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+            first = first.min(at);
+        }
+        bytes.truncate(cut.index(bytes.len()) + 1);
+        let mut end = 0;
+        let mut decoded = Records::new(&bytes);
+        for owned in &records {
+            end += encode(std::slice::from_ref(owned)).len();
+            if end > first.min(bytes.len()) {
+                break;
+            }
+            prop_assert_eq!(decoded.next(), Some(Ok(owned.record())));
+        }
+        for record in decoded.flatten() {
+            let mut again = Vec::new();
+            record.encode(&mut again);
+            prop_assert!(again.len().is_multiple_of(4));
+        }
+    }
+}
+
+#[test]
+fn impossible_values_are_refused() {
+    let body = |kind: u16, words: &[u32]| {
+        let mut bytes = Vec::new();
+        put(&mut bytes, kind, &[0u32; 0], words.as_bytes());
+        Records::new(&bytes).next().unwrap().map(|_| ()).unwrap_err()
+    };
+    assert_eq!(body(9, &[]), RecordError::Kind { kind: 9 });
+    assert_eq!(body(EVICT, &[0]), RecordError::Length { kind: EVICT, words: 1 });
+    for words in [[0, 0], [u32::MAX, 1]] {
+        assert_eq!(
+            body(EVICT, &words),
+            RecordError::Value { kind: EVICT, field: "range of files" }
+        );
+    }
+    assert_eq!(body(PIN, &[0, 2]), RecordError::Value { kind: PIN, field: "pin" });
+    let mut label = [0u32; 15];
+    (label[3], label[14]) = (1, 0x0100_0061);
+    assert_eq!(body(NAMESPACE, &label), RecordError::Value { kind: NAMESPACE, field: "label" });
+    assert_eq!(Records::new(&[1, 0, 0]).next(), Some(Err(RecordError::Cut { bytes: 3 })));
+}
+
+#[test]
+fn the_largest_commit_can_be_written_and_read() {
+    let words = vec![7; CHECKSUMS_MAX];
+    let commit = Record::Commit {
+        file: FileId(1),
+        namespace: NamespaceId(2),
+        key: BlockKey([3; 32]),
+        checksums: words.as_slice().into(),
+    };
+    let mut bytes = Vec::new();
+    commit.encode(&mut bytes);
+    assert_eq!(bytes.len(), 4 * (usize::from(u16::MAX) + 1));
+    assert_eq!(Records::new(&bytes).collect::<Vec<_>>(), [Ok(commit)]);
+}
