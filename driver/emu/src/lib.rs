@@ -24,6 +24,7 @@
 //! - [`SimMedia`] loses what power loss takes from a volatile cache, and has faults of its own that
 //!   no command shows ([`SimFaults`]). A [`PowerSwitch`] cuts the power of several controllers at
 //!   once, at a moment that can be counted and chosen; the bytes below outlive them.
+//! - [`FtlMedia`] over another medium counts what a drive's flash translation layer would write.
 //!
 //! # Invariants
 //!
@@ -78,8 +79,9 @@ pub use fault::{
 };
 pub use interrupt::Interrupts;
 pub use media::{
-    DataFault, FileMedia, FileOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp,
-    MemoryMedia, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions,
+    DataFault, FileMedia, FileOptions, FtlCounters, FtlMedia, FtlMeter, FtlOptions, Latency, Media,
+    MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia, SimFault, SimFaultKind, SimFaultLog,
+    SimFaults, SimMedia, SimOptions,
 };
 pub use power::PowerSwitch;
 pub use progress::{EmuCounters, Progress};

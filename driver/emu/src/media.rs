@@ -4,6 +4,7 @@
 //! the controller: it has no threads, and is told the time.
 
 mod file;
+mod ftl;
 mod gpu_copies;
 mod memory;
 mod overlay;
@@ -15,6 +16,7 @@ use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos, wait_until};
 
 pub use self::{
     file::{FileMedia, FileOptions},
+    ftl::{FtlCounters, FtlMedia, FtlMeter, FtlOptions},
     memory::MemoryMedia,
     overlay::DataFault,
     sim::{Latency, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions},
@@ -87,6 +89,8 @@ pub struct MediaOp {
     pub len: u64,
     /// Memory of a read or write, `len` bytes together; else empty. Travels to [`MediaDone`].
     pub sg_list: SgList,
+    /// Placement handle of a write (Flexible Data Placement). Writes that name none have 0.
+    pub placement: u16,
     /// What the overlay does wrong with this operation. Media ignore it.
     pub fault: DataFault,
 }

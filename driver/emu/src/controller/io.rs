@@ -118,7 +118,7 @@ impl Controller {
             return Err(status);
         }
         let token = self.commands.next_token();
-        let op = MediaOp { token, kind, offset, len, sg_list, fault };
+        let op = MediaOp { token, kind, offset, len, sg_list, placement: 0, fault };
         Ok(match namespace.submit(op, now) {
             Some(mut done) => {
                 let outcome = outcome(sqe.opcode, &done, bytes);
@@ -203,7 +203,8 @@ impl Controller {
         for (index, kind, offset, len) in operations {
             // Without memory, and yet from the pool: what media give back goes there.
             let sg_list = self.spare.pop().unwrap_or_default();
-            let op = MediaOp { token, kind, offset, len, sg_list, fault: DataFault::None };
+            let fault = DataFault::None;
+            let op = MediaOp { token, kind, offset, len, sg_list, placement: 0, fault };
             match self.namespaces[index].submit(op, now) {
                 None => pending += 1,
                 Some(done) => {

@@ -290,6 +290,7 @@ impl Controller {
                 offset: 0,
                 len: 0,
                 sg_list: self.spare.pop().unwrap_or_default(),
+                placement: 0,
                 fault: DataFault::None,
             };
             self.spare.extend(namespace.submit(op, now).map(|done| done.sg_list));

@@ -35,7 +35,8 @@ impl Rig {
 
     fn op(&mut self, kind: MediaKind, offset: u64, len: u64, sg_list: SgList) -> MediaOp {
         self.token += 1;
-        MediaOp { token: self.token, kind, offset, len, sg_list, fault: DataFault::None }
+        let (token, placement, fault) = (self.token, 0, DataFault::None);
+        MediaOp { token, kind, offset, len, sg_list, placement, fault }
     }
 
     fn wait(&mut self, first: Option<MediaDone>) -> MediaDone {
@@ -330,7 +331,8 @@ fn a_flush_covers_what_had_finished_when_it_was_submitted() {
     let mut submit = |kind, at, now| {
         let sg_list = rig.sg_list(&[(Some(0), if kind == MediaKind::Flush { 0 } else { 512 })]);
         let len = sg_list.bytes();
-        let op = MediaOp { token: now, kind, offset: at, len, sg_list, fault: DataFault::None };
+        let (offset, placement, fault) = (at, 0, DataFault::None);
+        let op = MediaOp { token: now, kind, offset, len, sg_list, placement, fault };
         assert!(sim.submit(op, Nanos(now)).is_none());
         let mut done = Vec::new();
         sim.poll(Nanos(now + 100), &mut done);
@@ -406,6 +408,7 @@ fn bad_operations_move_nothing() {
         Rig::new(MemoryMedia::new(CAPACITY).unwrap()),
         Rig::new(sim),
         Rig::new(file),
+        Rig::new(FtlMedia::new(MemoryMedia::new(CAPACITY).unwrap(), FtlOptions::default())),
         Rig::new(Overlay::new(Box::new(MemoryMedia::new(CAPACITY).unwrap()))),
     ] {
         let error = rig.read(CAPACITY - 512, 1024).unwrap_err();

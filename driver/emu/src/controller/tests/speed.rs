@@ -96,6 +96,7 @@ fn copies(host: &Host, media: &mut MemoryMedia, base: u64, size: u64, medium: u6
             offset: place,
             len: size,
             sg_list,
+            placement: 0,
             fault: DataFault::None,
         };
         sg_list = media.submit(op, Nanos(0)).unwrap().sg_list;

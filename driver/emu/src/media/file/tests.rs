@@ -25,7 +25,7 @@ fn reading() -> (FileMedia, PipeWriter) {
     let mut sg_list = SgList::new();
     domain.access().push(&mut sg_list, memory.segments()[0].iova, BLOCK).unwrap();
     let (kind, len, fault) = (MediaKind::Read, BLOCK as u64, DataFault::None);
-    let op = MediaOp { token: 1, kind, offset: 0, len, sg_list, fault };
+    let op = MediaOp { token: 1, kind, offset: 0, len, sg_list, placement: 0, fault };
     assert!(media.submit(op, Nanos(0)).is_none());
     media.poll(Nanos(0), &mut Vec::new());
     (media, writer)

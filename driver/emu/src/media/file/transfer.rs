@@ -192,7 +192,8 @@ mod tests {
             domain.access().push(&mut sg_list, iova, *len).unwrap();
         }
         let len = sg_list.bytes();
-        MediaOp { token: 0, kind, offset: 0, len, sg_list, fault: DataFault::None }
+        let fault = DataFault::None;
+        MediaOp { token: 0, kind, offset: 0, len, sg_list, placement: 0, fault }
     }
 
     fn straight(op: &MediaOp, bounce: bool) -> (bool, usize) {
