@@ -33,6 +33,25 @@ impl FilePool {
         pool
     }
 
+    /// A pool of one file for each item, of which those that are not used are free.
+    #[must_use]
+    pub fn from_used(used: impl Iterator<Item = bool>) -> Self {
+        let (mut files, mut free) = (0, 0);
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for used in used {
+            if !used {
+                free += 1;
+                match runs.last_mut() {
+                    Some((start, len)) if *start + *len == files => *len += 1,
+                    _ => runs.push((files, 1)),
+                }
+            }
+            files += 1;
+        }
+        let by_len = runs.iter().map(|(start, len)| (*len, *start)).collect();
+        Self { files, free, by_start: runs.into_iter().collect(), by_len }
+    }
+
     /// Files in all.
     #[must_use]
     pub fn files(&self) -> u32 {

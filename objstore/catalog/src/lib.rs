@@ -14,21 +14,30 @@
 //! - A journal: the index lives in memory.
 
 mod block_io;
+mod catalog;
 mod error;
 mod file_pool;
 mod ids;
 mod index;
 mod key;
 mod layout;
+mod namespace;
+mod policy;
 mod record;
 mod shape;
 
 pub use block_io::{BlockAction, BlockError, BlockIo};
+pub use catalog::{
+    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Reference, ReferenceId, Reported,
+    SnapshotCursor, Usage, Write, WriteId,
+};
 pub use error::LayoutError;
 pub use file_pool::FilePool;
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};
 pub use index::{Found, Index, IndexCounts, Position};
 pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
+pub use namespace::Namespace;
+pub use policy::{Lru, Policy};
 pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, Words};
 pub use shape::{KvShape, ROWS_MAX};

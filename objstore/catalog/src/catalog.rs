@@ -1,0 +1,407 @@
+//! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
+//!
+//! The catalog does no I/O and waits for nothing. What it decides it also says as journal records
+//! ([`Catalog::pending`]); what must not happen before a record is durable waits for
+//! [`Catalog::durable`]. It knows neither time nor chance: both are arguments.
+//!
+//! ```text
+//!   lookup(keys) -> length                       begin(keys) -> Write { files }
+//!   acquire(keys) -> Reference { files }           every rank writes and flushes its part
+//!     every rank reads its part                  written(write, rank) -> Reported
+//!   release(reference)                           commit(write) -> Lsn    after the last rank
+//! ```
+//!
+//! # Life of a file
+//! free -> writing ([`Catalog::begin`]) -> stored ([`Catalog::commit`]) -> limbo (evicted or
+//! dropped, until the journal has it) -> free. A file that is dropped while somebody uses it is
+//! doomed first: no lookup finds it, and it goes to limbo with its last reference.
+
+mod drop;
+mod entry;
+mod error;
+mod handle;
+mod log;
+mod recovery;
+mod sharing;
+mod table;
+mod usage;
+mod write;
+
+use std::collections::HashMap;
+
+pub use error::CatalogError;
+pub use log::Group;
+pub use recovery::SnapshotCursor;
+pub use usage::{CatalogCounts, Usage};
+pub use write::{Reported, Write, WriteId};
+
+use self::{
+    drop::Sweep,
+    entry::{Entry, Space, State},
+    handle::Handles,
+    log::Log,
+    sharing::Tenant,
+    table::KeyTable,
+    write::Writing,
+};
+use crate::{
+    file_pool::FilePool,
+    ids::{FileId, Lsn, NamespaceId},
+    index::Found,
+    key::BlockKey,
+    policy::{Lru, Policy},
+};
+
+/// Keys of which the cache misses overlap: about what a core has in flight at once.
+const BATCH: usize = 16;
+
+/// What a catalog is made with.
+#[derive(Debug, Clone)]
+pub struct CatalogConfig {
+    /// Files of the store.
+    pub files: u32,
+    /// Ranks that have to report before a write is committed; at least one.
+    pub ranks: u32,
+    /// Checksums of a file, over all ranks: `ranks * rows`, or 0 where none are kept.
+    pub words_per_file: u32,
+    /// Whether records are made. Without a journal, files are free as soon as they are dropped.
+    pub journal: bool,
+    /// Files that [`Catalog::wants_space`] keeps free ahead, but at most one in 64.
+    pub files_ahead: u32,
+    /// Makes it unpredictable which keys share a slot of the hash table.
+    pub seed: u64,
+}
+
+/// A reference on files, for as long as they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReferenceId(pub u64);
+
+/// Files that are neither evicted nor reused until the reference is given back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    /// To give it back with [`Catalog::release`].
+    pub id: ReferenceId,
+    /// The files, one for each key of the prefix.
+    pub files: Vec<FileId>,
+}
+
+#[derive(Debug)]
+struct Held {
+    namespace: NamespaceId,
+    files: Vec<FileId>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Catalog {
+    config: CatalogConfig,
+    entries: Vec<Entry>,
+    table: KeyTable,
+    /// `words_per_file` of each file, in one array: a file's are never moved or freed alone, and
+    /// pages that no file has used cost nothing.
+    checksums: Vec<u32>,
+    pool: FilePool,
+    policy: Box<dyn Policy>,
+    namespaces: Vec<Tenant>,
+    by_digest: HashMap<[u8; 32], NamespaceId>,
+    spaces: Vec<Space>,
+    /// Numbers of spaces that no entry has any more.
+    spare_spaces: Vec<u32>,
+    sweep: Sweep,
+    references: Handles<Held>,
+    writes: Handles<Writing>,
+    log: Log,
+    /// Records were applied, and the free files are not known yet.
+    recovering: bool,
+}
+
+impl Catalog {
+    /// An empty catalog.
+    ///
+    /// # Panics
+    /// When there is no rank, when `words_per_file` is no multiple of the ranks, or with
+    /// `u32::MAX` files.
+    #[must_use]
+    pub fn new(config: CatalogConfig) -> Self {
+        let CatalogConfig { files, ranks, words_per_file, .. } = config;
+        assert!(ranks > 0, "a store has one rank at least");
+        assert!(words_per_file.is_multiple_of(ranks), "every rank has the same rows");
+        assert_ne!(files, u32::MAX, "one number is needed for \"none\"");
+        Self {
+            entries: vec![Entry::FREE; files as usize],
+            table: KeyTable::new(files, config.seed),
+            checksums: vec![0; files as usize * words_per_file as usize],
+            pool: FilePool::new(files),
+            policy: Box::new(Lru::new(files)),
+            namespaces: Vec::new(),
+            by_digest: HashMap::new(),
+            spaces: Vec::new(),
+            spare_spaces: Vec::new(),
+            sweep: Sweep::default(),
+            references: Handles::new(),
+            writes: Handles::new(),
+            log: Log::new(config.journal),
+            recovering: false,
+            config,
+        }
+    }
+
+    /// How many leading `keys` are stored. Has no effect at all.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`].
+    pub fn lookup(&self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<usize, CatalogError> {
+        let space = self.tenant(namespace)?.space;
+        let mut hits = 0;
+        for batch in keys.chunks(BATCH) {
+            let found = self.find_batch(space, batch);
+            let stored = |file: &Option<FileId>| file.is_some_and(|file| self.is_stored(file));
+            let run = found[..batch.len()].iter().take_while(|file| stored(file)).count();
+            hits += run;
+            if run < batch.len() {
+                break;
+            }
+        }
+        Ok(hits)
+    }
+
+    /// The longest stored prefix of `keys`, with a reference on each of its files until
+    /// [`Catalog::release`]. This is what counts as a use. An empty prefix has an id, too.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`].
+    pub fn acquire(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Reference, CatalogError> {
+        let space = self.tenant(namespace)?.space;
+        let mut files = Vec::with_capacity(keys.len());
+        'keys: for batch in keys.chunks(BATCH) {
+            let found = self.find_batch(space, batch);
+            for file in &found[..batch.len()] {
+                match *file {
+                    Some(file) if self.is_stored(file) => files.push(file),
+                    _ => break 'keys,
+                }
+            }
+        }
+        for file in files.iter().rev() {
+            self.refer(*file);
+            self.touch(namespace, *file);
+        }
+        let tenant = &mut self.namespaces[namespace.0 as usize];
+        tenant.asked += keys.len() as u64;
+        tenant.hits += files.len() as u64;
+        let held = Held { namespace, files: files.clone() };
+        Ok(Reference { id: ReferenceId(self.references.insert(held)), files })
+    }
+
+    /// A reference of its own on some files of another one, by position: for a transfer that may
+    /// outlive the prefix it was made from.
+    ///
+    /// # Errors
+    /// [`CatalogError::Reference`]; [`CatalogError::Positions`] beyond its end;
+    /// [`CatalogError::Dropped`] when a file has lost its key meanwhile.
+    pub fn share(
+        &mut self,
+        id: ReferenceId,
+        positions: std::ops::Range<usize>,
+    ) -> Result<Reference, CatalogError> {
+        let held = self.references.get(id.0).ok_or(CatalogError::Reference { id })?;
+        let Some(files) = held.files.get(positions.clone()) else {
+            let there_are = held.files.len();
+            return Err(CatalogError::Positions { end: positions.end, there_are });
+        };
+        if let Some(at) = files.iter().position(|file| !self.is_stored(*file)) {
+            let (position, file) = (positions.start + at, files[at]);
+            return Err(CatalogError::Dropped { position, file });
+        }
+        let held = Held { namespace: held.namespace, files: files.to_vec() };
+        let files = held.files.clone();
+        files.iter().for_each(|file| self.refer(*file));
+        Ok(Reference { id: ReferenceId(self.references.insert(held)), files })
+    }
+
+    /// Gives a reference back.
+    ///
+    /// # Errors
+    /// [`CatalogError::Reference`] when it was given back before, or never was one.
+    pub fn release(&mut self, id: ReferenceId) -> Result<(), CatalogError> {
+        let held = self.references.remove(id.0).ok_or(CatalogError::Reference { id })?;
+        for file in held.files.iter().rev() {
+            self.let_go(*file);
+        }
+        Ok(())
+    }
+
+    /// Where a key is.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`].
+    pub fn find(
+        &self,
+        namespace: NamespaceId,
+        key: &BlockKey,
+    ) -> Result<Option<Found>, CatalogError> {
+        let space = self.tenant(namespace)?.space;
+        let [found, ..] = self.find_batch(space, std::slice::from_ref(key));
+        Ok(found.map(|file| match self.entry(file).state {
+            State::Writing => Found::Writing(file),
+            _ => Found::Stored(file),
+        }))
+    }
+
+    /// Whether `file` holds a committed block that lookups can find.
+    #[must_use]
+    pub fn is_stored(&self, file: FileId) -> bool {
+        let entry = self.entry(file);
+        entry.state == State::Stored && self.is_current(entry.space)
+    }
+
+    /// The checksums of a file's objects, all rows of rank 0 first; empty where none are kept.
+    /// What they say holds only for a file that is referenced.
+    #[must_use]
+    pub fn checksums(&self, file: FileId) -> &[u32] {
+        let words = self.config.words_per_file as usize;
+        &self.checksums[file.at() * words..][..words]
+    }
+
+    /// Keeps the stored ones of `keys` from being evicted. Says how many they are.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`].
+    pub fn pin(&mut self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<u32, CatalogError> {
+        self.set_pins(namespace, keys, true)
+    }
+
+    /// The opposite. Says how many of `keys` are stored.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`].
+    pub fn unpin(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<u32, CatalogError> {
+        self.set_pins(namespace, keys, false)
+    }
+
+    fn set_pins(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+        pinned: bool,
+    ) -> Result<u32, CatalogError> {
+        let files = self.stored_files(namespace, keys)?;
+        for file in files.iter().rev() {
+            self.set_pin(*file, pinned);
+        }
+        Ok(files.len() as u32)
+    }
+
+    fn set_pin(&mut self, file: FileId, pinned: bool) {
+        let Entry { space, pinned: before, .. } = *self.entry(file);
+        if before == pinned {
+            return;
+        }
+        let namespace = self.spaces[space as usize].namespace;
+        match pinned {
+            true => self.policy.remove(namespace, file),
+            false => self.policy.insert(namespace, file),
+        }
+        self.change(file, |entry| entry.pinned = pinned);
+        self.log.push(&crate::record::Record::Pin { file, pinned });
+    }
+
+    /// The records to be written next, as one group of at most `max_bytes` (or one record). They
+    /// are handed out once: when they cannot be written, the store has to become read-only.
+    pub fn pending(&mut self, max_bytes: usize) -> Option<Group> {
+        self.log.pending(max_bytes)
+    }
+
+    /// The record that was made last: once the journal has got there, all that was done so far is
+    /// durable.
+    #[must_use]
+    pub fn last_lsn(&self) -> Lsn {
+        self.log.last()
+    }
+
+    /// All records up to `lsn` are durable: files that waited for them are free.
+    pub fn durable(&mut self, lsn: Lsn) {
+        self.log.durable(lsn);
+        while let Some(file) = self.log.leave_limbo() {
+            self.pool.free(file);
+        }
+    }
+
+    /// The files of those `keys` that are stored.
+    fn stored_files(
+        &self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Vec<FileId>, CatalogError> {
+        let space = self.tenant(namespace)?.space;
+        let mut files = Vec::with_capacity(keys.len());
+        for batch in keys.chunks(BATCH) {
+            let found = self.find_batch(space, batch);
+            files.extend(found.into_iter().flatten().filter(|file| self.is_stored(*file)));
+        }
+        Ok(files)
+    }
+
+    /// Where up to [`BATCH`] keys are. Hashing all of them first lets their cache misses overlap.
+    fn find_batch(&self, space: u32, keys: &[BlockKey]) -> [Option<FileId>; BATCH] {
+        let mut hashes = [0; BATCH];
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.table.hash(space, key);
+        }
+        let mut found = [None; BATCH];
+        for ((found, hash), key) in found.iter_mut().zip(hashes).zip(keys) {
+            *found = self.table.find(hash, |file| {
+                let entry = self.entry(file);
+                entry.key == *key && entry.space == space
+            });
+        }
+        found
+    }
+
+    fn entry(&self, file: FileId) -> &Entry {
+        &self.entries[file.at()]
+    }
+
+    fn is_current(&self, space: u32) -> bool {
+        self.namespaces[self.spaces[space as usize].namespace as usize].space == space
+    }
+
+    /// Every change of an entry goes through here, so that the counts follow from it.
+    fn change(&mut self, file: FileId, change: impl FnOnce(&mut Entry)) {
+        let entry = &mut self.entries[file.at()];
+        let before = *entry;
+        change(entry);
+        self.spaces[before.space as usize].count(&before, false);
+        self.spaces[entry.space as usize].count(entry, true);
+    }
+
+    fn refer(&mut self, file: FileId) {
+        self.change(file, |entry| entry.refs += 1);
+    }
+
+    /// Tells the policy of a use, unless it does not have the file.
+    fn touch(&mut self, namespace: NamespaceId, file: FileId) {
+        let entry = self.entry(file);
+        if entry.state == State::Stored && !entry.pinned && self.is_current(entry.space) {
+            self.policy.touch(namespace.0, file);
+        }
+    }
+
+    fn let_go(&mut self, file: FileId) {
+        self.change(file, |entry| entry.refs -= 1);
+        if self.entry(file).refs == 0 && self.entry(file).state == State::Doomed {
+            self.set_free(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

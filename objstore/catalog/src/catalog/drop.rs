@@ -1,0 +1,246 @@
+//! Ways a block leaves: evicted, removed, lost, or with all of its namespace.
+
+use super::{Catalog, CatalogError, State};
+use crate::{
+    ids::{FileId, NamespaceId},
+    key::BlockKey,
+    record::Record,
+};
+
+/// Entries that one call looks at for files of cleared namespaces: some hundred microseconds.
+const SWEEP_ENTRIES: u32 = 1 << 16;
+
+/// Where the search for files of cleared namespaces is.
+#[derive(Debug, Default)]
+pub struct Sweep {
+    next: u32,
+    /// Entries to look at before all has been seen.
+    left: u32,
+}
+
+impl Catalog {
+    /// Evicts up to `files` files: of one namespace, or of those that should have least, files of
+    /// cleared namespaces first. Says how many there were. They are free once the journal has got
+    /// to [`Catalog::last_lsn`].
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    pub fn evict(
+        &mut self,
+        namespace: Option<NamespaceId>,
+        files: u32,
+    ) -> Result<u32, CatalogError> {
+        self.check_recovered()?;
+        match namespace {
+            Some(namespace) => {
+                self.tenant(namespace)?;
+                Ok(self.evict_from(namespace, files))
+            }
+            None => {
+                let swept = self.sweep(files, SWEEP_ENTRIES);
+                Ok(swept + self.evict_any(files - swept))
+            }
+        }
+    }
+
+    /// How many files should be evicted now, so that the next writes find free ones and do not
+    /// have to wait for the journal.
+    #[must_use]
+    pub fn wants_space(&self) -> u32 {
+        if !self.config.journal {
+            return 0;
+        }
+        let ahead = (self.config.files / 64).min(self.config.files_ahead);
+        ahead.saturating_sub(self.pool.free_files() + self.log.limbo())
+    }
+
+    /// Drops the stored ones of `keys`, pinned or not. Says how many they are.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    pub fn remove(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<u32, CatalogError> {
+        self.check_recovered()?;
+        let mut files = self.stored_files(namespace, keys)?;
+        files.sort_unstable();
+        files.dedup();
+        self.drop_files(&files);
+        Ok(files.len() as u32)
+    }
+
+    /// A file could not be read, or not what was written: its key is a miss from now on. Does
+    /// nothing to a file that lookups do not find anyway.
+    pub fn lost(&mut self, file: FileId) {
+        if self.entries.get(file.at()).is_some() && self.is_stored(file) {
+            self.drop_files(&[file]);
+        }
+    }
+
+    /// Drops all blocks of a namespace at once, pinned ones and those being written included.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    pub fn clear(&mut self, namespace: NamespaceId) -> Result<(), CatalogError> {
+        self.check_recovered()?;
+        self.tenant(namespace)?;
+        self.forget(namespace);
+        self.log.push(&Record::Clear { namespace });
+        Ok(())
+    }
+
+    /// The same, for good: what was computed before (with other weights, say) never matches
+    /// again. Returns the new epoch.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    pub fn bump_epoch(&mut self, namespace: NamespaceId) -> Result<u64, CatalogError> {
+        self.check_recovered()?;
+        let epoch = self.tenant(namespace)?.epoch + 1;
+        self.forget(namespace);
+        self.namespaces[namespace.0 as usize].epoch = epoch;
+        self.log.push(&Record::Epoch { namespace, epoch });
+        Ok(epoch)
+    }
+
+    /// Makes everything a namespace has a miss.
+    pub(super) fn forget(&mut self, namespace: NamespaceId) {
+        let before = self.namespaces[namespace.0 as usize].space;
+        if self.spaces[before as usize].is_empty() {
+            return;
+        }
+        let space = self.new_space(namespace);
+        let tenant = &mut self.namespaces[namespace.0 as usize];
+        tenant.space = space;
+        tenant.former.push(before);
+        self.policy.clear(namespace.0);
+        self.sweep.left = self.config.files;
+    }
+
+    pub(super) fn evict_any(&mut self, files: u32) -> u32 {
+        let mut victims = Vec::new();
+        while victims.len() < files as usize {
+            let candidates = self.namespaces.iter().enumerate().filter_map(|(at, tenant)| {
+                let space = &self.spaces[tenant.space as usize];
+                let share = (u64::from(space.stored) << 32) / u64::from(tenant.weight);
+                (space.evictable > 0).then_some((share, at))
+            });
+            let Some((_, at)) = candidates.max() else { break };
+            let Some(file) = self.take_victim(NamespaceId(at as u32)) else { break };
+            victims.push(file);
+        }
+        self.log_evicted(&mut victims)
+    }
+
+    pub(super) fn evict_from(&mut self, namespace: NamespaceId, files: u32) -> u32 {
+        let victims = (0..files).map_while(|_| self.take_victim(namespace));
+        let mut victims: Vec<FileId> = victims.collect();
+        self.log_evicted(&mut victims)
+    }
+
+    fn take_victim(&mut self, namespace: NamespaceId) -> Option<FileId> {
+        let tenant = &mut self.namespaces[namespace.0 as usize];
+        if self.spaces[tenant.space as usize].evictable == 0 {
+            return None;
+        }
+        let entries = &self.entries;
+        let file = self.policy.evict(namespace.0, &|file| entries[file.at()].refs == 0)?;
+        tenant.evicted += 1;
+        self.take_key(file);
+        self.change(file, |entry| entry.state = State::Doomed);
+        Some(file)
+    }
+
+    /// Makes the records for files that lost their keys, and lets them go.
+    fn log_evicted(&mut self, files: &mut [FileId]) -> u32 {
+        files.sort_unstable();
+        for run in files.chunk_by(|a, b| a.0 + 1 == b.0) {
+            self.log.push(&Record::Evict { first: run[0], count: run.len() as u32 });
+        }
+        for file in files.iter() {
+            if self.entry(*file).refs == 0 {
+                self.set_free(*file);
+            }
+        }
+        files.len() as u32
+    }
+
+    fn drop_files(&mut self, files: &[FileId]) {
+        for file in files {
+            let entry = *self.entry(*file);
+            if !entry.pinned {
+                self.policy.remove(self.spaces[entry.space as usize].namespace, *file);
+            }
+            self.take_key(*file);
+            self.change(*file, |entry| entry.state = State::Doomed);
+        }
+        self.log_evicted(&mut files.to_vec());
+    }
+
+    /// Takes a file out of the hash table.
+    pub(super) fn take_key(&mut self, file: FileId) {
+        let entry = self.entry(file);
+        self.table.remove(self.table.hash(entry.space, &entry.key), file);
+    }
+
+    /// A doomed file that nobody uses any more goes to limbo, or at once.
+    pub(super) fn set_free(&mut self, file: FileId) {
+        self.reset(file);
+        if self.log.retire(file) {
+            self.pool.free(file);
+        }
+    }
+
+    /// Makes a file's entry that of a free one.
+    pub(super) fn reset(&mut self, file: FileId) {
+        let space = self.entry(file).space;
+        self.change(file, |entry| {
+            (entry.state, entry.pinned) = (State::Free, false);
+        });
+        if self.spaces[space as usize].is_empty() && !self.is_current(space) {
+            let namespace = self.spaces[space as usize].namespace;
+            self.namespaces[namespace as usize].former.retain(|former| *former != space);
+            self.spare_spaces.push(space);
+        }
+    }
+
+    /// Looks for files of cleared namespaces, until `wanted` of them are free or in limbo. Says
+    /// how many are.
+    pub(super) fn sweep(&mut self, wanted: u32, entries: u32) -> u32 {
+        let mut found = 0;
+        for _ in 0..entries.min(self.sweep.left) {
+            if found >= wanted {
+                break;
+            }
+            let file = FileId(self.sweep.next);
+            self.sweep.left -= 1;
+            self.sweep.next = (self.sweep.next + 1) % self.config.files;
+            let entry = *self.entry(file);
+            if entry.state != State::Stored || self.is_current(entry.space) {
+                continue;
+            }
+            self.take_key(file);
+            self.change(file, |entry| entry.state = State::Doomed);
+            if entry.refs == 0 {
+                self.set_free(file);
+                found += 1;
+            }
+        }
+        found
+    }
+
+    /// Makes sure that `files` files are free, or will be once the journal has got on: takes
+    /// those of cleared namespaces first.
+    pub(super) fn make_room(&mut self, files: u32) {
+        let missing =
+            |catalog: &Self| files.saturating_sub(catalog.pool.free_files() + catalog.log.limbo());
+        if missing(self) > 0 {
+            self.sweep(missing(self), SWEEP_ENTRIES);
+        }
+        if missing(self) > 0 {
+            self.evict_any(missing(self));
+        }
+    }
+}

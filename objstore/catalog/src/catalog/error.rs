@@ -1,0 +1,112 @@
+//! What a catalog refuses.
+
+use super::{ReferenceId, WriteId};
+use crate::{
+    ids::{FileId, NamespaceId},
+    key::BlockKey,
+};
+
+/// A catalog refuses. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogError {
+    /// A namespace that was never registered.
+    #[error("namespace {namespace} is unknown; register its descriptor first")]
+    Namespace {
+        /// The namespace.
+        namespace: NamespaceId,
+    },
+    /// A namespace's label is too long.
+    #[error("a namespace's label has {bytes} bytes; give at most {max}")]
+    Label {
+        /// Bytes given.
+        bytes: usize,
+        /// Bytes allowed.
+        max: usize,
+    },
+    /// A weight of zero would never be given space.
+    #[error("a namespace's weight is zero; give at least 1")]
+    Weight,
+    /// A reference that was given back, or never was.
+    #[error("reference {:#x} is unknown: it was given back before, or is another catalog's", id.0)]
+    Reference {
+        /// The reference.
+        id: ReferenceId,
+    },
+    /// A write that ended, or never was.
+    #[error("write {:#x} is unknown: it ended before, or is another catalog's", id.0)]
+    Write {
+        /// The write.
+        id: WriteId,
+    },
+    /// Positions beyond the end of a reference.
+    #[error("positions up to {end} were asked for, but the reference has {there_are} files")]
+    Positions {
+        /// End of the range asked for.
+        end: usize,
+        /// Files of the reference.
+        there_are: usize,
+    },
+    /// A file lost its key after it was acquired.
+    #[error("block {position} (file {file}) was dropped after it was acquired; look up again")]
+    Dropped {
+        /// Position in the reference.
+        position: usize,
+        /// The file.
+        file: FileId,
+    },
+    /// A rank that does not exist.
+    #[error("rank {rank} reported, but the catalog has {ranks}")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// Ranks there are.
+        ranks: u32,
+    },
+    /// A rank reported twice.
+    #[error("rank {rank} has reported on this write before")]
+    ReportedBefore {
+        /// The rank.
+        rank: u32,
+    },
+    /// Not all ranks have reported.
+    #[error("{missing} of {ranks} ranks have not reported that they wrote this; wait for them")]
+    Unreported {
+        /// Ranks that have not.
+        missing: u32,
+        /// Ranks there are.
+        ranks: u32,
+    },
+    /// A rank could not write its part.
+    #[error("a rank failed to write its part; abort the write")]
+    RankFailed,
+    /// Not as many checksums as objects.
+    #[error("{found} checksums were given for {expected} objects of one rank")]
+    Checksums {
+        /// Checksums given.
+        found: usize,
+        /// Objects of the write's own files on one rank; 0 where no checksums are kept.
+        expected: usize,
+    },
+    /// Recovery has not ended.
+    #[error("records were applied and the catalog is not in use yet; call `recovered` first")]
+    Recovering,
+    /// A record contradicts those before it.
+    #[error("the journal is damaged: {record} {problem}")]
+    Damaged {
+        /// The record, in short.
+        record: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A key is in two files.
+    #[error("the journal is damaged: files {first} and {second} hold the same key {key}")]
+    TwoFiles {
+        /// The key.
+        key: BlockKey,
+        /// The file that had it.
+        first: FileId,
+        /// The file that claims it.
+        second: FileId,
+    },
+}

@@ -1,0 +1,106 @@
+//! What the journal has yet to write, and what waits for it.
+
+use std::collections::VecDeque;
+
+use crate::{
+    ids::{FileId, Lsn},
+    record::Record,
+};
+
+/// Records that were handed out together, to be written as one group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Their bytes.
+    pub records: Vec<u8>,
+    /// The position of the last one: what [`super::Catalog::durable`] is told once it is written.
+    pub lsn: Lsn,
+}
+
+/// Records in memory, and files that may be reused when they are not only there.
+#[derive(Debug)]
+pub struct Log {
+    /// Whether there is a journal at all.
+    keeps: bool,
+    bytes: Vec<u8>,
+    /// Bytes of each record in `bytes`.
+    lengths: VecDeque<u32>,
+    /// The last record made.
+    last: Lsn,
+    durable: Lsn,
+    /// Files without a key, each with the record that has to be durable before it is free.
+    limbo: VecDeque<(Lsn, FileId)>,
+}
+
+impl Log {
+    pub fn new(keeps: bool) -> Self {
+        Self {
+            keeps,
+            bytes: Vec::new(),
+            lengths: VecDeque::new(),
+            last: Lsn(0),
+            durable: Lsn(0),
+            limbo: VecDeque::new(),
+        }
+    }
+
+    pub fn last(&self) -> Lsn {
+        self.last
+    }
+
+    pub fn push(&mut self, record: &Record<'_>) {
+        if !self.keeps {
+            return;
+        }
+        let before = self.bytes.len();
+        record.encode(&mut self.bytes);
+        self.lengths.push_back((self.bytes.len() - before) as u32);
+        self.last.0 += 1;
+    }
+
+    /// Whether records were made that nobody has taken.
+    pub fn is_pending(&self) -> bool {
+        !self.lengths.is_empty()
+    }
+
+    pub fn pending(&mut self, max_bytes: usize) -> Option<Group> {
+        let (mut records, mut bytes) = (0, 0);
+        for length in &self.lengths {
+            if records > 0 && bytes + *length as usize > max_bytes {
+                break;
+            }
+            bytes += *length as usize;
+            records += 1;
+        }
+        if records == 0 {
+            return None;
+        }
+        self.lengths.drain(..records);
+        let rest = self.bytes.split_off(bytes);
+        let lsn = Lsn(self.last.0 - self.lengths.len() as u64);
+        Some(Group { records: std::mem::replace(&mut self.bytes, rest), lsn })
+    }
+
+    /// A file that was dropped may be reused when all records made so far are durable. Says
+    /// whether they are.
+    pub fn retire(&mut self, file: FileId) -> bool {
+        if self.last == self.durable {
+            return true;
+        }
+        self.limbo.push_back((self.last, file));
+        false
+    }
+
+    pub fn durable(&mut self, lsn: Lsn) {
+        self.durable = self.durable.max(lsn);
+    }
+
+    /// The next file that is free now.
+    pub fn leave_limbo(&mut self) -> Option<FileId> {
+        let durable = self.durable;
+        self.limbo.pop_front_if(|(lsn, _)| *lsn <= durable).map(|(_, file)| file)
+    }
+
+    pub fn limbo(&self) -> u32 {
+        self.limbo.len() as u32
+    }
+}

@@ -1,0 +1,235 @@
+//! The way back from records, and the way of the whole state into records.
+
+use super::{Catalog, CatalogError, Entry, State, sharing};
+use crate::{
+    file_pool::FilePool,
+    ids::{FileId, NamespaceId},
+    key::BlockKey,
+    record::{Record, Words},
+};
+
+/// How far a snapshot got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SnapshotCursor {
+    namespaces: u32,
+    files: u32,
+}
+
+impl Catalog {
+    /// Takes over one record of the journal. Only for a catalog that was used for nothing else;
+    /// [`Catalog::recovered`] ends it.
+    ///
+    /// A snapshot is written while changes go on, so a record may tell of a file before the
+    /// snapshot does: evictions and pins of files that hold nothing are ignored, and a commit may
+    /// come twice.
+    ///
+    /// # Errors
+    /// [`CatalogError::Damaged`] and [`CatalogError::TwoFiles`] when it contradicts those before.
+    pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
+        self.recovering = true;
+        let damaged = |problem| CatalogError::Damaged { record: describe(record), problem };
+        match *record {
+            Record::Namespace { .. } => self.apply_namespace(record).map_err(damaged),
+            Record::Commit { file, namespace, key, checksums } => {
+                self.check_commit(file, namespace, checksums).map_err(damaged)?;
+                self.apply_commit(file, namespace, key, checksums, damaged)
+            }
+            Record::Evict { first, count } => {
+                let end = first.0.checked_add(count).filter(|end| *end <= self.config.files);
+                let end = end.ok_or_else(|| damaged("names files that the store does not have"))?;
+                for file in (first.0..end).map(FileId) {
+                    if self.is_stored(file) {
+                        self.unstore(file);
+                    }
+                }
+                Ok(())
+            }
+            Record::Pin { file, pinned } => {
+                if file.0 >= self.config.files {
+                    return Err(damaged("names a file that the store does not have"));
+                }
+                if self.is_stored(file) {
+                    self.apply_pin(file, pinned);
+                }
+                Ok(())
+            }
+            Record::Clear { namespace } => {
+                self.tenant(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
+                self.forget(namespace);
+                Ok(())
+            }
+            Record::Epoch { namespace, epoch } => {
+                let tenant =
+                    self.tenant(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
+                if epoch < tenant.epoch {
+                    return Err(damaged("goes back to an earlier epoch"));
+                }
+                self.forget(namespace);
+                self.namespaces[namespace.0 as usize].epoch = epoch;
+                Ok(())
+            }
+        }
+    }
+
+    fn apply_namespace(&mut self, record: &Record<'_>) -> Result<(), &'static str> {
+        let Record::Namespace { id, digest, epoch, quota_files, weight, label } = *record else {
+            unreachable!("the caller looked");
+        };
+        if weight == 0 {
+            return Err("has a weight of zero");
+        }
+        match (self.by_digest.get(&digest), self.namespaces.len() as u32) {
+            (Some(known), _) if *known != id => return Err("has the digest of another namespace"),
+            (None, there_are) if id.0 < there_are => return Err("has another digest than before"),
+            (None, there_are) if id.0 > there_are => return Err("skips a number"),
+            (None, _) => _ = self.register(digest, label.to_owned()),
+            (Some(_), _) => {}
+        }
+        if epoch < self.namespaces[id.0 as usize].epoch {
+            return Err("goes back to an earlier epoch");
+        }
+        let tenant = &mut self.namespaces[id.0 as usize];
+        (tenant.epoch, tenant.quota, tenant.weight) = (epoch, quota_files, weight);
+        label.clone_into(&mut tenant.label);
+        Ok(())
+    }
+
+    fn check_commit(
+        &self,
+        file: FileId,
+        namespace: NamespaceId,
+        checksums: Words<'_>,
+    ) -> Result<(), &'static str> {
+        if file.0 >= self.config.files {
+            return Err("names a file that the store does not have");
+        }
+        if self.tenant(namespace).is_err() {
+            return Err("is of an unknown namespace");
+        }
+        if checksums.len() != self.config.words_per_file as usize {
+            return Err("has another number of checksums than this store keeps");
+        }
+        Ok(())
+    }
+
+    fn apply_commit(
+        &mut self,
+        file: FileId,
+        namespace: NamespaceId,
+        key: BlockKey,
+        checksums: Words<'_>,
+        damaged: impl FnOnce(&'static str) -> CatalogError,
+    ) -> Result<(), CatalogError> {
+        let space = self.namespaces[namespace.0 as usize].space;
+        let found = self.find_batch(space, std::slice::from_ref(&key))[0];
+        if let Some(first) = found.filter(|found| *found != file) {
+            return Err(CatalogError::TwoFiles { key, first, second: file });
+        }
+        let before = *self.entry(file);
+        if found.is_none() && before.state == State::Stored {
+            if self.is_current(before.space) {
+                return Err(damaged("is for a file that holds another key"));
+            }
+            self.take_key(file);
+            self.reset(file);
+        }
+        let first = file.at() * self.config.words_per_file as usize;
+        for (at, word) in checksums.iter().enumerate() {
+            self.checksums[first + at] = word;
+        }
+        if found.is_none() {
+            self.table.insert(self.table.hash(space, &key), file);
+            let new = Entry { key, space, state: State::Stored, ..Entry::FREE };
+            self.change(file, |entry| *entry = new);
+            self.policy.insert(namespace.0, file);
+        }
+        Ok(())
+    }
+
+    fn unstore(&mut self, file: FileId) {
+        let entry = *self.entry(file);
+        if !entry.pinned {
+            self.policy.remove(self.spaces[entry.space as usize].namespace, file);
+        }
+        self.take_key(file);
+        self.reset(file);
+    }
+
+    fn apply_pin(&mut self, file: FileId, pinned: bool) {
+        let entry = *self.entry(file);
+        let namespace = self.spaces[entry.space as usize].namespace;
+        match (entry.pinned, pinned) {
+            (false, true) => self.policy.remove(namespace, file),
+            (true, false) => self.policy.insert(namespace, file),
+            _ => {}
+        }
+        self.change(file, |entry| entry.pinned = pinned);
+    }
+
+    /// All records have been applied: everything else is free, and the catalog can be used.
+    pub fn recovered(&mut self) {
+        self.sweep(u32::MAX, u32::MAX);
+        let used = self.entries.iter().map(|entry| entry.state != State::Free);
+        self.pool = FilePool::from_used(used);
+        self.recovering = false;
+    }
+
+    /// Appends the next part of the whole state to `out`, as records of about `max_bytes`, and
+    /// says where to go on; `None` at the end.
+    ///
+    /// It is the state after all records made so far. So in the journal's new half it has to come
+    /// behind them, and before all later ones: hand out what is pending first.
+    ///
+    /// # Panics
+    /// When records are pending.
+    pub fn snapshot(
+        &self,
+        cursor: SnapshotCursor,
+        max_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Option<SnapshotCursor> {
+        assert!(!self.log.is_pending(), "records come before a snapshot that has their effect");
+        let end = out.len() + max_bytes;
+        let mut cursor = cursor;
+        while let Some(tenant) = self.namespaces.get(cursor.namespaces as usize) {
+            if out.len() >= end {
+                return Some(cursor);
+            }
+            sharing::record(NamespaceId(cursor.namespaces), tenant).encode(out);
+            cursor.namespaces += 1;
+        }
+        while cursor.files < self.config.files {
+            if out.len() >= end {
+                return Some(cursor);
+            }
+            let file = FileId(cursor.files);
+            if self.is_stored(file) {
+                let entry = self.entry(file);
+                let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
+                let checksums = self.checksums(file).into();
+                Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
+                if entry.pinned {
+                    Record::Pin { file, pinned: true }.encode(out);
+                }
+            }
+            cursor.files += 1;
+        }
+        None
+    }
+}
+
+/// A record as an error names it.
+fn describe(record: &Record<'_>) -> String {
+    match *record {
+        Record::Namespace { id, .. } => format!("the record of namespace {id}"),
+        Record::Commit { file, namespace, .. } => {
+            format!("a commit of file {file} in namespace {namespace}")
+        }
+        Record::Evict { first, count } => format!("an eviction of {count} files from {first} on"),
+        Record::Pin { file, .. } => format!("a pin of file {file}"),
+        Record::Clear { namespace } => format!("a clearing of namespace {namespace}"),
+        Record::Epoch { namespace, epoch } => {
+            format!("the change of namespace {namespace} to epoch {epoch}")
+        }
+    }
+}

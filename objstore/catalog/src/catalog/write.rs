@@ -1,0 +1,254 @@
+//! New blocks: files for them, what the ranks report, and the commit.
+
+use super::{Catalog, CatalogError, Entry, State};
+use crate::{
+    ids::{FileId, Lsn, NamespaceId},
+    index::Position,
+    key::BlockKey,
+    record::Record,
+};
+
+/// A write in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WriteId(pub u64);
+
+/// Files for new blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    /// What the ranks report on, and what is committed or aborted.
+    pub id: WriteId,
+    /// One for each leading key that was accepted. Those that are not the write's own are stored
+    /// or being written already, and referenced.
+    pub positions: Vec<Position>,
+}
+
+impl Write {
+    /// The files to be written, in order.
+    pub fn own(&self) -> impl Iterator<Item = FileId> {
+        self.positions.iter().filter(|position| position.own).map(|position| position.file)
+    }
+}
+
+/// What is known of a write after a rank has reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// Not all ranks have reported.
+    Waiting,
+    /// All ranks have written it: it can be committed.
+    All,
+    /// All ranks have reported, one or more that they failed: the write has ended, its files are
+    /// free.
+    Failed,
+}
+
+#[derive(Debug)]
+pub struct Writing {
+    namespace: NamespaceId,
+    positions: Vec<Position>,
+    own: usize,
+    /// By rank.
+    reported: Vec<bool>,
+    missing: u32,
+    failed: bool,
+}
+
+impl Catalog {
+    /// Takes files for as many leading `keys` as can be had, evicting what the policy gives up.
+    /// Give the whole prefix, also the part that is stored: what is found is referenced until the
+    /// write ends, and is kept longer than what follows it.
+    ///
+    /// A key that is stored, being written, or earlier in `keys` gets no second file. Fewer
+    /// positions than keys mean that files are short: all in use, the namespace at its quota with
+    /// all of its files in use, or evicted ones waiting for the journal
+    /// ([`CatalogCounts::limbo`](super::CatalogCounts::limbo)); then write it out, abort and begin
+    /// again.
+    ///
+    /// # Errors
+    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    pub fn begin(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Write, CatalogError> {
+        self.check_recovered()?;
+        let space = self.tenant(namespace)?.space;
+        // What is there already is referenced first: making room must not take it away.
+        let mut found = Vec::with_capacity(keys.len());
+        for batch in keys.chunks(super::BATCH) {
+            found.extend_from_slice(&self.find_batch(space, batch)[..batch.len()]);
+        }
+        found.iter().flatten().for_each(|file| self.refer(*file));
+        let missing = found.iter().filter(|file| file.is_none()).count() as u32;
+        let mut fresh = self.take_files(namespace, missing).into_iter();
+        let mut positions = Vec::with_capacity(keys.len());
+        let mut own = 0;
+        for (key, file) in keys.iter().zip(&found) {
+            let position = if let Some(file) = *file {
+                Position { file, own: false }
+            } else if let Some(earlier) = self.find_batch(space, std::slice::from_ref(key))[0] {
+                // Twice in one request.
+                self.refer(earlier);
+                Position { file: earlier, own: false }
+            } else if let Some(file) = fresh.next() {
+                self.table.insert(self.table.hash(space, key), file);
+                let new = Entry { key: *key, space, state: State::Writing, ..Entry::FREE };
+                self.change(file, |entry| *entry = new);
+                own += 1;
+                Position { file, own: true }
+            } else {
+                break;
+            };
+            positions.push(position);
+        }
+        found[positions.len()..].iter().flatten().for_each(|file| self.let_go(*file));
+        fresh.for_each(|file| self.pool.free(file));
+        let ranks = self.config.ranks;
+        let id = self.writes.insert(Writing {
+            namespace,
+            positions: positions.clone(),
+            own,
+            reported: vec![false; ranks as usize],
+            missing: ranks,
+            failed: false,
+        });
+        Ok(Write { id: WriteId(id), positions })
+    }
+
+    /// Takes up to `wanted` files out of the pool, as the quota allows.
+    fn take_files(&mut self, namespace: NamespaceId, wanted: u32) -> Vec<FileId> {
+        let mut files = Vec::with_capacity(wanted as usize);
+        let mut allowed = wanted;
+        if let Some(quota) = self.namespaces[namespace.0 as usize].quota {
+            self.evict_from(namespace, (self.held(namespace) + wanted).saturating_sub(quota));
+            allowed = allowed.min(quota.saturating_sub(self.held(namespace)));
+        }
+        self.make_room(allowed);
+        self.pool.allocate(allowed, &mut files);
+        files
+    }
+
+    /// `rank` has written its part of all own files, and flushed it (or wrote it with FUA).
+    /// `checksums` are those of its objects: of the first own file all rows, then of the next.
+    ///
+    /// # Errors
+    /// [`CatalogError::Write`], [`CatalogError::Rank`], [`CatalogError::ReportedBefore`],
+    /// [`CatalogError::Checksums`].
+    pub fn written(
+        &mut self,
+        id: WriteId,
+        rank: u32,
+        checksums: &[u32],
+    ) -> Result<Reported, CatalogError> {
+        let rows = (self.config.words_per_file / self.config.ranks) as usize;
+        let writing = self.unreported(id, rank)?;
+        let expected = writing.own * rows;
+        if checksums.len() != expected {
+            return Err(CatalogError::Checksums { found: checksums.len(), expected });
+        }
+        if rows > 0 {
+            let writing = self.writes.get(id.0).expect("checked above");
+            let own = writing.positions.iter().filter(|position| position.own);
+            for (position, words) in own.zip(checksums.chunks_exact(rows)) {
+                let first = position.file.at() * self.config.words_per_file as usize;
+                self.checksums[first + rank as usize * rows..][..rows].copy_from_slice(words);
+            }
+        }
+        Ok(self.report(id, rank, false))
+    }
+
+    /// `rank` could not write its part, and none of its devices writes to it any more. The write
+    /// ends when the last rank has reported: until then another one may still write to the files.
+    ///
+    /// # Errors
+    /// [`CatalogError::Write`], [`CatalogError::Rank`], [`CatalogError::ReportedBefore`].
+    pub fn failed(&mut self, id: WriteId, rank: u32) -> Result<Reported, CatalogError> {
+        self.unreported(id, rank)?;
+        Ok(self.report(id, rank, true))
+    }
+
+    /// Makes the blocks of a write visible to lookups, and returns the position in the journal
+    /// from which on they survive. Those that were dropped meanwhile are not.
+    ///
+    /// # Errors
+    /// [`CatalogError::Write`]; [`CatalogError::Unreported`] and [`CatalogError::RankFailed`], which
+    /// do not end the write.
+    pub fn commit(&mut self, id: WriteId) -> Result<Lsn, CatalogError> {
+        let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
+        if writing.failed {
+            return Err(CatalogError::RankFailed);
+        }
+        if writing.missing > 0 {
+            let (missing, ranks) = (writing.missing, self.config.ranks);
+            return Err(CatalogError::Unreported { missing, ranks });
+        }
+        let writing = self.writes.remove(id.0).expect("it was there");
+        let namespace = writing.namespace;
+        // Tail first: that is the order of eviction.
+        for Position { file, own } in writing.positions.into_iter().rev() {
+            if !own {
+                self.touch(namespace, file);
+                self.let_go(file);
+            } else if self.is_current(self.entry(file).space) {
+                self.change(file, |entry| entry.state = State::Stored);
+                self.policy.insert(namespace.0, file);
+                self.namespaces[namespace.0 as usize].committed += 1;
+                let words = self.config.words_per_file as usize;
+                let checksums = &self.checksums[file.at() * words..][..words];
+                let key = self.entries[file.at()].key;
+                let checksums = checksums.into();
+                self.log.push(&Record::Commit { file, namespace, key, checksums });
+            } else {
+                self.give_up(file);
+            }
+        }
+        Ok(self.log.last())
+    }
+
+    /// Ends a write without making anything visible. Only when no rank's devices write to its
+    /// files any more: they are free at once.
+    ///
+    /// # Errors
+    /// [`CatalogError::Write`].
+    pub fn abort(&mut self, id: WriteId) -> Result<(), CatalogError> {
+        let writing = self.writes.remove(id.0).ok_or(CatalogError::Write { id })?;
+        for Position { file, own } in writing.positions.into_iter().rev() {
+            if own { self.give_up(file) } else { self.let_go(file) }
+        }
+        Ok(())
+    }
+
+    /// A file that was being written has no block. No record tells of it, so it need not wait; but
+    /// another write may have found its key here and refer to it.
+    fn give_up(&mut self, file: FileId) {
+        self.take_key(file);
+        self.change(file, |entry| entry.state = State::Doomed);
+        if self.entry(file).refs == 0 {
+            self.reset(file);
+            self.pool.free(file);
+        }
+    }
+
+    fn unreported(&self, id: WriteId, rank: u32) -> Result<&Writing, CatalogError> {
+        let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
+        match writing.reported.get(rank as usize) {
+            None => Err(CatalogError::Rank { rank, ranks: self.config.ranks }),
+            Some(true) => Err(CatalogError::ReportedBefore { rank }),
+            Some(false) => Ok(writing),
+        }
+    }
+
+    fn report(&mut self, id: WriteId, rank: u32, failed: bool) -> Reported {
+        let writing = self.writes.get_mut(id.0).expect("the caller found it");
+        writing.reported[rank as usize] = true;
+        writing.missing -= 1;
+        writing.failed |= failed;
+        match (writing.missing, writing.failed) {
+            (0, false) => Reported::All,
+            (0, true) => {
+                self.abort(id).expect("it was there");
+                Reported::Failed
+            }
+            _ => Reported::Waiting,
+        }
+    }
+}
