@@ -1,20 +1,4 @@
 //! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
-//!
-//! The catalog does no I/O and waits for nothing. What it decides it also says as journal records
-//! ([`Catalog::pending`]); what must not happen before a record is durable waits for
-//! [`Catalog::durable`]. It knows neither time nor chance: both are arguments.
-//!
-//! ```text
-//!   lookup(keys) -> length                       begin(keys) -> Write { files }
-//!   acquire(keys) -> Reference { files }           every rank writes and flushes its part
-//!     every rank reads its part                  written(write, rank) -> Reported
-//!   release(reference)                           commit(write) -> Lsn    after the last rank
-//! ```
-//!
-//! # Life of a file
-//! free -> writing ([`Catalog::begin`]) -> stored ([`Catalog::commit`]) -> limbo (evicted or
-//! dropped, until the journal has it) -> free. A file that is dropped while somebody uses it is
-//! doomed first: no lookup finds it, and it goes to limbo with its last reference.
 
 mod drop;
 mod entry;
@@ -91,7 +75,23 @@ struct Held {
     files: Vec<FileId>,
 }
 
-/// See the [module](self).
+/// Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
+///
+/// The catalog does no I/O and waits for nothing. What it decides it also says as journal records
+/// ([`Catalog::pending`]); what must not happen before a record is durable waits for
+/// [`Catalog::durable`]. It knows neither time nor chance: both are arguments.
+///
+/// ```text
+///   lookup(keys) -> length                       begin(keys) -> Write { files }
+///   acquire(keys) -> Reference { files }           every rank writes and flushes its part
+///     every rank reads its part                  written(write, rank) -> Reported
+///   release(reference)                           commit(write) -> Lsn    after the last rank
+/// ```
+///
+/// # Life of a file
+/// free -> writing ([`Catalog::begin`]) -> stored ([`Catalog::commit`]) -> limbo (evicted or
+/// dropped, until the journal has it) -> free. A file that is dropped while somebody uses it is
+/// doomed first: no lookup finds it, and it goes to limbo with its last reference.
 #[derive(Debug)]
 pub struct Catalog {
     config: CatalogConfig,

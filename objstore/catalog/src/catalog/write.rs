@@ -170,8 +170,8 @@ impl Catalog {
     /// from which on they survive. Those that were dropped meanwhile are not.
     ///
     /// # Errors
-    /// [`CatalogError::Write`]; [`CatalogError::Unreported`] and [`CatalogError::RankFailed`], which
-    /// do not end the write.
+    /// [`CatalogError::Write`]; [`CatalogError::Unreported`] and [`CatalogError::RankFailed`],
+    /// which do not end the write.
     pub fn commit(&mut self, id: WriteId) -> Result<Lsn, CatalogError> {
         let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
         if writing.failed {
