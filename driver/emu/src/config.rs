@@ -23,13 +23,26 @@ pub struct NamespaceConfig {
     pub media: Box<dyn Media>,
     /// Bytes of a logical block: 512 or 4096.
     pub lba_bytes: u32,
+    /// Bytes that deallocations should be multiples of, in place and length (NPDG, NPDA); `None`:
+    /// it does not say.
+    pub deallocate_bytes: Option<u32>,
+}
+
+/// Flexible Data Placement: one reclaim group, whose reclaim unit handles all namespaces can use.
+/// What a write names is in [`MediaOp::placement`](crate::MediaOp::placement).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacementConfig {
+    /// Placement handles, up to 127.
+    pub handles: u16,
+    /// Bytes of a reclaim unit.
+    pub reclaim_unit_bytes: u64,
 }
 
 impl NamespaceConfig {
     /// A namespace as large as `media`.
     #[must_use]
     pub fn new(media: impl Media + 'static, lba_bytes: u32) -> Self {
-        Self { media: Box::new(media), lba_bytes }
+        Self { media: Box::new(media), lba_bytes, deallocate_bytes: None }
     }
 
     /// Whole blocks the medium holds.
@@ -76,6 +89,8 @@ pub struct EmuConfig {
     pub pci_id: Option<(u16, u16)>,
     /// CAP.CQR: whether queues have to be contiguous.
     pub contiguous_queues: bool,
+    /// Flexible Data Placement, if it has that.
+    pub placement: Option<PlacementConfig>,
     /// What is wrong with it.
     pub faults: FaultPlan,
     /// Its power, where a test cuts that; one switch may be that of several controllers.
@@ -102,6 +117,7 @@ impl Default for EmuConfig {
             subsystem_reset: false,
             pci_id: None,
             contiguous_queues: true,
+            placement: None,
             faults: FaultPlan::default(),
             power: None,
         }
@@ -166,6 +182,14 @@ impl EmuConfig {
         if self.vectors == 0 {
             return bad("vectors", "0".into(), "at least 1, for the admin queue");
         }
+        if let Some(placement) = self.placement {
+            if !(1..=127).contains(&placement.handles) {
+                return bad("placement.handles", placement.handles.to_string(), "1 to 127");
+            }
+            if placement.reclaim_unit_bytes == 0 {
+                return bad("placement.reclaim_unit_bytes", "0".into(), "at least 1");
+            }
+        }
         for (index, namespace) in self.namespaces.iter().enumerate() {
             self.validate_namespace(index + 1, namespace)?;
         }
@@ -181,6 +205,12 @@ impl EmuConfig {
         }
         if of.lbas() == 0 {
             return bad("a medium smaller than one block".into(), "use a larger medium");
+        }
+        if let Some(bytes) = of.deallocate_bytes
+            && !(bytes > 0 && bytes.is_multiple_of(4096) && bytes / 512 <= 65_536)
+        {
+            let found = format!("deallocations in multiples of {bytes} bytes");
+            return bad(found, "use a multiple of 4096, up to 32 MiB");
         }
         if !of.lba_bytes.is_multiple_of(of.media.granularity_bytes().max(1)) {
             let unit = of.media.granularity_bytes();
@@ -239,6 +269,10 @@ mod tests {
     fn impossible_controllers_are_refused() {
         let base = EmuConfig::default;
         let media = || MemoryMedia::new(100).unwrap();
+        let placement =
+            |handles, reclaim_unit_bytes| Some(PlacementConfig { handles, reclaim_unit_bytes });
+        let mut odd = base().namespace(MemoryMedia::new(4096).unwrap(), 512);
+        odd.namespaces[0].deallocate_bytes = Some(512);
         let cases = [
             (EmuConfig { serial: "x".repeat(21), ..base() }, "serial"),
             (EmuConfig { model: "caf\u{e9}".into(), ..base() }, "model"),
@@ -247,6 +281,10 @@ mod tests {
             (EmuConfig { mdts_bytes: Some(5000), ..base() }, "mdts_bytes"),
             (EmuConfig { dstrd: 16, ..base() }, "dstrd"),
             (EmuConfig { vectors: 0, ..base() }, "vectors"),
+            (EmuConfig { placement: placement(0, 1), ..base() }, "placement.handles"),
+            (EmuConfig { placement: placement(128, 1), ..base() }, "placement.handles"),
+            (EmuConfig { placement: placement(1, 0), ..base() }, "reclaim_unit_bytes"),
+            (odd, "multiples of 512"),
             (base().namespace(media(), 520), "520"),
             (base().namespace(media(), 512), "smaller than one block"),
         ];

@@ -24,6 +24,7 @@ mod fetch;
 mod io;
 mod lifecycle;
 mod namespace;
+mod placement;
 mod queues;
 mod registers;
 mod transfer;
@@ -47,8 +48,8 @@ use self::{
     transfer::Rules,
 };
 use crate::{
-    Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, PowerSwitch, Progress,
-    SglSupport, domain::SgList, fault::FaultEngine, media::MediaDone,
+    Doorbells, EmuConfig, EmuCounters, EmuDomain, FaultPlan, Interrupts, PlacementConfig,
+    PowerSwitch, Progress, SglSupport, domain::SgList, fault::FaultEngine, media::MediaDone,
 };
 
 /// The controller as a step machine.
@@ -97,6 +98,7 @@ pub struct Controller {
     deletions: u32,
     /// Whether writes have to be on stable media before they complete (no write cache).
     write_through: bool,
+    placement: Option<PlacementConfig>,
     power: Option<PowerSwitch>,
 }
 
@@ -144,6 +146,7 @@ impl Controller {
             logs: Logs::default(),
             deletions: 0,
             write_through: false,
+            placement: config.placement,
             power: config.power,
         };
         controller.update_write_cache();

@@ -47,6 +47,9 @@
 //! - Virtual time for a GPU: with [`SimClock`] and a real copy engine, 10 us pass for each poll of
 //!   a fence, and runs are not repeatable. With an engine that is repeatable they are.
 //! - Feature values of their own for each namespace (Error Recovery is one for all).
+//! - Of Flexible Data Placement: changing the configuration, more than one reclaim group, the other
+//!   log pages, events, I/O Management Send, and the directive commands. Reclaim units are always
+//!   reported as empty.
 //! - Metadata, end-to-end protection, zoned namespaces, controller memory buffers.
 
 pub mod controller;
@@ -69,7 +72,7 @@ mod sg_list;
 mod sim;
 
 pub use bus::EmuBus;
-pub use config::{ConfigError, EmuConfig, NamespaceConfig, SglSupport};
+pub use config::{ConfigError, EmuConfig, NamespaceConfig, PlacementConfig, SglSupport};
 pub use domain::{DmaAccess, DmaFault, DmaFaultKind, EmuDomain, SgEntry, SgList};
 pub use doorbell::Doorbells;
 pub use emu::{Emu, EmuError};

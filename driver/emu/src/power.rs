@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// ([`MemoryMedia`] handles), for new controllers with a new switch.
 ///
 /// So that a test can enumerate the points of a crash, *moments* are counted over all controllers.
-/// There is one before each I/O command but a read, and one when each media operation of such a
-/// command has taken effect and the host has not been told. In virtual time ([`SimClock`]) on one
-/// thread, the same seeds give the same moments.
+/// There is one before each I/O command that does more than return data, and one when each media
+/// operation of such a command has taken effect and the host has not been told. In virtual time
+/// ([`SimClock`]) on one thread, the same seeds give the same moments.
 ///
 /// Clones are handles to the same switch.
 ///

@@ -29,6 +29,22 @@ use crate::{
 /// LBAs that NLB can count.
 const NLB_MAX: u64 = 0x1_0000;
 
+/// How data is written. `true` and `false` stand for FUA alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteOptions {
+    /// It is on the medium and not only in a volatile cache when the call returns.
+    pub fua: bool,
+    /// Placement handle: an index into [`NamespaceInfo::placement_ids`]. `None`: where the drive
+    /// puts what names none.
+    pub placement: Option<u16>,
+}
+
+impl From<bool> for WriteOptions {
+    fn from(fua: bool) -> Self {
+        Self { fua, placement: None }
+    }
+}
+
 impl Controller {
     /// Reads `into.len()` bytes, a multiple of the LBA size, from `lba` on.
     ///
@@ -38,16 +54,23 @@ impl Controller {
     /// some of the data and some of what it had before, then.
     pub fn read(&mut self, nsid: Nsid, lba: Lba, into: &mut [u8]) -> Result<(), Error> {
         let len = into.len();
-        self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::In(into), false)
+        self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::In(into), false.into())
     }
 
-    /// Writes `from`, a multiple of the LBA size, from `lba` on. With `fua` it is on the medium
-    /// and not only in a volatile cache when the call returns.
+    /// Writes `from`, a multiple of the LBA size, from `lba` on.
     ///
     /// # Errors
-    /// As [`Controller::read`]; any part of the data may have been written.
-    pub fn write(&mut self, nsid: Nsid, lba: Lba, from: &[u8], fua: bool) -> Result<(), Error> {
-        self.transfer("write", NvmOpcode::WRITE, nsid, lba, from.len(), Data::Out(from), fua)
+    /// As [`Controller::read`]; any part of the data may have been written. [`Error::Unsupported`]
+    /// for a placement handle that the namespace does not have, before anything is sent.
+    pub fn write(
+        &mut self,
+        nsid: Nsid,
+        lba: Lba,
+        from: &[u8],
+        options: impl Into<WriteOptions>,
+    ) -> Result<(), Error> {
+        let (len, options) = (from.len(), options.into());
+        self.transfer("write", NvmOpcode::WRITE, nsid, lba, len, Data::Out(from), options)
     }
 
     /// Reads straight into DMA memory, scattered over `into` in order. Byte addresses and lengths
@@ -57,22 +80,22 @@ impl Controller {
     /// As [`Controller::read`]; [`Error::Descriptor`] when the memory cannot be described.
     pub fn read_dma(&mut self, nsid: Nsid, lba: Lba, into: &[DmaSlice]) -> Result<(), Error> {
         let len = into.iter().map(DmaSlice::len).sum();
-        self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::Parts(into), false)
+        self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::Parts(into), false.into())
     }
 
     /// Writes straight from DMA memory, gathered from `from` in order.
     ///
     /// # Errors
-    /// As [`Controller::read_dma`].
+    /// As [`Controller::read_dma`] and [`Controller::write`].
     pub fn write_dma(
         &mut self,
         nsid: Nsid,
         lba: Lba,
         from: &[DmaSlice],
-        fua: bool,
+        options: impl Into<WriteOptions>,
     ) -> Result<(), Error> {
-        let len = from.iter().map(DmaSlice::len).sum();
-        self.transfer("write", NvmOpcode::WRITE, nsid, lba, len, Data::Parts(from), fua)
+        let (len, options) = (from.iter().map(DmaSlice::len).sum(), options.into());
+        self.transfer("write", NvmOpcode::WRITE, nsid, lba, len, Data::Parts(from), options)
     }
 
     /// Moves everything written so far from the volatile cache to the medium.
@@ -141,6 +164,7 @@ impl Controller {
             command_lbas,
             boundary_lbas: 0,
             fua: false,
+            placement: None,
             deallocate,
             data: Data::None,
             single: None,
@@ -156,10 +180,11 @@ impl Controller {
         lba: Lba,
         len: usize,
         data: Data<'_>,
-        fua: bool,
+        options: WriteOptions,
     ) -> Result<(), Error> {
         self.usable()?;
         let namespace = self.namespace(nsid)?.clone();
+        let placement = self.placement_id(&namespace, options.placement)?;
         let lba_shift = namespace.lba_shift;
         if !len.is_multiple_of(1 << lba_shift) {
             let size = namespace.lba_bytes();
@@ -180,7 +205,8 @@ impl Controller {
             lbas,
             command_lbas,
             boundary_lbas: u64::from(namespace.boundary_lbas),
-            fua,
+            fua: options.fua,
+            placement,
             deallocate,
             data,
             single,
@@ -215,7 +241,7 @@ impl Controller {
     }
 
     /// Does the work on the driver's own queue and turns what goes wrong into errors.
-    fn run(&mut self, work: Work<'_>) -> Result<(), Error> {
+    pub(crate) fn run(&mut self, work: Work<'_>) -> Result<(), Error> {
         self.run_within(work, self.options.command_timeout).map(|_| ())
     }
 

@@ -259,6 +259,7 @@ impl Controller {
         self.enable_events()?;
         self.create_host_queue()?;
         self.recreate_idle_queues()?;
+        self.discover_placement()?;
         // Last: an admin command that is not answered resets a controller that is ready, and would
         // do so again and again from in here.
         self.set_state(State::Ready);
@@ -398,7 +399,8 @@ impl Controller {
             }
         }
         (self.namespaces, self.refused) = (good, refused);
-        Ok(())
+        // While it is being set up there is no queue for that yet.
+        if self.host.is_some() { self.discover_placement() } else { Ok(()) }
     }
 
     fn active_namespaces(&mut self) -> Result<Vec<Nsid>, Error> {

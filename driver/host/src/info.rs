@@ -1,7 +1,9 @@
 //! What a controller says about itself, checked.
 
 use nvme_spec::{
-    identify::{IdentifyController, IdentifyNvmController, Oacs, Oncs, SglSupport, Sgls, Vwc},
+    identify::{
+        Ctratt, IdentifyController, IdentifyNvmController, Oacs, Oncs, SglSupport, Sgls, Vwc,
+    },
     reg::{Cap, Crto, Version},
 };
 
@@ -85,6 +87,8 @@ pub struct ControllerInfo {
     pub descriptor_mode: DescriptorMode,
     /// There is a volatile write cache: writes need a flush or FUA to be safe.
     pub vwc: bool,
+    /// Attributes (CTRATT).
+    pub attributes: Ctratt,
     /// Optional NVM commands.
     pub nvm_commands: Oncs,
     /// Optional admin commands.
@@ -175,6 +179,7 @@ impl ControllerInfo {
             sgls: data.sgls,
             descriptor_mode: descriptor_mode(data.sgls, caps.page_bytes, preference)?,
             vwc: data.write_cache().contains(Vwc::PRESENT),
+            attributes: data.attributes(),
             nvm_commands: data.nvm_commands(),
             admin_commands: data.admin_commands(),
             entries_max: caps.entries_max,

@@ -6,7 +6,7 @@
 
 use nvme_spec::{
     ids::{Cid, Lba, Lbas, Nsid},
-    nvm::{BlockRange, NvmOpcode},
+    nvm::{BlockRange, Directive, DirectiveType, NvmOpcode},
     sqe::Sqe,
     status::Status,
 };
@@ -81,6 +81,8 @@ pub(crate) struct Work<'a> {
     /// No command crosses a multiple of this many LBAs; 0 = any may.
     pub(crate) boundary_lbas: u64,
     pub(crate) fua: bool,
+    /// The Placement Identifier of a write.
+    pub(crate) placement: Option<u16>,
     pub(crate) deallocate: bool,
     pub(crate) data: Data<'a>,
     /// A command without an LBA range, to be sent once as it is; its data is all of `data`.
@@ -100,6 +102,7 @@ impl<'a> Work<'a> {
             command_lbas: 1,
             boundary_lbas: 0,
             fua: false,
+            placement: None,
             deallocate: false,
             data,
             single: Some(sqe),
@@ -394,6 +397,9 @@ fn block_command(work: &Work<'_>, lba: u64, lbas: u64) -> Sqe {
     // Commands have 1 to 65,536 LBAs.
     if let Some(range) = BlockRange::new(Lba(lba), Lbas(lbas as u32)) {
         BlockRange { fua: work.fua, deac: work.deallocate, ..range }.write_to(&mut sqe);
+    }
+    if let Some(specific) = work.placement {
+        Directive { kind: DirectiveType::DATA_PLACEMENT, specific }.write_to(&mut sqe);
     }
     sqe
 }

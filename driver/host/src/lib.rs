@@ -68,6 +68,7 @@ mod io;
 mod namespace;
 mod options;
 mod passthrough;
+mod placement;
 pub mod platform;
 pub mod queue;
 pub mod quirks;
@@ -75,6 +76,7 @@ mod rate;
 mod recovery;
 mod wait;
 
+pub use block::WriteOptions;
 pub use bus::{Bus, DoorbellPage, Gone, Interrupt, InterruptError, ResetError};
 pub use cid::DEPTH_MAX;
 pub use clock::{Clock, MonotonicClock, Nanos, Waiter, wait_until};

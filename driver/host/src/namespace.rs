@@ -25,10 +25,27 @@ pub struct NamespaceInfo {
     pub deallocated_reads_zero: bool,
     /// I/O that crosses a multiple of this many LBAs may be slower (NOIOB); 0 = not reported.
     pub boundary_lbas: u16,
+    /// Deallocations help when they are multiples of this many LBAs long (NPDG); 1 = not reported.
+    pub deallocate_granularity_lbas: u32,
+    /// And begin at a multiple of this many LBAs (NPDA); 1 = not reported.
+    pub deallocate_alignment_lbas: u32,
     /// Globally unique identifier; zeroes when there is none.
     pub nguid: [u8; 16],
     /// IEEE extended unique identifier; zeroes when there is none.
     pub eui64: [u8; 8],
+    /// Endurance group; 0 = not reported.
+    pub endurance_group: u16,
+    /// Flexible Data Placement: the Placement Identifiers that writes may name, one for each
+    /// placement handle (and reclaim group). Writes with different ones go to different reclaim
+    /// units, so that data which ends at about the same time can share them. [`WriteOptions`] take
+    /// an index into this list; in a command of one's own the identifier itself is DSPEC of a Data
+    /// Placement [`Directive`]. Empty: the drive has no such thing, or it is not enabled.
+    ///
+    /// [`WriteOptions`]: crate::WriteOptions
+    /// [`Directive`]: nvme_spec::nvm::Directive
+    pub placement_ids: Vec<u16>,
+    /// Bytes of a reclaim unit (RUNS); 0 = not reported.
+    pub reclaim_unit_bytes: u64,
 }
 
 /// A run of LBAs.
@@ -116,6 +133,10 @@ impl NamespaceInfo {
         if data.nsze > (i64::MAX as u64) >> lbads {
             return Err(NamespaceError::TooLarge { lbas: data.nsze, shift: lbads });
         }
+        let optimal = |lbas_z: u16| match data.nsfeat & IdentifyNamespace::OPTPERF {
+            0 => 1,
+            _ => u32::from(lbas_z) + 1,
+        };
         Ok(Self {
             nsid,
             lbas: data.nsze,
@@ -125,9 +146,20 @@ impl NamespaceInfo {
             formats: data.lbaf.iter().take(count).copied().collect(),
             deallocated_reads_zero: data.dlfeat & 7 == 1,
             boundary_lbas: data.noiob,
+            deallocate_granularity_lbas: optimal(data.npdg_z),
+            deallocate_alignment_lbas: optimal(data.npda_z),
             nguid: data.nguid,
             eui64: data.eui64,
+            endurance_group: data.endgid,
+            placement_ids: Vec::new(),
+            reclaim_unit_bytes: 0,
         })
+    }
+
+    /// Placement handles that writes may name.
+    #[must_use]
+    pub fn placement_handles(&self) -> u16 {
+        self.placement_ids.len() as u16
     }
 
     /// Bytes of one LBA.
@@ -157,6 +189,18 @@ mod tests {
     fn a_good_one() {
         let info = NamespaceInfo::check(Nsid(3), &good()).unwrap();
         assert_eq!((info.nsid, info.lbas, info.lba_bytes()), (Nsid(3), 1000, 4096));
+    }
+
+    #[test]
+    fn deallocation_is_advised_only_where_nsfeat_says_so() {
+        let mut data = IdentifyNamespace { npdg_z: 7, npda_z: 65_535, ..good() };
+        let advice = |data: &IdentifyNamespace| {
+            let info = NamespaceInfo::check(Nsid(1), data).unwrap();
+            (info.deallocate_granularity_lbas, info.deallocate_alignment_lbas)
+        };
+        assert_eq!(advice(&data), (1, 1));
+        data.nsfeat = 1 << 4;
+        assert_eq!(advice(&data), (8, 65_536));
     }
 
     #[test]

@@ -140,7 +140,10 @@ impl Controller {
     fn io_timeout(&mut self, work: &Work<'_>, flight: &Flight) -> Error {
         let command = self.io_id(work, flight);
         tracing::warn!(ctrl = %self.id, %command, "not answered in time");
-        let outcome = if self.abort_host_command(flight) {
+        // While it is being set up, the set-up decides.
+        let outcome = if self.state != State::Ready {
+            TimeoutOutcome::ControllerFailed
+        } else if self.abort_host_command(flight) {
             TimeoutOutcome::Aborted
         } else if self.remake_host_queue() {
             TimeoutOutcome::QueueRecreated

@@ -153,6 +153,8 @@ open_enum! {
         HOST_MEMORY_BUFFER = 0x0d,
         /// Host Behavior Support; byte 0 of its data enables retry delays (ACRE).
         HOST_BEHAVIOR_SUPPORT = 0x16,
+        /// Flexible Data Placement, of the endurance group in CDW11 bits 15:0.
+        FLEXIBLE_DATA_PLACEMENT = 0x1d,
     }
 }
 
@@ -214,6 +216,16 @@ dword! {
     }
 }
 
+dword! {
+    /// Flexible Data Placement: the value of the feature (completion DW0).
+    FdpMode {
+        /// It is enabled in the endurance group (FDPE).
+        enabled: bool = 0, 1;
+        /// Index of the configuration in use (FDPCIDX).
+        configuration: u8 = 8, 8;
+    }
+}
+
 open_enum! {
     /// Log page identifiers.
     LogPageId: u8 {
@@ -229,6 +241,8 @@ open_enum! {
         CHANGED_NAMESPACES = 0x04,
         /// Commands Supported and Effects.
         COMMANDS_SUPPORTED = 0x05,
+        /// FDP Configurations of the endurance group in LSI.
+        FDP_CONFIGURATIONS = 0x20,
     }
 }
 
@@ -243,6 +257,8 @@ command_dwords! {
         rae: bool = cdw10[15, 1];
         /// Dwords to return, zero-based (NUMDL and NUMDU).
         numd_z: u32 = cdw10[16, 16] cdw11[0, 16];
+        /// Log specific identifier (LSI).
+        lsi: u16 = cdw11[16, 16];
         /// Offset in bytes (LPOL and LPOU), a multiple of 4.
         offset: u64 = cdw12[0, 32] cdw13[0, 32];
     }

@@ -45,6 +45,18 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
+    /// Controller attributes (CTRATT).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Ctratt: u32 {
+        /// Endurance groups.
+        const ENDURANCE_GROUPS = 1 << 4;
+        /// Flexible Data Placement (FDPS).
+        const FLEXIBLE_DATA_PLACEMENT = 1 << 19;
+        const _ = !0;
+    }
+}
+
+bitflags::bitflags! {
     /// Volatile write cache (VWC).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Vwc: u8 {
@@ -150,7 +162,7 @@ pub struct IdentifyController {
     pub rtd3e: u32,
     /// Optional asynchronous events.
     pub oaes: u32,
-    /// Controller attributes.
+    /// Controller attributes, see [`Ctratt`].
     pub ctratt: u32,
     /// Read recovery levels.
     pub rrls: u16,
@@ -188,8 +200,12 @@ pub struct IdentifyController {
     pub cctemp: u16,
     /// Maximum time for firmware activation in 100 milliseconds; 0 = not reported.
     pub mtfa: u16,
-    /// Fields this project does not use (bytes 272 to 511).
-    pub reserved272: [u8; 240],
+    /// Fields this project does not use (bytes 272 to 339).
+    pub reserved272: [u8; 68],
+    /// Largest endurance group identifier.
+    pub endgidmax: u16,
+    /// Fields this project does not use (bytes 342 to 511).
+    pub reserved342: [u8; 170],
     /// Submission queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.
     pub sqes: u8,
     /// Completion queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.
@@ -243,6 +259,8 @@ const _: () = {
     assert!(offset_of!(IdentifyController, crdt) == 128);
     assert!(offset_of!(IdentifyController, oacs) == 256);
     assert!(offset_of!(IdentifyController, cctemp) == 268);
+    assert!(offset_of!(IdentifyController, ctratt) == 96);
+    assert!(offset_of!(IdentifyController, endgidmax) == 340);
     assert!(offset_of!(IdentifyController, sqes) == 512);
     assert!(offset_of!(IdentifyController, vwc) == 525);
     assert!(offset_of!(IdentifyController, sgls) == 536);
@@ -298,6 +316,12 @@ impl IdentifyController {
     #[must_use]
     pub fn nqn(&self) -> &str {
         text(&self.subnqn)
+    }
+
+    /// Controller attributes.
+    #[must_use]
+    pub const fn attributes(&self) -> Ctratt {
+        Ctratt::from_bits_retain(self.ctratt)
     }
 
     /// Optional admin commands.
@@ -363,7 +387,7 @@ pub struct IdentifyNamespace {
     pub ncap: u64,
     /// LBAs in use.
     pub nuse: u64,
-    /// Features.
+    /// Features, see [`IdentifyNamespace::OPTPERF`].
     pub nsfeat: u8,
     /// Number of LBA formats, zero-based.
     pub nlbaf_z: u8,
@@ -409,8 +433,10 @@ pub struct IdentifyNamespace {
     pub npda_z: u16,
     /// Optimal write size in LBAs, zero-based.
     pub nows_z: u16,
-    /// Fields this project does not use (bytes 74 to 103).
-    pub reserved74: [u8; 30],
+    /// Fields this project does not use (bytes 74 to 101).
+    pub reserved74: [u8; 28],
+    /// Endurance group; 0 = not reported.
+    pub endgid: u16,
     /// Namespace globally unique identifier.
     pub nguid: [u8; 16],
     /// IEEE extended unique identifier.
@@ -428,6 +454,8 @@ const _: () = {
     assert!(offset_of!(IdentifyNamespace, dlfeat) == 33);
     assert!(offset_of!(IdentifyNamespace, nvmcap) == 48);
     assert!(offset_of!(IdentifyNamespace, nows_z) == 72);
+    assert!(offset_of!(IdentifyNamespace, npdg_z) == 68);
+    assert!(offset_of!(IdentifyNamespace, endgid) == 102);
     assert!(offset_of!(IdentifyNamespace, nguid) == 104);
     assert!(offset_of!(IdentifyNamespace, lbaf) == 128);
 };
@@ -450,6 +478,9 @@ impl fmt::Debug for IdentifyNamespace {
 }
 
 impl IdentifyNamespace {
+    /// NSFEAT bit 4 (OPTPERF): NPWG, NPWA, NPDG, NPDA and NOWS are reported.
+    pub const OPTPERF: u8 = 1 << 4;
+
     /// Index of the format in use: bits 3:0 are the low, bits 6:5 the high part.
     #[must_use]
     pub const fn format_index(&self) -> usize {

@@ -7,8 +7,9 @@
 //!
 //! One module per part of the specification: [`ids`], [`reg`]isters, [`sqe`] and [`cqe`],
 //! [`status`], [`admin`] commands, [`identify`] data, [`nvm`] commands, [`prp`] and [`sgl`]
-//! descriptors, [`log`] pages. Driver and software controller share them, so a wrong layout here is
-//! wrong twice in the same way: sizes and offsets are therefore asserted beside each type.
+//! descriptors, [`log`] pages, Flexible Data Placement ([`fdp`]). Driver and software controller
+//! share them, so a wrong layout here is wrong twice in the same way: sizes and offsets are
+//! therefore asserted beside each type.
 //!
 //! # Invariants
 //!
@@ -19,8 +20,8 @@
 //!
 //! # Not implemented
 //!
-//! Metadata and protection information, fabrics, zoned and key-value command sets, directives,
-//! reservations, security commands.
+//! Metadata and protection information, fabrics, zoned and key-value command sets, the directive
+//! commands, reservations, security commands.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -34,6 +35,7 @@ mod open_enum;
 
 pub mod admin;
 pub mod cqe;
+pub mod fdp;
 pub mod identify;
 pub mod ids;
 pub mod log;

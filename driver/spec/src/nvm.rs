@@ -23,6 +23,8 @@ open_enum! {
         DATASET_MANAGEMENT = 0x09,
         /// Verify.
         VERIFY = 0x0c,
+        /// I/O Management Receive.
+        IO_MANAGEMENT_RECEIVE = 0x12,
     }
 }
 
@@ -65,6 +67,28 @@ impl BlockRange {
     #[must_use]
     pub const fn lbas(self) -> Lbas {
         Lbas(self.nlb_z as u32 + 1)
+    }
+}
+
+open_enum! {
+    /// Directive types.
+    DirectiveType: u8 {
+        /// The command has no directive.
+        NONE = 0,
+        /// Streams.
+        STREAMS = 1,
+        /// Data Placement: DSPEC is a Placement Identifier.
+        DATA_PLACEMENT = 2,
+    }
+}
+
+command_dwords! {
+    /// The directive of a write.
+    Directive {
+        /// Directive type (DTYPE).
+        kind: DirectiveType = cdw12[20, 4];
+        /// Directive specific (DSPEC).
+        specific: u16 = cdw13[16, 16];
     }
 }
 

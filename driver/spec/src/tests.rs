@@ -5,8 +5,9 @@ use std::format;
 use crate::{
     admin::*,
     cqe::Cqe,
+    fdp::{IoManagementReceive, ManagementOperation},
     ids::*,
-    nvm::{BlockRange, DatasetManagement, NvmOpcode},
+    nvm::{BlockRange, DatasetManagement, Directive, DirectiveType, NvmOpcode},
     prp::PrpEntry,
     reg::{self, Aqa, Cap, Cc, Csts, Version},
     sgl::{SglDescriptor, SglKind},
@@ -105,12 +106,18 @@ fn dword_views_round_trip() {
         GetFeatures { fid: FeatureId(0xc0), select: FeatureSelect::SUPPORTED } => GetFeatures,
         GetLogPage {
             lid: LogPageId::SMART, lsp: 0x7f, rae: true, numd_z: 0x8765_4321, offset: u64::MAX - 3,
+            lsi: 0x1234,
         } => GetLogPage,
         FormatNvm { lbaf: 0x3e, mset: 1, pi: 5, ses: 2 } => FormatNvm,
         BlockRange { slba: u64::MAX - 7, nlb_z: 0xffff, deac: true, fua: true, lr: false }
             => BlockRange,
+        Directive { kind: DirectiveType::DATA_PLACEMENT, specific: 0x8001 } => Directive,
+        IoManagementReceive { operation: ManagementOperation(0xff), specific: 0x8001, numd_z: !1 }
+            => IoManagementReceive,
         DatasetManagement { nr_z: 255, deallocate: true } => DatasetManagement,
     }
+    let mode = FdpMode { enabled: true, configuration: 0x81 };
+    assert_eq!((FdpMode::from_dword(mode.to_dword()), mode.to_dword()), (mode, 0x8101));
     let event = AsyncEvent { kind: AsyncEventKind::SMART, info: 1, log_page: LogPageId::SMART };
     assert_eq!(AsyncEvent::from_dword(event.to_dword()), event);
     let queues = NumberOfQueues { nsq_z: 7, ncq_z: 0xffff };

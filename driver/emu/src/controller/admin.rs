@@ -61,7 +61,7 @@ impl Controller {
     }
 
     /// Copies `from` to the host, followed by zeroes up to `len` bytes.
-    fn deliver(
+    pub(super) fn deliver(
         &self,
         dma: &DmaAccess<'_>,
         sqe: &Sqe,

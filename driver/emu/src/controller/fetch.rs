@@ -2,7 +2,7 @@
 //! "Queuing", "Command Arbitration"; PCIe Transport, "Doorbell Stride").
 
 use nvme_driver::Nanos;
-use nvme_spec::{nvm::NvmOpcode, sqe::Sqe, status::Status};
+use nvme_spec::{sqe::Sqe, status::Status};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -287,8 +287,9 @@ impl Controller {
     }
 }
 
-/// Whether the command is one that a crash before or after it tells apart.
+/// Whether the command is one that a crash before or after it tells apart: none that only returns
+/// data (bits 1:0 of the opcode are 10b).
 #[inline]
 fn changes_medium(ticket: &Ticket) -> bool {
-    ticket.sqid != 0 && NvmOpcode(ticket.opcode) != NvmOpcode::READ
+    ticket.sqid != 0 && ticket.opcode & 3 != 2
 }

@@ -64,6 +64,7 @@ impl Controller {
             NvmOpcode::READ | NvmOpcode::WRITE => self.read_write(dma, now, ticket, sqe, fault),
             NvmOpcode::FLUSH => self.flush(now, ticket, sqe),
             NvmOpcode::WRITE_ZEROES => self.write_zeroes(now, ticket, sqe),
+            NvmOpcode::IO_MANAGEMENT_RECEIVE => self.io_management_receive(dma, sqe),
             NvmOpcode::DATASET_MANAGEMENT => self.dataset_management(dma, now, ticket, sqe),
             _ => Err(Status::INVALID_OPCODE),
         }
@@ -72,7 +73,7 @@ impl Controller {
 
     /// Index of the namespace that `sqe` is about.
     #[inline]
-    fn namespace_index(&self, sqe: &Sqe) -> Result<usize, Status> {
+    pub(super) fn namespace_index(&self, sqe: &Sqe) -> Result<usize, Status> {
         // "Namespace Identifier": 0 and FFFFFFFFh wrap to indices that do not exist.
         let index = sqe.nsid.wrapping_sub(1) as usize;
         match self.namespaces.get(index) {
@@ -93,6 +94,7 @@ impl Controller {
         fault: DataFault,
     ) -> Result<Flow, Status> {
         let index = self.namespace_index(sqe)?;
+        let placement = self.placement_handle(sqe)?;
         let namespace = &mut self.namespaces[index];
         let range = BlockRange::from_sqe(sqe);
         let lbas = u64::from(range.lbas().0);
@@ -118,7 +120,7 @@ impl Controller {
             return Err(status);
         }
         let token = self.commands.next_token();
-        let op = MediaOp { token, kind, offset, len, sg_list, placement: 0, fault };
+        let op = MediaOp { token, kind, offset, len, sg_list, placement, fault };
         Ok(match namespace.submit(op, now) {
             Some(mut done) => {
                 let outcome = outcome(sqe.opcode, &done, bytes);

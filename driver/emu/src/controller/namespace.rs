@@ -20,6 +20,8 @@ pub(super) struct Namespace {
     pub lba_shift: u8,
     /// Size in blocks.
     pub lbas: u64,
+    /// Bytes that deallocations should be multiples of.
+    pub deallocate_bytes: Option<u32>,
     /// Being formatted: other commands are refused.
     pub formatting: bool,
 }
@@ -29,7 +31,8 @@ impl Namespace {
         let media = GpuCopies::new(Overlay::new(config.media), copies.cloned());
         let capacity = media.capacity_bytes();
         let lba_shift = config.lba_bytes.trailing_zeros() as u8;
-        Self { media, capacity, lba_shift, lbas: capacity >> lba_shift, formatting: false }
+        let (lbas, deallocate_bytes) = (capacity >> lba_shift, config.deallocate_bytes);
+        Self { media, capacity, lba_shift, lbas, deallocate_bytes, formatting: false }
     }
 
     /// Bytes that blocks of the current size fill.

@@ -13,6 +13,7 @@ mod garbage;
 #[path = "../../tests/gpu/mod.rs"]
 mod gpu;
 mod lifecycle;
+mod placement;
 mod queues;
 mod reset;
 mod sgl;

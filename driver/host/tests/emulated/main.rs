@@ -8,6 +8,7 @@ mod health;
 mod io;
 mod limits;
 mod passthrough;
+mod placement;
 mod retry;
 mod seams;
 mod soak;

@@ -2,7 +2,8 @@
 
 use nvme_spec::{
     admin::{
-        FeatureCapabilities, FeatureId, FeatureSelect, GetFeatures, NumberOfQueues, SetFeatures,
+        FdpMode, FeatureCapabilities, FeatureId, FeatureSelect, GetFeatures, NumberOfQueues,
+        SetFeatures,
     },
     ids::Nsid,
     sqe::Sqe,
@@ -13,6 +14,7 @@ use super::{
     super::{
         Controller,
         command::{Flow, Outcome},
+        placement::ENDURANCE_GROUP,
     },
     identify::{OAES, WCTEMP},
 };
@@ -71,8 +73,10 @@ pub(in super::super) struct Features {
     vectors: Vec<Value>,
     write_atomicity: Value,
     events: Value,
+    placement: Value,
     queues_max: u16,
     has_write_cache: bool,
+    has_placement: bool,
 }
 
 impl Features {
@@ -92,8 +96,11 @@ impl Features {
             vectors: (0..config.vectors).map(vector).collect(),
             write_atomicity: Value::new(0),
             events: Value::new(0),
+            // Configuration 0, enabled.
+            placement: Value::new(FdpMode { enabled: true, configuration: 0 }.to_dword()),
             queues_max: config.io_queues_max,
             has_write_cache: config.vwc,
+            has_placement: config.placement.is_some(),
         }
     }
 
@@ -161,6 +168,7 @@ impl Features {
             FeatureId::INTERRUPT_VECTOR_CONFIG => Traits { mask: COALESCING_DISABLED, ..fixed },
             FeatureId::WRITE_ATOMICITY => Traits { mask: 1, ..fixed },
             FeatureId::ASYNC_EVENT_CONFIG => Traits { mask: SMART_WARNINGS | OAES, ..fixed },
+            FeatureId::FLEXIBLE_DATA_PLACEMENT if self.has_placement => fixed,
             _ => return Err(Status::INVALID_FIELD),
         })
     }
@@ -186,6 +194,9 @@ impl Features {
             }
             FeatureId::WRITE_ATOMICITY => &mut self.write_atomicity,
             FeatureId::ASYNC_EVENT_CONFIG => &mut self.events,
+            FeatureId::FLEXIBLE_DATA_PLACEMENT if dword as u16 == ENDURANCE_GROUP => {
+                &mut self.placement
+            }
             _ => return Err(Status::INVALID_FIELD),
         })
     }
@@ -251,6 +262,8 @@ impl Controller {
                 new = self.features.grant(value)?;
                 dw0 = new;
             }
+            // "Flexible Data Placement": only while the endurance group has no namespaces.
+            FeatureId::FLEXIBLE_DATA_PLACEMENT => return Err(Status::COMMAND_SEQUENCE_ERROR),
             FeatureId::POWER_MANAGEMENT if new != 0 => return Err(Status::INVALID_FIELD),
             // DULBE (bit 16) needs NSFEAT bit 2.
             FeatureId::ERROR_RECOVERY if value & 1 << 16 != 0 => {

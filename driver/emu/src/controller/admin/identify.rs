@@ -3,7 +3,7 @@
 use nvme_spec::{
     admin::{Cns, Identify},
     identify::{
-        ActiveNamespaces, IdentifyController, IdentifyNamespace, LbaFormat, Oacs, Oncs, Vwc,
+        ActiveNamespaces, Ctratt, IdentifyController, IdentifyNamespace, LbaFormat, Oacs, Oncs, Vwc,
     },
     sqe::Sqe,
     status::Status,
@@ -114,6 +114,10 @@ impl Controller {
         let lies = &self.faults.plan().identify;
         let identity = &self.identity;
         let vwc = if identity.vwc { Vwc::PRESENT } else { Vwc::empty() };
+        let attributes = match self.placement {
+            Some(_) => Ctratt::ENDURANCE_GROUPS | Ctratt::FLEXIBLE_DATA_PLACEMENT,
+            None => Ctratt::empty(),
+        };
         let optional = Oncs::DATASET_MANAGEMENT | Oncs::WRITE_ZEROES | Oncs::FEATURE_SAVE;
         let mut data = IdentifyController {
             vid: 0x1af4,
@@ -127,6 +131,8 @@ impl Controller {
             ver: VERSION.0,
             rtd3e: RTD3E_US,
             oaes: OAES,
+            ctratt: attributes.bits(),
+            endgidmax: self.endurance_group(),
             cntrltype: 1,
             oacs: Oacs::FORMAT.bits(),
             acl_z: ACL_Z,
@@ -161,7 +167,14 @@ impl Controller {
         let lies = &self.faults.plan().identify;
         let lbas = lies.nsze.unwrap_or(namespace.lbas);
         let index = LBA_SHIFTS.iter().position(|shift| *shift == namespace.lba_shift);
+        // Preferred Deallocate Granularity and Alignment, zero-based. Writes have no preference.
+        let advice = namespace.deallocate_bytes.map(|bytes| (bytes >> namespace.lba_shift) - 1);
+        let advice_z = advice.unwrap_or(0) as u16;
         let mut data = IdentifyNamespace {
+            nsfeat: if advice.is_some() { IdentifyNamespace::OPTPERF } else { 0 },
+            npdg_z: advice_z,
+            npda_z: advice_z,
+            endgid: self.endurance_group(),
             nsze: lbas,
             ncap: lbas,
             nuse: lbas,

@@ -115,7 +115,7 @@ impl Controller {
         }
         let mut page = [0u8; PAGE];
         let len = match command.lid {
-            LogPageId::SUPPORTED_LOG_PAGES => supported_pages(&mut page),
+            LogPageId::SUPPORTED_LOG_PAGES => supported_pages(&mut page, self.placement.is_some()),
             LogPageId::ERROR => self.error_page(&mut page),
             LogPageId::SMART => put(&mut page, self.smart(now).as_bytes()),
             LogPageId::FIRMWARE_SLOT => {
@@ -124,7 +124,8 @@ impl Controller {
                 put(&mut page, log.as_bytes())
             }
             LogPageId::CHANGED_NAMESPACES => self.changed_page(&mut page),
-            LogPageId::COMMANDS_SUPPORTED => commands_page(&mut page),
+            LogPageId::COMMANDS_SUPPORTED => commands_page(&mut page, self.placement.is_some()),
+            LogPageId::FDP_CONFIGURATIONS => self.fdp_page(&mut page, command.lsi)?,
             _ => return Err(Status::INVALID_LOG_PAGE),
         };
         // "Log Page Offset": a multiple of a dword, inside the page.
@@ -196,7 +197,8 @@ fn put(page: &mut [u8; PAGE], bytes: &[u8]) -> usize {
 }
 
 /// "Supported Log Pages": a dword per page, bit 0 = supported.
-fn supported_pages(page: &mut [u8; PAGE]) -> usize {
+fn supported_pages(page: &mut [u8; PAGE], placement: bool) -> usize {
+    page[4 * usize::from(LogPageId::FDP_CONFIGURATIONS.0)] = placement.into();
     for lid in [
         LogPageId::SUPPORTED_LOG_PAGES,
         LogPageId::ERROR,
@@ -211,7 +213,7 @@ fn supported_pages(page: &mut [u8; PAGE]) -> usize {
 }
 
 /// "Commands Supported and Effects": a dword per opcode, admin commands first.
-fn commands_page(page: &mut [u8; PAGE]) -> usize {
+fn commands_page(page: &mut [u8; PAGE], placement: bool) -> usize {
     const SUPPORTED: u8 = 1;
     const CHANGES_DATA: u8 = 1 << 1;
     const CHANGES_NAMESPACE: u8 = 1 << 2;
@@ -237,6 +239,7 @@ fn commands_page(page: &mut [u8; PAGE]) -> usize {
         (NvmOpcode::WRITE, SUPPORTED | CHANGES_DATA),
         (NvmOpcode::WRITE_ZEROES, SUPPORTED | CHANGES_DATA),
         (NvmOpcode::DATASET_MANAGEMENT, SUPPORTED | CHANGES_DATA),
+        (NvmOpcode::IO_MANAGEMENT_RECEIVE, if placement { SUPPORTED } else { 0 }),
     ] {
         page[1024 + 4 * usize::from(opcode.0)] = effects;
     }

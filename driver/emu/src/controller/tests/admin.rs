@@ -25,7 +25,7 @@ fn get(fid: FeatureId, select: FeatureSelect) -> Sqe {
 
 fn log(lid: LogPageId, bytes: u32, offset: u64, memory: Iova) -> Sqe {
     let mut sqe = command(AdminOpcode::GET_LOG_PAGE, u32::MAX).with_prps(memory.0, 0);
-    GetLogPage { lid, lsp: 0, rae: false, numd_z: bytes / 4 - 1, offset }.write_to(&mut sqe);
+    GetLogPage { lid, numd_z: bytes / 4 - 1, offset, ..GetLogPage::default() }.write_to(&mut sqe);
     sqe
 }
 

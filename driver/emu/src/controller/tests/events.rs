@@ -19,7 +19,7 @@ fn set(fid: FeatureId, value: u32) -> Sqe {
 fn acknowledge(host: &mut Host, lid: LogPageId, rae: bool) -> Vec<u8> {
     let page = host.alloc(PAGE);
     let mut sqe = command(AdminOpcode::GET_LOG_PAGE, 0).with_prps(at(&page).0, 0);
-    GetLogPage { lid, lsp: 0, rae, numd_z: 1023, offset: 0 }.write_to(&mut sqe);
+    GetLogPage { lid, rae, numd_z: 1023, ..GetLogPage::default() }.write_to(&mut sqe);
     assert_eq!(host.admin_status(sqe), Status::SUCCESS);
     host.read(at(&page), PAGE)
 }

@@ -1,0 +1,106 @@
+//! Flexible Data Placement (Base, "Flexible Data Placement"): one endurance group with all
+//! namespaces, one reclaim group, and a placement handle of each namespace for each reclaim unit
+//! handle. So a Placement Identifier is the number of a handle.
+
+use nvme_spec::{
+    fdp::{
+        FdpConfiguration, FdpConfigurationsHeader, IoManagementReceive, ManagementOperation,
+        RuhStatus, RuhStatusHeader,
+    },
+    nvm::{Directive, DirectiveType, NvmOpcode},
+    sqe::Sqe,
+    status::Status,
+};
+use zerocopy::IntoBytes;
+
+use super::{
+    Controller,
+    command::{Flow, Outcome},
+};
+use crate::domain::DmaAccess;
+
+/// The endurance group that all namespaces are in.
+pub(super) const ENDURANCE_GROUP: u16 = 1;
+
+impl Controller {
+    /// ENDGID, and ENDGIDMAX.
+    pub(super) fn endurance_group(&self) -> u16 {
+        if self.placement.is_some() { ENDURANCE_GROUP } else { 0 }
+    }
+
+    /// The placement handle that a command names.
+    pub(super) fn placement_handle(&self, sqe: &Sqe) -> Result<u16, Status> {
+        let Directive { kind, specific } = Directive::from_sqe(sqe);
+        if NvmOpcode(sqe.opcode) != NvmOpcode::WRITE {
+            return Ok(0);
+        }
+        match (kind, self.placement) {
+            (DirectiveType::NONE, _) => Ok(0),
+            // An identifier that is not valid is no error: the controller chooses.
+            (DirectiveType::DATA_PLACEMENT, Some(placement)) => {
+                Ok(if specific < placement.handles { specific } else { 0 })
+            }
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// "I/O Management Receive command".
+    pub(super) fn io_management_receive(
+        &mut self,
+        dma: &DmaAccess<'_>,
+        sqe: &Sqe,
+    ) -> Result<Flow, Status> {
+        let index = self.namespace_index(sqe)?;
+        let placement = self.placement.ok_or(Status::INVALID_OPCODE)?;
+        let command = IoManagementReceive::from_sqe(sqe);
+        let bytes = (u64::from(command.numd_z) + 1) * 4;
+        match command.operation {
+            ManagementOperation::NONE => return Ok(Flow::Done(Outcome::OK)),
+            ManagementOperation::RECLAIM_UNIT_HANDLE_STATUS => {}
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        if bytes > self.transfer_bytes_max {
+            return Err(Status::INVALID_FIELD);
+        }
+        let ruamw = placement.reclaim_unit_bytes >> self.namespaces[index].lba_shift;
+        let header = RuhStatusHeader { descriptors: placement.handles, ..Default::default() };
+        let mut status = header.as_bytes().to_vec();
+        for pid in 0..placement.handles {
+            let handle = RuhStatus { pid, ruhid: pid, ruamw, ..Default::default() };
+            status.extend_from_slice(handle.as_bytes());
+        }
+        self.deliver(dma, sqe, &status, bytes)
+    }
+
+    /// "FDP Configurations": one, of one reclaim group.
+    pub(super) fn fdp_page(&self, page: &mut [u8], group: u16) -> Result<usize, Status> {
+        let placement = self.placement.ok_or(Status::INVALID_LOG_PAGE)?;
+        if group != ENDURANCE_GROUP {
+            return Err(Status::INVALID_FIELD);
+        }
+        let (header, handles) = (size_of::<FdpConfigurationsHeader>(), placement.handles);
+        // A dword for each handle, padded to a multiple of 8 bytes.
+        let all = (size_of::<FdpConfiguration>() + 4 * usize::from(handles)).next_multiple_of(8);
+        let configurations =
+            FdpConfigurationsHeader { size: (header + all) as u32, ..Default::default() };
+        let configuration = FdpConfiguration {
+            size: all as u16,
+            attributes: FdpConfiguration::VALID,
+            reclaim_groups: 1,
+            reclaim_unit_handles: handles,
+            placement_ids_max_z: handles - 1,
+            namespaces_max: self.namespaces.len() as u32,
+            reclaim_unit_bytes: placement.reclaim_unit_bytes,
+            ..FdpConfiguration::default()
+        };
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            page[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(configurations.as_bytes());
+        put(configuration.as_bytes());
+        (0..handles).for_each(|_| put(FdpConfiguration::INITIALLY_ISOLATED.as_bytes()));
+        Ok(header + all)
+    }
+}

@@ -1,0 +1,128 @@
+//! Flexible Data Placement (Base, "Flexible Data Placement"; ratified first as TP4146).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+open_enum! {
+    /// What an I/O Management Receive is to return (MO).
+    ManagementOperation: u8 {
+        /// Nothing.
+        NONE = 0,
+        /// [`RuhStatusHeader`] and a [`RuhStatus`] for each Placement Identifier.
+        RECLAIM_UNIT_HANDLE_STATUS = 1,
+    }
+}
+
+command_dwords! {
+    /// I/O Management Receive: CDW10 and CDW11.
+    IoManagementReceive {
+        /// Management operation.
+        operation: ManagementOperation = cdw10[0, 8];
+        /// Management operation specific (MOS).
+        specific: u16 = cdw10[16, 16];
+        /// Dwords to return, zero-based (NUMD).
+        numd_z: u32 = cdw11[0, 32];
+    }
+}
+
+/// Header of the Reclaim Unit Handle Status, 16 bytes.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct RuhStatusHeader {
+    /// Reserved.
+    pub reserved0: [u8; 14],
+    /// Descriptors that follow (NRUHSD): placement handles of the namespace times reclaim groups.
+    pub descriptors: u16,
+}
+
+const _: () = assert!(size_of::<RuhStatusHeader>() == 16);
+
+/// Descriptor of the Reclaim Unit Handle Status, 32 bytes.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct RuhStatus {
+    /// Placement Identifier: what a write names.
+    pub pid: u16,
+    /// Reclaim unit handle that it stands for.
+    pub ruhid: u16,
+    /// Estimated active reclaim unit time remaining; 0 = not reported.
+    pub earutr: u32,
+    /// LBAs that the reclaim unit has room for.
+    pub ruamw: u64,
+    /// Reserved.
+    pub reserved16: [u8; 16],
+}
+
+const _: () = assert!(size_of::<RuhStatus>() == 32);
+
+/// Header of the log page FDP Configurations, 16 bytes.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FdpConfigurationsHeader {
+    /// Configurations that follow, zero-based (NUMFDPC).
+    pub configurations_z: u16,
+    /// Version of the page: 0.
+    pub version: u8,
+    /// Reserved.
+    pub reserved3: u8,
+    /// Bytes of the page, this header included.
+    pub size: u32,
+    /// Reserved.
+    pub reserved8: [u8; 8],
+}
+
+const _: () = assert!(size_of::<FdpConfigurationsHeader>() == 16);
+
+/// One FDP configuration, 64 bytes. A dword for each reclaim unit handle follows it, with the type
+/// of the handle in the lowest byte, and then vendor specific bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FdpConfiguration {
+    /// Bytes of this configuration, and what follows it (DSZE).
+    pub size: u16,
+    /// Attributes: bits of a Placement Identifier that are the reclaim group in bits 3:0 (RGIF),
+    /// [`FdpConfiguration::VALID`].
+    pub attributes: u8,
+    /// Vendor specific bytes at the end.
+    pub vendor_bytes: u8,
+    /// Reclaim groups (NRG).
+    pub reclaim_groups: u32,
+    /// Reclaim unit handles (NRUH).
+    pub reclaim_unit_handles: u16,
+    /// Placement Identifiers that a namespace may have, zero-based (MAXPIDS).
+    pub placement_ids_max_z: u16,
+    /// Namespaces that the endurance group may have (NNSS).
+    pub namespaces_max: u32,
+    /// Bytes of a reclaim unit (RUNS).
+    pub reclaim_unit_bytes: u64,
+    /// Estimated reclaim unit time limit; 0 = not reported.
+    pub erutl: u32,
+    /// Reserved.
+    pub reserved28: [u8; 36],
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<FdpConfiguration>() == 64);
+    assert!(offset_of!(FdpConfiguration, reclaim_unit_handles) == 8);
+    assert!(offset_of!(FdpConfiguration, reclaim_unit_bytes) == 16);
+    assert!(offset_of!(FdpConfiguration, erutl) == 24);
+};
+
+impl Default for FdpConfiguration {
+    fn default() -> Self {
+        zerocopy::FromZeros::new_zeroed()
+    }
+}
+
+impl FdpConfiguration {
+    /// Attribute: the configuration can be used.
+    pub const VALID: u8 = 1 << 7;
+    /// Type of a reclaim unit handle: data that the controller moves may mix with that of others.
+    pub const INITIALLY_ISOLATED: u32 = 1;
+}
