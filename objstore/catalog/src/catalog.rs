@@ -1,5 +1,6 @@
 //! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
 
+mod budget;
 mod drop;
 mod entry;
 mod error;
@@ -7,24 +8,28 @@ mod handle;
 mod log;
 mod recovery;
 mod sharing;
+mod snapshot;
 mod table;
 mod usage;
 mod write;
 
 use std::collections::HashMap;
 
+pub use budget::WriteBudget;
 pub use error::CatalogError;
 pub use log::Group;
-pub use recovery::SnapshotCursor;
+pub use snapshot::SnapshotCursor;
 pub use usage::{CatalogCounts, Usage};
 pub use write::{Reported, Write, WriteId};
 
 use self::{
+    budget::Bucket,
     drop::Sweep,
     entry::{Entry, Space, State},
     handle::Handles,
     log::Log,
     sharing::Tenant,
+    snapshot::Bands,
     table::KeyTable,
     write::Writing,
 };
@@ -33,7 +38,7 @@ use crate::{
     ids::{FileId, Lsn, NamespaceId},
     index::Found,
     key::BlockKey,
-    policy::{Lru, Policy},
+    policy::{Policy, PolicyKind},
 };
 
 /// Keys of which the cache misses overlap: about what a core has in flight at once.
@@ -54,6 +59,10 @@ pub struct CatalogConfig {
     pub files_ahead: u32,
     /// Makes it unpredictable which keys share a slot of the hash table.
     pub seed: u64,
+    /// How victims are chosen.
+    pub policy: PolicyKind,
+    /// How much may be written; `None`: as much as is asked for.
+    pub write_budget: Option<WriteBudget>,
 }
 
 /// A reference on files, for as long as they are read.
@@ -102,6 +111,10 @@ pub struct Catalog {
     checksums: Vec<u32>,
     pool: FilePool,
     policy: Box<dyn Policy>,
+    /// Files that the policy was given so far: its clock.
+    inserted: u64,
+    bands: Bands,
+    bucket: Option<Bucket>,
     namespaces: Vec<Tenant>,
     by_digest: HashMap<[u8; 32], NamespaceId>,
     spaces: Vec<Space>,
@@ -132,7 +145,10 @@ impl Catalog {
             table: KeyTable::new(files, config.seed),
             checksums: vec![0; files as usize * words_per_file as usize],
             pool: FilePool::new(files),
-            policy: Box::new(Lru::new(files)),
+            policy: config.policy.policy(files),
+            inserted: 0,
+            bands: Bands::default(),
+            bucket: config.write_budget.map(Bucket::new),
             namespaces: Vec::new(),
             by_digest: HashMap::new(),
             spaces: Vec::new(),
@@ -188,7 +204,9 @@ impl Catalog {
         }
         for file in files.iter().rev() {
             self.refer(*file);
-            self.touch(namespace, *file);
+            if !self.entry(*file).pinned {
+                self.policy.touch(namespace.0, *file);
+            }
         }
         let tenant = &mut self.namespaces[namespace.0 as usize];
         tenant.asked += keys.len() as u64;
@@ -308,10 +326,17 @@ impl Catalog {
         let namespace = self.spaces[space as usize].namespace;
         match pinned {
             true => self.policy.remove(namespace, file),
-            false => self.policy.insert(namespace, file),
+            false => self.hand_to_policy(NamespaceId(namespace), file),
         }
         self.change(file, |entry| entry.pinned = pinned);
         self.log.push(&crate::record::Record::Pin { file, pinned });
+    }
+
+    /// It is `now_ns` on any clock that does not go back. Only the write budget asks for the time.
+    pub fn advance(&mut self, now_ns: u64) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.advance(now_ns);
+        }
     }
 
     /// The records to be written next, as one group of at most `max_bytes` (or one record). They
@@ -387,12 +412,16 @@ impl Catalog {
         self.change(file, |entry| entry.refs += 1);
     }
 
-    /// Tells the policy of a use, unless it does not have the file.
-    fn touch(&mut self, namespace: NamespaceId, file: FileId) {
+    /// A stored file is evicted from now on when the policy says so.
+    fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
+        self.policy.insert(namespace.0, file, self.hash_of(file));
+        self.inserted += 1;
+    }
+
+    /// The hash of a file's key.
+    fn hash_of(&self, file: FileId) -> u64 {
         let entry = self.entry(file);
-        if entry.state == State::Stored && !entry.pinned && self.is_current(entry.space) {
-            self.policy.touch(namespace.0, file);
-        }
+        self.table.hash(entry.space, &entry.key)
     }
 
     fn let_go(&mut self, file: FileId) {

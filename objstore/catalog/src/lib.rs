@@ -29,7 +29,7 @@ mod shape;
 pub use block_io::{BlockAction, BlockError, BlockIo};
 pub use catalog::{
     Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Reference, ReferenceId, Reported,
-    SnapshotCursor, Usage, Write, WriteId,
+    SnapshotCursor, Usage, Write, WriteBudget, WriteId,
 };
 pub use error::LayoutError;
 pub use file_pool::FilePool;
@@ -38,6 +38,6 @@ pub use index::{Found, Index, IndexCounts, Position};
 pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
 pub use namespace::Namespace;
-pub use policy::{Lru, Policy};
+pub use policy::PolicyKind;
 pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, Words};
 pub use shape::{KvShape, ROWS_MAX};

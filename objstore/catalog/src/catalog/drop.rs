@@ -1,9 +1,12 @@
 //! Ways a block leaves: evicted, removed, lost, or with all of its namespace.
 
+use std::{cmp::Ordering, collections::BinaryHeap};
+
 use super::{Catalog, CatalogError, State};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
+    policy::Candidate,
     record::Record,
 };
 
@@ -17,6 +20,33 @@ pub struct Sweep {
     /// Entries to look at before all has been seen.
     left: u32,
 }
+
+/// What a namespace would evict next. The greatest goes first.
+struct Next {
+    candidate: Candidate,
+    namespace: NamespaceId,
+}
+
+impl Ord for Next {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = other.candidate.order(&self.candidate);
+        order.then(other.namespace.cmp(&self.namespace))
+    }
+}
+
+impl PartialOrd for Next {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Next {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Next {}
 
 impl Catalog {
     /// Evicts up to `files` files: of one namespace, or of those that should have least, files of
@@ -119,42 +149,59 @@ impl Catalog {
         self.sweep.left = self.config.files;
     }
 
+    /// Evicts what is worth least, of all namespaces.
     pub(super) fn evict_any(&mut self, files: u32) -> u32 {
         let mut victims = Vec::new();
-        while victims.len() < files as usize {
-            let candidates = self.namespaces.iter().enumerate().filter_map(|(at, tenant)| {
-                let space = &self.spaces[tenant.space as usize];
-                let share = (u64::from(space.stored) << 32) / u64::from(tenant.weight);
-                (space.evictable > 0).then_some((share, at))
-            });
-            let Some((_, at)) = candidates.max() else { break };
-            let Some(file) = self.take_victim(NamespaceId(at as u32)) else { break };
-            victims.push(file);
+        let namespaces = (0..self.namespaces.len() as u32).map(NamespaceId);
+        let mut next: BinaryHeap<Next> =
+            namespaces.filter_map(|namespace| self.next_victim(namespace)).collect();
+        while victims.len() < files as usize
+            && let Some(Next { candidate, namespace }) = next.pop()
+        {
+            self.take_victim(namespace, candidate.file);
+            victims.push(candidate.file);
+            next.extend(self.next_victim(namespace));
         }
-        self.log_evicted(&mut victims)
+        self.log_dropped(&mut victims);
+        victims.len() as u32
     }
 
     pub(super) fn evict_from(&mut self, namespace: NamespaceId, files: u32) -> u32 {
-        let victims = (0..files).map_while(|_| self.take_victim(namespace));
-        let mut victims: Vec<FileId> = victims.collect();
-        self.log_evicted(&mut victims)
+        let mut victims = Vec::new();
+        while victims.len() < files as usize
+            && let Some(Next { candidate, .. }) = self.next_victim(namespace)
+        {
+            self.take_victim(namespace, candidate.file);
+            victims.push(candidate.file);
+        }
+        self.log_dropped(&mut victims);
+        victims.len() as u32
     }
 
-    fn take_victim(&mut self, namespace: NamespaceId) -> Option<FileId> {
-        let tenant = &mut self.namespaces[namespace.0 as usize];
+    fn next_victim(&mut self, namespace: NamespaceId) -> Option<Next> {
+        let tenant = &self.namespaces[namespace.0 as usize];
         if self.spaces[tenant.space as usize].evictable == 0 {
             return None;
         }
-        let entries = &self.entries;
-        let file = self.policy.evict(namespace.0, &|file| entries[file.at()].refs == 0)?;
-        tenant.evicted += 1;
-        self.take_key(file);
+        let may_go = |file: FileId| self.entries[file.at()].refs == 0;
+        let candidate = self.policy.candidate(namespace.0, tenant.weight, &may_go)?;
+        Some(Next { candidate, namespace })
+    }
+
+    fn take_victim(&mut self, namespace: NamespaceId, file: FileId) {
+        self.policy.evict(namespace.0, file, self.hash_of(file));
+        self.namespaces[namespace.0 as usize].evicted += 1;
+        self.doom(file);
+    }
+
+    /// Takes the key from a file.
+    pub(super) fn doom(&mut self, file: FileId) {
+        self.table.remove(self.hash_of(file), file);
         self.change(file, |entry| entry.state = State::Doomed);
-        Some(file)
     }
 
     /// Makes the records for files that lost their keys, and lets them go.
-    fn log_evicted(&mut self, files: &mut [FileId]) -> u32 {
+    fn log_dropped(&mut self, files: &mut [FileId]) {
         files.sort_unstable();
         for run in files.chunk_by(|a, b| a.0 + 1 == b.0) {
             self.log.push(&Record::Evict { first: run[0], count: run.len() as u32 });
@@ -164,7 +211,6 @@ impl Catalog {
                 self.set_free(*file);
             }
         }
-        files.len() as u32
     }
 
     fn drop_files(&mut self, files: &[FileId]) {
@@ -173,16 +219,9 @@ impl Catalog {
             if !entry.pinned {
                 self.policy.remove(self.spaces[entry.space as usize].namespace, *file);
             }
-            self.take_key(*file);
-            self.change(*file, |entry| entry.state = State::Doomed);
+            self.doom(*file);
         }
-        self.log_evicted(&mut files.to_vec());
-    }
-
-    /// Takes a file out of the hash table.
-    pub(super) fn take_key(&mut self, file: FileId) {
-        let entry = self.entry(file);
-        self.table.remove(self.table.hash(entry.space, &entry.key), file);
+        self.log_dropped(&mut files.to_vec());
     }
 
     /// A doomed file that nobody uses any more goes to limbo, or at once.
@@ -221,8 +260,7 @@ impl Catalog {
             if entry.state != State::Stored || self.is_current(entry.space) {
                 continue;
             }
-            self.take_key(file);
-            self.change(file, |entry| entry.state = State::Doomed);
+            self.doom(file);
             if entry.refs == 0 {
                 self.set_free(file);
                 found += 1;

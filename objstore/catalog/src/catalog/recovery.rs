@@ -1,19 +1,12 @@
-//! The way back from records, and the way of the whole state into records.
+//! The way back from records.
 
-use super::{Catalog, CatalogError, Entry, State, sharing};
+use super::{Catalog, CatalogError, Entry, State};
 use crate::{
     file_pool::FilePool,
     ids::{FileId, NamespaceId},
     key::BlockKey,
     record::{Record, Words},
 };
-
-/// How far a snapshot got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SnapshotCursor {
-    namespaces: u32,
-    files: u32,
-}
 
 impl Catalog {
     /// Takes over one record of the journal. Only for a catalog that was used for nothing else;
@@ -130,7 +123,7 @@ impl Catalog {
             if self.is_current(before.space) {
                 return Err(damaged("is for a file that holds another key"));
             }
-            self.take_key(file);
+            self.doom(file);
             self.reset(file);
         }
         let first = file.at() * self.config.words_per_file as usize;
@@ -141,7 +134,9 @@ impl Catalog {
             self.table.insert(self.table.hash(space, &key), file);
             let new = Entry { key, space, state: State::Stored, ..Entry::FREE };
             self.change(file, |entry| *entry = new);
-            self.policy.insert(namespace.0, file);
+            self.hand_to_policy(namespace, file);
+        } else if !before.pinned {
+            self.policy.refresh(namespace.0, file);
         }
         Ok(())
     }
@@ -151,7 +146,7 @@ impl Catalog {
         if !entry.pinned {
             self.policy.remove(self.spaces[entry.space as usize].namespace, file);
         }
-        self.take_key(file);
+        self.doom(file);
         self.reset(file);
     }
 
@@ -160,7 +155,7 @@ impl Catalog {
         let namespace = self.spaces[entry.space as usize].namespace;
         match (entry.pinned, pinned) {
             (false, true) => self.policy.remove(namespace, file),
-            (true, false) => self.policy.insert(namespace, file),
+            (true, false) => self.hand_to_policy(NamespaceId(namespace), file),
             _ => {}
         }
         self.change(file, |entry| entry.pinned = pinned);
@@ -172,49 +167,6 @@ impl Catalog {
         let used = self.entries.iter().map(|entry| entry.state != State::Free);
         self.pool = FilePool::from_used(used);
         self.recovering = false;
-    }
-
-    /// Appends the next part of the whole state to `out`, as records of about `max_bytes`, and
-    /// says where to go on; `None` at the end.
-    ///
-    /// It is the state after all records made so far. So in the journal's new half it has to come
-    /// behind them, and before all later ones: hand out what is pending first.
-    ///
-    /// # Panics
-    /// When records are pending.
-    pub fn snapshot(
-        &self,
-        cursor: SnapshotCursor,
-        max_bytes: usize,
-        out: &mut Vec<u8>,
-    ) -> Option<SnapshotCursor> {
-        assert!(!self.log.is_pending(), "records come before a snapshot that has their effect");
-        let end = out.len() + max_bytes;
-        let mut cursor = cursor;
-        while let Some(tenant) = self.namespaces.get(cursor.namespaces as usize) {
-            if out.len() >= end {
-                return Some(cursor);
-            }
-            sharing::record(NamespaceId(cursor.namespaces), tenant).encode(out);
-            cursor.namespaces += 1;
-        }
-        while cursor.files < self.config.files {
-            if out.len() >= end {
-                return Some(cursor);
-            }
-            let file = FileId(cursor.files);
-            if self.is_stored(file) {
-                let entry = self.entry(file);
-                let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
-                let checksums = self.checksums(file).into();
-                Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
-                if entry.pinned {
-                    Record::Pin { file, pinned: true }.encode(out);
-                }
-            }
-            cursor.files += 1;
-        }
-        None
     }
 }
 

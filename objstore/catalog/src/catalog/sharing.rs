@@ -23,6 +23,7 @@ pub struct Tenant {
     pub hits: u64,
     pub committed: u64,
     pub evicted: u64,
+    pub refused: u64,
 }
 
 impl Catalog {
@@ -110,6 +111,7 @@ impl Catalog {
             hits: 0,
             committed: 0,
             evicted: 0,
+            refused: 0,
         });
         self.by_digest.insert(digest, id);
         self.policy.add_namespace();

@@ -11,7 +11,7 @@ use crate::{ids::FileId, key::BlockKey};
 /// Maps (space, key) to a file. Holds no keys: whoever asks compares them.
 #[derive(Debug)]
 pub struct KeyTable {
-    /// `hash << 32 | file + 1`; 0 is empty.
+    /// Upper half of the hash, and in the lower half `file + 1`; 0 is empty.
     slots: Vec<u64>,
     seed: [u64; 4],
 }
@@ -26,17 +26,18 @@ impl KeyTable {
         Self { slots: vec![0; slots], seed: std::array::from_fn(|_| split_mix(&mut state) | 1) }
     }
 
-    /// The hash of a key. Keys are digests, so folding them with secret numbers is enough.
-    pub fn hash(&self, space: u32, key: &BlockKey) -> u32 {
+    /// The hash of a key; the table uses its upper half. Keys are digests, so folding them with
+    /// secret numbers is enough.
+    pub fn hash(&self, space: u32, key: &BlockKey) -> u64 {
         let (words, _) = key.0.as_chunks::<8>();
         let word = |at: usize| u64::from_le_bytes(words[at]) ^ self.seed[at];
         let mixed = fold(word(0) ^ u64::from(space), word(1)) ^ fold(word(2), word(3));
-        (fold(mixed, self.seed[0]) >> 16) as u32
+        fold(mixed, self.seed[0])
     }
 
     /// The slot where the search for `hash` begins.
-    fn home(&self, hash: u32) -> usize {
-        ((u64::from(hash) * self.slots.len() as u64) >> 32) as usize
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.slots.len() as u64) >> 32) as usize
     }
 
     fn next(&self, at: usize) -> usize {
@@ -44,14 +45,14 @@ impl KeyTable {
     }
 
     /// The first file with this hash that is `wanted`.
-    pub fn find(&self, hash: u32, wanted: impl Fn(FileId) -> bool) -> Option<FileId> {
+    pub fn find(&self, hash: u64, wanted: impl Fn(FileId) -> bool) -> Option<FileId> {
         let mut at = self.home(hash);
         loop {
             let slot = self.slots[at];
             if slot == 0 {
                 return None;
             }
-            if (slot >> 32) as u32 == hash && wanted(file_of(slot)) {
+            if slot >> 32 == hash >> 32 && wanted(file_of(slot)) {
                 return Some(file_of(slot));
             }
             at = self.next(at);
@@ -59,17 +60,17 @@ impl KeyTable {
     }
 
     /// Adds a file.
-    pub fn insert(&mut self, hash: u32, file: FileId) {
+    pub fn insert(&mut self, hash: u64, file: FileId) {
         let mut at = self.home(hash);
         while self.slots[at] != 0 {
             at = self.next(at);
         }
-        self.slots[at] = u64::from(hash) << 32 | u64::from(file.0 + 1);
+        self.slots[at] = slot(hash, file);
     }
 
     /// Removes a file that was added with this hash.
-    pub fn remove(&mut self, hash: u32, file: FileId) {
-        let wanted = u64::from(hash) << 32 | u64::from(file.0 + 1);
+    pub fn remove(&mut self, hash: u64, file: FileId) {
+        let wanted = slot(hash, file);
         let mut hole = self.home(hash);
         while self.slots[hole] != wanted {
             assert_ne!(self.slots[hole], 0, "file {file} is not in the table");
@@ -79,7 +80,7 @@ impl KeyTable {
         let len = self.slots.len();
         let mut at = self.next(hole);
         while self.slots[at] != 0 {
-            let home = self.home((self.slots[at] >> 32) as u32);
+            let home = self.home(self.slots[at]);
             if (at + len - home) % len >= (at + len - hole) % len {
                 self.slots[hole] = self.slots[at];
                 hole = at;
@@ -88,6 +89,10 @@ impl KeyTable {
         }
         self.slots[hole] = 0;
     }
+}
+
+fn slot(hash: u64, file: FileId) -> u64 {
+    hash & !u64::from(u32::MAX) | u64::from(file.0 + 1)
 }
 
 fn file_of(slot: u64) -> FileId {
@@ -126,7 +131,7 @@ mod tests {
             let mut table = KeyTable::new(files, 7);
             let mut map = BTreeMap::new();
             for (insert, file, hash) in steps {
-                let (file, hash) = (file % files, hash.wrapping_mul(0x3333_3333));
+                let (file, hash) = (file % files, u64::from(hash) * (u64::MAX / 5));
                 match (insert, map.get(&file).copied()) {
                     (true, None) => {
                         table.insert(hash, FileId(file));
@@ -139,7 +144,7 @@ mod tests {
                     _ => {}
                 }
                 for file in 0..files {
-                    for hash in (0..6u32).map(|hash| hash.wrapping_mul(0x3333_3333)) {
+                    for hash in (0..6).map(|hash| hash * (u64::MAX / 5)) {
                         let found = table.find(hash, |found| found == FileId(file));
                         prop_assert_eq!(found.is_some(), map.get(&file) == Some(&hash));
                     }

@@ -21,6 +21,8 @@ fn config(files: u32, ranks: u32) -> CatalogConfig {
         journal: true,
         files_ahead: 0,
         seed: 1,
+        policy: PolicyKind::default(),
+        write_budget: None,
     }
 }
 

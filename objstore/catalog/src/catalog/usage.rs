@@ -12,8 +12,12 @@ pub struct Usage {
     pub active: u32,
     /// Of these, pinned: never evicted.
     pub pinned: u32,
-    /// Of these, neither.
+    /// Of these, neither in use nor pinned.
     pub evictable: u32,
+    /// Of those that are not pinned, used again since they were stored: kept longer.
+    pub recent: u32,
+    /// Of those that are not pinned, the others.
+    pub idle: u32,
     /// Being written.
     pub writing: u32,
     /// Dropped, but still in use.
@@ -32,6 +36,8 @@ pub struct Usage {
     pub committed: u64,
     /// Files evicted.
     pub evicted: u64,
+    /// Files refused because the write budget was used up.
+    pub refused: u64,
 }
 
 /// What the whole catalog has.
@@ -55,6 +61,8 @@ pub struct CatalogCounts {
     pub evictable: u32,
     /// Being written.
     pub writing: u32,
+    /// Evicted since the catalog was made.
+    pub evicted: u64,
     /// Without a key, and not free yet: in use, or of a namespace that was cleared just now.
     pub dropped: u32,
 }
@@ -67,11 +75,14 @@ impl Catalog {
     pub fn usage(&self, namespace: NamespaceId) -> Result<Usage, CatalogError> {
         let tenant = self.tenant(namespace)?;
         let space = &self.spaces[tenant.space as usize];
+        let tiers = self.policy.tiers(namespace.0);
         Ok(Usage {
             stored: space.stored,
             active: space.active,
             pinned: space.pinned,
             evictable: space.evictable,
+            recent: tiers.recent,
+            idle: tiers.idle,
             writing: space.writing,
             doomed: self.held(namespace) - space.stored - space.writing,
             quota_files: tenant.quota,
@@ -81,6 +92,7 @@ impl Catalog {
             hits: tenant.hits,
             committed: tenant.committed,
             evicted: tenant.evicted,
+            refused: tenant.refused,
         })
     }
 
@@ -101,6 +113,7 @@ impl Catalog {
             counts.pinned += space.pinned;
             counts.evictable += space.evictable;
             counts.writing += space.writing;
+            counts.evicted += tenant.evicted;
         }
         let seen = counts.free + counts.limbo + counts.stored + counts.writing;
         counts.dropped = counts.files - seen;

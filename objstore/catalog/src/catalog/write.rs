@@ -61,7 +61,7 @@ impl Catalog {
     /// positions than keys mean that files are short: all in use, the namespace at its quota with
     /// all of its files in use, or evicted ones waiting for the journal
     /// ([`CatalogCounts::limbo`](super::CatalogCounts::limbo)); then write it out, abort and begin
-    /// again.
+    /// again. Or the write budget is used up ([`Catalog::advance`]).
     ///
     /// # Errors
     /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
@@ -94,6 +94,9 @@ impl Catalog {
                 let new = Entry { key: *key, space, state: State::Writing, ..Entry::FREE };
                 self.change(file, |entry| *entry = new);
                 own += 1;
+                if let Some(bucket) = &mut self.bucket {
+                    bucket.take_file();
+                }
                 Position { file, own: true }
             } else {
                 break;
@@ -117,9 +120,14 @@ impl Catalog {
     /// Takes up to `wanted` files out of the pool, as the quota allows.
     fn take_files(&mut self, namespace: NamespaceId, wanted: u32) -> Vec<FileId> {
         let mut files = Vec::with_capacity(wanted as usize);
+        let tenant = &mut self.namespaces[namespace.0 as usize];
         let mut allowed = wanted;
-        if let Some(quota) = self.namespaces[namespace.0 as usize].quota {
-            self.evict_from(namespace, (self.held(namespace) + wanted).saturating_sub(quota));
+        if let Some(bucket) = &self.bucket {
+            allowed = allowed.min(bucket.files());
+            tenant.refused += u64::from(wanted - allowed);
+        }
+        if let Some(quota) = tenant.quota {
+            self.evict_from(namespace, (self.held(namespace) + allowed).saturating_sub(quota));
             allowed = allowed.min(quota.saturating_sub(self.held(namespace)));
         }
         self.make_room(allowed);
@@ -186,11 +194,13 @@ impl Catalog {
         // Tail first: that is the order of eviction.
         for Position { file, own } in writing.positions.into_iter().rev() {
             if !own {
-                self.touch(namespace, file);
+                if self.is_stored(file) && !self.entry(file).pinned {
+                    self.policy.refresh(namespace.0, file);
+                }
                 self.let_go(file);
             } else if self.is_current(self.entry(file).space) {
                 self.change(file, |entry| entry.state = State::Stored);
-                self.policy.insert(namespace.0, file);
+                self.hand_to_policy(namespace, file);
                 self.namespaces[namespace.0 as usize].committed += 1;
                 let words = self.config.words_per_file as usize;
                 let checksums = &self.checksums[file.at() * words..][..words];
@@ -220,8 +230,7 @@ impl Catalog {
     /// A file that was being written has no block. No record tells of it, so it need not wait; but
     /// another write may have found its key here and refer to it.
     fn give_up(&mut self, file: FileId) {
-        self.take_key(file);
-        self.change(file, |entry| entry.state = State::Doomed);
+        self.doom(file);
         if self.entry(file).refs == 0 {
             self.reset(file);
             self.pool.free(file);

@@ -1,0 +1,110 @@
+//! The whole state as records, piece by piece.
+
+use super::{Catalog, sharing};
+use crate::{
+    ids::{FileId, NamespaceId},
+    record::Record,
+};
+
+/// Steps in which the age of files is told.
+const BANDS: usize = 16;
+
+/// Files whose ages decide where the steps are.
+const SAMPLES: u32 = 4096;
+
+/// Files that one call looks at, at most: some hundred microseconds.
+const FILES_A_CALL: u32 = 1 << 18;
+
+/// How far a snapshot got. The default is its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SnapshotCursor {
+    started: bool,
+    band: usize,
+    file: u32,
+}
+
+/// The order in which a snapshot tells of files: the oldest first, in a few steps. Recovery takes
+/// the order of commits for that of uses.
+#[derive(Debug, Default)]
+pub struct Bands {
+    /// Files inserted when the snapshot began.
+    inserted: u64,
+    /// Ages at that time, falling: where the next band begins.
+    limits: Vec<u32>,
+}
+
+impl Catalog {
+    /// Appends the next piece of the whole state to `out`, as records of about `max_bytes`, and
+    /// says where to go on; `None` at the end. A piece may have no records. The first one has all
+    /// namespaces. The oldest files come first, so that recovery knows roughly what to evict.
+    ///
+    /// It is the state after all records made so far. So in the journal's new half it has to come
+    /// behind them, and before all later ones: take what is pending first, in the same moment. One
+    /// snapshot at a time: a new one ends the one before.
+    ///
+    /// # Panics
+    /// When records are pending.
+    pub fn snapshot(
+        &mut self,
+        cursor: SnapshotCursor,
+        max_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Option<SnapshotCursor> {
+        assert!(!self.log.is_pending(), "records come before a snapshot that has their effect");
+        let end = out.len() + max_bytes;
+        let mut cursor = cursor;
+        if !cursor.started {
+            self.bands = self.age_bands();
+            for (id, tenant) in (0..).map(NamespaceId).zip(&self.namespaces) {
+                sharing::record(id, tenant).encode(out);
+            }
+            cursor.started = true;
+        }
+        for _ in 0..FILES_A_CALL {
+            if cursor.file == self.config.files {
+                (cursor.band, cursor.file) = (cursor.band + 1, 0);
+            }
+            if cursor.band > self.bands.limits.len() || self.config.files == 0 {
+                return None;
+            }
+            if out.len() >= end {
+                break;
+            }
+            let file = FileId(cursor.file);
+            if self.band(file) == cursor.band && self.is_stored(file) {
+                self.encode_file(file, out);
+            }
+            cursor.file += 1;
+        }
+        Some(cursor)
+    }
+
+    fn encode_file(&self, file: FileId, out: &mut Vec<u8>) {
+        let entry = self.entry(file);
+        let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
+        let checksums = self.checksums(file).into();
+        Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
+        if entry.pinned {
+            Record::Pin { file, pinned: true }.encode(out);
+        }
+    }
+
+    /// Where the bands of a snapshot that begins now are.
+    fn age_bands(&self) -> Bands {
+        let step = (self.config.files / SAMPLES).max(1) as usize;
+        let files = (0..self.config.files).step_by(step).map(FileId);
+        let stored = files.filter(|file| self.is_stored(*file));
+        let mut ages: Vec<u32> = stored.map(|file| self.policy.age(file)).collect();
+        ages.sort_unstable_by(|a, b| b.cmp(a));
+        let limit = |band| ages.get(band * ages.len() / BANDS).copied();
+        Bands { inserted: self.inserted, limits: (1..BANDS).filter_map(limit).collect() }
+    }
+
+    /// The band that `file` is in now. A use moves it to the last one, whose turn is yet to come or
+    /// has come for this file: so none that is stored all the time is left out.
+    fn band(&self, file: FileId) -> usize {
+        let since = u32::try_from(self.inserted - self.bands.inserted).unwrap_or(u32::MAX);
+        let age = self.policy.age(file).saturating_sub(since);
+        self.bands.limits.partition_point(|limit| *limit > age)
+    }
+}

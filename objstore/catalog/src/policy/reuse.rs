@@ -1,0 +1,175 @@
+//! Evicts where reuse is least likely, as the store's own history tells.
+//!
+//! Each namespace has two LRU lists: files used once (when they were written) and files used
+//! again. The oldest files of the two compete, and the one goes whose kind, at its age, was used
+//! again less often in the past. With one list this would be LRU. A scan fills only the first
+//! list, and the rate of its ages falls.
+//!
+//! The rates need to know what would have been used had it been kept: evicted files are remembered
+//! for a while ([`super::ghost`]). A file that comes back counts as used again at its age; one that
+//! is forgotten counts as never used again. (LHD, Beckmann et al., NSDI 2018, has the rates; ARC,
+//! Megiddo and Modha, FAST 2003, has the two lists and ghosts.)
+
+use super::{
+    Candidate, Policy, Tiers,
+    ghost::{Ghost, Ghosts},
+    list::{List, Nodes},
+};
+use crate::ids::FileId;
+
+/// Ages are counted in eighths of an octave.
+const BUCKETS: usize = 8 * 32;
+
+/// What remains of older counts when the rates are computed anew.
+const KEPT: f32 = 0.98;
+
+/// How often files of one kind were used again, by age.
+#[derive(Debug, Clone)]
+struct History {
+    /// Used again at this age.
+    used: Vec<f32>,
+    /// Not used again until this age, and then forgotten.
+    gone: Vec<f32>,
+    /// Part of the files which get to this age that are used again.
+    rates: Vec<f32>,
+}
+
+impl History {
+    fn new() -> Self {
+        Self { used: vec![0.0; BUCKETS], gone: vec![0.0; BUCKETS], rates: vec![0.0; BUCKETS] }
+    }
+
+    fn learn(&mut self) {
+        let (mut used, mut all) = (0.0, 0.0);
+        for at in (0..BUCKETS).rev() {
+            used += self.used[at];
+            all += self.used[at] + self.gone[at];
+            self.rates[at] = if all > 0.0 { used / all } else { 0.0 };
+            self.used[at] *= KEPT;
+            self.gone[at] *= KEPT;
+        }
+    }
+}
+
+fn bucket(age: u32) -> usize {
+    let age = u64::from(age) + 8;
+    let octave = age.ilog2();
+    (octave as usize - 3) * 8 + (age >> (octave - 3)) as usize - 8
+}
+
+/// See the file's own documentation.
+#[derive(Debug)]
+pub struct ReuseRate {
+    nodes: Nodes,
+    /// [used once, used again] of each namespace.
+    lists: Vec<[List; 2]>,
+    ghosts: Ghosts,
+    /// [used once, used again].
+    histories: [History; 2],
+    /// Files counted since the rates were computed, and how many it takes.
+    counted: u32,
+    period: u32,
+}
+
+impl ReuseRate {
+    pub fn new(files: u32) -> Self {
+        Self {
+            nodes: Nodes::new(files),
+            lists: Vec::new(),
+            ghosts: Ghosts::new(files),
+            histories: [History::new(), History::new()],
+            counted: 0,
+            period: (files / 16).clamp(64, 1 << 16),
+        }
+    }
+
+    /// Files of one kind are `used` again at an age, or gone.
+    fn count(&mut self, reused: bool, age: u32, used: bool) {
+        let history = &mut self.histories[usize::from(reused)];
+        let counts = if used { &mut history.used } else { &mut history.gone };
+        counts[bucket(age)] += 1.0;
+        self.counted += 1;
+        if self.counted >= self.period {
+            self.counted = 0;
+            self.histories.iter_mut().for_each(History::learn);
+        }
+    }
+
+    fn move_to_newest(&mut self, namespace: u32, file: FileId, reused: bool) {
+        self.remove(namespace, file);
+        self.nodes.node_mut(file).mark = u8::from(reused);
+        self.nodes.push(&mut self.lists[namespace as usize][usize::from(reused)], file);
+    }
+}
+
+impl Policy for ReuseRate {
+    fn add_namespace(&mut self) {
+        self.lists.push([List::default(); 2]);
+    }
+
+    fn insert(&mut self, namespace: u32, file: FileId, hash: u64) {
+        self.nodes.tick();
+        let ghost = self.ghosts.take(hash);
+        if let Some(ghost) = ghost {
+            self.count(ghost.reused, self.nodes.since(ghost.stamp), true);
+        }
+        let reused = ghost.is_some();
+        self.nodes.node_mut(file).mark = u8::from(reused);
+        self.nodes.push(&mut self.lists[namespace as usize][usize::from(reused)], file);
+    }
+
+    fn touch(&mut self, namespace: u32, file: FileId) {
+        let node = self.nodes.node(file);
+        let (reused, age) = (node.mark != 0, self.nodes.since(node.stamp));
+        self.count(reused, age, true);
+        self.move_to_newest(namespace, file, true);
+    }
+
+    fn refresh(&mut self, namespace: u32, file: FileId) {
+        let reused = self.nodes.node(file).mark != 0;
+        self.move_to_newest(namespace, file, reused);
+    }
+
+    fn remove(&mut self, namespace: u32, file: FileId) {
+        let reused = usize::from(self.nodes.node(file).mark);
+        self.nodes.remove(&mut self.lists[namespace as usize][reused], file);
+    }
+
+    fn clear(&mut self, namespace: u32) {
+        self.lists[namespace as usize] = [List::default(); 2];
+    }
+
+    fn candidate(
+        &mut self,
+        namespace: u32,
+        weight: u32,
+        may_go: &dyn Fn(FileId) -> bool,
+    ) -> Option<Candidate> {
+        let lists = &mut self.lists[namespace as usize];
+        let candidates = lists.iter_mut().zip(&self.histories).filter_map(|(list, history)| {
+            let file = self.nodes.oldest(list, may_go)?;
+            let age = self.nodes.since(self.nodes.node(file).stamp) / weight;
+            Some(Candidate { file, rate: history.rates[bucket(age)], age: age as f32 })
+        });
+        candidates.min_by(Candidate::order)
+    }
+
+    fn evict(&mut self, namespace: u32, file: FileId, hash: u64) {
+        let node = *self.nodes.node(file);
+        let now = self.nodes.now();
+        let ghost = Ghost { stamp: node.stamp, reused: node.mark != 0 };
+        if let Some(gone) = self.ghosts.insert(hash, ghost, now) {
+            self.count(gone.reused, self.nodes.since(gone.stamp), false);
+        }
+        self.remove(namespace, file);
+    }
+
+    fn tiers(&self, namespace: u32) -> Tiers {
+        let [once, again] = &self.lists[namespace as usize];
+        Tiers { recent: again.len(), idle: once.len() }
+    }
+
+    fn age(&self, file: FileId) -> u32 {
+        self.nodes.since(self.nodes.node(file).stamp)
+    }
+}
