@@ -41,7 +41,10 @@ fn threads_drive_controllers_on_memory_and_on_files() {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("medium");
-    let file = |direct| FileMedia::open(&path, CAPACITY, FileOptions { direct, depth: 32 });
+    let file = |direct| {
+        let options = FileOptions { direct, depth: 32, ..FileOptions::default() };
+        FileMedia::open(&path, CAPACITY, options)
+    };
     let emus = vec![
         emu(&domain, "memory", MemoryMedia::new(CAPACITY).unwrap()),
         emu(&domain, "file", file(true).unwrap()),

@@ -14,12 +14,16 @@ use std::{
 
 use io_uring::{IoUring, opcode, squeue, types};
 use nvme_driver::Nanos;
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{FallocateFlags, FlockOperation};
 
-use self::transfer::{Limits, Transfer};
+use self::{
+    open::{capacity, explain, limits, open},
+    transfer::{Limits, Transfer},
+};
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, drain};
 use crate::{domain::SgList, memory::HostMap};
 
+mod open;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -30,13 +34,16 @@ pub struct FileOptions {
     /// Past the page cache (`O_DIRECT`). A filesystem that cannot is an error and not a surprise;
     /// with `false` the file is cached by the kernel, and so are the timings.
     pub direct: bool,
+    /// The file keeps its space: what is deallocated reads as zeroes and stays the file's. Without
+    /// that a disk that is full meanwhile has no room for it any more when it is written again.
+    pub keep_space: bool,
     /// Operations the kernel works on at once; more wait their turn.
     pub depth: u32,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        Self { direct: true, depth: 256 }
+        Self { direct: true, keep_space: false, depth: 256 }
     }
 }
 
@@ -47,6 +54,7 @@ pub struct FileMedia {
     path: PathBuf,
     capacity: u64,
     limits: Limits,
+    keep_space: bool,
     slots: Vec<Option<Flight>>,
     free: Vec<u32>,
     backlog: VecDeque<MediaOp>,
@@ -76,20 +84,23 @@ const DRAIN_BYTES: usize = 64 << 10;
 const BATCH: usize = 32;
 
 impl FileMedia {
-    /// Opens the file at `path`, made and extended to `bytes` as necessary (0: as long as it is).
-    /// One medium at a time may use it.
+    /// Opens the file at `path`, made and extended to `bytes` as necessary (0: it has to be there,
+    /// and is used as long as it is). One medium at a time may use it.
+    ///
+    /// A block device is used as if it were a file. It is opened exclusively: one with a mounted
+    /// file system on it, or in use by another driver, is refused.
     ///
     /// # Errors
     /// Whatever the operating system refuses, with what to do about it: the file, the lock,
-    /// `O_DIRECT`, or `io_uring`.
+    /// `O_DIRECT`, or `io_uring`. A block device of less than `bytes`.
     pub fn open(path: &Path, bytes: u64, options: FileOptions) -> io::Result<Self> {
-        let file = open_file(path, options.direct)?;
+        let file = open(path, bytes > 0, options.direct)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
             explain(path, "locking it", error, "is another controller using it?")
         })?;
-        let capacity = extend(&file, path, bytes)?;
+        let capacity = capacity(&file, path, bytes)?;
         let limits = limits(&file, path, options.direct)?;
-        Self::over(file, path, capacity, limits, options.depth.clamp(1, 4096))
+        Self::over(file, path, capacity, limits, options)
     }
 
     fn over(
@@ -97,8 +108,10 @@ impl FileMedia {
         path: &Path,
         capacity: u64,
         limits: Limits,
-        depth: u32,
+        options: FileOptions,
     ) -> io::Result<Self> {
+        let FileOptions { keep_space, depth, .. } = options;
+        let depth = depth.clamp(1, 4096);
         let ring = IoUring::new(depth).map_err(|error| {
             let hint = "the kernel or a container's policy forbids it: see io_uring_disabled in \
                         /proc/sys/kernel, or use memory media";
@@ -110,6 +123,7 @@ impl FileMedia {
             path: path.to_owned(),
             capacity,
             limits,
+            keep_space,
             slots: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             backlog: VecDeque::new(),
@@ -138,7 +152,8 @@ impl FileMedia {
     /// Puts what is left of a slot's operation into the kernel's queue.
     fn queue(&mut self, slot: u32) {
         let Some(flight) = &self.slots[slot as usize] else { return };
-        let entry = flight.entry(types::Fd(self.file.as_raw_fd())).user_data(u64::from(slot));
+        let file = types::Fd(self.file.as_raw_fd());
+        let entry = flight.entry(file, self.keep_space).user_data(u64::from(slot));
         // SAFETY: what the entry points to lives until its completion: the list of parts and the
         // bounce buffer in the slot, the memory behind them by the operation's sg_list, the drain
         // and the file in `self`. A slot is emptied only by `finish`, or leaked.
@@ -274,7 +289,7 @@ enum Step {
 }
 
 impl Flight {
-    fn entry(&self, fd: types::Fd) -> squeue::Entry {
+    fn entry(&self, fd: types::Fd, keep_space: bool) -> squeue::Entry {
         let (parts, count, offset) = self.transfer.rest_of(self.op.offset);
         match self.op.kind {
             MediaKind::Read => opcode::Readv::new(fd, parts, count).offset(offset).build(),
@@ -284,7 +299,9 @@ impl Flight {
             }
             MediaKind::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             MediaKind::Deallocate | MediaKind::WriteZeroes => {
-                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let keeping = FallocateFlags::ZERO_RANGE;
+                let zeroes = if keep_space { keeping } else { FallocateFlags::PUNCH_HOLE };
+                let mode = zeroes | FallocateFlags::KEEP_SIZE;
                 let mode = i32::try_from(mode.bits()).unwrap_or(0);
                 opcode::Fallocate::new(fd, self.op.len).offset(self.op.offset).mode(mode).build()
             }
@@ -296,7 +313,7 @@ impl Flight {
             MediaKind::Read => "reading the file",
             MediaKind::Write { .. } => "writing the file",
             MediaKind::Flush => "flushing the file",
-            MediaKind::Deallocate | MediaKind::WriteZeroes => "punching a hole",
+            MediaKind::Deallocate | MediaKind::WriteZeroes => "zeroing a range of the file",
         };
         let Ok(moved) = usize::try_from(result) else {
             let error = io::Error::from_raw_os_error(-result);
@@ -404,56 +421,4 @@ impl fmt::Debug for FileMedia {
 
 fn transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
-}
-
-fn explain(path: &Path, what: &str, error: impl Into<io::Error>, hint: &str) -> io::Error {
-    let error = error.into();
-    io::Error::new(error.kind(), format!("{}: {what} failed: {error}; {hint}", path.display()))
-}
-
-fn open_file(path: &Path, direct: bool) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-    let extra = if direct { OFlags::DIRECT } else { OFlags::empty() };
-    let mode = Mode::RUSR | Mode::WUSR;
-    rustix::fs::open(path, flags | extra, mode).map_err(|error| {
-        let hint = if direct && error == rustix::io::Errno::INVAL {
-            "its filesystem has no direct I/O (O_DIRECT): use another one, or say direct: false"
-        } else {
-            "check the path and its permissions"
-        };
-        explain(path, "opening it", error, hint)
-    })
-}
-
-fn extend(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u64> {
-    let stat = rustix::fs::fstat(file)
-        .map_err(|error| explain(path, "reading its size", error, "check the path"))?;
-    let found = u64::try_from(stat.st_size).unwrap_or(0);
-    if found < bytes {
-        rustix::fs::ftruncate(file, bytes)
-            .map_err(|error| explain(path, "extending it", error, "use a smaller medium"))?;
-    }
-    Ok(if bytes == 0 { found } else { bytes })
-}
-
-/// What direct I/O on this file asks for.
-fn limits(file: &OwnedFd, path: &Path, direct: bool) -> io::Result<Limits> {
-    if !direct {
-        return Ok(Limits { memory_align: 1, offset_align: 1 });
-    }
-    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
-        .map_err(|error| explain(path, "asking for its alignment", error, "say direct: false"))?;
-    let known = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
-    if known && found.stx_dio_offset_align == 0 {
-        let error = io::Error::from(io::ErrorKind::Unsupported);
-        let hint = "its filesystem has no direct I/O (O_DIRECT): use another one, or say \
-                    direct: false";
-        return Err(explain(path, "direct I/O", error, hint));
-    }
-    // Kernels before 6.1 and some filesystems do not say; a page satisfies all of them.
-    let or_page = |align: u32| if known { align.max(1) as usize } else { 4096 };
-    Ok(Limits {
-        memory_align: or_page(found.stx_dio_mem_align),
-        offset_align: or_page(found.stx_dio_offset_align),
-    })
 }

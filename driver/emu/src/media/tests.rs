@@ -214,7 +214,7 @@ fn read_both(rig: &mut Rig, model: &[u8], block: u64, parts: &[(usize, usize)], 
 
 fn file(direct: bool) -> (tempfile::TempDir, FileMedia) {
     let dir = tempfile::tempdir().unwrap();
-    let options = FileOptions { direct, depth: 8 };
+    let options = FileOptions { direct, depth: 8, ..FileOptions::default() };
     let media = FileMedia::open(&dir.path().join("medium"), CAPACITY, options).unwrap();
     (dir, media)
 }
@@ -510,4 +510,31 @@ fn files_without_direct_io_are_an_error_that_says_so() {
     let options = FileOptions::default();
     let error = FileMedia::open("/proc/self/comm".as_ref(), 0, options).unwrap_err();
     assert!(error.to_string().contains("direct: false"), "{error}");
+}
+
+#[test]
+fn a_file_that_should_be_there_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("medium");
+    let error = FileMedia::open(&path, 0, FileOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_is_deallocated_leaves_the_file_unless_it_keeps_its_space() {
+    let dir = tempfile::tempdir().unwrap();
+    for (keep_space, left) in [(false, 0), (true, CAPACITY)] {
+        let path = dir.path().join("medium");
+        let options = FileOptions { keep_space, ..FileOptions::default() };
+        let mut rig = Rig::new(FileMedia::open(&path, CAPACITY, options).unwrap());
+        for at in (0..CAPACITY).step_by(64 << 10) {
+            rig.write(at, &[7; 64 << 10], true).unwrap();
+        }
+        rig.simple(MediaKind::Deallocate, 0, CAPACITY).unwrap();
+        assert_eq!(rig.read(4096, 512).unwrap(), [0; 512]);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap());
+        assert_eq!(blocks * 512, left, "keep_space: {keep_space}");
+        std::fs::remove_file(path).unwrap();
+    }
 }

@@ -13,7 +13,8 @@ const BLOCK: usize = 4096;
 fn hanging() -> (FileMedia, PipeWriter) {
     let (reader, writer) = pipe().unwrap();
     let limits = Limits { memory_align: 1, offset_align: 1 };
-    let media = FileMedia::over(reader.into(), "pipe".as_ref(), 1 << 20, limits, 4);
+    let options = FileOptions { depth: 4, ..FileOptions::default() };
+    let media = FileMedia::over(reader.into(), "pipe".as_ref(), 1 << 20, limits, options);
     (media.unwrap(), writer)
 }
 

@@ -1,0 +1,93 @@
+//! The file or block device of a medium: opened, measured, and asked what direct I/O wants.
+
+use std::{io, os::fd::OwnedFd, path::Path};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags},
+    io::Errno,
+};
+
+use super::transfer::Limits;
+
+pub(super) fn explain(
+    path: &Path,
+    what: &str,
+    error: impl Into<io::Error>,
+    hint: &str,
+) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{}: {what} failed: {error}; {hint}", path.display()))
+}
+
+/// Opens what is at `path`; makes a file if there is nothing and `make` is set.
+pub(super) fn open(path: &Path, make: bool, direct: bool) -> io::Result<OwnedFd> {
+    let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
+    flags.set(OFlags::DIRECT, direct);
+    let block_device = rustix::fs::stat(path).is_ok_and(|found| is_block_device(&found));
+    // For a block device, exclusive means: nobody has mounted it or otherwise claimed it.
+    flags.set(OFlags::EXCL, block_device);
+    flags.set(OFlags::CREATE, make && !block_device);
+    rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
+        let hint = match error {
+            Errno::INVAL if direct => {
+                "its filesystem has no direct I/O (O_DIRECT): use another one, or say direct: false"
+            }
+            Errno::BUSY => {
+                "a file system on it is mounted, or something else uses it: see lsblk and \
+                 /proc/mounts"
+            }
+            _ => "check the path and its permissions",
+        };
+        explain(path, "opening it", error, hint)
+    })
+}
+
+fn is_block_device(found: &rustix::fs::Stat) -> bool {
+    FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
+}
+
+/// Bytes of the medium: `bytes`, to which a shorter file is extended, or all there are if that is 0.
+pub(super) fn capacity(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(file)
+        .map_err(|error| explain(path, "reading its size", error, "check the path"))?;
+    let block_device = is_block_device(&stat);
+    let found = if block_device {
+        // The size in its inode is 0.
+        rustix::fs::seek(file, SeekFrom::End(0))
+            .map_err(|error| explain(path, "finding its size", error, "check the device"))?
+    } else {
+        u64::try_from(stat.st_size).unwrap_or(0)
+    };
+    if found < bytes && block_device {
+        let error = io::Error::from(io::ErrorKind::StorageFull);
+        let what = format!("using {bytes} bytes of a block device that has {found}");
+        return Err(explain(path, &what, error, "use a larger one, or ask for less"));
+    }
+    if found < bytes {
+        rustix::fs::ftruncate(file, bytes)
+            .map_err(|error| explain(path, "extending it", error, "use a smaller medium"))?;
+    }
+    Ok(if bytes == 0 { found } else { bytes })
+}
+
+/// What direct I/O on this file asks for.
+pub(super) fn limits(file: &OwnedFd, path: &Path, direct: bool) -> io::Result<Limits> {
+    if !direct {
+        return Ok(Limits { memory_align: 1, offset_align: 1 });
+    }
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        .map_err(|error| explain(path, "asking for its alignment", error, "say direct: false"))?;
+    let known = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    if known && found.stx_dio_offset_align == 0 {
+        let error = io::Error::from(io::ErrorKind::Unsupported);
+        let hint = "its filesystem has no direct I/O (O_DIRECT): use another one, or say \
+                    direct: false";
+        return Err(explain(path, "direct I/O", error, hint));
+    }
+    // Kernels before 6.1 and some filesystems do not say; a page satisfies all of them.
+    let or_page = |align: u32| if known { align.max(1) as usize } else { 4096 };
+    Ok(Limits {
+        memory_align: or_page(found.stx_dio_mem_align),
+        offset_align: or_page(found.stx_dio_offset_align),
+    })
+}
