@@ -1,0 +1,412 @@
+//! A directory that is a store's place on this machine.
+//!
+//! ```text
+//!   DIR/lock           locked by the process that uses the home; has its number
+//!   DIR/home.json      the parameters: state, LBA size, and of each device serial number and size
+//!   DIR/device-0.img   what is behind the first software controller
+//!   DIR/device-1.img   ...
+//! ```
+//!
+//! **Space.** Files are allocated when the home is made, and stay allocated. A disk that is full is
+//! found out at once and by name, and not hours later by a write that fails; other programs that
+//! fill the disk do not hurt the store; and the store does not grow into their space. The price is
+//! that the space counts as used from the beginning.
+//!
+//! **Creation** is a step of its own that either happened or did not: `home.json` says `making`
+//! until [`Home::set_ready`], which is called once the devices were formatted. What a crash left
+//! before that is refused when it is opened, and removed when it is created again.
+//!
+//! **Identity.** Each device has a serial number, which its software controller reports. A store's
+//! superblock has the serial numbers in their order: files that were swapped, or came from another
+//! home, are refused when the store is opened.
+
+mod error;
+mod lock;
+mod manifest;
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use nvme_emu::{EmuConfig, FileMedia, FileOptions, Media as _};
+use rustix::{fs::FallocateFlags, io::Errno};
+
+pub use error::{Holder, HomeError};
+use lock::Lock;
+use manifest::{Device, Manifest, State};
+
+/// Sizes are rounded down to this.
+const UNIT: u64 = 1 << 20;
+/// Devices of a home.
+const DEVICES_MAX: usize = 64;
+/// A file system's own, at its root.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// What is behind the software controllers of a new home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HomeMedia {
+    /// Files in the home.
+    Files {
+        /// How many, 1 to 64.
+        count: u32,
+        /// Bytes of all together, at the most; rounded down to a MiB each.
+        bytes: u64,
+    },
+    /// Block devices, whole; what they hold is lost. Paths below `/dev/disk/by-id` stay the same
+    /// when devices are found in another order.
+    BlockDevices(Vec<PathBuf>),
+}
+
+/// What a home is made with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HomeOptions {
+    /// Tells it from all others: a random number.
+    pub id: u64,
+    /// What is behind the software controllers.
+    pub media: HomeMedia,
+    /// Bytes of a logical block: 512 or 4096.
+    pub lba_bytes: u32,
+}
+
+/// A device of a home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HomeDevice {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Its controller's serial number.
+    pub serial: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A home, locked for as long as this lives.
+#[derive(Debug)]
+pub struct Home {
+    dir: PathBuf,
+    manifest: Manifest,
+    _lock: Lock,
+}
+
+impl Home {
+    /// Makes a home in `dir`, which is made as well if it does not exist. Nobody else can open it
+    /// before [`Home::set_ready`]. What an earlier attempt left is removed.
+    ///
+    /// # Errors
+    /// [`HomeError`]; nothing is left in `dir` then but its lock.
+    pub fn create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
+        let devices = devices(options)?;
+        let made = match fs::create_dir(dir) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => {
+                let hint = "name a directory whose parent exists and that you may write to";
+                return Err(os(dir, "making the directory", hint, error));
+            }
+        };
+        let id = format!("{:016x}", options.id);
+        let manifest = Manifest::new(id, options.lba_bytes, devices);
+        let home = Self::fill(dir, manifest).inspect_err(|error| {
+            if made && !matches!(error, HomeError::Locked { .. }) {
+                let _ = fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir));
+            }
+        })?;
+        if let (true, Some(parent)) =
+            (made, dir.canonicalize().ok().as_deref().and_then(Path::parent))
+        {
+            sync_directory(parent)?;
+        }
+        Ok(home)
+    }
+
+    fn fill(dir: &Path, manifest: Manifest) -> Result<Self, HomeError> {
+        check_empty(dir)?;
+        let lock = Lock::take(dir)?;
+        match Manifest::read(dir)? {
+            Some(found) if found.state == State::Ready => {
+                return Err(HomeError::Exists { dir: dir.to_owned() });
+            }
+            Some(found) => {
+                tracing::warn!(dir = %dir.display(), "removing a home that was not completed");
+                remove(dir, &found)?;
+            }
+            None => {}
+        }
+        let files = || manifest.devices.iter().filter(|device| device.is_file());
+        check_room(dir, files().map(|device| device.bytes).sum())?;
+        manifest.write(dir)?;
+        let made = files().try_for_each(|device| make(dir, device));
+        let made = made.and_then(|()| sync_directory(dir));
+        if let Err(error) = made {
+            // The first failure is the one to report; what cannot be removed is recognised later.
+            let _ = remove(dir, &manifest);
+            return Err(error);
+        }
+        Ok(Self { dir: dir.to_owned(), manifest, _lock: lock })
+    }
+
+    /// Says that what is in it can be used from now on: its devices were formatted.
+    ///
+    /// # Errors
+    /// [`HomeError::Os`].
+    pub fn set_ready(&mut self) -> Result<(), HomeError> {
+        self.manifest.state = State::Ready;
+        self.manifest.write(&self.dir)
+    }
+
+    /// Whether there is something in `dir` that [`Home::create`] would refuse as a home.
+    #[must_use]
+    pub fn exists(dir: &Path) -> bool {
+        !matches!(Manifest::read(dir), Ok(None | Some(Manifest { state: State::Making, .. })))
+    }
+
+    /// Opens the home in `dir`.
+    ///
+    /// # Errors
+    /// [`HomeError`]: without a home there, while another process has it, when it is not complete,
+    /// and when a device is gone, shorter than it was, or not what it was.
+    pub fn open(dir: &Path) -> Result<Self, HomeError> {
+        let read = || Manifest::read(dir)?.ok_or(HomeError::Missing { dir: dir.to_owned() });
+        // Not a lock where there is nothing to be locked.
+        read()?;
+        let lock = Lock::take(dir)?;
+        let manifest = read()?;
+        if manifest.state == State::Making {
+            return Err(HomeError::HalfMade { dir: dir.to_owned() });
+        }
+        for (index, device) in manifest.devices.iter().enumerate() {
+            check(dir, index, device)?;
+        }
+        Ok(Self { dir: dir.to_owned(), manifest, _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Bytes of a logical block.
+    #[must_use]
+    pub fn lba_bytes(&self) -> u32 {
+        self.manifest.lba_bytes
+    }
+
+    /// The devices, in their order.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = HomeDevice> + '_ {
+        self.manifest.devices.iter().map(|device| HomeDevice {
+            path: self.dir.join(&device.path),
+            serial: device.serial.clone(),
+            bytes: device.bytes,
+        })
+    }
+
+    /// Opens the media, past the page cache: a software controller for each device, called by its
+    /// path.
+    ///
+    /// # Errors
+    /// [`HomeError::Media`] when the operating system refuses one: another medium uses it, the
+    /// file system has no direct I/O, or a file system is mounted on the block device.
+    pub fn controllers(&self) -> Result<Vec<EmuConfig>, HomeError> {
+        let controller = |device: HomeDevice| {
+            let options = FileOptions { keep_space: true, ..FileOptions::default() };
+            let media = FileMedia::open(&device.path, device.bytes, options);
+            let config = EmuConfig {
+                id: device.path.display().to_string(),
+                serial: device.serial,
+                ..EmuConfig::default()
+            };
+            Ok(config.namespace(media.map_err(HomeError::Media)?, self.lba_bytes()))
+        };
+        self.devices().map(controller).collect()
+    }
+}
+
+/// The devices of a new home.
+fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
+    let wrong = |why: String| HomeError::Options { why };
+    if ![512, 4096].contains(&options.lba_bytes) {
+        let found = options.lba_bytes;
+        return Err(wrong(format!("has logical blocks of 512 or 4096 bytes, and not of {found}")));
+    }
+    let serial = |index: usize| format!("{:016x}-{index}", options.id);
+    let found = match &options.media {
+        HomeMedia::Files { count, .. } => *count as usize,
+        HomeMedia::BlockDevices(paths) => paths.len(),
+    };
+    if found == 0 || found > DEVICES_MAX {
+        return Err(wrong(format!("has 1 to {DEVICES_MAX} devices, and not {found}")));
+    }
+    match &options.media {
+        HomeMedia::Files { count, bytes } => {
+            let each = bytes / u64::from(*count) / UNIT * UNIT;
+            if each == 0 {
+                return Err(wrong(format!(
+                    "needs at least a MiB a device: {bytes} bytes are too few"
+                )));
+            }
+            let file = |index| Device {
+                serial: serial(index),
+                path: format!("{FILE}{index}{FILE_END}").into(),
+                bytes: each,
+            };
+            Ok((0..found).map(file).collect())
+        }
+        HomeMedia::BlockDevices(paths) => paths
+            .iter()
+            .enumerate()
+            .map(|(index, path)| {
+                if !path.is_absolute() || paths[..index].contains(path) {
+                    let path = path.display();
+                    return Err(wrong(format!("names each block device once, from / on: {path}")));
+                }
+                Ok(Device { serial: serial(index), path: path.clone(), bytes: block_bytes(path)? })
+            })
+            .collect(),
+    }
+}
+
+/// What to do about a disk that answers with an error.
+const CHECK: &str = "check the disk";
+/// Names of the devices' files: `device-0.img`.
+const FILE: &str = "device-";
+const FILE_END: &str = ".img";
+
+/// The number in the name of a device's file; `None` if it is no such name.
+fn file_number(name: &str) -> Option<u32> {
+    name.strip_prefix(FILE)?.strip_suffix(FILE_END)?.parse().ok()
+}
+
+/// Size of a block device, in whole MiB.
+fn block_bytes(path: &Path) -> Result<u64, HomeError> {
+    let wrong = |why: String| HomeError::Options { why: format!("on {}: {why}", path.display()) };
+    let found = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    if !found.file_type().is_block_device() {
+        return Err(wrong("it is not a block device; use files instead".to_owned()));
+    }
+    // As it is opened later: exclusively, and past the page cache.
+    let media = FileMedia::open(path, 0, FileOptions::default()).map_err(HomeError::Media)?;
+    let size = media.capacity_bytes();
+    match size / UNIT * UNIT {
+        0 => Err(wrong(format!("it has only {size} bytes"))),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Refuses a directory with files of somebody else, before a lock is put beside them.
+fn check_empty(dir: &Path) -> Result<(), HomeError> {
+    let ours = |name: &str| [lock::NAME, manifest::NAME, manifest::NEW].contains(&name);
+    let has_manifest = dir.join(manifest::NAME).exists();
+    let hint = "name a directory that you may read and write";
+    let entries = fs::read_dir(dir).map_err(|error| os(dir, "reading it", hint, error))?;
+    for entry in entries {
+        let name = entry.map_err(|error| os(dir, "reading it", hint, error))?.file_name();
+        let name = name.to_string_lossy();
+        let device = has_manifest && file_number(&name).is_some();
+        if !ours(&name) && !device && name != LOST_AND_FOUND {
+            return Err(HomeError::NotEmpty { dir: dir.to_owned(), found: name.into_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Makes the file of a device.
+fn make(dir: &Path, device: &Device) -> Result<(), HomeError> {
+    let path = dir.join(&device.path);
+    let mut options = File::options();
+    let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
+    let hint = "name a directory that you may write to";
+    let file = file.map_err(|error| os(&path, "making a device's file", hint, error))?;
+    allocate(dir, &path, &file, device.bytes)
+}
+
+/// Refuses to use up what the file system has, and fail then.
+fn check_room(dir: &Path, wanted: u64) -> Result<(), HomeError> {
+    let space = rustix::fs::statvfs(dir);
+    let space = space.map_err(|error| os(dir, "measuring the disk", CHECK, error))?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if free < wanted {
+        return Err(HomeError::DiskFull { dir: dir.to_owned(), wanted, free });
+    }
+    Ok(())
+}
+
+/// Gives a file all of its space.
+fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), HomeError> {
+    let found = file.metadata().map_err(|error| os(path, "measuring it", CHECK, error))?;
+    let missing = bytes.saturating_sub(found.blocks() * 512);
+    if missing == 0 {
+        return Ok(());
+    }
+    check_room(dir, missing)?;
+    let (hint, error) = match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => return file.sync_all().map_err(|error| os(path, "flushing it", CHECK, error)),
+        Err(error @ (Errno::NOSPC | Errno::DQUOT)) => ("make room there, or ask for less", error),
+        Err(error) => ("name a directory on a local file system that allocates space", error),
+    };
+    Err(os(path, "allocating its space", hint, error))
+}
+
+/// Whether a device is still there, and as large as it was.
+fn check(dir: &Path, index: usize, device: &Device) -> Result<(), HomeError> {
+    let path = dir.join(&device.path);
+    let wrong = |why: String| Err(HomeError::Device { path: path.clone(), index, why });
+    let file = match File::options().read(true).write(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return wrong("is gone".to_owned());
+        }
+        Err(error) => return wrong(format!("cannot be opened ({error})")),
+    };
+    if !device.is_file() {
+        let bytes = block_bytes(&path)?;
+        let wanted = device.bytes;
+        if bytes < wanted {
+            return wrong(format!("has {bytes} bytes and had {wanted}"));
+        }
+        return Ok(());
+    }
+    let found = file.metadata();
+    let found = found.map_err(|error| os(&path, "measuring it", CHECK, error))?;
+    if !found.is_file() || found.len() != device.bytes {
+        return wrong(format!("has {} bytes and had {}", found.len(), device.bytes));
+    }
+    // A copy may have left out what was zero.
+    allocate(dir, &path, &file, device.bytes)
+}
+
+/// Removes what [`Home::create`] makes, the parameters last.
+fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
+    let files = manifest.devices.iter().filter(|device| device.is_file());
+    let files = files.map(|device| device.path.as_path());
+    for name in files.chain([Path::new(manifest::NEW), Path::new(manifest::NAME)]) {
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(os(&path, "removing it", "remove it by hand", error));
+            }
+            _ => {}
+        }
+    }
+    sync_directory(dir)
+}
+
+/// Makes names permanent.
+fn sync_directory(dir: &Path) -> Result<(), HomeError> {
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(|error| os(dir, "flushing it", CHECK, error))
+}
+
+fn os(
+    path: &Path,
+    action: &'static str,
+    hint: &'static str,
+    source: impl Into<io::Error>,
+) -> HomeError {
+    HomeError::Os { path: path.to_owned(), action, source: source.into(), hint }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Why a home cannot be made or used.
+
+use std::{fmt, io, path::PathBuf};
+
+/// What is in the way. The message says what was asked, what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HomeError {
+    /// There is no home in this directory.
+    #[error("{}: there is no store's home here; create one, or name another directory", dir.display())]
+    Missing {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A home is there already.
+    #[error(
+        "{}: a store's home is here already; open it, or remove the directory first if nothing in \
+         it is needed",
+        dir.display()
+    )]
+    Exists {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The process that was making it ended before it was complete.
+    #[error(
+        "{}: the home was not completed, because the process that was creating it ended; there is \
+         no data in it: create it again",
+        dir.display()
+    )]
+    HalfMade {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Somebody else's files.
+    #[error(
+        "{}: the directory holds something else ({found}), and a home is made in an empty one \
+         only; name another directory",
+        dir.display()
+    )]
+    NotEmpty {
+        /// The directory.
+        dir: PathBuf,
+        /// The first of the files.
+        found: String,
+    },
+    /// Another process uses it.
+    #[error(
+        "{}: the home is in use by {holder}; a home belongs to one process at a time: end that \
+         one, or name another directory",
+        dir.display()
+    )]
+    Locked {
+        /// The directory.
+        dir: PathBuf,
+        /// Who has it.
+        holder: Holder,
+    },
+    /// The parameters cannot be read.
+    #[error(
+        "{}: it does not describe a home: {why}; a home made by a newer version needs that \
+         version, a damaged one has to be removed and created again",
+        path.display()
+    )]
+    Damaged {
+        /// The file with the parameters.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// One of its devices is not what it was.
+    #[error(
+        "{}: device {index} of the home {why}; bring back what was there, or remove the home and \
+         create it again",
+        path.display()
+    )]
+    Device {
+        /// The file or block device.
+        path: PathBuf,
+        /// Its number.
+        index: usize,
+        /// What is wrong.
+        why: String,
+    },
+    /// There is no room for it.
+    #[error(
+        "{}: {wanted} bytes of files are asked for, and {free} are free on this file system; ask \
+         for less, or name a directory on a larger one",
+        dir.display()
+    )]
+    DiskFull {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes that are still to be allocated.
+        wanted: u64,
+        /// Bytes there are.
+        free: u64,
+    },
+    /// No such home can exist.
+    #[error("a home {why}")]
+    Options {
+        /// What is wrong, and what is right.
+        why: String,
+    },
+    /// The operating system refused something.
+    #[error("{}: {action} failed: {source}; {hint}", path.display())]
+    Os {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        source: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// A medium could not be opened. The message names it and says what to do.
+    #[error("{0}")]
+    Media(io::Error),
+}
+
+/// The process that has a home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// Its number, as it knows it itself.
+    Process(u32),
+    /// It is not known.
+    Unknown,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process(id) => write!(f, "process {id}"),
+            Self::Unknown => f.write_str("another process"),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The lock of a home: one process at a time.
+//!
+//! The kernel lets go of it when its holder ends, however that happens: there is nothing to clean
+//! up after a crash.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Read as _, Seek as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use rustix::{fs::FlockOperation, io::Errno};
+
+use super::{HomeError, error::Holder, os};
+
+/// Its file. It stays: removing a lock file that somebody may be waiting for gives two holders.
+pub(super) const NAME: &str = "lock";
+
+/// The lock, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Locks `dir`, and writes down who did.
+    ///
+    /// # Errors
+    /// [`HomeError::Locked`], [`HomeError::Os`].
+    pub(super) fn take(dir: &Path) -> Result<Self, HomeError> {
+        let path = dir.join(NAME);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path);
+        let mut file = file.map_err(|error| os(&path, "opening the lock", WRITABLE, error))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let holder = holder(&mut file);
+                return Err(HomeError::Locked { dir: dir.to_owned(), holder });
+            }
+            Err(error) => {
+                let hint = "name a directory on a file system with locks";
+                return Err(os(&path, "locking it", hint, error));
+            }
+        }
+        let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        named.map_err(|error| os(&path, "writing the lock", WRITABLE, error))?;
+        Ok(Self { _file: file })
+    }
+}
+
+const WRITABLE: &str = "name a directory that you may write to";
+
+/// Who wrote its number last. The holder does that first of all.
+fn holder(file: &mut File) -> Holder {
+    let mut text = String::new();
+    let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
+    match (read, text.trim().parse()) {
+        (Ok(_), Ok(id)) => Holder::Process(id),
+        _ => Holder::Unknown,
+    }
+}

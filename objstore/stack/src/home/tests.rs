@@ -1,0 +1,199 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn options(count: u32, bytes: u64) -> HomeOptions {
+    let media = HomeMedia::Files { count, bytes };
+    HomeOptions { id: 0x1234_5678_9abc_def0, media, lba_bytes: 4096 }
+}
+
+fn made(dir: &Path, count: u32, bytes: u64) -> Home {
+    let mut home = Home::create(dir, &options(count, bytes)).unwrap();
+    home.set_ready().unwrap();
+    home
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = entries.map(name).collect();
+    names.sort();
+    names
+}
+
+fn said(result: Result<Home, HomeError>, wanted: &str) {
+    let error = result.expect_err(wanted).to_string();
+    assert!(error.contains(wanted), "`{wanted}` is not in `{error}`");
+}
+
+#[test]
+fn a_home_is_found_again_with_its_parameters() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("home");
+    let home = made(&dir, 2, 5 * MIB + 1);
+    let devices: Vec<HomeDevice> = home.devices().collect();
+    drop(home);
+    let again = Home::open(&dir).unwrap();
+    assert_eq!(again.devices().collect::<Vec<_>>(), devices);
+    assert_eq!((again.lba_bytes(), again.dir()), (4096, &*dir));
+    assert_eq!(devices[1].serial, "123456789abcdef0-1");
+    assert_eq!(devices[1].path, dir.join("device-1.img"));
+    for device in &devices {
+        assert_eq!(device.bytes, 2 * MIB, "no more than was asked for, in whole MiB");
+        let found = device.path.metadata().unwrap();
+        assert_eq!(found.len(), device.bytes);
+        assert!(found.blocks() * 512 >= device.bytes, "it has holes");
+    }
+    let controllers = again.controllers().unwrap();
+    let serials: Vec<&str> = controllers.iter().map(|config| &*config.serial).collect();
+    assert_eq!(serials, ["123456789abcdef0-0", "123456789abcdef0-1"]);
+    assert!(controllers.iter().all(|config| config.validate().is_ok()));
+    let twice = again.controllers().unwrap_err().to_string();
+    assert!(twice.contains("another controller"), "{twice}");
+}
+
+#[test]
+fn a_home_belongs_to_one_process() {
+    let place = tempfile::tempdir().unwrap();
+    let home = made(place.path(), 1, MIB);
+    let holder = format!("in use by process {}", std::process::id());
+    said(Home::open(place.path()), &holder);
+    said(Home::create(place.path(), &options(1, MIB)), &holder);
+    drop(home);
+    Home::open(place.path()).unwrap();
+}
+
+#[test]
+fn a_home_that_was_not_completed_is_refused_and_made_anew() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("home");
+    drop(Home::create(&dir, &options(3, 3 * MIB)).unwrap());
+    assert!(!Home::exists(&dir));
+    said(Home::open(&dir), "create it again");
+    made(&dir, 1, MIB);
+    assert_eq!(names(&dir), ["device-0.img", "home.json", "lock"]);
+    assert!(Home::exists(&dir));
+    said(Home::create(&dir, &options(1, MIB)), "is here already");
+    Home::open(&dir).unwrap();
+}
+
+#[test]
+fn nothing_is_put_beside_the_files_of_somebody_else() {
+    let place = tempfile::tempdir().unwrap();
+    for name in ["precious", "device-0.img"] {
+        fs::write(place.path().join(name), "x").unwrap();
+        said(Home::create(place.path(), &options(1, MIB)), name);
+        assert_eq!(names(place.path()), [name]);
+        said(Home::open(place.path()), "no store's home here");
+        assert_eq!(names(place.path()), [name]);
+        fs::remove_file(place.path().join(name)).unwrap();
+    }
+    said(Home::open(&place.path().join("nowhere")), "no store's home here");
+}
+
+#[test]
+fn a_full_disk_is_found_before_anything_is_written_to_it() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("home");
+    said(Home::create(&dir, &options(2, 1 << 55)), "are free on this file system");
+    assert!(!dir.exists());
+    fs::create_dir(&dir).unwrap();
+    said(Home::create(&dir, &options(2, 1 << 55)), "are free on this file system");
+    assert_eq!(names(&dir), ["lock"]);
+    made(&dir, 2, 2 * MIB);
+}
+
+#[test]
+fn devices_that_are_not_what_they_were_are_named() {
+    let place = tempfile::tempdir().unwrap();
+    made(place.path(), 2, 4 * MIB);
+    let file = place.path().join("device-1.img");
+    File::options().write(true).open(&file).unwrap().set_len(MIB).unwrap();
+    said(Home::open(place.path()), "device-1.img: device 1 of the home has 1048576 bytes and had");
+    fs::remove_file(&file).unwrap();
+    said(Home::open(place.path()), "device-1.img: device 1 of the home is gone");
+    fs::create_dir(&file).unwrap();
+    said(Home::open(place.path()), "device-1.img: device 1 of the home cannot be opened");
+    fs::remove_dir(&file).unwrap();
+    // As `cp --sparse=always` leaves it.
+    File::create(&file).unwrap().set_len(2 * MIB).unwrap();
+    Home::open(place.path()).unwrap();
+    assert!(file.metadata().unwrap().blocks() * 512 >= 2 * MIB, "it has holes still");
+}
+
+#[test]
+fn parameters_are_not_believed() {
+    let place = tempfile::tempdir().unwrap();
+    made(place.path(), 1, MIB);
+    let (path, outside) = (place.path().join(manifest::NAME), place.path().join("outside"));
+    fs::write(&outside, "x").unwrap();
+    let good = fs::read_to_string(&path).unwrap();
+    let ready = good.replace("\"ready\"", "\"making\"");
+    for (text, wanted) in [
+        (String::new(), "does not describe a home"),
+        ("[]".to_owned(), "it has no version"),
+        (good.replace("_home\": 1", "_home\": 2"), "version 2, and this program knows 1"),
+        (good.replace("4096", "\"many\""), "invalid type"),
+        (ready.replace("device-0.img", "../outside"), "is not the name of a device's file"),
+        (ready.replace("device-0.img", "device-../outside.img"), "is not the name"),
+    ] {
+        fs::write(&path, text).unwrap();
+        said(Home::open(place.path()), wanted);
+        fs::remove_file(&outside).unwrap();
+        said(Home::create(place.path(), &options(1, MIB)), wanted);
+        fs::write(&outside, "x").unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_a_home_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("home");
+    let lbas = HomeOptions { lba_bytes: 520, ..options(1, MIB) };
+    let devices = |paths: &[&str]| {
+        let media = HomeMedia::BlockDevices(paths.iter().map(PathBuf::from).collect());
+        HomeOptions { media, ..options(1, MIB) }
+    };
+    for (options, wanted) in [
+        (lbas, "512 or 4096 bytes, and not of 520"),
+        (options(0, MIB), "1 to 64 devices, and not 0"),
+        (options(65, 99 * MIB), "1 to 64 devices, and not 65"),
+        (options(2, 2 * MIB - 1), "at least a MiB a device"),
+        (devices(&["/dev/null"]), "/dev/null: it is not a block device"),
+        (devices(&["/dev/no-such-disk"]), "No such file"),
+        (devices(&["dev/sda"]), "from / on: dev/sda"),
+        (devices(&[]), "and not 0"),
+    ] {
+        said(Home::create(&dir, &options), wanted);
+        assert!(!dir.exists());
+    }
+    said(Home::create(&dir.join("deep"), &options(1, MIB)), "whose parent exists");
+}
+
+/// Root may write everywhere, so this is done as somebody who may not.
+#[test]
+fn a_directory_that_cannot_be_written_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let empty = place.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    for path in [place.path(), &empty] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    let new = place.path().join("new");
+    let refused = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            // Of this thread only.
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        for dir in [new, empty] {
+            let error = Home::create(&dir, &options(1, MIB)).unwrap_err().to_string();
+            assert!(error.contains("Permission denied"), "{error}");
+            assert!(error.contains("that you may write to"), "{error}");
+            said(Home::open(&dir), "no store's home here");
+        }
+    });
+    refused.join().unwrap();
+}
