@@ -7,7 +7,10 @@ use std::{fmt, io, path::PathBuf};
 #[non_exhaustive]
 pub enum HomeError {
     /// There is no home in this directory.
-    #[error("{}: there is no store's home here; create one, or name another directory", dir.display())]
+    #[error(
+        "{}: there is no store's home here; create one, or name another directory",
+        dir.display()
+    )]
     Missing {
         /// The directory.
         dir: PathBuf,

@@ -46,7 +46,7 @@ fn is_block_device(found: &rustix::fs::Stat) -> bool {
     FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
 }
 
-/// Bytes of the medium: `bytes`, to which a shorter file is extended, or all there are if that is 0.
+/// Bytes of the medium: `bytes`, to which a shorter file is extended; all there are if that is 0.
 pub(super) fn capacity(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)
         .map_err(|error| explain(path, "reading its size", error, "check the path"))?;
