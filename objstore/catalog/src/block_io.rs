@@ -70,3 +70,6 @@ pub struct BlockError {
     /// What it answered.
     pub reason: String,
 }
+
+#[cfg(test)]
+pub(crate) mod simulated;

@@ -25,8 +25,8 @@ pub const CHECKSUMS_MAX: usize = u16::MAX as usize - size_of::<CommitBody>() / 4
 /// One change of the catalog.
 ///
 /// Replay takes them in order, and later ones win. Because a snapshot is written while changes go
-/// on, a half may tell of an eviction whose file it did not mention before, or of one commit twice:
-/// both have to leave the state that the last record says.
+/// on, a half may tell of an eviction or a pin of a file that it did not mention before, which
+/// changes nothing, and of one commit twice, which is the same as once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
     /// A namespace is new, or any of this has changed.
@@ -174,6 +174,18 @@ wire!(PinBody, 8, { file: U32, pinned: U32 });
 wire!(ClearBody, 4, { namespace: U32 });
 wire!(EpochBody, 12, { namespace: U32, epoch: U64 });
 
+/// Bytes that a Commit with `checksums` checksums has.
+pub(crate) const fn commit_bytes(checksums: usize) -> usize {
+    size_of::<Head>() + size_of::<CommitBody>() + 4 * checksums
+}
+
+/// Bytes that a Pin has.
+pub(crate) const PIN_BYTES: usize = size_of::<Head>() + size_of::<PinBody>();
+
+/// Bytes that a Namespace has at most.
+pub(crate) const NAMESPACE_BYTES_MAX: usize =
+    size_of::<Head>() + size_of::<NamespaceBody>() + LABEL_BYTES_MAX;
+
 impl<'a> Record<'a> {
     /// Appends the record's bytes: a multiple of four.
     ///
@@ -319,6 +331,25 @@ impl<'a> Records<'a> {
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
+    }
+
+    /// As many bytes of whole records from the start as fit into `bytes_max`: what one group
+    /// takes of a longer run.
+    ///
+    /// # Panics
+    /// When the first does not fit, or the bytes are no records.
+    pub(crate) fn fitting(bytes: &[u8], bytes_max: usize) -> usize {
+        let mut taken = 0;
+        while taken < bytes.len() {
+            let (_, _, rest) = split(&bytes[taken..]).expect("whole records");
+            let end = bytes.len() - rest.len();
+            if end > bytes_max {
+                break;
+            }
+            taken = end;
+        }
+        assert!(taken > 0 || bytes.is_empty(), "a record is larger than {bytes_max} bytes");
+        taken
     }
 }
 

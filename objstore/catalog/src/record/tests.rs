@@ -101,6 +101,24 @@ proptest! {
             prop_assert!(again.len().is_multiple_of(4));
         }
     }
+
+    #[test]
+    fn a_run_is_cut_between_records(
+        records in proptest::collection::vec(owned(), 1..30), bytes_max in 256usize..1024,
+    ) {
+        let bytes = encode(&records);
+        let mut rest = bytes.as_slice();
+        let mut decoded = Vec::new();
+        while !rest.is_empty() {
+            let taken = Records::fitting(rest, bytes_max);
+            prop_assert!(taken > 0 && taken <= bytes_max);
+            for record in Records::new(&rest[..taken]) {
+                decoded.push(record.unwrap());
+            }
+            rest = &rest[taken..];
+        }
+        prop_assert_eq!(decoded, records.iter().map(Owned::record).collect::<Vec<_>>());
+    }
 }
 
 #[test]
@@ -136,6 +154,6 @@ fn the_largest_commit_can_be_written_and_read() {
     };
     let mut bytes = Vec::new();
     commit.encode(&mut bytes);
-    assert_eq!(bytes.len(), 4 * (usize::from(u16::MAX) + 1));
+    assert_eq!(bytes.len(), commit_bytes(CHECKSUMS_MAX));
     assert_eq!(Records::new(&bytes).collect::<Vec<_>>(), [Ok(commit)]);
 }

@@ -1,0 +1,410 @@
+//! The journal: what happened, in an order that survives power loss. docs/on-disk-format.md has
+//! the byte map and says how recovery decides.
+//!
+//! A half is a stream of groups. A group is appended by one write with FUA and counts only as a
+//! whole. When the active half is nearly full, the state is copied as records into the other one,
+//! piece by piece between appends, while every append goes to both; the superblock then names the
+//! other half. See [`Journal::begin_compaction`].
+
+mod error;
+mod group;
+mod recovery;
+mod scan;
+
+use std::fmt::Display;
+
+use crate::{
+    block_io::{BlockError, BlockIo},
+    planted::{PlantedBug, planted},
+    record::{Record, Records},
+    superblock::{COPIES, Half, JournalArea, SUPERBLOCK_BYTES, StoreId, Superblock},
+};
+
+pub(crate) use self::group::{GROUP_BYTES_MAX, HEADER_BYTES};
+pub use self::{
+    error::{DamageProof, JournalError},
+    scan::{JournalScan, RecordCounts, scan_journal},
+};
+use self::{
+    group::Series,
+    recovery::{Replayed, payload_bytes_max, replay, search_bytes},
+};
+
+/// Bytes copied for each byte appended during a compaction, so that it ends.
+const COPIED_A_BYTE: u64 = 4;
+
+/// Compaction begins when this part of the half is left above the reserve: 1 / 8. For a snapshot of
+/// a third of the half 1 / 12 is enough ([`COPIED_A_BYTE`]).
+const LEFT_AT_COMPACTION: u64 = 8;
+
+/// Groups of the largest size that the active half keeps room for: below that, a compaction has
+/// to be completed before the next append.
+const GROUPS_IN_RESERVE: u64 = 2;
+
+/// What the journal wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct JournalCounts {
+    /// Bytes of records that were appended.
+    pub appended_bytes: u64,
+    /// Groups they were appended in.
+    pub groups: u64,
+    /// Compactions completed.
+    pub compactions: u64,
+    /// Bytes written to the device: both halves and the superblock, headers and padding.
+    pub written_bytes: u64,
+}
+
+/// A half that is being written.
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    half: Half,
+    generation: u64,
+    /// Where the next group goes, from the start of the half.
+    end: u64,
+}
+
+#[derive(Debug)]
+struct Compaction {
+    to: Stream,
+    /// Bytes that should have been copied by now.
+    due: u64,
+}
+
+/// The journal of an open store. It makes no use of threads, clock or chance.
+pub struct Journal {
+    io: Box<dyn BlockIo>,
+    superblock: Superblock,
+    area: JournalArea,
+    active: Stream,
+    compaction: Option<Compaction>,
+    failed: Option<String>,
+    counts: JournalCounts,
+    buffer: Vec<u8>,
+}
+
+/// Begins an empty journal on a device that is being formatted, if it carries one.
+pub(crate) fn create(io: &mut dyn BlockIo, superblock: &mut Superblock) -> Result<(), BlockError> {
+    let Some(area) = &mut superblock.journal else { return Ok(()) };
+    (area.active, area.generation) = (Half::A, superblock.sequence);
+    let mut group = Vec::new();
+    series(superblock.store, area.generation, io).encode(0, &[], &mut group);
+    area.certain_bytes = group.len() as u64;
+    io.write(area.half_offset(area.active), &group, true)
+}
+
+fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
+    Series { store, generation, lba_bytes: u64::from(io.lba_bytes()) }
+}
+
+impl Journal {
+    /// Opens the journal that `superblock`, read from `io`, names: hands every record that counts
+    /// to `apply`, in order, and calls `progress` with the bytes read and the most that there may
+    /// be.
+    ///
+    /// # Errors
+    /// [`JournalError::Damaged`], [`JournalError::Record`] and [`JournalError::Refused`] (what
+    /// `apply` returned): nothing was written, and the store cannot be used.
+    /// [`JournalError::Block`] when the device fails, [`JournalError::None`] when it carries no
+    /// journal.
+    pub fn open<E: Display>(
+        mut io: Box<dyn BlockIo>,
+        mut superblock: Superblock,
+        apply: impl FnMut(Record<'_>) -> Result<(), E>,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Self, JournalError> {
+        let device = || io.name().to_owned();
+        let mut area = superblock.journal.ok_or_else(|| JournalError::None { device: device() })?;
+        // What is read below must not be lost later: another process may have left it in the
+        // device's cache.
+        io.flush()?;
+        let mut replayed = Replayed::default();
+        let search = search_bytes(&area);
+        replay(&mut *io, &superblock, search, &mut replayed, apply, progress)?;
+        // Both copies are whole and equal again, and a device that takes no writes is found now.
+        area.certain_bytes = replayed.end;
+        superblock.journal = Some(area);
+        superblock.sequence += 1;
+        superblock.write(&mut *io)?;
+        let active = Stream { half: area.active, generation: area.generation, end: replayed.end };
+        Ok(Self {
+            io,
+            superblock,
+            area,
+            active,
+            compaction: None,
+            failed: None,
+            counts: JournalCounts::default(),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Bytes of records that one group holds. What is appended or copied at once should not be
+    /// longer.
+    #[must_use]
+    pub fn payload_bytes_max(&self) -> usize {
+        payload_bytes_max(&self.area)
+    }
+
+    /// Why the journal takes no more writes; `None` while it does.
+    #[must_use]
+    pub fn failed(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+
+    /// What was written since it was opened.
+    #[must_use]
+    pub fn counts(&self) -> JournalCounts {
+        self.counts
+    }
+
+    /// Appends whole records, encoded one after the other. They are permanent on return, and
+    /// after a crash before that any first part of them may be.
+    ///
+    /// A run that is longer than [`Journal::payload_bytes_max`] becomes several groups.
+    ///
+    /// # Errors
+    /// [`JournalError::Full`]: nothing was written. Begin a compaction, again if one is under way,
+    /// and complete it: the state that it copies has these records in it, so that they are
+    /// permanent then. It cannot happen while [`Journal::copy_due`] is heeded and one group's
+    /// worth is appended at a time.
+    /// [`JournalError::Block`]: any first part of the records may be permanent, and the journal
+    /// takes no more. [`JournalError::Failed`]: it took no more before.
+    ///
+    /// # Panics
+    /// When `records` are no records, or one is longer than a group.
+    pub fn append(&mut self, records: &[u8]) -> Result<(), JournalError> {
+        self.usable()?;
+        let parts = self.parts(records);
+        let bytes = self.groups_bytes(&parts);
+        self.room_in(self.active, bytes)?;
+        if let Some(to) = self.mirror() {
+            self.room_in(to, bytes)?;
+        }
+        for part in parts {
+            self.active = self.write_group(self.active, part, true)?;
+            self.counts.groups += 1;
+            if let Some(to) = self.mirror() {
+                let to = self.write_group(to, part, false)?;
+                self.compaction.as_mut().expect("it is under way").to = to;
+            }
+        }
+        if let Some(compaction) = &mut self.compaction {
+            compaction.due += COPIED_A_BYTE * bytes;
+        }
+        self.counts.appended_bytes += records.len() as u64;
+        Ok(())
+    }
+
+    /// Whether a compaction should begin.
+    #[must_use]
+    pub fn wants_compaction(&self) -> bool {
+        let left = self.area.half_bytes - self.active.end;
+        self.compaction.is_none()
+            && self.failed.is_none()
+            && left <= self.area.half_bytes / LEFT_AT_COMPACTION + self.reserve()
+    }
+
+    /// Whether a compaction is under way.
+    #[must_use]
+    pub fn is_compacting(&self) -> bool {
+        self.compaction.is_some()
+    }
+
+    /// Begins a compaction: a copy of the state as it is, into the other half. Then, until
+    /// everything is copied: append the records of what happened so far, take the next piece of the
+    /// state in the same moment, [`Journal::copy`] it; and last [`Journal::finish_compaction`].
+    /// Appends may go on between the pieces, and [`Journal::copy_due`] says when the next piece
+    /// should not wait.
+    ///
+    /// The first piece has all namespaces, so that none is missing for what is appended next. A
+    /// compaction that is under way is given up.
+    ///
+    /// # Errors
+    /// [`JournalError::Block`]: the journal takes no more writes. [`JournalError::Failed`].
+    pub fn begin_compaction(&mut self) -> Result<(), JournalError> {
+        self.usable()?;
+        // The generation is a number that no writing of this half had before: groups that a
+        // compaction without an end left there do not count.
+        self.switch_to(self.active)?;
+        let (half, generation) = (self.active.half.other(), self.superblock.sequence);
+        let to = Stream { half, generation, end: 0 };
+        self.compaction = Some(Compaction { to, due: 1 });
+        Ok(())
+    }
+
+    /// Whether a piece of the state should be copied before the next append: until then for each
+    /// byte appended some are copied, and all that are left when the active half is nearly full.
+    #[must_use]
+    pub fn copy_due(&self) -> bool {
+        let scarce = self.area.half_bytes - self.active.end < self.reserve();
+        self.failed.is_none()
+            && self.compaction.as_ref().is_some_and(|compaction| compaction.due > 0 || scarce)
+    }
+
+    /// Copies a piece of the state, encoded as records, into the other half.
+    ///
+    /// # Errors
+    /// As for [`Journal::append`]. [`JournalError::Full`] says that the state is larger than the
+    /// store was formatted for, and the journal takes no more writes.
+    ///
+    /// # Panics
+    /// When no compaction is under way, and as for [`Journal::append`].
+    pub fn copy(&mut self, records: &[u8]) -> Result<(), JournalError> {
+        self.usable()?;
+        let parts = self.parts(records);
+        let bytes = self.groups_bytes(&parts);
+        let mut to = self.compaction.as_ref().expect("a compaction is under way").to;
+        let first = to.end == 0;
+        if let Err(full) = self.room_in(to, bytes) {
+            self.failed = Some(full.to_string());
+            return Err(full);
+        }
+        for part in parts {
+            to = self.write_group(to, part, false)?;
+        }
+        let compaction = self.compaction.as_mut().expect("a compaction is under way");
+        compaction.to = to;
+        compaction.due = compaction.due.saturating_sub(bytes);
+        if first && planted(PlantedBug::SwitchBeforeSnapshot) {
+            self.switch_to(to)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a compaction after all of the state was copied: the other half is the active one now.
+    ///
+    /// # Errors
+    /// [`JournalError::Block`]: the journal takes no more writes. [`JournalError::Failed`].
+    ///
+    /// # Panics
+    /// When no compaction is under way.
+    pub fn finish_compaction(&mut self) -> Result<(), JournalError> {
+        self.usable()?;
+        let mut to = self.compaction.as_ref().expect("a compaction is under way").to;
+        if to.end == 0 {
+            to = self.write_group(to, &[], false)?;
+        }
+        if !planted(PlantedBug::NoFlushBeforeSwitch) {
+            let flushed = self.io.flush();
+            self.done(flushed)?;
+        }
+        self.switch_to(to)?;
+        self.active = to;
+        self.compaction = None;
+        self.counts.compactions += 1;
+        Ok(())
+    }
+
+    /// Notes in the superblock how far the journal got, so that the next opening can tell whether
+    /// the device lost any of it. Without this, the loss of the last append looks like a crash.
+    ///
+    /// # Errors
+    /// [`JournalError::Block`], [`JournalError::Failed`]: all that was appended counts
+    /// nevertheless.
+    pub fn close(mut self) -> Result<(), JournalError> {
+        self.usable()?;
+        self.switch_to(self.active)
+    }
+
+    fn usable(&self) -> Result<(), JournalError> {
+        match &self.failed {
+            Some(reason) => Err(JournalError::Failed { reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing is written after a failure: nobody knows what of it became permanent.
+    fn done<T>(&mut self, result: Result<T, BlockError>) -> Result<T, JournalError> {
+        result.map_err(|error| {
+            self.failed = Some(error.to_string());
+            JournalError::Block(error)
+        })
+    }
+
+    /// Where appends go to as well. What happens before the first piece is copied is part of it.
+    fn mirror(&self) -> Option<Stream> {
+        self.compaction.as_ref().map(|compaction| compaction.to).filter(|to| to.end > 0)
+    }
+
+    fn reserve(&self) -> u64 {
+        GROUPS_IN_RESERVE * u64::from(self.area.group_bytes_max)
+    }
+
+    fn series(&self, generation: u64) -> Series {
+        series(self.superblock.store, generation, &*self.io)
+    }
+
+    /// The records, cut into groups.
+    fn parts<'a>(&self, mut records: &'a [u8]) -> Vec<&'a [u8]> {
+        let mut parts = Vec::new();
+        while !records.is_empty() {
+            let (part, rest) =
+                records.split_at(Records::fitting(records, self.payload_bytes_max()));
+            parts.push(part);
+            records = rest;
+        }
+        parts
+    }
+
+    fn groups_bytes(&self, parts: &[&[u8]]) -> u64 {
+        let series = self.series(0);
+        parts.iter().map(|part| series.group_bytes(part.len())).sum()
+    }
+
+    fn room_in(&self, stream: Stream, needed: u64) -> Result<(), JournalError> {
+        let (half, room) = (stream.half, self.area.half_bytes - stream.end);
+        if needed > room {
+            let device = self.io.name().to_owned();
+            return Err(JournalError::Full { device, half, needed, room });
+        }
+        Ok(())
+    }
+
+    /// The stream with one more group.
+    fn write_group(
+        &mut self,
+        stream: Stream,
+        payload: &[u8],
+        fua: bool,
+    ) -> Result<Stream, JournalError> {
+        let mut group = std::mem::take(&mut self.buffer);
+        self.series(stream.generation).encode(stream.end, payload, &mut group);
+        let offset = self.area.half_offset(stream.half) + stream.end;
+        let written = self.io.write(offset, &group, fua);
+        let bytes = group.len() as u64;
+        self.buffer = group;
+        self.done(written)?;
+        self.counts.written_bytes += bytes;
+        Ok(Stream { end: stream.end + bytes, ..stream })
+    }
+
+    /// Makes the superblock name this stream as the one that counts.
+    fn switch_to(&mut self, stream: Stream) -> Result<(), JournalError> {
+        self.superblock.journal = Some(JournalArea {
+            active: stream.half,
+            generation: stream.generation,
+            certain_bytes: stream.end,
+            ..self.area
+        });
+        self.superblock.sequence += 1;
+        let copies = if planted(PlantedBug::StaleSuperblock) { 1 } else { COPIES };
+        let written = self.superblock.write_copies(&mut *self.io, copies);
+        let copy_bytes = SUPERBLOCK_BYTES.next_multiple_of(self.io.lba_bytes() as usize);
+        self.counts.written_bytes += (copies * copy_bytes) as u64;
+        self.done(written)
+    }
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal")
+            .field("device", &self.io.name())
+            .field("active", &self.active)
+            .field("compaction", &self.compaction)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

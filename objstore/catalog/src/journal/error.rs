@@ -1,0 +1,109 @@
+//! Why a journal cannot be read, or takes no more.
+
+use crate::{block_io::BlockError, record::RecordError, superblock::Half};
+
+/// How a damaged group is told from the end of the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DamageProof {
+    /// A group that was written later.
+    Later {
+        /// Where it was found, from the start of the half.
+        found: u64,
+        /// Where it says that it is.
+        says: u64,
+    },
+    /// The superblock knows that the journal was longer.
+    Superblock {
+        /// Length that it knows of, in bytes.
+        certain: u64,
+    },
+}
+
+impl std::fmt::Display for DamageProof {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Later { found, says } => {
+                write!(f, "a later group is at byte {found} (and belongs at byte {says})")
+            }
+            Self::Superblock { certain } => {
+                write!(f, "the superblock knows of {certain} bytes")
+            }
+        }
+    }
+}
+
+/// A journal cannot be read, or takes no more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The device failed.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+    /// The device carries no journal.
+    #[error("{device}: this device carries no journal; the first device of rank 0 does")]
+    None {
+        /// The device.
+        device: String,
+    },
+    /// A group is missing or damaged that was permanent.
+    #[error(
+        "{device}: the group at byte {end} of half {half} of the journal is missing or damaged, \
+         though {proof}: the device lost or misdirected a write, or corrupted it; nothing can be \
+         trusted from there on: format the store again"
+    )]
+    Damaged {
+        /// The device.
+        device: String,
+        /// The half.
+        half: Half,
+        /// Where the damage begins, from the start of the half.
+        end: u64,
+        /// How that is known.
+        proof: DamageProof,
+    },
+    /// A whole group has something in it that is no record.
+    #[error("{device}: the group at byte {position} of half {half} of the journal: {error}")]
+    Record {
+        /// The device.
+        device: String,
+        /// The half.
+        half: Half,
+        /// Where the group is, from the start of the half.
+        position: u64,
+        /// What is wrong.
+        error: RecordError,
+    },
+    /// A record that cannot be right in this store.
+    #[error("{device}: the group at byte {position} of half {half} of the journal: {reason}")]
+    Refused {
+        /// The device.
+        device: String,
+        /// The half.
+        half: Half,
+        /// Where the group is, from the start of the half.
+        position: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No room. Nothing was written, and the journal goes on after a compaction.
+    #[error(
+        "{device}: {needed} bytes do not fit into the {room} bytes that half {half} of the journal \
+         has left; complete a compaction first"
+    )]
+    Full {
+        /// The device.
+        device: String,
+        /// The half.
+        half: Half,
+        /// Bytes to be written.
+        needed: u64,
+        /// Bytes left.
+        room: u64,
+    },
+    /// An earlier write failed.
+    #[error("the journal takes no more writes since this happened: {reason}")]
+    Failed {
+        /// What happened.
+        reason: String,
+    },
+}

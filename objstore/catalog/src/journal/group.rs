@@ -1,0 +1,94 @@
+//! The bytes of a group. No other file knows them.
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+use crate::{
+    planted::{PlantedBug, planted},
+    superblock::StoreId,
+};
+
+const MAGIC: [u8; 8] = *b"RIPGROUP";
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    store: [u8; 16],
+    generation: U64,
+    position: U64,
+    payload_bytes: U32,
+    /// CRC-32C of this header, with zeroes here, and the payload.
+    crc: U32,
+}
+const _: () = assert!(size_of::<Header>() as u64 == HEADER_BYTES);
+
+/// Bytes before a group's records.
+pub(crate) const HEADER_BYTES: u64 = 48;
+
+/// Bytes of a group at most, whatever a superblock says.
+pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
+
+/// What all groups of one writing of a half have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Series {
+    pub store: StoreId,
+    pub generation: u64,
+    pub lba_bytes: u64,
+}
+
+/// A group that is whole.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Group<'a> {
+    /// Where it says that it is, from the start of its half.
+    pub position: u64,
+    /// Its records.
+    pub payload: &'a [u8],
+    /// Its length with header and padding.
+    pub bytes: u64,
+}
+
+impl Series {
+    /// Length of a group with this payload, with header and padding.
+    pub fn group_bytes(&self, payload: usize) -> u64 {
+        (HEADER_BYTES + payload as u64).next_multiple_of(self.lba_bytes)
+    }
+
+    /// Makes `out` the group at `position` with this payload.
+    pub fn encode(&self, position: u64, payload: &[u8], out: &mut Vec<u8>) {
+        let mut header = Header {
+            magic: MAGIC,
+            store: self.store.0,
+            generation: self.generation.into(),
+            position: position.into(),
+            payload_bytes: (payload.len() as u32).into(),
+            crc: 0.into(),
+        };
+        header.crc = crc(&header, payload).into();
+        out.clear();
+        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(payload);
+        out.resize(self.group_bytes(payload.len()) as usize, 0);
+    }
+
+    /// The group of this series at the start of `bytes`; `None` when there is no whole one.
+    pub fn group_in<'a>(&self, bytes: &'a [u8]) -> Option<Group<'a>> {
+        let (header, rest) = Header::ref_from_prefix(bytes).ok()?;
+        let of_series = header.magic == MAGIC
+            && header.store == self.store.0
+            && header.generation == self.generation;
+        let payload = rest.get(..header.payload_bytes.get() as usize).filter(|_| of_series)?;
+        let is_whole = crc(&Header { crc: 0.into(), ..*header }, payload) == header.crc.get();
+        if !is_whole && !planted(PlantedBug::NoGroupCrc) {
+            return None;
+        }
+        let bytes = self.group_bytes(payload.len());
+        Some(Group { position: header.position.get(), payload, bytes })
+    }
+}
+
+fn crc(header: &Header, payload: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), payload)
+}

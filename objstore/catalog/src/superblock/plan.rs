@@ -1,0 +1,233 @@
+//! Where everything goes on the devices of a rank, and writing it there for the first time.
+
+use std::ops::Range;
+
+use nvme_spec::ids::Lba;
+
+use super::{
+    DEVICES_MAX, DataArea, DeviceIdentity, FormatError, Half, JournalArea, State, StoreId,
+    StoreLayout, Superblock, TAIL_BYTES,
+};
+use crate::{
+    block_io::BlockIo,
+    ids::DeviceIndex,
+    journal::{self, GROUP_BYTES_MAX},
+    layout::{Geometry, Region},
+    record::{self, CHECKSUMS_MAX},
+    shape::KvShape,
+};
+
+/// What the superblocks' copies have to themselves at the start of a region.
+pub(super) const HEAD_BYTES: u64 = 1 << 20;
+
+/// What a proof of a device may write to at any time: part of that head, from the region's start.
+pub const SCRATCH: Range<u64> = 256 << 10..512 << 10;
+
+/// Data begins at a multiple of this.
+const DATA_ALIGNMENT: u64 = 1 << 20;
+
+/// A group of the journal is at least this long at most.
+const GROUP_BYTES_MIN: u64 = 16 << 10;
+
+/// Snapshots of a full store that a half has room for. More of them let compaction happen less
+/// often: with three, the journal writes 1.7 bytes for each byte of records at worst.
+const SNAPSHOTS_A_HALF: u64 = 3;
+
+/// Groups that a half has room for at least: an eighth of it takes two of them.
+const GROUPS_A_HALF_MIN: u64 = 16;
+
+/// What a rank of a store should become.
+#[derive(Debug, Clone)]
+pub struct Plan<'a> {
+    /// The store: a number drawn at random.
+    pub store: StoreId,
+    /// The rank.
+    pub rank: u32,
+    /// Ranks of the store.
+    pub ranks: u32,
+    /// The devices in order, and the region of each that the store gets.
+    pub devices: &'a [(DeviceIdentity, Region)],
+    /// The shape of a KV block on each rank.
+    pub shape: KvShape,
+    /// Whether the first device carries the catalog's journal.
+    pub catalog: bool,
+    /// Whether the devices hold objects.
+    pub data: bool,
+    /// Whether a checksum is kept of each object.
+    pub checksums: bool,
+    /// Namespaces that the store may have.
+    pub namespaces_max: u32,
+    /// Files, if they should be fewer than fit: what all ranks have room for. Without data it has
+    /// to be given.
+    pub files_max: Option<u32>,
+    /// Bytes of objects that this rank's devices hold together, if they should be fewer than fit.
+    pub capacity_bytes: Option<u64>,
+}
+
+impl Plan<'_> {
+    /// The superblocks of the rank's devices, in their order, for [`format_devices`].
+    ///
+    /// # Errors
+    /// [`FormatError`] when the numbers do not fit together, or the regions are too small.
+    pub fn superblocks(&self) -> Result<Vec<Superblock>, FormatError> {
+        let devices = self.devices.len();
+        if !(1..=DEVICES_MAX).contains(&devices) {
+            return Err(FormatError::Devices { devices });
+        }
+        if self.rank >= self.ranks {
+            return Err(FormatError::Rank { rank: self.rank, ranks: self.ranks });
+        }
+        self.shape.validate()?;
+        let words =
+            if self.checksums { u64::from(self.ranks) * u64::from(self.shape.rows()) } else { 0 };
+        let max = CHECKSUMS_MAX;
+        if words > max as u64 {
+            return Err(FormatError::Checksums { words, max });
+        }
+        let (files, journal, data) = self.areas(words as u32)?;
+        let layout = StoreLayout {
+            shape: self.shape,
+            files,
+            words_per_file: words as u32,
+            namespaces_max: self.namespaces_max,
+        };
+        let superblock = |(device, (_, region)): (usize, &(_, Region))| Superblock {
+            sequence: 0,
+            store: self.store,
+            state: State::Formatting,
+            rank: self.rank,
+            ranks: self.ranks,
+            device: DeviceIndex(device as u32),
+            devices: self.devices.iter().map(|(identity, _)| identity.clone()).collect(),
+            region: *region,
+            layout,
+            data,
+            journal: journal.filter(|_| device == 0),
+        };
+        Ok(self.devices.iter().enumerate().map(superblock).collect())
+    }
+
+    /// Files, journal and data area.
+    fn areas(
+        &self,
+        words: u32,
+    ) -> Result<(u32, Option<JournalArea>, Option<DataArea>), FormatError> {
+        let cap = self.files_max.unwrap_or(u32::MAX - 1);
+        let journal = |files| self.catalog.then(|| self.journal(files, words));
+        if !self.data {
+            let files = self.files_max.ok_or(FormatError::FilesUnknown)?;
+            let journal = journal(files);
+            self.room_for(end_of(journal))?;
+            return Ok((files, journal, None));
+        }
+        self.room_for(HEAD_BYTES)?;
+        let geometry = Geometry::for_regions(&self.shape, &self.regions_from(HEAD_BYTES))?;
+        let files_from = |offset| -> Result<u32, FormatError> {
+            Ok(geometry.files_in(&self.regions_from(offset), self.capacity_bytes)?.min(cap))
+        };
+        // A journal for more files than there is room for beside it is a little too large, and
+        // the one for those that remain fits.
+        let at_most = files_from(HEAD_BYTES)?;
+        let files = files_from(end_of(journal(at_most)))?;
+        let journal = journal(files);
+        let data = DataArea {
+            offset: end_of(journal),
+            bytes: geometry.bytes_per_device(files.into()),
+            group: geometry.group(),
+            slot_bytes: geometry.slot_bytes(),
+        };
+        Ok((files, journal, Some(data)))
+    }
+
+    /// What is left of the regions from this offset on.
+    fn regions_from(&self, offset: u64) -> Vec<Region> {
+        let rest = |(_, region): &(_, Region)| {
+            let skipped = offset >> region.lba_shift;
+            let first = Lba(region.first.0.saturating_add(skipped));
+            Region { first, lbas: region.lbas.saturating_sub(skipped), ..*region }
+        };
+        self.devices.iter().map(rest).collect()
+    }
+
+    fn room_for(&self, needed: u64) -> Result<(), FormatError> {
+        for (identity, region) in self.devices {
+            if region.bytes() < needed {
+                let (device, bytes) = (identity.to_string(), region.bytes());
+                return Err(FormatError::TooSmall { device, bytes, needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// A journal in which the snapshot of a full store fits [`SNAPSHOTS_A_HALF`] times into a half.
+    fn journal(&self, files: u32, words: u32) -> JournalArea {
+        let commit = record::commit_bytes(words as usize);
+        let largest = commit.max(record::NAMESPACE_BYTES_MAX) as u64;
+        let file_bytes = (commit + record::PIN_BYTES) as u64;
+        let raw = u64::from(files) * file_bytes
+            + u64::from(self.namespaces_max) * record::NAMESPACE_BYTES_MAX as u64;
+        let lba_bytes = 1 << self.devices[0].1.lba_shift;
+        // A group has room for two of the largest records: it is cut between records, and would
+        // else be half empty.
+        let least = (journal::HEADER_BYTES + 2 * largest).next_power_of_two();
+        let least = least.max(lba_bytes).max(GROUP_BYTES_MIN);
+        let group = (raw / 4).next_power_of_two().max(least).min(GROUP_BYTES_MAX);
+        let snapshot = raw.div_ceil(group - journal::HEADER_BYTES - largest) + 1;
+        let groups = (SNAPSHOTS_A_HALF * snapshot).max(GROUPS_A_HALF_MIN);
+        JournalArea {
+            offset: HEAD_BYTES,
+            half_bytes: groups * group,
+            group_bytes_max: group as u32,
+            active: Half::A,
+            generation: 0,
+            certain_bytes: 0,
+        }
+    }
+}
+
+/// Where the data begins.
+fn end_of(journal: Option<JournalArea>) -> u64 {
+    let end = journal.map_or(HEAD_BYTES, |journal| journal.offset + 2 * journal.half_bytes);
+    end.next_multiple_of(DATA_ALIGNMENT)
+}
+
+/// Writes `superblocks` and the journal, one device after the other, and nothing of the data area
+/// but its last bytes. Until the last step, opening the devices fails with
+/// [`FormatError::HalfFormatted`] or [`FormatError::Blank`].
+///
+/// # Errors
+/// [`FormatError::Block`]: nothing is known of the devices any more, and formatting can be begun
+/// again.
+///
+/// # Panics
+/// When there are not as many devices as superblocks.
+pub fn format_devices(
+    devices: &mut [&mut dyn BlockIo],
+    superblocks: &mut [Superblock],
+) -> Result<(), FormatError> {
+    assert_eq!(devices.len(), superblocks.len(), "each device has a superblock");
+    let each = devices.iter_mut().zip(&mut *superblocks);
+    for (io, superblock) in each {
+        erase(&mut **io)?;
+        superblock.sequence = 1;
+        superblock.state = State::Formatting;
+        superblock.write(&mut **io)?;
+    }
+    for (io, superblock) in devices.iter_mut().zip(&mut *superblocks) {
+        journal::create(&mut **io, superblock)?;
+    }
+    for (io, superblock) in devices.iter_mut().zip(superblocks) {
+        superblock.sequence += 1;
+        superblock.state = State::Ready;
+        superblock.write(&mut **io)?;
+    }
+    Ok(())
+}
+
+/// Removes what other formats, and an earlier store, could be known by.
+fn erase(io: &mut dyn BlockIo) -> Result<(), FormatError> {
+    io.write(0, &vec![0; HEAD_BYTES as usize], false)?;
+    let tail = (io.bytes() - HEAD_BYTES).min(TAIL_BYTES);
+    io.write(io.bytes() - tail, &vec![0; tail as usize], false)?;
+    Ok(io.flush()?)
+}
