@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     block_io::BlockIo,
+    error::LayoutError,
     ids::DeviceIndex,
     journal::{self, GROUP_BYTES_MAX},
     layout::{Geometry, Region},
@@ -121,14 +122,23 @@ impl Plan<'_> {
             return Ok((files, journal, None));
         }
         self.room_for(HEAD_BYTES)?;
-        let geometry = Geometry::for_regions(&self.shape, &self.regions_from(HEAD_BYTES))?;
-        let files_from = |offset| -> Result<u32, FormatError> {
-            Ok(geometry.files_in(&self.regions_from(offset), self.capacity_bytes)?.min(cap))
-        };
-        // A journal for more files than there is room for beside it is a little too large, and
-        // the one for those that remain fits.
-        let at_most = files_from(HEAD_BYTES)?;
-        let files = files_from(end_of(journal(at_most)))?;
+        let regions = self.regions_from(HEAD_BYTES);
+        let geometry = Geometry::for_regions(&self.shape, &regions)?;
+        let at_most = geometry.files_in(&regions, self.capacity_bytes)?.min(cap);
+        let needed = |files: u32| end_of(journal(files)) + geometry.bytes_per_device(files.into());
+        let room = self.devices.iter().map(|(_, region)| region.bytes()).min().unwrap_or(0);
+        // More files need a longer journal as well: the most that fit beside their own.
+        let (mut files, mut limit) = (0, at_most);
+        while files < limit {
+            let middle = limit - (limit - files) / 2;
+            (files, limit) =
+                if needed(middle) <= room { (middle, limit) } else { (files, middle - 1) };
+        }
+        if files == 0 {
+            let what = "the smallest device's region, for journal and data,";
+            let (needed, given, unit) = (needed(1), room, "group");
+            return Err(LayoutError::TooSmall { what, needed, given, unit }.into());
+        }
         let journal = journal(files);
         let data = DataArea {
             offset: end_of(journal),

@@ -1,0 +1,103 @@
+//! Copies that are damaged or differ, and formatting that is interrupted.
+
+use super::*;
+use crate::journal::Journal;
+
+const COPY_1: u64 = 512 << 10;
+
+#[test]
+fn the_newer_copy_counts_and_a_damaged_one_does_not() {
+    let (media, superblocks) = formatted(1);
+    let (medium, old) = (&media[0], &superblocks[0]);
+    let mut new = old.clone();
+    new.sequence += 1;
+    for newer_at in [0, COPY_1] {
+        old.write(&mut medium.clone()).unwrap();
+        medium.corrupt(newer_at, |bytes| bytes[..SUPERBLOCK_BYTES].copy_from_slice(&new.encode()));
+        assert_eq!(read(medium), Ok(OnDevice::Ours(Box::new(new.clone()))));
+        medium.corrupt(newer_at + 40, |bytes| bytes[0] ^= 1);
+        assert_eq!(read(medium), Ok(OnDevice::Ours(Box::new(old.clone()))));
+        medium.corrupt(newer_at, |bytes| bytes[..SUPERBLOCK_BYTES].fill(0));
+        assert_eq!(read(medium), Ok(OnDevice::Ours(Box::new(old.clone()))));
+    }
+    let [a, b] = Superblock::read_copies(&mut medium.clone()).unwrap();
+    assert_eq!((a.as_ref(), b), (Ok(old), Err(CopyFault::None)));
+    // With the other one damaged, too, there is no store, and it is not blank either.
+    medium.corrupt(40, |bytes| bytes[0] ^= 1);
+    let error = read(medium).unwrap_err();
+    assert_eq!(error.to_string(), "sim0: the superblock cannot be used: its CRC is wrong");
+}
+
+#[test]
+fn copies_of_two_stores_are_no_store() {
+    let (media, superblocks) = formatted(1);
+    let other = Superblock { store: StoreId([8; 16]), ..superblocks[0].clone() };
+    media[0].corrupt(COPY_1, |bytes| bytes[..SUPERBLOCK_BYTES].copy_from_slice(&other.encode()));
+    let error = read(&media[0]).unwrap_err();
+    assert!(matches!(error, FormatError::TwoStores { .. }), "{error}");
+}
+
+/// The copy that this version cannot read may be the one that counts.
+#[test]
+fn a_copy_of_a_newer_version_is_not_passed_over() {
+    let (media, superblocks) = formatted(1);
+    let mut bytes = superblocks[0].encode();
+    bytes[8] = 2;
+    bytes[12..16].fill(0);
+    let crc = crc32c::crc32c(&bytes);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    media[0].corrupt(COPY_1, |to| to[..SUPERBLOCK_BYTES].copy_from_slice(&bytes));
+    let error = read(&media[0]).unwrap_err().to_string();
+    assert!(error.starts_with("sim0: the superblock cannot be used: it has version 2"), "{error}");
+}
+
+#[test]
+fn a_region_without_room_for_superblocks_is_refused() {
+    let error = read(&Medium::new("tiny", 512 << 10, 512)).unwrap_err().to_string();
+    assert!(error.starts_with("tiny: its region has 524288 bytes"), "{error}");
+}
+
+/// A store is formatted over another one, and power fails at each write: what is found then is the
+/// old store whole, or no store, or the new one whole.
+#[test]
+fn interrupted_formatting_leaves_no_half_of_a_store() {
+    let mut ends = [0; 3];
+    for at in 0.. {
+        let (media, old) = formatted(2);
+        let mut new = old.clone();
+        for superblock in &mut new {
+            superblock.store = StoreId([9; 16]);
+        }
+        // Both devices lose power at once; the first one counts.
+        let writes_to_second = at / 2;
+        media[0].plan(Faults { power_loss: Some(at), ..Faults::default() });
+        media[1].plan(Faults { power_loss: Some(writes_to_second), ..Faults::default() });
+        let done = write(&media, &mut new).is_ok();
+        let mut numbers = (0..).map(|n: u32| n.wrapping_mul(at as u32 + 7) / 3);
+        media.iter().for_each(|m| m.restart(&mut |bound| numbers.next().unwrap() % bound));
+        let found: Vec<_> = media.iter().map(read).collect();
+        let members = media.iter().zip(&found).enumerate().map(|(number, (medium, found))| {
+            let (identity, region) = device(number as u8, 512, 8 << 11);
+            let found = found.clone().unwrap_or(OnDevice::Blank);
+            Member { name: medium.name().to_owned(), identity, region, found }
+        });
+        let members: Vec<Member> = members.collect();
+        match check_set(&members, &Expected::default()) {
+            Ok(set) if set[0].store == old[0].store => ends[0] += 1,
+            Ok(set) => {
+                let nothing = |_: crate::Record<'_>| Err::<(), _>("a record of another store");
+                let io = Box::new(media[0].clone());
+                Journal::open(io, set[0].clone(), nothing, |_, _| {}).unwrap();
+                ends[2] += 1;
+            }
+            Err(error) => {
+                assert!(!done, "{error}");
+                ends[1] += 1;
+            }
+        }
+        if done {
+            break;
+        }
+    }
+    assert!(ends[1] > 3 && ends[2] > 0, "old, none, new: {ends:?}");
+}
