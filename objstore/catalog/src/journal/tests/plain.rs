@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use super::history::{format, formatted, superblock};
 use crate::{
-    block_io::{BlockIo as _, simulated::Medium},
+    block_io::{
+        BlockIo as _,
+        simulated::{Faults, Medium},
+    },
     ids::{FileId, NamespaceId},
     journal::{Journal, JournalError, RecordCounts, scan_journal},
     key::BlockKey,
@@ -87,6 +90,23 @@ fn what_is_written_is_counted() {
     journal.finish_compaction().unwrap();
     assert_eq!(journal.counts().written_bytes, medium.written_bytes());
     assert_eq!(journal.counts().compactions, 1);
+}
+
+/// A process is killed while the drive still carries out its last write, which the next one reads
+/// from the drive's cache. Power loss must not take it away from under what is appended to it.
+#[test]
+fn a_process_that_was_killed_leaves_nothing_in_doubt() {
+    let medium = formatted();
+    let mut journal = open(&medium);
+    medium.plan(Faults { fail: Some(0), ..Faults::default() });
+    journal.append(&evict(1)).unwrap_err();
+    drop(journal);
+    open(&medium).append(&evict(2)).unwrap();
+    medium.restart(&mut |bound| bound - 1);
+    let superblock = superblock(&medium).unwrap();
+    let nothing = |_: Record<'_>| Ok::<_, String>(());
+    let scan = scan_journal(&mut medium.clone(), &superblock, nothing, |_, _| {}).unwrap();
+    assert_eq!((scan.damage, scan.records.evict), (None, 3));
 }
 
 /// A caller that does not compact gets an error before anything is written, and can go on.

@@ -13,8 +13,8 @@ proptest! {
         files_max in prop::option::of(1u32..20_000),
     ) {
         let lba_bytes = 512 << shift;
-        let devices: Vec<_> =
-            (0..count).map(|number| device(number, lba_bytes, (mib << 20) / u64::from(lba_bytes))).collect();
+        let lbas = (mib << 20) / u64::from(lba_bytes);
+        let devices: Vec<_> = (0..count).map(|number| device(number, lba_bytes, lbas)).collect();
         let shape = KvShape { layers, object_bytes: object_pages << 9, ..SHAPE };
         let plan = Plan { shape, checksums, namespaces_max, files_max, ..plan(&devices) };
         let superblocks = match plan.superblocks() {

@@ -57,7 +57,8 @@ proptest! {
 
     #[test]
     fn changed_bytes_are_refused(
-        superblock in superblocks(), changes in prop::collection::vec((any::<Index>(), 1u8..), 1..5),
+        superblock in superblocks(),
+        changes in prop::collection::vec((any::<Index>(), 1u8..), 1..5),
     ) {
         let before = superblock.encode();
         let mut bytes = before.clone();
