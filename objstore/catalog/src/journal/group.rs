@@ -92,3 +92,6 @@ impl Series {
 fn crc(header: &Header, payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), payload)
 }
+
+#[cfg(test)]
+mod tests;

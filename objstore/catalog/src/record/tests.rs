@@ -157,3 +157,31 @@ fn the_largest_commit_can_be_written_and_read() {
     assert_eq!(bytes.len(), commit_bytes(CHECKSUMS_MAX));
     assert_eq!(Records::new(&bytes).collect::<Vec<_>>(), [Ok(commit)]);
 }
+
+/// The byte map of docs/on-disk-format.md, by hand.
+#[test]
+fn bytes_are_where_the_document_says() {
+    let bytes = |record: Record<'_>| {
+        let mut out = Vec::new();
+        record.encode(&mut out);
+        out
+    };
+    let (file, namespace) = (FileId(0x0201), NamespaceId(3));
+    let key = BlockKey([7; 32]);
+    let commit = bytes(Record::Commit { file, namespace, key, checksums: [5, 6][..].into() });
+    assert_eq!(commit[..12], [2, 0, 12, 0, 1, 2, 0, 0, 3, 0, 0, 0]);
+    assert_eq!((&commit[12..44], &commit[44..]), (&[7; 32][..], &[5, 0, 0, 0, 6, 0, 0, 0][..]));
+    let (digest, label) = ([9; 32], "abcde");
+    let (quota_files, weight) = (None, 4);
+    let new =
+        bytes(Record::Namespace { id: namespace, digest, epoch: 8, quota_files, weight, label });
+    assert_eq!(new[..12], [1, 0, 16, 0, 3, 0, 0, 0, 255, 255, 255, 255]);
+    assert_eq!((&new[12..20], &new[20..52]), (&[4, 0, 0, 0, 5, 0, 0, 0][..], &digest[..]));
+    assert_eq!((new[52], &new[60..]), (8, b"abcde\0\0\0".as_slice()));
+    let evict = bytes(Record::Evict { first: file, count: 4 });
+    assert_eq!(evict, [3, 0, 2, 0, 1, 2, 0, 0, 4, 0, 0, 0]);
+    assert_eq!(bytes(Record::Pin { file, pinned: true }), [4, 0, 2, 0, 1, 2, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(bytes(Record::Clear { namespace }), [5, 0, 1, 0, 3, 0, 0, 0]);
+    let epoch = bytes(Record::Epoch { namespace, epoch: 1 });
+    assert_eq!(epoch, [6, 0, 3, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+}
