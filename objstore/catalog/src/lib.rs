@@ -4,14 +4,19 @@
 //! - [`KvShape`] and [`Geometry`]: where each object lives (affine, in groups).
 //! - [`FilePool`]: free files, in runs. [`Index`]: keys, references, order of eviction.
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
+//! - [`Superblock`]: what a device says of its store; [`Plan`], [`format_devices`], [`check_set`].
+//! - [`Journal`]: [`Record`]s in an order that survives power loss. Both are written to a
+//!   [`BlockIo`]; their bytes are in docs/on-disk-format.md.
 //!
 //! # Invariants
-//! - No device I/O.
+//! - No I/O but the superblocks' and the journal's; no threads, clock or chance.
 //! - A key is in one file at most.
 //! - A file with a reference is neither evicted nor reused.
+//! - A group of the journal counts as a whole and in its place, and a gap is never its end.
 //!
 //! # Not implemented
-//! - A journal: the index lives in memory.
+//! - Repair of a damaged journal: behind the damage an eviction may be missing, so the store is
+//!   formatted again.
 
 mod block_io;
 mod catalog;
