@@ -6,21 +6,21 @@ use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
 use nvme_spec::ids::{Lba, Nsid};
 
-use kv_catalog::KvShape;
+use kv_catalog::{KvShape, Namespace, PolicyKind, StoreId, WriteBudget};
 
-use crate::registration::KvPool;
+use crate::{plane::SharedController, registration::KvPool};
 
 /// Makes the executor that runs the I/O kernel: on opening, and again should one be lost.
 pub type ExecutorFactory = Box<dyn FnMut() -> Result<Box<dyn IoExecutor>, ExecutorError> + Send>;
 
-/// A device of a store. Whatever its data region holds is overwritten.
+/// A device of a store.
 #[derive(Debug)]
 pub struct StoreDevice {
     /// The controller, ready. The store owns it until it is closed.
-    pub controller: Controller,
+    pub controller: SharedController,
     /// The namespace; the first one there is if `None`.
     pub nsid: Option<Nsid>,
-    /// First LBA and number of LBAs of the data region; the whole namespace if `None`.
+    /// First LBA and number of LBAs of the store's region; the whole namespace if `None`.
     pub region: Option<(Lba, u64)>,
     /// Where its queues live, one entry for each; memory of the controller's address space if
     /// empty.
@@ -28,22 +28,71 @@ pub struct StoreDevice {
 }
 
 impl StoreDevice {
-    /// All of the first namespace, whatever it holds: a store has no format yet by which it could
-    /// tell its own data from somebody else's.
+    /// All of the controller's first namespace.
     #[must_use]
-    pub fn overwrite(controller: Controller) -> Self {
+    pub fn new(controller: Controller) -> Self {
+        let controller = SharedController::new(controller);
         Self { controller, nsid: None, region: None, queue_memory: Vec::new() }
+    }
+}
+
+/// What [`crate::Store::format`] may overwrite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overwrite {
+    /// Nothing but blank devices.
+    #[default]
+    Nothing,
+    /// Another store, too. Everything in it is lost.
+    Store,
+    /// Whatever is there, also what belongs to somebody else.
+    Anything,
+}
+
+/// How a store is formatted.
+#[derive(Debug, Clone)]
+pub struct Format {
+    /// Names the store. Drawn at random, so that nothing of an earlier store on the same devices
+    /// is taken for this one's.
+    pub store: StoreId,
+    /// What a KV block is made of.
+    pub shape: KvShape,
+    /// Bytes of file data over all devices, padding included; all that fits if `None`.
+    pub capacity_bytes: Option<u64>,
+    /// Files of a group, a multiple of the device count; chosen by the region's size if `None`.
+    pub group: Option<u32>,
+    /// Namespaces that the journal has room for.
+    pub namespaces_max: u32,
+    /// Whether a checksum of each object is kept: four bytes of journal and of memory for each.
+    pub checksums: bool,
+    /// What may be overwritten.
+    pub overwrite: Overwrite,
+}
+
+impl Format {
+    /// As large as the devices, with checksums, on blank devices only.
+    #[must_use]
+    pub fn new(store: StoreId, shape: KvShape) -> Self {
+        let overwrite = Overwrite::Nothing;
+        Self {
+            store,
+            shape,
+            capacity_bytes: None,
+            group: None,
+            namespaces_max: 1024,
+            checksums: false,
+            overwrite,
+        }
     }
 }
 
 /// When written data counts as stored (decision 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// With force unit access where a device has a volatile write cache, plainly elsewhere: a
-    /// drive that loses power while the store runs can then not take committed data with it.
+    /// Once the devices that have a volatile write cache were flushed: once for all commits that
+    /// wait.
     #[default]
     Auto,
-    /// Always with force unit access.
+    /// When it was written, with force unit access.
     Fua,
     /// Never: right where a drive cannot lose power without this host.
     Volatile,
@@ -56,10 +105,6 @@ pub struct StoreOptions {
     pub queues_per_device: u16,
     /// Entries of each queue, a power of two; cut to what the controller allows.
     pub queue_depth: u32,
-    /// Bytes of file data over all devices, padding included; all that fits if `None`.
-    pub capacity_bytes: Option<u64>,
-    /// Files of a group, a multiple of the device count; chosen by the region's size if `None`.
-    pub group: Option<u32>,
     /// Neighbouring objects are merged into commands of up to this many bytes. Drives reach their
     /// bandwidth at about 128 KiB; larger ones leave them fewer commands to work on at once.
     pub run_bytes: u32,
@@ -84,6 +129,13 @@ pub struct StoreOptions {
     pub stop_timeout: Nanos,
     /// When written data counts as stored.
     pub durability: Durability,
+    /// What is evicted first.
+    pub policy: PolicyKind,
+    /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
+    /// store knows the bytes of a file itself.
+    pub write_budget: Option<WriteBudget>,
+    /// Whether opening sends a pattern through every layer and segment first.
+    pub self_test: bool,
     /// The I/O kernel takes the time from the store's clock, which is a simulated one.
     pub virtual_time: bool,
 }
@@ -93,8 +145,6 @@ impl Default for StoreOptions {
         Self {
             queues_per_device: 1,
             queue_depth: 256,
-            capacity_bytes: None,
-            group: None,
             run_bytes: 128 << 10,
             iocbs: 256,
             staging_buffers: 4,
@@ -104,6 +154,9 @@ impl Default for StoreOptions {
             wait_timeout: Nanos::from_millis(30_000),
             stop_timeout: Nanos::from_millis(10_000),
             durability: Durability::Auto,
+            policy: PolicyKind::default(),
+            write_budget: None,
+            self_test: true,
             virtual_time: false,
         }
     }
@@ -126,8 +179,10 @@ pub struct StoreConfig {
     pub clock: Arc<dyn Clock>,
     /// Makes the executor of the I/O kernel.
     pub executor: ExecutorFactory,
-    /// What a KV block is made of.
+    /// What a KV block is made of: what the store was formatted for.
     pub shape: KvShape,
+    /// The namespace that the handle works in ([`crate::Store::within`] makes others).
+    pub namespace: Namespace,
     /// The engine's KV memory.
     pub pool: KvPool,
     /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.

@@ -8,7 +8,7 @@ use nvme_spec::nvm::Direction;
 
 use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError};
 
-use crate::stats::Path;
+use crate::{plane::JobId, stats::Path};
 
 /// The engine's memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
@@ -154,6 +154,57 @@ pub enum StoreError {
         /// What was tried, and what came of it.
         why: String,
     },
+    /// A pattern did not come back from the devices as it was stored.
+    #[error(
+        "the self-test failed at layer {layer}, segment {segment}, offset {offset}: {why}; nothing \
+         was opened. Check the offsets and the stride that the pool was registered with"
+    )]
+    SelfTest {
+        /// The layer.
+        layer: Layer,
+        /// The segment of the layer.
+        segment: u32,
+        /// Offset in the object, in bytes.
+        offset: u64,
+        /// What was found.
+        why: String,
+    },
+    /// A device did not take data or journal for good. The store takes no writes any more; what is
+    /// stored can still be retrieved.
+    #[error(
+        "nothing can be stored any more: {cause}; what is stored can still be retrieved. Check the \
+         device, then open the store again"
+    )]
+    JournalFailed {
+        /// What happened.
+        cause: String,
+    },
+    /// A controller was recovered between the write of data and the flush of its volatile cache.
+    #[error(
+        "a controller was reset before what was stored was permanent, and may have forgotten it; \
+         nothing of the request is visible, its files are free: store it again"
+    )]
+    Forgotten,
+    /// The catalog refused.
+    #[error(transparent)]
+    Catalog(#[from] kv_catalog::CatalogError),
+    /// Formatting would destroy something.
+    #[error(
+        "{device} holds {what}, which formatting would destroy; nothing was written. Name another \
+         device, or allow it to be overwritten"
+    )]
+    Occupied {
+        /// The device.
+        device: String,
+        /// What is on it.
+        what: String,
+    },
+    /// The devices do not hold the store that was asked for.
+    #[error(transparent)]
+    Format(#[from] kv_catalog::FormatError),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] kv_catalog::JournalError),
     /// A stream was named, but the store knows no GPU.
     #[error("a stream was given, but the store was opened without a GPU; set StoreConfig::gpu")]
     NoStreams,
@@ -215,6 +266,20 @@ pub enum StoreError {
         block: BlockId,
         /// Blocks there are.
         blocks: u32,
+    },
+    /// A file that does not exist.
+    #[error("file {file} was given, but the store has {files} files")]
+    NoSuchFile {
+        /// The file.
+        file: FileId,
+        /// Files there are.
+        files: u32,
+    },
+    /// A job that does not exist.
+    #[error("job {} was given, but it has ended or never began", job.0)]
+    NoSuchJob {
+        /// The job.
+        job: JobId,
     },
     /// A block given twice as a destination.
     #[error("block {block} is the destination of two blocks of one request")]

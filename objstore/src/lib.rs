@@ -53,7 +53,7 @@
 //! /// keeps the store
 //! /// from writing to them before what is enqueued is done, and holds nothing up.
 //! fn start_load_kv(
-//!     store: &mut Store,
+//!     store: &Store,
 //!     transfer: &Transfer,
 //!     compute: RawStream,
 //! ) -> Result<Vec<Ticket>, StoreError> {
@@ -64,7 +64,7 @@
 //!
 //! /// Before a layer's attention: what is enqueued from here on sees its KV.
 //! fn wait_for_layer_load(
-//!     store: &mut Store,
+//!     store: &Store,
 //!     ticket: &Ticket,
 //!     compute: RawStream,
 //! ) -> Result<(), StoreError> {
@@ -74,7 +74,7 @@
 //! /// After a layer's attention: its KV is read once what was enqueued is done, and the next
 //! /// kernel that writes to the blocks waits until it was.
 //! fn save_kv_layer(
-//!     store: &mut Store,
+//!     store: &Store,
 //!     writing: &Writing,
 //!     layer: Layer,
 //!     compute: RawStream,
@@ -83,7 +83,7 @@
 //! }
 //!
 //! /// After the pass, before its results are used: did every layer get there?
-//! fn finish(store: &mut Store, tickets: Vec<Ticket>) -> Result<(), StoreError> {
+//! fn finish(store: &Store, tickets: Vec<Ticket>) -> Result<(), StoreError> {
 //!     tickets.into_iter().try_for_each(|ticket| store.wait(ticket).map(|_| ()))
 //! }
 //! ```
@@ -114,27 +114,34 @@
 //!   it may be freed after [`KvPool::unregister`], which unmaps it and refuses while anything holds
 //!   it.
 //!
+//! # What survives
+//! A store lives on its devices ([`Store::format`], [`Store::open`]). What [`Store::commit`]
+//! returned for is found again after a crash or loss of power, and no lookup ever finds other bytes
+//! than those that were stored under the key: docs/adr/0008-durable-store.md says how.
+//!
 //! # Architecture
-//! - Without I/O, each tested against a slow model: [`KvShape`] and [`Geometry`] (where each object
-//!   lives: affine, in groups), [`FilePool`] (free files, in runs), [`KeyChain`], [`Index`] (keys,
-//!   references, order of eviction), [`KvPool`] (where each object is in memory).
-//! - [`Store`] ties them to a [`gio_uring::Uring`] and the controllers behind it. `store/open.rs`
-//!   creates and grants the queues, `route.rs` proves the path, `request.rs` and `layer.rs` start
-//!   work, `complete.rs` sees it end, `recover.rs` is the way back after a timeout or a fault.
-//! - `store/streams.rs` has the events between streams, I/O kernel and store, and the proof that no
+//! - [`kv_catalog`] has what needs no data I/O: keys, files, references, namespaces, eviction, the
+//!   layout of files, the on-disk format and the journal.
+//! - [`Plane`] has the devices, the ring, the registered pool, and moves files by number. It knows
+//!   no key. What it is told and what it tells is plain data, so that a catalog in another process
+//!   can drive it. `plane/open.rs` creates and grants the queues, `route.rs` proves the path,
+//!   `self_test.rs` the layout, `request.rs` and `layer.rs` start work, `complete.rs` sees it end,
+//!   `recover.rs` is the way back after a timeout or a fault.
+//! - `plane/streams.rs` has the events between streams, I/O kernel and plane, and the proof that no
 //!   stream uses them any more; `staging.rs` the buffers of staging memory. What a stream does
-//!   is a seam: [`gio_uring::StreamOps`].
-//! - A handle ([`Prefix`], [`Transfer`], [`Writing`]) is only a name; what devices use belongs to
-//!   the store. Dropped handles report through a channel, so they may be dropped anywhere and at
-//!   any time. Operations that no caller waits for are noticed at the next call.
-//! - `store/events.rs` polls the controllers for what they report by themselves.
+//!   is a seam: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for what they
+//!   report by themselves.
+//! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
+//!   `store/commit.rs` makes commits permanent, many at once. Handles ([`Prefix`], [`Transfer`],
+//!   [`Writing`]) are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
-//!   ([`Store::commit`]), with force unit access where a drive could forget it.
+//!   ([`Store::commit`]) and where a drive cannot forget it.
 //! - A key is in one file at most: what is stored or being stored is not stored again.
 //! - A file with a reference (prefix, transfer, writing) is neither evicted nor reused, even when
-//!   it lost its key meanwhile; a file is free only when no device can write to it any more.
+//!   it lost its key meanwhile; a file is free only when no device can write to it any more and
+//!   the journal no longer says that it holds a key.
 //! - A file whose read failed is a miss from then on.
 //! - When [`Store::wait`] returns, no device and no move touches a retrieved layer's blocks any
 //!   more, and none reads a stored layer's but a move whose result is thrown away. If that cannot
@@ -142,14 +149,14 @@
 //! - Every event that a stream waits for is signalled, whatever fails.
 //! - An event, table, staging buffer or pool is reused or freed only when every stream that uses it
 //!   is past that use.
-//! - A block is evicted before the blocks it follows.
 //! - Starting and waiting for a layer is O(1) in the number of blocks and allocates nothing, but
 //!   for an event when a stream is seen for the first time.
+//! - After a write or flush that failed in the journal, nothing is stored any more; what is stored
+//!   can still be retrieved.
 //!
 //! # Not implemented
-//! - A journal: the index lives in memory and a store is empty when it is opened.
-//! - Checksums: a device that returns other bytes and calls it success is believed.
-//! - Several GPUs: a store has one pool, on one GPU.
+//! - Several GPUs: a plane has one pool, on one GPU.
+//! - Several ranks in one process: a store has one plane. [`kv_catalog::Catalog`] serves many.
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
@@ -158,20 +165,27 @@
 mod config;
 mod error;
 mod order;
+mod plane;
 mod registration;
 mod stats;
 mod store;
-mod transfer;
 
-pub use config::{Durability, ExecutorFactory, StoreConfig, StoreDevice, StoreGpu, StoreOptions};
+pub use config::{
+    Durability, ExecutorFactory, Format, Overwrite, StoreConfig, StoreDevice, StoreGpu,
+    StoreOptions,
+};
 pub use error::{Failure, RegistrationError, StoreError};
 pub use kv_catalog::{
-    BlockId, BlockKey, DeviceIndex, FileId, FilePool, Found, Geometry, Index, IndexCounts,
-    KeyChain, KvShape, Layer, LayoutError, ObjectPlace, Position, Region, Row, Slot,
+    BlockId, BlockKey, DeviceIndex, FileId, FormatError, Geometry, JournalError, KeyChain, KvShape,
+    Layer, LayoutError, Namespace, NamespaceId, ObjectPlace, PolicyKind, Region, Row, Slot,
+    StoreId, Usage, WriteBudget,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;
+pub use plane::{
+    ClosedPlane, JobDone, JobFailure, JobId, KvView, LayerDone, Move, Plane, PlaneConfig,
+    PlaneDevice, PlaneStats, SharedController, StoreEvent, Ticket,
+};
 pub use registration::{InUse, KvPool};
 pub use stats::{Path, StoreStats};
-pub use store::{Closed, Store, StoreEvent};
-pub use transfer::{Committed, LayerDone, Prefix, Ticket, Transfer, Writing};
+pub use store::{Closed, Committed, Prefix, Store, Transfer, Writing};

@@ -8,7 +8,7 @@ use gio_uring::{RawStream, Wait};
 pub enum Order<'a> {
     /// It starts at once. Only a caller that waits for its ticket waits for it.
     Unordered,
-    /// It starts once an event ([`crate::Store::event`]) has a value. The event must be signalled
+    /// It starts once an event ([`crate::Plane::event`]) has a value. The event must be signalled
     /// sooner or later.
     AfterEvent(&'a Wait),
     /// It starts after what was enqueued on this stream before the call. What is enqueued later

@@ -223,6 +223,11 @@ impl KvPool {
         Some(DevicePtr(self.device_base()?.0 + self.offset(block, row)?))
     }
 
+    /// Whether this process cannot read it.
+    pub(crate) fn is_device_only(&self) -> bool {
+        self.gpu.is_some() || self.memory.host().is_none()
+    }
+
     fn device_base(&self) -> Option<DevicePtr> {
         match &self.gpu {
             Some(gpu) => Some(gpu.device),

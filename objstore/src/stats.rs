@@ -59,6 +59,8 @@ pub struct StoreStats {
     pub stored_bytes: u64,
     /// Bytes read from the devices, without padding.
     pub retrieved_bytes: u64,
+    /// Bytes written to the journal, padding included.
+    pub journal_bytes: u64,
     /// Times the controllers were recovered from a timeout or a fault.
     pub recoveries: u64,
     /// NVMe commands of the I/O kernel.

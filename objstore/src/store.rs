@@ -1,78 +1,80 @@
-//! The store: what an engine calls.
+//! The store: a catalog, a plane and a journal in one process.
 
 use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    sync::mpsc::Receiver,
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use gio_uring::{Affine, Event, IocbId, PoolHandle, Uring, Wait};
-use nvme_driver::{Clock, Controller, DmaMemory, Nanos};
-use nvme_spec::ids::{Nsid, QueueId};
-
-use kv_catalog::{BlockKey, FileId, FilePool, Found, Geometry, Index, KvShape, Layer, Region};
+use gio_uring::Event;
+use kv_catalog::{
+    BlockKey, Catalog, DeviceIndex, Geometry, KvShape, Namespace, NamespaceId, Superblock, Usage,
+};
+use nvme_driver::{Clock, Nanos};
 
 use crate::{
-    config::{ExecutorFactory, StoreOptions},
-    error::{Failure, StoreError},
-    registration::KvPool,
-    stats::{Path, StoreStats},
-    transfer::{LayerDone, Message, Prefix, ReleaseSender, Request, RequestId},
+    error::StoreError,
+    plane::{JobId, KvView, Plane, StoreEvent},
+    stats::StoreStats,
 };
 
-mod close;
-mod complete;
-mod events;
+mod block_device;
+mod commit;
+mod handles;
 mod layer;
 mod open;
-mod recover;
 mod request;
-mod route;
-mod staging;
-mod streams;
 
-pub use close::Closed;
-pub use events::StoreEvent;
-use staging::Staging;
-use streams::Streams;
+use commit::{Commits, Ready};
+use handles::Held;
+pub use handles::{Committed, Prefix, Transfer, Writing};
+pub use open::Closed;
 
-/// A device and what the store has of it.
-#[derive(Debug)]
-struct Device {
-    controller: Controller,
-    nsid: Nsid,
-    region: Region,
-    /// The queue pairs that are granted to the I/O kernel.
-    queues: Vec<QueueId>,
-    /// It reports that its media takes no writes any more.
-    read_only: bool,
-    /// Its owner wants it back.
-    requested: bool,
+/// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
+///
+/// A cheap handle: clones are the same store, and any number of threads may use them. Lookups
+/// take one short lock and never wait for I/O. Each handle works in one namespace
+/// ([`Store::within`]): it neither finds nor changes what belongs to another one.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+    namespace: NamespaceId,
 }
 
-/// A layer operation in flight: in the ring, or on a stream behind it.
-#[derive(Debug)]
-struct Op {
-    iocb: IocbId,
-    request: RequestId,
-    layer: Layer,
-    /// What became of it in the ring. The IOCB may be used by another operation then.
-    outcome: Option<Result<LayerDone, Failure>>,
-    /// With streams: reached when it ended in the ring.
-    end: Option<Wait>,
-    /// Staged: its buffer.
-    buffer: Option<usize>,
-    /// Staged and retrieved: reached when its objects are in the pool.
-    moved: Option<Wait>,
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let namespace = self.namespace;
+        f.debug_struct("Store").field("namespace", &namespace).finish_non_exhaustive()
+    }
 }
 
-/// Where the ring moves objects to and from.
+/// What the handles share. Locks are taken in this order: commits, ready, plane, keys.
+struct Inner {
+    superblock: Superblock,
+    geometry: Geometry,
+    clock: Arc<dyn Clock>,
+    wait_timeout: Nanos,
+    /// Writings that wait to be committed.
+    ready: Mutex<Vec<Ready>>,
+    commits: Mutex<Commits>,
+    /// `None` once it was closed.
+    plane: Mutex<Option<Plane>>,
+    keys: Mutex<Keys>,
+}
+
+/// What lookups need. Never locked during I/O.
 #[derive(Debug)]
-enum Target {
-    /// The engine's memory.
-    Pool(PoolHandle),
-    /// Staging memory, for a pool that no device reaches.
-    Staged(Staging),
+struct Keys {
+    catalog: Catalog,
+    /// What to give back when a job has ended.
+    held: HashMap<JobId, Held>,
+    tally: Tally,
+    /// Storing had to wait until evicted files were free.
+    is_crowded: bool,
+    /// Why nothing can be stored any more.
+    read_only: Option<String>,
+    /// Why the store does nothing any more.
+    failed: Option<String>,
 }
 
 /// What the store counts itself.
@@ -81,242 +83,303 @@ struct Tally {
     lookups: u64,
     blocks_looked_up: u64,
     blocks_hit: u64,
-    evictions: u64,
     files_lost: u64,
-    stored_bytes: u64,
-    retrieved_bytes: u64,
-    recoveries: u64,
 }
 
-/// Memory reused from call to call.
-#[derive(Debug, Default)]
-struct Scratch {
-    freed: Vec<FileId>,
-    map: Vec<Affine>,
-    /// By block: the request that last used it as a destination.
-    used: Vec<u64>,
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a thread that panicked left is either whole or about a handle of its own.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
-///
-/// One thread owns it. Handles it gives out may be dropped on any thread.
-#[derive(Debug)]
-pub struct Store {
-    /// `None` only after the store failed: then it was leaked, with everything its kernel uses.
-    ring: Option<Uring>,
-    target: Target,
-    /// The events of streams; `None` without a GPU.
-    streams: Option<Streams>,
-    devices: Vec<Device>,
-    clock: Arc<dyn Clock>,
-    executor: Factory,
-    options: StoreOptions,
-    fua: bool,
-    shape: KvShape,
-    geometry: Geometry,
-    path: Path,
-    pool: KvPool,
-    /// Where padding comes from and goes to. Never read; kept because the devices use it.
-    pads: Option<Arc<dyn DmaMemory>>,
-    index: Index,
-    files: FilePool,
-    requests: HashMap<RequestId, Request>,
-    requests_ever: u64,
-    ops: Vec<Op>,
-    /// Requests without a handle whose last operation has ended.
-    ended: Vec<RequestId>,
-    /// What devices reported and the engine has not asked for.
-    events: VecDeque<StoreEvent>,
-    /// When the devices are polled next.
-    next_poll: Nanos,
-    releases: ReleaseSender,
-    messages: Receiver<Message>,
-    tally: Tally,
-    scratch: Scratch,
-    /// Why controllers have to be recovered before anything else is done.
-    fault: Option<String>,
-    /// Why the store does nothing any more.
-    failed: Option<String>,
-}
-
-/// A boxed closure that can be printed.
-struct Factory(ExecutorFactory);
-
-impl std::fmt::Debug for Factory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ExecutorFactory")
-    }
-}
-
-impl Store {
-    /// The shape of the KV blocks.
-    #[must_use]
-    pub fn shape(&self) -> &KvShape {
-        &self.shape
+impl Inner {
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        lock(&self.keys)
     }
 
-    /// Where files live on the devices.
-    #[must_use]
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    /// The engine's memory.
-    #[must_use]
-    pub fn pool(&self) -> &KvPool {
-        &self.pool
-    }
-
-    /// Whether `key` is stored now. Takes no reference: the next call may evict it.
-    #[must_use]
-    pub fn contains(&self, key: BlockKey) -> bool {
-        matches!(self.index.find(key), Some(Found::Stored(_)))
-    }
-
-    /// The longest run of leading `keys` that is stored. Those blocks are not evicted until the
-    /// result is dropped: hold it to pin them.
-    ///
-    /// # Errors
-    /// [`StoreError::Failed`], or why recovering from an earlier operation's fault failed.
-    pub fn lookup(&mut self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
-        self.sync()?;
-        let mut files = Vec::new();
-        let hits = self.index.lookup(keys, &mut files);
-        self.tally.lookups += 1;
-        self.tally.blocks_looked_up += keys.len() as u64;
-        self.tally.blocks_hit += hits as u64;
-        Ok(Prefix { files, releases: self.releases.clone() })
-    }
-
-    /// Drops `keys` from the index, used ones too, and returns how many were stored. Their files
-    /// are reused once no prefix, transfer or writing refers to them.
-    ///
-    /// # Errors
-    /// As for [`Store::lookup`].
-    pub fn remove(&mut self, keys: &[BlockKey]) -> Result<usize, StoreError> {
-        self.sync()?;
-        let mut removed = 0;
-        for key in keys {
-            if let Some(Found::Stored(file)) = self.index.find(*key) {
-                self.index.invalidate(file, &mut self.scratch.freed);
-                removed += 1;
+    /// Does something with the plane, then takes note of what it says of jobs and files.
+    fn with_plane<T>(
+        &self,
+        act: impl FnOnce(&mut Plane) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut guard = lock(&self.plane);
+        let plane = guard.as_mut().ok_or_else(closed)?;
+        let result = act(plane);
+        let (ended, lost) = (plane.take_ended(), plane.take_lost());
+        let failed = plane.check().err();
+        if !ended.is_empty() || !lost.is_empty() || failed.is_some() {
+            let mut keys = self.keys();
+            for file in lost {
+                keys.tally.files_lost += u64::from(keys.catalog.is_stored(file));
+                keys.catalog.lost(file);
+            }
+            ended.into_iter().for_each(|job| keys.end(job));
+            if let (Some(error), None) = (failed, &keys.failed) {
+                keys.failed = Some(match error {
+                    StoreError::Failed { cause } => cause,
+                    error => error.to_string(),
+                });
             }
         }
-        self.free();
-        Ok(removed)
+        result
     }
 
-    /// Evicts up to `files` files, those unused for longest first, and says how many it found.
-    ///
-    /// # Errors
-    /// As for [`Store::lookup`].
-    pub fn evict(&mut self, files: u32) -> Result<u32, StoreError> {
-        self.sync()?;
-        Ok(self.make_room(files))
+    /// Gives up on a job.
+    fn abandon(&self, job: JobId) {
+        // A closed store has nothing left to give back.
+        let _ = self.with_plane(|plane| {
+            plane.abandon(job);
+            Ok(())
+        });
+    }
+}
+
+impl Keys {
+    /// A job has ended.
+    fn end(&mut self, job: JobId) {
+        if let Some(held) = self.held.remove(&job) {
+            self.give_back(held);
+        }
     }
 
-    /// An event that layers can wait for ([`crate::Order::AfterEvent`]) and that the
-    /// engine's stream signals. Good until the store is closed, or had to replace its executor.
-    ///
-    /// # Errors
-    /// [`StoreError::Ring`] without memory, [`StoreError::Failed`].
-    pub fn event(&mut self) -> Result<Event, StoreError> {
-        Ok(self.ring()?.event()?)
+    fn give_back(&mut self, held: Held) {
+        let given_back = match held {
+            Held::Read(reference) => self.catalog.release(reference),
+            Held::Write(write) => self.catalog.abort(write),
+        };
+        debug_assert!(given_back.is_ok(), "{given_back:?}");
     }
 
-    /// Counts, and what the store holds now.
-    ///
-    /// # Errors
-    /// As for [`Store::lookup`].
-    pub fn stats(&mut self) -> Result<StoreStats, StoreError> {
-        self.sync()?;
-        let counts = self.index.counts();
-        let ring = self.ring()?.counters().total;
-        let tally = self.tally;
-        Ok(StoreStats {
-            path: self.path,
-            files: self.files.files(),
-            files_free: self.files.free_files(),
-            free_runs: self.files.runs() as u32,
-            files_stored: counts.stored,
-            files_writing: counts.writing,
-            files_referenced: counts.referenced,
-            file_bytes: self.geometry.file_bytes(),
-            lookups: tally.lookups,
-            blocks_looked_up: tally.blocks_looked_up,
-            blocks_hit: tally.blocks_hit,
-            evictions: tally.evictions,
-            files_lost: tally.files_lost,
-            stored_bytes: tally.stored_bytes,
-            retrieved_bytes: tally.retrieved_bytes,
-            recoveries: tally.recoveries,
-            commands: ring.commands,
-            sq_doorbells: ring.sq_doorbells,
-            cq_doorbells: ring.cq_doorbells,
-        })
+    /// Refuses to store once the journal cannot be written any more.
+    fn check_writable(&self) -> Result<(), StoreError> {
+        match &self.read_only {
+            Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
+            None => Ok(()),
+        }
     }
 
-    /// Refuses to go on with a failed store.
     fn check(&self) -> Result<(), StoreError> {
         match &self.failed {
             Some(cause) => Err(StoreError::Failed { cause: cause.clone() }),
             None => Ok(()),
         }
     }
+}
 
-    /// The ring and the events of streams.
-    fn streams(&mut self) -> Result<(&mut Uring, &mut Streams), StoreError> {
-        self.check()?;
-        match (&mut self.ring, &mut self.streams) {
-            (Some(ring), Some(streams)) => Ok((ring, streams)),
-            _ => Err(StoreError::NoStreams),
-        }
+fn closed() -> StoreError {
+    StoreError::Failed { cause: "it was closed".to_owned() }
+}
+
+impl Store {
+    /// The shape of the KV blocks.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.inner.superblock.layout.shape
     }
 
-    fn ring(&mut self) -> Result<&mut Uring, StoreError> {
-        match (&mut self.ring, &self.failed) {
-            (Some(ring), None) => Ok(ring),
-            (_, cause) => Err(StoreError::Failed { cause: cause.clone().unwrap_or_default() }),
-        }
+    /// What the first device says of the store.
+    #[must_use]
+    pub fn superblock(&self) -> &Superblock {
+        &self.inner.superblock
     }
 
-    /// Takes note of what happened since the last call: events of devices now and then,
-    /// completions, then dropped handles.
-    fn sync(&mut self) -> Result<(), StoreError> {
-        self.check()?;
-        if self.clock.now() >= self.next_poll {
-            self.poll_devices()?;
-        }
-        self.reap()?;
-        while let Ok(message) = self.messages.try_recv() {
-            match message {
-                Message::Release(files) => {
-                    self.index.release(&files, &mut self.scratch.freed);
-                    self.free();
-                }
-                Message::End(id) => self.end(id),
-            }
-        }
-        Ok(())
+    /// Where files live on the devices.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.inner.geometry
     }
 
-    /// Gives the files that the index let go back to the pool.
-    fn free(&mut self) {
-        for file in self.scratch.freed.drain(..) {
-            self.files.free(file);
-        }
+    /// A handle that works in `namespace`, which is registered if it is new.
+    ///
+    /// # Errors
+    /// [`StoreError::Catalog`], [`StoreError::Failed`].
+    pub fn within(&self, namespace: &Namespace) -> Result<Self, StoreError> {
+        let namespace = self.change(|catalog| Ok(catalog.namespace(namespace)?))?;
+        Ok(Self { inner: self.inner.clone(), namespace })
     }
 
-    /// Evicts up to `files` files.
-    fn make_room(&mut self, files: u32) -> u32 {
-        let mut evicted = 0;
-        while evicted < files
-            && let Some(file) = self.index.evict()
-        {
-            self.files.free(file);
-            evicted += 1;
-        }
-        self.tally.evictions += u64::from(evicted);
-        evicted
+    /// The namespace this handle works in.
+    #[must_use]
+    pub fn namespace(&self) -> NamespaceId {
+        self.namespace
+    }
+
+    /// How many leading `keys` are stored now. Takes no reference and has no effect: the next call
+    /// may evict them.
+    #[must_use]
+    pub fn peek(&self, keys: &[BlockKey]) -> usize {
+        // A handle's namespace exists.
+        self.inner.keys().catalog.lookup(self.namespace, keys).unwrap_or(0)
+    }
+
+    /// Whether `key` is stored now, as [`Store::peek`].
+    #[must_use]
+    pub fn contains(&self, key: BlockKey) -> bool {
+        self.peek(&[key]) == 1
+    }
+
+    /// The longest run of leading `keys` that is stored. Those blocks are not evicted until the
+    /// result is dropped.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`], [`StoreError::Catalog`] for a namespace that does not exist.
+    pub fn lookup(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
+        let mut state = self.inner.keys();
+        state.check()?;
+        let reference = state.catalog.acquire(self.namespace, keys)?;
+        state.tally.lookups += 1;
+        state.tally.blocks_looked_up += keys.len() as u64;
+        state.tally.blocks_hit += reference.files.len() as u64;
+        Ok(Prefix { store: self.inner.clone(), reference })
+    }
+
+    /// Pins the stored ones of `keys`: they are not evicted until they are unpinned, also after
+    /// the store was closed and opened again. Says how many were found.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn pin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
+        self.change(|catalog| Ok(catalog.pin(self.namespace, keys)?))
+    }
+
+    /// Undoes [`Store::pin`].
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn unpin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
+        self.change(|catalog| Ok(catalog.unpin(self.namespace, keys)?))
+    }
+
+    /// Drops `keys`, used and pinned ones too, and returns how many were stored. Their files are
+    /// reused once no prefix, transfer or writing refers to them.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn remove(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
+        self.change(|catalog| Ok(catalog.remove(self.namespace, keys)?))
+    }
+
+    /// Drops everything of the namespace, used and pinned blocks too.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn clear(&self) -> Result<(), StoreError> {
+        self.change(|catalog| Ok(catalog.clear(self.namespace)?))
+    }
+
+    /// Starts a new epoch of the namespace: as [`Store::clear`], and what was being stored for the
+    /// old epoch will not be found either. Returns the new epoch.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn bump_epoch(&self) -> Result<u64, StoreError> {
+        self.change(|catalog| Ok(catalog.bump_epoch(self.namespace)?))
+    }
+
+    /// Limits the namespace to so many files; `None`: no limit.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn set_quota(&self, files: Option<u32>) -> Result<(), StoreError> {
+        self.change(|catalog| Ok(catalog.set_quota(self.namespace, files)?))
+    }
+
+    /// What the namespace holds.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn usage(&self) -> Result<Usage, StoreError> {
+        Ok(self.inner.keys().catalog.usage(self.namespace)?)
+    }
+
+    /// Evicts up to `files` files of the namespace, and says how many it found.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn evict(&self, files: u32) -> Result<u32, StoreError> {
+        self.change(|catalog| Ok(catalog.evict(Some(self.namespace), files)?))
+    }
+
+    fn change<T>(
+        &self,
+        act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut keys = self.inner.keys();
+        keys.check()?;
+        act(&mut keys.catalog)
+    }
+
+    /// An event that layers can wait for ([`crate::Order::AfterEvent`]) and that the engine's
+    /// stream signals. Good until the store is closed, or had to replace its executor.
+    ///
+    /// # Errors
+    /// [`StoreError::Ring`] without memory, [`StoreError::Failed`].
+    pub fn event(&self) -> Result<Event, StoreError> {
+        self.inner.with_plane(Plane::event)
+    }
+
+    /// As [`Plane::poll_events`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
+        self.inner.with_plane(Plane::poll_events)
+    }
+
+    /// The devices whose owner wants them back (an unbind, a hot removal): close the store soon.
+    #[must_use]
+    pub fn requested_devices(&self) -> Vec<DeviceIndex> {
+        lock(&self.inner.plane)
+            .as_ref()
+            .map(|plane| plane.requested_devices().collect())
+            .unwrap_or_default()
+    }
+
+    /// Sends a pattern through every layer and segment to the devices and back, in a file that is
+    /// there for that alone. `view` is how the engine sees its blocks; `None`: at the addresses
+    /// that were registered. Opening does the latter ([`crate::StoreOptions::self_test`]). The
+    /// pool's first and last block may not be used meanwhile; they are put back as they were.
+    ///
+    /// # Errors
+    /// As for [`Plane::self_test`].
+    pub fn self_test(&self, view: Option<&mut dyn KvView>) -> Result<(), StoreError> {
+        self.inner.with_plane(|plane| plane.self_test(view))
+    }
+
+    /// Counts, and what the store holds now.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn stats(&self) -> Result<StoreStats, StoreError> {
+        let plane = self.inner.with_plane(|plane| {
+            plane.sync()?;
+            plane.stats()
+        })?;
+        let journal_bytes = self.inner.journal_bytes();
+        let keys = self.inner.keys();
+        keys.check()?;
+        let counts = keys.catalog.counts();
+        let Tally { lookups, blocks_looked_up, blocks_hit, files_lost } = keys.tally;
+        Ok(StoreStats {
+            path: plane.path,
+            files: counts.files,
+            files_free: counts.free + counts.limbo,
+            free_runs: counts.free_runs,
+            files_stored: counts.stored,
+            files_writing: counts.writing,
+            files_referenced: counts.active,
+            file_bytes: self.inner.geometry.file_bytes(),
+            lookups,
+            blocks_looked_up,
+            blocks_hit,
+            evictions: counts.evicted,
+            files_lost,
+            stored_bytes: plane.stored_bytes,
+            retrieved_bytes: plane.retrieved_bytes,
+            journal_bytes,
+            recoveries: plane.recoveries,
+            commands: plane.ring.commands,
+            sq_doorbells: plane.ring.sq_doorbells,
+            cq_doorbells: plane.ring.cq_doorbells,
+        })
     }
 }

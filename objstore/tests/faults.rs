@@ -43,7 +43,8 @@ fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
     let (position, row) = (6, Row(3));
     let file = prefix.files()[position];
     let place = stack.store.geometry().object(file, row);
-    let lbas = Some(LbaRange { first: place.slot.0, count: 1 });
+    let first = stack.data_lba() + place.slot.0;
+    let lbas = Some(LbaRange { first, count: 1 });
     let when = FaultWhen { lbas, admin: Some(false), ..FaultWhen::default() };
     let device = &stack.emus[place.device.0 as usize];
     device.set_faults(nvme_emu::FaultPlan {
@@ -193,7 +194,7 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
         }
     }
     drop((first, second, prefixes));
-    stack.store.abort(writing).unwrap();
+    stack.store.abort(writing);
     assert_eq!(stack.put(&a, 0), 4);
     assert_eq!(stack.put(&b, 0), 4);
     assert_eq!(stack.put(&c, 0), 4);

@@ -7,7 +7,7 @@ mod stack;
 
 use std::collections::BTreeSet;
 
-use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
+use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
 use objstore::{BlockId, BlockKey, Layer, Prefix, StoreError, Transfer, Writing};
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use ripieno_testkit::seeds;
@@ -38,6 +38,7 @@ struct World {
     faults: bool,
     failures: u32,
     checked: u32,
+    read_only: bool,
 }
 
 impl World {
@@ -54,6 +55,7 @@ impl World {
             faults,
             failures: 0,
             checked: 0,
+            read_only: false,
         }
     }
 
@@ -87,8 +89,18 @@ impl World {
     fn note(&mut self, error: &StoreError) {
         match error {
             StoreError::Stale { .. } => {}
-            StoreError::Transfer { .. } | StoreError::RequestFailed { .. } if self.faults => {
+            StoreError::Transfer { .. }
+            | StoreError::RequestFailed { .. }
+            | StoreError::Forgotten
+                if self.faults =>
+            {
                 self.failures += 1;
+            }
+            // A drive that lost power with a flush in flight: nothing is stored until it is opened
+            // again.
+            StoreError::JournalFailed { .. } if self.faults => {
+                self.failures += 1;
+                self.read_only = true;
             }
             other => panic!("{other}"),
         }
@@ -273,7 +285,7 @@ impl World {
                 let removed = self.stack.store.remove(&keys).unwrap();
                 self.removed.extend(&keys);
                 // Failed reads may have taken some since.
-                let known = keys.iter().filter(|key| self.model.remove(key)).count();
+                let known = keys.iter().filter(|key| self.model.remove(key)).count() as u32;
                 assert!(removed == known || self.faults && removed < known);
             }
         }
@@ -308,6 +320,7 @@ impl World {
         assert_eq!((stats.files_referenced, stats.files_writing), (0, 0));
         assert_eq!(stats.files_free + stats.files_stored, stats.files);
         assert_eq!(self.stack.store.evict(u32::MAX).unwrap(), stats.files_stored);
+        self.stack.store.sync_journal().unwrap();
         let stats = self.stack.store.stats().unwrap();
         assert_eq!((stats.files_free, stats.free_runs), (stats.files, 1));
         assert_eq!(self.stack.refused_dma(), 0);
@@ -322,9 +335,16 @@ fn run(seed: u64, steps: u32, plan: &Plan, faults: Option<FaultPlan>) -> (u32, u
         if let Some(faults) = &faults
             && step == 5
         {
+            // Of the data only: a journal that fails ends all storing.
+            let mut faults = faults.clone();
+            let data = LbaRange { first: world.stack.data_lba(), count: u64::MAX >> 1 };
+            faults.rules.iter_mut().for_each(|rule| rule.when.lbas = Some(data));
             world.stack.emus.iter().for_each(|emu| emu.set_faults(faults.clone()));
         }
         world.step();
+        if world.read_only {
+            return (world.checked, world.failures);
+        }
     }
     world.finish()
 }
@@ -339,8 +359,8 @@ fn a_store_is_a_map() {
 #[test]
 fn a_store_that_is_too_small_is_a_map_that_forgets() {
     let mut plan = Plan::default();
-    plan.options.group = Some(4);
-    plan.options.capacity_bytes = Some(11 * plan.shape.block_bytes());
+    plan.format.group = Some(4);
+    plan.format.capacity_bytes = Some(11 * plan.shape.block_bytes());
     let checked: u32 = seeds(10_000, 4).map(|seed| run(seed, 200, &plan, None).0).sum();
     assert!(checked > 500, "only {checked} layers of blocks were read and compared");
 }
@@ -367,8 +387,8 @@ fn devices_that_report_errors_cost_hits_but_never_bytes() {
 #[test]
 fn devices_that_misbehave_cost_time_but_never_bytes() {
     let mut plan = Plan::default();
-    plan.options.group = Some(4);
-    plan.options.capacity_bytes = Some(24 * plan.shape.block_bytes());
+    plan.format.group = Some(4);
+    plan.format.capacity_bytes = Some(24 * plan.shape.block_bytes());
     let mut failures = 0;
     for seed in seeds(30_000, 4) {
         let late = FaultAction::Delay { ns: 300_000_000 };

@@ -7,7 +7,8 @@ mod stack;
 
 use gpu::Defect;
 use nvme_driver::{DmaSpace, ExternalMemory, Nanos};
-use nvme_emu::{EmuConfig, FaultAction, FaultPlan, SglSupport};
+
+use nvme_emu::{EmuConfig, FaultAction, FaultPlan, LbaRange, SglSupport};
 use objstore::{
     BlockId, KvPool, KvShape, Layer, Order, Path, RegistrationError, Store, StoreConfig, StoreError,
 };
@@ -22,13 +23,15 @@ fn route(path: Path, defect: Defect, corrupt: impl Fn(&Parts)) -> Result<(), Str
     corrupt(&parts);
     match parts.store(&plan, pool, base, inline) {
         Ok(rig) => {
-            assert_eq!(rig.store.pool().path(), path);
+            assert_eq!(rig.store.stats().unwrap().path, path);
             Ok(())
         }
         Err(StoreError::Route { path: tried, why }) => {
             assert_eq!(tried, path);
             Err(why)
         }
+        // It could not even be looked at.
+        Err(error @ StoreError::Format(_)) => Err(error.to_string()),
         Err(error) => panic!("{error}"),
     }
 }
@@ -40,7 +43,10 @@ fn a_route_that_does_not_work_is_not_taken() {
         for action in [FaultAction::CorruptRead, FaultAction::TornWrite, stack::READ_ERROR] {
             let opcode = if action == FaultAction::TornWrite { WRITE } else { READ };
             let why = route(path, Defect::None, |parts| {
-                let rules = vec![on(opcode, action)];
+                let mut rule = on(opcode, action);
+                // The path is proven in the scratch region, before anything else of the store.
+                rule.when.lbas = Some(LbaRange { first: 64, count: 64 });
+                let rules = vec![rule];
                 parts.emus[1].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
             });
             let why = why.expect_err(&format!("{path}, {action:?}"));
@@ -216,7 +222,7 @@ fn without_a_gpu_there_are_no_streams() {
     let (pool, _) = parts.pool(&plan, Path::Staged);
     let open = |parts: Parts, pool, plan: &Plan| {
         let inline = parts.clock.clone();
-        Store::open(StoreConfig {
+        let config = StoreConfig {
             devices: parts.devices,
             clock: parts.clock,
             executor: Box::new(move || {
@@ -226,7 +232,9 @@ fn without_a_gpu_there_are_no_streams() {
             pool,
             gpu: None,
             options: plan.options.clone(),
-        })
+            namespace: objstore::Namespace::default(),
+        };
+        Store::create(config, &ripieno_testkit::format(plan.shape))
     };
     let error = open(parts, pool, &plan).unwrap_err();
     assert!(matches!(error, StoreError::Config { field: "gpu", .. }), "{error}");
@@ -239,8 +247,8 @@ fn without_a_gpu_there_are_no_streams() {
     let parts = Parts::new(&plan);
     let memory = parts.domain.alloc(6 * 64 * 4096).unwrap();
     let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
-    let mut store = open(parts, pool, &plan).unwrap();
-    assert_eq!(store.pool().path(), Path::Host);
+    let store = open(parts, pool, &plan).unwrap();
+    assert_eq!(store.stats().unwrap().path, Path::Host);
     let writing = store.allocate(&keys(0..2), &blocks(0, 2)).unwrap();
     for order in [Order::AfterStream(stream), Order::InStream(stream)] {
         let error = store.store_layer_on(&writing, Layer(0), order).unwrap_err();

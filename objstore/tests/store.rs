@@ -5,7 +5,9 @@ mod stack;
 use gio_uring::Wait;
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{EmuConfig, SglSupport};
-use objstore::{BlockId, Geometry, KvShape, Layer, LayoutError, Path, StoreError, StoreOptions};
+use objstore::{
+    BlockId, FormatError, Geometry, KvShape, Layer, LayoutError, Path, StoreError, StoreOptions,
+};
 use stack::{Plan, Stack, blocks, keys};
 
 #[test]
@@ -113,7 +115,7 @@ fn a_writing_that_relied_on_an_aborted_one_leaves_a_miss() {
     let first = stack.begin(&keys[..1], 0);
     let second = stack.begin(&keys, 10);
     assert_eq!((second.accepted(), second.written()), (3, 2));
-    stack.store.abort(first).unwrap();
+    stack.store.abort(first);
     stack.write_all(&second).unwrap();
     stack.store.commit(second).unwrap();
     assert_eq!(stack.get(&keys, 20), 0);
@@ -126,8 +128,8 @@ fn a_writing_that_relied_on_an_aborted_one_leaves_a_miss() {
 /// 2 devices, groups of 4 files, 8 files in all.
 fn tiny() -> Plan {
     let mut plan = Plan::default();
-    plan.options.group = Some(4);
-    plan.options.capacity_bytes = Some(8 * plan.shape.block_bytes());
+    plan.format.group = Some(4);
+    plan.format.capacity_bytes = Some(8 * plan.shape.block_bytes());
     plan
 }
 
@@ -164,6 +166,7 @@ fn referenced_files_stay() {
     assert_eq!(stack.get(&b, 20), 3);
     drop(pinned);
     assert_eq!(stack.store.evict(100).unwrap(), 3);
+    stack.store.sync_journal().unwrap();
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.files_free, stats.free_runs), (8, 1));
 }
@@ -399,13 +402,15 @@ fn what_makes_no_sense_is_refused() {
 fn capacity_below_one_file_is_an_error_that_says_so() {
     let mut plan = Plan::default();
     let file = plan.shape.block_bytes();
-    plan.options.capacity_bytes = Some(file - 1);
+    plan.format.capacity_bytes = Some(file - 1);
     let error = Stack::open(&plan).err().unwrap();
-    let StoreError::Layout(LayoutError::TooSmall { needed, given, .. }) = error else {
+    let StoreError::Format(FormatError::Layout(LayoutError::TooSmall { needed, given, .. })) =
+        error
+    else {
         panic!("{error}");
     };
     assert_eq!((needed, given), (file, file - 1));
-    plan.options.capacity_bytes = Some(file);
+    plan.format.capacity_bytes = Some(file);
     let mut stack = Stack::open(&plan).unwrap();
     assert_eq!(stack.put(&keys(0..2), 0), 1);
     assert_eq!(stack.get(&keys(0..2), 10), 1);
@@ -420,19 +425,20 @@ fn closing_gives_controllers_back_that_can_be_used_again() {
     let controllers = store.close().unwrap().controllers;
     assert_eq!(controllers.len(), 2);
     let store = objstore::Store::open(objstore::StoreConfig {
-        devices: controllers.into_iter().map(objstore::StoreDevice::overwrite).collect(),
+        devices: controllers.into_iter().map(objstore::StoreDevice::new).collect(),
         clock: clock.clone(),
         executor: ripieno_testkit::inline_executor(clock.clone()),
         shape,
         pool: kv.pool.clone(),
         gpu: None,
         options: plan.options,
+        namespace: objstore::Namespace::default(),
     })
     .unwrap();
     let mut stack = Stack { store, shape, kv, domain, emus, clock };
-    assert_eq!(stack.get(&keys(0..4), 10), 0, "a new store is empty");
-    stack.put(&keys(0..4), 0);
-    assert_eq!(stack.get(&keys(0..4), 10), 4);
+    assert_eq!(stack.get(&keys(0..4), 10), 4, "the store is there again");
+    stack.put(&keys(4..8), 0);
+    assert_eq!(stack.get(&keys(0..8), 10), 8);
 }
 
 /// Shapes and drives that differ in what they ask of the layers between: padding with and without

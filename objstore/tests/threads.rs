@@ -10,27 +10,26 @@ use gpu::{Copies, Gpu, GpuClock};
 use nvme_driver::{ControllerOptions, DmaSpace};
 use nvme_emu::{EmuDomain, EmuRunner};
 use objstore::{
-    BlockId, BlockKey, KvPool, KvShape, Layer, Order, Path, Row, Store, StoreConfig, StoreDevice,
-    StoreGpu, StoreOptions,
+    BlockId, BlockKey, KvPool, KvShape, Layer, Namespace, Order, Path, Row, Store, StoreConfig,
+    StoreDevice, StoreGpu, StoreOptions,
 };
-use ripieno_testkit::{Drives, host_executor, keys, memory_drives, object};
+use ripieno_testkit::{Drives, format, host_executor, keys, memory_drives, object};
 
 const BLOCKS: u32 = 1024;
 const SHAPE: KvShape = KvShape { layers: 4, segments: 2, object_bytes: 4096, block_tokens: 16 };
 
 /// A store in real time, the threads of its controllers, and the address space.
-fn stack() -> (Store, EmuRunner, Arc<EmuDomain>) {
+fn stack() -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
     let gpu = Gpu::new(1);
-    let (store, runner, domain) = stack_on(&gpu, Path::Host);
-    (store, runner, domain)
+    stack_on(&gpu, Path::Host)
 }
 
 /// A store whose pool takes this path.
-fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>) {
+fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>, KvPool) {
     let domain = EmuDomain::with_copies("test", Arc::new(Copies(gpu.clone())));
     let drives = Drives::threaded(domain.clone(), memory_drives(2, 128 << 20, 4096));
     let controllers = drives.attach(&ControllerOptions::default());
-    let devices = controllers.into_iter().map(StoreDevice::overwrite).collect();
+    let devices = controllers.into_iter().map(StoreDevice::new).collect();
     // Only the thread that uses the store lets streams go on.
     let clock = Arc::new(GpuClock(drives.clock.clone(), gpu.clone()));
     let bytes = BLOCKS as usize * SHAPE.block_bytes() as usize;
@@ -49,23 +48,26 @@ fn stack_on(gpu: &Arc<Gpu>, path: Path) -> (Store, EmuRunner, Arc<EmuDomain>) {
         }
         _ => KvPool::contiguous(domain.alloc(bytes).unwrap(), &SHAPE, BLOCKS),
     };
-    let store = Store::open(StoreConfig {
+    let pool = pool.unwrap();
+    let config = StoreConfig {
         devices,
         clock,
         executor: host_executor(drives.clock),
         shape: SHAPE,
-        pool: pool.unwrap(),
+        pool: pool.clone(),
         gpu: Some(StoreGpu { streams: gpu.clone(), copies: Arc::new(Copies(gpu.clone())) }),
         options: StoreOptions::default(),
-    });
-    (store.unwrap(), drives.runner.unwrap(), domain)
+        namespace: Namespace::default(),
+    };
+    let store = Store::create(config, &format(SHAPE));
+    (store.unwrap(), drives.runner.unwrap(), domain, pool)
 }
 
-fn store_all(store: &mut Store, domain: &EmuDomain, keys: &[BlockKey]) {
+fn store_all(store: &Store, pool: &KvPool, domain: &EmuDomain, keys: &[BlockKey]) {
     let blocks: Vec<BlockId> = (0..keys.len() as u32).map(BlockId).collect();
     for (key, block) in keys.iter().zip(&blocks) {
         for row in (0..SHAPE.rows()).map(Row) {
-            let iova = store.pool().iova(*block, row).unwrap();
+            let iova = pool.iova(*block, row).unwrap();
             domain.access().write(iova, &object(*key, 0, row, SHAPE.object_bytes)).unwrap();
         }
     }
@@ -80,9 +82,9 @@ fn store_all(store: &mut Store, domain: &EmuDomain, keys: &[BlockKey]) {
 
 #[test]
 fn a_round_trip_with_threads() {
-    let (mut store, runner, domain) = stack();
+    let (store, runner, domain, pool) = stack();
     let keys = keys(0..200);
-    store_all(&mut store, &domain, &keys);
+    store_all(&store, &pool, &domain, &keys);
     let prefix = store.lookup(&keys).unwrap();
     assert_eq!(prefix.len(), 200);
     // Back to front, so that every block comes from another one's place.
@@ -96,7 +98,7 @@ fn a_round_trip_with_threads() {
         let mut bytes = vec![0; SHAPE.object_bytes as usize];
         for (key, block) in keys.iter().zip(&blocks) {
             for row in SHAPE.layer_rows(layer).map(Row) {
-                let iova = store.pool().iova(*block, row).unwrap();
+                let iova = pool.iova(*block, row).unwrap();
                 domain.access().read(iova, &mut bytes).unwrap();
                 assert!(bytes == object(*key, 0, row, SHAPE.object_bytes), "{key}, row {row}");
             }
@@ -110,9 +112,9 @@ fn a_round_trip_with_threads() {
 
 #[test]
 fn a_layer_allocates_nothing_for_any_number_of_blocks() {
-    let (mut store, runner, domain) = stack();
+    let (store, runner, domain, pool) = stack();
     let keys = keys(0..1000);
-    store_all(&mut store, &domain, &keys);
+    store_all(&store, &pool, &domain, &keys);
     for count in [1, 30, 1000] {
         let blocks: Vec<BlockId> = (0..count as u32).map(BlockId).collect();
         let prefix = store.lookup(&keys[..count]).unwrap();
@@ -136,7 +138,7 @@ fn a_layer_allocates_nothing_for_any_number_of_blocks() {
 fn a_layer_in_order_with_streams_allocates_nothing() {
     for path in [Path::Direct, Path::Staged] {
         let gpu = Gpu::new(1);
-        let (mut store, runner, _domain) = stack_on(&gpu, path);
+        let (store, runner, _domain, _pool) = stack_on(&gpu, path);
         let keys = keys(0..1000);
         let blocks: Vec<BlockId> = (0..1000).map(BlockId).collect();
         let compute = gpu.stream(1);

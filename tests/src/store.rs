@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use nvme_driver::{Bus, Clock, Controller, ControllerOptions};
-use objstore::{KvShape, Store, StoreConfig, StoreDevice, StoreOptions};
+use objstore::{Format, KvShape, Namespace, Store, StoreConfig, StoreDevice, StoreOptions};
 use ripieno_testkit::{KvMemory, inline_executor};
 
 /// What a [`Rig`] is made with.
@@ -16,6 +16,8 @@ pub struct Plan {
     pub blocks: u32,
     /// How the driver is set.
     pub driver: ControllerOptions,
+    /// How it is formatted, but for its shape.
+    pub format: Format,
     /// How the store is set. Its time is always the clock's.
     pub store: StoreOptions,
 }
@@ -39,11 +41,11 @@ impl Rig {
         let mut devices = Vec::new();
         for bus in buses {
             let controller = Controller::attach(bus.clone(), clock.clone(), plan.driver.clone())?;
-            devices.push(StoreDevice::overwrite(controller));
+            devices.push(StoreDevice::new(controller));
         }
         let space = buses.first().context("no controllers")?.dma();
         let kv = KvMemory::new(&**space, plan.shape, plan.blocks);
-        let store = Store::open(StoreConfig {
+        let config = StoreConfig {
             devices,
             clock: clock.clone(),
             executor: inline_executor(clock),
@@ -51,7 +53,9 @@ impl Rig {
             pool: kv.pool.clone(),
             gpu: None,
             options: StoreOptions { virtual_time: true, ..plan.store.clone() },
-        })?;
+            namespace: Namespace::default(),
+        };
+        let store = Store::create(config, &Format { shape: plan.shape, ..plan.format.clone() })?;
         Ok(Self { store, kv })
     }
 }

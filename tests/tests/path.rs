@@ -15,11 +15,11 @@ use std::{
 
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, Nanos};
 use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia,
+    Emu, EmuConfig, EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange, MemoryMedia,
     SglSupport, SimClock, SimMedia, SimOptions,
 };
 use nvme_spec::status::Status;
-use objstore::{BlockId, BlockKey, KvShape, Layer, StoreError, StoreOptions};
+use objstore::{BlockId, BlockKey, Format, KvShape, Layer, StoreError, StoreOptions};
 use rand::{
     Rng as _, SeedableRng as _,
     rngs::SmallRng,
@@ -160,7 +160,8 @@ impl World {
             }
             if give_up {
                 self.in_flight = true;
-                return self.rig.store.abort(writing);
+                self.rig.store.abort(writing);
+                return Ok(());
             }
         }
         let accepted = self.rig.store.commit(writing)?.accepted;
@@ -238,10 +239,14 @@ impl World {
             status(Status::WRITE_FAULT),
             status(Status::INTERNAL_ERROR),
         ];
+        // Of the data only: a journal that fails ends all storing.
+        let data = self.rig.store.superblock().data_region().expect("a store with data");
+        let data = LbaRange { first: data.first.0, count: u64::MAX >> 1 };
         let mut rules = Vec::new();
         for _ in 0..1 + self.rng.random_range(0..3) {
             let probability = Some(0.002 * f64::from(1 << self.rng.random_range(0..6)));
-            let when = FaultWhen { admin: Some(false), probability, ..FaultWhen::default() };
+            let (admin, lbas) = (Some(false), Some(data));
+            let when = FaultWhen { admin, probability, lbas, ..FaultWhen::default() };
             rules.push(FaultRule::new(when, one_of(&mut self.rng, &actions)));
         }
         if self.rng.random_range(0..6) == 0 {
@@ -312,6 +317,12 @@ impl World {
                 tally.ended += 1;
                 return false;
             }
+            // A drive that lost power with a flush in flight.
+            Err(StoreError::JournalFailed { cause }) => {
+                assert!(self.faulty, "{cause}, {}", self.context);
+                tally.ended += 1;
+                return false;
+            }
             Err(error) => {
                 self.in_flight = true;
                 assert!(self.faulty, "{error}, {}", self.context);
@@ -330,10 +341,17 @@ impl World {
             for get in [false, true] {
                 let result = if get { self.get(tally) } else { self.put() };
                 self.in_flight = true;
-                if let Err(StoreError::Failed { cause }) = result {
-                    assert!(self.mortal, "failed for good: {cause}, {}", self.context);
-                    tally.ended += 1;
-                    return;
+                match result {
+                    Err(StoreError::Failed { cause }) => {
+                        assert!(self.mortal, "failed for good: {cause}, {}", self.context);
+                        tally.ended += 1;
+                        return;
+                    }
+                    Err(StoreError::JournalFailed { .. }) => {
+                        tally.ended += 1;
+                        return;
+                    }
+                    _ => {}
                 }
                 self.forget();
             }
@@ -404,6 +422,11 @@ fn machine(rng: &mut SmallRng) -> (Machine, Plan) {
     let plan = Plan {
         shape,
         blocks: BLOCKS,
+        format: Format {
+            capacity_bytes: Some(capacity_bytes),
+            group: Some(devices * (1 + rng.random_range(0..3))),
+            ..ripieno_testkit::format(shape)
+        },
         driver: ControllerOptions {
             descriptors: DescriptorPreference::Auto,
             command_timeout: Nanos::from_millis(200),
@@ -414,8 +437,6 @@ fn machine(rng: &mut SmallRng) -> (Machine, Plan) {
         store: StoreOptions {
             queues_per_device: 1 + rng.random_range(0..3) as u16,
             queue_depth: one_of(rng, &[4, 16, 64]),
-            capacity_bytes: Some(capacity_bytes),
-            group: Some(devices * (1 + rng.random_range(0..3))),
             run_bytes: one_of(rng, &[4096, 32 << 10, 128 << 10]),
             iocbs: 16,
             command_timeout: Nanos::from_millis(100),
@@ -431,7 +452,9 @@ fn run(seed: u64, tally: &mut Tally) {
     for _ in 0..STEPS {
         if !world.step(tally) {
             // And it stays at its end, whatever is asked of it.
-            assert!(world.rig.store.lookup(&world.all).is_err(), "{}", world.context);
+            let one = world.all[..1].to_vec();
+            let stored = world.rig.store.allocate(&one, &[BlockId(0)]);
+            assert!(stored.is_err(), "{}", world.context);
             return;
         }
     }

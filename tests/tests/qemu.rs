@@ -156,9 +156,11 @@ fn store(qemu: &Qemu) {
         (DescriptorPreference::Prp, 8192),
     ];
     for (descriptors, object_bytes) in cases {
+        let shape = KvShape { layers: 3, segments: 2, object_bytes, block_tokens: 16 };
         let plan = Plan {
-            shape: KvShape { layers: 3, segments: 2, object_bytes, block_tokens: 16 },
+            shape,
             blocks: 2 * COUNT,
+            format: ripieno_testkit::format(shape),
             driver: ControllerOptions { descriptors, ..Default::default() },
             store: StoreOptions { queues_per_device: 2, queue_depth: 32, ..Default::default() },
         };

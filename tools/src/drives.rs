@@ -180,7 +180,7 @@ impl Drives {
         let device = |controller: Controller| {
             let space = namespace(&controller);
             let (nsid, region) = (Some(space.nsid), Some(region(space)));
-            StoreDevice { controller, nsid, region, queue_memory: Vec::new() }
+            StoreDevice { nsid, region, ..StoreDevice::new(controller) }
         };
         (self.controllers.into_iter().map(device).collect(), self.peer, self.space)
     }

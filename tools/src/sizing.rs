@@ -1,6 +1,6 @@
 //! How large the store and the KV pool are, and whether this machine has the memory and disk space.
 
-use objstore::Geometry;
+use objstore::{Format, Store, StoreId};
 
 use crate::config::ReplayArgs;
 use crate::devices::MediaChoice;
@@ -77,13 +77,18 @@ impl Sizing {
             width /= 2;
         }
         let group = (width * devices) as u32;
-        let geometry = Geometry::new(&args.shape.kv(), args.devices.count(), group, lba_bytes)
+        let format = Format {
+            capacity_bytes: Some(u64::from(files) * file_bytes),
+            group: Some(group),
+            ..Format::new(StoreId([0; 16]), args.shape.kv())
+        };
+        let device_bytes = Store::device_bytes(&format, args.devices.count(), lba_bytes)
             .map_err(|error| Problem::new(error.to_string(), ""))?;
         Ok(Self {
             files,
             group,
             file_bytes,
-            device_bytes: geometry.bytes_per_device(u64::from(files)),
+            device_bytes,
             needed_bytes: plan.distinct() * file_bytes,
             pool_blocks: args.flags.pool_blocks.unwrap_or_else(|| pool_blocks(&args.shape, plan)),
             filled: u64::from(files).min(plan.distinct()),
@@ -191,7 +196,9 @@ mod tests {
         assert_eq!(sizing.capacity_bytes(), sizing.needed_bytes);
         assert_eq!((sizing.file_bytes, sizing.group), (4096, 128));
         assert!(2 * sizing.device_bytes >= sizing.needed_bytes);
-        assert!(2 * sizing.device_bytes < sizing.needed_bytes + 2 * 128 * 4096);
+        // Superblocks and journal, and the last group.
+        let more = 2 * (8 << 20) + 2 * 128 * 4096;
+        assert!(2 * sizing.device_bytes < sizing.needed_bytes + more);
         assert_eq!(sizing.pool_blocks, 16384);
         sizing.check_machine(&args).unwrap();
     }

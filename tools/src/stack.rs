@@ -16,7 +16,11 @@ use nvme_driver::Clock;
 #[cfg(test)]
 use nvme_emu::Emu;
 use nvme_emu::EmuDomain;
-use objstore::{ExecutorFactory, Store, StoreConfig, StoreError, StoreOptions};
+use objstore::{
+    ExecutorFactory, Format, Namespace, Overwrite, Store, StoreConfig, StoreError, StoreId,
+    StoreOptions,
+};
+use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 
 use crate::config::{Executor, ReplayArgs, Route};
 use crate::devices::Devices;
@@ -169,7 +173,14 @@ impl Build<'_> {
         let Self { args, sizing, clock, gpu } = *self;
         let Fleet { devices, emulation, registrations, queues, .. } = fleet;
         let Prepared { registered, hand, place } = prepared;
-        let store = Store::open(StoreConfig {
+        let format = Format {
+            capacity_bytes: Some(sizing.capacity_bytes()),
+            group: Some(sizing.group),
+            // Drives were checked when they were claimed.
+            overwrite: Overwrite::Anything,
+            ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
+        };
+        let config = StoreConfig {
             devices,
             executor: executor(args, gpu, clock)?,
             clock: clock.clone(),
@@ -179,15 +190,14 @@ impl Build<'_> {
             options: StoreOptions {
                 queues_per_device: args.flags.queues,
                 queue_depth: args.flags.depth,
-                capacity_bytes: Some(sizing.capacity_bytes()),
-                group: Some(sizing.group),
                 run_bytes: args.coalesce(),
                 staging_buffers: route::layers_ahead(&args.shape),
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
                 ..StoreOptions::default()
             },
-        })
-        .map_err(not_opened)?;
+            namespace: Namespace::default(),
+        };
+        let store = Store::create(config, &format).map_err(not_opened)?;
         let placement = Placement { queues, pool: place, not_taken: Vec::new() };
         let pool = Pool::new(hand, args.shape, sizing.pool_blocks, args.flags.seed);
         let stack = Stack { store, emulation, _registrations: registrations, placement };

@@ -4,6 +4,7 @@ pub mod abi;
 pub mod bare;
 pub mod bench;
 pub mod ci;
+pub mod crash;
 pub mod gpu;
 pub mod lint;
 pub mod loom;

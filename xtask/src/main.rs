@@ -113,6 +113,11 @@ enum Command {
     ///
     /// Without a name, the benchmark program lists what it has.
     Bench(command::bench::BenchArgs),
+    /// Cut the power of a store at random points, and check what is left
+    ///
+    /// The real store, journal, rings, I/O kernel, driver and software controllers, on one thread
+    /// and in virtual time: a seed gives the same history on every machine.
+    Crash(command::crash::CrashArgs),
 }
 
 /// What the commands made of steps have in common.
@@ -146,6 +151,7 @@ fn main() -> ExitCode {
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),
         Command::Bench(args) => command::bench::run(&args),
+        Command::Crash(args) => command::crash::run(&args),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -273,7 +273,7 @@ fn connections(gpu: &Arc<Gpu>, kernel: Duration) -> Result<String> {
 fn layers(gpu: &Arc<Gpu>, layers: u32, limit: Duration) -> Result<String> {
     let shape = KvShape { layers, segments: 1, object_bytes: 512, block_tokens: 16 };
     let engine = CudaStream::lowest(&gpu.device)?;
-    let mut stack = Stack::filled(
+    let stack = Stack::filled(
         gpu,
         Plan {
             route: Route::Host,

@@ -13,8 +13,8 @@ use nvme_driver::{
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
 use objstore::{
-    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Store, StoreConfig, StoreDevice, StoreGpu,
-    StoreOptions,
+    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Namespace, Store, StoreConfig,
+    StoreDevice, StoreGpu, StoreOptions,
 };
 
 use super::device::Gpu;
@@ -92,14 +92,14 @@ impl Stack {
             let controller = Controller::attach(bus, clock.clone(), options)?;
             let queues = (0..plan.queues_per_device).map(|_| queue(gpu, &domain));
             let queue_memory = queues.collect::<Result<Vec<_>>>()?;
-            devices.push(StoreDevice { queue_memory, ..StoreDevice::overwrite(controller) });
+            devices.push(StoreDevice { queue_memory, ..StoreDevice::new(controller) });
         }
         let pool = pool(gpu, &domain, plan)?;
         let streams: Arc<dyn StreamOps> = Arc::new(CudaStreams::new(&gpu.device)?);
         let copies: Arc<dyn CopyEngine> = Arc::new(CudaCopies::new(&gpu.device)?);
         let (maker, for_executor) = (gpu.clone(), clock.clone());
         let cuda = CudaOptions { mode: plan.mode, sms: plan.sms, ..CudaOptions::default() };
-        let store = Store::open(StoreConfig {
+        let config = StoreConfig {
             devices,
             clock,
             executor: Box::new(move || -> Result<Box<dyn IoExecutor>, ExecutorError> {
@@ -115,8 +115,10 @@ impl Stack {
                 iocbs: plan.shape.layers.next_power_of_two().max(256),
                 ..StoreOptions::default()
             },
-        })
-        .context("opening the store")?;
+            namespace: Namespace::default(),
+        };
+        let format = ripieno_testkit::format(plan.shape);
+        let store = Store::create(config, &format).context("opening the store")?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..plan.blocks).map(|block| chain.next(&[block])).collect();
         let mut stack = Self { store, keys, plan, _registrations: registrations, _runner: runner };

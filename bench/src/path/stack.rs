@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result};
 use nvme_driver::{ControllerOptions, DmaSpace};
 use nvme_emu::{EmuDomain, EmuRunner};
 use objstore::{
-    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Store, StoreConfig, StoreDevice,
-    StoreOptions,
+    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Namespace, Store, StoreConfig,
+    StoreDevice, StoreOptions,
 };
 use ripieno_testkit::{Drives, host_executor, memory_drives};
 
@@ -29,16 +29,18 @@ impl Stack {
         let drives = Drives::threaded(EmuDomain::new("bench"), configs);
         let controllers = drives.attach(&ControllerOptions::default());
         let memory = drives.domain.alloc(usize::try_from(bytes)?)?;
-        let store = Store::open(StoreConfig {
-            devices: controllers.into_iter().map(StoreDevice::overwrite).collect(),
+        let config = StoreConfig {
+            devices: controllers.into_iter().map(StoreDevice::new).collect(),
             clock: drives.clock.clone(),
             executor: host_executor(drives.clock),
             shape,
             pool: KvPool::contiguous(memory, &shape, blocks)?,
             gpu: None,
             options: StoreOptions::default(),
-        })
-        .context("opening the store")?;
+            namespace: Namespace::default(),
+        };
+        let format = ripieno_testkit::format(shape);
+        let store = Store::create(config, &format).context("opening the store")?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
         let mut stack = Self { store, keys, shape, _runner: drives.runner };

@@ -1,37 +1,25 @@
-//! Layers: starting them, in order with the engine's streams.
-//!
-//! An operation is issued before a stream is made to wait for it, never the other way round: an
-//! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
-//! that waits.
+//! Layers of a request: starting them and waiting for them, on any thread.
 
-use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Signal, Wait};
-use nvme_spec::nvm::Direction;
+use gio_uring::{Progress, RawStream};
+use kv_catalog::Layer;
+use nvme_driver::Waiter;
 
 use super::{
-    Op, Store, Target,
-    staging::Until,
-    streams::{Refused, Streams},
+    Store,
+    handles::{Handle, Transfer, Writing},
 };
-use kv_catalog::Layer;
-
 use crate::{
     error::StoreError,
     order::Order,
-    transfer::{Handle, LayerDone, LayerState, RequestId, Ticket, Transfer, Writing},
+    plane::{LayerDone, Plane, Polled, Ticket},
 };
 
 impl Store {
     /// Starts reading one layer of a transfer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Busy`],
-    /// [`StoreError::StagingBusy`], [`StoreError::RequestFailed`] after a layer of the request
-    /// failed, [`StoreError::Failed`].
-    pub fn retrieve_layer(
-        &mut self,
-        transfer: &Transfer,
-        layer: Layer,
-    ) -> Result<Ticket, StoreError> {
+    /// As for [`Plane::start`].
+    pub fn retrieve_layer(&self, transfer: &Transfer, layer: Layer) -> Result<Ticket, StoreError> {
         self.start(&transfer.handle, "transfer", layer, Order::Unordered)
     }
 
@@ -42,11 +30,9 @@ impl Store {
     /// defined; the ticket says so.
     ///
     /// # Errors
-    /// As for [`Store::retrieve_layer`]; [`StoreError::NoStreams`] without a GPU;
-    /// [`StoreError::Stream`] when the stream takes nothing, and [`StoreError::Ring`] for another
-    /// store's event.
+    /// As for [`Plane::start`].
     pub fn retrieve_layer_on<'a>(
-        &mut self,
+        &self,
         transfer: &Transfer,
         layer: Layer,
         order: impl Into<Order<'a>>,
@@ -57,8 +43,8 @@ impl Store {
     /// Starts writing one layer. O(1) in the number of blocks; nothing is allocated.
     ///
     /// # Errors
-    /// As for [`Store::retrieve_layer`].
-    pub fn store_layer(&mut self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
+    /// As for [`Plane::start`].
+    pub fn store_layer(&self, writing: &Writing, layer: Layer) -> Result<Ticket, StoreError> {
         self.start(&writing.handle, "writing", layer, Order::Unordered)
     }
 
@@ -66,9 +52,9 @@ impl Store {
     /// before the order allows it. A stream alone means [`Order::InStream`].
     ///
     /// # Errors
-    /// As for [`Store::retrieve_layer_on`].
+    /// As for [`Plane::start`].
     pub fn store_layer_on<'a>(
-        &mut self,
+        &self,
         writing: &Writing,
         layer: Layer,
         order: impl Into<Order<'a>>,
@@ -76,280 +62,68 @@ impl Store {
         self.start(&writing.handle, "writing", layer, order.into())
     }
 
-    /// Makes what is enqueued on `stream` from now on wait for the layer: it sees a retrieved
-    /// layer's data, and may change the blocks of a stored one. Where it failed, the stream goes on
-    /// as well. May be called for any number of streams, for a layer that has ended, too.
-    ///
-    /// # Errors
-    /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] when the stream takes
-    /// nothing, [`StoreError::Foreign`], [`StoreError::Failed`].
-    pub fn join(&mut self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
-        self.check()?;
-        if ticket.store != self.releases.store {
-            return Err(StoreError::Foreign { what: "ticket" });
-        }
-        let (ring, streams) = self.streams()?;
-        match &ticket.end {
-            // Another ring's event, of before a new executor: what streams may still wait for there
-            // is kept for good, what is over needs no waiting.
-            Some(end) if !ring.owns(&end.event) && end.is_reached() => Ok(()),
-            Some(end) => streams.follow(ring, stream, end),
-            None => Ok(()),
-        }
-    }
-
     fn start(
-        &mut self,
+        &self,
         handle: &Handle,
         what: &'static str,
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Ticket, StoreError> {
-        self.check()?;
-        if handle.releases.store != self.releases.store {
-            return Err(StoreError::Foreign { what });
-        }
-        let layers = self.shape.layers;
-        if layer.0 >= layers {
-            return Err(StoreError::NoSuchLayer { layer, layers });
-        }
-        self.check_order(order)?;
-        if !self.has_room() {
-            self.reap()?;
-        }
-        if self.ops.len() >= self.options.iocbs as usize {
-            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
-        }
-        let Some(request) = self.requests.get_mut(&handle.id) else {
-            return Err(StoreError::Ended { layer });
-        };
-        if let Some(failure) = request.failure {
-            return Err(StoreError::RequestFailed { failure });
-        }
-        let state = &mut request.layers[layer.0 as usize];
-        if matches!(state, LayerState::InFlight) {
-            return Err(StoreError::InFlight { layer });
-        }
-        let end = if request.map.is_none() {
-            *state = LayerState::Ended(Ok(LayerDone { layer, objects: 0, bytes: 0 }));
-            None
+        self.own(handle, what)?;
+        self.inner.with_plane(|plane| plane.start(handle.job, layer, order))
+    }
+
+    /// Refuses another store's handle.
+    pub(super) fn own(&self, handle: &Handle, what: &'static str) -> Result<(), StoreError> {
+        if std::sync::Arc::ptr_eq(&handle.store, &self.inner) {
+            Ok(())
         } else {
-            let direction = request.direction;
-            match (&self.target, direction) {
-                (Target::Pool(_), _) => self.start_direct(handle.id, layer, order)?,
-                (Target::Staged(_), Direction::Read) => {
-                    self.start_staged_read(handle.id, layer, order)?
+            Err(StoreError::Foreign { what })
+        }
+    }
+
+    /// As [`Plane::join`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join(&self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
+        self.inner.with_plane(|plane| plane.join(ticket, stream))
+    }
+
+    /// As [`Plane::wait`]. Other threads use the store meanwhile. After a failed retrieve the
+    /// files that failed are misses.
+    ///
+    /// # Errors
+    /// As for [`Plane::wait`].
+    pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
+        let clock = &self.inner.clock;
+        loop {
+            let mut waiter = Waiter::new(&**clock, clock.now() + self.inner.wait_timeout);
+            loop {
+                match self.inner.with_plane(|plane| plane.poll_layer(&ticket))? {
+                    Polled::Done(done) => return Ok(done),
+                    Polled::Pending(Progress::Moved) => waiter.moved(),
+                    Polled::Pending(Progress::Idle) if waiter.wait() => {}
+                    Polled::Pending(Progress::Idle) => break,
                 }
-                (Target::Staged(_), Direction::Write) => {
-                    self.start_staged_write(handle.id, layer, order)?
-                }
             }
-        };
-        Ok(Ticket { request: handle.id, layer, store: self.releases.store.clone(), end })
-    }
-
-    /// Whether an operation can be started without looking for ones that have ended.
-    fn has_room(&self) -> bool {
-        let buffer = match &self.target {
-            Target::Pool(_) => true,
-            Target::Staged(staging) => staging.free().is_some(),
-        };
-        buffer && self.ops.len() < self.options.iocbs as usize
-    }
-
-    fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
-        match order {
-            Order::Unordered => Ok(()),
-            Order::AfterEvent(wait) if self.ring()?.owns(&wait.event) => Ok(()),
-            Order::AfterEvent(_) => Err(Error::Foreign { what: "event" }.into()),
-            Order::AfterStream(_) | Order::InStream(_) => self.streams().map(|_| ()),
+            self.inner.with_plane(|plane| plane.overdue(&ticket))?;
         }
     }
 
-    /// Starts an operation on the engine's own memory.
-    fn start_direct(
-        &mut self,
-        id: RequestId,
-        layer: Layer,
-        order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
-        let first = self.start_condition(order)?;
-        let end = self.issue(id, layer, first.as_ref(), None)?;
-        if let (Order::InStream(stream), Some(end), None) = (order, &end, &self.fault) {
-            let (ring, streams) = self.streams()?;
-            if let Err(error) = streams.follow(ring, stream, end) {
-                return self.give_up(error);
-            }
-        }
-        self.after_completions()?;
-        Ok(end)
+    /// As [`Plane::poll`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll(&self, ticket: &Ticket) -> Result<Option<LayerDone>, StoreError> {
+        self.inner.with_plane(|plane| plane.poll(ticket))
     }
 
-    /// Starts a staged retrieve. The devices may fill staging memory at once: only the move has to
-    /// wait for what the order names.
-    fn start_staged_read(
-        &mut self,
-        id: RequestId,
-        layer: Layer,
-        order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
-        let (at, moves) = self.take_buffer(id, layer, Direction::Read, order)?;
-        let (copier, first) = self.copy_stream(order)?;
-        let end = self.issue(id, layer, None, Some(at))?;
-        if self.fault.is_some() {
-            // It is about to be cancelled: there will be nothing to move.
-            self.after_completions()?;
-            return Ok(end);
-        }
-        let (ring, streams) = self.streams()?;
-        let copied = streams.copy_objects(ring, copier, [first.as_ref(), end.as_ref()], &moves);
-        match copied {
-            Ok(moved) => {
-                // The operation, and with it the buffer's use, ends only with the move.
-                if let Some(op) = self.ops.last_mut() {
-                    op.moved = Some(moved.clone());
-                }
-                self.after_completions()?;
-                Ok(Some(moved))
-            }
-            // Objects will be moved, and nothing says when.
-            Err(Refused { error, moving: true }) => Err(self.fail(error.to_string())),
-            Err(Refused { error, moving: false }) => self.give_up(error),
-        }
-    }
-
-    /// Starts a staged store: the operation waits for the move.
-    fn start_staged_write(
-        &mut self,
-        id: RequestId,
-        layer: Layer,
-        order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
-        let (at, moves) = self.take_buffer(id, layer, Direction::Write, order)?;
-        let (copier, first) = self.copy_stream(order)?;
-        let (ring, streams) = self.streams()?;
-        let moved = match streams.copy_objects(ring, copier, [first.as_ref(), None], &moves) {
-            Ok(moved) => moved,
-            Err(Refused { error, moving }) => {
-                if moving {
-                    self.set_until(at, Until::Never);
-                }
-                return Err(error);
-            }
-        };
-        self.set_until(at, Until::Reached(moved.clone()));
-        self.issue(id, layer, Some(&moved), Some(at))?;
-        self.after_completions()?;
-        // Once the objects were moved, the engine's blocks are its own again.
-        Ok(Some(moved))
-    }
-
-    /// What an operation waits for, after telling the stream to say it.
-    fn start_condition(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
-        match order {
-            Order::Unordered => Ok(None),
-            Order::AfterEvent(wait) => Ok(Some(wait.clone())),
-            Order::AfterStream(stream) | Order::InStream(stream) => {
-                let (ring, streams) = self.streams()?;
-                streams.mark(ring, stream).map(Some)
-            }
-        }
-    }
-
-    /// The stream that moves objects, and what it waits for first.
-    fn copy_stream(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
-        match order {
-            Order::InStream(stream) => Ok((stream, None)),
-            order => {
-                let first = self.start_condition(order)?;
-                Ok((self.streams()?.1.own(), first))
-            }
-        }
-    }
-
-    fn take_buffer(
-        &mut self,
-        id: RequestId,
-        layer: Layer,
-        direction: Direction,
-        order: Order<'_>,
-    ) -> Result<(usize, ScatterGather), StoreError> {
-        let blocks = self.requests.get(&id).and_then(|request| request.blocks.clone());
-        let (Target::Staged(staging), Some(blocks)) = (&mut self.target, blocks) else {
-            return Err(StoreError::Ended { layer });
-        };
-        let at = staging.free().ok_or_else(|| staging.busy())?;
-        let moves = staging.scatter_gather(at, direction, layer, &blocks);
-        let first = match order {
-            Order::AfterEvent(wait) => Some(wait.clone()),
-            _ => None,
-        };
-        staging.hold(at, Until::Now, first, blocks);
-        Ok((at, moves))
-    }
-
-    fn set_until(&mut self, at: usize, until: Until) {
-        if let Target::Staged(staging) = &mut self.target {
-            staging.set_until(at, until);
-        }
-    }
-
-    /// Submits the operation of one layer: what it signals when it ended, if there are streams.
-    fn issue(
-        &mut self,
-        id: RequestId,
-        layer: Layer,
-        wait: Option<&Wait>,
-        buffer: Option<usize>,
-    ) -> Result<Option<Wait>, StoreError> {
-        let request = self.requests.get_mut(&id).ok_or(StoreError::Ended { layer })?;
-        let (Some(ring), Some(map)) = (&mut self.ring, &request.map) else {
-            return Err(StoreError::Ended { layer });
-        };
-        let pool = match (&self.target, buffer) {
-            (Target::Staged(staging), Some(at)) => staging.pool(at),
-            (Target::Pool(pool), _) => pool,
-            (Target::Staged(_), None) => return Err(StoreError::Ended { layer }),
-        };
-        let end = self.streams.as_mut().map(Streams::take_end);
-        let signal = end.as_ref().map(|end| Signal { event: end.event.clone(), value: end.value });
-        let rows = self.shape.layer_rows(layer);
-        let op = AffineOp {
-            fua: self.fua && request.direction == Direction::Write,
-            wait,
-            signal: signal.as_ref(),
-            sms: self.options.sms,
-            ..AffineOp::new(request.direction, map, pool, rows)
-        };
-        let iocb = match ring.submit(&op) {
-            Ok(iocb) => iocb,
-            // It fails when the ring is stopped, which is what comes next.
-            Err(Error::Submitted { iocb, source }) => {
-                self.fault = Some(source.to_string());
-                iocb
-            }
-            Err(error) => {
-                if let (Some(streams), Some(end)) = (&mut self.streams, end) {
-                    streams.return_end(end);
-                }
-                return Err(error.into());
-            }
-        };
-        request.layers[layer.0 as usize] = LayerState::InFlight;
-        request.in_flight += 1;
-        if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
-            staging.begin(at);
-        }
-        let (outcome, moved) = (None, None);
-        self.ops.push(Op { iocb, request: id, layer, outcome, end: end.clone(), buffer, moved });
-        Ok(end)
-    }
-
-    /// A stream does not wait for what was issued: nothing may be in flight when the caller hears
-    /// of it.
-    fn give_up<T>(&mut self, error: StoreError) -> Result<T, StoreError> {
-        self.fault.get_or_insert_with(|| error.to_string());
-        self.after_completions()?;
-        Err(error)
+    /// Waits for everything in flight. Failures stay with their requests.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub fn drain(&self) -> Result<(), StoreError> {
+        self.inner.with_plane(Plane::drain)
     }
 }

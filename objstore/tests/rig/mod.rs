@@ -8,8 +8,8 @@ use gio_uring::{IoExecutor, RawStream};
 use nvme_driver::{Clock, ControllerOptions, DevicePtr, DmaSpace, Nanos};
 use nvme_emu::{Emu, EmuDomain, FaultRule, SimClock};
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, KvPool, KvShape, Layer, Path, Row, Store, StoreConfig,
-    StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
+    BlockId, BlockKey, ExecutorFactory, Format, KvPool, KvShape, Layer, Namespace, Path, Row,
+    Store, StoreConfig, StoreDevice, StoreError, StoreGpu, Ticket, Transfer,
 };
 use ripieno_testkit::{Drives, memory_drives, object, set_faults};
 
@@ -54,7 +54,7 @@ impl Parts {
         let mut drives = Drives::simulated(domain.clone(), configs, &sim);
         drives.clock = clock.clone();
         let controllers = drives.attach(&ControllerOptions::default());
-        let devices = controllers.into_iter().map(StoreDevice::overwrite).collect();
+        let devices = controllers.into_iter().map(StoreDevice::new).collect();
         let emus = drives.emus;
         Self { gpu, domain, emus, clock, devices }
     }
@@ -93,7 +93,7 @@ impl Parts {
             made += 1;
             Ok(executor(made - 1, ticks.clone()))
         });
-        let store = Store::open(StoreConfig {
+        let config = StoreConfig {
             devices,
             clock: clock.clone(),
             executor,
@@ -101,7 +101,9 @@ impl Parts {
             pool,
             gpu: Some(StoreGpu { streams: gpu.clone(), copies: Arc::new(Copies(gpu.clone())) }),
             options: plan.options.clone(),
-        })?;
+            namespace: Namespace::default(),
+        };
+        let store = Store::create(config, &Format { shape: plan.shape, ..plan.format.clone() })?;
         let (shape, blocks) = (plan.shape, plan.blocks);
         Ok(Rig { store, gpu, domain, emus, clock, shape, blocks, base })
     }

@@ -12,10 +12,10 @@ use nvme_emu::{
     SimClock, SimMedia, SimOptions,
 };
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, KvShape, Layer, Prefix, Store, StoreConfig, StoreDevice,
-    StoreError, StoreOptions, Writing,
+    BlockId, BlockKey, ExecutorFactory, Format, KvShape, Layer, Namespace, PolicyKind, Prefix,
+    Store, StoreConfig, StoreDevice, StoreError, StoreOptions, Writing,
 };
-use ripieno_testkit::{Drives, KvMemory, memory_drives, set_faults};
+use ripieno_testkit::{Drives, KvMemory, format, memory_drives, set_faults};
 pub use ripieno_testkit::{blocks, keys};
 
 /// What a stack is made of.
@@ -28,6 +28,8 @@ pub struct Plan {
     pub shape: KvShape,
     pub blocks: u32,
     pub options: StoreOptions,
+    /// How the store is formatted, but for its shape.
+    pub format: Format,
     /// Writes are lost with the power until they are flushed, or had FUA.
     pub volatile_cache: bool,
     /// Makes the controllers different from good modern drives.
@@ -36,12 +38,14 @@ pub struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
+        let shape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
         Self {
             seed: 1,
             devices: 2,
-            device_bytes: 16 << 20,
+            device_bytes: 64 << 20,
             lba_bytes: 4096,
-            shape: KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 },
+            shape,
+            format: format(shape),
             blocks: 64,
             volatile_cache: false,
             drive: |_| {},
@@ -50,6 +54,8 @@ impl Default for Plan {
                 queue_depth: 64,
                 iocbs: 16,
                 command_timeout: Nanos::from_millis(100),
+                // What the tests say of the order of eviction.
+                policy: PolicyKind::Lru,
                 virtual_time: true,
                 ..StoreOptions::default()
             },
@@ -116,15 +122,17 @@ impl Stack {
             made += 1;
             Ok(executor(made - 1))
         });
-        let store = Store::open(StoreConfig {
-            devices: controllers.into_iter().map(StoreDevice::overwrite).collect(),
+        let config = StoreConfig {
+            devices: controllers.into_iter().map(StoreDevice::new).collect(),
             clock: clock.clone(),
             executor,
             shape: plan.shape,
             pool: kv.pool.clone(),
             gpu: None,
             options: plan.options.clone(),
-        })?;
+            namespace: Namespace::default(),
+        };
+        let store = Store::create(config, &Format { shape: plan.shape, ..plan.format.clone() })?;
         Ok(Self { store, shape: plan.shape, kv, domain, emus, clock })
     }
 
@@ -196,6 +204,11 @@ impl Stack {
     /// Makes one rule wrong with every device.
     pub fn faults(&self, rule: Option<FaultRule>) {
         set_faults(&self.emus, rule);
+    }
+
+    /// Where the files' objects begin on each device.
+    pub fn data_lba(&self) -> u64 {
+        self.store.superblock().data_region().unwrap().first.0
     }
 
     pub fn refused_dma(&self) -> u64 {

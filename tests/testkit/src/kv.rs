@@ -4,7 +4,20 @@ use std::{ops::Range, sync::Arc};
 
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use nvme_driver::{Clock, DmaSlice, DmaSpace, platform::buffer::Buffer};
-use objstore::{BlockId, BlockKey, ExecutorFactory, KeyChain, KvPool, KvShape, Layer, Row};
+use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
+
+use objstore::{
+    BlockId, BlockKey, ExecutorFactory, Format, KeyChain, KvPool, KvShape, Layer, Overwrite, Row,
+    StoreId,
+};
+
+/// How test stores are formatted: over anything.
+#[must_use]
+pub fn format(shape: KvShape) -> Format {
+    // Two stores on the same devices must not have one name.
+    let store = StoreId(OsRng.unwrap_err().random());
+    Format { overwrite: Overwrite::Anything, ..Format::new(store, shape) }
+}
 
 /// Keys, all different.
 #[must_use]

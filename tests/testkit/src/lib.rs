@@ -22,7 +22,7 @@ mod kv;
 use rand::{RngCore as _, SeedableRng as _, rngs::SmallRng};
 
 pub use drives::{Drives, memory_drives, set_faults};
-pub use kv::{KvMemory, blocks, host_executor, inline_executor, keys, object};
+pub use kv::{KvMemory, blocks, format, host_executor, inline_executor, keys, object};
 
 /// `count` seeds from `first` on, times what the environment variable `RIPIENO_SOAK` says.
 ///

@@ -102,7 +102,7 @@ pub(crate) struct Engine<'a> {
 impl Engine<'_> {
     /// Whether it was interrupted, or the owner of a device wants it back.
     pub(crate) fn is_interrupted(&mut self) -> bool {
-        self.interrupt.asked() || self.store.requested_devices().next().is_some()
+        self.interrupt.asked() || !self.store.requested_devices().is_empty()
     }
 
     /// Whether to end: it was interrupted, or too much failed.

@@ -1,7 +1,7 @@
 //! Devices that misbehave: the checks have to notice, or they are worth nothing.
 
 use cuda_mock::{Level, isolated};
-use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
+use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
 
 use super::*;
 use crate::config::GpuChoice;
@@ -28,10 +28,13 @@ fn replay_on(
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu };
     let (mut stack, pool) = Stack::build(parts, None).unwrap();
+    let data = stack.store().superblock().data_region().unwrap();
     let when = FaultWhen {
         admin: Some(false),
         opcode: Some(opcode),
         every: Some(every),
+        // Of the data only: a journal that fails ends all storing.
+        lbas: Some(LbaRange { first: data.first.0, count: u64::MAX >> 1 }),
         ..FaultWhen::default()
     };
     for emu in stack.emus() {

@@ -48,7 +48,7 @@ pub(super) fn emulate(
     for emu in &emus {
         let controller = Controller::attach(emu.bus(), clock.clone(), args.controller_options())
             .with_context(|| format!("attaching to {}", emu.id()))?;
-        devices.push(StoreDevice::overwrite(controller));
+        devices.push(StoreDevice::new(controller));
     }
     let emulation = Emulation {
         _runner: runner,

@@ -67,7 +67,7 @@ impl Fleet {
         let queues = usize::from(args.flags.queues);
         if let Some(peer) = &mut self.peer {
             for device in &mut self.devices {
-                let depth = depth(&device.controller, args.flags.depth);
+                let depth = depth(&device.controller.lock(), args.flags.depth);
                 for _ in 0..queues {
                     device.queue_memory.push(peer.queue(depth)?);
                 }
@@ -76,14 +76,15 @@ impl Fleet {
         }
         let Some(gpu) = gpu else { return Ok(()) };
         let bytes = |device: &StoreDevice| {
-            queues * Arena::queue_bytes(depth(&device.controller, args.flags.depth))
+            queues * Arena::queue_bytes(depth(&device.controller.lock(), args.flags.depth))
         };
         let bytes = self.devices.iter().map(bytes).sum();
         let (memory, place) = self.queue_memory(gpu, bytes).context("memory for queues")?;
         let mut arena = Arena::new(memory);
         for device in &mut self.devices {
-            self.registrations.push(gpu.doorbells(device.controller.bus(), self.doorbells)?);
-            let depth = depth(&device.controller, args.flags.depth);
+            let bus = device.controller.lock().bus().clone();
+            self.registrations.push(gpu.doorbells(&bus, self.doorbells)?);
+            let depth = depth(&device.controller.lock(), args.flags.depth);
             for _ in 0..queues {
                 device.queue_memory.push(arena.queue(depth).context("memory for queues")?);
             }
@@ -123,7 +124,11 @@ impl Fleet {
 
     /// Bytes that [`Fleet::prove`] needs.
     pub(super) fn scratch_bytes(&self) -> usize {
-        self.devices.iter().map(|device| p2p::scratch_bytes(&device.controller)).max().unwrap_or(0)
+        self.devices
+            .iter()
+            .map(|device| p2p::scratch_bytes(&device.controller.lock()))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Makes sure that every drive reaches `memory` in every way it will be used. Nothing is
@@ -137,7 +142,7 @@ impl Fleet {
             return Ok(());
         }
         for device in &mut self.devices {
-            let drive = &mut device.controller;
+            let drive = &mut *device.controller.lock();
             let scratch = DmaSlice::new(memory.clone(), 0, p2p::scratch_bytes(drive))?;
             if let Some(why) = drives::prove(drive, &scratch)? {
                 let why = format!("vfio:{} does not reach this memory: {why}", drive.id());
@@ -156,7 +161,7 @@ impl Fleet {
             Some(peer) => peer.take(bytes),
             None => {
                 let first = self.devices.first();
-                let node = first.and_then(|drive| drive.controller.bus().numa_node());
+                let node = first.and_then(|drive| drive.controller.lock().bus().numa_node());
                 Ok(DmaSlice::new(self.space.alloc_on(bytes, node)?, 0, bytes)?)
             }
         }

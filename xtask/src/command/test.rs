@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::command::loom;
+use crate::command::{crash, loom};
 use crate::needs::Need;
 use crate::step::Step;
 use crate::{RunArgs, report};
@@ -14,7 +14,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
 }
 
 pub fn steps() -> Vec<Step> {
-    vec![
+    let mut steps = vec![
         // Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners
         // would mean two ways to fail.
         Step::cargo("tests", "test --workspace --all-features --no-fail-fast")
@@ -23,5 +23,7 @@ pub fn steps() -> Vec<Step> {
         loom::step(),
         Step::cargo("replay", "run --release --bin ripieno -- replay --verify full")
             .needs(&[Need::Cxx]),
-    ]
+    ];
+    steps.extend(crash::steps());
+    steps
 }

@@ -163,6 +163,8 @@ impl Catalog {
 
     /// All records have been applied: everything else is free, and the catalog can be used.
     pub fn recovered(&mut self) {
+        // Nothing is free until it is known: what the sweep finds is freed a second time else.
+        self.pool = FilePool::from_used(self.entries.iter().map(|_| true));
         self.sweep(u32::MAX, u32::MAX);
         let used = self.entries.iter().map(|entry| entry.state != State::Free);
         self.pool = FilePool::from_used(used);

@@ -63,6 +63,8 @@ pub struct Plan<'a> {
     pub files_max: Option<u32>,
     /// Bytes of objects that this rank's devices hold together, if they should be fewer than fit.
     pub capacity_bytes: Option<u64>,
+    /// Files of a group; chosen by the regions' size if `None`.
+    pub group: Option<u32>,
 }
 
 impl Plan<'_> {
@@ -122,10 +124,12 @@ impl Plan<'_> {
             return Ok((files, journal, None));
         }
         self.room_for(HEAD_BYTES)?;
+        let geometry = self.geometry()?;
         let regions = self.regions_from(HEAD_BYTES);
-        let geometry = Geometry::for_regions(&self.shape, &regions)?;
         let at_most = geometry.files_in(&regions, self.capacity_bytes)?.min(cap);
-        let needed = |files: u32| end_of(journal(files)) + geometry.bytes_per_device(files.into());
+        // One file more than the catalog knows of is there for the self-test.
+        let data = |files: u32| geometry.bytes_per_device(u64::from(files) + 1);
+        let needed = |files: u32| end_of(journal(files)) + data(files);
         let room = self.devices.iter().map(|(_, region)| region.bytes()).min().unwrap_or(0);
         // More files need a longer journal as well: the most that fit beside their own.
         let (mut files, mut limit) = (0, at_most);
@@ -142,11 +146,20 @@ impl Plan<'_> {
         let journal = journal(files);
         let data = DataArea {
             offset: end_of(journal),
-            bytes: geometry.bytes_per_device(files.into()),
+            bytes: data(files),
             group: geometry.group(),
             slot_bytes: geometry.slot_bytes(),
         };
         Ok((files, journal, Some(data)))
+    }
+
+    fn geometry(&self) -> Result<Geometry, FormatError> {
+        let regions = self.regions_from(HEAD_BYTES);
+        let Some(group) = self.group else {
+            return Ok(Geometry::for_regions(&self.shape, &regions)?);
+        };
+        let lba_bytes = regions.iter().map(|region| 1 << region.lba_shift).max().unwrap_or(1);
+        Ok(Geometry::new(&self.shape, regions.len() as u32, group, lba_bytes)?)
     }
 
     /// What is left of the regions from this offset on.

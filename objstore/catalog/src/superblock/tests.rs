@@ -37,6 +37,7 @@ fn plan(devices: &[(DeviceIdentity, Region)]) -> Plan<'_> {
         namespaces_max: 16,
         files_max: None,
         capacity_bytes: None,
+        group: None,
     }
 }
 

@@ -60,6 +60,7 @@ fn write(bytes: u64, files: u32, words: u32, change: impl Fn(&mut JournalArea)) 
         namespaces_max: 4,
         files_max: Some(files),
         capacity_bytes: None,
+        group: None,
     };
     let mut superblocks = plan.superblocks().unwrap();
     change(superblocks[0].journal.as_mut().unwrap());

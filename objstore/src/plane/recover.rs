@@ -7,15 +7,12 @@
 
 use gio_uring::{Completion, IoStatus, Uring};
 
-use super::{Store, Target, open, streams::Streams};
+use super::{LayerState, Plane, Target, open, streams::Streams};
 use kv_catalog::Layer;
 
-use crate::{
-    error::{Failure, StoreError},
-    transfer::LayerState,
-};
+use crate::error::{Failure, StoreError};
 
-impl Store {
+impl Plane {
     /// Brings controllers and kernel back. Everything in flight has failed afterwards.
     pub(super) fn recover(&mut self, cause: &str) -> Result<(), StoreError> {
         tracing::warn!(cause, "stopping the I/O kernel and recovering the controllers");
@@ -26,7 +23,8 @@ impl Store {
             Err(error) => return Err(self.fail(format!("{cause}; then {error}"))),
         };
         for at in 0..self.devices.len() {
-            if let Err(error) = self.devices[at].controller.recover(&quiesced) {
+            let recovered = self.devices[at].controller.lock().recover(&quiesced);
+            if let Err(error) = recovered {
                 return Err(self.fail(format!("{cause}; then {error}")));
             }
         }
@@ -72,13 +70,8 @@ impl Store {
         let (clock, options) = (self.clock.clone(), open::ring_options(&self.options));
         let mut ring = Uring::init_queue(self.options.iocbs, executor, clock, &grants, options)?;
         let regions: Vec<_> = self.devices.iter().map(|device| device.region).collect();
-        let desc = open::describe(
-            &self.geometry,
-            &regions,
-            self.files.files(),
-            self.pads.as_ref(),
-            &self.options,
-        );
+        let desc =
+            open::describe(&self.geometry, &regions, self.files, self.pads.as_ref(), &self.options);
         let target = open::target(&mut ring, &self.pool, &self.shape, &desc, &self.options)?;
         let gpu = self.streams.as_ref().map(|streams| streams.gpu().clone());
         let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
@@ -92,14 +85,14 @@ impl Store {
             std::mem::forget((streams, target));
         }
         self.ring = Some(ring);
-        // Maps live in the old executor's memory: the requests that have one have to start anew.
-        for request in self.requests.values_mut() {
-            if let (Some(_), Some(&(position, file))) = (&request.map, request.entries.first()) {
-                request.failure.get_or_insert(Failure {
-                    direction: request.direction,
+        // Maps live in the old executor's memory: the jobs that have one have to start anew.
+        for job in self.jobs.values_mut() {
+            if let (Some(_), Some(first)) = (&job.map, job.moves.first()) {
+                job.failure.get_or_insert(Failure {
+                    direction: job.direction,
                     layer: Layer(0),
-                    position,
-                    file,
+                    position: first.position,
+                    file: first.file,
                     status: IoStatus::Cancelled,
                     errors: 1,
                 });
@@ -120,8 +113,8 @@ impl Store {
         // With the ring go events, maps and tables: its memory is never given back.
         std::mem::forget((ring, self.pads.take(), self.pool.clone()));
         self.ops.clear();
-        for request in self.requests.values_mut() {
-            for state in &mut request.layers {
+        for job in self.jobs.values_mut() {
+            for state in &mut job.layers {
                 if matches!(state, LayerState::InFlight) {
                     *state = LayerState::Idle;
                 }

@@ -1,28 +1,28 @@
-//! Closing a store.
+//! Closing a plane.
 
-use nvme_driver::{Controller, wait_until};
+use nvme_driver::wait_until;
 
-use super::{Store, streams::Streams};
+use super::{Plane, SharedController, streams::Streams};
 use crate::{error::StoreError, registration::KvPool};
 
-/// What a closed store leaves.
+/// What a closed plane leaves.
 #[derive(Debug)]
-pub struct Closed {
+pub struct ClosedPlane {
     /// The controllers, in the order of the configuration.
-    pub controllers: Vec<Controller>,
+    pub controllers: Vec<SharedController>,
     /// The engine's pool, still registered.
     pub pool: KvPool,
 }
 
-impl Store {
+impl Plane {
     /// Waits for everything in flight, stops the I/O kernel, takes the queues back and returns the
     /// controllers and the pool, which is still registered ([`KvPool::unregister`]). No stream
-    /// uses memory of the store any more. Handles that still exist are of no more use.
+    /// uses memory of the plane any more.
     ///
     /// # Errors
     /// [`StoreError::Failed`] when the kernel did not stop, a controller did not give a queue up or
     /// a stream did not get past its operations for the store in time; memory is leaked then.
-    pub fn close(mut self) -> Result<Closed, StoreError> {
+    pub fn close(mut self) -> Result<ClosedPlane, StoreError> {
         self.drain()?;
         self.shut()?;
         let controllers = std::mem::take(&mut self.devices).into_iter();
@@ -30,7 +30,7 @@ impl Store {
         // The pool's last handle of the store goes with it.
         let controllers = controllers.map(|device| device.controller).collect();
         drop(self);
-        Ok(Closed { controllers, pool })
+        Ok(ClosedPlane { controllers, pool })
     }
 
     /// Ends the kernel and takes the queues back.
@@ -44,10 +44,12 @@ impl Store {
             let device = &mut self.devices[at];
             while let Some(qid) = device.queues.last().copied() {
                 // A queue that is not given up the easy way is worth a reset.
-                let taken = device.controller.reclaim(qid, &quiesced).or_else(|_| {
-                    device.controller.recover(&quiesced)?;
-                    device.controller.reclaim(qid, &quiesced)
+                let mut controller = device.controller.lock();
+                let taken = controller.reclaim(qid, &quiesced).or_else(|_| {
+                    controller.recover(&quiesced)?;
+                    controller.reclaim(qid, &quiesced)
                 });
+                drop(controller);
                 if let Err(error) = taken {
                     return Err(self.fail(error.to_string()));
                 }
@@ -74,12 +76,12 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for Plane {
     fn drop(&mut self) {
         if self.failed.is_none() && self.ring.is_some() {
             // On failure everything a device might reach was leaked, which is all a drop can do.
             if let Err(error) = self.shut() {
-                tracing::error!(%error, "dropping a store");
+                tracing::error!(%error, "dropping a plane");
             }
         }
     }

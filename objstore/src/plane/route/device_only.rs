@@ -14,7 +14,7 @@ use crate::{config::StoreGpu, registration::KvPool};
 const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
 /// The memory of a pool, and a place in this process for what is copied.
-pub(super) struct DeviceOnlyMemory<'a> {
+pub(in crate::plane) struct DeviceOnlyMemory<'a> {
     copies: &'a dyn CopyEngine,
     host: NonNull<u8>,
     len: usize,
@@ -25,7 +25,7 @@ pub(super) struct DeviceOnlyMemory<'a> {
 
 impl<'a> DeviceOnlyMemory<'a> {
     /// For up to `len` bytes at once.
-    pub(super) fn new(
+    pub(in crate::plane) fn new(
         gpu: Option<&'a StoreGpu>,
         pool: &'a KvPool,
         len: usize,
@@ -43,7 +43,11 @@ impl<'a> DeviceOnlyMemory<'a> {
     }
 
     /// What the GPU has at `at`.
-    pub(super) fn read(&self, at: Option<DevicePtr>, bytes: &mut [u8]) -> Result<(), String> {
+    pub(in crate::plane) fn read(
+        &self,
+        at: Option<DevicePtr>,
+        bytes: &mut [u8],
+    ) -> Result<(), String> {
         self.copy(at, bytes.len(), CopyDirection::DeviceToHost)?;
         // SAFETY: `copy` checked the length, and nothing is copied any more; `owner` keeps it.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.host.as_ptr(), bytes.len()) };
@@ -51,7 +55,11 @@ impl<'a> DeviceOnlyMemory<'a> {
     }
 
     /// Makes the GPU have `bytes` at `at`.
-    pub(super) fn write(&self, at: Option<DevicePtr>, bytes: &[u8]) -> Result<(), String> {
+    pub(in crate::plane) fn write(
+        &self,
+        at: Option<DevicePtr>,
+        bytes: &[u8],
+    ) -> Result<(), String> {
         assert!(bytes.len() <= self.len, "{} bytes for {}", bytes.len(), self.len);
         // SAFETY: checked above; nothing is copied now; `owner` keeps it.
         unsafe { self.host.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };

@@ -153,7 +153,7 @@ impl Streams {
         let streams: Arc<dyn StreamOps> = self.gpu.streams.clone();
         let seen = self.seen(ring, stream).map_err(before)?;
         // SAFETY: the staging buffer, both tables and the pool are kept until the mark, or for good
-        // (`Staging::hold`, `Store::fail`); nothing else uses the buffer before that, and the
+        // (`Staging::hold`, `Plane::fail`); nothing else uses the buffer before that, and the
         // engine's blocks are in the order that it asked for.
         let moved = unsafe { streams.scatter_gather(stream, moves) };
         moved.map_err(|error| before(refused(error)))?;

@@ -3,7 +3,7 @@
 use nvme_driver::{ControllerEvent, Nanos};
 use nvme_spec::log::CriticalWarning;
 
-use super::Store;
+use super::Plane;
 use kv_catalog::DeviceIndex;
 
 use crate::error::StoreError;
@@ -22,7 +22,7 @@ pub struct StoreEvent {
     pub event: ControllerEvent,
 }
 
-impl Store {
+impl Plane {
     /// Polls every device and returns what was reported since the last call. It costs one register
     /// read a device when nothing was. `lookup`, `allocate` and other calls that plan work poll at
     /// most every 100 ms; starting a layer and waiting for it never do. So an idle engine calls
@@ -58,7 +58,8 @@ impl Store {
     pub(super) fn poll_devices(&mut self) -> Result<(), StoreError> {
         self.next_poll = self.clock.now() + POLL_INTERVAL;
         for at in 0..self.devices.len() {
-            match self.devices[at].controller.poll_events() {
+            let polled = self.devices[at].controller.lock().poll_events();
+            match polled {
                 Ok(events) => {
                     for event in events {
                         self.take_event(at, event)?;
@@ -82,11 +83,13 @@ impl Store {
             ControllerEvent::Requested => device.requested = true,
             ControllerEvent::NamespacesChanged { stale, .. } if !stale.is_empty() => {
                 let cause = format!("namespace {} of device {at} changed", device.nsid);
-                let (region, space) = (device.region, device.controller.namespace(device.nsid));
-                let holds = space.is_ok_and(|space| {
+                let region = device.region;
+                let controller = device.controller.lock();
+                let holds = controller.namespace(device.nsid).is_ok_and(|space| {
                     space.lba_shift == region.lba_shift
                         && region.first.0 + region.lbas <= space.lbas
                 });
+                drop(controller);
                 if !holds {
                     let cause = format!("{cause}: it no longer holds the store's data region");
                     return Err(self.fail(cause));

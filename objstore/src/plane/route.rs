@@ -5,13 +5,14 @@
 //! driver's own queue: nothing is granted yet. For a staged pool that memory is the staging memory,
 //! and the store's own stream has to move objects to the pool and back, which copies verify.
 //!
-//! What the memory held before is put back. What the first LBAs of a data region held is lost, like
-//! all the rest of it.
+//! What the memory held before is put back. On the device, a scratch region is overwritten.
 
 use nvme_driver::{
     DmaSlice,
     platform::{buffer::Buffer, p2p},
 };
+
+use kv_catalog::Region;
 
 use super::Device;
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
 mod device_only;
 mod scatter_gather;
 
-use device_only::DeviceOnlyMemory;
+pub(super) use device_only::DeviceOnlyMemory;
 pub(super) use scatter_gather::{Proof, prove_scatter_gather};
 
 /// Bytes of one proof where there is room for them: more than two pages, so that addresses behind
@@ -31,22 +32,23 @@ pub(super) use scatter_gather::{Proof, prove_scatter_gather};
 const PROOF_BYTES: u64 = 16 << 10;
 /// Proves that every device reaches the pool, or its staging memory.
 pub(super) fn prove(
-    devices: &mut [Device],
+    devices: &[Device],
+    scratch: &[Region],
     pool: &KvPool,
     gpu: Option<&StoreGpu>,
 ) -> Result<(), StoreError> {
     let path = pool.path();
     let copies = gpu.map(|gpu| &*gpu.copies);
-    for device in devices {
-        let lba_bytes = 1 << device.region.lba_shift;
-        let id = device.controller.id().to_owned();
+    for (device, scratch) in devices.iter().zip(scratch) {
+        let lba_bytes = 1 << scratch.lba_shift;
+        let mut controller = device.controller.lock();
+        let id = controller.id().to_owned();
         let wrong = |why: String| StoreError::Route { path, why: format!("{id}: {why}") };
-        // A region may be smaller than what is tried elsewhere.
-        let bytes = PROOF_BYTES.max(lba_bytes).min(device.region.lbas << device.region.lba_shift);
+        let bytes = PROOF_BYTES.max(lba_bytes).min(scratch.bytes());
         for part in parts(pool, lba_bytes, bytes).map_err(wrong)? {
             let kept = Kept::new(&part, pool, gpu).map_err(wrong)?;
-            let lba = device.region.first;
-            let trip = p2p::round_trip(&mut device.controller, device.nsid, lba, &part, copies);
+            let nsid = device.nsid;
+            let trip = p2p::round_trip(&mut controller, nsid, scratch.first, &part, copies);
             let report = trip.map_err(|error| wrong(error.to_string()))?;
             if let Some(why) = report.why() {
                 // What is still on its way may overwrite it; there is nothing better to do.

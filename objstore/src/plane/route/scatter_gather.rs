@@ -10,29 +10,29 @@ use kv_catalog::{BlockId, KvShape, Layer, Row};
 use crate::{
     config::StoreGpu,
     error::StoreError,
-    registration::KvPool,
-    stats::Path,
-    store::{
+    plane::{
         staging::{Staging, Until},
         streams::{Refused, Streams},
     },
+    registration::KvPool,
+    stats::Path,
 };
 
 /// What the proof uses.
-pub(in crate::store) struct Proof<'a> {
-    pub(in crate::store) ring: &'a mut Uring,
-    pub(in crate::store) streams: &'a mut Streams,
-    pub(in crate::store) staging: &'a mut Staging,
-    pub(in crate::store) pool: &'a KvPool,
-    pub(in crate::store) shape: &'a KvShape,
-    pub(in crate::store) clock: &'a dyn Clock,
-    pub(in crate::store) timeout: Nanos,
+pub(in crate::plane) struct Proof<'a> {
+    pub(in crate::plane) ring: &'a mut Uring,
+    pub(in crate::plane) streams: &'a mut Streams,
+    pub(in crate::plane) staging: &'a mut Staging,
+    pub(in crate::plane) pool: &'a KvPool,
+    pub(in crate::plane) shape: &'a KvShape,
+    pub(in crate::plane) clock: &'a dyn Clock,
+    pub(in crate::plane) timeout: Nanos,
 }
 
 /// Proves that the store's own stream moves objects of the first and the last layer to the pool and
 /// back: a pattern goes from staging memory to the pool, where copies verify it, and back over
 /// something else.
-pub(in crate::store) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(), StoreError> {
+pub(in crate::plane) fn prove_scatter_gather(mut proof: Proof<'_>) -> Result<(), StoreError> {
     let gpu = proof.streams.gpu().clone();
     let last = Layer(proof.shape.layers - 1);
     for layer in [Layer(0), last] {

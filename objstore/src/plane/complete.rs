@@ -1,0 +1,255 @@
+//! Completions: waiting for them, and what follows from them.
+
+use gio_uring::{Completion, IoStatus, Progress, Wait};
+use kv_catalog::Layer;
+use nvme_driver::Waiter;
+use nvme_spec::nvm::Direction;
+
+use super::{JobId, LayerDone, LayerState, Op, Plane, Target, Ticket};
+use crate::error::{Failure, StoreError};
+
+/// What polling a layer found.
+#[derive(Debug)]
+pub(crate) enum Polled {
+    /// It is done.
+    Done(LayerDone),
+    /// It is in flight.
+    Pending(Progress),
+}
+
+impl Plane {
+    /// Waits until all of the layer's data is where it was to go.
+    ///
+    /// Whatever it returns, nothing touches the layer's blocks any more when it does: after a
+    /// timeout or a fault the I/O kernel was stopped and the controllers were recovered first. What
+    /// else was in flight then has failed as well, with [`IoStatus::Cancelled`] or
+    /// [`IoStatus::Fault`], and its tickets say so.
+    ///
+    /// # Errors
+    /// [`StoreError::Transfer`] names layer, block, file and status. After a failed read the files
+    /// that failed are among [`Plane::take_lost`]. [`StoreError::Failed`] when the controllers
+    /// could not be recovered.
+    pub fn wait(&mut self, ticket: Ticket) -> Result<LayerDone, StoreError> {
+        let clock = self.clock.clone();
+        let timeout = self.options.wait_timeout;
+        loop {
+            let mut waiter = Waiter::new(&*clock, clock.now() + timeout);
+            loop {
+                match self.poll_layer(&ticket)? {
+                    Polled::Done(done) => return Ok(done),
+                    Polled::Pending(Progress::Moved) => waiter.moved(),
+                    Polled::Pending(Progress::Idle) if waiter.wait() => {}
+                    Polled::Pending(Progress::Idle) => break,
+                }
+            }
+            self.overdue(&ticket)?;
+        }
+    }
+
+    /// Checks whether the layer is done, without waiting. After an error, or once it is done, the
+    /// ticket has nothing more to say.
+    ///
+    /// # Errors
+    /// As for [`Plane::wait`].
+    pub fn poll(&mut self, ticket: &Ticket) -> Result<Option<LayerDone>, StoreError> {
+        match self.poll_layer(ticket)? {
+            Polled::Done(done) => Ok(Some(done)),
+            Polled::Pending(_) => Ok(None),
+        }
+    }
+
+    /// As [`Plane::poll`], and whether anything moved.
+    pub(crate) fn poll_layer(&mut self, ticket: &Ticket) -> Result<Polled, StoreError> {
+        self.check_ticket(ticket)?;
+        let (job, layer) = (ticket.job, ticket.layer);
+        let mut progress = Progress::Idle;
+        if self.op_of(job, layer).is_some() {
+            progress = self.reap()?;
+        }
+        match self.jobs.get(&job).map(|job| job.layers[layer.0 as usize]) {
+            Some(LayerState::Ended(outcome)) => match outcome {
+                Ok(done) => Ok(Polled::Done(done)),
+                Err(failure) => Err(StoreError::Transfer { failure }),
+            },
+            Some(_) => Ok(Polled::Pending(progress)),
+            None => Err(StoreError::Ended { layer }),
+        }
+    }
+
+    /// A layer was waited for long enough: takes the I/O kernel or a device for dead, or the
+    /// stream that moves its objects.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub(crate) fn overdue(&mut self, ticket: &Ticket) -> Result<(), StoreError> {
+        // It may have completed while the clock was read.
+        self.reap()?;
+        let (job, layer) = (ticket.job, ticket.layer);
+        let Some(at) = self.op_of(job, layer) else { return Ok(()) };
+        if self.ops[at].outcome.is_some() {
+            let cause = format!(
+                "the stream that moves layer {layer} between staging memory and the pool did not \
+                 get there in time"
+            );
+            return Err(self.fail(cause));
+        }
+        let waited = self.options.wait_timeout.0 / 1_000_000;
+        self.fault = Some(format!("layer {layer} did not complete within {waited} ms"));
+        self.after_completions()
+    }
+
+    /// Waits for everything in flight. Failures stay with their jobs.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub fn drain(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        while let Some(op) = self.ops.first() {
+            let ticket = self.ticket(op.job, op.layer, op.end.clone());
+            // What became of it is in the job.
+            let _ = self.wait(ticket);
+            self.check()?;
+        }
+        self.sync()
+    }
+
+    pub(super) fn check_ticket(&self, ticket: &Ticket) -> Result<(), StoreError> {
+        self.check()?;
+        if ticket.plane == self.id { Ok(()) } else { Err(StoreError::Foreign { what: "ticket" }) }
+    }
+
+    fn op_of(&self, job: JobId, layer: Layer) -> Option<usize> {
+        self.ops.iter().position(|op| op.job == job && op.layer == layer)
+    }
+
+    /// Takes note of all operations that have completed.
+    pub(super) fn reap(&mut self) -> Result<Progress, StoreError> {
+        let mut progress = Progress::Idle;
+        if !self.ops.is_empty() {
+            match self.ring()?.poll() {
+                Ok(found) => progress = found,
+                // A lost GPU says so to its executor.
+                Err(error) => self.fault = Some(error.to_string()),
+            }
+        }
+        let mut at = 0;
+        while at < self.ops.len() {
+            if self.ops[at].outcome.is_none() {
+                let iocb = self.ops[at].iocb;
+                match self.ring()?.try_completion(iocb) {
+                    Ok(Some(completion)) => self.arrived(at, completion),
+                    Ok(None) => {}
+                    Err(error) => {
+                        self.fault = Some(error.to_string());
+                        break;
+                    }
+                }
+            }
+            if self.ops[at].is_over() {
+                // Another one takes its place.
+                self.complete(at);
+            } else {
+                at += 1;
+            }
+        }
+        self.after_completions()?;
+        Ok(progress)
+    }
+
+    /// Recovers if a completion asked for it, then ends the jobs that were given up. In this
+    /// order: a file is free only when no device can write to it.
+    pub(super) fn after_completions(&mut self) -> Result<(), StoreError> {
+        if let Some(cause) = self.fault.take() {
+            self.recover(&cause)?;
+        }
+        let over = |job: &super::Job| job.abandoned && job.in_flight == 0;
+        if self.abandoned > 0 {
+            let ended = self.jobs.extract_if(|_, job| over(job)).map(|(id, _)| id);
+            let before = self.ended.len();
+            self.ended.extend(ended);
+            self.abandoned -= self.ended.len() - before;
+            self.ended[before..].sort_unstable();
+        }
+        Ok(())
+    }
+
+    /// Takes note of what the ring said of an operation.
+    pub(super) fn arrived(&mut self, at: usize, completion: Completion) {
+        let outcome = self.outcome_of(&self.ops[at], completion);
+        self.ops[at].outcome = Some(outcome);
+        if let Err(failure) = outcome {
+            let still = |status: IoStatus| status.may_still_transfer();
+            let job = self.jobs.get(&self.ops[at].job);
+            let map = job.filter(|_| failure.direction == Direction::Read);
+            let mut entries = map.and_then(|job| job.map.as_ref()).into_iter();
+            let others = entries.any(|map| map.failures().any(|(_, status)| still(status)));
+            if others || still(failure.status) {
+                self.fault.get_or_insert_with(|| failure.to_string());
+            }
+        }
+    }
+
+    fn outcome_of(&self, op: &Op, completion: Completion) -> Result<LayerDone, Failure> {
+        let Completion { objects, errors, error } = completion;
+        let layer = op.layer;
+        if completion.is_ok() {
+            let bytes = objects * u64::from(self.shape.object_bytes);
+            return Ok(LayerDone { layer, objects, bytes });
+        }
+        let job = &self.jobs[&op.job];
+        let (status, entry) = error.unwrap_or((IoStatus::Incomplete, 0));
+        // For an index that no kernel should report, the first block stands.
+        let entry = job.moves.get(entry as usize).unwrap_or(&job.moves[0]);
+        let (direction, position, file) = (job.direction, entry.position, entry.file);
+        Err(Failure { direction, layer, position, file, status, errors })
+    }
+
+    /// Ends an operation that nothing works on any more.
+    pub(super) fn complete(&mut self, at: usize) {
+        let op = self.ops.swap_remove(at);
+        if let (Target::Staged(staging), Some(at)) = (&mut self.target, op.buffer) {
+            staging.end(at);
+        }
+        if let (Some(streams), Some(ring), Some(end)) = (&mut self.streams, &self.ring, op.end)
+            // Not an event of a ring that was replaced.
+            && ring.owns(&end.event)
+        {
+            streams.return_end(end);
+        }
+        let job = self.jobs.get_mut(&op.job).expect("it has an operation in flight");
+        job.in_flight -= 1;
+        let outcome = op.outcome.expect("it is over");
+        job.layers[op.layer.0 as usize] = LayerState::Ended(outcome);
+        match (outcome, job.direction) {
+            (Ok(done), Direction::Read) => self.tally.retrieved_bytes += done.bytes,
+            (Ok(done), Direction::Write) => self.tally.stored_bytes += done.bytes,
+            (Err(failure), _) => self.note_failure(op.job, failure),
+        }
+    }
+
+    fn note_failure(&mut self, id: JobId, failure: Failure) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let Failure { direction, layer, file, status, errors, .. } = failure;
+        tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
+        job.failure.get_or_insert(failure);
+        if let (Direction::Read, Some(map)) = (direction, &job.map) {
+            let failed = map.failures().filter_map(|(at, status)| {
+                job.moves.get(at as usize).map(|entry| (entry.file, status))
+            });
+            let lost = failed.chain([(file, status)]).filter(|(_, status)| is_lost(*status));
+            self.lost.extend(lost.map(|(file, _)| file));
+        }
+    }
+}
+
+impl Op {
+    /// Whether neither the ring nor a stream works on it.
+    pub(super) fn is_over(&self) -> bool {
+        self.outcome.is_some() && self.moved.as_ref().is_none_or(Wait::is_reached)
+    }
+}
+
+/// Whether a read that ended so says something about the file, and not only about the job.
+fn is_lost(status: IoStatus) -> bool {
+    !matches!(status, IoStatus::Ok | IoStatus::Cancelled | IoStatus::Invalid)
+}

@@ -1,0 +1,154 @@
+//! Jobs: blocks to move between files and the pool, layer by layer.
+
+use std::sync::Arc;
+
+use gio_uring::{BlockMap, DeviceArray, Wait};
+use kv_catalog::{BlockId, FileId, Layer};
+use nvme_spec::nvm::Direction;
+
+use crate::error::Failure;
+
+/// One block of a job. Plain data: a catalog in another process says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// The file.
+    pub file: FileId,
+    /// The block of the registered pool.
+    pub block: BlockId,
+    /// What failures call it: its position in the engine's request.
+    pub position: u32,
+}
+
+/// The name of a job within its plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// What became of a job ([`crate::Plane::end`]). Plain data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobDone {
+    /// The job.
+    pub job: JobId,
+    /// Why not everything is where it was to go; `None` when it is.
+    pub failure: Option<JobFailure>,
+    /// How often the devices had been recovered when the job began. If that is not
+    /// [`crate::Plane::recoveries`] once they were flushed, what was stored may be lost: a drive
+    /// that loses power, and is reset, forgets what was in its volatile cache.
+    pub recoveries: u64,
+    /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
+    /// Empty when the plane keeps no checksums.
+    pub checksums: Vec<u32>,
+}
+
+/// Why a job is not done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobFailure {
+    /// A layer failed.
+    Transfer(Failure),
+    /// A layer was never started.
+    Incomplete(Layer),
+}
+
+/// Which plane something belongs to.
+#[derive(Debug, Clone)]
+pub(crate) struct PlaneId(Arc<()>);
+
+impl PlaneId {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(()))
+    }
+}
+
+impl PartialEq for PlaneId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// One layer of one job, in flight or done. To be waited for; the plane notices the end of other
+/// operations by itself.
+#[derive(Debug)]
+#[must_use = "wait for it before the layer's blocks are used"]
+pub struct Ticket {
+    pub(super) job: JobId,
+    pub(super) layer: Layer,
+    pub(super) plane: PlaneId,
+    /// What a stream waits for that is to see the layer; `None` when there was nothing to move or
+    /// the plane has no streams.
+    pub(super) end: Option<Wait>,
+}
+
+impl Ticket {
+    /// The layer.
+    #[must_use]
+    pub fn layer(&self) -> Layer {
+        self.layer
+    }
+}
+
+/// A layer whose data is where it was to go, all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerDone {
+    /// The layer.
+    pub layer: Layer,
+    /// Objects moved.
+    pub objects: u64,
+    /// Bytes moved, without padding.
+    pub bytes: u64,
+}
+
+/// How far a layer of a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LayerState {
+    /// Not started.
+    Idle,
+    /// In the ring, or on a stream behind it.
+    InFlight,
+    /// It ended.
+    Ended(Result<LayerDone, Failure>),
+}
+
+/// What the plane keeps about a job.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) direction: Direction,
+    /// The uploaded map; `None` when there is nothing to move.
+    pub(super) map: Option<BlockMap>,
+    /// Staged: the block of each of the map's entries.
+    pub(super) blocks: Option<DeviceArray<u32>>,
+    pub(super) moves: Vec<Move>,
+    pub(super) layers: Vec<LayerState>,
+    pub(super) in_flight: u32,
+    /// [`JobDone::recoveries`].
+    pub(super) recoveries: u64,
+    /// The first failure.
+    pub(super) failure: Option<Failure>,
+    /// Nobody waits for it any more.
+    pub(super) abandoned: bool,
+}
+
+impl Job {
+    pub(super) fn new(direction: Direction, layers: u32, moves: &[Move], recoveries: u64) -> Self {
+        Self {
+            direction,
+            map: None,
+            blocks: None,
+            moves: moves.to_vec(),
+            layers: vec![LayerState::Idle; layers as usize],
+            in_flight: 0,
+            recoveries,
+            failure: None,
+            abandoned: false,
+        }
+    }
+
+    /// Why not all of it is done.
+    pub(super) fn verdict(&self) -> Option<JobFailure> {
+        if let Some(failure) = self.failure {
+            return Some(JobFailure::Transfer(failure));
+        }
+        self.map.as_ref()?;
+        let done = |state: &LayerState| matches!(state, LayerState::Ended(Ok(_)));
+        let missing = self.layers.iter().position(|state| !done(state))?;
+        Some(JobFailure::Incomplete(Layer(missing as u32)))
+    }
+}

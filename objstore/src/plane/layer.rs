@@ -1,0 +1,299 @@
+//! Layers: starting them, in order with the engine's streams.
+//!
+//! An operation is issued before a stream is made to wait for it, never the other way round: an
+//! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
+//! that waits.
+
+use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Signal, Wait};
+use nvme_spec::nvm::Direction;
+
+use super::{
+    Op, Plane, Target,
+    staging::Until,
+    streams::{Refused, Streams},
+};
+use kv_catalog::Layer;
+
+use crate::{
+    error::StoreError,
+    order::Order,
+    plane::job::{JobId, LayerDone, LayerState, Ticket},
+};
+
+impl Plane {
+    /// Starts moving one layer of a job, in order with something else: nothing touches the layer's
+    /// blocks before the order allows it. O(1) in the number of blocks; nothing is allocated.
+    ///
+    /// A stream that waits goes on when the layer failed, too. What its blocks hold then is not
+    /// defined; the ticket says so.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchLayer`], [`StoreError::InFlight`], [`StoreError::Busy`],
+    /// [`StoreError::StagingBusy`], [`StoreError::RequestFailed`] after a layer of the job failed,
+    /// [`StoreError::Failed`]; [`StoreError::NoStreams`] without a GPU; [`StoreError::Stream`] when
+    /// the stream takes nothing, and [`StoreError::Ring`] for another plane's event.
+    pub fn start(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Ticket, StoreError> {
+        self.check()?;
+        let layers = self.shape.layers;
+        if layer.0 >= layers {
+            return Err(StoreError::NoSuchLayer { layer, layers });
+        }
+        self.check_order(order)?;
+        if !self.has_room() {
+            self.reap()?;
+        }
+        if self.ops.len() >= self.options.iocbs as usize {
+            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
+        }
+        let Some(job) = self.jobs.get_mut(&id) else { return Err(StoreError::Ended { layer }) };
+        if let Some(failure) = job.failure {
+            return Err(StoreError::RequestFailed { failure });
+        }
+        let state = &mut job.layers[layer.0 as usize];
+        if matches!(state, LayerState::InFlight) {
+            return Err(StoreError::InFlight { layer });
+        }
+        let end = if job.map.is_none() {
+            *state = LayerState::Ended(Ok(LayerDone { layer, objects: 0, bytes: 0 }));
+            None
+        } else {
+            match (&self.target, job.direction) {
+                (Target::Pool(_), _) => self.start_direct(id, layer, order)?,
+                (Target::Staged(_), Direction::Read) => self.start_staged_read(id, layer, order)?,
+                (Target::Staged(_), Direction::Write) => {
+                    self.start_staged_write(id, layer, order)?
+                }
+            }
+        };
+        Ok(self.ticket(id, layer, end))
+    }
+
+    /// Makes what is enqueued on `stream` from now on wait for the layer: it sees a retrieved
+    /// layer's data, and may change the blocks of a stored one. Where it failed, the stream goes on
+    /// as well. May be called for any number of streams, for a layer that has ended, too.
+    ///
+    /// # Errors
+    /// [`StoreError::NoStreams`] without a GPU, [`StoreError::Stream`] when the stream takes
+    /// nothing, [`StoreError::Foreign`], [`StoreError::Failed`].
+    pub fn join(&mut self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
+        self.check_ticket(ticket)?;
+        let (ring, streams) = self.streams()?;
+        match &ticket.end {
+            // Another ring's event, of before a new executor: what streams may still wait for there
+            // is kept for good, what is over needs no waiting.
+            Some(end) if !ring.owns(&end.event) && end.is_reached() => Ok(()),
+            Some(end) => streams.follow(ring, stream, end),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an operation can be started without looking for ones that have ended.
+    fn has_room(&self) -> bool {
+        let buffer = match &self.target {
+            Target::Pool(_) => true,
+            Target::Staged(staging) => staging.free().is_some(),
+        };
+        buffer && self.ops.len() < self.options.iocbs as usize
+    }
+
+    fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
+        match order {
+            Order::Unordered => Ok(()),
+            Order::AfterEvent(wait) if self.ring()?.owns(&wait.event) => Ok(()),
+            Order::AfterEvent(_) => Err(Error::Foreign { what: "event" }.into()),
+            Order::AfterStream(_) | Order::InStream(_) => self.streams().map(|_| ()),
+        }
+    }
+
+    /// Starts an operation on the engine's own memory.
+    fn start_direct(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let first = self.start_condition(order)?;
+        let end = self.issue(id, layer, first.as_ref(), None)?;
+        if let (Order::InStream(stream), Some(end), None) = (order, &end, &self.fault) {
+            let (ring, streams) = self.streams()?;
+            if let Err(error) = streams.follow(ring, stream, end) {
+                return self.give_up(error);
+            }
+        }
+        self.after_completions()?;
+        Ok(end)
+    }
+
+    /// Starts a staged retrieve. The devices may fill staging memory at once: only the move has to
+    /// wait for what the order names.
+    fn start_staged_read(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let (at, moves) = self.take_buffer(id, layer, Direction::Read, order)?;
+        let (copier, first) = self.copy_stream(order)?;
+        let end = self.issue(id, layer, None, Some(at))?;
+        if self.fault.is_some() {
+            // It is about to be cancelled: there will be nothing to move.
+            self.after_completions()?;
+            return Ok(end);
+        }
+        let (ring, streams) = self.streams()?;
+        let copied = streams.copy_objects(ring, copier, [first.as_ref(), end.as_ref()], &moves);
+        match copied {
+            Ok(moved) => {
+                // The operation, and with it the buffer's use, ends only with the move.
+                if let Some(op) = self.ops.last_mut() {
+                    op.moved = Some(moved.clone());
+                }
+                self.after_completions()?;
+                Ok(Some(moved))
+            }
+            // Objects will be moved, and nothing says when.
+            Err(Refused { error, moving: true }) => Err(self.fail(error.to_string())),
+            Err(Refused { error, moving: false }) => self.give_up(error),
+        }
+    }
+
+    /// Starts a staged store: the operation waits for the move.
+    fn start_staged_write(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        order: Order<'_>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let (at, moves) = self.take_buffer(id, layer, Direction::Write, order)?;
+        let (copier, first) = self.copy_stream(order)?;
+        let (ring, streams) = self.streams()?;
+        let moved = match streams.copy_objects(ring, copier, [first.as_ref(), None], &moves) {
+            Ok(moved) => moved,
+            Err(Refused { error, moving }) => {
+                if moving {
+                    self.set_until(at, Until::Never);
+                }
+                return Err(error);
+            }
+        };
+        self.set_until(at, Until::Reached(moved.clone()));
+        self.issue(id, layer, Some(&moved), Some(at))?;
+        self.after_completions()?;
+        // Once the objects were moved, the engine's blocks are its own again.
+        Ok(Some(moved))
+    }
+
+    /// What an operation waits for, after telling the stream to say it.
+    fn start_condition(&mut self, order: Order<'_>) -> Result<Option<Wait>, StoreError> {
+        match order {
+            Order::Unordered => Ok(None),
+            Order::AfterEvent(wait) => Ok(Some(wait.clone())),
+            Order::AfterStream(stream) | Order::InStream(stream) => {
+                let (ring, streams) = self.streams()?;
+                streams.mark(ring, stream).map(Some)
+            }
+        }
+    }
+
+    /// The stream that moves objects, and what it waits for first.
+    fn copy_stream(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
+        match order {
+            Order::InStream(stream) => Ok((stream, None)),
+            order => {
+                let first = self.start_condition(order)?;
+                Ok((self.streams()?.1.own(), first))
+            }
+        }
+    }
+
+    fn take_buffer(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        direction: Direction,
+        order: Order<'_>,
+    ) -> Result<(usize, ScatterGather), StoreError> {
+        let blocks = self.jobs.get(&id).and_then(|job| job.blocks.clone());
+        let (Target::Staged(staging), Some(blocks)) = (&mut self.target, blocks) else {
+            return Err(StoreError::Ended { layer });
+        };
+        let at = staging.free().ok_or_else(|| staging.busy())?;
+        let moves = staging.scatter_gather(at, direction, layer, &blocks);
+        let first = match order {
+            Order::AfterEvent(wait) => Some(wait.clone()),
+            _ => None,
+        };
+        staging.hold(at, Until::Now, first, blocks);
+        Ok((at, moves))
+    }
+
+    fn set_until(&mut self, at: usize, until: Until) {
+        if let Target::Staged(staging) = &mut self.target {
+            staging.set_until(at, until);
+        }
+    }
+
+    /// Submits the operation of one layer: what it signals when it ended, if there are streams.
+    fn issue(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        wait: Option<&Wait>,
+        buffer: Option<usize>,
+    ) -> Result<Option<Wait>, StoreError> {
+        let job = self.jobs.get_mut(&id).ok_or(StoreError::Ended { layer })?;
+        let (Some(ring), Some(map)) = (&mut self.ring, &job.map) else {
+            return Err(StoreError::Ended { layer });
+        };
+        let pool = match (&self.target, buffer) {
+            (Target::Staged(staging), Some(at)) => staging.pool(at),
+            (Target::Pool(pool), _) => pool,
+            (Target::Staged(_), None) => return Err(StoreError::Ended { layer }),
+        };
+        let end = self.streams.as_mut().map(Streams::take_end);
+        let signal = end.as_ref().map(|end| Signal { event: end.event.clone(), value: end.value });
+        let rows = self.shape.layer_rows(layer);
+        let op = AffineOp {
+            fua: self.fua && job.direction == Direction::Write,
+            wait,
+            signal: signal.as_ref(),
+            sms: self.options.sms,
+            ..AffineOp::new(job.direction, map, pool, rows)
+        };
+        let iocb = match ring.submit(&op) {
+            Ok(iocb) => iocb,
+            // It fails when the ring is stopped, which is what comes next.
+            Err(Error::Submitted { iocb, source }) => {
+                self.fault = Some(source.to_string());
+                iocb
+            }
+            Err(error) => {
+                if let (Some(streams), Some(end)) = (&mut self.streams, end) {
+                    streams.return_end(end);
+                }
+                return Err(error.into());
+            }
+        };
+        job.layers[layer.0 as usize] = LayerState::InFlight;
+        job.in_flight += 1;
+        if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
+            staging.begin(at);
+        }
+        let (outcome, moved) = (None, None);
+        self.ops.push(Op { iocb, job: id, layer, outcome, end: end.clone(), buffer, moved });
+        Ok(end)
+    }
+
+    /// A stream does not wait for what was issued: nothing may be in flight when the caller hears
+    /// of it.
+    fn give_up<T>(&mut self, error: StoreError) -> Result<T, StoreError> {
+        self.fault.get_or_insert_with(|| error.to_string());
+        self.after_completions()?;
+        Err(error)
+    }
+}

@@ -1,0 +1,452 @@
+//! Opening a plane.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use gio_uring::{IoExecutor, PoolDesc, Uring, UringOptions};
+use kv_catalog::{DeviceIndex, Geometry, KvShape, Region};
+use nvme_driver::{Bus, Clock, DmaMemory, Nanos, QueueGrant, QueueMemory, Quiesced};
+use nvme_spec::ids::{Nsid, QueueId};
+
+use super::{
+    Device, Factory, Plane, PlaneId, Scratch, SharedController, Tally, Target, route,
+    staging::{Staging, StagingLayout},
+    streams::Streams,
+};
+use crate::{
+    config::{Durability, ExecutorFactory, StoreGpu, StoreOptions},
+    error::StoreError,
+    registration::KvPool,
+    stats::Path,
+};
+
+/// A device of a plane.
+#[derive(Debug)]
+pub struct PlaneDevice {
+    /// The controller, ready.
+    pub controller: SharedController,
+    /// The namespace.
+    pub nsid: Nsid,
+    /// Where the files' objects are.
+    pub data: Region,
+    /// At least 16 KiB that a proof of the path may overwrite.
+    pub scratch: Region,
+    /// Where its queues live, one entry for each; memory of the controller's address space if
+    /// empty.
+    pub queue_memory: Vec<QueueMemory>,
+}
+
+/// What a plane is opened with.
+pub struct PlaneConfig {
+    /// The devices. All of their controllers have to share one DMA address space with the pool.
+    pub devices: Vec<PlaneDevice>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Makes the executor of the I/O kernel.
+    pub executor: ExecutorFactory,
+    /// What a KV block is made of.
+    pub shape: KvShape,
+    /// Where files live in the devices' data regions.
+    pub geometry: Geometry,
+    /// How many files there are. The last one is the self-test's.
+    pub files: u32,
+    /// The engine's KV memory.
+    pub pool: KvPool,
+    /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
+    pub gpu: Option<StoreGpu>,
+    /// The numbers.
+    pub options: StoreOptions,
+}
+
+impl std::fmt::Debug for PlaneConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlaneConfig")
+            .field("devices", &self.devices)
+            .field("geometry", &self.geometry)
+            .field("files", &self.files)
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Plane {
+    /// Proves that data gets to the pool and back on the path that it is registered for, creates
+    /// and grants the queues, and starts the I/O kernel.
+    ///
+    /// The pool's memory may not be used meanwhile: the proof writes to its begin and end, and
+    /// puts back what was there. It also writes to each device's scratch region.
+    ///
+    /// # Errors
+    /// [`StoreError::Route`] when a device does not reach the pool, or the GPU does not move
+    /// objects to a staged one; [`StoreError::Config`] when the numbers do not fit together;
+    /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
+    /// refuses.
+    pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
+        let PlaneConfig {
+            devices,
+            clock,
+            mut executor,
+            shape,
+            geometry,
+            files,
+            pool,
+            gpu,
+            options,
+        } = config;
+        check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
+        let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
+        let mut devices = devices
+            .into_iter()
+            .enumerate()
+            .map(|(at, device)| prepare(at, device, &options))
+            .collect::<Result<Vec<Device>, _>>()?;
+        let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
+        // Before anything is granted: the proof has the controllers to itself.
+        route::prove(&devices, &scratch, &pool, gpu.as_ref())?;
+        let mut ring = start_ring(&mut devices, executor()?, clock.clone(), &options)?;
+        let plan = Plan {
+            pool: &pool,
+            shape: &shape,
+            geometry: &geometry,
+            regions: &regions,
+            files,
+            clock: &*clock,
+            options: &options,
+        };
+        let Parts { target, streams, pads } = match plan.register(&mut ring, gpu, &devices[0]) {
+            Ok(registered) => registered,
+            Err(error) => {
+                stop(ring, &mut devices, clock.now() + options.stop_timeout);
+                return Err(error);
+            }
+        };
+        let (fua, must_flush) = durability(&options, &devices);
+        let (next_poll, used) = (clock.now(), vec![0; pool.blocks() as usize]);
+        let plane = Self {
+            ring: Some(ring),
+            target,
+            streams,
+            devices,
+            clock,
+            executor: Factory(executor),
+            fua,
+            must_flush,
+            shape,
+            geometry,
+            files,
+            pool,
+            pads,
+            jobs: HashMap::new(),
+            jobs_ever: 0,
+            ops: Vec::with_capacity(options.iocbs as usize),
+            options,
+            abandoned: 0,
+            ended: Vec::new(),
+            lost: Vec::new(),
+            events: VecDeque::new(),
+            next_poll,
+            id: PlaneId::new(),
+            tally: Tally::default(),
+            scratch: Scratch { used, ..Scratch::default() },
+            fault: None,
+            failed: None,
+        };
+        plane.announce();
+        Ok(plane)
+    }
+
+    fn announce(&self) {
+        tracing::info!(
+            files = self.files,
+            file_bytes = self.geometry.file_bytes(),
+            group = self.geometry.group(),
+            devices = self.devices.len(),
+            executor = self.ring.as_ref().map_or("none", Uring::executor_name),
+            path = %self.pool.path(),
+            fua = self.fua,
+            "plane opened"
+        );
+    }
+}
+
+/// What of a plane lives in its ring's memory.
+struct Parts {
+    target: Target,
+    streams: Option<Streams>,
+    pads: Option<Arc<dyn DmaMemory>>,
+}
+
+/// What they are made from.
+struct Plan<'a> {
+    pool: &'a KvPool,
+    shape: &'a KvShape,
+    geometry: &'a Geometry,
+    regions: &'a [Region],
+    files: u32,
+    clock: &'a dyn Clock,
+    options: &'a StoreOptions,
+}
+
+impl Plan<'_> {
+    fn register(
+        &self,
+        ring: &mut Uring,
+        gpu: Option<StoreGpu>,
+        device: &Device,
+    ) -> Result<Parts, StoreError> {
+        let bus = device.controller.lock().bus().clone();
+        let pads = pads(&*bus, self.geometry)?;
+        let desc = describe(self.geometry, self.regions, self.files, pads.as_ref(), self.options);
+        let target = target(ring, self.pool, self.shape, &desc, self.options)?;
+        let streams = gpu.map(|gpu| Streams::new(gpu, ring)).transpose()?;
+        self.prove_scatter_gather(Parts { target, streams, pads }, ring)
+    }
+
+    /// Proves that objects get from staging memory to the pool, where there is staging memory.
+    fn prove_scatter_gather(
+        &self,
+        mut parts: Parts,
+        ring: &mut Uring,
+    ) -> Result<Parts, StoreError> {
+        let (Some(streams), Target::Staged(staging)) = (&mut parts.streams, &mut parts.target)
+        else {
+            return Ok(parts);
+        };
+        let (pool, shape, clock) = (self.pool, self.shape, self.clock);
+        let timeout = self.options.stop_timeout;
+        let proof = route::Proof { ring, streams, staging, pool, shape, clock, timeout };
+        let Err(error) = route::prove_scatter_gather(proof) else { return Ok(parts) };
+        if !parts.streams.as_ref().is_none_or(Streams::is_past) {
+            // It may move objects yet.
+            std::mem::forget((parts, pool.clone()));
+        }
+        Err(error)
+    }
+}
+
+/// Grants the queues and starts the I/O kernel on them; on failure they are taken back.
+fn start_ring(
+    devices: &mut [Device],
+    executor: Box<dyn IoExecutor>,
+    clock: Arc<dyn Clock>,
+    options: &StoreOptions,
+) -> Result<Uring, StoreError> {
+    let started = grant_all(devices).and_then(|grants| {
+        let ring_options = ring_options(options);
+        Ok(Uring::init_queue(options.iocbs, executor, clock, &grants, ring_options)?)
+    });
+    if started.is_err() {
+        let quiesced = never_started(devices);
+        take_back(devices, &quiesced);
+    }
+    started
+}
+
+/// The proof that no kernel has the grants of `devices`.
+#[allow(unsafe_code, reason = "only the grantor knows that no executor was started")]
+fn never_started(devices: &[Device]) -> Quiesced {
+    let mut epochs = Vec::new();
+    for device in devices {
+        epochs.extend(device.controller.lock().grants().map(|grant| grant.epoch));
+    }
+    // SAFETY: the ring was not set up. It starts its executor last, and an executor whose start
+    // fails runs nothing (`IoExecutor::start`).
+    unsafe { Quiesced::assert(epochs) }
+}
+
+/// Ends the ring of a plane that could not be opened. A kernel that does not stop keeps its queues.
+fn stop(mut ring: Uring, devices: &mut [Device], deadline: Nanos) {
+    if let Ok(quiesced) = ring.stop(deadline) {
+        take_back(devices, &quiesced);
+    }
+}
+
+/// Takes the queues back for a plane that could not be opened. What a device does not give back is
+/// leaked.
+fn take_back(devices: &mut [Device], quiesced: &Quiesced) {
+    for device in devices {
+        for qid in device.queues.drain(..) {
+            if let Err(error) = device.controller.lock().reclaim(qid, quiesced) {
+                tracing::warn!(%error, "giving up on a plane that could not be opened");
+            }
+        }
+    }
+}
+
+fn config_error<T>(field: &'static str, problem: String) -> Result<T, StoreError> {
+    Err(StoreError::Config { field, problem })
+}
+
+fn check(
+    shape: &KvShape,
+    pool: &KvPool,
+    gpu: Option<&StoreGpu>,
+    devices: &[PlaneDevice],
+    options: &StoreOptions,
+) -> Result<(), StoreError> {
+    shape.validate()?;
+    if devices.is_empty() {
+        return config_error("devices", "a store needs at least one device".to_owned());
+    }
+    let (rows, bytes) = (pool.rows(), pool.object_bytes());
+    if rows != shape.rows() || bytes != shape.object_bytes {
+        let problem = format!(
+            "the pool has {rows} rows of {bytes}-byte objects, the shape {} of {}; register the \
+             pool with the store's shape",
+            shape.rows(),
+            shape.object_bytes
+        );
+        return config_error("pool", problem);
+    }
+    if pool.path() == Path::Staged && gpu.is_none() {
+        let problem = "a staged pool needs a GPU that moves its objects; give the one it is on";
+        return config_error("gpu", problem.to_owned());
+    }
+    if options.queues_per_device == 0 {
+        return config_error("queues_per_device", "at least one queue is needed".to_owned());
+    }
+    let first = devices[0].controller.lock().bus().clone();
+    for device in &devices[1..] {
+        let bus = device.controller.lock().bus().clone();
+        if !Arc::ptr_eq(first.dma(), bus.dma()) {
+            let problem = format!(
+                "{} is in address space {}, {} in {}; all devices of a store share one",
+                first.id(),
+                first.dma().name(),
+                bus.id(),
+                bus.dma().name()
+            );
+            return config_error("devices", problem);
+        }
+    }
+    Ok(())
+}
+
+/// Creates the queues.
+fn prepare(at: usize, device: PlaneDevice, options: &StoreOptions) -> Result<Device, StoreError> {
+    let PlaneDevice { controller, nsid, data, queue_memory, .. } = device;
+    let index = DeviceIndex(at as u32);
+    if !queue_memory.is_empty() && queue_memory.len() != usize::from(options.queues_per_device) {
+        let (given, queues) = (queue_memory.len(), options.queues_per_device);
+        let problem = format!("memory was given for {given} queues, but {queues} are to be made");
+        return config_error("queue_memory", problem);
+    }
+    let mut queues: Vec<QueueId> = Vec::new();
+    {
+        let mut controller = controller.lock();
+        let depth = options.queue_depth.min(1 << controller.info().entries_max.ilog2());
+        for at in 0..usize::from(options.queues_per_device) {
+            let made = match queue_memory.get(at) {
+                Some(memory) => controller.create_queue_pair_in(memory.clone()),
+                None => controller.create_queue_pair(depth),
+            };
+            queues.push(made.map_err(|source| StoreError::Driver { device: index, source })?);
+        }
+    }
+    Ok(Device { controller, nsid, region: data, queues, read_only: false, requested: false })
+}
+
+/// Whether writes bypass volatile caches, and whether these have to be flushed instead.
+fn durability(options: &StoreOptions, devices: &[Device]) -> (bool, bool) {
+    let volatile = devices.iter().any(|device| device.controller.lock().info().vwc);
+    match options.durability {
+        Durability::Auto => (false, volatile),
+        Durability::Fua => (true, false),
+        Durability::Volatile => (false, false),
+    }
+}
+
+/// Grants every queue of every device.
+pub(super) fn grant_all(devices: &mut [Device]) -> Result<Vec<(u32, QueueGrant)>, StoreError> {
+    let mut grants = Vec::new();
+    for (at, device) in devices.iter_mut().enumerate() {
+        let index = DeviceIndex(at as u32);
+        for qid in &device.queues {
+            let grant = device.controller.lock().grant(*qid, device.nsid);
+            let grant = grant.map_err(|source| StoreError::Driver { device: index, source })?;
+            grants.push((index.0, grant));
+        }
+    }
+    Ok(grants)
+}
+
+pub(super) fn ring_options(options: &StoreOptions) -> UringOptions {
+    UringOptions {
+        command_timeout: options.command_timeout,
+        virtual_time: options.virtual_time,
+        stop_timeout: options.stop_timeout,
+        arena_bytes: options.arena_bytes,
+        // The store has no explicit contexts.
+        explicit_max: 1,
+        ..UringOptions::default()
+    }
+}
+
+/// Memory for the padding of objects: zeroes to write, then a place to read to.
+fn pads(bus: &dyn Bus, geometry: &Geometry) -> Result<Option<Arc<dyn DmaMemory>>, StoreError> {
+    let padding = (geometry.slot_bytes() - geometry.object_bytes()) as usize;
+    if padding == 0 {
+        return Ok(None);
+    }
+    let memory = bus.dma().alloc_on(2 * padding.next_multiple_of(4096), bus.numa_node());
+    match memory {
+        Ok(memory) => Ok(Some(memory)),
+        Err(source) => config_error("padding", source.to_string()),
+    }
+}
+
+/// Everything of the ring's pool but where its objects are in memory.
+pub(super) fn describe(
+    geometry: &Geometry,
+    regions: &[Region],
+    files: u32,
+    pads: Option<&Arc<dyn DmaMemory>>,
+    options: &StoreOptions,
+) -> PoolDesc {
+    let pad = pads.map(|memory| memory.segments()[0].iova);
+    let half = pads.map_or(0, |memory| memory.len() as u64 / 2);
+    PoolDesc {
+        row_iova: Vec::new(),
+        data_lba: regions.iter().map(|region| region.first.0).collect(),
+        block_stride: 0,
+        blocks: 0,
+        files,
+        group: geometry.group(),
+        object_bytes: geometry.object_bytes(),
+        slot_bytes: geometry.slot_bytes(),
+        run_bytes: options.run_bytes,
+        pad_read: pad.map(|iova| iova.offset(half)),
+        pad_write: pad,
+    }
+}
+
+/// Registers the pool with the ring, or each buffer of its staging memory.
+pub(super) fn target(
+    ring: &mut Uring,
+    pool: &KvPool,
+    shape: &KvShape,
+    desc: &PoolDesc,
+    options: &StoreOptions,
+) -> Result<Target, StoreError> {
+    if pool.path() != Path::Staged {
+        return Ok(Target::Pool(ring.register_pool(&PoolDesc {
+            row_iova: pool.row_iova().to_vec(),
+            block_stride: pool.block_stride(),
+            blocks: pool.blocks(),
+            ..desc.clone()
+        })?));
+    }
+    let layout = StagingLayout::new(pool.memory().len() as u64, shape, options.staging_buffers)?;
+    let mut pools = Vec::with_capacity(layout.buffers as usize);
+    for at in 0..layout.buffers {
+        pools.push(ring.register_pool(&PoolDesc {
+            row_iova: layout.row_iova(at, pool, shape)?,
+            block_stride: u64::from(shape.object_bytes),
+            blocks: layout.slots,
+            ..desc.clone()
+        })?);
+    }
+    Ok(Target::Staged(Staging::new(ring, layout, pool, shape, pools)?))
+}

@@ -1,0 +1,123 @@
+//! Beginning and ending jobs.
+
+use gio_uring::Affine;
+use nvme_spec::nvm::Direction;
+
+use super::{
+    Plane, Target,
+    job::{Job, JobDone, JobId, Move},
+};
+use crate::error::StoreError;
+
+impl Plane {
+    /// Prepares to move blocks. This is the only step whose cost grows with their number. A job
+    /// without moves is fine: all of its layers are done as soon as they are started.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchBlock`] and [`StoreError::NoSuchFile`]; [`StoreError::DuplicateBlock`]
+    /// for a read into one block twice; [`StoreError::Staging`] for more blocks than a staging
+    /// buffer has room for; [`StoreError::ReadOnly`] for a write; [`StoreError::Ring`] without
+    /// memory for the job ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
+    pub fn begin(&mut self, direction: Direction, moves: &[Move]) -> Result<JobId, StoreError> {
+        self.sync()?;
+        if direction == Direction::Write {
+            self.check_writable()?;
+        }
+        self.jobs_ever += 1;
+        let id = JobId(self.jobs_ever);
+        self.check_moves(id, direction, moves)?;
+        self.check_room(moves.len())?;
+        let mut job = Job::new(direction, self.shape.layers, moves, self.tally.recoveries);
+        self.upload(&mut job)?;
+        self.jobs.insert(id, job);
+        Ok(id)
+    }
+
+    /// Ends a job of which nothing is in flight. What was stored may be in volatile caches: before
+    /// it is committed, [`Plane::flush`] the devices and compare [`JobDone::recoveries`].
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchJob`], [`StoreError::InFlight`], [`StoreError::Failed`].
+    pub fn end(&mut self, id: JobId) -> Result<JobDone, StoreError> {
+        self.check()?;
+        if let Some(op) = self.ops.iter().find(|op| op.job == id) {
+            return Err(StoreError::InFlight { layer: op.layer });
+        }
+        let job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
+        let (failure, recoveries) = (job.verdict(), job.recoveries);
+        Ok(JobDone { job: id, failure, recoveries, checksums: Vec::new() })
+    }
+
+    /// A layer of the job that is in flight, if any is.
+    pub(crate) fn in_flight(&self, id: JobId) -> Option<super::Ticket> {
+        let op = self.ops.iter().find(|op| op.job == id)?;
+        Some(self.ticket(op.job, op.layer, op.end.clone()))
+    }
+
+    /// Gives up on a job. It ends at once, or when its last operation completes: then it is among
+    /// [`Plane::take_ended`], and no device touches its files or blocks any more.
+    pub fn abandon(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if job.in_flight == 0 {
+            self.jobs.remove(&id);
+            self.ended.push(id);
+        } else if !std::mem::replace(&mut job.abandoned, true) {
+            self.abandoned += 1;
+        }
+    }
+
+    fn check_moves(
+        &mut self,
+        id: JobId,
+        direction: Direction,
+        moves: &[Move],
+    ) -> Result<(), StoreError> {
+        let (blocks, files) = (self.pool.blocks(), self.files);
+        for Move { file, block, .. } in moves.iter().copied() {
+            if block.0 >= blocks {
+                return Err(StoreError::NoSuchBlock { block, blocks });
+            }
+            if file.0 >= files {
+                return Err(StoreError::NoSuchFile { file, files });
+            }
+            // Two blocks read into the same place would leave a mixture.
+            let used = &mut self.scratch.used[block.0 as usize];
+            let before = std::mem::replace(used, id.0);
+            if direction == Direction::Read && before == id.0 {
+                return Err(StoreError::DuplicateBlock { block });
+            }
+        }
+        Ok(())
+    }
+
+    /// A job has to fit into a staging buffer.
+    fn check_room(&self, blocks: usize) -> Result<(), StoreError> {
+        match &self.target {
+            Target::Staged(staging) if blocks > staging.slots() as usize => {
+                Err(StoreError::Staging { blocks, slots: staging.slots() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Uploads the job's map; an empty one needs none.
+    fn upload(&mut self, job: &mut Job) -> Result<(), StoreError> {
+        if job.moves.is_empty() {
+            return Ok(());
+        }
+        let devices = self.geometry.devices();
+        let staged = matches!(self.target, Target::Staged(_));
+        let mut map = std::mem::take(&mut self.scratch.map);
+        map.clear();
+        map.extend(job.moves.iter().map(|at| Affine { block: at.block.0, file: at.file.0 }));
+        let ring = self.ring()?;
+        if staged {
+            // The move needs the blocks; for the devices, objects lie by position.
+            job.blocks = Some(ring.upload(map.iter().map(|entry| entry.block))?);
+            map.iter_mut().zip(0..).for_each(|(entry, position)| entry.block = position);
+        }
+        job.map = Some(ring.upload_map(&map, devices)?);
+        self.scratch.map = map;
+        Ok(())
+    }
+}

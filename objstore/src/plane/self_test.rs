@@ -1,0 +1,165 @@
+//! The start-up self-test: a pattern through every layer and segment, to the devices and back.
+//!
+//! The proof of the path (`route.rs`) shows that devices reach both ends of the memory. This one
+//! shows that every object is where the engine has it: a wrong stride, a wrong row or two layers
+//! that were swapped would store and retrieve without an error, but other bytes.
+
+use kv_catalog::{BlockId, FileId, Layer, Row};
+use nvme_driver::{DmaSlice, platform::buffer::Buffer};
+use nvme_spec::nvm::Direction;
+
+use super::{Move, Plane, Tally, route::DeviceOnlyMemory};
+use crate::{config::StoreGpu, error::StoreError, order::Order, registration::KvPool};
+
+/// How an engine sees its KV blocks: through its own tensors.
+pub trait KvView {
+    /// The bytes of one object.
+    ///
+    /// # Errors
+    /// Why they cannot be had.
+    fn read(&mut self, block: BlockId, row: Row, into: &mut [u8]) -> Result<(), String>;
+
+    /// Overwrites one object.
+    ///
+    /// # Errors
+    /// Why that was not possible.
+    fn write(&mut self, block: BlockId, row: Row, from: &[u8]) -> Result<(), String>;
+}
+
+/// The objects at the addresses that were registered.
+struct PoolView<'a> {
+    pool: &'a KvPool,
+    gpu: Option<&'a StoreGpu>,
+}
+
+impl PoolView<'_> {
+    fn host(&self, block: BlockId, row: Row) -> Result<Option<Buffer>, String> {
+        if self.pool.is_device_only() {
+            return Ok(None);
+        }
+        let offset = self.pool.offset(block, row).ok_or("no such object")?;
+        let bytes = self.pool.object_bytes() as usize;
+        let slice = DmaSlice::new(self.pool.memory().clone(), offset as usize, bytes);
+        Ok(Buffer::new(slice.map_err(|error| error.to_string())?))
+    }
+
+    fn device(&self) -> Result<DeviceOnlyMemory<'_>, String> {
+        DeviceOnlyMemory::new(self.gpu, self.pool, self.pool.object_bytes() as usize)
+    }
+}
+
+impl KvView for PoolView<'_> {
+    fn read(&mut self, block: BlockId, row: Row, into: &mut [u8]) -> Result<(), String> {
+        match self.host(block, row)? {
+            Some(buffer) => buffer.read(0, into).map_err(|error| error.to_string()),
+            None => self.device()?.read(self.pool.device(block, row), into),
+        }
+    }
+
+    fn write(&mut self, block: BlockId, row: Row, from: &[u8]) -> Result<(), String> {
+        match self.host(block, row)? {
+            Some(mut buffer) => buffer.write(0, from).map_err(|error| error.to_string()),
+            None => self.device()?.write(self.pool.device(block, row), from),
+        }
+    }
+}
+
+impl Plane {
+    /// Stores a pattern of the pool's first block in the last file, which is there for that alone,
+    /// and retrieves it into the last block. Both are put back as they were. `view` is how the
+    /// engine sees its blocks; `None`: at the addresses that were registered.
+    ///
+    /// # Errors
+    /// [`StoreError::SelfTest`] with layer, segment and offset of the first wrong byte;
+    /// [`StoreError::Transfer`] and what else a job can fail with.
+    pub fn self_test(&mut self, view: Option<&mut (dyn KvView + '_)>) -> Result<(), StoreError> {
+        let (pool, gpu) = (self.pool.clone(), self.streams.as_ref().map(|s| s.gpu().clone()));
+        let mut own = PoolView { pool: &pool, gpu: gpu.as_ref() };
+        match view {
+            Some(view) => self.test_in(view),
+            None => self.test_in(&mut own),
+        }
+    }
+
+    fn test_in(&mut self, view: &mut dyn KvView) -> Result<(), StoreError> {
+        let pool = self.pool.clone();
+        let blocks = [BlockId(0), BlockId(pool.blocks() - 1)];
+        let mut kept = Vec::new();
+        for block in blocks {
+            for row in self.rows() {
+                let mut bytes = vec![0; pool.object_bytes() as usize];
+                view.read(block, row, &mut bytes).map_err(wrong(row, "read"))?;
+                kept.push((block, row, bytes));
+            }
+        }
+        // What is counted is the engine's.
+        let tally = self.tally;
+        let tested = self.test(blocks, view);
+        self.tally = Tally { recoveries: self.tally.recoveries, ..tally };
+        for (block, row, bytes) in kept {
+            let restored = view.write(block, row, &bytes).map_err(wrong(row, "put back"));
+            // An earlier error says more.
+            if tested.is_ok() {
+                restored?;
+            }
+        }
+        tested
+    }
+
+    fn test(
+        &mut self,
+        [first, last]: [BlockId; 2],
+        view: &mut dyn KvView,
+    ) -> Result<(), StoreError> {
+        let bytes = self.shape.object_bytes as usize;
+        for row in self.rows() {
+            view.write(first, row, &pattern(row, bytes)).map_err(wrong(row, "write"))?;
+        }
+        self.round(Direction::Write, first)?;
+        for row in self.rows() {
+            let inverse: Vec<u8> = pattern(row, bytes).iter().map(|byte| !byte).collect();
+            view.write(last, row, &inverse).map_err(wrong(row, "write"))?;
+        }
+        self.round(Direction::Read, last)?;
+        let mut found = vec![0; bytes];
+        for row in self.rows() {
+            view.read(last, row, &mut found).map_err(wrong(row, "read"))?;
+            let expected = pattern(row, bytes);
+            if let Some(at) = (0..bytes).find(|at| found[*at] != expected[*at]) {
+                let why = format!("{:#04x} came back instead of {:#04x}", found[at], expected[at]);
+                let layer = self.shape.layer_of(row);
+                let segment = row.0 % self.shape.segments;
+                return Err(StoreError::SelfTest { layer, segment, offset: at as u64, why });
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row> + use<> {
+        (0..self.shape.rows()).map(Row)
+    }
+
+    /// All layers of one block, one after the other.
+    fn round(&mut self, direction: Direction, block: BlockId) -> Result<(), StoreError> {
+        let file = FileId(self.files - 1);
+        let job = self.begin(direction, &[Move { file, block, position: 0 }])?;
+        for layer in (0..self.shape.layers).map(Layer) {
+            let ticket = self.start(job, layer, Order::Unordered)?;
+            self.wait(ticket)?;
+        }
+        self.end(job).map(|_| ())
+    }
+}
+
+/// What the object of a row holds: no two rows the same, nor two offsets of one within 256.
+fn pattern(row: Row, bytes: usize) -> Vec<u8> {
+    let seed = row.0.wrapping_mul(0x9E37_79B9) | 1;
+    (0..bytes as u32).map(|at| (at ^ (at >> 8).wrapping_mul(seed) ^ (seed >> 16)) as u8).collect()
+}
+
+fn wrong(row: Row, verb: &'static str) -> impl FnOnce(String) -> StoreError {
+    move |why| {
+        let problem = format!("the engine's memory of row {row} cannot be {verb}: {why}");
+        StoreError::Config { field: "pool", problem }
+    }
+}

@@ -1,0 +1,84 @@
+//! A region of a namespace as a catalog's medium: the driver's blocking calls on its host queue.
+
+use kv_catalog::{BlockAction, BlockError, BlockIo, Region};
+use nvme_spec::ids::{Lba, Nsid};
+
+use crate::plane::SharedController;
+
+/// A region of a namespace.
+#[derive(Debug, Clone)]
+pub(super) struct BlockDevice {
+    controller: SharedController,
+    name: String,
+    nsid: Nsid,
+    region: Region,
+}
+
+impl BlockDevice {
+    pub(super) fn new(controller: SharedController, nsid: Nsid, region: Region) -> Self {
+        let name = controller.lock().id().to_owned();
+        Self { controller, name, nsid, region }
+    }
+
+    fn lba(&self, offset: u64) -> Lba {
+        Lba(self.region.first.0 + (offset >> self.region.lba_shift))
+    }
+
+    fn error(
+        &self,
+        action: BlockAction,
+        offset: u64,
+        bytes: usize,
+    ) -> impl FnOnce(nvme_driver::Error) -> BlockError {
+        let device = self.name.clone();
+        let bytes = bytes as u64;
+        move |error| BlockError { device, action, offset, bytes, reason: error.to_string() }
+    }
+
+    /// Refuses what is outside the region: on the device, other data may be there.
+    fn check(&self, action: BlockAction, offset: u64, bytes: usize) -> Result<(), BlockError> {
+        let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes());
+        let unit = u64::from(self.lba_bytes());
+        if inside && offset.is_multiple_of(unit) && (bytes as u64).is_multiple_of(unit) {
+            return Ok(());
+        }
+        let all = self.bytes();
+        let reason = format!("the region has {all} bytes, in logical blocks of {unit} bytes");
+        let (device, bytes) = (self.name.clone(), bytes as u64);
+        Err(BlockError { device, action, offset, bytes, reason })
+    }
+}
+
+impl BlockIo for BlockDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn lba_bytes(&self) -> u32 {
+        1 << self.region.lba_shift
+    }
+
+    fn bytes(&self) -> u64 {
+        self.region.bytes()
+    }
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), BlockError> {
+        let action = BlockAction::Read;
+        self.check(action, offset, into.len())?;
+        let bytes = into.len();
+        let read = self.controller.lock().read(self.nsid, self.lba(offset), into);
+        read.map_err(self.error(action, offset, bytes))
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8], fua: bool) -> Result<(), BlockError> {
+        let action = BlockAction::Write;
+        self.check(action, offset, from.len())?;
+        let written = self.controller.lock().write(self.nsid, self.lba(offset), from, fua);
+        written.map_err(self.error(action, offset, from.len()))
+    }
+
+    fn flush(&mut self) -> Result<(), BlockError> {
+        let flushed = self.controller.lock().flush(self.nsid);
+        flushed.map_err(self.error(BlockAction::Flush, 0, 0))
+    }
+}

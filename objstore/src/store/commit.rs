@@ -1,0 +1,234 @@
+//! Commits: data first, then the catalog, then the journal.
+//!
+//! A commit waits for the writing's layers, and queues. Whoever gets the lock next does the work
+//! for all that have queued by then: one flush of each device, one group in the journal. Neither
+//! lookups nor transfers wait for that.
+
+use std::{collections::HashMap, sync::MutexGuard};
+
+use kv_catalog::{BlockIo as _, Journal, JournalError, SnapshotCursor, WriteId};
+
+use super::{
+    Inner, Store,
+    block_device::BlockDevice,
+    handles::{Committed, Held, Writing},
+    lock,
+};
+use crate::{
+    error::StoreError,
+    plane::{JobDone, JobFailure, JobId},
+};
+
+/// A piece of the state that is copied at once is so much shorter than the longest group.
+const PIECES_A_GROUP: usize = 16;
+
+/// A writing whose data is on the devices, perhaps in their volatile caches.
+#[derive(Debug)]
+pub(super) struct Ready {
+    job: JobId,
+    write: WriteId,
+    recoveries: u64,
+    checksums: Vec<u32>,
+}
+
+/// Why a writing was not committed.
+#[derive(Debug)]
+enum Refused {
+    /// Something was not made permanent.
+    Journal(String),
+    /// A device was recovered before it was flushed.
+    Forgotten,
+}
+
+/// What makes commits permanent.
+#[derive(Debug)]
+pub(super) struct Commits {
+    /// `None` once the store was closed.
+    pub(super) journal: Option<Journal>,
+    /// Devices with volatile caches.
+    pub(super) volatile: Vec<BlockDevice>,
+    /// Where a compaction of the journal is.
+    pub(super) compacting: Option<SnapshotCursor>,
+    /// What became of writings that another thread committed.
+    results: HashMap<JobId, Result<(), Refused>>,
+}
+
+impl Commits {
+    pub(super) fn new(journal: Journal, volatile: Vec<BlockDevice>) -> Self {
+        let (compacting, results) = (None, HashMap::new());
+        Self { journal: Some(journal), volatile, compacting, results }
+    }
+}
+
+impl Store {
+    /// Waits for the layers in flight and, if all of all layers was stored, makes the blocks
+    /// permanent and visible: they are found by lookups, also after a crash or loss of power.
+    /// Otherwise nothing becomes visible and the files are free again.
+    ///
+    /// # Errors
+    /// [`StoreError::Transfer`] when a layer failed, [`StoreError::Incomplete`] when one was never
+    /// started, [`StoreError::Forgotten`] when a device may have lost the data again,
+    /// [`StoreError::JournalFailed`] when a device did not take the data or the record for good,
+    /// [`StoreError::Foreign`], [`StoreError::Failed`].
+    pub fn commit(&self, writing: Writing) -> Result<Committed, StoreError> {
+        self.own(&writing.handle, "writing")?;
+        let Writing { handle, accepted, written } = writing;
+        let job = handle.job;
+        while let Some(ticket) = self.inner.with_plane(|plane| Ok(plane.in_flight(job)))? {
+            // What became of it is in the job.
+            let _ = self.wait(ticket);
+        }
+        self.inner.commit(job)?;
+        Ok(Committed { accepted, written })
+    }
+
+    /// Makes everything permanent that was evicted, pinned, cleared or registered so far. Commits
+    /// are permanent when they return.
+    ///
+    /// # Errors
+    /// [`StoreError::JournalFailed`], [`StoreError::Failed`].
+    pub fn sync_journal(&self) -> Result<(), StoreError> {
+        self.inner.keys().check_writable()?;
+        let mut commits = lock(&self.inner.commits);
+        let written = self.inner.write_group(&mut commits);
+        written.map_err(|cause| StoreError::JournalFailed { cause })
+    }
+}
+
+impl Inner {
+    fn commit(&self, job: JobId) -> Result<(), StoreError> {
+        // The job is the catalog's from here on: dropping the handle finds it gone.
+        let done = self.with_plane(|plane| plane.end(job))?;
+        let Some(Held::Write(write)) = self.keys().held.remove(&job) else {
+            return Err(StoreError::NoSuchJob { job });
+        };
+        let JobDone { failure, recoveries, checksums, .. } = done;
+        if let Some(failure) = failure {
+            self.keys().catalog.abort(write)?;
+            return Err(match failure {
+                JobFailure::Transfer(failure) => StoreError::Transfer { failure },
+                JobFailure::Incomplete(layer) => StoreError::Incomplete { layer },
+            });
+        }
+        lock(&self.ready).push(Ready { job, write, recoveries, checksums });
+        let mut commits = lock(&self.commits);
+        if !commits.results.contains_key(&job) {
+            self.commit_ready(&mut commits);
+        }
+        match commits.results.remove(&job) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Refused::Journal(cause))) => Err(StoreError::JournalFailed { cause }),
+            Some(Err(Refused::Forgotten)) => Err(StoreError::Forgotten),
+            None => Err(StoreError::NoSuchJob { job }),
+        }
+    }
+
+    /// Commits all that is ready.
+    fn commit_ready(&self, commits: &mut MutexGuard<'_, Commits>) {
+        let ready = std::mem::take(&mut *lock(&self.ready));
+        let flushed = self.flush_devices(commits);
+        let recoveries = self.with_plane(|plane| Ok(plane.recoveries()));
+        let is_safe = |ready: &Ready| {
+            // Without a volatile cache nothing is forgotten.
+            let same = commits.volatile.is_empty()
+                || recoveries.as_ref().is_ok_and(|now| *now == ready.recoveries);
+            flushed.is_ok() && same
+        };
+        let safe: Vec<bool> = ready.iter().map(is_safe).collect();
+        {
+            let mut keys = self.keys();
+            for (Ready { write, checksums, .. }, safe) in ready.iter().zip(&safe) {
+                let catalog = &mut keys.catalog;
+                let ended = match safe {
+                    true => catalog
+                        .written(*write, 0, checksums)
+                        .and_then(|_| catalog.commit(*write))
+                        .map(|_| ()),
+                    false => catalog.abort(*write),
+                };
+                debug_assert!(ended.is_ok(), "{ended:?}");
+            }
+        }
+        let permanent = flushed.and_then(|()| self.write_group(commits));
+        let cause = permanent.err();
+        for (Ready { job, .. }, safe) in ready.into_iter().zip(safe) {
+            let result = match (&cause, safe) {
+                (Some(cause), _) => Err(Refused::Journal(cause.clone())),
+                (None, false) => Err(Refused::Forgotten),
+                (None, true) => Ok(()),
+            };
+            commits.results.insert(job, result);
+        }
+    }
+
+    /// Makes the data of everything that is ready permanent.
+    fn flush_devices(&self, commits: &mut Commits) -> Result<(), String> {
+        for device in &mut commits.volatile {
+            if let Err(error) = device.flush() {
+                return Err(self.read_only(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the records that have queued. Files that only waited for their records are free
+    /// afterwards.
+    fn write_group(&self, commits: &mut Commits) -> Result<(), String> {
+        {
+            let mut keys = self.keys();
+            let ahead = if keys.is_crowded { keys.catalog.wants_space() } else { 0 };
+            let evicted = keys.catalog.evict(None, ahead);
+            debug_assert!(evicted.is_ok(), "{evicted:?}");
+        }
+        self.write_records(commits).map_err(|error| self.read_only(error.to_string()))
+    }
+
+    fn write_records(&self, commits: &mut Commits) -> Result<(), JournalError> {
+        let Commits { journal, compacting, .. } = commits;
+        let Some(journal) = journal else { return Ok(()) };
+        loop {
+            if journal.wants_compaction() {
+                journal.begin_compaction()?;
+                *compacting = Some(SnapshotCursor::default());
+            }
+            let cursor = compacting.filter(|_| journal.copy_due());
+            // Under one lock: a piece of the state belongs right behind the records made so far.
+            let (group, piece) = {
+                let mut keys = self.keys();
+                let group = keys.catalog.pending(usize::MAX);
+                let piece = cursor.map(|cursor| {
+                    let mut records = Vec::new();
+                    // Small pieces: lookups wait for the lock meanwhile.
+                    let bytes = journal.payload_bytes_max() / PIECES_A_GROUP;
+                    let next = keys.catalog.snapshot(cursor, bytes, &mut records);
+                    (records, next)
+                });
+                (group, piece)
+            };
+            if group.is_none() && piece.is_none() {
+                return Ok(());
+            }
+            if let Some(group) = group {
+                journal.append(&group.records)?;
+                self.keys().catalog.durable(group.lsn);
+            }
+            if let Some((records, next)) = piece {
+                journal.copy(&records)?;
+                *compacting = next;
+                if next.is_none() {
+                    journal.finish_compaction()?;
+                }
+            }
+        }
+    }
+
+    pub(super) fn journal_bytes(&self) -> u64 {
+        lock(&self.commits).journal.as_ref().map_or(0, |journal| journal.counts().written_bytes)
+    }
+
+    /// From now on nothing is stored.
+    fn read_only(&self, cause: String) -> String {
+        tracing::error!(cause, "the store takes no writes any more");
+        self.keys().read_only.get_or_insert(cause).clone()
+    }
+}

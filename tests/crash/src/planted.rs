@@ -1,0 +1,63 @@
+//! Bugs that are switched on, one after the other: after how many seeds each is caught, by what.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use kv_catalog::PlantedBug;
+
+use crate::{Args, PART, history::Outcome, run_process};
+
+/// What found a bug.
+fn caught_by(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome { wrong_bytes: 1.., .. } => "wrong bytes",
+        Outcome { lost_commits: 1.., .. } => "a lost commit",
+        Outcome { came_back: 1.., .. } => "what was dropped came back",
+        _ => "a store that did not open",
+    }
+}
+
+/// Switches a bug on for this thread.
+pub fn plant(name: Option<&str>) -> Result<()> {
+    let bug = |name: &str| PlantedBug::ALL.iter().find(|bug| format!("{bug:?}") == name).copied();
+    let bug = name.map(|name| bug(name).context("no such bug")).transpose()?;
+    kv_catalog::plant(bug);
+    Ok(())
+}
+
+/// Plants each bug and runs seeds until it is caught.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let (mut rows, mut missed) = (Vec::new(), 0);
+    for bug in PlantedBug::ALL {
+        let name = format!("{bug:?}");
+        let args = Args { plant: Some(name.clone()), ..args.clone() };
+        let mut outcome = Outcome::default();
+        let mut crashed = false;
+        let mut first = args.seeds.start;
+        while outcome.is_clean() && !crashed && first < args.seeds.end {
+            let end = args.seeds.end.min(first + PART);
+            match run_process(&args, first..end) {
+                Ok(found) => outcome.merge(found),
+                // An assertion in the store counts as well.
+                Err(_) => crashed = true,
+            }
+            first = end;
+        }
+        let by = match (crashed, outcome.is_clean()) {
+            (true, _) => Some("an assertion"),
+            (false, false) => Some(caught_by(&outcome)),
+            (false, true) => None,
+        };
+        missed += u32::from(by.is_none());
+        let seeds = if crashed { first - args.seeds.start } else { outcome.seeds };
+        if args.json {
+            rows.push(serde_json::json!({"bug": name, "caught_by": by, "seeds": seeds}));
+        } else {
+            println!("{name:<28} {:<28} {seeds} seeds", by.unwrap_or("NOT CAUGHT"));
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::Value::from(rows));
+    }
+    Ok(ExitCode::from(u8::from(missed > 0)))
+}

@@ -1,0 +1,34 @@
+//! `cargo xtask crash`: the power is cut at random points, and what is left is checked.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{
+    needs::{self, Need},
+    step::Step,
+};
+
+#[derive(Args)]
+pub struct CrashArgs {
+    /// Arguments of the harness: --seeds A..B, --lies, --planted, --json (see --help)
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+pub fn run(args: &CrashArgs) -> Result<ExitCode> {
+    needs::satisfy([Need::Cxx])?;
+    harness("crash").args(&args.args).run_alone()
+}
+
+/// What CI runs: over 10,000 crash points, and every planted bug.
+pub fn steps() -> [Step; 2] {
+    let part = |name, args: &str| harness(name).args(args.split(' ')).needs(&[Need::Cxx]);
+    [part("crash", "--seeds 0..1500"), part("planted bugs", "--planted --seeds 0..1500")]
+}
+
+fn harness(name: &'static str) -> Step {
+    const RUN: &str = "run --release --package ripieno-crash --features planted-bugs --";
+    Step::cargo(name, RUN)
+}
