@@ -176,3 +176,56 @@ fn a_layer_in_order_with_streams_allocates_nothing() {
         drop(runner);
     }
 }
+
+/// One store, four threads: each stores and retrieves blocks of its own, and looks up the others'.
+#[test]
+fn threads_share_a_store() {
+    let (store, runner, domain, pool) = stack();
+    let work = |thread: u32| {
+        let (store, pool, domain) = (store.clone(), pool.clone(), domain.clone());
+        move || {
+            let mut commits = 0;
+            for round in 0..20 {
+                let first = thread * 1000 + round * 8;
+                let keys = keys(first..first + 8);
+                let blocks: Vec<BlockId> = (thread * 16..).take(8).map(BlockId).collect();
+                for (key, block) in keys.iter().zip(&blocks) {
+                    for row in (0..SHAPE.rows()).map(Row) {
+                        let iova = pool.iova(*block, row).unwrap();
+                        let object = object(*key, 0, row, SHAPE.object_bytes);
+                        domain.access().write(iova, &object).unwrap();
+                    }
+                }
+                let writing = store.allocate(&keys, &blocks).unwrap();
+                for layer in (0..SHAPE.layers).map(Layer) {
+                    let ticket = store.store_layer(&writing, layer).unwrap();
+                    store.wait(ticket).unwrap();
+                }
+                commits += store.commit(writing).unwrap().written;
+                let prefix = store.lookup(&keys).unwrap();
+                assert_eq!(prefix.len(), 8);
+                let blocks: Vec<BlockId> = (thread * 16 + 8..).take(8).map(BlockId).collect();
+                let transfer = store.retrieve(&prefix, &blocks).unwrap();
+                for layer in (0..SHAPE.layers).map(Layer) {
+                    let ticket = store.retrieve_layer(&transfer, layer).unwrap();
+                    store.wait(ticket).unwrap();
+                }
+                let mut bytes = vec![0; SHAPE.object_bytes as usize];
+                for (key, block) in keys.iter().zip(&blocks) {
+                    for row in (0..SHAPE.rows()).map(Row) {
+                        domain.access().read(pool.iova(*block, row).unwrap(), &mut bytes).unwrap();
+                        assert!(bytes == object(*key, 0, row, SHAPE.object_bytes), "{key}");
+                    }
+                }
+            }
+            commits
+        }
+    };
+    let threads: Vec<_> = (0..4).map(|thread| std::thread::spawn(work(thread))).collect();
+    let written: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert_eq!(written, 4 * 20 * 8);
+    let stats = store.stats().unwrap();
+    assert_eq!((stats.files_stored, stats.files_referenced, stats.files_writing), (640, 0, 0));
+    store.close().unwrap();
+    drop(runner);
+}

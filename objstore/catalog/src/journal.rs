@@ -34,12 +34,13 @@ use self::{
 const COPIED_A_BYTE: u64 = 4;
 
 /// Compaction begins when this part of the half is left above the reserve: 1 / 8. For a snapshot of
-/// a third of the half 1 / 12 is enough ([`COPIED_A_BYTE`]).
+/// a fourth of the half 1 / 16 is enough ([`COPIED_A_BYTE`]).
 const LEFT_AT_COMPACTION: u64 = 8;
 
-/// Groups of the largest size that the active half keeps room for: below that, a compaction has
-/// to be completed before the next append.
-const GROUPS_IN_RESERVE: u64 = 2;
+/// The part of the active half that is kept free: 1 / 4, the snapshot of a full store. Below that, a
+/// compaction has to be completed before the next append. So what happens between two appends
+/// may be as much as that every file is stored anew.
+const RESERVE: u64 = 4;
 
 /// What the journal wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -327,7 +328,7 @@ impl Journal {
     }
 
     fn reserve(&self) -> u64 {
-        GROUPS_IN_RESERVE * u64::from(self.area.group_bytes_max)
+        self.area.half_bytes / RESERVE
     }
 
     fn series(&self, generation: u64) -> Series {

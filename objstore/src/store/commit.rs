@@ -19,9 +19,6 @@ use crate::{
     plane::{JobDone, JobFailure, JobId},
 };
 
-/// A piece of the state that is copied at once is so much shorter than the longest group.
-const PIECES_A_GROUP: usize = 16;
-
 /// A writing whose data is on the devices, perhaps in their volatile caches.
 #[derive(Debug)]
 pub(super) struct Ready {
@@ -198,8 +195,7 @@ impl Inner {
                 let group = keys.catalog.pending(usize::MAX);
                 let piece = cursor.map(|cursor| {
                     let mut records = Vec::new();
-                    // Small pieces: lookups wait for the lock meanwhile.
-                    let bytes = journal.payload_bytes_max() / PIECES_A_GROUP;
+                    let bytes = journal.payload_bytes_max();
                     let next = keys.catalog.snapshot(cursor, bytes, &mut records);
                     (records, next)
                 });

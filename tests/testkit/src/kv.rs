@@ -81,9 +81,16 @@ impl KvMemory {
         object(key, version, row, self.shape.object_bytes)
     }
 
-    fn write(&mut self, block: BlockId, row: Row, bytes: &[u8]) {
+    /// Overwrites an object.
+    pub fn write(&mut self, block: BlockId, row: Row, bytes: &[u8]) {
         let offset = self.pool.offset(block, row).expect("a block and row that exist");
         self.memory.write(offset as usize, bytes).expect("inside the pool");
+    }
+
+    /// The bytes of an object.
+    pub fn read(&self, block: BlockId, row: Row, into: &mut [u8]) {
+        let offset = self.pool.offset(block, row).expect("a block and row that exist");
+        self.memory.read(offset as usize, into).expect("inside the pool");
     }
 
     /// Computes version `version` of `key` into `block`.
@@ -102,8 +109,7 @@ impl KvMemory {
     pub fn holds(&self, block: BlockId, layer: Layer, key: BlockKey, version: u64) -> bool {
         let mut bytes = vec![0; self.shape.object_bytes as usize];
         self.shape.layer_rows(layer).map(Row).all(|row| {
-            let offset = self.pool.offset(block, row).expect("a block and row that exist");
-            self.memory.read(offset as usize, &mut bytes).expect("inside the pool");
+            self.read(block, row, &mut bytes);
             bytes == self.object(key, version, row)
         })
     }

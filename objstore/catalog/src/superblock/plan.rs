@@ -28,11 +28,11 @@ pub const SCRATCH: Range<u64> = 256 << 10..512 << 10;
 const DATA_ALIGNMENT: u64 = 1 << 20;
 
 /// A group of the journal is at least this long at most.
-const GROUP_BYTES_MIN: u64 = 16 << 10;
+const GROUP_BYTES_MIN: u64 = 4 << 10;
 
-/// Snapshots of a full store that a half has room for. More of them let compaction happen less
-/// often: with three, the journal writes 1.7 bytes for each byte of records at worst.
-const SNAPSHOTS_A_HALF: u64 = 3;
+/// Snapshots of a full store that a half has room for: one is where it begins, one is kept free
+/// for a burst, and what is left between lets compaction happen less often.
+const SNAPSHOTS_A_HALF: u64 = 4;
 
 /// Groups that a half has room for at least: an eighth of it takes two of them.
 const GROUPS_A_HALF_MIN: u64 = 16;
