@@ -37,9 +37,9 @@ const COPIED_A_BYTE: u64 = 4;
 /// a fourth of the half 1 / 16 is enough ([`COPIED_A_BYTE`]).
 const LEFT_AT_COMPACTION: u64 = 8;
 
-/// The part of the active half that is kept free: 1 / 4, the snapshot of a full store. Below that, a
-/// compaction has to be completed before the next append. So what happens between two appends
-/// may be as much as that every file is stored anew.
+/// The part of the active half that is kept free: 1 / 4, the snapshot of a full store. Below that,
+/// a compaction has to be completed before the next append. So between two appends, every file may
+/// be stored anew.
 const RESERVE: u64 = 4;
 
 /// What the journal wrote.
