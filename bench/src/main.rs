@@ -5,6 +5,7 @@
 
 mod gpu;
 mod instant;
+mod open;
 mod path;
 mod plot;
 mod report;
@@ -33,6 +34,9 @@ enum Command {
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time a layer, and what the I/O costs a matrix product beside it
     Gpu(gpu::GpuArgs),
+    /// How long a store of so many files takes to open: reading its journal, and building its
+    /// catalog
+    Open(open::OpenArgs),
 }
 
 /// The parts of `path`.
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path(args) => path::run(&args),
         Command::Gpu(args) => gpu::run(&args),
+        Command::Open(args) => open::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -67,6 +67,11 @@ struct Stream {
 #[derive(Debug)]
 struct Compaction {
     to: Stream,
+    /// Records on the way to it, of pieces and appends, in their order. None has to be permanent
+    /// before the end, so they wait for a whole group.
+    queue: Vec<u8>,
+    /// Whether a piece was copied. What is appended before the first one is part of it.
+    has_begun: bool,
     /// Bytes that should have been copied by now.
     due: u64,
 }
@@ -166,10 +171,10 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Full`]: nothing was written. Begin a compaction, again if one is under way,
     /// and complete it: the state that it copies has these records in it, so that they are
-    /// permanent then. It cannot happen while [`Journal::copy_due`] is heeded and one group's
-    /// worth is appended at a time.
-    /// [`JournalError::Block`]: any first part of the records may be permanent, and the journal
-    /// takes no more. [`JournalError::Failed`]: it took no more before.
+    /// permanent then. It cannot happen while no more than a group's worth is appended between two
+    /// questions to [`Journal::copy_due`].
+    /// [`JournalError::Block`] and [`JournalError::Outgrown`]: any first part of the records may be
+    /// permanent, and the journal takes no more. [`JournalError::Failed`]: it took no more before.
     ///
     /// # Panics
     /// When `records` are no records, or one is longer than a group.
@@ -178,21 +183,17 @@ impl Journal {
         let parts = self.parts(records);
         let bytes = self.groups_bytes(&parts);
         self.room_in(self.active, bytes)?;
-        if let Some(to) = self.mirror() {
-            self.room_in(to, bytes)?;
-        }
         for part in parts {
             self.active = self.write_group(self.active, part, true)?;
             self.counts.groups += 1;
-            if let Some(to) = self.mirror() {
-                let to = self.write_group(to, part, false)?;
-                self.compaction.as_mut().expect("it is under way").to = to;
-            }
-        }
-        if let Some(compaction) = &mut self.compaction {
-            compaction.due += COPIED_A_BYTE * bytes;
         }
         self.counts.appended_bytes += records.len() as u64;
+        if let Some(compaction) = &mut self.compaction {
+            compaction.due += COPIED_A_BYTE * bytes;
+            if compaction.has_begun {
+                return self.queue(records);
+            }
+        }
         Ok(())
     }
 
@@ -229,7 +230,7 @@ impl Journal {
         self.switch_to(self.active)?;
         let (half, generation) = (self.active.half.other(), self.superblock.sequence);
         let to = Stream { half, generation, end: 0 };
-        self.compaction = Some(Compaction { to, due: 1 });
+        self.compaction = Some(Compaction { to, queue: Vec::new(), has_begun: false, due: 1 });
         Ok(())
     }
 
@@ -245,29 +246,19 @@ impl Journal {
     /// Copies a piece of the state, encoded as records, into the other half.
     ///
     /// # Errors
-    /// As for [`Journal::append`]. [`JournalError::Full`] says that the state is larger than the
-    /// store was formatted for, and the journal takes no more writes.
+    /// [`JournalError::Block`] and [`JournalError::Outgrown`]: the journal takes no more writes.
+    /// [`JournalError::Failed`].
     ///
     /// # Panics
     /// When no compaction is under way, and as for [`Journal::append`].
     pub fn copy(&mut self, records: &[u8]) -> Result<(), JournalError> {
         self.usable()?;
-        let parts = self.parts(records);
-        let bytes = self.groups_bytes(&parts);
-        let mut to = self.compaction.as_ref().expect("a compaction is under way").to;
-        let first = to.end == 0;
-        if let Err(full) = self.room_in(to, bytes) {
-            self.failed = Some(full.to_string());
-            return Err(full);
-        }
-        for part in parts {
-            to = self.write_group(to, part, false)?;
-        }
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
-        compaction.to = to;
-        compaction.due = compaction.due.saturating_sub(bytes);
+        let first = !std::mem::replace(&mut compaction.has_begun, true);
+        compaction.due = compaction.due.saturating_sub(records.len() as u64);
+        self.queue(records)?;
         if first && planted(PlantedBug::SwitchBeforeSnapshot) {
-            self.switch_to(to)?;
+            self.switch_to(self.compaction.as_ref().expect("it is under way").to)?;
         }
         Ok(())
     }
@@ -275,16 +266,16 @@ impl Journal {
     /// Ends a compaction after all of the state was copied: the other half is the active one now.
     ///
     /// # Errors
-    /// [`JournalError::Block`]: the journal takes no more writes. [`JournalError::Failed`].
+    /// As for [`Journal::copy`].
     ///
     /// # Panics
     /// When no compaction is under way.
     pub fn finish_compaction(&mut self) -> Result<(), JournalError> {
         self.usable()?;
-        let mut to = self.compaction.as_ref().expect("a compaction is under way").to;
-        if to.end == 0 {
-            to = self.write_group(to, &[], false)?;
-        }
+        let compaction = self.compaction.as_mut().expect("a compaction is under way");
+        let rest = std::mem::take(&mut compaction.queue);
+        self.write_queued(&rest)?;
+        let to = self.compaction.as_ref().expect("it is under way").to;
         if !planted(PlantedBug::NoFlushBeforeSwitch) {
             let flushed = self.io.flush();
             self.done(flushed)?;
@@ -322,9 +313,34 @@ impl Journal {
         })
     }
 
-    /// Where appends go to as well. What happens before the first piece is copied is part of it.
-    fn mirror(&self) -> Option<Stream> {
-        self.compaction.as_ref().map(|compaction| compaction.to).filter(|to| to.end > 0)
+    /// Puts records behind those on their way to the other half, and writes whole groups of them.
+    fn queue(&mut self, records: &[u8]) -> Result<(), JournalError> {
+        let longest = self.payload_bytes_max();
+        let compaction = self.compaction.as_mut().expect("it is under way");
+        compaction.queue.extend_from_slice(records);
+        while let Some(compaction) = &mut self.compaction
+            && compaction.queue.len() > longest
+        {
+            let rest = compaction.queue.split_off(Records::fitting(&compaction.queue, longest));
+            let group = std::mem::replace(&mut compaction.queue, rest);
+            self.write_queued(&group)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a group to the other half.
+    fn write_queued(&mut self, records: &[u8]) -> Result<(), JournalError> {
+        let to = self.compaction.as_ref().expect("it is under way").to;
+        let needed = to.end + self.series(to.generation).group_bytes(records.len());
+        if needed > self.area.half_bytes {
+            let (device, half_bytes) = (self.io.name().to_owned(), self.area.half_bytes);
+            let outgrown = JournalError::Outgrown { device, half_bytes };
+            self.failed = Some(outgrown.to_string());
+            return Err(outgrown);
+        }
+        let to = self.write_group(to, records, false)?;
+        self.compaction.as_mut().expect("it is under way").to = to;
+        Ok(())
     }
 
     fn reserve(&self) -> u64 {

@@ -100,6 +100,17 @@ pub enum JournalError {
         /// Bytes left.
         room: u64,
     },
+    /// The other half has no room for the state.
+    #[error(
+        "{device}: the state does not fit into the {half_bytes} bytes of a half of the journal: \
+         there are more files, checksums or namespaces than the store was formatted for"
+    )]
+    Outgrown {
+        /// The device.
+        device: String,
+        /// Length of a half.
+        half_bytes: u64,
+    },
     /// An earlier write failed.
     #[error("the journal takes no more writes since this happened: {reason}")]
     Failed {

@@ -92,13 +92,17 @@ struct Window<'a> {
     io: &'a mut dyn BlockIo,
     area: JournalArea,
     bytes: Vec<u8>,
-    /// Where `bytes` begins, from the start of the half.
+    /// Bytes that were read: the first ones.
+    filled: usize,
+    /// Where they begin, from the start of the half.
     first: u64,
 }
 
 impl<'a> Window<'a> {
     fn new(io: &'a mut dyn BlockIo, area: JournalArea) -> Self {
-        Self { io, area, bytes: Vec::new(), first: 0 }
+        let window = WINDOW_GROUPS * u64::from(area.group_bytes_max);
+        let bytes = vec![0; window.min(area.half_bytes) as usize];
+        Self { io, area, bytes, filled: 0, first: 0 }
     }
 
     /// The bytes of the half from `position` on: those of a whole group at least, or up to the
@@ -106,17 +110,18 @@ impl<'a> Window<'a> {
     fn at(&mut self, position: u64) -> Result<&[u8], BlockError> {
         let left = self.area.half_bytes.saturating_sub(position);
         let wanted = left.min(u64::from(self.area.group_bytes_max));
-        let known = self.first + self.bytes.len() as u64;
-        if position + wanted > known {
-            self.bytes.drain(..(position - self.first).min(self.bytes.len() as u64) as usize);
-            self.first = position;
-            let kept = self.bytes.len();
-            let window = left.min(WINDOW_GROUPS * u64::from(self.area.group_bytes_max));
-            self.bytes.resize(window as usize, 0);
+        let mut skipped = (position - self.first).min(self.filled as u64) as usize;
+        if ((self.filled - skipped) as u64) < wanted {
+            self.bytes.copy_within(skipped..self.filled, 0);
+            let kept = self.filled - skipped;
+            let filled = left.min(self.bytes.len() as u64) as usize;
             let offset = self.area.half_offset(self.area.active) + position + kept as u64;
-            self.io.read(offset, &mut self.bytes[kept..])?;
+            // Nothing is known of them if this fails.
+            (self.first, self.filled, skipped) = (position, 0, 0);
+            self.io.read(offset, &mut self.bytes[kept..filled])?;
+            self.filled = filled;
         }
-        Ok(&self.bytes[(position - self.first) as usize..])
+        Ok(&self.bytes[skipped..self.filled])
     }
 }
 

@@ -138,13 +138,31 @@ fn a_state_that_does_not_fit_ends_the_journal() {
     let medium = formatted();
     let mut journal = open(&medium);
     journal.begin_compaction().unwrap();
-    let full = loop {
-        if let Err(full) = journal.copy(&evict(100)) {
-            break full;
+    let outgrown = loop {
+        if let Err(outgrown) = journal.copy(&evict(100)) {
+            break outgrown;
         }
     };
-    assert!(matches!(full, JournalError::Full { .. }), "{full:?}");
-    assert_eq!(journal.failed(), Some(full.to_string().as_str()));
+    assert_eq!(outgrown, JournalError::Outgrown { device: "sim0".into(), half_bytes: 48 << 10 });
+    assert_eq!(journal.failed(), Some(outgrown.to_string().as_str()));
+}
+
+/// Lookups wait while a piece is taken, so pieces are small. They and what is appended in between
+/// take no more room than one long piece.
+#[test]
+fn small_pieces_are_written_as_whole_groups() {
+    let medium = formatted();
+    let mut journal = open(&medium);
+    journal.begin_compaction().unwrap();
+    for _ in 0..500 {
+        journal.copy(&evict(1)).unwrap();
+    }
+    for _ in 0..10 {
+        journal.append(&evict(1)).unwrap();
+    }
+    journal.finish_compaction().unwrap();
+    let groups = (510 * 12usize).div_ceil(journal.payload_bytes_max());
+    assert!(journal.active.end <= groups as u64 * 2048, "{journal:?}");
 }
 
 /// In a full store, where a snapshot is as large as it can be, copying a group's worth for each
