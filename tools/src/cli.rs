@@ -28,6 +28,8 @@ Examples:
     ripieno replay --model llama-3-8b --capacity 1GiB
   Media in files, through io_uring and O_DIRECT; the report as JSON:
     ripieno replay --media file:/mnt/scratch --json
+  The same store again in the next replay (the second one finds what the first one stored):
+    ripieno replay --keep --media file:/mnt/scratch/store --verify full
   Two drives (bind them first: nvme-bind bind 65:00.0 66:00.0):
     ripieno replay --device vfio:0000:65:00.0,vfio:0000:66:00.0 --verify full
   The I/O kernel on 4 SMs of a GPU (ripieno doctor shows whether this works here):
@@ -51,8 +53,11 @@ What is measured:
                    two buffers; measured before the replay, by the same process
 
 Ctrl-C while the trace is read ends at once. Later, Ctrl-C finishes the current transfers, shuts
-the devices down and reports what was done; a second Ctrl-C ends at once. Media files have no
-name, so none is left behind, however the replay ends.
+the devices down and reports what was done; a second Ctrl-C ends at once. Without --keep, media
+files have no name, so none is left behind, however the replay ends.
+
+With --keep, what was stored is found by the next replay, also after this one was killed. A file
+of the directory belongs to one process at a time. Remove the directory to remove the store.
 
 ";
 

@@ -8,6 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
+use ripieno_stack::Home;
 
 use crate::devices::{self, Devices, EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice, MemoryChoice};
 use crate::model::{self, Model, Shape};
@@ -178,10 +179,18 @@ pub(crate) struct ReplayFlags {
         value_parser = RangedU64ValueParser::<u32>::new().range(1..=DEVICES_MAX))]
     devices: Option<u32>,
 
-    /// Where the software controllers keep their data: memory, or file:DIR (a file in this
-    /// directory, with io_uring and O_DIRECT) [default: memory]
+    /// Where the software controllers keep their data: memory, or file:DIR (files in this
+    /// directory, with io_uring and O_DIRECT; without --keep they have no name and go with the
+    /// replay) [default: memory]
     #[arg(long, value_name = "KIND", help_heading = "Devices", value_parser = devices::media)]
     media: Option<MediaChoice>,
+
+    /// Keep what is stored for the next replay: in DIR of --media file:DIR, which is made into a
+    /// store's home if it is empty, or on the drives. The store that is there is opened; only a
+    /// blank drive (or with --overwrite, any drive) is formatted. Without this, a replay starts
+    /// with an empty store and leaves nothing that another one could use
+    #[arg(long, help_heading = "Devices")]
+    pub(crate) keep: bool,
 
     /// Use drives that contain data. The data is lost
     #[arg(long, help_heading = "Devices")]
@@ -194,7 +203,8 @@ pub(crate) struct ReplayFlags {
         value_parser = devices::memory)]
     pub(crate) memory: MemoryChoice,
 
-    /// Space for objects, over all devices [default: what the whole workload needs]
+    /// Space for objects, over all devices [default: what the whole workload needs; with --keep,
+    /// that of the store that is there]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
     pub(crate) capacity: Option<u64>,
 
@@ -327,6 +337,33 @@ impl ReplayArgs {
         Ok(())
     }
 
+    /// The same with the software controllers of a home that was found.
+    ///
+    /// # Errors
+    /// When other ones were asked for.
+    pub(crate) fn in_home(&self, home: &Home) -> Result<Self, Problem> {
+        let mut args = self.clone();
+        let Devices::Emu(emu) = &mut args.devices else { return Ok(args) };
+        let (count, lba_bytes) = (home.devices().len() as u32, home.lba_bytes());
+        let (devices, lba) = (self.flags.devices, self.flags.lba);
+        let wrong = [
+            ("--devices", devices.filter(|asked| *asked != count), count),
+            ("--lba", lba.filter(|asked| *asked != lba_bytes), lba_bytes),
+        ];
+        for (flag, asked, found) in wrong {
+            if let Some(asked) = asked {
+                let dir = home.dir().display();
+                return Err(Problem::new(
+                    format!("{flag} {asked}: the store in {dir} was made with {found}"),
+                    "leave it out, or name another directory for another store",
+                ));
+            }
+        }
+        (emu.count, emu.lba_bytes) = (count, lba_bytes);
+        args.check_prp(lba_bytes)?;
+        Ok(args)
+    }
+
     /// Bytes up to which neighbours are merged.
     pub(crate) fn coalesce(&self) -> u32 {
         if self.flags.coalesce == 0 { self.shape.object_bytes } else { self.flags.coalesce }
@@ -370,6 +407,12 @@ impl ReplayFlags {
                 &[("--overwrite", self.overwrite)],
                 "software controllers start empty",
                 "leave it out; it is for drives, --device vfio:...",
+            )?;
+            let is_file = matches!(self.media, Some(MediaChoice::File(_)));
+            none_of(
+                &[("--keep", self.keep && !is_file)],
+                "media in memory cannot be kept",
+                "say where, with --media file:DIR, or name drives with --device vfio:...",
             )?;
             let wrong = matches!(self.memory, MemoryChoice::Peer { .. });
             none_of(
@@ -559,6 +602,8 @@ mod tests {
             ("--device vfio:65:00.0 --lba 512", "--lba"),
             ("--device vfio:65:00.0 --mdts 1MiB", "--mdts"),
             ("--overwrite", "start empty"),
+            ("--keep", "cannot be kept"),
+            ("--keep --media memory", "cannot be kept"),
             ("--memory moon", "no such place"),
             ("--memory peer:00:05.0/2", "host memory only"),
             ("--device vfio:65:00.0 --memory peer:00:05.0", "names no BAR"),

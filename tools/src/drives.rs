@@ -1,6 +1,7 @@
 //! Real drives: opened through VFIO, shown to reach the memory they are given, and guarded against
 //! losing what is on them by accident.
 
+use std::fmt;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -145,21 +146,12 @@ impl Drives {
     /// # Errors
     /// [`Problem`] with the drive; nothing has been written to any of them then.
     pub(crate) fn claim(&mut self, bytes_each: u64, overwrite: bool) -> anyhow::Result<()> {
+        self.check_room(bytes_each)?;
         for drive in &mut self.controllers {
-            let (_, lbas) = region(namespace(drive));
-            let found = lbas << namespace(drive).lba_shift;
-            if found < bytes_each {
+            let found = if overwrite { Holds::Nothing } else { holds(drive)? };
+            if let Holds::Store | Holds::Data = found {
                 let message = format!(
-                    "vfio:{}: the store needs {} on each drive, this one has room for {}",
-                    drive.id(),
-                    Size(bytes_each),
-                    Size(found)
-                );
-                bail!(Problem::new(message, "set --capacity or --requests, or use more drives"));
-            }
-            if !overwrite && holds_data(drive)? {
-                let message = format!(
-                    "vfio:{}: the drive is not empty, and a replay overwrites it",
+                    "vfio:{}: the drive is not empty ({found}), and a replay overwrites it",
                     drive.id()
                 );
                 let hint = "if nothing on it is needed, say --overwrite; it keeps no copy";
@@ -171,6 +163,72 @@ impl Drives {
             let mut block = vec![0; 1 << space.lba_shift];
             block[..MARK.len()].copy_from_slice(MARK);
             drive.write(space.nsid, Lba(0), &block, true).context("marking a drive as scratch")?;
+        }
+        Ok(())
+    }
+
+    /// Refuses drives that are too small.
+    ///
+    /// # Errors
+    /// [`Problem`] with the drive.
+    pub(crate) fn check_room(&self, bytes_each: u64) -> Result<(), Problem> {
+        for drive in &self.controllers {
+            let (_, lbas) = region(namespace(drive));
+            let found = lbas << namespace(drive).lba_shift;
+            if found < bytes_each {
+                let message = format!(
+                    "vfio:{}: the store needs {} on each drive, this one has room for {}",
+                    drive.id(),
+                    Size(bytes_each),
+                    Size(found)
+                );
+                let hint = "set --capacity or --requests, or use more drives";
+                return Err(Problem::new(message, hint));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the drives hold a store; if not, they are empty, or a replay's that kept nothing.
+    ///
+    /// # Errors
+    /// [`Problem`] with a drive that holds something else, or has no part in the others' store.
+    pub(crate) fn hold_store(&mut self) -> anyhow::Result<bool> {
+        let mut without = None;
+        let mut stores = 0;
+        for drive in &mut self.controllers {
+            match holds(drive)? {
+                Holds::Store => stores += 1,
+                Holds::Nothing | Holds::Scratch => without = Some(drive.id().to_owned()),
+                Holds::Data => {
+                    let hint = "if nothing on it is needed, say --overwrite; it keeps no copy";
+                    let message = format!("vfio:{}: the drive is not empty", drive.id());
+                    bail!(Problem::new(message, hint));
+                }
+            }
+        }
+        match without {
+            Some(drive) if stores > 0 => bail!(Problem::new(
+                format!(
+                    "vfio:{drive}: there is no store on it, and on others of the drives is one"
+                ),
+                "name the drives of one store, or say --overwrite to make a new one of them all",
+            )),
+            without => Ok(without.is_none()),
+        }
+    }
+
+    /// Removes what partition tables, other formats and replays left at the drives' edges.
+    ///
+    /// # Errors
+    /// When a drive cannot be written.
+    pub(crate) fn clear_edges(&mut self) -> anyhow::Result<()> {
+        for drive in &mut self.controllers {
+            let space = namespace(drive).clone();
+            for lba in edges(&space) {
+                let zeroes = vec![0; EDGE_BYTES as usize];
+                drive.write(space.nsid, lba, &zeroes, true).context("clearing a drive's edges")?;
+            }
         }
         Ok(())
     }
@@ -260,19 +318,83 @@ fn region(space: &NamespaceInfo) -> (Lba, u64) {
     (Lba(edge), space.lbas - 2 * edge)
 }
 
-/// Whether the drive's edges hold anything, and no replay marked it as scratch.
-fn holds_data(drive: &mut Controller) -> anyhow::Result<bool> {
-    let space = namespace(drive).clone();
-    let mut edge = vec![0; EDGE_BYTES as usize];
-    let last = Lba(space.lbas - (EDGE_BYTES >> space.lba_shift));
-    for lba in [Lba(0), last] {
-        drive.read(space.nsid, lba, &mut edge).context("checking whether a drive is empty")?;
-        if lba == Lba(0) && edge.starts_with(MARK) {
-            return Ok(false);
-        }
-        if edge.iter().any(|byte| *byte != 0) {
-            return Ok(true);
+/// The first LBAs of the edges.
+fn edges(space: &NamespaceInfo) -> [Lba; 2] {
+    [Lba(0), Lba(space.lbas - (EDGE_BYTES >> space.lba_shift))]
+}
+
+/// What a drive holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// Nothing, where stores and other formats have something.
+    Nothing,
+    /// What a replay left that kept nothing.
+    Scratch,
+    /// Something that begins where a store does.
+    Store,
+    /// Something else.
+    Data,
+}
+
+impl fmt::Display for Holds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "nothing is on it",
+            Self::Scratch => "a replay used it",
+            Self::Store => "a store is on it",
+            Self::Data => "data is on it",
+        })
+    }
+}
+
+impl Holds {
+    /// By the two edges, and what follows the first one.
+    fn of(first: &[u8], last: &[u8], region: &[u8]) -> Self {
+        let is_blank = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        if first.starts_with(MARK) {
+            Self::Scratch
+        } else if !is_blank(first) || !is_blank(last) {
+            Self::Data
+        } else if !is_blank(region) {
+            Self::Store
+        } else {
+            Self::Nothing
         }
     }
-    Ok(false)
+}
+
+fn holds(drive: &mut Controller) -> anyhow::Result<Holds> {
+    let space = namespace(drive).clone();
+    let mut read = |lba: Lba| {
+        let mut bytes = vec![0; EDGE_BYTES as usize];
+        let read = drive.read(space.nsid, lba, &mut bytes);
+        read.context("checking whether a drive is empty").map(|()| bytes)
+    };
+    let [first, last] = edges(&space);
+    let (first, last, region) = (read(first)?, read(last)?, read(region(&space).0)?);
+    Ok(Holds::of(&first, &last, &region))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_drive_holds_is_told_by_its_edges_and_the_stores_beginning() {
+        let (blank, mut used) = ([0; 512], [0; 512]);
+        used[9] = 1;
+        let mut mark = [0; 512];
+        mark[..MARK.len()].copy_from_slice(MARK);
+        for (first, last, region, wanted) in [
+            (&blank, &blank, &blank, Holds::Nothing),
+            (&mark, &blank, &blank, Holds::Scratch),
+            // A replay's store that was not kept.
+            (&mark, &blank, &used, Holds::Scratch),
+            (&blank, &blank, &used, Holds::Store),
+            (&used, &blank, &used, Holds::Data),
+            (&blank, &used, &blank, Holds::Data),
+        ] {
+            assert_eq!(Holds::of(first, last, region), wanted);
+        }
+    }
 }

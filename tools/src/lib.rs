@@ -15,6 +15,7 @@
 //!             only place that builds them
 //!   drives    real drives and the memory they use; guards what is on them
 //!   pool      the KV memory; the CPU or a GPU fills and checks it
+//!   keep      where a store stays, and whether it was there before
 //!   sizing    how large the store and the pool are; whether the machine has that
 //!   gpu       the GPU, opened once
 //!   plan      the workload as keys; requests come from trace or synthetic
@@ -41,6 +42,8 @@
 //!   are built from parts that are tested one by one.
 //! - A peer's memory (`--memory peer:...`) together with `--executor cuda`.
 //! - Software controllers and real drives in one store: their DMA has different address spaces.
+//! - `--keep`: the order of uses is not kept when a store is closed, only that of commits. A store
+//!   that has to evict hits less often at first after it was opened.
 //! - The pace of a trace: requests follow each other at once, one at a time.
 //! - The tokens an engine generates: as in the trace's format, only prompts are stored.
 
@@ -53,6 +56,7 @@ mod drives;
 mod gpu;
 mod identify;
 mod interrupt;
+mod keep;
 mod machine;
 mod memory;
 mod model;

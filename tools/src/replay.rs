@@ -17,13 +17,14 @@ use crate::devices::Devices;
 use crate::drives::Drives;
 use crate::gpu::{self, Gpu, GpuReport};
 use crate::interrupt::Interrupt;
+use crate::keep::Keep;
 use crate::plan::Plan;
 use crate::pool::Pool;
 use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
-use crate::stack::{Build, NoRoute, Placement, Stack};
+use crate::stack::{Build, NoRoute, Opening, Placement, Stack};
 use crate::terminal::say;
 use crate::{synthetic, trace};
 
@@ -49,6 +50,7 @@ struct Outcome {
 struct Setting {
     limits: Limits,
     placement: Placement,
+    opening: Opening,
     gpu: Option<GpuReport>,
 }
 
@@ -96,23 +98,34 @@ fn perform(
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<(Report, anyhow::Result<()>)> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let mut keep = args.flags.keep.then(|| Keep::find(args)).transpose()?;
+    let home = keep.as_ref().and_then(Keep::home);
+    let args = &home.map_or_else(|| Ok(args.clone()), |home| args.in_home(home))?;
     let plan = plan(args)?;
     interrupt.orderly();
     let mut drives = open_drives(args, &clock)?;
     let limits = Limits::of(args, drives.as_ref());
     args.check_prp(limits.lba_bytes)?;
     let sizing = Sizing::new(args, &plan, limits.lba_bytes)?;
-    sizing.check_machine(args)?;
-    notes(args, &plan, &sizing);
-    if let Some(drives) = &mut drives {
-        drives.claim(sizing.device_bytes, args.flags.overwrite)?;
+    sizing.check_machine(args, keep.as_ref().is_some_and(Keep::is_found))?;
+    match (&mut drives, &mut keep) {
+        (Some(drives), None) => drives.claim(sizing.device_bytes, args.flags.overwrite)?,
+        (Some(drives), Some(keep)) => keep.claim(drives, args, &sizing)?,
+        (None, Some(keep)) => keep.make(args, &sizing)?,
+        (None, None) => {}
     }
-    let parts = Build { args, sizing: &sizing, clock: &clock, gpu };
+    let parts = Build { args, sizing: &sizing, clock: &clock, gpu, keep: keep.as_ref() };
     let (mut stack, pool) = Stack::build(parts, drives)?;
+    let sizing = match &mut keep {
+        Some(keep) => keep.opened(args, &sizing, stack.store().superblock().layout.files)?,
+        None => sizing,
+    };
+    notes(args, &plan, &sizing, stack.opening());
     route_notes(args, stack.placement());
     let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
     let gpu = gpu.and_then(|gpu| gpu.report());
-    let setting = Setting { limits, placement: stack.placement().clone(), gpu };
+    let (placement, opening) = (stack.placement().clone(), stack.opening());
+    let setting = Setting { limits, placement, opening, gpu };
     let closed = stack.close();
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
@@ -165,9 +178,13 @@ fn plan(args: &ReplayArgs) -> Result<Plan, Problem> {
 }
 
 /// What a person should know before the numbers come.
-fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing) {
+fn notes(args: &ReplayArgs, plan: &Plan, sizing: &Sizing, opening: Opening) {
     if args.flags.quiet {
         return;
+    }
+    if args.flags.keep {
+        let Opening { how, files, ms } = opening;
+        say(format_args!("the store was {how} in {ms:.0} ms; it held {files} blocks"));
     }
     say(format_args!(
         "capacity {} for {} blocks on {} devices; the whole workload needs {}",
@@ -246,7 +263,7 @@ fn report(
     setting: Setting,
     outcome: Outcome,
 ) -> Report {
-    let Setting { limits, placement, gpu } = setting;
+    let Setting { limits, placement, opening, gpu } = setting;
     let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
     let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
     let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
@@ -282,6 +299,9 @@ fn report(
         hit_ratio: ratio(tally.trace_blocks_hit, tally.trace_blocks),
         trace_blocks_hit_unlimited: plan.ideal_hits(),
         requests_uneven: plan.uneven(),
+        store: opening.how,
+        files_found: opening.files,
+        open_ms: opening.ms,
         capacity_bytes: sizing.capacity_bytes(),
         needed_bytes: sizing.needed_bytes,
         stored_bytes,

@@ -104,11 +104,12 @@ impl Sizing {
         args.shape.block_bytes() * u64::from(self.pool_blocks)
     }
 
-    /// Refuses what would drive this machine out of memory or fill its disk.
+    /// Refuses what would drive this machine out of memory or fill its disk; the media of a store
+    /// that was found have their space.
     ///
     /// # Errors
     /// When there is less than the replay will fill.
-    pub(crate) fn check_machine(&self, args: &ReplayArgs) -> Result<(), Problem> {
+    pub(crate) fn check_machine(&self, args: &ReplayArgs, found: bool) -> Result<(), Problem> {
         let data = self.filled * self.file_bytes;
         let tables = u64::from(self.files) * FILE_TABLE_BYTES + OTHER_BYTES;
         // With a GPU it is not known yet where the pool will be.
@@ -125,7 +126,7 @@ impl Sizing {
                     "name a directory that exists and that you may write to",
                 )
             })?;
-            if free < data {
+            if !found && free < data {
                 return Err(Problem::new(
                     format!(
                         "--media file:{}: the replay will write {}, but {} are free there",
@@ -200,7 +201,7 @@ mod tests {
         let more = 2 * (8 << 20) + 2 * 128 * 4096;
         assert!(2 * sizing.device_bytes < sizing.needed_bytes + more);
         assert_eq!(sizing.pool_blocks, 16384);
-        sizing.check_machine(&args).unwrap();
+        sizing.check_machine(&args, false).unwrap();
     }
 
     #[test]
@@ -219,11 +220,11 @@ mod tests {
         assert!(problem.to_string().contains("needs 8388608 bytes (8 MiB)"), "{problem}");
         let much = args("--model qwen3-32b");
         let sizing = Sizing::new(&much, &plan(&much, 50_000), 4096).unwrap();
-        let problem = sizing.check_machine(&much).unwrap_err();
+        let problem = sizing.check_machine(&much, false).unwrap_err();
         assert!(problem.to_string().contains("of memory"), "{problem}");
         assert!(problem.hint().contains("--capacity"));
         let disk = args("--model qwen3-32b --media file:/tmp");
-        let problem = sizing.check_machine(&disk).unwrap_err();
+        let problem = sizing.check_machine(&disk, false).unwrap_err();
         assert!(problem.to_string().contains("are free there"), "{problem}");
     }
 }

@@ -6,6 +6,7 @@ mod fleet;
 mod route;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
@@ -26,10 +27,11 @@ use crate::config::{Executor, ReplayArgs, Route};
 use crate::devices::Devices;
 use crate::drives::Drives;
 use crate::gpu::Gpu;
+use crate::keep::Keep;
 use crate::pool::Pool;
-use crate::problem::unfit;
+use crate::problem::{Problem, unfit};
 
-use emulation::Emulation;
+use emulation::{Emulation, emulate};
 use route::Prepared;
 
 pub(crate) use fleet::Build;
@@ -45,6 +47,18 @@ pub(crate) struct Stack {
     emulation: Option<Emulation>,
     _registrations: Vec<Arc<Registration>>,
     placement: Placement,
+    opening: Opening,
+}
+
+/// How the store was opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Opening {
+    /// `opened`, if it was there before; `made` or `scratch` if not.
+    pub(crate) how: &'static str,
+    /// Files that it held.
+    pub(crate) files: u32,
+    /// Milliseconds that it took, self-test included.
+    pub(crate) ms: f64,
 }
 
 /// Where things are, and why not in a better place.
@@ -108,6 +122,11 @@ impl Stack {
         &mut self.store
     }
 
+    /// How the store was opened.
+    pub(crate) fn opening(&self) -> Opening {
+        self.opening
+    }
+
     /// Where things are.
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement
@@ -146,15 +165,17 @@ fn routes(args: &ReplayArgs) -> &[Route] {
 impl Build<'_> {
     /// Controllers with queues where they should be: `drives`, or software controllers.
     fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
-        let Self { args, sizing, clock, gpu } = self;
+        let Self { args, sizing, clock, gpu, keep } = self;
         let mut fleet = match (&args.devices, drives) {
             (Devices::Emu(choice), _) => {
                 let domain = match gpu {
                     Some(gpu) => EmuDomain::with_copies("replay", gpu.copies()),
                     None => EmuDomain::new("replay"),
                 };
-                let (devices, emulation) =
-                    emulation::emulate(args, choice, sizing, &domain, clock)?;
+                let home = keep.and_then(Keep::home);
+                let configs = emulation::configs(choice, sizing, home)?;
+                let options = args.controller_options();
+                let (devices, emulation) = emulate(configs, &options, &domain, clock)?;
                 let fleet = Fleet::new(devices, domain, DoorbellKind::Memory);
                 Fleet { emulation: Some(emulation), ..fleet }
             }
@@ -170,13 +191,13 @@ impl Build<'_> {
     }
 
     fn open(&self, fleet: Fleet, prepared: Prepared) -> anyhow::Result<(Stack, Pool)> {
-        let Self { args, sizing, clock, gpu } = *self;
+        let Self { args, sizing, clock, gpu, keep } = *self;
         let Fleet { devices, emulation, registrations, queues, .. } = fleet;
         let Prepared { registered, hand, place } = prepared;
         let format = Format {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
-            // Drives were checked when they were claimed.
+            // Homes and drives were checked when they were claimed.
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())
         };
@@ -197,10 +218,22 @@ impl Build<'_> {
             },
             namespace: Namespace::default(),
         };
-        let store = Store::create(config, &format).map_err(not_opened)?;
+        let found = keep.is_some_and(Keep::is_found);
+        if !found {
+            Store::format(&config.devices, &format).map_err(not_opened)?;
+        }
+        let start = Instant::now();
+        let store = Store::open(config).map_err(not_opened)?;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        let how = match (keep, found) {
+            (None, _) => "scratch",
+            (Some(_), false) => "made",
+            (Some(_), true) => "opened",
+        };
+        let opening = Opening { how, files: store.stats()?.files_stored, ms };
         let placement = Placement { queues, pool: place, not_taken: Vec::new() };
         let pool = Pool::new(hand, args.shape, sizing.pool_blocks, args.flags.seed);
-        let stack = Stack { store, emulation, _registrations: registrations, placement };
+        let stack = Stack { store, emulation, _registrations: registrations, placement, opening };
         Ok((stack, pool))
     }
 }
@@ -209,6 +242,8 @@ impl Build<'_> {
 fn not_opened(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Route { why, .. } => unfit(why, "see nvme-bind doctor, for drives"),
+        // What is there is not what was asked for; it says what to do.
+        StoreError::Format(error) => Problem::new(error.to_string(), "").into(),
         error => anyhow::Error::new(error).context("opening the store"),
     }
 }

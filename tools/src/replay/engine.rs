@@ -126,7 +126,9 @@ impl Engine<'_> {
         self.tally.requests += 1;
         self.tally.trace_blocks += (keys.len() / plan.subs()) as u64;
         self.tally.trace_blocks_hit += (hits / plan.subs()) as u64;
-        self.store_rest(keys, hits, prefix).with_context(|| format!("request {index}: storing"))
+        self.store_rest(keys, hits, prefix).with_context(|| format!("request {index}: storing"))?;
+        tracing::debug!(request = index, "all of it that there is room for is permanent");
+        Ok(())
     }
 
     /// Retrieves and checks whatever is stored of all requests, each block once.

@@ -64,6 +64,12 @@ pub(crate) struct Report {
     /// Requests whose input_length does not match their number of blocks.
     pub(crate) requests_uneven: u64,
 
+    /// scratch; with --keep, made or opened.
+    pub(crate) store: &'static str,
+    /// Blocks that the store held when it was opened.
+    pub(crate) files_found: u32,
+    /// Milliseconds that opening the store took, its self-test included.
+    pub(crate) open_ms: f64,
     /// What the store was given, over all devices.
     pub(crate) capacity_bytes: u64,
     /// What the whole workload needs to lose nothing.
@@ -177,6 +183,11 @@ impl Report {
                 format!("the whole workload needs {}", Size(self.needed_bytes)),
             ),
         ];
+        if self.store != "scratch" {
+            let found = format!("{} blocks", grouped(self.files_found.into()));
+            let note = format!("at opening, which took {:.0} ms", self.open_ms);
+            rows.push(row(&format!("store {}", self.store), found, note));
+        }
         let instead = self.routes_not_taken.iter();
         rows.extend(instead.map(|not| row("no better path", not.route, format!("{not}"))));
         rows

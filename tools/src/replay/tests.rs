@@ -26,7 +26,7 @@ fn replay_on(
     let plan = plan(&args).unwrap();
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu };
+    let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu, keep: None };
     let (mut stack, pool) = Stack::build(parts, None).unwrap();
     let data = stack.store().superblock().data_region().unwrap();
     let when = FaultWhen {
@@ -43,7 +43,8 @@ fn replay_on(
     }
     let outcome =
         drive(&args, &plan, &mut stack, pool, &mut Interrupt::never()).expect("the replay goes on");
-    let setting = Setting { limits, placement: stack.placement().clone(), gpu: None };
+    let (placement, opening) = (stack.placement().clone(), stack.opening());
+    let setting = Setting { limits, placement, opening, gpu: None };
     let report = report(&args, &plan, &sizing, setting, outcome);
     stack.close().expect("the devices still work");
     report

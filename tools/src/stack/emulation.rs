@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use nvme_driver::{Clock, Controller};
+use nvme_driver::{Clock, Controller, ControllerOptions};
 use nvme_emu::{
     Emu, EmuConfig, EmuDomain, EmuError, EmuRunner, FileMedia, FileOptions, MemoryMedia,
     NamespaceConfig,
 };
 use objstore::StoreDevice;
+use ripieno_stack::Home;
 
-use crate::config::ReplayArgs;
 use crate::devices::{EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice};
 use crate::problem::Problem;
 use crate::size::Size;
@@ -26,27 +26,54 @@ pub(crate) struct Emulation {
     pub(super) emus: Vec<Arc<Emu>>,
 }
 
-/// Makes software controllers whose DMA goes through `domain`.
+/// The software controllers that were asked for: those of a home, or such as go with the replay.
 ///
 /// # Errors
 /// [`Problem`] when the media directory cannot be used; else whatever a layer refuses.
-pub(super) fn emulate(
-    args: &ReplayArgs,
+pub(super) fn configs(
     choice: &EmuChoice,
     sizing: &Sizing,
+    home: Option<&Home>,
+) -> anyhow::Result<Vec<EmuConfig>> {
+    let mut configs = match home {
+        Some(home) => in_home(home)?,
+        None => (0..choice.count)
+            .map(|index| scratch(choice, sizing, index))
+            .collect::<anyhow::Result<_>>()?,
+    };
+    configs.iter_mut().for_each(|config| config.mdts_bytes = Some(choice.mdts));
+    Ok(configs)
+}
+
+/// The software controllers of a home.
+///
+/// # Errors
+/// [`Problem`] when its media cannot be opened.
+fn in_home(home: &Home) -> anyhow::Result<Vec<EmuConfig>> {
+    let mut configs = home.controllers().map_err(|error| Problem::new(error.to_string(), ""))?;
+    configs.iter_mut().for_each(offer);
+    Ok(configs)
+}
+
+/// Makes software controllers whose DMA goes through `domain`, and attaches the driver.
+///
+/// # Errors
+/// [`Problem`] when a medium cannot do what is asked of it; else whatever a layer refuses.
+pub(super) fn emulate(
+    configs: Vec<EmuConfig>,
+    options: &ControllerOptions,
     domain: &Arc<EmuDomain>,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<(Vec<StoreDevice>, Emulation)> {
     let mut emus = Vec::new();
-    for index in 0..choice.count {
-        let config = config(choice, sizing, index)?;
+    for config in configs {
         emus.push(Emu::new(domain.clone(), config).map_err(unfit)?);
     }
     let runner = EmuRunner::spawn(emus.clone(), clock.clone())
         .context("starting the software controllers' threads")?;
     let mut devices = Vec::new();
     for emu in &emus {
-        let controller = Controller::attach(emu.bus(), clock.clone(), args.controller_options())
+        let controller = Controller::attach(emu.bus(), clock.clone(), options.clone())
             .with_context(|| format!("attaching to {}", emu.id()))?;
         devices.push(StoreDevice::new(controller));
     }
@@ -58,7 +85,7 @@ pub(super) fn emulate(
     Ok((devices, emulation))
 }
 
-fn config(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
+fn scratch(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
     let media: NamespaceConfig = match &choice.media {
         MediaChoice::Memory => {
             let media = MemoryMedia::new(sizing.device_bytes)
@@ -71,11 +98,14 @@ fn config(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<Emu
     };
     let mut config = EmuConfig::new(format!("emu{index}"));
     config.namespaces.push(media);
+    offer(&mut config);
+    Ok(config)
+}
+
+fn offer(config: &mut EmuConfig) {
     // One more than offered: the driver takes one for itself.
     config.io_queues_max = EMU_QUEUES + 1;
     config.mqes = EMU_DEPTH as u16;
-    config.mdts_bytes = Some(choice.mdts);
-    Ok(config)
 }
 
 /// The flags were checked, so what is left is a medium that cannot do what they ask for.

@@ -12,6 +12,7 @@ use crate::config::ReplayArgs;
 use crate::devices::MemoryChoice;
 use crate::drives::{self, Drives, Peer};
 use crate::gpu::Gpu;
+use crate::keep::Keep;
 use crate::memory::Arena;
 use crate::problem::{Unfit, unfit};
 use crate::sizing::Sizing;
@@ -25,6 +26,8 @@ pub(crate) struct Build<'a> {
     pub(crate) sizing: &'a Sizing,
     pub(crate) clock: &'a Arc<dyn Clock>,
     pub(crate) gpu: Option<&'a Arc<Gpu>>,
+    /// Where the store is kept.
+    pub(crate) keep: Option<&'a Keep>,
 }
 
 /// Controllers of one address space. Fields are dropped in this order.

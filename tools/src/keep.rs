@@ -1,0 +1,117 @@
+//! `--keep`: where a store stays after the command that used it, and whether it was there before.
+
+use anyhow::bail;
+use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
+use ripieno_stack::{Home, HomeMedia, HomeOptions};
+
+use crate::config::ReplayArgs;
+use crate::devices::{Devices, EmuChoice, MediaChoice};
+use crate::drives::Drives;
+use crate::problem::Problem;
+use crate::size::Size;
+use crate::sizing::Sizing;
+
+/// Sizes of a home's files are rounded down to this.
+const UNIT: u64 = 1 << 20;
+
+/// Where the store is kept.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    /// None yet where it is still to be made, and for drives.
+    home: Option<Home>,
+    found: bool,
+}
+
+impl Keep {
+    /// Opens the home that is there. Drives are claimed later.
+    ///
+    /// # Errors
+    /// [`Problem`] when another process has the home, or it cannot be used.
+    pub(crate) fn find(args: &ReplayArgs) -> Result<Self, Problem> {
+        let home = match args.devices.media() {
+            Some(MediaChoice::File(dir)) if Home::exists(dir) => Some(Home::open(dir)),
+            _ => None,
+        };
+        let home = home.transpose().map_err(|error| Problem::new(error.to_string(), ""))?;
+        Ok(Self { found: home.is_some(), home })
+    }
+
+    /// Makes the home if there is none.
+    ///
+    /// # Errors
+    /// [`Problem`] when that cannot be.
+    pub(crate) fn make(&mut self, args: &ReplayArgs, sizing: &Sizing) -> Result<(), Problem> {
+        if let (None, Devices::Emu(emu)) = (&self.home, &args.devices) {
+            self.home = Some(create(emu, sizing.device_bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Looks for the store on the drives, and makes room for one if there is none.
+    ///
+    /// # Errors
+    /// [`Problem`] when they hold something else.
+    pub(crate) fn claim(
+        &mut self,
+        drives: &mut Drives,
+        args: &ReplayArgs,
+        sizing: &Sizing,
+    ) -> anyhow::Result<()> {
+        self.found = !args.flags.overwrite && drives.hold_store()?;
+        if !self.found {
+            drives.check_room(sizing.device_bytes)?;
+            drives.clear_edges()?;
+        }
+        Ok(())
+    }
+
+    /// The home; none for drives.
+    pub(crate) fn home(&self) -> Option<&Home> {
+        self.home.as_ref()
+    }
+
+    /// Whether the store was there.
+    pub(crate) fn is_found(&self) -> bool {
+        self.found
+    }
+
+    /// The store is open, with room for so many files. A new home can be found from now on.
+    ///
+    /// # Errors
+    /// [`Problem`] when it was there and has another capacity than was asked for.
+    pub(crate) fn opened(
+        &mut self,
+        args: &ReplayArgs,
+        asked: &Sizing,
+        files: u32,
+    ) -> anyhow::Result<Sizing> {
+        let mut sizing = *asked;
+        sizing.files = files;
+        if self.found && args.flags.capacity.is_some() && files != asked.files {
+            let (found, asked) = (Size(sizing.capacity_bytes()), Size(asked.capacity_bytes()));
+            bail!(Problem::new(
+                format!("--capacity: the store was made with {found} for objects, and not {asked}"),
+                "leave it out; a store keeps its size until it is formatted again",
+            ));
+        }
+        if let (false, Some(home)) = (self.found, &mut self.home) {
+            home.set_ready()?;
+        }
+        Ok(sizing)
+    }
+}
+
+/// Makes a home with files of `device_bytes`, rounded up.
+///
+/// # Errors
+/// [`Problem`] when that cannot be.
+pub(crate) fn create(emu: &EmuChoice, device_bytes: u64) -> Result<Home, Problem> {
+    let MediaChoice::File(dir) = &emu.media else {
+        return Err(Problem::new("media in memory cannot be kept", "say --media file:DIR"));
+    };
+    let bytes = device_bytes.next_multiple_of(UNIT).saturating_mul(emu.count.into());
+    let media = HomeMedia::Files { count: emu.count, bytes };
+    let id = OsRng.unwrap_err().random();
+    let options = HomeOptions { id, media, lba_bytes: emu.lba_bytes };
+    Home::create(dir, &options).map_err(|error| Problem::new(error.to_string(), ""))
+}

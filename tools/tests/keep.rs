@@ -1,0 +1,156 @@
+//! `ripieno replay --keep`: what one process stored, the next one finds, however the first ended.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rand::{Rng as _, SeedableRng as _, TryRngCore as _, rngs::OsRng, rngs::StdRng};
+use serde_json::Value;
+use tempfile::{NamedTempFile, TempDir};
+
+/// Rounds of the test that kills; RIPIENO_SOAK=1 has more.
+const KILLS: u32 = 3;
+const KILLS_SOAK: u32 = 100;
+/// A home is full of other rounds' blocks after this many.
+const KILLS_A_HOME: u32 = 10;
+
+/// Not the temporary directory: that may be a tmpfs without direct I/O.
+fn place() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn ripieno(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(["replay", "--keep", "--media"]).arg(format!("file:{}", dir.display()));
+    command.args(line.split_whitespace()).env_remove("RUST_LOG");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn report_of(output: &Output) -> Value {
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((count(&report, "mismatches"), count(&report, "io_errors")), (0, 0), "{out}");
+    report
+}
+
+fn report(dir: &Path, line: &str) -> Value {
+    let line = format!("{line} --lba 4096 --verify full --json");
+    report_of(&ripieno(dir, &line).output().unwrap())
+}
+
+fn count(report: &Value, field: &str) -> u64 {
+    report[field].as_u64().unwrap_or_else(|| panic!("{field} is no count in {report}"))
+}
+
+fn refused(dir: &Path, line: &str, wanted: &str) {
+    let output = ripieno(dir, line).output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{line}\n{err}");
+    assert!(output.stdout.is_empty() && err.starts_with("error: "), "{err}");
+    assert!(err.contains(wanted), "{line}: {err}");
+}
+
+#[test]
+fn a_second_process_finds_everything() {
+    let place = place();
+    let first = report(place.path(), "--requests 60 --seed 3");
+    assert_eq!((&first["store"], count(&first, "files_found")), (&"made".into(), 0));
+    let second = report(place.path(), "--requests 60 --seed 3");
+    assert_eq!(second["store"], "opened");
+    assert_eq!(count(&second, "files_found"), count(&first, "final_check_blocks"));
+    assert!(second["open_ms"].as_f64().unwrap() > 0.0);
+    assert_eq!(second["trace_blocks_hit"], second["trace_blocks"]);
+    assert_eq!(count(&second, "stored_bytes"), 0);
+    assert_eq!(second["final_check_blocks"], first["final_check_blocks"]);
+    assert_eq!(second["capacity_bytes"], first["capacity_bytes"]);
+}
+
+#[test]
+fn another_store_than_the_one_that_is_there_is_refused() {
+    let place = place();
+    report(place.path(), "--requests 10");
+    for (line, wanted) in [
+        ("--devices 3", "was made with 2"),
+        ("--lba 512", "was made with 4096"),
+        ("--capacity 99MiB", "a store keeps its size"),
+        ("--block-tokens 64", "the store was formatted for"),
+        ("--model llama-3-8b --requests 1 --capacity 64MiB", "the store was formatted for"),
+    ] {
+        refused(place.path(), line, wanted);
+    }
+    // Nothing was lost meanwhile.
+    assert_eq!(count(&report(place.path(), "--requests 10"), "stored_bytes"), 0);
+    let home = place.path().join("home.json");
+    std::fs::write(place.path().join("precious"), "x").unwrap();
+    std::fs::remove_file(home).unwrap();
+    refused(place.path(), "", "precious");
+    refused(Path::new("/proc/self"), "", "error: ");
+}
+
+/// Kills a replay after `requests` of its requests were acknowledged; says how many were.
+fn killed_after(dir: &Path, line: &str, requests: u64) -> u64 {
+    let mut command = ripieno(dir, &format!("{line} --lba 4096"));
+    command.env("RUST_LOG", "ripieno::replay=debug").env("NO_COLOR", "1");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut done = 0;
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let acknowledged = |line: &str| -> Option<u64> {
+        line.contains("is permanent").then_some(())?;
+        line.split("request=").nth(1)?.split_whitespace().next()?.parse().ok()
+    };
+    for line in lines.by_ref() {
+        let line = line.unwrap();
+        assert!(!line.starts_with("error"), "{line}");
+        done = acknowledged(&line).map_or(done, |request| request + 1);
+        if done >= requests {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // What it said before it died.
+    lines
+        .map_while(Result::ok)
+        .filter_map(|line| acknowledged(&line))
+        .last()
+        .map_or(done, |at| at + 1)
+}
+
+#[test]
+fn what_was_acknowledged_before_a_kill_is_found_and_right() {
+    let soak = std::env::var("RIPIENO_SOAK").is_ok_and(|value| value != "0");
+    let kills = if soak { KILLS_SOAK } else { KILLS };
+    let seed: u64 = OsRng.unwrap_err().random();
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut home = place();
+    for round in 0..kills {
+        if round > 0 && round % KILLS_A_HOME == 0 {
+            home = place();
+        }
+        let mut trace = NamedTempFile::new().unwrap();
+        for request in 0..150u64 {
+            // Blocks of this round only, the first of them shared by ten requests.
+            let base = u64::from(round) * 100_000 + 1;
+            let ids =
+                [base + request / 10, base + 10_000 + 2 * request, base + 10_001 + 2 * request];
+            let lengths = r#""timestamp": 1, "input_length": 1536, "output_length": 1"#;
+            writeln!(trace, r#"{{{lengths}, "hash_ids": {ids:?}}}"#).unwrap();
+        }
+        let line = format!("--trace {} --capacity 96MiB", trace.path().display());
+        let done = killed_after(home.path(), &line, random.random_range(1..60));
+        let again = report(home.path(), &format!("{line} --requests {done}"));
+        assert_eq!(again["store"], "opened");
+        let blocks = (&again["trace_blocks_hit"], count(&again, "stored_bytes"));
+        let wanted = (&again["trace_blocks"], 0);
+        assert_eq!(blocks, wanted, "seed {seed}, round {round}, {done} requests: {again}");
+        if round + 1 == kills {
+            // Everything is right, also what nobody acknowledged.
+            report(home.path(), &line);
+        }
+    }
+}
