@@ -227,7 +227,8 @@ impl Catalog {
     /// A doomed file that nobody uses any more goes to limbo, or at once.
     pub(super) fn set_free(&mut self, file: FileId) {
         self.reset(file);
-        if self.log.retire(file) {
+        // Recovery finds out which files are free when it has all records.
+        if !self.recovering && self.log.retire(file) {
             self.pool.free(file);
         }
     }

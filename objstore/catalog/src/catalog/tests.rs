@@ -1,5 +1,7 @@
 //! The catalog, one property after the other.
 
+mod model;
+
 use super::*;
 use crate::{namespace::Namespace, record::Records};
 
