@@ -3,6 +3,7 @@
 //!
 //! Results never make the exit code fail: a benchmark informs, tests judge.
 
+mod catalog;
 mod gpu;
 mod instant;
 mod open;
@@ -31,6 +32,9 @@ enum Command {
     /// The whole path on software controllers: retrieve against memcpy, the caller's CPU time a
     /// layer, and cycles a command of both submit-and-reap paths
     Path(PathArgs),
+    /// What the catalog does without devices: lookups against a plain hash map, hit rates of the
+    /// eviction policies on a recorded trace, and the lengths of runs of files
+    Catalog(catalog::CatalogArgs),
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time a layer, and what the I/O costs a matrix product beside it
     Gpu(gpu::GpuArgs),
@@ -71,6 +75,7 @@ pub struct PathArgs {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path(args) => path::run(&args),
+        Command::Catalog(args) => catalog::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Open(args) => open::run(&args),
     };

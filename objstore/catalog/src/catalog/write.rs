@@ -192,10 +192,15 @@ impl Catalog {
         let writing = self.writes.remove(id.0).expect("it was there");
         let namespace = writing.namespace;
         // Tail first: that is the order of eviction.
-        for Position { file, own } in writing.positions.into_iter().rev() {
+        let head = writing.positions.iter().take_while(|position| !position.own).count();
+        for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
             if !own {
                 if self.is_stored(file) && !self.entry(file).pinned {
-                    self.policy.refresh(namespace.0, file);
+                    match at < head {
+                        true => self.policy.refresh(namespace.0, file),
+                        // It could not be found before, and now it can.
+                        false => self.policy.touch(namespace.0, file),
+                    }
                 }
                 self.let_go(file);
             } else if self.is_current(self.entry(file).space) {

@@ -65,10 +65,6 @@ impl Nodes {
         self.now = self.now.wrapping_add(1);
     }
 
-    pub fn now(&self) -> u32 {
-        self.now
-    }
-
     /// Files inserted since `stamp`.
     pub fn since(&self, stamp: u32) -> u32 {
         self.now.wrapping_sub(stamp)

@@ -79,7 +79,7 @@ impl ReuseRate {
             ghosts: Ghosts::new(files),
             histories: [History::new(), History::new()],
             counted: 0,
-            period: (files / 16).clamp(64, 1 << 16),
+            period: (files / 64).clamp(64, 1 << 16),
         }
     }
 
@@ -156,9 +156,8 @@ impl Policy for ReuseRate {
 
     fn evict(&mut self, namespace: u32, file: FileId, hash: u64) {
         let node = *self.nodes.node(file);
-        let now = self.nodes.now();
         let ghost = Ghost { stamp: node.stamp, reused: node.mark != 0 };
-        if let Some(gone) = self.ghosts.insert(hash, ghost, now) {
+        if let Some(gone) = self.ghosts.insert(hash, ghost) {
             self.count(gone.reused, self.nodes.since(gone.stamp), false);
         }
         self.remove(namespace, file);

@@ -99,8 +99,7 @@ impl Policy for S3Fifo {
     fn evict(&mut self, namespace: u32, file: FileId, hash: u64) {
         let node = *self.nodes.node(file);
         if node.mark & MAIN == 0 {
-            let now = self.nodes.now();
-            self.ghosts.insert(hash, Ghost { stamp: node.stamp, reused: false }, now);
+            self.ghosts.insert(hash, Ghost { stamp: node.stamp, reused: false });
         }
         self.remove(namespace, file);
     }

@@ -1,0 +1,87 @@
+//! Hit rates on a trace: the catalog with each policy, and the bound.
+
+use std::collections::BTreeSet;
+
+use kv_catalog::{BlockKey, Catalog, CatalogConfig, FileId, Namespace, NamespaceId, PolicyKind};
+
+use super::trace::{Trace, key};
+
+/// A catalog without journal and checksums, with one namespace.
+pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
+    let mut catalog = Catalog::new(CatalogConfig {
+        files,
+        ranks: 1,
+        words_per_file: 0,
+        journal: false,
+        files_ahead: 0,
+        seed: 1,
+        policy,
+        write_budget: None,
+    });
+    let namespace = catalog.namespace(&Namespace::default()).expect("the label is short");
+    (catalog, namespace)
+}
+
+/// What one request does: finds its longest stored prefix, stores the rest, and gives back what it
+/// found. Returns the files of both.
+pub fn request(
+    catalog: &mut Catalog,
+    namespace: NamespaceId,
+    keys: &[BlockKey],
+) -> (Vec<FileId>, Vec<FileId>) {
+    let prefix = catalog.acquire(namespace, keys).expect("it is registered");
+    let write = catalog.begin(namespace, keys).expect("it is registered");
+    catalog.written(write.id, 0, &[]).expect("it has begun");
+    catalog.commit(write.id).expect("its rank has reported");
+    catalog.release(prefix.id).expect("it was acquired");
+    let own = write.own().collect();
+    (prefix.files, own)
+}
+
+/// Part of the trace's blocks that a store of `files` files finds.
+pub fn hit_rate(trace: &Trace, files: u32, policy: PolicyKind) -> f64 {
+    let (mut catalog, namespace) = catalog(files, policy);
+    let mut hits = 0;
+    for blocks in &trace.requests {
+        let keys: Vec<BlockKey> = blocks.iter().map(|block| key(*block, 0)).collect();
+        hits += request(&mut catalog, namespace, &keys).0.len();
+    }
+    hits as f64 / trace.blocks() as f64
+}
+
+/// Belady's bound: after each request, keeps those blocks (of all it had and all of the request)
+/// that are used next, and drops what never is.
+///
+/// Keeping what is used first is optimal for blocks that count one by one (Mattson et al., 1970,
+/// with the choice not to store). A block is used no later than what follows it in its prefix, so
+/// what is kept is closed under prefixes when ties go to the head, and each of its hits is one of
+/// a longest stored prefix: no policy finds more.
+pub fn min(trace: &Trace, files: u32) -> f64 {
+    let mut uses: Vec<Vec<u32>> = vec![Vec::new(); trace.distinct() as usize + 1];
+    for (number, blocks) in trace.requests.iter().enumerate().rev() {
+        blocks.iter().for_each(|block| uses[*block as usize].push(number as u32));
+    }
+    let mut kept: BTreeSet<(u32, usize, u32)> = BTreeSet::new();
+    let mut place: Vec<Option<(u32, usize, u32)>> = vec![None; uses.len()];
+    let mut hits = 0u64;
+    for blocks in &trace.requests {
+        let found = blocks.iter().take_while(|block| place[**block as usize].is_some());
+        hits += found.count() as u64;
+        for (depth, block) in blocks.iter().enumerate() {
+            let at = *block as usize;
+            if let Some(old) = place[at].take() {
+                kept.remove(&old);
+            }
+            uses[at].pop();
+            if let Some(next) = uses[at].last() {
+                place[at] = Some((*next, depth, *block));
+                kept.insert((*next, depth, *block));
+            }
+        }
+        while kept.len() > files as usize {
+            let (_, _, block) = kept.pop_last().expect("it is not empty");
+            place[block as usize] = None;
+        }
+    }
+    hits as f64 / trace.blocks() as f64
+}

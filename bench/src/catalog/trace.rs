@@ -1,0 +1,65 @@
+//! A recorded trace in the format of Mooncake, as keys.
+
+use std::{collections::HashMap, path::Path};
+
+use anyhow::{Context as _, Result};
+use kv_catalog::BlockKey;
+use serde::Deserialize;
+
+/// Tokens of a block of the trace.
+pub const BLOCK_TOKENS: u64 = 512;
+
+#[derive(Deserialize)]
+struct Line {
+    input_length: u64,
+    hash_ids: Vec<u64>,
+}
+
+/// All requests, in order.
+pub struct Trace {
+    /// The whole blocks of each. A number stands for a block and all before it.
+    pub requests: Vec<Vec<u32>>,
+    distinct: u32,
+}
+
+impl Trace {
+    /// Reads a trace. Only whole blocks count, as in a store.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("reading the trace {}", path.display()))?;
+        // Behind another prefix, an id is another block.
+        let mut nodes: HashMap<(u32, u64), u32> = HashMap::new();
+        let mut requests = Vec::new();
+        for (number, line) in text.lines().filter(|line| !line.trim().is_empty()).enumerate() {
+            let line: Line = serde_json::from_str(line)
+                .with_context(|| format!("{}, request {number}", path.display()))?;
+            let whole = (line.input_length / BLOCK_TOKENS) as usize;
+            let mut before = 0;
+            let blocks = line.hash_ids.iter().take(whole).map(|id| {
+                let next = nodes.len() as u32 + 1;
+                before = *nodes.entry((before, *id)).or_insert(next);
+                before
+            });
+            requests.push(blocks.collect());
+        }
+        Ok(Self { requests, distinct: nodes.len() as u32 })
+    }
+
+    /// Distinct blocks.
+    pub fn distinct(&self) -> u64 {
+        u64::from(self.distinct)
+    }
+
+    /// Blocks of all requests.
+    pub fn blocks(&self) -> u64 {
+        self.requests.iter().map(|blocks| blocks.len() as u64).sum()
+    }
+}
+
+/// The key of part `part` of a block.
+pub fn key(block: u32, part: u32) -> BlockKey {
+    let mut digest = [0; 32];
+    digest[..4].copy_from_slice(&block.to_le_bytes());
+    digest[4..8].copy_from_slice(&part.to_le_bytes());
+    BlockKey(digest)
+}
