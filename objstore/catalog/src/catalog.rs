@@ -20,7 +20,7 @@ pub use error::CatalogError;
 pub use log::Group;
 pub use snapshot::SnapshotCursor;
 pub use usage::{CatalogCounts, Usage};
-pub use write::{Reported, Write, WriteId};
+pub use write::{Position, Reported, Write, WriteId};
 
 use self::{
     budget::Bucket,
@@ -36,7 +36,6 @@ use self::{
 use crate::{
     file_pool::FilePool,
     ids::{FileId, Lsn, NamespaceId},
-    index::Found,
     key::BlockKey,
     policy::{Policy, PolicyKind},
 };
@@ -76,6 +75,15 @@ pub struct Reference {
     pub id: ReferenceId,
     /// The files, one for each key of the prefix.
     pub files: Vec<FileId>,
+}
+
+/// Where a key is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Committed in this file.
+    Stored(FileId),
+    /// Being written to this file.
+    Writing(FileId),
 }
 
 #[derive(Debug)]

@@ -23,7 +23,6 @@ pub struct FilePool {
 
 impl FilePool {
     /// A pool of files 0 to `files - 1`, all free.
-    #[must_use]
     pub fn new(files: u32) -> Self {
         let mut pool =
             Self { files, free: files, by_start: BTreeMap::new(), by_len: BTreeSet::new() };
@@ -34,7 +33,6 @@ impl FilePool {
     }
 
     /// A pool of one file for each item, of which those that are not used are free.
-    #[must_use]
     pub fn from_used(used: impl Iterator<Item = bool>) -> Self {
         let (mut files, mut free) = (0, 0);
         let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -52,20 +50,12 @@ impl FilePool {
         Self { files, free, by_start: runs.into_iter().collect(), by_len }
     }
 
-    /// Files in all.
-    #[must_use]
-    pub fn files(&self) -> u32 {
-        self.files
-    }
-
     /// Free files.
-    #[must_use]
     pub fn free_files(&self) -> u32 {
         self.free
     }
 
     /// Runs that the free files form: 1 is not fragmented at all.
-    #[must_use]
     pub fn runs(&self) -> usize {
         self.by_start.len()
     }

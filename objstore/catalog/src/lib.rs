@@ -2,7 +2,12 @@
 //!
 //! # Architecture
 //! - [`KvShape`] and [`Geometry`]: where each object lives (affine, in groups).
-//! - [`FilePool`]: free files, in runs. [`Index`]: keys, references, order of eviction.
+//! - [`Catalog`]: which key is in which file, references, pins, writes that several ranks report on,
+//!   namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks), `drop.rs`
+//!   (ways a block leaves), `log.rs` (records for the journal, and files that wait for them),
+//!   `recovery.rs` and `snapshot.rs` (from and to records).
+//! - `policy.rs`: what is evicted next ([`PolicyKind`]). `file_pool.rs`: free files, in runs.
+//! - [`Namespace`]: what separates one engine's blocks from another's.
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
 //! - [`Superblock`]: what a device says of its store; [`Plan`], [`format_devices`], [`check_set`].
 //! - [`Journal`]: [`Record`]s in an order that survives power loss. Both are written to a
@@ -11,7 +16,11 @@
 //! # Invariants
 //! - No I/O but the superblocks' and the journal's; no threads, clock or chance.
 //! - A key is in one file at most.
-//! - A file with a reference is neither evicted nor reused.
+//! - A file that is referenced, pinned or being written is not evicted, and one that is in use is
+//!   not reused. A file that lost its key is not reused before the journal says so.
+//! - A block is found only after every rank has written it.
+//! - Keys of one namespace, or of one epoch of it, never match another's.
+//! - Reference and write ids are good for one release, commit or abort.
 //! - A group of the journal counts as a whole and in its place, and a gap is never its end.
 //!
 //! # Not implemented
@@ -23,7 +32,6 @@ mod catalog;
 mod error;
 mod file_pool;
 mod ids;
-mod index;
 mod journal;
 mod key;
 mod layout;
@@ -36,13 +44,11 @@ mod superblock;
 
 pub use block_io::{BlockAction, BlockError, BlockIo};
 pub use catalog::{
-    Catalog, CatalogConfig, CatalogCounts, CatalogError, Group, Reference, ReferenceId, Reported,
-    SnapshotCursor, Usage, Write, WriteBudget, WriteId,
+    Catalog, CatalogConfig, CatalogCounts, CatalogError, Found, Group, Position, Reference,
+    ReferenceId, Reported, SnapshotCursor, Usage, Write, WriteBudget, WriteId,
 };
 pub use error::LayoutError;
-pub use file_pool::FilePool;
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};
-pub use index::{Found, Index, IndexCounts, Position};
 pub use journal::{
     DamageProof, Journal, JournalCounts, JournalError, JournalScan, RecordCounts, scan_journal,
 };

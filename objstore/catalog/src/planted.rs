@@ -16,17 +16,26 @@ pub enum PlantedBug {
     NoGroupCrc,
     /// A group counts wherever it was found.
     NoGroupPosition,
+    /// A file is used again although the journal does not have yet that it lost its key.
+    ReuseBeforeEvictRecord,
+    /// A new epoch leaves a namespace's keys as they are.
+    EpochIgnored,
+    /// A write is committed when the first rank has reported. A store has one rank in a process:
+    /// the catalog's own tests find it.
+    CommitBeforeAllRanks,
 }
 
 #[cfg(any(test, feature = "planted-bugs"))]
 impl PlantedBug {
-    /// All of them.
+    /// All that a store of one rank can have.
     pub const ALL: &[Self] = &[
         Self::NoFlushBeforeSwitch,
         Self::SwitchBeforeSnapshot,
         Self::StaleSuperblock,
         Self::NoGroupCrc,
         Self::NoGroupPosition,
+        Self::ReuseBeforeEvictRecord,
+        Self::EpochIgnored,
     ];
 }
 

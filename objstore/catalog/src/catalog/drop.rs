@@ -6,6 +6,7 @@ use super::{Catalog, CatalogError, State};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
+    planted::{PlantedBug, planted},
     policy::Candidate,
     record::Record,
 };
@@ -129,10 +130,17 @@ impl Catalog {
     pub fn bump_epoch(&mut self, namespace: NamespaceId) -> Result<u64, CatalogError> {
         self.check_recovered()?;
         let epoch = self.tenant(namespace)?.epoch + 1;
-        self.forget(namespace);
-        self.namespaces[namespace.0 as usize].epoch = epoch;
+        self.set_epoch(namespace, epoch);
         self.log.push(&Record::Epoch { namespace, epoch });
         Ok(epoch)
+    }
+
+    /// Everything a namespace has is of an earlier epoch.
+    pub(super) fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
+        if !planted(PlantedBug::EpochIgnored) {
+            self.forget(namespace);
+        }
+        self.namespaces[namespace.0 as usize].epoch = epoch;
     }
 
     /// Makes everything a namespace has a miss.

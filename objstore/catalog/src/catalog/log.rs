@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::{
     ids::{FileId, Lsn},
+    planted::{PlantedBug, planted},
     record::Record,
 };
 
@@ -83,7 +84,7 @@ impl Log {
     /// A file that was dropped may be reused when all records made so far are durable. Says
     /// whether they are.
     pub fn retire(&mut self, file: FileId) -> bool {
-        if self.last == self.durable {
+        if self.last == self.durable || planted(PlantedBug::ReuseBeforeEvictRecord) {
             return true;
         }
         self.limbo.push_back((self.last, file));

@@ -57,8 +57,7 @@ impl Catalog {
                 if epoch < tenant.epoch {
                     return Err(damaged("goes back to an earlier epoch"));
                 }
-                self.forget(namespace);
-                self.namespaces[namespace.0 as usize].epoch = epoch;
+                self.set_epoch(namespace, epoch);
                 Ok(())
             }
         }

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::*;
-use crate::index::Position;
+use crate::planted::{PlantedBug, plant};
 
 const FILES: u32 = 12;
 const KEYS: u32 = 20;
@@ -80,6 +80,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// What a file's bytes are: namespace, epoch, key, and which write they came from.
 type Content = (u32, u64, u32, u64);
+
+/// The last record of a group, and the bytes of all of them.
+type Written = (u64, Vec<u8>);
 
 #[derive(Debug, Clone, Copy)]
 struct Block {
@@ -168,10 +171,10 @@ struct Both {
     held: Vec<Reference>,
     writes: Vec<OpenWrite>,
     /// Records of the journal's active half, and up to which record each goes.
-    half: Vec<(u64, Vec<u8>)>,
+    half: Vec<Written>,
     /// Groups that were taken and are not durable.
-    taken: Vec<(u64, Vec<u8>)>,
-    other: Option<(SnapshotCursor, Vec<(u64, Vec<u8>)>)>,
+    taken: Vec<Written>,
+    other: Option<(SnapshotCursor, Vec<Written>)>,
 }
 
 fn names(keys: &[u32]) -> Vec<BlockKey> {
@@ -655,10 +658,39 @@ proptest! {
 
     #[test]
     fn against_the_model(steps in steps(), policy in 0..PolicyKind::ALL.len()) {
-        let mut both = Both::new(PolicyKind::ALL[policy]);
-        for step in &steps {
-            both.step(step);
-        }
-        both.drain();
+        run(&steps, policy);
+    }
+}
+
+fn run(steps: &[Step], policy: usize) {
+    let mut both = Both::new(PolicyKind::ALL[policy]);
+    for step in steps {
+        both.step(step);
+    }
+    both.drain();
+}
+
+/// The model notices what it is there for.
+#[test]
+fn planted_bugs_are_found() {
+    for bug in [
+        PlantedBug::ReuseBeforeEvictRecord,
+        PlantedBug::CommitBeforeAllRanks,
+        PlantedBug::EpochIgnored,
+    ] {
+        let config = ProptestConfig {
+            cases: 1024,
+            max_shrink_iters: 0,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        };
+        let mut runner = TestRunner::new(config);
+        plant(Some(bug));
+        let result = runner.run(&(steps(), 0..PolicyKind::ALL.len()), |(steps, policy)| {
+            run(&steps, policy);
+            Ok(())
+        });
+        plant(None);
+        assert!(result.is_err(), "{bug:?} is not found");
     }
 }
