@@ -188,4 +188,4 @@ pub use plane::{
 };
 pub use registration::{InUse, KvPool};
 pub use stats::{Path, StoreStats};
-pub use store::{Closed, Committed, Prefix, Store, Transfer, Writing};
+pub use store::{Closed, Committed, Medium, Prefix, Store, Transfer, Writing};

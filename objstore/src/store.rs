@@ -28,7 +28,7 @@ mod request;
 use commit::{Commits, Ready};
 use handles::Held;
 pub use handles::{Committed, Prefix, Transfer, Writing};
-pub use open::Closed;
+pub use open::{Closed, Medium};
 
 /// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
 ///

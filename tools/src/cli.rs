@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
+use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
 use crate::terminal::say;
 use crate::{devices, doctor, identify, replay};
@@ -86,6 +87,31 @@ Exit codes:
   1  one did not
   2  bad input: the command line";
 
+const INSPECT_HELP: &str = "\
+Examples:
+  ripieno inspect --media file:/var/tmp/store
+  ripieno inspect --device vfio:0000:65:00.0 --json
+
+Nothing is written, and no other process may have the store open meanwhile.
+
+Exit codes:
+  0  there is a store, whole or damaged
+  1  a device could not be read
+  2  bad input: the command line, no store, or a store in use";
+
+const FSCK_HELP: &str = "\
+Examples:
+  ripieno fsck --media file:/var/tmp/store
+  ripieno fsck --media file:/var/tmp/store --repair
+
+What is checked: both copies of each superblock; that the devices are those of one store, and agree;
+every record of the journal, and that no key is in two files. The data is not read.
+
+Exit codes:
+  0  clean, or everything was repaired
+  1  damaged, or a device could not be read
+  2  bad input: the command line, no store, or a store in use";
+
 /// NVMe SSDs as a memory tier for GPUs.
 #[derive(Debug, Parser)]
 #[command(name = "ripieno", version, after_help = EXIT_CODES, arg_required_else_help = true)]
@@ -105,6 +131,14 @@ enum Command {
     /// and the I/O kernel compiled for the host.
     #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
     Replay(Box<ReplayFlags>),
+
+    /// Show what is on a store's devices: superblocks, layout, journal, namespaces, damage
+    #[command(after_help = INSPECT_HELP)]
+    Inspect(InspectFlags),
+
+    /// Check a store's superblocks and journal; repair them if asked to
+    #[command(after_help = FSCK_HELP)]
+    Fsck(FsckFlags),
 
     /// Show devices: model, sizes, limits, formats, health
     ///
@@ -145,6 +179,14 @@ pub fn run() -> ExitCode {
         Command::Replay(flags) => {
             log(flags.verbose, flags.quiet);
             ReplayArgs::check(*flags).map_err(Into::into).and_then(|args| replay::run(&args))
+        }
+        Command::Inspect(flags) => {
+            log(0, false);
+            inspect::run(&flags)
+        }
+        Command::Fsck(flags) => {
+            log(0, false);
+            inspect::check(&flags)
         }
         Command::Identify(flags) => {
             log(flags.verbose, false);

@@ -9,6 +9,7 @@
 //!   cli       the commands, their help and exit codes
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
+//!   inspect   shows and checks a store that is not open (survey reads it, offline has its devices)
 //!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
 //!             measured), report (one JSON object, or tables)
 //!   stack     controllers, driver, pool and store, by the first route of the data that works: the
@@ -55,11 +56,13 @@ mod doctor;
 mod drives;
 mod gpu;
 mod identify;
+mod inspect;
 mod interrupt;
 mod keep;
 mod machine;
 mod memory;
 mod model;
+mod offline;
 mod plan;
 mod pool;
 mod problem;
@@ -68,6 +71,7 @@ mod replay;
 mod size;
 mod sizing;
 mod stack;
+mod survey;
 mod synthetic;
 mod table;
 mod terminal;

@@ -26,6 +26,22 @@ impl Progress {
         Self { bar }
     }
 
+    /// A bar for bytes that are read, hidden as above. How many there are is said later.
+    pub(crate) fn reading(wanted: bool) -> Self {
+        let progress = Self::new(0, wanted);
+        if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {bytes} of {total_bytes} read")
+        {
+            progress.bar.set_style(style.progress_chars("=> "));
+        }
+        progress
+    }
+
+    /// So many bytes of at most `all` have been read.
+    pub(crate) fn read(&self, done: u64, all: u64) {
+        self.bar.set_length(all);
+        self.bar.set_position(done);
+    }
+
     /// One more request is done. `message` is only made where the bar is visible.
     pub(crate) fn advance(&self, done: usize, message: impl FnOnce() -> String) {
         if self.bar.is_hidden() {

@@ -31,7 +31,7 @@ use crate::keep::Keep;
 use crate::pool::Pool;
 use crate::problem::{Problem, unfit};
 
-use emulation::{Emulation, emulate};
+pub(crate) use emulation::{Emulation, emulate, in_home};
 use route::Prepared;
 
 pub(crate) use fleet::Build;

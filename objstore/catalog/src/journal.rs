@@ -98,6 +98,30 @@ pub(crate) fn create(io: &mut dyn BlockIo, superblock: &mut Superblock) -> Resul
     io.write(area.half_offset(area.active), &group, true)
 }
 
+/// Makes a journal that is damaged an empty one, in its other half: all keys are lost, and the data
+/// is not touched. The damaged half counts until the last write.
+///
+/// # Errors
+/// [`JournalError::Block`]: it is as damaged as before. [`JournalError::None`].
+pub fn reset_journal(
+    io: &mut dyn BlockIo,
+    superblock: &mut Superblock,
+) -> Result<(), JournalError> {
+    let device = io.name().to_owned();
+    let area = superblock.journal.ok_or(JournalError::None { device })?;
+    // As for a compaction: the generation is one that no writing of the half had before.
+    superblock.sequence += 1;
+    superblock.write(io)?;
+    let (active, generation) = (area.active.other(), superblock.sequence);
+    let mut group = Vec::new();
+    series(superblock.store, generation, io).encode(0, &[], &mut group);
+    io.write(area.half_offset(active), &group, true)?;
+    superblock.sequence += 1;
+    let certain_bytes = group.len() as u64;
+    superblock.journal = Some(JournalArea { active, generation, certain_bytes, ..area });
+    Ok(superblock.write(io)?)
+}
+
 fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
     Series { store, generation, lba_bytes: u64::from(io.lba_bytes()) }
 }

@@ -302,13 +302,30 @@ impl Superblock {
         self.write_copies(io, COPIES)
     }
 
+    /// Writes one of the two copies, 0 or 1: a damaged one, from the other. It is permanent on
+    /// return.
+    ///
+    /// # Errors
+    /// [`BlockError`]: this copy is damaged, the other one is not touched.
+    ///
+    /// # Panics
+    /// When there is no such copy.
+    pub fn write_copy(&self, io: &mut dyn BlockIo, copy: usize) -> Result<(), BlockError> {
+        io.write(COPY_OFFSETS[copy], &self.padded(io.lba_bytes()), true)
+    }
+
+    fn padded(&self, lba_bytes: u32) -> Vec<u8> {
+        let mut bytes = self.encode();
+        bytes.resize(bytes.len().next_multiple_of(lba_bytes as usize), 0);
+        bytes
+    }
+
     pub(crate) fn write_copies(
         &self,
         io: &mut dyn BlockIo,
         copies: usize,
     ) -> Result<(), BlockError> {
-        let mut bytes = self.encode();
-        bytes.resize(bytes.len().next_multiple_of(io.lba_bytes() as usize), 0);
+        let bytes = self.padded(io.lba_bytes());
         COPY_OFFSETS.iter().take(copies).try_for_each(|offset| io.write(*offset, &bytes, true))
     }
 

@@ -32,6 +32,22 @@ pub struct Closed {
     pub pool: KvPool,
 }
 
+/// A device's region: superblock and journal while no store is open on it.
+pub struct Medium {
+    /// To read and write it, by byte offsets from the region's start.
+    pub io: Box<dyn kv_catalog::BlockIo>,
+    /// What tells it from other devices.
+    pub identity: DeviceIdentity,
+    /// The part of the namespace.
+    pub region: Region,
+}
+
+impl std::fmt::Debug for Medium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Medium").field("device", &self.io.name()).finish_non_exhaustive()
+    }
+}
+
 /// A device, and the part of it that is the store's.
 struct Place {
     controller: SharedController,
@@ -108,18 +124,40 @@ impl Store {
     /// [`StoreError::Format`] when a device holds something that may not be overwritten (nothing
     /// was written then), is too small, or fails.
     pub fn format(devices: &[StoreDevice], format: &Format) -> Result<(), StoreError> {
+        let mut superblocks = Self::plan(devices, format)?;
         let places = Place::all(devices)?;
         let mut media: Vec<BlockDevice> = places.iter().map(Place::medium).collect();
-        for medium in &mut media {
-            check_overwrite(medium, format.overwrite)?;
-        }
-        let regions: Vec<(DeviceIdentity, Region)> =
-            places.iter().map(|place| (place.identity.clone(), place.region)).collect();
-        let mut superblocks = plan(format, &regions).superblocks()?;
         let mut media: Vec<&mut dyn kv_catalog::BlockIo> =
             media.iter_mut().map(|medium| medium as &mut dyn kv_catalog::BlockIo).collect();
         kv_catalog::format_devices(&mut media, &mut superblocks)?;
         Ok(())
+    }
+
+    /// What [`Store::format`] would make of the devices. Writes nothing.
+    ///
+    /// # Errors
+    /// As for [`Store::format`].
+    pub fn plan(devices: &[StoreDevice], format: &Format) -> Result<Vec<Superblock>, StoreError> {
+        let places = Place::all(devices)?;
+        for place in &places {
+            check_overwrite(&mut place.medium(), format.overwrite)?;
+        }
+        let regions: Vec<(DeviceIdentity, Region)> =
+            places.iter().map(|place| (place.identity.clone(), place.region)).collect();
+        Ok(plan(format, &regions).superblocks()?)
+    }
+
+    /// The devices as they are without an open store, for tools that look at what is on them.
+    ///
+    /// # Errors
+    /// [`StoreError::Config`] when a device has no such namespace or region.
+    pub fn media(devices: &[StoreDevice]) -> Result<Vec<Medium>, StoreError> {
+        let medium = |place: Place| Medium {
+            io: Box::new(place.medium()),
+            identity: place.identity,
+            region: place.region,
+        };
+        Ok(Place::all(devices)?.into_iter().map(medium).collect())
     }
 
     /// Bytes that each of `devices` devices with LBAs of `lba_bytes` needs at least to be formatted

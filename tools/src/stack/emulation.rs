@@ -49,7 +49,7 @@ pub(super) fn configs(
 ///
 /// # Errors
 /// [`Problem`] when its media cannot be opened.
-fn in_home(home: &Home) -> anyhow::Result<Vec<EmuConfig>> {
+pub(crate) fn in_home(home: &Home) -> anyhow::Result<Vec<EmuConfig>> {
     let mut configs = home.controllers().map_err(|error| Problem::new(error.to_string(), ""))?;
     configs.iter_mut().for_each(offer);
     Ok(configs)
@@ -59,7 +59,7 @@ fn in_home(home: &Home) -> anyhow::Result<Vec<EmuConfig>> {
 ///
 /// # Errors
 /// [`Problem`] when a medium cannot do what is asked of it; else whatever a layer refuses.
-pub(super) fn emulate(
+pub(crate) fn emulate(
     configs: Vec<EmuConfig>,
     options: &ControllerOptions,
     domain: &Arc<EmuDomain>,

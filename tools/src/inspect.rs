@@ -1,0 +1,225 @@
+//! `ripieno inspect` and `ripieno fsck`: what is on a store's devices, and what is wrong with it.
+
+use clap::Args;
+use serde_json::json;
+
+use crate::offline::{Offline, Where};
+use crate::problem::EXIT_FAILED;
+use crate::progress::Progress;
+use crate::size::{Size, grouped};
+use crate::survey::{DeviceView, JournalView, Survey};
+use crate::table::{row, table};
+use crate::terminal::{print, say};
+
+/// Flags of `ripieno inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectFlags {
+    #[command(flatten)]
+    place: Where,
+
+    /// Print one JSON object on stdout instead of the tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of `ripieno fsck`.
+#[derive(Debug, Args)]
+pub(crate) struct FsckFlags {
+    #[command(flatten)]
+    inspect: InspectFlags,
+
+    /// Write a damaged copy of a superblock again from the other one, and make a damaged journal
+    /// empty: all keys are lost then, and the data is not touched. What will be done is said first
+    #[arg(long)]
+    repair: bool,
+}
+
+/// Shows what is on the devices. Returns the exit code.
+///
+/// # Errors
+/// [`crate::problem::Problem`] when there is no store; else when a device cannot be read.
+pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
+    let offline = Offline::open(&flags.place)?;
+    let survey = Survey::take(&mut offline.media()?, |_, _| {})?;
+    offline.close()?;
+    if flags.json {
+        print(to_json(&survey))?;
+    } else {
+        print(text(&survey))?;
+    }
+    Ok(0)
+}
+
+/// Checks all but the data, and repairs it if asked to. Returns the exit code.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
+    let offline = Offline::open(&flags.inspect.place)?;
+    let progress = Progress::reading(!flags.inspect.json);
+    let mut media = offline.media()?;
+    let mut survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;
+    let mut repaired = Vec::new();
+    if flags.repair && !survey.damage.is_empty() {
+        repaired = repairs(&survey);
+        repaired.iter().for_each(|what| say(format_args!("repairing: {what}")));
+        repair(&survey, &mut media)?;
+        survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;
+    }
+    progress.finish();
+    drop(media);
+    offline.close()?;
+    let damage = &survey.damage;
+    if flags.inspect.json {
+        print(
+            json!({ "damage": damage, "repaired": repaired, "stored_files": survey.stored_files }),
+        )?;
+    } else if damage.is_empty() {
+        print(format_args!("clean: {} blocks are stored", grouped(survey.stored_files.into())))?;
+    } else {
+        print(format_args!("damaged:\n  {}", damage.join("\n  ")))?;
+    }
+    Ok(if damage.is_empty() { 0 } else { EXIT_FAILED })
+}
+
+/// What can be repaired, in words.
+fn repairs(survey: &Survey) -> Vec<String> {
+    let copy = |device: &DeviceView| {
+        let lost = device.lost_copy?;
+        Some(format!("{}: copy {lost} of the superblock, from the other one", device.device))
+    };
+    let mut repairs: Vec<String> = survey.devices.iter().filter_map(copy).collect();
+    if survey.journal.as_ref().is_some_and(|journal| journal.can_be_emptied) {
+        repairs.push(format!(
+            "the journal, by making it empty: all keys are lost, {} that can be read and those \
+             behind the damage; the data is not touched",
+            grouped(survey.stored_files.into())
+        ));
+    }
+    repairs
+}
+
+fn repair(survey: &Survey, media: &mut [objstore::Medium]) -> anyhow::Result<()> {
+    for (device, medium) in survey.devices.iter().zip(media) {
+        let Some(mut superblock) = device.superblock.clone() else { continue };
+        if let Some(lost) = device.lost_copy {
+            superblock.write_copy(&mut *medium.io, lost)?;
+        }
+        let journal = survey.journal.as_ref().filter(|_| superblock.journal.is_some());
+        if journal.is_some_and(|journal| journal.can_be_emptied) {
+            kv_catalog::reset_journal(&mut *medium.io, &mut superblock)?;
+        }
+    }
+    Ok(())
+}
+
+/// Of the store that the first device with a superblock names.
+fn to_json(survey: &Survey) -> serde_json::Value {
+    let store = survey.devices.iter().find_map(|device| device.superblock.as_ref());
+    let store = store.map(|superblock| {
+        let shape = superblock.layout.shape;
+        json!({
+            "id": superblock.store.to_string(),
+            "state": format!("{:?}", superblock.state).to_lowercase(),
+            "rank": superblock.rank,
+            "ranks": superblock.ranks,
+            "devices": superblock.devices.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "layers": shape.layers,
+            "segments": shape.segments,
+            "object_bytes": shape.object_bytes,
+            "block_tokens": shape.block_tokens,
+            "files": superblock.layout.files,
+            "checksums_a_file": superblock.layout.words_per_file,
+            "namespaces_max": superblock.layout.namespaces_max,
+            "data_offset": superblock.data.map(|data| data.offset),
+            "data_bytes": superblock.data.map(|data| data.bytes),
+            "group_files": superblock.data.map(|data| data.group),
+            "slot_bytes": superblock.data.map(|data| data.slot_bytes),
+            "journal_offset": superblock.journal.map(|journal| journal.offset),
+        })
+    });
+    json!({
+        "store": store,
+        "devices": survey.devices,
+        "journal": survey.journal,
+        "namespaces": survey.namespaces,
+        "stored_files": survey.stored_files,
+        "damage": survey.damage,
+    })
+}
+
+fn text(survey: &Survey) -> String {
+    let mut rows = Vec::new();
+    if let Some(found) = survey.devices.iter().find_map(|device| device.superblock.as_ref()) {
+        let (layout, shape) = (found.layout, found.layout.shape);
+        let ranks = format!("rank {} of {}, {:?}", found.rank, found.ranks, found.state);
+        rows.push(row("store", found.store, ranks.to_lowercase()));
+        let objects = format!(
+            "{} layers x {} segments, objects of {} bytes, {} tokens a block, {} checksums a file",
+            shape.layers,
+            shape.segments,
+            shape.object_bytes,
+            shape.block_tokens,
+            layout.words_per_file
+        );
+        rows.push(row("files", grouped(layout.files.into()), objects));
+        if let Some(data) = found.data {
+            let group =
+                format!("groups of {} files, slots of {} bytes", data.group, data.slot_bytes);
+            rows.push(row(
+                "data",
+                Size(data.bytes),
+                format!("from byte {} on; {group}", data.offset),
+            ));
+        }
+    }
+    for (at, device) in survey.devices.iter().enumerate() {
+        let copies: Vec<String> = (0..)
+            .zip(&device.copies)
+            .map(|(at, copy)| match (&copy.problem, copy.sequence) {
+                (None, Some(sequence)) => format!("copy {at}: sequence {sequence}"),
+                (problem, _) => format!("copy {at}: {}", problem.clone().unwrap_or_default()),
+            })
+            .collect();
+        let note = format!("{}\n{}\n{}", device.device, device.identity, copies.join("\n"));
+        rows.push(row(&format!("device {at}"), Size(device.region_bytes), note));
+    }
+    if let Some(journal) = &survey.journal {
+        rows.push(journal_row(journal));
+    }
+    for namespace in &survey.namespaces {
+        let quota = namespace.quota_files.map_or("none".to_owned(), |files| grouped(files.into()));
+        let note = format!(
+            "{} {}\nepoch {}, weight {}, quota {quota}, pinned {}",
+            namespace.label,
+            namespace.digest,
+            namespace.epoch,
+            namespace.weight,
+            grouped(namespace.pinned_files.into())
+        );
+        let stored = format!("{} stored", grouped(namespace.stored_files.into()));
+        rows.push(row(&format!("namespace {}", namespace.id), stored, note.trim()));
+    }
+    rows.extend(survey.damage.iter().map(|damage| row("damage", "", damage)));
+    table(&rows)
+}
+
+fn journal_row(journal: &JournalView) -> [String; 3] {
+    let note = format!(
+        "half {}, generation {}, {} groups, {} of {}; records: {} namespace, {} commit, {} evict, \
+         {} pin, {} clear, {} epoch",
+        journal.half,
+        journal.generation,
+        grouped(journal.groups),
+        Size(journal.end_bytes),
+        Size(journal.half_bytes),
+        grouped(journal.namespace_records),
+        grouped(journal.commit_records),
+        grouped(journal.evict_records),
+        grouped(journal.pin_records),
+        grouped(journal.clear_records),
+        grouped(journal.epoch_records)
+    );
+    let state = if journal.damage.is_some() { "damaged" } else { "whole" };
+    row("journal", state, note)
+}

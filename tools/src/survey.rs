@@ -1,0 +1,239 @@
+//! What is on the devices of a store, and what of it is wrong. Only reads.
+
+use std::collections::BTreeMap;
+
+use kv_catalog::{
+    Catalog, CatalogConfig, CopyFault, Expected, JournalError, Member, NamespaceId, OnDevice,
+    PolicyKind, Record, Superblock, check_set, scan_journal,
+};
+use objstore::Medium;
+use serde::Serialize;
+
+use crate::problem::Problem;
+
+/// One copy of a superblock.
+#[derive(Debug, Serialize)]
+pub(crate) struct CopyView {
+    pub(crate) sequence: Option<u64>,
+    /// What is wrong with it; null if nothing is.
+    pub(crate) problem: Option<String>,
+}
+
+/// A device. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeviceView {
+    pub(crate) device: String,
+    pub(crate) identity: String,
+    pub(crate) region_bytes: u64,
+    pub(crate) lba_bytes: u32,
+    /// The superblock's copies.
+    pub(crate) copies: Vec<CopyView>,
+    #[serde(skip)]
+    pub(crate) superblock: Option<Superblock>,
+    /// The copy that can be written again from the other one.
+    #[serde(skip)]
+    pub(crate) lost_copy: Option<usize>,
+}
+
+/// The journal's active half.
+#[derive(Debug, Serialize)]
+pub(crate) struct JournalView {
+    pub(crate) half: String,
+    pub(crate) generation: u64,
+    pub(crate) half_bytes: u64,
+    pub(crate) end_bytes: u64,
+    pub(crate) groups: u64,
+    pub(crate) namespace_records: u64,
+    pub(crate) commit_records: u64,
+    pub(crate) evict_records: u64,
+    pub(crate) pin_records: u64,
+    pub(crate) clear_records: u64,
+    pub(crate) epoch_records: u64,
+    /// What is wrong with it, so that the store does not open; null if nothing is.
+    pub(crate) damage: Option<String>,
+    /// That can be made empty, or else the device has to be looked at.
+    #[serde(skip)]
+    pub(crate) can_be_emptied: bool,
+}
+
+/// A namespace, after all records that can be read.
+#[derive(Debug, Serialize)]
+pub(crate) struct NamespaceView {
+    pub(crate) id: u32,
+    pub(crate) label: String,
+    pub(crate) digest: String,
+    pub(crate) epoch: u64,
+    pub(crate) stored_files: u32,
+    pub(crate) pinned_files: u32,
+    pub(crate) quota_files: Option<u32>,
+    pub(crate) weight: u32,
+}
+
+/// What is on the devices.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Survey {
+    pub(crate) devices: Vec<DeviceView>,
+    pub(crate) journal: Option<JournalView>,
+    pub(crate) namespaces: Vec<NamespaceView>,
+    /// Keys that can be read.
+    pub(crate) stored_files: u32,
+    /// Everything that is wrong.
+    pub(crate) damage: Vec<String>,
+}
+
+impl Survey {
+    /// Reads everything but the data. `progress` hears how many bytes of the journal were read,
+    /// and how many there are at most.
+    ///
+    /// # Errors
+    /// [`Problem`] when none of the devices has a store; else when one cannot be read.
+    pub(crate) fn take(
+        media: &mut [Medium],
+        progress: impl FnMut(u64, u64),
+    ) -> anyhow::Result<Self> {
+        let mut survey = Self::default();
+        let mut members = Vec::new();
+        let mut elsewhere = None;
+        for medium in &mut *media {
+            let name = medium.io.name().to_owned();
+            let copies = Superblock::read_copies(&mut *medium.io)?;
+            let found = match Superblock::read(&mut *medium.io) {
+                Ok(found) => Some(found),
+                Err(error) => {
+                    survey.damage.push(error.to_string());
+                    None
+                }
+            };
+            let superblock = match &found {
+                Some(OnDevice::Ours(superblock)) => Some((**superblock).clone()),
+                Some(OnDevice::Blank) => None,
+                Some(OnDevice::Foreign(what)) => {
+                    elsewhere = Some(format!("{name}: it holds {what}, and no store"));
+                    None
+                }
+                None => None,
+            };
+            survey.devices.push(survey_device(&name, medium, copies, superblock));
+            if let Some(found) = found {
+                let (identity, region) = (medium.identity.clone(), medium.region);
+                members.push(Member { found, name, identity, region });
+            }
+        }
+        survey.add_copies();
+        let Some(first) = survey.devices.iter().find_map(|device| device.superblock.clone()) else {
+            if survey.damage.is_empty() {
+                let message = elsewhere.unwrap_or_else(|| "there is no store on it".to_owned());
+                anyhow::bail!(Problem::new(message, "make one with ripieno format"));
+            }
+            return Ok(survey);
+        };
+        let expected = Expected { store: None, rank: first.rank, shape: None };
+        if members.len() == media.len()
+            && let Err(error) = check_set(&members, &expected)
+        {
+            survey.damage.push(error.to_string());
+        }
+        survey.add_journal(media, progress)?;
+        Ok(survey)
+    }
+
+    fn add_copies(&mut self) {
+        for device in self.devices.iter().filter(|device| device.superblock.is_some()) {
+            for (at, copy) in device.copies.iter().enumerate() {
+                if let Some(problem) = &copy.problem {
+                    let device = &device.device;
+                    self.damage.push(format!("{device}: copy {at} of the superblock: {problem}"));
+                }
+            }
+        }
+    }
+
+    fn add_journal(
+        &mut self,
+        media: &mut [Medium],
+        progress: impl FnMut(u64, u64),
+    ) -> anyhow::Result<()> {
+        let carries = |device: &DeviceView| {
+            device.superblock.as_ref().is_some_and(|superblock| superblock.journal.is_some())
+        };
+        let Some(at) = self.devices.iter().position(carries) else { return Ok(()) };
+        let Some(superblock) = self.devices[at].superblock.clone() else { return Ok(()) };
+        let mut catalog = Catalog::new(CatalogConfig {
+            files: superblock.layout.files,
+            ranks: superblock.ranks,
+            words_per_file: superblock.layout.words_per_file,
+            journal: false,
+            files_ahead: 0,
+            seed: 0,
+            policy: PolicyKind::default(),
+            write_budget: None,
+        });
+        let mut names = BTreeMap::new();
+        let visit = |record: Record<'_>| {
+            if let Record::Namespace { id, digest, label, .. } = record {
+                names.insert(id.0, (digest, label.to_owned()));
+            }
+            catalog.apply(&record)
+        };
+        let scan = scan_journal(&mut *media[at].io, &superblock, visit, progress)?;
+        catalog.recovered();
+        self.stored_files = catalog.counts().stored;
+        for (id, (digest, label)) in names {
+            // One that was refused is in the damage.
+            let Ok(usage) = catalog.usage(NamespaceId(id)) else { continue };
+            self.namespaces.push(NamespaceView {
+                id,
+                label,
+                digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+                epoch: usage.epoch,
+                stored_files: usage.stored,
+                pinned_files: usage.pinned,
+                quota_files: usage.quota_files,
+                weight: usage.weight,
+            });
+        }
+        self.damage.extend(scan.damage.iter().map(ToString::to_string));
+        self.journal = Some(JournalView {
+            half: scan.half.to_string(),
+            generation: scan.generation,
+            half_bytes: scan.half_bytes,
+            end_bytes: scan.end,
+            groups: scan.groups,
+            namespace_records: scan.records.namespace,
+            commit_records: scan.records.commit,
+            evict_records: scan.records.evict,
+            pin_records: scan.records.pin,
+            clear_records: scan.records.clear,
+            epoch_records: scan.records.epoch,
+            can_be_emptied: !matches!(scan.damage, None | Some(JournalError::Block(_))),
+            damage: scan.damage.map(|damage| damage.to_string()),
+        });
+        Ok(())
+    }
+}
+
+fn survey_device(
+    name: &str,
+    medium: &Medium,
+    copies: [Result<Superblock, CopyFault>; 2],
+    superblock: Option<Superblock>,
+) -> DeviceView {
+    let lost = |copy: &Result<Superblock, CopyFault>| {
+        matches!(copy, Err(CopyFault::None | CopyFault::Checksum))
+    };
+    DeviceView {
+        device: name.to_owned(),
+        identity: medium.identity.to_string(),
+        region_bytes: medium.region.bytes(),
+        lba_bytes: medium.identity.lba_bytes,
+        lost_copy: copies.iter().position(lost).filter(|_| superblock.is_some()),
+        copies: copies
+            .iter()
+            .map(|copy| CopyView {
+                sequence: copy.as_ref().ok().map(|superblock| superblock.sequence),
+                problem: copy.as_ref().err().map(ToString::to_string),
+            })
+            .collect(),
+        superblock,
+    }
+}
