@@ -195,8 +195,8 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Full`]: nothing was written. Begin a compaction, again if one is under way,
     /// and complete it: the state that it copies has these records in it, so that they are
-    /// permanent then. It cannot happen while no more than a group's worth is appended between two
-    /// questions to [`Journal::copy_due`].
+    /// permanent then. It cannot happen while no more than a quarter of a half is appended between
+    /// two questions to [`Journal::copy_due`].
     /// [`JournalError::Block`] and [`JournalError::Outgrown`]: any first part of the records may be
     /// permanent, and the journal takes no more. [`JournalError::Failed`]: it took no more before.
     ///

@@ -291,13 +291,15 @@ impl Store {
         self.drain()?;
         let written = self.sync_journal();
         let mut commits = lock(&self.inner.commits);
-        commits.journal = None;
+        // Its length is noted, so that the next opening finds out if the device lost the end of it.
+        let noted = commits.journal.take().map_or(Ok(()), Journal::close);
+        let noted = noted.map_err(|error| StoreError::JournalFailed { cause: error.to_string() });
         commits.volatile.clear();
         drop(commits);
         let plane = lock(&self.inner.plane).take().ok_or_else(super::closed)?;
         self.inner.keys().failed.get_or_insert_with(|| "it was closed".to_owned());
         let closed = plane.close()?;
-        written?;
+        written.and(noted)?;
         let shared = |controller: SharedController| {
             controller.into_inner().ok_or_else(|| StoreError::Failed {
                 cause: "something else still shares a controller".to_owned(),
