@@ -75,15 +75,27 @@ fn parts(pool: &KvPool, lba_bytes: u64, bytes: u64) -> Result<Vec<DmaSlice>, Str
     Ok(parts)
 }
 
-/// Whole LBAs around byte `at`, of up to `bytes` bytes.
+/// Whole LBAs at byte `at`, an end of what is used, of up to `bytes` bytes. Inside what is used: a
+/// mapping consists of whole pages, and what is beside a pool in its pages may be somebody else's.
+/// Around the byte if less than an LBA is used.
 fn part(pool: &KvPool, at: u64, lba_bytes: u64, bytes: u64) -> Result<DmaSlice, String> {
     let memory = pool.memory();
+    let used = pool.used();
     let mut first = 0;
     for range in memory.segments() {
         let end = first + range.len;
         if at >= end {
             first = end;
             continue;
+        }
+        // A PRP names dwords.
+        let inside = used.start.max(first).next_multiple_of(4)..used.end.min(end) & !3;
+        let room = inside.end.saturating_sub(inside.start).min(bytes);
+        if room >= lba_bytes {
+            let len = room - room % lba_bytes;
+            let from = if at == used.start { inside.start } else { inside.end - len };
+            let slice = DmaSlice::new(memory.clone(), from as usize, len as usize);
+            return slice.map_err(|error| error.to_string());
         }
         let from = (at & !(PAGE - 1)).max(first);
         let mut len = (end - from).min(bytes);
@@ -127,5 +139,33 @@ impl Kept {
             Some(mut buffer) => buffer.write(0, &self.0).map_err(|error| error.to_string()),
             None => DeviceOnlyMemory::new(gpu, pool, part.len())?.write(part.device(), &self.0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_catalog::KvShape;
+    use nvme_driver::DmaSpace as _;
+    use nvme_emu::EmuDomain;
+
+    use super::*;
+
+    #[test]
+    fn the_proof_stays_inside_the_pool() {
+        let shape = KvShape { layers: 1, segments: 1, object_bytes: 5000, block_tokens: 1 };
+        let memory = EmuDomain::new("test").alloc(1 << 20).unwrap();
+        for (blocks, lens) in [(1, &[4096, 4096]), (2, &[8192, 8192]), (9, &[16384, 16384])] {
+            let pool = KvPool::new(memory.clone(), &shape, vec![10_001], 5000, blocks).unwrap();
+            let parts = parts(&pool, 4096, PROOF_BYTES).unwrap();
+            let found: Vec<usize> = parts.iter().map(DmaSlice::len).collect();
+            assert_eq!(found, lens);
+            for part in parts {
+                let (from, end) = (part.offset(), part.offset() + part.len());
+                assert!(10_001 <= from && end <= 10_001 + 5000 * blocks as usize, "{from}..{end}");
+                assert!(from.is_multiple_of(4));
+            }
+        }
+        let pool = KvPool::new(memory, &KvShape { object_bytes: 512, ..shape }, vec![0], 512, 1);
+        assert_eq!(parts(&pool.unwrap(), 4096, PROOF_BYTES).unwrap().len(), 1);
     }
 }
