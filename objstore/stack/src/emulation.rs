@@ -1,0 +1,55 @@
+//! Software controllers: their threads, and the driver attached to them.
+
+use std::sync::Arc;
+
+use nvme_driver::{Clock, Controller, ControllerOptions};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner};
+
+use crate::error::StackError;
+
+/// Queue pairs that a software controller offers.
+pub const EMU_QUEUES: u16 = 64;
+/// Entries that a queue of a software controller may have (MQES).
+pub const EMU_DEPTH: u32 = 1024;
+
+/// Software controllers, and the threads that step them.
+#[derive(Debug)]
+pub struct Emulation {
+    _runner: EmuRunner,
+    emus: Vec<Arc<Emu>>,
+}
+
+impl Emulation {
+    /// Makes software controllers whose DMA goes through `domain`, and attaches the driver to them.
+    /// Drop it last: controllers that are dropped are shut down, which its threads have to do.
+    ///
+    /// # Errors
+    /// [`StackError::Emu`], [`StackError::Threads`], [`StackError::Attach`].
+    pub fn start(
+        configs: impl IntoIterator<Item = EmuConfig>,
+        domain: &Arc<EmuDomain>,
+        clock: &Arc<dyn Clock>,
+        options: &ControllerOptions,
+    ) -> Result<(Self, Vec<Controller>), StackError> {
+        let emus = configs.into_iter().map(|config| {
+            // One more than offered: the driver takes one for itself.
+            let io_queues_max = EMU_QUEUES + 1;
+            Emu::new(domain.clone(), EmuConfig { io_queues_max, mqes: EMU_DEPTH as u16, ..config })
+        });
+        let emus = emus.collect::<Result<Vec<_>, _>>()?;
+        let runner = EmuRunner::spawn(emus.clone(), clock.clone()).map_err(StackError::Threads)?;
+        let attach = |emu: &Arc<Emu>| {
+            let attached = Controller::attach(emu.bus(), clock.clone(), options.clone());
+            let device = || emu.id().to_owned();
+            attached.map_err(|source| StackError::Attach { device: device(), source })
+        };
+        let controllers = emus.iter().map(attach).collect::<Result<_, _>>()?;
+        Ok((Self { _runner: runner, emus }, controllers))
+    }
+
+    /// The controllers, for those who make them misbehave.
+    #[must_use]
+    pub fn emus(&self) -> &[Arc<Emu>] {
+        &self.emus
+    }
+}

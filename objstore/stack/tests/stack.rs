@@ -1,0 +1,237 @@
+//! A store in a home, with KV memory that the test owns.
+
+#![allow(unsafe_code, reason = "the memory of an engine, as the store sees it: by its address")]
+
+use std::{ops::Range, path::Path, ptr::NonNull, sync::Arc};
+
+use nvme_driver::{ControllerOptions, DescriptorPreference, MonotonicClock};
+use objstore::{BlockId, Format, KvShape, Layer, Namespace, StoreError, StoreId, StoreOptions};
+use ripieno_stack::{
+    EngineMemory, Executor, Home, HomeMedia, HomeOptions, PoolLayout, PoolMemory, Request, Stack,
+    StackConfig, StackError,
+};
+use ripieno_testkit::{keys, pattern};
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const BLOCKS: u32 = 8;
+/// Bytes before the pool, and between objects.
+const GAP: usize = 13;
+
+/// An engine's memory; it begins at an odd address.
+struct Engine {
+    memory: EngineMemory,
+    base: NonNull<u8>,
+    layout: PoolLayout,
+}
+
+impl Engine {
+    fn new(shift: usize) -> Self {
+        let stride = SHAPE.object_bytes as usize + shift;
+        let tensor = stride * BLOCKS as usize;
+        let bytes = tensor * SHAPE.rows() as usize;
+        let memory: &'static mut [u8] = Box::leak(vec![0; bytes + 4096 + shift].into_boxed_slice());
+        let base = NonNull::from(memory).cast::<u8>();
+        let base = base.map_addr(|at| {
+            at.checked_add(at.get().next_multiple_of(4) - at.get() + shift).unwrap()
+        });
+        // SAFETY: leaked, and accessed by address only.
+        let memory = unsafe { EngineMemory::new(base, bytes, Arc::new(())) };
+        let rows = (0..u64::from(SHAPE.rows())).map(|row| row * tensor as u64).collect();
+        let layout = PoolLayout { rows, block_stride: stride as u64, blocks: BLOCKS };
+        Self { memory, base, layout }
+    }
+
+    fn object(&self, block: u32, row: u32) -> NonNull<u8> {
+        let offset = self.layout.rows[row as usize] + u64::from(block) * self.layout.block_stride;
+        // SAFETY: inside the memory.
+        unsafe { self.base.add(offset as usize) }
+    }
+
+    fn expected(seed: u64, row: u32) -> Vec<u8> {
+        pattern(SHAPE.object_bytes as usize, seed << 8 | u64::from(row))
+    }
+
+    fn fill(&self, block: u32, seed: u64) {
+        for row in 0..SHAPE.rows() {
+            let bytes = Self::expected(seed, row);
+            let from = NonNull::from(&*bytes).cast::<u8>();
+            // SAFETY: an object has so many bytes; no device uses it now.
+            unsafe { self.object(block, row).copy_from_nonoverlapping(from, bytes.len()) };
+        }
+    }
+
+    fn holds(&self, block: u32, row: u32, seed: u64) -> bool {
+        let mut found = vec![0; SHAPE.object_bytes as usize];
+        let to = NonNull::from(&mut *found).cast::<u8>();
+        // SAFETY: as in `fill`.
+        unsafe { to.copy_from_nonoverlapping(self.object(block, row), found.len()) };
+        found == Self::expected(seed, row)
+    }
+}
+
+fn config(home: Home, engine: &Engine, descriptors: DescriptorPreference) -> StackConfig {
+    StackConfig {
+        home,
+        executor: Executor::Host,
+        shape: SHAPE,
+        namespace: Namespace::default(),
+        pool: PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() },
+        controller: ControllerOptions { descriptors, ..ControllerOptions::default() },
+        options: StoreOptions::default(),
+    }
+}
+
+fn clock() -> Arc<MonotonicClock> {
+    Arc::new(MonotonicClock::default())
+}
+
+fn created(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
+    let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
+    let home = Home::create(dir, &HomeOptions { id: 7, media, lba_bytes: 4096 }).unwrap();
+    let format = Format::new(StoreId([7; 16]), SHAPE);
+    Stack::create(config(home, engine, descriptors), &format, clock()).unwrap()
+}
+
+fn reopened(dir: &Path, engine: &Engine, descriptors: DescriptorPreference) -> Stack {
+    Stack::open(config(Home::open(dir).unwrap(), engine, descriptors), clock()).unwrap()
+}
+
+fn blocks(range: Range<u32>) -> Vec<BlockId> {
+    range.map(BlockId).collect()
+}
+
+fn layers() -> impl Iterator<Item = Layer> {
+    (0..SHAPE.layers).map(Layer)
+}
+
+/// Stores the keys of `range` out of the blocks 0, 1, ...
+fn store(stack: &Stack, engine: &Engine, range: Range<u32>) {
+    let count = range.len() as u32;
+    (0..count).zip(range.clone()).for_each(|(block, key)| engine.fill(block, key.into()));
+    let request = Request::store(stack, stack.store(), &keys(range), &blocks(0..count)).unwrap();
+    assert_eq!(request.accepted(), Some((count as usize, count as usize)));
+    for layer in layers() {
+        request.start(layer).unwrap();
+        request.wait(layer).unwrap();
+    }
+    let committed = request.commit().unwrap();
+    assert_eq!((committed.accepted, committed.written), (count as usize, count as usize));
+}
+
+/// Retrieves the keys of `range` into other blocks, and compares every byte.
+fn retrieve(stack: &Stack, engine: &Engine, range: Range<u32>) {
+    let count = range.len() as u32;
+    let prefix = stack.store().lookup(&keys(range.clone())).unwrap();
+    assert_eq!(prefix.len() as u32, count);
+    let targets = blocks(BLOCKS - count..BLOCKS);
+    targets.iter().for_each(|block| engine.fill(block.0, 0xEE));
+    let request = Request::retrieve(stack, stack.store(), &prefix, 0, &targets).unwrap();
+    layers().for_each(|layer| request.start(layer).unwrap());
+    for layer in layers() {
+        if layer.0 == 1 {
+            while request.poll(layer).unwrap().is_none() {}
+        } else {
+            assert_eq!(request.wait(layer).unwrap().objects, u64::from(2 * count));
+        }
+        for (block, key) in targets.iter().zip(range.clone()) {
+            for row in SHAPE.layer_rows(layer) {
+                assert!(engine.holds(block.0, row, key.into()), "block {block}, row {row}");
+            }
+        }
+    }
+}
+
+fn survives(shift: usize, descriptors: DescriptorPreference, bounced: bool) {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("home");
+    let engine = Engine::new(shift);
+    let stack = created(&dir, &engine, descriptors);
+    assert_eq!(stack.is_bounced(), bounced);
+    store(&stack, &engine, 0..3);
+    retrieve(&stack, &engine, 0..3);
+    stack.close().unwrap();
+    let again = reopened(&dir, &engine, descriptors);
+    retrieve(&again, &engine, 0..3);
+    store(&again, &engine, 3..7);
+    retrieve(&again, &engine, 3..7);
+    again.close().unwrap();
+}
+
+#[test]
+fn blocks_survive_in_a_home() {
+    survives(0, DescriptorPreference::Auto, false);
+}
+
+#[test]
+fn an_odd_address_is_no_obstacle_to_sgls() {
+    survives(GAP, DescriptorPreference::Auto, false);
+}
+
+#[test]
+fn blocks_at_odd_addresses_bounce_where_prps_cannot_name_them() {
+    survives(0, DescriptorPreference::Prp, false);
+    survives(4, DescriptorPreference::Prp, false);
+    survives(GAP, DescriptorPreference::Prp, true);
+}
+
+#[test]
+fn bounce_buffers_come_back_with_their_request() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = Engine::new(GAP);
+    let stack = created(place.path(), &engine, DescriptorPreference::Prp);
+    for round in 0..4 {
+        let begin = |count: u32| {
+            let keys = keys(100 * round..100 * round + count);
+            Request::store(&stack, stack.store(), &keys, &blocks(0..count))
+        };
+        let (first, second) = (begin(5).unwrap(), begin(3).unwrap());
+        let none = begin(1).unwrap_err();
+        assert!(matches!(none, StackError::Bounce { wanted: 1, free: 0, all: 8 }), "{none}");
+        // One with a layer in flight, one without.
+        first.start(Layer(0)).unwrap();
+        drop((first, second));
+    }
+    stack.close().unwrap();
+}
+
+#[test]
+fn a_home_whose_files_were_swapped_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = Engine::new(0);
+    created(place.path(), &engine, DescriptorPreference::Auto).close().unwrap();
+    let name = |at: u32| place.path().join(format!("device-{at}.img"));
+    let spare = place.path().join("spare");
+    for (from, to) in [(name(0), spare.clone()), (name(1), name(0)), (spare, name(1))] {
+        std::fs::rename(from, to).unwrap();
+    }
+    let home = Home::open(place.path()).unwrap();
+    let opened = Stack::open(config(home, &engine, DescriptorPreference::Auto), clock());
+    let error = opened.unwrap_err();
+    assert!(matches!(error, StackError::Store(StoreError::Format(_))), "{error}");
+    assert!(error.to_string().contains("device-"), "{error}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = Engine::new(0);
+    let stack = created(place.path(), &engine, DescriptorPreference::Auto);
+    store(&stack, &engine, 0..2);
+    let prefix = stack.store().lookup(&keys(0..2)).unwrap();
+    let request = Request::retrieve(&stack, stack.store(), &prefix, 0, &blocks(0..2)).unwrap();
+    for layer in [Layer(0), Layer(99)] {
+        assert!(matches!(request.wait(layer), Err(StackError::NotStarted { .. })));
+        assert!(matches!(request.poll(layer), Err(StackError::NotStarted { .. })));
+    }
+    assert!(request.start(Layer(99)).is_err());
+    request.start(Layer(0)).unwrap();
+    assert!(matches!(request.commit(), Err(StackError::NotWriting)));
+    let mut short = engine.layout.clone();
+    short.blocks += 1;
+    drop(prefix);
+    stack.close().unwrap();
+    let mut config = config(Home::open(place.path()).unwrap(), &engine, DescriptorPreference::Auto);
+    config.pool = PoolMemory::Engine { memory: engine.memory.clone(), layout: short };
+    let error = Stack::open(config, clock()).unwrap_err();
+    assert!(matches!(error, StackError::Memory(_)), "{error}");
+}
