@@ -22,11 +22,11 @@ pub use generated::{
     GIO_FAULT_TIMEOUT as FAULT_TIMEOUT, GIO_FLAG_FUA as FLAG_FUA, GIO_IOCTX_MAX as IOCTX_MAX,
     GIO_KIND_AFFINE as KIND_AFFINE, GIO_KIND_EXPLICIT as KIND_EXPLICIT, GIO_OP_READ as OP_READ,
     GIO_OP_WRITE as OP_WRITE, GIO_STATUS_CANCELLED as STATUS_CANCELLED,
-    GIO_STATUS_FAULT as STATUS_FAULT, GIO_STATUS_INVALID as STATUS_INVALID,
-    GIO_STATUS_NVME as STATUS_NVME, GIO_STATUS_OK as STATUS_OK,
-    GIO_STATUS_TIMEOUT as STATUS_TIMEOUT, gio_active as Active, gio_affine as Affine,
-    gio_args as Args, gio_iocb as Iocb, gio_ioctx as IoCtx, gio_op as Op, gio_pool as Pool,
-    gio_progress as OpProgress, gio_slot as Slot, gio_warp as Warp,
+    GIO_STATUS_CHECKSUM as STATUS_CHECKSUM, GIO_STATUS_FAULT as STATUS_FAULT,
+    GIO_STATUS_INVALID as STATUS_INVALID, GIO_STATUS_NVME as STATUS_NVME,
+    GIO_STATUS_OK as STATUS_OK, GIO_STATUS_TIMEOUT as STATUS_TIMEOUT, gio_active as Active,
+    gio_affine as Affine, gio_args as Args, gio_iocb as Iocb, gio_ioctx as IoCtx, gio_op as Op,
+    gio_pool as Pool, gio_progress as OpProgress, gio_slot as Slot, gio_warp as Warp,
 };
 
 /// Operations that one warp may have in progress.

@@ -12,8 +12,8 @@ pub trait DeviceScalar: Plain {}
 impl DeviceScalar for u32 {}
 impl DeviceScalar for u64 {}
 
-/// A constant array in executor memory, aligned to 128 bytes or more. Clones are the same array;
-/// the memory is recycled when the last clone is dropped.
+/// An array in executor memory, aligned to 128 bytes or more, that only kernels write after it was
+/// uploaded. Clones are the same array; the memory is recycled when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct DeviceArray<T> {
     block: Arc<Block>,
@@ -23,10 +23,11 @@ pub struct DeviceArray<T> {
 
 impl<T: DeviceScalar> DeviceArray<T> {
     /// Writes `values` into `block`, which has room for them.
-    pub(crate) fn write(values: impl ExactSizeIterator<Item = T>, block: Block) -> Self {
-        let len = values.len();
-        for (at, value) in values.enumerate() {
-            block.region().put(0, at, value);
+    pub(crate) fn write(values: impl Iterator<Item = T>, block: Block) -> Self {
+        let mut len = 0;
+        for value in values {
+            block.region().put(0, len, value);
+            len += 1;
         }
         Self { block: Arc::new(block), len, values: PhantomData }
     }
@@ -39,6 +40,16 @@ impl<T: DeviceScalar> DeviceArray<T> {
     pub fn address(&self, at: usize) -> DevicePtr {
         assert!(at <= self.len, "element {at} of {}", self.len);
         DevicePtr(self.block.region().address(at * size_of::<T>()))
+    }
+
+    /// Element `at`. What a kernel wrote is there once it was seen that it is past that.
+    ///
+    /// # Panics
+    /// When `at` is not below [`DeviceArray::len`].
+    #[must_use]
+    pub fn get(&self, at: usize) -> T {
+        assert!(at < self.len, "element {at} of {}", self.len);
+        self.block.region().read(at * size_of::<T>())
     }
 
     /// Number of elements.

@@ -110,6 +110,12 @@ pub enum Error {
         /// What was found and what is needed.
         problem: String,
     },
+    /// An operation's checksums do not belong to it.
+    #[error("checksums were asked for, but {problem}")]
+    Checksums {
+        /// What was found and what is needed.
+        problem: String,
+    },
     /// No completion before the deadline. The IOCB stays issued.
     #[error(
         "IOCB {index} did not complete before the deadline; wait again, or stop the ring and \

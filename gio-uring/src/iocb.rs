@@ -2,6 +2,7 @@
 
 use crate::{
     abi::Iocb,
+    checksums::Checksums,
     completion::Completion,
     error::Error,
     event::{Signal, Wait},
@@ -37,7 +38,7 @@ pub(crate) enum Content {
     /// The IOCB's own area, in the order of [`Entry::order`].
     Explicit,
     /// Kept alive until the completion was seen.
-    Affine { map: BlockMap, _pool: PoolHandle },
+    Affine { map: BlockMap, _kept: (Option<Checksums>, PoolHandle) },
 }
 
 /// One IOCB.

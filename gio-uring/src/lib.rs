@@ -19,8 +19,8 @@
 //! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
 //!   recycling.
 //! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
-//!   [`BlockMap`], [`PoolHandle`] and [`Event`] are what operations name. [`DeviceArray`] are
-//!   tables for other kernels on the same device.
+//!   [`BlockMap`], [`PoolHandle`], [`Checksums`] and [`Event`] are what operations name.
+//!   [`DeviceArray`] are tables for other kernels on the same device.
 //! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
 //! - [`StreamOps`]: what an engine's streams do with the events of this ring. Its user (the store)
 //!   keeps events and tables until the streams are past them.
@@ -37,9 +37,9 @@
 //!
 //! # Invariants
 //! - Every address the kernel gets comes from [`IoExecutor::alloc`] or [`IoExecutor::address`].
-//! - An IOCB in flight, and the map, pool and events it names, are not changed, recycled or freed
-//!   before its completion was seen or the executor has proven that its kernel ended. If it cannot
-//!   prove that, the memory is leaked.
+//! - An IOCB in flight, and the map, pool, checksums and events it names, are not changed, recycled
+//!   or freed before its completion was seen or the executor has proven that its kernel ended. If
+//!   it cannot prove that, the memory is leaked.
 //! - Neither ring can overflow, because an IOCB is published again only after its completion was
 //!   consumed (proof in `ring`).
 //! - No Rust reference to plain data in shared memory exists; what the kernel writes is
@@ -54,10 +54,12 @@
 //! - A single operation cannot be cancelled; stopping cancels all.
 //! - Rings in memory that the CPU sees through a write-combining mapping (a GPU's BAR): publishing
 //!   would need a fence that ordinary memory does not. Executors allocate ordinary memory.
+//! - Checksums of explicit contexts.
 //! - Rings shared between processes: handles assume that caller and ring live in one process.
 
 pub mod abi;
 mod arena;
+mod checksums;
 mod completion;
 mod counters;
 mod device_array;
@@ -82,6 +84,7 @@ mod testing;
 mod uring;
 
 pub use abi::{Affine, IoCtx};
+pub use checksums::Checksums;
 pub use completion::Completion;
 pub use counters::{Counters, Fault, FaultInfo, QueueCounters, UringCounters};
 pub use device_array::{DeviceArray, DeviceScalar};
@@ -94,5 +97,7 @@ pub use nvme_spec::{nvm::Direction, status::Status as NvmeStatus};
 pub use options::UringOptions;
 pub use pool::{PoolDesc, PoolHandle, ROWS_MAX};
 pub use status::IoStatus;
-pub use stream::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
+pub use stream::{
+    MoveChecksums, RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps,
+};
 pub use uring::{AffineOp, Uring};

@@ -107,6 +107,16 @@ impl BlockMap {
         self.inner.order.is_empty()
     }
 
+    /// Whether it is a clone of `other`.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The caller's index of each uploaded entry.
+    pub(crate) fn order(&self) -> &[u32] {
+        &self.inner.order
+    }
+
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
         self.inner.block.is_of(arena)
     }

@@ -2,12 +2,13 @@
 
 use std::{ops::Range, sync::Arc};
 
-use nvme_driver::{DescriptorMode, Iova};
+use nvme_driver::{DescriptorMode, Iova, Place};
 
 use crate::{
     abi::Pool,
     arena::{Arena, Block},
     error::Error,
+    executor::IoExecutor,
     queues::Device,
 };
 
@@ -20,6 +21,10 @@ use crate::{
 pub struct PoolDesc {
     /// IOVA of block 0's object of each row (rows = layers times segments).
     pub row_iova: Vec<Iova>,
+    /// The same memory as the executor's kernel may reach it: block 0's object of each row. Needed
+    /// for checksums only, and else empty. What the kernel reads slowly (a PCIe function's BAR, for
+    /// a CPU) does not belong here.
+    pub row_memory: Vec<Place>,
     /// First LBA of the data region of each device.
     pub data_lba: Vec<u64>,
     /// Bytes from one block's object to the next one's.
@@ -56,6 +61,8 @@ struct PoolInner {
     rows: u32,
     blocks: u32,
     files: u32,
+    /// Whether the kernel can look at objects.
+    reachable: bool,
     /// LBAs of one object, on the device with the smallest ones.
     slot_lbas: u32,
 }
@@ -69,13 +76,25 @@ const ROWS_AT: usize = size_of::<Pool>().next_multiple_of(64);
 impl PoolHandle {
     /// Bytes of executor memory that a pool needs.
     pub(crate) fn bytes(desc: &PoolDesc) -> usize {
-        ROWS_AT + (desc.row_iova.len() + desc.data_lba.len()) * size_of::<u64>()
+        let words = desc.row_iova.len() + desc.data_lba.len() + desc.row_memory.len();
+        ROWS_AT + words * size_of::<u64>()
     }
 
-    /// Writes a validated pool into `block`, which has at least [`PoolHandle::bytes`].
-    pub(crate) fn write(desc: &PoolDesc, devices: &[Device], block: Block) -> Self {
+    /// Writes a validated pool into `block`, which has at least [`PoolHandle::bytes`]. `row_base`
+    /// is [`PoolDesc::row_addresses`].
+    pub(crate) fn write(
+        desc: &PoolDesc,
+        row_base: &[u64],
+        devices: &[Device],
+        block: Block,
+    ) -> Self {
         let region = block.region();
         let lbas_at = ROWS_AT + desc.row_iova.len() * size_of::<u64>();
+        let bases_at = lbas_at + desc.data_lba.len() * size_of::<u64>();
+        for (row, &base) in row_base.iter().enumerate() {
+            region.put(bases_at, row, base);
+        }
+        let reachable = !row_base.is_empty();
         for (row, iova) in desc.row_iova.iter().enumerate() {
             region.put(ROWS_AT, row, iova.0);
         }
@@ -97,12 +116,13 @@ impl PoolHandle {
             run_bytes: desc.run_bytes,
             pad_read_iova: desc.pad_read.map_or(0, |iova| iova.0),
             pad_write_iova: desc.pad_write.map_or(0, |iova| iova.0),
+            row_base: if reachable { region.address(bases_at) } else { 0 },
         };
         region.write(0, pool);
         let (blocks, files) = (desc.blocks, desc.files);
         let lbas = devices.iter().map(|device| desc.slot_bytes >> device.lba_shift);
         let slot_lbas = lbas.max().unwrap_or(1);
-        Self { inner: Arc::new(PoolInner { block, rows, blocks, files, slot_lbas }) }
+        Self { inner: Arc::new(PoolInner { block, rows, blocks, files, reachable, slot_lbas }) }
     }
 
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
@@ -111,6 +131,12 @@ impl PoolHandle {
 
     pub(crate) fn address(&self) -> u64 {
         self.inner.block.region().address(0)
+    }
+
+    /// Whether the kernel can look at objects: for checksums.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.inner.reachable
     }
 
     /// Rows of every file.
@@ -162,6 +188,38 @@ impl PoolDesc {
         Ok(())
     }
 
+    /// [`PoolDesc::row_memory`] as the executor's kernel addresses it.
+    pub(crate) fn row_addresses(&self, executor: &dyn IoExecutor) -> Result<Vec<u64>, Error> {
+        let (places, iovas) = (&self.row_memory, &self.row_iova);
+        if !places.is_empty() && places.len() != iovas.len() {
+            let (found, rows) = (places.len(), iovas.len());
+            return wrong(format!("row_memory has {found} rows; {rows} or none are needed"));
+        }
+        let mut addresses = Vec::with_capacity(places.len());
+        for (row, (place, iova)) in places.iter().zip(iovas).enumerate() {
+            if place.iova != *iova {
+                let found = place.iova;
+                return wrong(format!("row {row} is at IOVA {iova}, and row_memory says {found}"));
+            }
+            let address = executor.address(place);
+            let Some(address) = address.filter(|at| self.end_of_row(*at).is_some()) else {
+                let name = executor.name();
+                return wrong(format!(
+                    "the {name} executor cannot reach row {row} ({place:?}); leave row_memory \
+                     empty, and do without checksums"
+                ));
+            };
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+
+    /// Where a row that begins at `start` ends, if it is an address.
+    fn end_of_row(&self, start: u64) -> Option<u64> {
+        let last = u64::from(self.blocks - 1).checked_mul(self.block_stride)?;
+        last.checked_add(self.object_bytes.into())?.checked_add(start)
+    }
+
     fn check_shape(&self, devices: usize) -> Result<(), Error> {
         let Self { group, .. } = *self;
         if self.data_lba.len() != devices {
@@ -204,11 +262,8 @@ impl PoolDesc {
                  overlap"
             ));
         }
-        let span = u64::from(self.blocks - 1)
-            .checked_mul(stride)
-            .and_then(|last| last.checked_add(object));
         for (row, iova) in self.row_iova.iter().enumerate() {
-            if span.and_then(|span| iova.0.checked_add(span)).is_none() {
+            if self.end_of_row(iova.0).is_none() {
                 return wrong(format!(
                     "row {row} from IOVA {iova} with {} blocks {stride} bytes apart leaves the \
                      64-bit address space",

@@ -25,6 +25,8 @@ pub enum IoStatus {
     Fault,
     /// Never given to the device: the block, the file or the range is wrong.
     Invalid,
+    /// What was read is not what the checksum was made of. The transfer itself is over.
+    Checksum,
     /// Nothing was reported as failed, but not everything was reported as done: a defect of the
     /// kernel, which must not be taken for success.
     Incomplete,
@@ -44,6 +46,7 @@ impl IoStatus {
             (abi::STATUS_CANCELLED, _) => Self::Cancelled,
             (abi::STATUS_FAULT, _) => Self::Fault,
             (abi::STATUS_INVALID, _) => Self::Invalid,
+            (abi::STATUS_CHECKSUM, _) => Self::Checksum,
             _ => Self::Unknown(word),
         }
     }
@@ -75,6 +78,7 @@ impl fmt::Display for IoStatus {
                 "the queue failed first; the device may still transfer until it is recovered",
             ),
             Self::Invalid => f.write_str("not sent: block, file or range is outside its bounds"),
+            Self::Checksum => f.write_str("read, but its bytes differ from what was written"),
             Self::Incomplete => {
                 f.write_str("the kernel did less than it was asked, without an error")
             }
@@ -100,6 +104,7 @@ mod tests {
         assert_eq!(IoStatus::decode(abi::STATUS_CANCELLED), IoStatus::Cancelled);
         assert_eq!(IoStatus::decode(abi::STATUS_FAULT), IoStatus::Fault);
         assert_eq!(IoStatus::decode(abi::STATUS_INVALID), IoStatus::Invalid);
+        assert_eq!(IoStatus::decode(abi::STATUS_CHECKSUM), IoStatus::Checksum);
     }
 
     #[test]
@@ -114,7 +119,7 @@ mod tests {
     fn only_what_never_reached_or_left_the_device_is_safe() {
         assert!(IoStatus::Timeout.may_still_transfer());
         assert!(IoStatus::Fault.may_still_transfer());
-        for safe in [IoStatus::Ok, IoStatus::Cancelled, IoStatus::Invalid] {
+        for safe in [IoStatus::Ok, IoStatus::Cancelled, IoStatus::Invalid, IoStatus::Checksum] {
             assert!(!safe.may_still_transfer());
         }
     }

@@ -62,6 +62,22 @@ pub struct ScatterGather {
     pub block_stride: u64,
     /// Bytes of an object.
     pub object_bytes: u32,
+    /// The checksums of the objects, if they have some.
+    pub checksums: Option<MoveChecksums>,
+}
+
+/// The CRC-32C of each object that is moved, over its bytes in the pool: a gather stores it, a
+/// scatter compares with it. Addresses are the GPU's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoveChecksums {
+    /// `u32[row_count * count]`: that of object (row i, position p) is at `i * count + p`.
+    pub values: DevicePtr,
+    /// `u32[count]`, for a scatter: becomes the word of
+    /// [`IoStatus::Checksum`](crate::IoStatus::Checksum) for each position with an object that
+    /// differs, and stays as it is for the others.
+    pub status: DevicePtr,
+    /// `u64`, for a scatter: the number of objects that differ is added.
+    pub errors: DevicePtr,
 }
 
 /// A stream did not take an operation.

@@ -31,6 +31,13 @@ use crate::{
 /// Kernel addresses are so much higher than this process's.
 const SHIFT: u64 = 0x1000_0000_0000;
 const NAME: &str = "test";
+/// Objects are so much higher for this process than for a device.
+pub(crate) const POOL_SHIFT: u64 = 0x2000_0000_0000;
+
+/// What the model takes for an object's checksum.
+pub(crate) fn checksum(object: u64) -> u32 {
+    (object ^ object >> 32) as u32 ^ 0x5555_5555
+}
 
 /// Memory that knows when it is freed.
 #[derive(Debug)]
@@ -288,10 +295,26 @@ impl Model {
         if let Some(&status) = self.failing.get(&place) {
             return status;
         }
+        let (on_disk, in_memory) = (self.disk.get(&place), self.memory.get(&iova));
+        let moved = if iocb.opcode == abi::OP_WRITE { in_memory } else { on_disk };
+        let moved = moved.copied().unwrap_or(0);
         if iocb.opcode == abi::OP_WRITE {
-            self.disk.insert(place, self.memory.get(&iova).copied().unwrap_or(0));
+            self.disk.insert(place, moved);
         } else {
-            self.memory.insert(iova, self.disk.get(&place).copied().unwrap_or(0));
+            self.memory.insert(iova, moved);
+        }
+        if iocb.checksums == 0 {
+            return abi::STATUS_OK;
+        }
+        let pool: Pool = self.read(iocb.pool, 0);
+        let row_iova: u64 = self.read(pool.row_iova, row as usize);
+        let row_base: u64 = self.read(pool.row_base, row as usize);
+        assert_eq!(row_base, row_iova + POOL_SHIFT + SHIFT, "row {row} for the kernel");
+        let at = row as usize * iocb.count as usize + index as usize;
+        if iocb.opcode == abi::OP_WRITE {
+            self.write(iocb.checksums, at, checksum(moved));
+        } else if self.read::<u32>(iocb.checksums, at) != checksum(moved) {
+            return abi::STATUS_CHECKSUM;
         }
         abi::STATUS_OK
     }

@@ -7,6 +7,7 @@ use nvme_driver::{Clock, Nanos, QueueGrant, Waiter};
 use crate::{
     abi::{Affine, Args, Iocb},
     arena::Arena,
+    checksums::Checksums,
     completion::Completion,
     counters::Counters,
     device_array::{DeviceArray, DeviceScalar},
@@ -226,8 +227,30 @@ impl Uring {
     /// [`Error::Pool`] or [`Error::Devices`], [`Error::Executor`] without memory.
     pub fn register_pool(&mut self, desc: &PoolDesc) -> Result<PoolHandle, Error> {
         desc.validate(&self.queues.devices)?;
+        let row_base = desc.row_addresses(self.executor.as_ref())?;
         let block = self.arena.take(PoolHandle::bytes(desc), self.executor.as_ref())?;
-        Ok(PoolHandle::write(desc, &self.queues.devices, block))
+        Ok(PoolHandle::write(desc, &row_base, &self.queues.devices, block))
+    }
+
+    /// Puts checksums for all objects of `map` in a pool of `rows` rows into executor memory:
+    /// `value(row, entry)`, the entry in the caller's order. For a write, whose checksums the
+    /// kernel stores, any values.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`], [`Error::Executor`] without memory.
+    pub fn upload_checksums(
+        &mut self,
+        map: &BlockMap,
+        rows: u32,
+        value: impl Fn(u32, u32) -> u32,
+    ) -> Result<Checksums, Error> {
+        self.own("map", map.is_of(&self.arena))?;
+        let bytes = (rows as usize).saturating_mul(map.len()).saturating_mul(size_of::<u32>());
+        let block = self.arena.take(bytes, self.executor.as_ref())?;
+        let order = map.order();
+        let values = (0..rows).flat_map(|row| order.iter().map(move |&entry| (row, entry)));
+        let values = values.map(|(row, entry)| value(row, entry));
+        Ok(Checksums::new(DeviceArray::write(values, block), map, rows))
     }
 
     /// An event to wait for or to signal, 0 at first.

@@ -22,6 +22,11 @@ unsafe extern "C" {
     #[cfg(test)]
     pub(crate) fn gio_host_pattern(args: *const crate::pool::PatternArgs, threads: u32);
 
+    /// The CRC-32C of `bytes` bytes at `at`: as a GPU's warp takes it (0), or as processors do, by
+    /// a table (1), the instruction for it (2), wide products (3), or the best that there is.
+    #[cfg(test)]
+    pub(crate) fn gio_host_crc32c(at: u64, bytes: u32, how: u32) -> u32;
+
     /// Writes bytes `[byte, byte + len)` of the object with this seed to `at`.
     pub(crate) fn gio_host_fill(at: u64, seed: u64, byte: u64, len: u64);
     /// Writes what no object holds to `at`.

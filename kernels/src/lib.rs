@@ -6,8 +6,9 @@
 //! MMIO store), `warp.cuh` (32 lanes in step, or a loop), `state.cuh` (a warp's registers),
 //! `operation.cuh` (ring entry to completion), `queue.cuh` (command slots, doorbells, completions,
 //! timeouts), `descriptor.cuh` (SGL, PRP), `cursor.cuh` (what an I/O context means), `engine.cuh`
-//! (chunks, runs, batches), `kernel.cuh` (entry points), and `abi.h`, from which
-//! [`gio_uring::abi`] is made.
+//! (chunks, runs, batches), `crc32c.cuh` (CRC-32C, by a warp or by the processor's instructions),
+//! `checksum.cuh` (which objects have one, and what differs), `kernel.cuh` (entry points), and
+//! `abi.h`, from which [`gio_uring::abi`] is made.
 //!
 //! ```text
 //!   round: reap up to 32 completions -> stop word, timeouts -> submit up to 32 commands
@@ -36,6 +37,8 @@
 //! - A completion that makes no sense, or none in time, fails the queue for good: nothing is
 //!   submitted to it any more, and its outstanding slots stay quarantined until the controller took
 //!   it back.
+//! - A read with checksums looks at every object once, after the last of its commands, and before
+//!   it counts as done.
 //! - Control flow is warp-uniform outside of lane bodies, and no lane's state is in local memory.
 //! - Host and GPU make the same contents from a seed, whatever alignment and division they use.
 //!
@@ -44,8 +47,11 @@
 //!   over a libcuda without a GPU only: nobody has seen it on one. The same holds for the pool's
 //!   kernels, whose speed nobody has measured.
 //! - `objects` of an operation is a lower bound when an object of several commands failed in part.
+//! - On a GPU the warp of a queue makes the checksums itself, and submits nothing meanwhile.
 //! - Runs are merged within 32 I/O contexts at a time, and never across rows or operations.
 
+#[cfg(test)]
+mod crc32c_tests;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod ffi;

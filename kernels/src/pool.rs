@@ -40,6 +40,9 @@ impl From<&ScatterGather> for ScatterGatherArgs {
                 ScatterGatherOp::Scatter => SCATTER,
                 ScatterGatherOp::Gather => GATHER,
             },
+            checksums: moves.checksums.map_or(0, |found| found.values.0),
+            status: moves.checksums.map_or(0, |found| found.status.0),
+            errors: moves.checksums.map_or(0, |found| found.errors.0),
         }
     }
 }

@@ -158,6 +158,7 @@ impl Run {
         let pool = ring.register_pool(&PoolDesc {
             // Nothing is moved, so nothing has to be there.
             row_iova: vec![Iova(1 << 32); ROWS_MAX as usize],
+            row_memory: Vec::new(),
             data_lba: vec![0],
             block_stride: u64::from(OBJECT),
             blocks: count,

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 7cd12d77e84821aee247f65ee8020b19 kernels/include/gio/abi.h
+// 77bc5c56f4b33c82c7fc52a2ee02423b kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -14,6 +14,7 @@ pub const GIO_STATUS_TIMEOUT: u32 = 33554432;
 pub const GIO_STATUS_CANCELLED: u32 = 50331648;
 pub const GIO_STATUS_FAULT: u32 = 67108864;
 pub const GIO_STATUS_INVALID: u32 = 83886080;
+pub const GIO_STATUS_CHECKSUM: u32 = 100663296;
 pub const GIO_FAULT_NONE: u32 = 0;
 pub const GIO_FAULT_CID: u32 = 1;
 pub const GIO_FAULT_SQHD: u32 = 2;
@@ -97,10 +98,11 @@ pub struct gio_pool {
     pub run_bytes: u32,
     pub pad_read_iova: u64,
     pub pad_write_iova: u64,
+    pub row_base: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_pool"][::std::mem::size_of::<gio_pool>() - 72usize];
+    ["Size of gio_pool"][::std::mem::size_of::<gio_pool>() - 80usize];
     ["Alignment of gio_pool"][::std::mem::align_of::<gio_pool>() - 8usize];
     ["Offset of field: gio_pool::row_iova"][::std::mem::offset_of!(gio_pool, row_iova) - 0usize];
     ["Offset of field: gio_pool::data_lba"][::std::mem::offset_of!(gio_pool, data_lba) - 8usize];
@@ -120,6 +122,7 @@ const _: () = {
         [::std::mem::offset_of!(gio_pool, pad_read_iova) - 56usize];
     ["Offset of field: gio_pool::pad_write_iova"]
         [::std::mem::offset_of!(gio_pool, pad_write_iova) - 64usize];
+    ["Offset of field: gio_pool::row_base"][::std::mem::offset_of!(gio_pool, row_base) - 72usize];
 };
 #[repr(C)]
 #[derive(
@@ -154,7 +157,8 @@ pub struct gio_iocb {
     pub reserved0: u32,
     pub error: u64,
     pub objects: u64,
-    pub reserved: [u64; 2usize],
+    pub checksums: u64,
+    pub reserved: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -182,7 +186,9 @@ const _: () = {
     ["Offset of field: gio_iocb::reserved0"][::std::mem::offset_of!(gio_iocb, reserved0) - 92usize];
     ["Offset of field: gio_iocb::error"][::std::mem::offset_of!(gio_iocb, error) - 96usize];
     ["Offset of field: gio_iocb::objects"][::std::mem::offset_of!(gio_iocb, objects) - 104usize];
-    ["Offset of field: gio_iocb::reserved"][::std::mem::offset_of!(gio_iocb, reserved) - 112usize];
+    ["Offset of field: gio_iocb::checksums"]
+        [::std::mem::offset_of!(gio_iocb, checksums) - 112usize];
+    ["Offset of field: gio_iocb::reserved"][::std::mem::offset_of!(gio_iocb, reserved) - 120usize];
 };
 #[repr(C)]
 #[derive(
@@ -232,8 +238,9 @@ const _: () = {
 pub struct gio_slot {
     pub generation: u16,
     pub state: u16,
-    pub active: u16,
-    pub count: u16,
+    pub active: u8,
+    pub count: u8,
+    pub row: u16,
     pub first: u32,
     pub bytes: u32,
     pub since_ns: u64,
@@ -246,7 +253,8 @@ const _: () = {
         [::std::mem::offset_of!(gio_slot, generation) - 0usize];
     ["Offset of field: gio_slot::state"][::std::mem::offset_of!(gio_slot, state) - 2usize];
     ["Offset of field: gio_slot::active"][::std::mem::offset_of!(gio_slot, active) - 4usize];
-    ["Offset of field: gio_slot::count"][::std::mem::offset_of!(gio_slot, count) - 6usize];
+    ["Offset of field: gio_slot::count"][::std::mem::offset_of!(gio_slot, count) - 5usize];
+    ["Offset of field: gio_slot::row"][::std::mem::offset_of!(gio_slot, row) - 6usize];
     ["Offset of field: gio_slot::first"][::std::mem::offset_of!(gio_slot, first) - 8usize];
     ["Offset of field: gio_slot::bytes"][::std::mem::offset_of!(gio_slot, bytes) - 12usize];
     ["Offset of field: gio_slot::since_ns"][::std::mem::offset_of!(gio_slot, since_ns) - 16usize];
@@ -272,11 +280,17 @@ pub struct gio_active {
     pub objects: u64,
     pub status: u64,
     pub opcode: u32,
-    pub reserved: u32,
+    pub splits: u32,
+    pub checksums: u64,
+    pub ioctx: u64,
+    pub row_base: u64,
+    pub block_stride: u64,
+    pub object_bytes: u32,
+    pub count: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_active"][::std::mem::size_of::<gio_active>() - 48usize];
+    ["Size of gio_active"][::std::mem::size_of::<gio_active>() - 88usize];
     ["Alignment of gio_active"][::std::mem::align_of::<gio_active>() - 8usize];
     ["Offset of field: gio_active::iocb"][::std::mem::offset_of!(gio_active, iocb) - 0usize];
     ["Offset of field: gio_active::outstanding"]
@@ -287,8 +301,17 @@ const _: () = {
     ["Offset of field: gio_active::objects"][::std::mem::offset_of!(gio_active, objects) - 24usize];
     ["Offset of field: gio_active::status"][::std::mem::offset_of!(gio_active, status) - 32usize];
     ["Offset of field: gio_active::opcode"][::std::mem::offset_of!(gio_active, opcode) - 40usize];
-    ["Offset of field: gio_active::reserved"]
-        [::std::mem::offset_of!(gio_active, reserved) - 44usize];
+    ["Offset of field: gio_active::splits"][::std::mem::offset_of!(gio_active, splits) - 44usize];
+    ["Offset of field: gio_active::checksums"]
+        [::std::mem::offset_of!(gio_active, checksums) - 48usize];
+    ["Offset of field: gio_active::ioctx"][::std::mem::offset_of!(gio_active, ioctx) - 56usize];
+    ["Offset of field: gio_active::row_base"]
+        [::std::mem::offset_of!(gio_active, row_base) - 64usize];
+    ["Offset of field: gio_active::block_stride"]
+        [::std::mem::offset_of!(gio_active, block_stride) - 72usize];
+    ["Offset of field: gio_active::object_bytes"]
+        [::std::mem::offset_of!(gio_active, object_bytes) - 80usize];
+    ["Offset of field: gio_active::count"][::std::mem::offset_of!(gio_active, count) - 84usize];
 };
 #[repr(C)]
 #[derive(
@@ -330,35 +353,35 @@ pub struct gio_op {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_op"][::std::mem::size_of::<gio_op>() - 304usize];
+    ["Size of gio_op"][::std::mem::size_of::<gio_op>() - 312usize];
     ["Alignment of gio_op"][::std::mem::align_of::<gio_op>() - 8usize];
     ["Offset of field: gio_op::iocb"][::std::mem::offset_of!(gio_op, iocb) - 0usize];
     ["Offset of field: gio_op::pool"][::std::mem::offset_of!(gio_op, pool) - 128usize];
-    ["Offset of field: gio_op::lbas"][::std::mem::offset_of!(gio_op, lbas) - 200usize];
-    ["Offset of field: gio_op::data_lba"][::std::mem::offset_of!(gio_op, data_lba) - 208usize];
-    ["Offset of field: gio_op::row_iova"][::std::mem::offset_of!(gio_op, row_iova) - 216usize];
-    ["Offset of field: gio_op::pad_iova"][::std::mem::offset_of!(gio_op, pad_iova) - 224usize];
-    ["Offset of field: gio_op::pad_type"][::std::mem::offset_of!(gio_op, pad_type) - 232usize];
-    ["Offset of field: gio_op::affine"][::std::mem::offset_of!(gio_op, affine) - 236usize];
-    ["Offset of field: gio_op::invalid"][::std::mem::offset_of!(gio_op, invalid) - 240usize];
-    ["Offset of field: gio_op::rows"][::std::mem::offset_of!(gio_op, rows) - 244usize];
-    ["Offset of field: gio_op::row"][::std::mem::offset_of!(gio_op, row) - 248usize];
-    ["Offset of field: gio_op::row_class"][::std::mem::offset_of!(gio_op, row_class) - 252usize];
-    ["Offset of field: gio_op::begin"][::std::mem::offset_of!(gio_op, begin) - 256usize];
-    ["Offset of field: gio_op::end"][::std::mem::offset_of!(gio_op, end) - 260usize];
+    ["Offset of field: gio_op::lbas"][::std::mem::offset_of!(gio_op, lbas) - 208usize];
+    ["Offset of field: gio_op::data_lba"][::std::mem::offset_of!(gio_op, data_lba) - 216usize];
+    ["Offset of field: gio_op::row_iova"][::std::mem::offset_of!(gio_op, row_iova) - 224usize];
+    ["Offset of field: gio_op::pad_iova"][::std::mem::offset_of!(gio_op, pad_iova) - 232usize];
+    ["Offset of field: gio_op::pad_type"][::std::mem::offset_of!(gio_op, pad_type) - 240usize];
+    ["Offset of field: gio_op::affine"][::std::mem::offset_of!(gio_op, affine) - 244usize];
+    ["Offset of field: gio_op::invalid"][::std::mem::offset_of!(gio_op, invalid) - 248usize];
+    ["Offset of field: gio_op::rows"][::std::mem::offset_of!(gio_op, rows) - 252usize];
+    ["Offset of field: gio_op::row"][::std::mem::offset_of!(gio_op, row) - 256usize];
+    ["Offset of field: gio_op::row_class"][::std::mem::offset_of!(gio_op, row_class) - 260usize];
+    ["Offset of field: gio_op::begin"][::std::mem::offset_of!(gio_op, begin) - 264usize];
+    ["Offset of field: gio_op::end"][::std::mem::offset_of!(gio_op, end) - 268usize];
     ["Offset of field: gio_op::split_bytes"]
-        [::std::mem::offset_of!(gio_op, split_bytes) - 264usize];
-    ["Offset of field: gio_op::splits"][::std::mem::offset_of!(gio_op, splits) - 268usize];
-    ["Offset of field: gio_op::merge"][::std::mem::offset_of!(gio_op, merge) - 272usize];
+        [::std::mem::offset_of!(gio_op, split_bytes) - 272usize];
+    ["Offset of field: gio_op::splits"][::std::mem::offset_of!(gio_op, splits) - 276usize];
+    ["Offset of field: gio_op::merge"][::std::mem::offset_of!(gio_op, merge) - 280usize];
     ["Offset of field: gio_op::boundary_lbas"]
-        [::std::mem::offset_of!(gio_op, boundary_lbas) - 276usize];
-    ["Offset of field: gio_op::slot_lbas"][::std::mem::offset_of!(gio_op, slot_lbas) - 280usize];
+        [::std::mem::offset_of!(gio_op, boundary_lbas) - 284usize];
+    ["Offset of field: gio_op::slot_lbas"][::std::mem::offset_of!(gio_op, slot_lbas) - 288usize];
     ["Offset of field: gio_op::group_slots"]
-        [::std::mem::offset_of!(gio_op, group_slots) - 284usize];
-    ["Offset of field: gio_op::prp"][::std::mem::offset_of!(gio_op, prp) - 288usize];
-    ["Offset of field: gio_op::page_bytes"][::std::mem::offset_of!(gio_op, page_bytes) - 292usize];
-    ["Offset of field: gio_op::lba_shift"][::std::mem::offset_of!(gio_op, lba_shift) - 296usize];
-    ["Offset of field: gio_op::reserved"][::std::mem::offset_of!(gio_op, reserved) - 300usize];
+        [::std::mem::offset_of!(gio_op, group_slots) - 292usize];
+    ["Offset of field: gio_op::prp"][::std::mem::offset_of!(gio_op, prp) - 296usize];
+    ["Offset of field: gio_op::page_bytes"][::std::mem::offset_of!(gio_op, page_bytes) - 300usize];
+    ["Offset of field: gio_op::lba_shift"][::std::mem::offset_of!(gio_op, lba_shift) - 304usize];
+    ["Offset of field: gio_op::reserved"][::std::mem::offset_of!(gio_op, reserved) - 308usize];
 };
 #[repr(C)]
 #[derive(
@@ -418,11 +441,11 @@ pub struct gio_warp {
     pub late: u64,
     pub active: [gio_active; 8usize],
     pub op: gio_op,
-    pub reserved: [u64; 11usize],
+    pub reserved: [u64; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_warp"][::std::mem::size_of::<gio_warp>() - 1024usize];
+    ["Size of gio_warp"][::std::mem::size_of::<gio_warp>() - 1280usize];
     ["Alignment of gio_warp"][::std::mem::align_of::<gio_warp>() - 8usize];
     ["Offset of field: gio_warp::sq"][::std::mem::offset_of!(gio_warp, sq) - 0usize];
     ["Offset of field: gio_warp::cq"][::std::mem::offset_of!(gio_warp, cq) - 8usize];
@@ -492,8 +515,8 @@ const _: () = {
     ["Offset of field: gio_warp::errors"][::std::mem::offset_of!(gio_warp, errors) - 232usize];
     ["Offset of field: gio_warp::late"][::std::mem::offset_of!(gio_warp, late) - 240usize];
     ["Offset of field: gio_warp::active"][::std::mem::offset_of!(gio_warp, active) - 248usize];
-    ["Offset of field: gio_warp::op"][::std::mem::offset_of!(gio_warp, op) - 632usize];
-    ["Offset of field: gio_warp::reserved"][::std::mem::offset_of!(gio_warp, reserved) - 936usize];
+    ["Offset of field: gio_warp::op"][::std::mem::offset_of!(gio_warp, op) - 952usize];
+    ["Offset of field: gio_warp::reserved"][::std::mem::offset_of!(gio_warp, reserved) - 1264usize];
 };
 #[repr(C)]
 #[derive(

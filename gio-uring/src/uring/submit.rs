@@ -7,6 +7,7 @@ use nvme_spec::nvm::Direction;
 use super::{State, Uring};
 use crate::{
     abi::{self, IoCtx, Iocb},
+    checksums::Checksums,
     error::Error,
     event::{Signal, Wait},
     explicit,
@@ -29,6 +30,8 @@ pub struct AffineOp<'a> {
     pub pool: &'a PoolHandle,
     /// The rows.
     pub rows: Range<u32>,
+    /// Of all rows of the map: a write stores those of its own rows, a read compares with them.
+    pub checksums: Option<&'a Checksums>,
     /// It starts once this is reached.
     pub wait: Option<&'a Wait>,
     /// It signals this when it completed, with or without errors.
@@ -38,7 +41,7 @@ pub struct AffineOp<'a> {
 }
 
 impl<'a> AffineOp<'a> {
-    /// Starts at once, without Force Unit Access, on one SM, and signals nothing.
+    /// Starts at once, without checksums and Force Unit Access, on one SM, and signals nothing.
     #[must_use]
     pub fn new(
         direction: Direction,
@@ -46,8 +49,26 @@ impl<'a> AffineOp<'a> {
         pool: &'a PoolHandle,
         rows: Range<u32>,
     ) -> Self {
-        Self { direction, fua: false, map, pool, rows, wait: None, signal: None, sms: 1 }
+        let (checksums, wait, signal) = (None, None, None);
+        Self { direction, fua: false, map, pool, rows, checksums, wait, signal, sms: 1 }
     }
+}
+
+/// Whether the kernel can store or compare these, for objects of `pool`.
+fn check_checksums(checksums: &Checksums, map: &BlockMap, pool: &PoolHandle) -> Result<(), Error> {
+    let wrong = |problem| Err(Error::Checksums { problem });
+    if !checksums.is_of(map) {
+        return wrong("they are of another map; make them with the operation's".to_owned());
+    }
+    if checksums.rows() != pool.rows() {
+        let (found, rows) = (checksums.rows(), pool.rows());
+        return wrong(format!("they are of {found} rows; the pool has {rows}, all are needed"));
+    }
+    if !pool.is_reachable() {
+        let problem = "the kernel cannot reach the pool's objects; register it with row_memory";
+        return wrong(problem.to_owned());
+    }
+    Ok(())
 }
 
 impl Uring {
@@ -55,8 +76,10 @@ impl Uring {
     ///
     /// # Errors
     /// [`Error::Busy`] when every IOCB is in flight, [`Error::Rows`] outside the pool,
-    /// [`Error::Foreign`], [`Error::State`]; [`Error::Submitted`] when the kernel failed: the
-    /// operation is in flight then, and completes when the ring is stopped.
+    /// [`Error::Checksums`] of another map, for another number of rows, or of a pool without
+    /// [`PoolDesc::row_memory`](crate::PoolDesc::row_memory), [`Error::Foreign`],
+    /// [`Error::State`]; [`Error::Submitted`] when the kernel failed: the operation is in flight
+    /// then, and completes when the ring is stopped.
     pub fn submit(&mut self, op: &AffineOp<'_>) -> Result<IocbId, Error> {
         let AffineOp { map, pool, rows, wait, signal, .. } = op;
         self.own("map", map.is_of(&self.arena))?;
@@ -64,6 +87,9 @@ impl Uring {
         self.own("event", wait.is_none_or(|wait| self.owns(&wait.event)))?;
         self.own("event", signal.is_none_or(|signal| self.owns(&signal.event)))?;
         pool.check(map.len(), rows)?;
+        if let Some(checksums) = op.checksums {
+            check_checksums(checksums, map, pool)?;
+        }
         let row_count = rows.end - rows.start;
         let [ioctx, starts, status] = map.addresses();
         let mut iocb = Iocb {
@@ -75,10 +101,12 @@ impl Uring {
             pool: pool.address(),
             row_first: rows.start,
             row_count,
+            checksums: op.checksums.map_or(0, Checksums::address),
             ..Iocb::default()
         };
         let (id, entry) = self.take()?;
-        entry.content = Content::Affine { map: (*map).clone(), _pool: (*pool).clone() };
+        let kept = (op.checksums.cloned(), (*pool).clone());
+        entry.content = Content::Affine { map: (*map).clone(), _kept: kept };
         entry.expected = map.len() as u64 * u64::from(row_count);
         entry.wait = wait.cloned();
         entry.signal = signal.cloned();

@@ -3,13 +3,13 @@
 use std::{ops::Range, sync::Arc};
 
 use allocation_counter::measure;
-use nvme_driver::{DescriptorMode, Iova, Nanos, QueueGrant};
+use nvme_driver::{DescriptorMode, Iova, Nanos, Place, QueueGrant};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     Direction, Fault, IoCtx, NvmeStatus, Signal, Wait, abi, map,
-    testing::{TestClock, TestExecutor, grant},
+    testing::{POOL_SHIFT, TestClock, TestExecutor, checksum, grant},
 };
 
 const SECOND: Nanos = Nanos(1_000_000_000);
@@ -37,6 +37,7 @@ fn ring(depth: u32, devices: u32, queues: u32) -> (Uring, TestExecutor) {
 fn pool(devices: u32) -> PoolDesc {
     PoolDesc {
         row_iova: (0..6).map(|row| Iova(0x10_0000_0000 + row * 0x100_0000)).collect(),
+        row_memory: Vec::new(),
         data_lba: (0..u64::from(devices)).map(|device| 1000 + 24 * device).collect(),
         block_stride: 8192,
         blocks: 64,
@@ -48,6 +49,14 @@ fn pool(devices: u32) -> PoolDesc {
         pad_read: None,
         pad_write: None,
     }
+}
+
+/// The same, which the kernel reaches.
+fn reachable_pool(devices: u32) -> PoolDesc {
+    let mut desc = pool(devices);
+    let place = |iova: &Iova| Place { host: Some(iova.0 + POOL_SHIFT), device: None, iova: *iova };
+    desc.row_memory = desc.row_iova.iter().map(place).collect();
+    desc
 }
 
 fn entry(block: u32, file: u32) -> Affine {
@@ -123,6 +132,53 @@ proptest! {
             }
         }
         prop_assert_eq!(uring.counters().total.objects, count as u64 * 12);
+    }
+
+    /// Checksums are in the caller's order, whatever the uploaded one is: those that a write
+    /// stores, and those that a read compares with.
+    #[test]
+    fn checksums_are_of_the_callers_entries(
+        devices in prop_oneof![Just(1u32), Just(2), Just(3), Just(4)],
+        queues in 1u32..3,
+        files in Just((0u32..120).collect::<Vec<_>>()).prop_shuffle(),
+        count in 1usize..64,
+        wrong_row in 0u32..6,
+        wrong in any::<proptest::sample::Index>(),
+    ) {
+        let (mut uring, executor) = ring(4, devices, queues);
+        let desc = reachable_pool(devices);
+        let pool = uring.register_pool(&desc).unwrap();
+        let entries: Vec<_> = (0..count).map(|at| entry(at as u32, files[at])).collect();
+        let value = |row: u32, entry: u32| u64::from(entry) * 1000 + u64::from(row);
+        for (row, at) in (0..6).flat_map(|row| (0..count as u32).map(move |at| (row, at))) {
+            executor.model().memory.insert(iova(&desc, at, row), value(row, at));
+        }
+        let map = uring.upload_map(&entries, devices).unwrap();
+        let stored = uring.upload_checksums(&map, 6, |_, _| 7).unwrap();
+        let op = AffineOp::new(Direction::Write, &map, &pool, 1..6);
+        let id = uring.submit(&AffineOp { checksums: Some(&stored), ..op }).unwrap();
+        prop_assert!(wait(&mut uring, id).is_ok());
+        prop_assert_eq!(stored.row(0), vec![7; count], "not one of the operation's rows");
+        for row in 1..6 {
+            let expected: Vec<u32> = (0..count as u32).map(|at| checksum(value(row, at))).collect();
+            prop_assert_eq!(stored.row(row), expected, "row {}", row);
+        }
+
+        let wrong = wrong.index(count) as u32;
+        let expected = |row: u32, at: u32| {
+            checksum(value(row, at)) ^ u32::from((row, at) == (wrong_row, wrong))
+        };
+        let expected = uring.upload_checksums(&map, 6, expected).unwrap();
+        let op = AffineOp::new(Direction::Read, &map, &pool, 1..6);
+        let id = uring.submit(&AffineOp { checksums: Some(&expected), ..op }).unwrap();
+        let done = wait(&mut uring, id);
+        let found: Vec<_> = map.failures().collect();
+        if wrong_row == 0 {
+            prop_assert!(done.is_ok() && found.is_empty());
+        } else {
+            prop_assert_eq!(done.error, Some((IoStatus::Checksum, wrong)));
+            prop_assert_eq!((done.errors, found), (1, vec![(wrong, IoStatus::Checksum)]));
+        }
     }
 
     /// The uploaded order is by class and file, and the permutation leads back.

@@ -34,6 +34,7 @@ typedef unsigned long long uint64_t;
 #define GIO_STATUS_CANCELLED (3u << 24) // never given to the device: the kernel was stopped
 #define GIO_STATUS_FAULT (4u << 24)     // the queue failed first; the device may still do DMA
 #define GIO_STATUS_INVALID (5u << 24)   // never given to the device: block, file or range is wrong
+#define GIO_STATUS_CHECKSUM (6u << 24)  // read, but not what its checksum was made of
 
 // gio_warp.fault
 #define GIO_FAULT_NONE 0u
@@ -81,7 +82,8 @@ typedef struct gio_pool {
   uint32_t run_bytes;    // commands are merged up to this many bytes
   uint64_t pad_read_iova;  // slot_bytes - object_bytes of a read go here (no bit bucket)
   uint64_t pad_write_iova; // ... and come from here (zeroes) in a write
-} gio_pool;              // 72 bytes
+  uint64_t row_base;     // u64[rows]: block 0's object of each row for the kernel; 0 = out of reach
+} gio_pool;              // 80 bytes
 
 // One operation. Filled by the caller. The last warp writes errors, error and objects.
 typedef struct gio_iocb {
@@ -106,7 +108,10 @@ typedef struct gio_iocb {
   uint32_t reserved0;
   uint64_t error;     // one of the failures: status << 32 | index of its IOCTX
   uint64_t objects;   // IOCTX rows done without error
-  uint64_t reserved[2];
+  uint64_t checksums; // affine: u32[pool rows * count], row * count + IOCTX: CRC-32C of each object
+                      //   in memory, without padding. A write stores them, a read compares with
+                      //   them: GIO_STATUS_CHECKSUM. 0 = none. Needs gio_pool.row_base
+  uint64_t reserved;
 } gio_iocb;           // 128 bytes
 
 // What the warps did of one operation so far. Kept where the kernel runs, one for each IOCB; the
@@ -123,8 +128,9 @@ typedef struct gio_progress {
 typedef struct gio_slot {
   uint16_t generation; // of the CID: cid = generation << depth_log2 | slot
   uint16_t state;      // 0 free, 1 outstanding, 2 given up (quarantined: DMA may still happen)
-  uint16_t active;     // index into gio_warp.active
-  uint16_t count;      // IOCTXs merged into the command; bit 15: a split of one, not its last
+  uint8_t active;      // index into gio_warp.active
+  uint8_t count;       // IOCTXs merged into the command; bit 7: a split of one, not its last
+  uint16_t row;        // affine: of the pool
   uint32_t first;      // index of the first IOCTX
   uint32_t bytes;
   uint64_t since_ns;   // when it was submitted
@@ -140,8 +146,14 @@ typedef struct gio_active {
   uint64_t objects;
   uint64_t status;      // gio_iocb.status
   uint32_t opcode;      // gio_iocb.opcode
-  uint32_t reserved;
-} gio_active;           // 48 bytes
+  uint32_t splits;      // gio_op.splits
+  uint64_t checksums;   // gio_iocb.checksums of a read, else 0. What follows is for them:
+  uint64_t ioctx;       // of gio_iocb
+  uint64_t row_base;    // of gio_pool
+  uint64_t block_stride;
+  uint32_t object_bytes;
+  uint32_t count;       // of gio_iocb
+} gio_active;           // 88 bytes
 
 // The operation that a warp generates commands for: copied from IOCB, pool and tables when the warp
 // took it, so that a doorbell needs none of them again. The same for all lanes.
@@ -170,7 +182,7 @@ typedef struct gio_op {
   uint32_t page_bytes;
   uint32_t lba_shift;
   uint32_t reserved;
-} gio_op;                 // 304 bytes
+} gio_op;                 // 312 bytes
 
 // One warp and the queue pair it owns. The first half is written by the host before the start, the
 // rest only by the warp; the host reads counters and fault at any time.
@@ -222,8 +234,8 @@ typedef struct gio_warp {
   uint64_t late;             // completions that came after their timeout
   gio_active active[GIO_WINDOW];
   gio_op op;                 // of cursor_active
-  uint64_t reserved[11];     // to whole cache lines: warps on different threads share none
-} gio_warp;                  // 1024 bytes
+  uint64_t reserved[2];      // to whole cache lines: warps on different threads share none
+} gio_warp;                  // 1280 bytes
 
 // What a kernel launch, or a host thread's turn, is given.
 typedef struct gio_args {

@@ -125,6 +125,7 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
     usable = usable && gio_pool_usable(op.pool, op.iocb, w);
     longest = op.pool.slot_bytes;
   }
+  if (op.iocb.checksums != 0u) usable = usable && op.affine != 0u && op.pool.row_base != 0u;
   if (!usable) { // refused as one row: each class once, by the device of its number
     op.invalid = GIO_STATUS_INVALID;
     op.splits = 1;
@@ -176,9 +177,13 @@ GIO_FN bool gio_accept(gio_state &s) {
     gio_op &op = s.w->op;
     gio_op_load(s, op, iocb);
     gio_active *active = s.w->active + a;
-    *active =
-        gio_active{s.id, 0, GIO_ACTIVE_GENERATING, 0, 0, 0, op.iocb.status, op.iocb.opcode, 0};
+    *active = gio_active{s.id, 0, GIO_ACTIVE_GENERATING, 0, 0, 0, op.iocb.status, op.iocb.opcode,
+                         op.splits, 0, op.iocb.ioctx, op.pool.row_base, op.pool.block_stride,
+                         op.pool.object_bytes, op.iocb.count};
+    if (op.iocb.opcode == GIO_OP_READ) active->checksums = op.iocb.checksums;
   }
+  const gio_op &op = s.w->op;
+  if (op.iocb.opcode == GIO_OP_READ && op.iocb.checksums != 0u) s.checked |= 1u << a;
   return true;
 }
 

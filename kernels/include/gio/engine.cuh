@@ -162,8 +162,9 @@ GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_splits &p, const gio_ch
     gio_slot *entry = s.slots + slot;
     *gio_slot_word(entry) = gio_slot_value(cid >> s.depth_log2, GIO_SLOT_OUTSTANDING);
     const uint32_t part = p.verdict[l] == GIO_VERDICT_GO_SPLIT ? GIO_SLOT_SPLIT : 0u;
-    entry->active = static_cast<uint16_t>(s.cursor_active);
-    entry->count = static_cast<uint16_t>(count | part);
+    entry->active = static_cast<uint8_t>(s.cursor_active);
+    entry->count = static_cast<uint8_t>(count | part);
+    entry->row = static_cast<uint16_t>(op.row);
     entry->first = p.index[l];
     entry->bytes = bytes;
     entry->since_ns = batch.now;
@@ -188,6 +189,22 @@ GIO_FN void gio_refuse(gio_state &s, const gio_op &op, uint32_t status) {
   s.cursor_at = (at + n) * op.splits;
 }
 
+// Gives the chunk's commands to the controller, and stores the checksums of the objects that it
+// begins to write meanwhile. Their memory does not change before the operation completed.
+GIO_FN void gio_send_and_record(gio_state &s, const gio_op &op, gio_splits &p, const gio_chunk &c,
+                                gio_batch &batch) {
+  gio_ring_sq(s, batch.sqes);
+  batch.sqes = 0;
+  const uint64_t base = gio_ptr<const uint64_t>(op.pool.row_base)[op.row];
+  gio_lane<uint64_t> at;
+  gio_lane<uint32_t> flag;
+  GIO_LANES (l, c.n) {
+    flag[l] = (s.cursor_at + l) % op.splits == 0u ? 1u : 0u;
+    at[l] = base + (p.iova[l] - op.row_iova);
+  }
+  gio_record(op, at, p.index, gio_ballot(flag, c.n) & c.go, c.n);
+}
+
 // Advances the operation by one chunk.
 GIO_FN void gio_advance(gio_state &s, const gio_op &op, gio_batch &batch) {
   gio_splits p;
@@ -195,8 +212,17 @@ GIO_FN void gio_advance(gio_state &s, const gio_op &op, gio_batch &batch) {
   gio_locate(s, op, p, n);
   const gio_chunk c = gio_plan(s, op, p, n, batch.room);
   if (c.refused != 0u) gio_refuse_lanes(s, op, p, c);
-  if (c.leaders != 0u) gio_emit(s, op, p, c, batch);
+  if (c.leaders != 0u) {
+    gio_emit(s, op, p, c, batch);
+    const bool write = op.iocb.opcode == GIO_OP_WRITE;
+    if (write && op.iocb.checksums != 0u) gio_send_and_record(s, op, p, c, batch);
+  }
   s.cursor_at += c.n;
+  // An object's last command may leave splits that are empty. In the middle of an object, more of
+  // it is to come.
+  if (op.splits != 1u && gio_shfl(p.verdict, c.n - 1u) == GIO_VERDICT_GO) {
+    s.cursor_at += (op.splits - s.cursor_at % op.splits) % op.splits;
+  }
 }
 
 // Whether to wait for more room: a doorbell for a few commands costs as much as one for many. Not

@@ -10,7 +10,7 @@
 // One warp per queue pair. Ends when it had nothing to do for args.linger_ns (gio_over), or after
 // the stop word: then at the latest one command timeout later, because everything outstanding is
 // then done or given up.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 3)
     gio_kernel(const __grid_constant__ gio_args args) {
   const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / GIO_WARP;
   if (warp >= args.warp_count) return;
@@ -65,6 +65,15 @@ extern "C" uint32_t gio_host_run(const gio_args *args, uint32_t first, uint32_t 
     all &= result;
   }
   return moved | all;
+}
+
+// For tests: the CRC of bytes as a warp takes it (`how` 0), or by GIO_CRC_BY_* as far as the
+// processor can.
+extern "C" uint32_t gio_host_crc32c(uint64_t at, uint32_t bytes, uint32_t how) {
+  if (how != 0u) return gio_crc_by(gio_min(how, gio_crc_best()), at, bytes);
+  gio_crc crc;
+  gio_crc_lanes_begin(crc);
+  return gio_crc_lanes(crc, at, bytes);
 }
 
 #endif

@@ -75,11 +75,13 @@ GIO_FN void gio_finish_if_done(gio_state &s, uint32_t a) {
     gio_complete(s, active->iocb);
   }
   s.window &= ~(1u << a);
+  s.checked &= ~(1u << a);
 }
 
 // Commands that came to an end, one a lane.
 struct gio_ended {
   gio_lane<uint32_t> active;
+  gio_lane<uint32_t> row;
   gio_lane<uint32_t> first; // index of the first IOCTX
   gio_lane<uint32_t> count; // gio_slot.count
   gio_lane<uint32_t> lbas;
@@ -132,7 +134,7 @@ GIO_FN void gio_settle(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended) {
   }
 }
 
-// `errors` IOCTXs of window entry `a` were refused without a command; one of them is `error`.
+// `errors` IOCTXs of window entry `a` failed, though no command did; one of them is `error`.
 GIO_FN void gio_refused(gio_state &s, uint32_t a, uint32_t errors, uint64_t error) {
   gio_count(&s.w->errors, errors);
   GIO_LANES (l, 1) {

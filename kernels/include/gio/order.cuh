@@ -11,11 +11,12 @@
 //
 // Ordering: (1) SQE and descriptor stores -> gio_fence_release_sys -> gio_doorbell, paired with the
 // controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld_cqe ->
-// gio_fence_acq_rel_sys, before anything that tells the data is there. (3) status stores and data
-// -> gio_add_acq_rel_gpu of warps_left -> gio_st_release_sys of the completion ring, paired with
-// the host's acquire load of the ring. (4) leaving (kernel.cuh): a store of `left`, or a load that
-// sees it -> gio_fence_sc_sys -> a load of the ring, against the host's store of the ring -> its
-// own sequentially consistent fence -> its load of `left`.
+// gio_fence_acq_rel_sys, before the data is read (checksum.cuh), and before anything that tells it
+// is there. (3) status stores and data -> gio_add_acq_rel_gpu of warps_left -> gio_st_release_sys
+// of the completion ring, paired with the host's acquire load of the ring. (4) leaving
+// (kernel.cuh): a store of `left`, or a load that sees it -> gio_fence_sc_sys -> a load of the
+// ring, against the host's store of the ring -> its own sequentially consistent fence -> its load
+// of `left`.
 #pragma once
 #include "abi.h"
 
@@ -49,6 +50,16 @@ GIO_FN uint64_t gio_ld_relaxed_sys(const uint64_t *p) {
   unsigned long long v;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
+}
+
+// The same of 16 bytes that a device wrote, or is going to read: past the L1 cache.
+GIO_FN gio_u128 gio_ld16_sys(const gio_u128 *p) {
+  unsigned long long lo, hi;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(lo), "=l"(hi)
+               : "l"(p)
+               : "memory");
+  return {lo, hi};
 }
 
 // The same of a word that others change. gio_poll puts a fence behind what is new.
@@ -188,6 +199,12 @@ GIO_FN uint32_t gio_ld_acquire_sys(const uint32_t *p) {
 }
 GIO_FN uint64_t gio_ld_acquire_sys(const uint64_t *p) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+// Plain loads: what is written meanwhile is nobody's business (a CQE was read with acquire).
+GIO_FN gio_u128 gio_ld16_sys(const gio_u128 *p) {
+  gio_u128 v;
+  memcpy(&v, reinterpret_cast<const char *>(p), sizeof v);
+  return v;
 }
 // Acquire, as fences are nothing here.
 GIO_FN uint32_t gio_ld_poll_sys(const uint32_t *p) { return gio_ld_acquire_sys(p); }

@@ -4,27 +4,19 @@
 // or quarantined: given up, although the controller may still do DMA for them. Only a completion
 // frees a slot. SQE positions follow from sq_tail, not from the slot.
 #pragma once
-#include "operation.cuh"
+#include "checksum.cuh"
 
 #define GIO_SQE_BYTES 64u
 #define GIO_SQE_SGL (1u << 14)   // PSDT 01b: data by SGL, MPTR an address
 #define GIO_SQE_FUA (1u << 30)   // command dword 12 of read and write
+// Completions taken at a time when objects are looked at, so that new commands go out in between.
+#define GIO_REAP_CHECKED 8u
 #define GIO_CID_RESERVED 0xffffu // "should not be used": the error log means "no command" by it
 
 // Commands that may still be given to the controller: it has `depth` entries, and one stays empty.
 GIO_FN uint32_t gio_room(const gio_state &s) {
   const uint32_t held = s.outstanding + s.quarantined;
   return held >= s.slot_mask ? 0u : gio_min(s.slot_mask - held, s.free_count);
-}
-
-// Generation and state of a slot are one word, which lanes contend for. The kernel never accesses
-// its halves.
-GIO_FN uint32_t *gio_slot_word(gio_slot *slot) { return reinterpret_cast<uint32_t *>(slot); }
-GIO_FN uint32_t gio_slot_value(uint32_t generation, uint32_t state) {
-  return generation | state << 16;
-}
-GIO_FN bool gio_slot_outstanding(gio_slot *slot) {
-  return *gio_slot_word(slot) >> 16 == GIO_SLOT_OUTSTANDING;
 }
 
 // The CID for the next use of a free slot.
@@ -66,7 +58,8 @@ GIO_FN void gio_ring_sq(gio_state &s, uint32_t n) {
 // Reads up to 32 completion entries from the head on; returns how many are new. An entry is new
 // when its phase is that of this pass: 1 in the first, then alternating.
 GIO_FN uint32_t gio_poll_cq(gio_state &s, gio_lane<uint64_t> &cqe) {
-  const uint32_t n = gio_min(GIO_WARP, s.slot_mask + 1u);
+  const uint32_t most = s.checked != 0u ? GIO_REAP_CHECKED : GIO_WARP;
+  const uint32_t n = gio_min(most, s.slot_mask + 1u);
 #if GIO_DEVICE
   gio_lane<uint32_t> old;
   GIO_LANES (l, n) {
@@ -129,6 +122,7 @@ GIO_FN uint32_t gio_reap(gio_state &s) {
     const gio_slot *slot = s.slots + (static_cast<uint32_t>(cqe[l] >> 32) & s.slot_mask);
     const uint32_t status = static_cast<uint32_t>(cqe[l] >> 49);
     e.active[l] = slot->active;
+    e.row[l] = slot->row;
     e.first[l] = slot->first;
     e.count[l] = slot->count;
     e.lbas[l] = slot->bytes >> s.w->lba_shift;
@@ -160,6 +154,7 @@ GIO_FN uint32_t gio_reap(gio_state &s) {
     gio_st_relaxed_sys(&s.w->outstanding, s.outstanding);
     gio_st_relaxed_sys(&s.w->quarantined, s.quarantined);
   }
+  if (s.checked != 0u) gio_verify(s, e, n, done);
   gio_settle(s, e, n, done);
   return n;
 }

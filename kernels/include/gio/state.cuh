@@ -9,7 +9,17 @@
 #define GIO_SLOT_OUTSTANDING 1u
 #define GIO_SLOT_QUARANTINED 2u
 // gio_slot.count: this bit marks a split of an object that is not the object's last one.
-#define GIO_SLOT_SPLIT 0x8000u
+#define GIO_SLOT_SPLIT 0x80u
+
+// Generation and state of a slot are one word, which lanes contend for. The kernel never accesses
+// its halves.
+GIO_FN uint32_t *gio_slot_word(gio_slot *slot) { return reinterpret_cast<uint32_t *>(slot); }
+GIO_FN uint32_t gio_slot_value(uint32_t generation, uint32_t state) {
+  return generation | state << 16;
+}
+GIO_FN bool gio_slot_outstanding(gio_slot *slot) {
+  return *gio_slot_word(slot) >> 16 == GIO_SLOT_OUTSTANDING;
+}
 
 // gio_active.state
 #define GIO_ACTIVE_UNUSED 0u
@@ -40,6 +50,7 @@ struct gio_state {
   uint64_t idle_ns;
 
   uint32_t window;        // a bit for each operation in progress
+  uint32_t checked;       // of them: those whose objects have checksums to compare with
   uint32_t pending_fault; // GIO_FAULT_* seen in this round, not yet acted upon
   uint32_t waiting;       // the next operation of the ring waits for its event
   uint32_t wait_value;
@@ -78,6 +89,8 @@ GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   gio_lane<uint32_t> used;
   GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].state != GIO_ACTIVE_UNUSED ? 1u : 0u;
   s.window = gio_ballot(used, GIO_WINDOW);
+  GIO_LANES (l, GIO_WINDOW) used[l] = w->active[l].checksums != 0u ? 1u : 0u;
+  s.checked = gio_ballot(used, GIO_WINDOW) & s.window;
   s.pending_fault = GIO_FAULT_NONE;
   s.waiting = 0;
   s.wait_value = 0;

@@ -4,7 +4,7 @@
 //                              wrote is visible to the others.
 //
 // Rules: no break, return or goto out of a body (continue is fine), and no GIO_LANES or collective
-// inside of one. A value that outlives a body and
+// (but gio_pick) inside of one. A value that outlives a body and
 // differs between lanes is a gio_lane<T>. A value that is the same for all lanes is a plain local,
 // written only outside of bodies from values that are the same for all lanes: arguments, memory
 // nobody writes meanwhile, and the collectives below. Control flow outside of bodies depends only
@@ -57,6 +57,11 @@ GIO_FN void gio_from_below(gio_lane<uint64_t> &to, gio_lane<uint64_t> &from, uin
 GIO_FN void gio_from_above(gio_lane<uint64_t> &to, gio_lane<uint64_t> &from, uint32_t) {
   to.v = __shfl_down_sync(0xffffffffu, static_cast<unsigned long long>(from.v), 1);
 }
+// The value of lane `from` modulo 32, which each lane chooses. The one collective that stands in
+// the body of a GIO_LANES: of all lanes, and in a body that does not change `p`.
+GIO_FN uint32_t gio_pick(gio_lane<uint32_t> &p, uint32_t from) {
+  return __shfl_sync(0xffffffffu, p.v, static_cast<int>(from));
+}
 // The sum over the lanes in `mask`.
 GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
   return __reduce_add_sync(0xffffffffu, (mask >> gio_lane_id() & 1u) ? p.v : 0u);
@@ -91,6 +96,7 @@ GIO_FN void gio_from_above(gio_lane<uint64_t> &to, gio_lane<uint64_t> &from, uin
   for (uint32_t l = 1; l < n; ++l) to.v[l - 1u] = from.v[l];
   to.v[n - 1u] = 0;
 }
+GIO_FN uint32_t gio_pick(gio_lane<uint32_t> &p, uint32_t from) { return p.v[from % GIO_WARP]; }
 GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
   uint32_t sum = 0;
   for (; mask != 0u; mask &= mask - 1u) sum += p.v[gio_lowest(mask)];

@@ -37,7 +37,11 @@ typedef struct gio_scatter_gather_args {
   uint32_t count;
   uint32_t object_bytes;
   uint32_t direction;    // GIO_SCATTER: to the blocks; GIO_GATHER: to staging memory
-} gio_scatter_gather_args; // 56 bytes
+  uint64_t checksums;    // u32[row_count * count], row * count + position: CRC-32C of the object in
+                         //   the pool. A gather stores it, a scatter compares. 0 = none
+  uint64_t status;       // scatter: u32[count]: GIO_STATUS_CHECKSUM where an object differs; sticky
+  uint64_t errors;       // scatter: u64: objects that differ are added
+} gio_scatter_gather_args; // 80 bytes
 
 // Bytes [offset, offset + len) of the object with this seed, at an address.
 typedef struct gio_pattern_item {

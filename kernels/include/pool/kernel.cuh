@@ -7,7 +7,8 @@
 
 extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
     gio_scatter_gather(const __grid_constant__ gio_scatter_gather_args args) {
-  gio_scatter_gather_share(args, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+  const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / GIO_WARP;
+  gio_scatter_gather_share(args, warp, gridDim.x * blockDim.x / GIO_WARP);
 }
 
 extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
@@ -17,9 +18,10 @@ extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
 
 #else
 
-// All of a launch of so many threads.
+// All of a launch of so many threads, a multiple of a warp.
 extern "C" void gio_host_scatter_gather(const gio_scatter_gather_args *args, uint32_t threads) {
-  for (uint32_t t = 0; t < threads; ++t) gio_scatter_gather_share(*args, t, threads);
+  const uint32_t warps = threads / GIO_WARP;
+  for (uint32_t w = 0; w < warps; ++w) gio_scatter_gather_share(*args, w, warps);
 }
 extern "C" void gio_host_pattern(const gio_pattern_args *args, uint32_t threads) {
   for (uint32_t t = 0; t < threads; ++t) gio_pattern_share(*args, t, threads);

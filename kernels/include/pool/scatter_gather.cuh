@@ -2,9 +2,12 @@
 // blocks, in either direction.
 //
 // A warp takes a tile of an object at a time, so that 32 threads are at neighbouring addresses on
-// either side, and each has four loads under way before its first store.
+// either side, and each has four loads under way before its first store. With checksums it takes
+// whole objects: the checksum is that of the bytes in the pool, so that staging memory, which is
+// behind a link, is read once.
 #pragma once
 #include "unit.cuh"
+#include "gio/crc32c.cuh"
 
 template <class U>
 GIO_FN void gio_copy(uint64_t to_at, uint64_t from_at, uint32_t units, uint32_t lane) {
@@ -39,22 +42,61 @@ GIO_FN void gio_copy_tile(uint64_t to, uint64_t from, uint32_t len, uint32_t lan
   gio_copy<uint8_t>(to + done, from + done, len - done, lane);
 }
 
-// The share of one thread of `threads`, a multiple of a warp.
-GIO_FN void gio_scatter_gather_share(const gio_scatter_gather_args &a, uint32_t thread,
-                                     uint32_t threads) {
-  const uint32_t lane = thread % GIO_WARP;
+// Object `object` (row * count + position) in staging memory and in the pool.
+struct gio_object {
+  uint64_t staging, pool;
+  uint32_t position;
+};
+GIO_FN gio_object gio_object_of(const gio_scatter_gather_args &a, uint64_t object) {
+  const uint64_t row = object / a.count, position = object % a.count;
+  const uint64_t block = gio_ptr<const uint32_t>(a.blocks)[position];
+  const uint64_t base = gio_ptr<const uint64_t>(a.rows)[row];
+  return {a.staging + row * a.staging_row + position * a.object_bytes,
+          base + block * a.block_stride, static_cast<uint32_t>(position)};
+}
+
+// Tile `tile` of an object, in the direction asked for.
+GIO_FN void gio_move_tile(const gio_scatter_gather_args &a, const gio_object &o, uint32_t tile) {
+  const uint32_t start = tile * GIO_TILE;
+  const uint32_t len = gio_min(a.object_bytes - start, GIO_TILE);
+  const uint64_t staging = o.staging + start, pool = o.pool + start;
+  const bool to_pool = a.direction == GIO_SCATTER;
+  GIO_LANES (l, GIO_WARP) {
+    gio_copy_tile(to_pool ? pool : staging, to_pool ? staging : pool, len, l);
+  }
+}
+
+// Looks at an object in the pool: gathered from there, or scattered to it by this warp.
+GIO_FN void gio_check_object(const gio_scatter_gather_args &a, gio_crc &crc, uint64_t object,
+                             const gio_object &o) {
+  uint32_t *checksum = gio_ptr<uint32_t>(a.checksums) + object;
+  const uint32_t found = gio_crc32c(crc, o.pool, a.object_bytes);
+  GIO_LANES (l, 1) {
+    if (a.direction == GIO_GATHER) {
+      *checksum = found;
+    } else if (*checksum != found) {
+      gio_ptr<uint32_t>(a.status)[o.position] = GIO_STATUS_CHECKSUM;
+      gio_add_relaxed_gpu(gio_ptr<uint64_t>(a.errors), 1);
+    }
+  }
+}
+
+// The share of one warp of `warps`: tiles, or whole objects where they have checksums.
+GIO_FN void gio_scatter_gather_share(const gio_scatter_gather_args &a, uint32_t warp,
+                                     uint32_t warps) {
   const uint32_t each = a.object_bytes / GIO_TILE + (a.object_bytes % GIO_TILE != 0u ? 1u : 0u);
-  const uint64_t tiles = static_cast<uint64_t>(a.row_count) * a.count * each;
-  for (uint64_t t = thread / GIO_WARP; t < tiles; t += threads / GIO_WARP) {
-    const uint64_t object = t / each;
-    const uint64_t row = object / a.count, position = object % a.count;
-    const uint64_t start = t % each * GIO_TILE;
-    const uint64_t left = a.object_bytes - start;
-    const uint32_t len = left < GIO_TILE ? static_cast<uint32_t>(left) : GIO_TILE;
-    const uint64_t staging = a.staging + row * a.staging_row + position * a.object_bytes + start;
-    const uint64_t block = gio_ptr<const uint32_t>(a.blocks)[position];
-    const uint64_t pool = gio_ptr<const uint64_t>(a.rows)[row] + block * a.block_stride + start;
-    const bool to_pool = a.direction == GIO_SCATTER;
-    gio_copy_tile(to_pool ? pool : staging, to_pool ? staging : pool, len, lane);
+  const uint64_t objects = static_cast<uint64_t>(a.row_count) * a.count;
+  if (a.checksums == 0u) {
+    for (uint64_t t = warp; t < objects * each; t += warps) {
+      gio_move_tile(a, gio_object_of(a, t / each), static_cast<uint32_t>(t % each));
+    }
+    return;
+  }
+  gio_crc crc;
+  gio_crc_begin(crc);
+  for (uint64_t object = warp; object < objects; object += warps) {
+    const gio_object o = gio_object_of(a, object);
+    for (uint32_t tile = 0; tile < each; ++tile) gio_move_tile(a, o, tile);
+    gio_check_object(a, crc, object, o);
   }
 }

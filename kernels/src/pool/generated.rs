@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 8f926c60b88d85a930af89c2b225aa91 kernels/include/pool/abi.h
+// 534375804b8cd55029c367814ab27a23 kernels/include/pool/abi.h
 pub const GIO_TILE: u32 = 2048;
 pub const GIO_POOL_THREADS_MAX: u32 = 256;
 pub const GIO_SCATTER: u32 = 0;
@@ -29,10 +29,13 @@ pub struct gio_scatter_gather_args {
     pub count: u32,
     pub object_bytes: u32,
     pub direction: u32,
+    pub checksums: u64,
+    pub status: u64,
+    pub errors: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_scatter_gather_args"][::std::mem::size_of::<gio_scatter_gather_args>() - 56usize];
+    ["Size of gio_scatter_gather_args"][::std::mem::size_of::<gio_scatter_gather_args>() - 80usize];
     ["Alignment of gio_scatter_gather_args"]
         [::std::mem::align_of::<gio_scatter_gather_args>() - 8usize];
     ["Offset of field: gio_scatter_gather_args::staging"]
@@ -53,6 +56,12 @@ const _: () = {
         [::std::mem::offset_of!(gio_scatter_gather_args, object_bytes) - 48usize];
     ["Offset of field: gio_scatter_gather_args::direction"]
         [::std::mem::offset_of!(gio_scatter_gather_args, direction) - 52usize];
+    ["Offset of field: gio_scatter_gather_args::checksums"]
+        [::std::mem::offset_of!(gio_scatter_gather_args, checksums) - 56usize];
+    ["Offset of field: gio_scatter_gather_args::status"]
+        [::std::mem::offset_of!(gio_scatter_gather_args, status) - 64usize];
+    ["Offset of field: gio_scatter_gather_args::errors"]
+        [::std::mem::offset_of!(gio_scatter_gather_args, errors) - 72usize];
 };
 #[repr(C)]
 #[derive(

@@ -3,6 +3,7 @@
 
 use std::ptr::NonNull;
 
+use gio_uring::{IoStatus, MoveChecksums};
 use nvme_driver::DevicePtr;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
@@ -82,6 +83,17 @@ impl Shape {
     }
 
     fn run(&mut self, op: ScatterGatherOp, staging: &mut [u8], pool: &mut [u8], threads: u32) {
+        self.run_with(op, staging, pool, threads, None);
+    }
+
+    fn run_with(
+        &mut self,
+        op: ScatterGatherOp,
+        staging: &mut [u8],
+        pool: &mut [u8],
+        threads: u32,
+        checksums: Option<MoveChecksums>,
+    ) {
         let base = address(pool);
         let mut rows: Vec<u64> = self.rows.iter().map(|row| base + *row as u64).collect();
         let moves = ScatterGather {
@@ -94,6 +106,7 @@ impl Shape {
             count: self.map.len() as u32,
             block_stride: self.stride as u64,
             object_bytes: self.object as u32,
+            checksums,
         };
         let args = ScatterGatherArgs::from(&moves);
         // SAFETY: `Shape` keeps every object within the two slices; tables are ours.
@@ -129,6 +142,54 @@ fn objects_go_where_they_belong_and_nothing_else_changes() {
         shape.run(ScatterGatherOp::Gather, &mut other, &mut pool, threads);
         assert!(pool == before, "seed {seed}: the pool was only read");
         assert!(other == wanted, "seed {seed}: staging memory");
+    }
+}
+
+/// A gather stores the checksum of each object, a scatter finds those that differ, and both move
+/// what they move without.
+#[test]
+fn checksums_are_stored_and_compared() {
+    for seed in 0..200 {
+        let mut random = SmallRng::seed_from_u64(seed + 1000);
+        let mut shape = Shape::random(&mut random);
+        let threads = 32 * (1 + random.random_range(0..9)) as u32;
+        let (object, count) = (shape.object, shape.map.len());
+        let mut staging = vec![0; shape.staging_len()];
+        let mut pool = bytes(&mut random, shape.pool_len());
+        let mut values = vec![0u32; shape.rows.len() * count];
+        let (mut status, mut errors) = (vec![0u32; count], vec![40u64]);
+        let checksums = Some(MoveChecksums {
+            values: DevicePtr(address(&mut values)),
+            status: DevicePtr(address(&mut status)),
+            errors: DevicePtr(address(&mut errors)),
+        });
+        shape.run_with(ScatterGatherOp::Gather, &mut staging, &mut pool, threads, checksums);
+        for ((to, from), value) in shape.objects().zip(&values) {
+            assert!(staging[to..to + object] == pool[from..from + object], "seed {seed}");
+            assert_eq!(*value, crc32c::crc32c(&pool[from..from + object]), "seed {seed}");
+        }
+
+        let mut wrong = vec![false; values.len()];
+        for _ in 0..random.random_range(0..4) {
+            let at = random.random_range(0..values.len());
+            let (start, _) = shape.objects().nth(at).expect("an object");
+            if !std::mem::replace(&mut wrong[at], true) {
+                staging[start + random.random_range(0..object)] ^= 1 << random.random_range(0..8);
+            }
+        }
+        pool.fill(0);
+        let expected = values.clone();
+        shape.run_with(ScatterGatherOp::Scatter, &mut staging, &mut pool, threads, checksums);
+        for (from, to) in shape.objects() {
+            assert!(staging[from..from + object] == pool[to..to + object], "seed {seed}");
+        }
+        assert_eq!(values, expected, "seed {seed}: a scatter only reads them");
+        assert_eq!(errors[0] - 40, wrong.iter().filter(|wrong| **wrong).count() as u64);
+        for (position, word) in status.iter().enumerate() {
+            let differs = wrong.iter().skip(position).step_by(count).any(|wrong| *wrong);
+            let expected = if differs { IoStatus::Checksum } else { IoStatus::Ok };
+            assert_eq!(IoStatus::decode(*word), expected, "seed {seed}, position {position}");
+        }
     }
 }
 

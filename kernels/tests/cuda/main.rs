@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "calls the mock's own functions")]
 
 mod cases;
+mod checksums;
 mod copies;
 mod faults;
 mod gdr;

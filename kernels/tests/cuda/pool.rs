@@ -17,7 +17,9 @@ use gio_kernels::{
     pattern::{Difference, Pattern},
     ptx,
 };
-use gio_uring::{IoExecutor, RawStream, ScatterGather, ScatterGatherOp, StreamOps};
+use gio_uring::{
+    IoExecutor, IoStatus, MoveChecksums, RawStream, ScatterGather, ScatterGatherOp, StreamOps,
+};
 use nvme_driver::{DevicePtr, Nanos, platform::mmio};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
@@ -318,6 +320,7 @@ fn one_object(memory: &DeviceMemory) -> ScatterGather {
         count: 1,
         block_stride: 64,
         object_bytes: 64,
+        checksums: None,
     }
 }
 
@@ -393,6 +396,7 @@ impl Pool {
             count: shape.map.len() as u32,
             block_stride: shape.stride as u64,
             object_bytes: shape.object as u32,
+            checksums: None,
         }
     }
 
@@ -448,6 +452,75 @@ fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
         assert!(pool.read_staging() == staged, "round {round}: to staging memory");
         assert!(contents(&pool.memory) == wanted, "round {round}: only read");
     }
+}
+
+/// A gather stores the checksums of what is in the pool; a scatter finds an object that differs.
+fn checked_objects_move(device: &Arc<CudaDevice>, rounds: u64) {
+    let streams = CudaStreams::new(device).expect("compiles");
+    let raw = streams.own_stream();
+    let pool = Pool::new(device);
+    let tables = pool.tables.device().0;
+    let (values, status, errors) = (tables + 2048, tables + 3072, tables + 4032);
+    let word = |address: u64| {
+        // SAFETY: inside the tables' page, which no kernel uses when this is called.
+        unsafe { pool.tables.host().byte_add((address - tables) as usize).cast::<u32>() }
+    };
+    for round in 0..rounds {
+        let mut random = SmallRng::seed_from_u64(round << 8 | 1);
+        let shape = Shape::random(&mut random);
+        let objects = bytes(&mut random, pool.memory.len());
+        pool.memory.write(0, &objects).expect("inside");
+        // SAFETY: as above: the page is ours.
+        unsafe { word(values).write_bytes(0, (4096 - 2048) / 4) };
+        let checksums = MoveChecksums {
+            values: DevicePtr(values),
+            status: DevicePtr(status),
+            errors: DevicePtr(errors),
+        };
+        let moves = |op| ScatterGather { checksums: Some(checksums), ..pool.moves(&shape, op) };
+        // SAFETY: the pool outlives the stream's work, which is waited for.
+        unsafe { streams.scatter_gather(raw, &moves(ScatterGatherOp::Gather)) }.expect("moves");
+        settle(streams.stream());
+        let all: Vec<_> = shape.objects().collect();
+        for (i, (_, at)) in all.iter().enumerate() {
+            // SAFETY: at most 60 objects, of 4 bytes each.
+            let found = unsafe { word(values).add(i).read_volatile() };
+            assert_eq!(found, crc32c::crc32c(&objects[*at..at + shape.object]), "round {round}");
+        }
+
+        let wrong = random.random_range(0..all.len());
+        let mut staged = pool.read_staging();
+        staged[all[wrong].0 + random.random_range(0..shape.object)] ^= 0x10;
+        pool.write_staging(&staged);
+        // SAFETY: as above.
+        unsafe { streams.scatter_gather(raw, &moves(ScatterGatherOp::Scatter)) }.expect("moves");
+        settle(streams.stream());
+        let wrong = wrong % shape.map.len();
+        for position in 0..shape.map.len() {
+            // SAFETY: at most 20 positions, of 4 bytes each.
+            let found = IoStatus::decode(unsafe { word(status).add(position).read_volatile() });
+            let expected = if position == wrong { IoStatus::Checksum } else { IoStatus::Ok };
+            assert_eq!(found, expected, "round {round}, position {position}");
+        }
+        // SAFETY: the last words of the page but a few.
+        assert_eq!(unsafe { word(errors).read_volatile() }, 1, "round {round}");
+    }
+}
+
+#[test]
+fn moved_objects_are_checked() {
+    isolated("pool::moved_objects_are_checked", Level::Full, &[], || {
+        let device = rig::gpu();
+        checked_objects_move(&device, 40);
+        drop(device);
+        mock::assert_clean();
+    });
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn moved_objects_are_checked_on_a_gpu() {
+    checked_objects_move(&rig::only_gpu(), 200);
 }
 
 #[test]
@@ -615,11 +688,11 @@ fn modules_and_functions_are_compared_with_the_program() {
         // SAFETY: refused before the driver sees it.
         let refused = unsafe { function.launch(raw(&stream), 1, 32, [0u64; 3]) };
         let text = refused.expect_err("another argument").to_string();
-        assert!(text.contains("56 bytes") && text.contains("24"), "{text}");
+        assert!(text.contains("80 bytes") && text.contains("24"), "{text}");
         assert_eq!(mock::count("cuLaunchKernel"), 0);
         // Nothing to move: nothing is looked at. The function keeps its module.
         // SAFETY: the argument's type has the size of `gio_scatter_gather_args`, and names nothing.
-        unsafe { function.launch(raw(&stream), 1, 32, [0u64; 7]) }.expect("launched");
+        unsafe { function.launch(raw(&stream), 1, 32, [0u64; 10]) }.expect("launched");
         settle(&stream);
         assert_eq!(mock::count("launched gio_scatter_gather"), 1);
         let text = CudaModule::compile(&device, "nonsense", "odd ones").expect_err("no PTX");

@@ -16,7 +16,7 @@ use gio_uring::{
 };
 use nvme_driver::{
     Bus, Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, MonotonicClock,
-    Nanos, QueueGrant, QueueMemory, Quiesced,
+    Nanos, Place, QueueGrant, QueueMemory, Quiesced,
     platform::{buffer::Buffer, mmio},
 };
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
@@ -160,12 +160,36 @@ impl Rig {
     }
 
     pub(crate) fn pool(&self, ring: &mut Uring, rows: u32, blocks: u32) -> Pool {
-        let devices = self.emus.len() as u32;
         let len = rows as usize * blocks as usize * OBJECT as usize;
-        let memory = DmaSlice::whole(self.domain.alloc(len).expect("memory")).expect("one range");
-        let row_bytes = u64::from(blocks) * u64::from(OBJECT);
+        let memory = self.domain.alloc(len).expect("memory");
+        self.pool_in(ring, memory, rows, blocks)
+    }
+
+    /// Memory for a pool that the GPU reaches, to be taken before a kernel runs.
+    pub(crate) fn pinned_pool(&self, rows: u32, blocks: u32) -> Arc<dyn DmaMemory> {
+        let len = rows as usize * blocks as usize * OBJECT as usize;
+        let memory = self.device.pinned(len).expect("pinned memory").into_external();
+        self.domain.import(memory).expect("page aligned")
+    }
+
+    pub(crate) fn pool_in(
+        &self,
+        ring: &mut Uring,
+        memory: Arc<dyn DmaMemory>,
+        rows: u32,
+        blocks: u32,
+    ) -> Pool {
+        let devices = self.emus.len() as u32;
+        let row_bytes = blocks as usize * OBJECT as usize;
+        let row = |row| {
+            let at = row as usize * row_bytes;
+            DmaSlice::new(memory.clone(), at, row_bytes).expect("inside").place()
+        };
+        let places: Vec<Place> = (0..rows).map(row).collect();
+        let memory = DmaSlice::whole(memory).expect("one range");
         let desc = PoolDesc {
-            row_iova: (0..rows).map(|r| memory.iova().offset(u64::from(r) * row_bytes)).collect(),
+            row_iova: places.iter().map(|place| place.iova).collect(),
+            row_memory: if memory.device().is_some() { places } else { Vec::new() },
             data_lba: vec![8; devices as usize],
             block_stride: u64::from(OBJECT),
             blocks,
@@ -231,6 +255,14 @@ impl Pool {
             let word = pattern(at, salt).to_le_bytes();
             self.memory.write(at, &word).expect("in the pool");
         }
+    }
+
+    /// The CRC of an object as it is in memory.
+    pub(crate) fn crc(&self, row: u32, block: u32) -> u32 {
+        let mut bytes = vec![0; OBJECT as usize];
+        let at = (row * self.blocks + block) as usize * bytes.len();
+        self.memory.read(at, &mut bytes).expect("in the pool");
+        crc32c::crc32c(&bytes)
     }
 
     /// Whether the object is `(row, block)` as `fill(salt)` left it.
@@ -317,7 +349,7 @@ pub(crate) fn bare(
     const RING: u64 = 64;
     const PROGRESS: u64 = 512;
     const WARP: u64 = 1024;
-    const QUEUE: u64 = 2048;
+    const QUEUE: u64 = 2560;
     const IOCBS: u64 = 4096;
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let options = CudaOptions { mode, ..CudaOptions::default() };

@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "seeds and counts, shown when a test fails")]
 
+mod checksums;
 mod device;
 mod faults;
 mod memory;

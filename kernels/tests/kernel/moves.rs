@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Distinct blocks and files at random, some of the files in runs.
-fn map(kv: &Kv, random: &mut Random, n: usize) -> Vec<Affine> {
+pub fn map(kv: &Kv, random: &mut Random, n: usize) -> Vec<Affine> {
     let mut blocks: Vec<u32> = (0..kv.shape.blocks).collect();
     random.shuffle(&mut blocks);
     let first = random.below(u64::from(kv.shape.files)) as u32;
@@ -177,42 +177,48 @@ fn small_lbas_and_small_descriptor_areas() {
     }
 }
 
+/// A rig of any kind, and a pool that fits it.
+pub fn random_rig(seed: u64) -> (Config, Shape) {
+    let mut random = Random::new(seed);
+    let devices = 1 + random.below(4) as u32;
+    let lba_shift = if random.below(2) == 0 { 9 } else { 12 };
+    let lba = 1u32 << lba_shift;
+    let sgl = random.below(3) != 0;
+    let slot_bytes = lba * (1 + random.below(24576 >> lba_shift) as u32);
+    let object_bytes =
+        if sgl { slot_bytes - random.below(u64::from(lba)) as u32 } else { slot_bytes };
+    let shape = Shape {
+        object_bytes,
+        slot_bytes,
+        blocks: 1 + random.below(40) as u32,
+        files: 1 + random.below(60) as u32,
+        rows: 1 + random.below(9) as u32,
+        group: devices * (1 + random.below(8) as u32),
+        run_bytes: random.below(1 << 17) as u32,
+        gap: random.below(9) as u32 * 4,
+    };
+    let slots = (60 / shape.group + 1) * shape.rows * (shape.group / devices);
+    let config = Config {
+        devices,
+        parts: 1 + random.below(3) as u32,
+        depth_log2: 1 + random.below(7) as u32,
+        sgl,
+        bit_bucket: random.below(2) == 0,
+        lba_shift,
+        lbas: u64::from(slots) * u64::from(slot_bytes >> lba_shift) + 5,
+        transfer_bytes_max: lba * (1 + random.below(65536 >> lba_shift) as u32),
+        descriptor_bytes: 32 << random.below(6),
+        boundary_lbas: [0, 1 << random.below(6), random.below(40) as u32][seed as usize % 3],
+        rounds: 1 + random.below(20) as u32,
+        ..Config::default()
+    };
+    (config, shape)
+}
+
 #[test]
 fn random_rigs() {
     for seed in 1..60 {
-        let mut random = Random::new(seed);
-        let devices = 1 + random.below(4) as u32;
-        let lba_shift = if random.below(2) == 0 { 9 } else { 12 };
-        let lba = 1u32 << lba_shift;
-        let sgl = random.below(3) != 0;
-        let slot_bytes = lba * (1 + random.below(24576 >> lba_shift) as u32);
-        let object_bytes =
-            if sgl { slot_bytes - random.below(u64::from(lba)) as u32 } else { slot_bytes };
-        let shape = Shape {
-            object_bytes,
-            slot_bytes,
-            blocks: 1 + random.below(40) as u32,
-            files: 1 + random.below(60) as u32,
-            rows: 1 + random.below(9) as u32,
-            group: devices * (1 + random.below(8) as u32),
-            run_bytes: random.below(1 << 17) as u32,
-            gap: random.below(9) as u32 * 4,
-        };
-        let slots = (60 / shape.group + 1) * shape.rows * (shape.group / devices);
-        let config = Config {
-            devices,
-            parts: 1 + random.below(3) as u32,
-            depth_log2: 1 + random.below(7) as u32,
-            sgl,
-            bit_bucket: random.below(2) == 0,
-            lba_shift,
-            lbas: u64::from(slots) * u64::from(slot_bytes >> lba_shift) + 5,
-            transfer_bytes_max: lba * (1 + random.below(65536 >> lba_shift) as u32),
-            descriptor_bytes: 32 << random.below(6),
-            boundary_lbas: [0, 1 << random.below(6), random.below(40) as u32][seed as usize % 3],
-            rounds: 1 + random.below(20) as u32,
-            ..Config::default()
-        };
+        let (config, shape) = random_rig(seed);
         affine_round_trip(config, shape, seed);
     }
 }

@@ -195,6 +195,7 @@ impl Rig {
         let mut kv = Kv { shape, memory, address: 0, data_lba: 5, devices: self.config.devices };
         let bases: Vec<u64> =
             (0..shape.rows).map(|row| self.memory.iova(memory.at(kv.offset(row, 0)))).collect();
+        let addresses: Vec<u64> = (0..shape.rows).map(|row| memory.at(kv.offset(row, 0))).collect();
         let lbas = vec![kv.data_lba; self.config.devices as usize];
         let pool = Pool {
             row_iova: self.memory.place(&bases),
@@ -210,6 +211,7 @@ impl Rig {
             run_bytes: shape.run_bytes,
             pad_read_iova: self.memory.iova(pads[0].address),
             pad_write_iova: self.memory.iova(pads[1].address),
+            row_base: self.memory.place(&addresses),
         };
         kv.address = self.memory.place(&[pool]);
         kv

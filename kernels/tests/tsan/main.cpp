@@ -130,7 +130,7 @@ void lay_out(Ring &ring, Queue *queues) {
 struct Op {
   uint64_t memory[ROWS * IOCTXS * LBA_BYTES / 8] = {};
   gio_affine map[IOCTXS] = {};
-  uint32_t starts[DEVICES + 1] = {}, status[IOCTXS] = {};
+  uint32_t starts[DEVICES + 1] = {}, status[IOCTXS] = {}, checksums[ROWS * IOCTXS] = {};
   uint64_t row_iova[ROWS] = {}, data_lba[DEVICES] = {3, 3};
   gio_pool pool = {};
   uint64_t *object(uint32_t row, uint32_t block) {
@@ -142,6 +142,12 @@ void place(uint32_t file, uint32_t row, uint32_t &device, uint64_t &lba) {
   const uint32_t group = 8, g = file / group, k = file % group;
   device = (k + row) % DEVICES;
   lba = 3 + (g * ROWS + row) * (group / DEVICES) + k / DEVICES;
+}
+
+// Of an object that begins with `word`.
+uint32_t checksum(uint64_t word) {
+  uint64_t object[LBA_BYTES / 8] = {word};
+  return gio_crc_by_table(reinterpret_cast<const uint8_t *>(object), LBA_BYTES);
 }
 
 void fill(Ring &ring, Op &op, uint32_t id, uint32_t turn) {
@@ -163,7 +169,9 @@ void fill(Ring &ring, Op &op, uint32_t id, uint32_t turn) {
       uint32_t device;
       uint64_t lba;
       place(op.map[i].file, r, device, lba);
-      *op.object(r, op.map[i].block) = b.opcode == GIO_OP_WRITE ? content(device, lba) : turn;
+      const bool write = b.opcode == GIO_OP_WRITE;
+      *op.object(r, op.map[i].block) = write ? content(device, lba) : turn;
+      op.checksums[r * n + i] = write ? 0 : checksum(content(device, lba));
     }
   }
   for (uint32_t r = 0; r < ROWS; ++r) op.row_iova[r] = address(op.object(r, 0));
@@ -179,10 +187,11 @@ void fill(Ring &ring, Op &op, uint32_t id, uint32_t turn) {
              LBA_BYTES,
              4 * LBA_BYTES,
              0,
-             0};
+             0,
+             address(op.row_iova)};
   b.kind = GIO_KIND_AFFINE, b.count = n, b.ioctx = address(op.map);
   b.starts = address(op.starts), b.status = address(op.status), b.pool = address(&op.pool);
-  b.row_count = ROWS, b.devices = DEVICES;
+  b.row_count = ROWS, b.devices = DEVICES, b.checksums = address(op.checksums);
   b.wait = address(&ring.event), b.wait_value = turn / 3;
 }
 
@@ -190,10 +199,13 @@ void verify(Ring &ring, Op &op, uint32_t id, uint32_t turn) {
   const gio_iocb &b = ring.iocbs[id];
   uint32_t refused = 0;
   for (uint32_t i = 0; i < b.count; ++i) {
-    for (uint32_t r = 0; r < ROWS && b.opcode == GIO_OP_READ; ++r) {
+    for (uint32_t r = 0; r < ROWS; ++r) {
       uint32_t device;
       uint64_t lba;
       place(op.map[i].file, r, device, lba);
+      const uint32_t stored = op.checksums[r * b.count + i];
+      check(stored == checksum(content(device, lba)), "the checksum");
+      if (b.opcode == GIO_OP_WRITE) continue;
       const uint64_t word = *op.object(r, op.map[i].block);
       if (op.status[i] == 0) check(word == content(device, lba), "what was read");
       refused += word == turn ? 1u : 0u;

@@ -145,9 +145,15 @@ pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
             count(&|one| one.is_store(&["128"])),
         ),
         Check::at_least("... whole SQEs of four", 1, 0, whole_entries(sass)),
-        polls(sass, asked(&["ld.relaxed.sys", "ld.acquire.sys"])),
+        polls(sass, asked(&["ld.relaxed.sys.global.u", "ld.acquire.sys"])),
         Check::at_least("... CQEs: 64 bits at +8", 1, 0, completion_polls(sass).count()),
         Check::at_least("... then MEMBAR.SYS", 1, 0, completions_before_a_fence(sass)),
+        Check::at_least(
+            "objects: LD.128.STRONG.SYS",
+            1,
+            asked(&["ld.relaxed.sys.global.v2.u64"]),
+            count(&|one| one.is_load(&["128", "STRONG", "SYS"])),
+        ),
         Check::at_least(
             "shared words: ST.STRONG.SYS",
             1,
@@ -182,10 +188,13 @@ fn asked_for(ptx: &str, prefixes: &[&str]) -> u64 {
     statements.filter(|one| prefixes.iter().any(|prefix| one.starts_with(prefix))).count() as u64
 }
 
-/// Loads of words that others write. One that is not repeated was hoisted out of the polling loop.
+/// Loads of words that others write, and not of objects, which are wider. One that is not repeated
+/// was hoisted out of the polling loop.
 fn polls(sass: &[Instruction], asked: u64) -> Check {
-    let loads: Vec<&Instruction> =
-        sass.iter().filter(|one| one.is_load(&["STRONG", "SYS"])).collect();
+    let loads: Vec<&Instruction> = sass
+        .iter()
+        .filter(|one| one.is_load(&["STRONG", "SYS"]) && !one.is_load(&["128"]))
+        .collect();
     let mut check = Check::at_least("polls: LD.STRONG.SYS in a loop", POLLED, asked, loads.len());
     check.wrong = loads.iter().find(|load| !in_loop(sass, load.address)).map(|load| {
         format!("{} {} at {:#x} is in no loop", load.opcode, load.operands, load.address)
@@ -258,6 +267,7 @@ mod tests {
     ld.relaxed.sys.global.u64 %rd1, [%rd2];
     ld.acquire.sys.global.u32 %r1, [%rd2];
     ld.acquire.sys.global.u64 %r1, [%rd2];
+    ld.relaxed.sys.global.v2.u64 {%rd1, %rd2}, [%rd3];
     fence.acq_rel.sys;
     st.relaxed.sys.global.u32 [%rd1], %r1;
     st.release.sys.global.u32 [%rd1], %r1;
@@ -299,6 +309,7 @@ mod tests {
         "MEMBAR.ALL.SYS",
         "LDG.E.64 R40, desc[UR6][R84.64+0x10]",
         "STG.E.MMIO.SYS [R40], R76",
+        "LDG.E.128.STRONG.SYS R88, desc[UR6][R44.64]",
         "@P0 BRA 0x0",
     ];
 
@@ -345,6 +356,9 @@ mod tests {
         assert_eq!(replaced("+0x30", "+0x40"), ["... whole SQEs of four"]);
         let polls = ["polls: LD.STRONG.SYS in a loop"];
         assert_eq!(replaced("LDG.E.64.STRONG.SYS R72", "LDG.E.64 R72"), polls);
+        let halves = "LDG.E.64.STRONG.SYS R88";
+        let objects = ["objects: LD.128.STRONG.SYS"];
+        assert_eq!(replaced("LDG.E.128.STRONG.SYS R88", halves), objects);
         assert_eq!(replaced("+0x8]", "]"), ["... CQEs: 64 bits at +8", "... then MEMBAR.SYS"]);
         assert_eq!(replaced("STG.E.STRONG.SYS", "STG.E"), ["shared words: ST.STRONG.SYS"]);
         assert_eq!(replaced("MEMBAR.ALL.GPU", "NOP"), ["last warp: MEMBAR.GPU"]);

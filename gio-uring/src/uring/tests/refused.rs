@@ -156,6 +156,39 @@ fn maps_and_rows() {
 }
 
 #[test]
+fn checksums() {
+    let (mut uring, _executor) = ring(1, 2, 1);
+    let mut with = |change: fn(&mut PoolDesc)| {
+        let mut desc = reachable_pool(2);
+        change(&mut desc);
+        uring.register_pool(&desc)
+    };
+    says(with(|pool| pool.row_memory.truncate(5)), &["row_memory has 5 rows", "6 or none"]);
+    says(with(|pool| pool.row_memory[4].iova.0 += 4), &["row 4", "row_memory says"]);
+    says(with(|pool| pool.row_memory[2].host = None), &["test executor cannot reach row 2"]);
+    says(
+        with(|pool| pool.row_memory[1].host = Some(u64::MAX - (1 << 44))),
+        &["cannot reach row 1", "without checksums"],
+    );
+    assert!(with(|_| ()).unwrap().is_reachable());
+
+    let unreachable = uring.register_pool(&pool(2)).unwrap();
+    let pool = uring.register_pool(&reachable_pool(2)).unwrap();
+    let maps = [0, 1].map(|file| uring.upload_map(&[entry(0, file)], 2).unwrap());
+    let mut with = |rows, pool: &PoolHandle, at: usize| {
+        let checksums = uring.upload_checksums(&maps[at], rows, |_, _| 0).unwrap();
+        let op = AffineOp::new(Direction::Write, &maps[0], pool, 0..1);
+        uring.submit(&AffineOp { checksums: Some(&checksums), ..op })
+    };
+    says(with(6, &pool, 1), &["checksums", "another map"]);
+    says(with(5, &pool, 0), &["of 5 rows", "the pool has 6"]);
+    says(with(6, &unreachable, 0), &["cannot reach", "row_memory"]);
+    with(6, &pool, 0).unwrap();
+    let (mut other, _executor) = ring(1, 2, 1);
+    says(other.upload_checksums(&maps[0], 6, |_, _| 0), &["the map belongs to another ring"]);
+}
+
+#[test]
 fn explicit_contexts() {
     let (mut uring, _executor) = ring(1, 2, 1);
     let good = IoCtx { iova: 0x1000, lba: 0, bytes: 512, device: 1 };

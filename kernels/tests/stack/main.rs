@@ -2,19 +2,22 @@
 
 #![allow(clippy::print_stdout, reason = "a measurement, and the seed of a failure")]
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use gio_kernels::{HostExecutor, HostOptions, InlineExecutor};
 use gio_uring::{
     Affine, AffineOp, Direction, IoCtx, IoExecutor, PoolDesc, PoolHandle, Uring, UringOptions,
 };
 use nvme_driver::{
-    Controller, ControllerOptions, DmaSlice, DmaSpace, Nanos, QueueGrant, platform::buffer::Buffer,
+    Controller, ControllerOptions, DmaSlice, DmaSpace, Nanos, Place, QueueGrant,
+    platform::buffer::Buffer,
 };
 use nvme_emu::{EmuDomain, FaultAction, FaultPlan, FaultRule, FaultWhen, SimClock};
 use nvme_spec::ids::{Nsid, QueueId};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::{Drives, memory_drives, pattern, seeds, set_faults};
+
+mod checksums;
 
 const NS: Nsid = Nsid(1);
 
@@ -73,9 +76,15 @@ impl Stack {
         let len = rows as usize * blocks as usize * object_bytes as usize;
         let memory =
             DmaSlice::whole(self.drives.domain.alloc(len).expect("memory")).expect("one range");
-        let row_bytes = u64::from(blocks) * u64::from(object_bytes);
+        let row_bytes = blocks as usize * object_bytes as usize;
+        let row = |row| {
+            let at = row as usize * row_bytes;
+            DmaSlice::new(memory.memory().clone(), at, row_bytes).expect("inside").place()
+        };
+        let row_memory: Vec<Place> = (0..rows).map(row).collect();
         let desc = PoolDesc {
-            row_iova: (0..rows).map(|r| memory.iova().offset(u64::from(r) * row_bytes)).collect(),
+            row_iova: row_memory.iter().map(|place| place.iova).collect(),
+            row_memory,
             data_lba: vec![8; devices as usize],
             block_stride: u64::from(object_bytes),
             blocks,
@@ -336,48 +345,4 @@ fn explicit_lists_do_what_they_say() {
         println!("seed {seed}");
         explicit_lists(seed);
     }
-}
-
-/// 128 KiB objects through the whole stack against the machine's own memcpy of as many bytes; the
-/// best of several passes, because other work on the machine only ever adds time:
-/// `cargo test --release -p gio-kernels --test stack -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn throughput_against_memcpy() {
-    const OBJECT: usize = 128 << 10;
-    const BYTES: usize = 16 * 256 * OBJECT;
-    const PASSES: usize = 8;
-    let mut stack = Stack::new(1, 1, 256, 1 << 30, None);
-    let executor = HostExecutor::new(HostOptions::default(), stack.drives.clock.clone());
-    let mut ring = stack.ring(Box::new(executor), UringOptions::default());
-    let mut pool = stack.pool(&mut ring, 16, 256, OBJECT as u32);
-    pool.fill(1);
-    let map: Vec<Affine> = (0..256).map(|i| Affine { block: i * 37 % 256, file: i }).collect();
-    all_rows(&mut ring, &pool, Direction::Write, &map);
-    let from = vec![1u8; BYTES];
-    let mut to = vec![2u8; BYTES];
-    let (mut read, mut copied) = (f64::MAX, f64::MAX);
-    let before = ring.counters().total;
-    for _ in 0..PASSES {
-        let start = Instant::now();
-        all_rows(&mut ring, &pool, Direction::Read, &map);
-        read = read.min(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        for (to, from) in to.chunks_mut(OBJECT).zip(from.chunks(OBJECT)) {
-            to.copy_from_slice(from);
-        }
-        copied = copied.min(start.elapsed().as_secs_f64());
-    }
-    let after = ring.counters().total;
-    let commands = after.commands - before.commands;
-    let doorbells = after.sq_doorbells - before.sq_doorbells;
-    let rate = |seconds: f64| BYTES as f64 / seconds / 1e9;
-    println!(
-        "read {:.2} GB/s, memcpy {:.2} GB/s, ratio {:.2}; \
-         {commands} commands, {doorbells} doorbells",
-        rate(read),
-        rate(copied),
-        copied / read
-    );
-    assert_eq!(to, from);
 }
