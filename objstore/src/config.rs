@@ -79,7 +79,7 @@ impl Format {
             capacity_bytes: None,
             group: None,
             namespaces_max: 1024,
-            checksums: false,
+            checksums: true,
             overwrite,
         }
     }

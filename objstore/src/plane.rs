@@ -22,6 +22,7 @@ use crate::{
     stats::Path,
 };
 
+mod checksums;
 mod close;
 mod complete;
 mod events;
@@ -140,6 +141,8 @@ pub struct Plane {
     clock: Arc<dyn Clock>,
     executor: Factory,
     options: StoreOptions,
+    /// Checksums are made and compared.
+    checksums: bool,
     /// Writes have force unit access.
     fua: bool,
     /// A volatile cache has to be flushed before written data counts as stored.

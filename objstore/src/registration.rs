@@ -9,7 +9,7 @@
 
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
-use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova};
+use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSlice, ExternalMemory, Iova, Place};
 
 use kv_catalog::{BlockId, KvShape, Row};
 
@@ -250,6 +250,16 @@ impl KvPool {
         let base = self.device_base();
         let rows = self.rows.iter();
         base.map(|base| rows.map(|row| base.0 + row).collect()).unwrap_or_default()
+    }
+
+    /// Block 0's object of each row, as an I/O kernel may reach it; empty for a staged pool.
+    pub(crate) fn row_places(&self) -> Vec<Place> {
+        let place = |(row, iova): (&u64, &Iova)| Place {
+            host: self.memory.host().map(|base| base.as_ptr().expose_provenance() as u64 + row),
+            device: self.memory.device().map(|base| DevicePtr(base.0 + row)),
+            iova: *iova,
+        };
+        self.rows.iter().zip(&self.row_iova).map(place).collect()
     }
 
     /// Where the devices find an object; `None` for a block or row that does not exist, and for a

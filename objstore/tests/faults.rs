@@ -328,13 +328,21 @@ fn committed_data_survives_a_drive_that_loses_its_cache() {
             if prefix.is_empty() {
                 continue;
             }
-            stack.read(&prefix, 20).unwrap();
-            held += usize::from(stack.holds(blocks(20, 1)[0], *key));
+            match stack.read(&prefix, 20) {
+                Ok(()) => {
+                    assert!(stack.holds(blocks(20, 1)[0], *key), "wrong bytes were served");
+                    held += 1;
+                }
+                Err(error) => {
+                    assert_eq!(failure(error).status, IoStatus::Checksum);
+                    assert!(stack.store.lookup(std::slice::from_ref(key)).unwrap().is_empty());
+                }
+            }
         }
         held
     };
     assert_eq!(survives(&plan), 5);
-    // And this is what the option is for: without it bytes are gone, and nobody notices.
+    // And this is what the option is for: without it bytes are gone, as their checksums show.
     plan.options.durability = objstore::Durability::Volatile;
     assert!(survives(&plan) < 5);
 }

@@ -86,8 +86,8 @@ fn contents(bytes: &[MemoryMedia]) -> Vec<Vec<u8>> {
 fn every_moment_leaves_what_was_acknowledged() {
     let (_, rounds, moments) = crash(None, 1);
     assert_eq!(rounds, 3);
-    // Two for each write, deallocation and flush of two drives, and for the write of the round.
-    assert_eq!(moments, 3 * (2 * 3 * 2 + 2));
+    // Three for each write, deallocation and flush of two drives, and for the write of the round.
+    assert_eq!(moments, 3 * (3 * 3 * 2 + 3));
     let (mut unacknowledged, mut mixed) = (0, 0);
     for (seed, moment) in (1..5).flat_map(|seed| (0..moments).map(move |at| (seed, at))) {
         let (bytes, acknowledged, seen) = crash(Some(moment), seed);

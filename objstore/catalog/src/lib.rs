@@ -2,7 +2,7 @@
 //!
 //! # Architecture
 //! - [`KvShape`] and [`Geometry`]: where each object lives (affine, in groups).
-//! - [`Catalog`]: which key is in which file, references, pins, writes that several ranks report on,
+//! - [`Catalog`]: which key is in which file, references, pins, writes that several ranks report,
 //!   namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks), `drop.rs`
 //!   (ways a block leaves), `log.rs` (records for the journal, and files that wait for them),
 //!   `recovery.rs` and `snapshot.rs` (from and to records).
@@ -57,7 +57,8 @@ pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};
 pub use namespace::Namespace;
 #[cfg(any(test, feature = "planted-bugs"))]
-pub use planted::{PlantedBug, plant};
+pub use planted::plant;
+pub use planted::{PlantedBug, planted};
 pub use policy::PolicyKind;
 pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, Words};
 pub use shape::{KvShape, ROWS_MAX};

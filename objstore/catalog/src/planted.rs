@@ -12,9 +12,10 @@ pub enum PlantedBug {
     SwitchBeforeSnapshot,
     /// A switch updates only one copy of the superblock, and the older one wins.
     StaleSuperblock,
-    /// A group counts whatever its CRC says.
+    /// A group counts whatever its CRC says. The journal's own tests find it: what is torn is
+    /// seldom a record.
     NoGroupCrc,
-    /// A group counts wherever it was found.
+    /// A group counts wherever it was found. The journal's own tests find it.
     NoGroupPosition,
     /// A file is used again although the journal does not have yet that it lost its key.
     ReuseBeforeEvictRecord,
@@ -23,6 +24,16 @@ pub enum PlantedBug {
     /// A write is committed when the first rank has reported. A store has one rank in a process:
     /// the catalog's own tests find it.
     CommitBeforeAllRanks,
+    /// What was stored is committed without a flush of the devices that have it.
+    CommitBeforeFlush,
+    /// A record is not permanent when its commit returns.
+    RecordWithoutFua,
+    /// A commit returns before its record was written.
+    AcknowledgeBeforeRecord,
+    /// Checksums are those of the file's neighbour.
+    ChecksumOfAnother,
+    /// Retrieved bytes are not compared with their checksums.
+    ChecksumIgnored,
 }
 
 #[cfg(any(test, feature = "planted-bugs"))]
@@ -32,10 +43,13 @@ impl PlantedBug {
         Self::NoFlushBeforeSwitch,
         Self::SwitchBeforeSnapshot,
         Self::StaleSuperblock,
-        Self::NoGroupCrc,
-        Self::NoGroupPosition,
         Self::ReuseBeforeEvictRecord,
         Self::EpochIgnored,
+        Self::CommitBeforeFlush,
+        Self::RecordWithoutFua,
+        Self::AcknowledgeBeforeRecord,
+        Self::ChecksumOfAnother,
+        Self::ChecksumIgnored,
     ];
 }
 
@@ -54,17 +68,19 @@ mod switch {
         PLANTED.set(bug);
     }
 
-    pub(crate) fn planted(bug: PlantedBug) -> bool {
+    /// Whether a bug is switched on for the calling thread.
+    #[must_use]
+    pub fn planted(bug: PlantedBug) -> bool {
         PLANTED.get() == Some(bug)
     }
 }
 
 #[cfg(any(test, feature = "planted-bugs"))]
-pub use switch::plant;
-#[cfg(any(test, feature = "planted-bugs"))]
-pub(crate) use switch::planted;
+pub use switch::{plant, planted};
 
 #[cfg(not(any(test, feature = "planted-bugs")))]
-pub(crate) const fn planted(_: PlantedBug) -> bool {
+/// Whether a bug is switched on: it is not.
+#[must_use]
+pub const fn planted(_: PlantedBug) -> bool {
     false
 }

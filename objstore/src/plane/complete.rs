@@ -5,7 +5,7 @@ use kv_catalog::Layer;
 use nvme_driver::Waiter;
 use nvme_spec::nvm::Direction;
 
-use super::{JobId, LayerDone, LayerState, Op, Plane, Target, Ticket};
+use super::{JobId, LayerDone, LayerState, Move, Op, Plane, Target, Ticket};
 use crate::error::{Failure, StoreError};
 
 /// What polling a layer found.
@@ -218,7 +218,20 @@ impl Plane {
         }
         let job = self.jobs.get_mut(&op.job).expect("it has an operation in flight");
         job.in_flight -= 1;
-        let outcome = op.outcome.expect("it is over");
+        let mut outcome = op.outcome.expect("it is over");
+        if let (Ok(_), Direction::Read, Some(checksums)) = (outcome, job.direction, &job.checksums)
+        {
+            // Which layer it was is not known where several are in flight: all of them fail.
+            let differing = checksums.differing();
+            let files = differing.iter().map(|at| job.moves[*at as usize].file);
+            self.lost.extend(files);
+            if let Some(at) = differing.first() {
+                let Move { position, file, .. } = job.moves[*at as usize];
+                let (direction, layer, status) = (job.direction, op.layer, IoStatus::Checksum);
+                let errors = differing.len() as u32;
+                outcome = Err(Failure { direction, layer, position, file, status, errors });
+            }
+        }
         job.layers[op.layer.0 as usize] = LayerState::Ended(outcome);
         match (outcome, job.direction) {
             (Ok(done), Direction::Read) => self.tally.retrieved_bytes += done.bytes,

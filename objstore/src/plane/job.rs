@@ -6,6 +6,7 @@ use gio_uring::{BlockMap, DeviceArray, Wait};
 use kv_catalog::{BlockId, FileId, Layer};
 use nvme_spec::nvm::Direction;
 
+use super::checksums::JobChecksums;
 use crate::error::Failure;
 
 /// One block of a job. Plain data: a catalog in another process says it.
@@ -115,6 +116,7 @@ pub(super) struct Job {
     pub(super) map: Option<BlockMap>,
     /// Staged: the block of each of the map's entries.
     pub(super) blocks: Option<DeviceArray<u32>>,
+    pub(super) checksums: Option<JobChecksums>,
     pub(super) moves: Vec<Move>,
     pub(super) layers: Vec<LayerState>,
     pub(super) in_flight: u32,
@@ -132,6 +134,7 @@ impl Job {
             direction,
             map: None,
             blocks: None,
+            checksums: None,
             moves: moves.to_vec(),
             layers: vec![LayerState::Idle; layers as usize],
             in_flight: 0,

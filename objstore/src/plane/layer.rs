@@ -9,6 +9,7 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     Op, Plane, Target,
+    checksums::JobChecksums,
     staging::Until,
     streams::{Refused, Streams},
 };
@@ -218,12 +219,15 @@ impl Plane {
         direction: Direction,
         order: Order<'_>,
     ) -> Result<(usize, ScatterGather), StoreError> {
-        let blocks = self.jobs.get(&id).and_then(|job| job.blocks.clone());
+        let job = self.jobs.get(&id);
+        let blocks = job.and_then(|job| job.blocks.clone());
         let (Target::Staged(staging), Some(blocks)) = (&mut self.target, blocks) else {
             return Err(StoreError::Ended { layer });
         };
         let at = staging.free().ok_or_else(|| staging.busy())?;
-        let moves = staging.scatter_gather(at, direction, layer, &blocks);
+        let checksums = job.and_then(|job| job.checksums.as_ref());
+        let checksums = checksums.and_then(|made| made.of_moves(layer, self.shape.segments));
+        let moves = staging.scatter_gather(at, direction, layer, &blocks, checksums);
         let first = match order {
             Order::AfterEvent(wait) => Some(wait.clone()),
             _ => None,
@@ -260,6 +264,10 @@ impl Plane {
         let rows = self.shape.layer_rows(layer);
         let op = AffineOp {
             fua: self.fua && job.direction == Direction::Write,
+            checksums: match &job.checksums {
+                Some(JobChecksums::Kernel(checksums)) => Some(checksums),
+                _ => None,
+            },
             wait,
             signal: signal.as_ref(),
             sms: self.options.sms,

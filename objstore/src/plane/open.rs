@@ -52,6 +52,8 @@ pub struct PlaneConfig {
     pub geometry: Geometry,
     /// How many files there are. The last one is the self-test's.
     pub files: u32,
+    /// Whether checksums of what is stored are made, and compared with what is retrieved.
+    pub checksums: bool,
     /// The engine's KV memory.
     pub pool: KvPool,
     /// The GPU. Needed for a pool on one, and for [`crate::Order`]s that name a stream.
@@ -84,17 +86,9 @@ impl Plane {
     /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
     /// refuses.
     pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
-        let PlaneConfig {
-            devices,
-            clock,
-            mut executor,
-            shape,
-            geometry,
-            files,
-            pool,
-            gpu,
-            options,
-        } = config;
+        let PlaneConfig { devices, clock, mut executor, shape, geometry, .. } = config;
+        let (files, checksums, pool) = (config.files, config.checksums, config.pool);
+        let (gpu, options) = (config.gpu, config.options);
         check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
         let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
         let mut devices = devices
@@ -112,6 +106,7 @@ impl Plane {
             geometry: &geometry,
             regions: &regions,
             files,
+            checksums,
             clock: &*clock,
             options: &options,
         };
@@ -131,6 +126,7 @@ impl Plane {
             devices,
             clock,
             executor: Factory(executor),
+            checksums,
             fua,
             must_flush,
             shape,
@@ -185,6 +181,7 @@ struct Plan<'a> {
     geometry: &'a Geometry,
     regions: &'a [Region],
     files: u32,
+    checksums: bool,
     clock: &'a dyn Clock,
     options: &'a StoreOptions,
 }
@@ -199,7 +196,7 @@ impl Plan<'_> {
         let bus = device.controller.lock().bus().clone();
         let pads = pads(&*bus, self.geometry)?;
         let desc = describe(self.geometry, self.regions, self.files, pads.as_ref(), self.options);
-        let target = target(ring, self.pool, self.shape, &desc, self.options)?;
+        let target = target(ring, self.pool, self.shape, &desc, self.checksums, self.options)?;
         let streams = gpu.map(|gpu| Streams::new(gpu, ring)).transpose()?;
         self.prove_scatter_gather(Parts { target, streams, pads }, ring)
     }
@@ -409,6 +406,7 @@ pub(super) fn describe(
     let half = pads.map_or(0, |memory| memory.len() as u64 / 2);
     PoolDesc {
         row_iova: Vec::new(),
+        row_memory: Vec::new(),
         data_lba: regions.iter().map(|region| region.first.0).collect(),
         block_stride: 0,
         blocks: 0,
@@ -428,11 +426,13 @@ pub(super) fn target(
     pool: &KvPool,
     shape: &KvShape,
     desc: &PoolDesc,
+    checksums: bool,
     options: &StoreOptions,
 ) -> Result<Target, StoreError> {
     if pool.path() != Path::Staged {
         return Ok(Target::Pool(ring.register_pool(&PoolDesc {
             row_iova: pool.row_iova().to_vec(),
+            row_memory: if checksums { pool.row_places() } else { Vec::new() },
             block_stride: pool.block_stride(),
             blocks: pool.blocks(),
             ..desc.clone()

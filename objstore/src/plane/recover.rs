@@ -72,7 +72,8 @@ impl Plane {
         let regions: Vec<_> = self.devices.iter().map(|device| device.region).collect();
         let desc =
             open::describe(&self.geometry, &regions, self.files, self.pads.as_ref(), &self.options);
-        let target = open::target(&mut ring, &self.pool, &self.shape, &desc, &self.options)?;
+        let target =
+            open::target(&mut ring, &self.pool, &self.shape, &desc, self.checksums, &self.options)?;
         let gpu = self.streams.as_ref().map(|streams| streams.gpu().clone());
         let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
         let mut target = std::mem::replace(&mut self.target, target);

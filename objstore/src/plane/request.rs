@@ -5,6 +5,7 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     Plane, Target,
+    checksums::JobChecksums,
     job::{Job, JobDone, JobId, Move},
 };
 use crate::error::StoreError;
@@ -13,12 +14,21 @@ impl Plane {
     /// Prepares to move blocks. This is the only step whose cost grows with their number. A job
     /// without moves is fine: all of its layers are done as soon as they are started.
     ///
+    /// `expected`: for a read, the checksums that [`JobDone`] gave for what was stored, `[block]
+    /// [row]`; what differs fails with [`gio_uring::IoStatus::Checksum`]. Empty: nothing is
+    /// compared.
+    ///
     /// # Errors
     /// [`StoreError::NoSuchBlock`] and [`StoreError::NoSuchFile`]; [`StoreError::DuplicateBlock`]
     /// for a read into one block twice; [`StoreError::Staging`] for more blocks than a staging
     /// buffer has room for; [`StoreError::ReadOnly`] for a write; [`StoreError::Ring`] without
     /// memory for the job ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
-    pub fn begin(&mut self, direction: Direction, moves: &[Move]) -> Result<JobId, StoreError> {
+    pub fn begin(
+        &mut self,
+        direction: Direction,
+        moves: &[Move],
+        expected: &[u32],
+    ) -> Result<JobId, StoreError> {
         self.sync()?;
         if direction == Direction::Write {
             self.check_writable()?;
@@ -28,7 +38,7 @@ impl Plane {
         self.check_moves(id, direction, moves)?;
         self.check_room(moves.len())?;
         let mut job = Job::new(direction, self.shape.layers, moves, self.tally.recoveries);
-        self.upload(&mut job)?;
+        self.upload(&mut job, expected)?;
         self.jobs.insert(id, job);
         Ok(id)
     }
@@ -45,7 +55,9 @@ impl Plane {
         }
         let job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
         let (failure, recoveries) = (job.verdict(), job.recoveries);
-        Ok(JobDone { job: id, failure, recoveries, checksums: Vec::new() })
+        let made = job.checksums.as_ref().filter(|_| job.direction == Direction::Write);
+        let checksums = made.map(|made| made.values(self.shape.rows(), &job.moves));
+        Ok(JobDone { job: id, failure, recoveries, checksums: checksums.unwrap_or_default() })
     }
 
     /// A layer of the job that is in flight, if any is.
@@ -101,12 +113,14 @@ impl Plane {
     }
 
     /// Uploads the job's map; an empty one needs none.
-    fn upload(&mut self, job: &mut Job) -> Result<(), StoreError> {
+    fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
         if job.moves.is_empty() {
             return Ok(());
         }
         let devices = self.geometry.devices();
         let staged = matches!(self.target, Target::Staged(_));
+        let rows = self.shape.rows();
+        let wanted = self.checksums && (job.direction == Direction::Write || !expected.is_empty());
         let mut map = std::mem::take(&mut self.scratch.map);
         map.clear();
         map.extend(job.moves.iter().map(|at| Affine { block: at.block.0, file: at.file.0 }));
@@ -116,7 +130,13 @@ impl Plane {
             job.blocks = Some(ring.upload(map.iter().map(|entry| entry.block))?);
             map.iter_mut().zip(0..).for_each(|(entry, position)| entry.block = position);
         }
-        job.map = Some(ring.upload_map(&map, devices)?);
+        let uploaded = ring.upload_map(&map, devices)?;
+        if wanted {
+            let count = map.len();
+            let made = JobChecksums::new(ring, &uploaded, rows, count, expected, staged)?;
+            job.checksums = Some(made);
+        }
+        job.map = Some(uploaded);
         self.scratch.map = map;
         Ok(())
     }

@@ -142,7 +142,7 @@ impl Plane {
     /// All layers of one block, one after the other.
     fn round(&mut self, direction: Direction, block: BlockId) -> Result<(), StoreError> {
         let file = FileId(self.files - 1);
-        let job = self.begin(direction, &[Move { file, block, position: 0 }])?;
+        let job = self.begin(direction, &[Move { file, block, position: 0 }], &[])?;
         for layer in (0..self.shape.layers).map(Layer) {
             let ticket = self.start(job, layer, Order::Unordered)?;
             self.wait(ticket)?;

@@ -7,7 +7,9 @@
 //! operation has ended and the stream that moves the objects is past the move: a cancelled
 //! operation ends before its stream gets there.
 
-use gio_uring::{DeviceArray, PoolHandle, ScatterGather, ScatterGatherOp, Uring, Wait};
+use gio_uring::{
+    DeviceArray, MoveChecksums, PoolHandle, ScatterGather, ScatterGatherOp, Uring, Wait,
+};
 use nvme_driver::{DevicePtr, DmaSlice, Iova};
 use nvme_spec::nvm::Direction;
 
@@ -230,6 +232,7 @@ impl Staging {
         direction: Direction,
         layer: Layer,
         blocks: &DeviceArray<u32>,
+        checksums: Option<MoveChecksums>,
     ) -> ScatterGather {
         let row = layer.0 as usize * self.segments as usize;
         ScatterGather {
@@ -245,6 +248,7 @@ impl Staging {
             count: blocks.len() as u32,
             block_stride: self.block_stride,
             object_bytes: self.object_bytes,
+            checksums,
         }
     }
 

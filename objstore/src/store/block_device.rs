@@ -1,6 +1,6 @@
 //! A region of a namespace as a catalog's medium: the driver's blocking calls on its host queue.
 
-use kv_catalog::{BlockAction, BlockError, BlockIo, Region};
+use kv_catalog::{BlockAction, BlockError, BlockIo, PlantedBug, Region, planted};
 use nvme_spec::ids::{Lba, Nsid};
 
 use crate::plane::SharedController;
@@ -73,6 +73,7 @@ impl BlockIo for BlockDevice {
     fn write(&mut self, offset: u64, from: &[u8], fua: bool) -> Result<(), BlockError> {
         let action = BlockAction::Write;
         self.check(action, offset, from.len())?;
+        let fua = fua && !planted(PlantedBug::RecordWithoutFua);
         let written = self.controller.lock().write(self.nsid, self.lba(offset), from, fua);
         written.map_err(self.error(action, offset, from.len()))
     }

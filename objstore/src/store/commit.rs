@@ -6,7 +6,9 @@
 
 use std::{collections::HashMap, sync::MutexGuard};
 
-use kv_catalog::{BlockIo as _, Journal, JournalError, SnapshotCursor, WriteId};
+use kv_catalog::{
+    BlockIo as _, Journal, JournalError, PlantedBug, SnapshotCursor, WriteId, planted,
+};
 
 use super::{
     Inner, Store,
@@ -146,7 +148,10 @@ impl Inner {
                 debug_assert!(ended.is_ok(), "{ended:?}");
             }
         }
-        let permanent = flushed.and_then(|()| self.write_group(commits));
+        let permanent = flushed.and_then(|()| match planted(PlantedBug::AcknowledgeBeforeRecord) {
+            true => Ok(()),
+            false => self.write_group(commits),
+        });
         let cause = permanent.err();
         for (Ready { job, .. }, safe) in ready.into_iter().zip(safe) {
             let result = match (&cause, safe) {
@@ -160,6 +165,9 @@ impl Inner {
 
     /// Makes the data of everything that is ready permanent.
     fn flush_devices(&self, commits: &mut Commits) -> Result<(), String> {
+        if planted(PlantedBug::CommitBeforeFlush) {
+            return Ok(());
+        }
         for device in &mut commits.volatile {
             if let Err(error) = device.flush() {
                 return Err(self.read_only(error.to_string()));

@@ -227,10 +227,7 @@ impl Store {
             seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
         });
         let journal = open_journal(&places[0], &superblock, &mut catalog)?;
-        let flushes = |place: &&Place| {
-            options.durability == Durability::Auto && place.controller.lock().info().vwc
-        };
-        let volatile = places.iter().filter(flushes).map(Place::medium).collect();
+        let volatile = volatile(&places, options.durability);
         let plane_devices = places.iter().zip(&superblocks).zip(devices);
         let plane_devices = plane_devices
             .map(|((place, superblock), device)| PlaneDevice {
@@ -250,6 +247,7 @@ impl Store {
             geometry,
             // One more than the catalog's: for the self-test.
             files: files + 1,
+            checksums: superblock.layout.words_per_file > 0,
             pool,
             gpu,
             options,
@@ -362,6 +360,13 @@ fn read_superblocks(
         });
     }
     Ok(check_set(&members, &Expected { store: None, rank: 0, shape })?)
+}
+
+/// Devices that have to be flushed before what they hold is committed.
+fn volatile(places: &[Place], durability: Durability) -> Vec<BlockDevice> {
+    let flushes =
+        |place: &&Place| durability == Durability::Auto && place.controller.lock().info().vwc;
+    places.iter().filter(flushes).map(Place::medium).collect()
 }
 
 fn open_journal(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_catalog::{BlockId, BlockKey, CatalogError, Write};
+use kv_catalog::{BlockId, BlockKey, CatalogError, FileId, PlantedBug, Write, planted};
 use nvme_spec::nvm::Direction;
 
 use super::{
@@ -57,7 +57,8 @@ impl Store {
         let moves: Vec<Move> = files
             .map(|((position, file), block)| Move { file: *file, block: *block, position })
             .collect();
-        let handle = self.begin(Direction::Read, &moves, Held::Read(shared.id))?;
+        let expected = self.expected(&shared.files);
+        let handle = self.begin(Direction::Read, &moves, &expected, Held::Read(shared.id))?;
         Ok(Transfer { handle, blocks: blocks.len() })
     }
 
@@ -86,7 +87,7 @@ impl Store {
                 position,
             })
             .collect();
-        let handle = self.begin(Direction::Write, &moves, Held::Write(write.id))?;
+        let handle = self.begin(Direction::Write, &moves, &[], Held::Write(write.id))?;
         Ok(Writing { handle, accepted, written: moves.len() })
     }
 
@@ -122,16 +123,26 @@ impl Store {
         drop(writing);
     }
 
+    /// The checksums of files that are referenced.
+    fn expected(&self, files: &[FileId]) -> Vec<u32> {
+        let keys = self.inner.keys();
+        if planted(PlantedBug::ChecksumIgnored) {
+            return Vec::new();
+        }
+        files.iter().flat_map(|file| keys.catalog.checksums(*file)).copied().collect()
+    }
+
     /// Begins a job that holds something, or gives that back.
     fn begin(
         &self,
         direction: Direction,
         moves: &[Move],
+        expected: &[u32],
         held: Held,
     ) -> Result<Handle, StoreError> {
         let inner = &self.inner;
         let begun = inner.with_plane(|plane| {
-            let job = plane.begin(direction, moves)?;
+            let job = plane.begin(direction, moves, expected)?;
             inner.keys().held.insert(job, held);
             Ok(job)
         });

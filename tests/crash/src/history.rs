@@ -95,7 +95,7 @@ impl History {
         let mut rng = SmallRng::seed_from_u64(seed);
         let lba_bytes = if rng.random_bool(0.5) { 512 } else { 4096 };
         let shape = KvShape {
-            layers: rng.random_range(1..=2),
+            layers: rng.random_range(1..=8),
             segments: rng.random_range(1..=2),
             object_bytes: *[512, 1024, 4096].choose_one(&mut rng),
             block_tokens: 16,
@@ -104,10 +104,12 @@ impl History {
         let medium = || MemoryMedia::new(4 << 20).expect("address space for the media");
         let slot = u64::from(shape.object_bytes.next_multiple_of(lba_bytes));
         // Room for some of the keys, so that files are evicted and reused all the time.
-        let files = rng.random_range(6..20);
+        let files = rng.random_range(6..30);
         let format = Format {
             capacity_bytes: Some(files * slot * u64::from(shape.rows())),
             group: Some(devices as u32 * rng.random_range(1..=4)),
+            // Without them the promise holds on devices that do not lie.
+            checksums: lies || rng.random_bool(0.7),
             // A small journal, so that it is compacted.
             namespaces_max: 4,
             overwrite: Overwrite::Anything,
@@ -124,7 +126,7 @@ impl History {
             // Most lives end in the middle of something, some after all of it.
             power.cut_at(match self.rng.random_range(0..10) {
                 0 => self.rng.random_range(0..40),
-                _ => self.rng.random_range(0..600),
+                _ => self.rng.random_range(0..900),
             });
             self.live(life, &power, outcome)?;
             outcome.crashes += 1;
@@ -143,8 +145,9 @@ impl History {
                     outcome.did_not_open += 1;
                     outcome.fail(self.seed, format!("did not open: {error:#}"));
                 }
-                // The next life starts anew.
+                // The next life starts anew, with a store of another name.
                 self.formatted = false;
+                self.format.store = StoreId(self.rng.random());
                 self.model = Model::default();
                 return Ok(());
             }

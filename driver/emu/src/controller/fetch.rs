@@ -200,7 +200,8 @@ impl Controller {
         } else {
             self.run_io(dma, now, ticket, sqe, fault)
         };
-        if changes && matches!(flow, Flow::Done(_)) && self.pass_moment() {
+        // It has taken effect, or it is in flight.
+        if changes && self.pass_moment() {
             return;
         }
         self.conclude(dma, ticket, flow);

@@ -89,13 +89,19 @@ impl Proof<'_> {
         for object in &objects {
             staged.write(object.staged, &object.pattern).map_err(|error| error.to_string())?;
         }
-        self.copy_objects(at, &self.staging.scatter_gather(at, Direction::Read, layer, &table))?;
+        self.copy_objects(
+            at,
+            &self.staging.scatter_gather(at, Direction::Read, layer, &table, None),
+        )?;
         for object in &objects {
             gpu_memory.read(self.pool.device(object.block, object.row), &mut found)?;
             object.compare(&found, "the pool")?;
             staged.write(object.staged, &vec![0x5a; bytes]).map_err(|error| error.to_string())?;
         }
-        self.copy_objects(at, &self.staging.scatter_gather(at, Direction::Write, layer, &table))?;
+        self.copy_objects(
+            at,
+            &self.staging.scatter_gather(at, Direction::Write, layer, &table, None),
+        )?;
         for object in &objects {
             staged.read(object.staged, &mut found).map_err(|error| error.to_string())?;
             object.compare(&found, "staging memory")?;

@@ -1,0 +1,98 @@
+//! The checksums of a job's objects: CRC-32C, made and compared where the objects are moved.
+//!
+//! On the host and direct paths the I/O kernel does it, for it reaches the pool. A staged pool it
+//! does not reach: there the kernel that moves objects between staging memory and pool does it.
+
+use gio_uring::{BlockMap, Checksums, DeviceArray, IoStatus, MoveChecksums, Uring};
+use kv_catalog::Layer;
+
+use super::job::Move;
+use crate::error::StoreError;
+
+/// The checksums of one job.
+#[derive(Debug)]
+pub(super) enum JobChecksums {
+    /// The I/O kernel's.
+    Kernel(Checksums),
+    /// Those of moves on streams.
+    Moves {
+        /// `[row][position]`.
+        values: DeviceArray<u32>,
+        /// By position: whether one of its objects differed.
+        status: DeviceArray<u32>,
+        /// Objects that differed.
+        errors: DeviceArray<u64>,
+    },
+}
+
+impl JobChecksums {
+    /// Room for those of a write, or `expected`, `[block][row]`, for a read.
+    pub(super) fn new(
+        ring: &mut Uring,
+        map: &BlockMap,
+        rows: u32,
+        count: usize,
+        expected: &[u32],
+        is_staged: bool,
+    ) -> Result<Self, StoreError> {
+        let value = |row: u32, entry: u32| {
+            let at = entry as usize * rows as usize + row as usize;
+            expected.get(at).copied().unwrap_or(0)
+        };
+        if !is_staged {
+            return Ok(Self::Kernel(ring.upload_checksums(map, rows, value)?));
+        }
+        let values: Vec<u32> = (0..rows)
+            .flat_map(|row| (0..count as u32).map(move |entry| value(row, entry)))
+            .collect();
+        Ok(Self::Moves {
+            values: ring.upload(values.into_iter())?,
+            status: ring.upload(vec![0; count].into_iter())?,
+            errors: ring.upload(std::iter::once(0))?,
+        })
+    }
+
+    /// What a move of `layer` needs of them.
+    pub(super) fn of_moves(&self, layer: Layer, segments: u32) -> Option<MoveChecksums> {
+        let Self::Moves { values, status, errors } = self else { return None };
+        let first = layer.0 as usize * segments as usize * status.len();
+        Some(MoveChecksums {
+            values: values.address(first),
+            status: status.address(0),
+            errors: errors.address(0),
+        })
+    }
+
+    /// Positions with an object that was not what its checksum was made of, by moves that are over.
+    pub(super) fn differing(&self) -> Vec<u32> {
+        match self {
+            Self::Moves { status, errors, .. } if errors.get(0) > 0 => {
+                let differs =
+                    |at: &u32| IoStatus::decode(status.get(*at as usize)) == IoStatus::Checksum;
+                (0..status.len() as u32).filter(differs).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// All of them, `[block][row]`.
+    pub(super) fn values(&self, rows: u32, moves: &[Move]) -> Vec<u32> {
+        let (rows, count) = (rows as usize, moves.len());
+        let mut all = vec![0; rows * count];
+        for row in 0..rows {
+            match self {
+                Self::Kernel(checksums) => {
+                    for (at, value) in checksums.row(row as u32).into_iter().enumerate() {
+                        all[at * rows + row] = value;
+                    }
+                }
+                Self::Moves { values, .. } => {
+                    for at in 0..count {
+                        all[at * rows + row] = values.get(row * count + at);
+                    }
+                }
+            }
+        }
+        all
+    }
+}
