@@ -192,6 +192,11 @@ pub(crate) struct ReplayFlags {
     #[arg(long, help_heading = "Devices")]
     pub(crate) keep: bool,
 
+    /// Keep no checksums: the store does not notice itself when a device returns other bytes than
+    /// were stored, and --verify has to
+    #[arg(long, help_heading = "Devices")]
+    pub(crate) no_checksums: bool,
+
     /// Use drives that contain data. The data is lost
     #[arg(long, help_heading = "Devices")]
     pub(crate) overwrite: bool,

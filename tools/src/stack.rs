@@ -24,7 +24,7 @@ use objstore::{
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 
 use crate::config::{Executor, ReplayArgs, Route};
-use crate::devices::Devices;
+use crate::devices::{Devices, MemoryChoice};
 use crate::drives::Drives;
 use crate::gpu::Gpu;
 use crate::keep::Keep;
@@ -197,6 +197,8 @@ impl Build<'_> {
         let format = Format {
             capacity_bytes: Some(sizing.capacity_bytes()),
             group: Some(sizing.group),
+            // A CPU reads another function's memory far too slowly.
+            checksums: !args.flags.no_checksums && args.flags.memory == MemoryChoice::Host,
             // Homes and drives were checked when they were claimed.
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(OsRng.unwrap_err().random()), args.shape.kv())

@@ -11,7 +11,15 @@ const WRITE: u8 = 1;
 
 /// Replays with every `every`-th command of this kind going wrong on each device.
 fn replay(line: &str, opcode: u8, every: u64, then: FaultAction) -> Report {
-    replay_on(None, line, opcode, every, then)
+    // The replay's own check is what is tested: the store would notice first.
+    replay_on(None, &format!("{line} --no-checksums"), opcode, every, then)
+}
+
+#[test]
+fn with_checksums_wrong_bytes_are_misses() {
+    let line = "--requests 50 --verify full";
+    let report = replay_on(None, line, READ, 7, FaultAction::CorruptRead);
+    assert!(report.mismatches == 0 && report.io_errors > 0, "{report:?}");
 }
 
 fn replay_on(
@@ -124,7 +132,7 @@ fn a_gpu_finds_what_the_cpu_finds() {
     isolated("replay::tests::a_gpu_finds_what_the_cpu_finds", Level::Full, &copies, || {
         for (route, launch) in [("direct", "per-batch"), ("staged", "resident")] {
             let line = format!("--requests 30 --executor cuda --require {route} --launch {launch}");
-            let line = format!("{line} --verify full --pool-blocks 40 --seed 3");
+            let line = format!("{line} --verify full --pool-blocks 40 --seed 3 --no-checksums");
             let gpu = Gpu::open(GpuChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
             let on = |opcode, every, then| replay_on(Some(&gpu), &line, opcode, every, then);
             let clean = on(READ, u64::MAX, FaultAction::CorruptRead);
