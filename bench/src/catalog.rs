@@ -1,6 +1,7 @@
 //! `bench catalog`: what the catalog does without devices. Lookups against a plain hash map, hit
 //! rates of the eviction policies on a recorded trace, and how long the runs of files stay.
 
+mod cost;
 mod eviction;
 mod lookup;
 mod runs;
@@ -31,6 +32,8 @@ enum Part {
     Lookup,
     /// Hit rates of the eviction policies on a trace, and with a scan
     Eviction,
+    /// What a file costs when it is stored, acquired and copied by a snapshot
+    Cost,
     /// Mean run length of files after a replay with eviction
     Runs,
 }
@@ -69,6 +72,9 @@ pub fn run(args: &CatalogArgs) -> Result<()> {
     if wanted(Part::Lookup) {
         lookups(args, &mut report);
     }
+    if wanted(Part::Cost) {
+        costs(&mut report);
+    }
     if wanted(Part::Eviction) {
         scan_rates(&mut report);
         if let Some(trace) = &trace {
@@ -96,6 +102,21 @@ fn lookups(args: &CatalogArgs, report: &mut Report) {
             );
             report.progress(&format!("{ours:.1} of {theirs:.1} million keys/s"));
         }
+    }
+}
+
+fn costs(report: &mut Report) {
+    for files in FILES {
+        let found = cost::measure(files);
+        let mut count = |name: &str, value: f64| {
+            report.counts.push((format!("{name}, {files} files"), value));
+        };
+        let each = |seconds: f64| 1e9 * seconds / f64::from(files);
+        count("begin and commit, ns a file", each(found.store));
+        count("acquire and release, ns a file", each(found.acquire));
+        count("snapshot, ns a file", each(found.snapshot));
+        count("longest piece of a snapshot, ms", 1e3 * found.piece);
+        count("records without checksums, bytes a file", found.bytes_a_file);
     }
 }
 

@@ -212,6 +212,7 @@ fn open_catalog(medium: &Medium, files: u32, checksums: u32) -> Result<Duration>
         files,
         ranks: 1,
         words_per_file: checksums,
+        namespaces_max: 1,
         journal: true,
         files_ahead: 0,
         seed: 1,

@@ -162,6 +162,7 @@ impl Survey {
             files: superblock.layout.files,
             ranks: superblock.ranks,
             words_per_file: superblock.layout.words_per_file,
+            namespaces_max: superblock.layout.namespaces_max,
             journal: false,
             files_ahead: 0,
             seed: 0,

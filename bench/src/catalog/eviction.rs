@@ -12,6 +12,7 @@ pub fn catalog(files: u32, policy: PolicyKind) -> (Catalog, NamespaceId) {
         files,
         ranks: 1,
         words_per_file: 0,
+        namespaces_max: 1,
         journal: false,
         files_ahead: 0,
         seed: 1,

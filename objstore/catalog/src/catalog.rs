@@ -52,6 +52,8 @@ pub struct CatalogConfig {
     pub ranks: u32,
     /// Checksums of a file, over all ranks: `ranks * rows`, or 0 where none are kept.
     pub words_per_file: u32,
+    /// Namespaces that may be registered.
+    pub namespaces_max: u32,
     /// Whether records are made. Without a journal, files are free as soon as they are dropped.
     pub journal: bool,
     /// Files that [`Catalog::wants_space`] keeps free ahead, but at most one in 64.

@@ -2,10 +2,10 @@
 //!
 //! # Architecture
 //! - [`KvShape`] and [`Geometry`]: where each object lives (affine, in groups).
-//! - [`Catalog`]: which key is in which file, references, pins, writes that several ranks report,
-//!   namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks), `drop.rs`
-//!   (ways a block leaves), `log.rs` (records for the journal, and files that wait for them),
-//!   `recovery.rs` and `snapshot.rs` (from and to records).
+//! - [`Catalog`]: which key is in which file, references, pins, writes that several ranks report
+//!   on, namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks),
+//!   `drop.rs` (ways a block leaves), `log.rs` (records for the journal, and files that wait for
+//!   them), `recovery.rs` and `snapshot.rs` (from and to records).
 //! - `policy.rs`: what is evicted next ([`PolicyKind`]). `file_pool.rs`: free files, in runs.
 //! - [`Namespace`]: what separates one engine's blocks from another's.
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.

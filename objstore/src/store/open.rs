@@ -7,7 +7,7 @@ use std::{
 
 use kv_catalog::{
     Catalog, CatalogConfig, DeviceIdentity, Expected, FormatError, Journal, Member, OnDevice, Plan,
-    Region, SCRATCH, Superblock, WriteBudget, check_set,
+    Region, SCRATCH, StoreLayout, Superblock, WriteBudget, check_set,
 };
 use nvme_driver::Controller;
 use nvme_spec::ids::{Lba, Nsid};
@@ -213,11 +213,12 @@ impl Store {
             problem: "they carry a catalog without data; give those that hold the data".to_owned(),
         };
         let geometry = superblock.geometry().ok_or_else(no_data)?;
-        let files = superblock.layout.files;
+        let StoreLayout { files, words_per_file, namespaces_max, .. } = superblock.layout;
         let mut catalog = Catalog::new(CatalogConfig {
             files,
             ranks: superblock.ranks,
-            words_per_file: superblock.layout.words_per_file,
+            words_per_file,
+            namespaces_max,
             journal: true,
             files_ahead: FILES_AHEAD,
             policy: options.policy,
@@ -254,8 +255,7 @@ impl Store {
         })?;
         let (held, tally) = (HashMap::new(), Tally::default());
         let id = catalog.namespace(&namespace)?;
-        let (is_crowded, read_only, failed) = (false, None, None);
-        let keys = Keys { catalog, held, tally, is_crowded, read_only, failed };
+        let keys = Keys { catalog, held, tally, is_crowded: false, read_only: None, failed: None };
         let store = Self {
             inner: Arc::new(Inner {
                 superblock,

@@ -24,6 +24,14 @@ pub enum CatalogError {
         /// Bytes allowed.
         max: usize,
     },
+    /// There are as many namespaces as there may be.
+    #[error(
+        "the store has all of the {max} namespaces that it was formatted for; format it for more"
+    )]
+    Namespaces {
+        /// Namespaces there may be.
+        max: u32,
+    },
     /// A weight of zero would never be given space.
     #[error("a namespace's weight is zero; give at least 1")]
     Weight,

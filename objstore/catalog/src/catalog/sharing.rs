@@ -30,7 +30,7 @@ impl Catalog {
     /// Finds the namespace of this descriptor, or registers it: without a quota, of weight 1.
     ///
     /// # Errors
-    /// [`CatalogError::Label`]; [`CatalogError::Recovering`].
+    /// [`CatalogError::Label`], [`CatalogError::Namespaces`], [`CatalogError::Recovering`].
     pub fn namespace(&mut self, descriptor: &Namespace) -> Result<NamespaceId, CatalogError> {
         self.check_recovered()?;
         if descriptor.label.len() > LABEL_BYTES_MAX {
@@ -40,6 +40,10 @@ impl Catalog {
         let digest = descriptor.digest();
         if let Some(id) = self.by_digest.get(&digest) {
             return Ok(*id);
+        }
+        let max = self.config.namespaces_max;
+        if self.namespaces.len() >= max as usize {
+            return Err(CatalogError::Namespaces { max });
         }
         let id = self.register(digest, descriptor.label.clone());
         self.log_namespace(id);

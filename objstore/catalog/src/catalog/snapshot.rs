@@ -12,8 +12,10 @@ const BANDS: usize = 16;
 /// Files whose ages decide where the steps are.
 const SAMPLES: u32 = 4096;
 
-/// Files that one call looks at, at most: some hundred microseconds.
-const FILES_A_CALL: u32 = 1 << 18;
+/// Files that one call looks at, and tells of, at the most: together about a millisecond, which
+/// lookups may have to wait for.
+const FILES_A_CALL: u32 = 1 << 16;
+const TOLD_A_CALL: u32 = 1 << 12;
 
 /// How far a snapshot got. The default is its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,8 +37,9 @@ pub struct Bands {
 
 impl Catalog {
     /// Appends the next piece of the whole state to `out`, as records of about `max_bytes`, and
-    /// says where to go on; `None` at the end. A piece may have no records. The first one has all
-    /// namespaces. The oldest files come first, so that recovery knows roughly what to evict.
+    /// says where to go on; `None` at the end. A piece may be shorter, or have no records. The
+    /// first one has all namespaces. The oldest files come first, so that recovery knows roughly
+    /// what to evict.
     ///
     /// It is the state after all records made so far. So in the journal's new half it has to come
     /// behind them, and before all later ones: take what is pending first, in the same moment. One
@@ -60,6 +63,7 @@ impl Catalog {
             }
             cursor.started = true;
         }
+        let mut told = 0;
         for _ in 0..FILES_A_CALL {
             if cursor.file == self.config.files {
                 (cursor.band, cursor.file) = (cursor.band + 1, 0);
@@ -67,12 +71,13 @@ impl Catalog {
             if cursor.band > self.bands.limits.len() || self.config.files == 0 {
                 return None;
             }
-            if out.len() >= end {
+            if out.len() >= end || told == TOLD_A_CALL {
                 break;
             }
             let file = FileId(cursor.file);
             if self.band(file) == cursor.band && self.is_stored(file) {
                 self.encode_file(file, out);
+                told += 1;
             }
             cursor.file += 1;
         }

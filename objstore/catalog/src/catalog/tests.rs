@@ -1,6 +1,8 @@
 //! The catalog, one property after the other.
 
+mod eviction;
 mod model;
+mod recovery;
 
 use super::*;
 use crate::{namespace::Namespace, record::Records};
@@ -20,6 +22,7 @@ fn config(files: u32, ranks: u32) -> CatalogConfig {
         files,
         ranks,
         words_per_file: 2 * ranks,
+        namespaces_max: 4,
         journal: true,
         files_ahead: 0,
         seed: 1,
@@ -78,4 +81,165 @@ fn a_restart_finds_what_was_committed() {
     assert_eq!(again.checksums(file), [file.0, 0, file.0, 1]);
     assert_eq!(again.release(reference.id), Ok(()));
     assert!(again.release(reference.id).is_err());
+}
+
+/// Keys in the order in which they would be evicted.
+fn eviction_order(catalog: &mut Catalog, namespace: NamespaceId, keys: &[BlockKey]) -> Vec<u32> {
+    let number = |key: &BlockKey| u32::from_le_bytes(key.0[..4].try_into().unwrap());
+    let is_stored =
+        |catalog: &Catalog, key: &BlockKey| catalog.find(namespace, key).unwrap().is_some();
+    let mut left: Vec<BlockKey> = keys.to_vec();
+    left.retain(|key| is_stored(catalog, key));
+    let mut order = Vec::new();
+    while catalog.evict(Some(namespace), 1).unwrap() == 1 {
+        let stored = |key: &BlockKey| is_stored(catalog, key);
+        order.extend(left.iter().filter(|key| !stored(key)).map(number));
+        left.retain(stored);
+    }
+    order
+}
+
+#[test]
+fn a_block_goes_before_the_blocks_it_follows() {
+    for policy in PolicyKind::ALL.iter().copied() {
+        let mut catalog = Catalog::new(CatalogConfig { policy, ..config(8, 1) });
+        let a = tenant(&mut catalog, b"a");
+        store(&mut catalog, a, &keys(0..2));
+        store(&mut catalog, a, &keys(0..5));
+        let order = eviction_order(&mut catalog, a, &keys(0..5));
+        let place = |number| order.iter().position(|other| *other == number).unwrap();
+        assert!(place(1) < place(0), "{policy:?}: {order:?}");
+        assert!(place(4) < place(3) && place(3) < place(2), "{policy:?}: {order:?}");
+        if matches!(policy, PolicyKind::Lru | PolicyKind::ReuseRate) {
+            assert_eq!(order, [4, 3, 2, 1, 0], "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_used_is_the_last_to_go() {
+    let mut catalog = Catalog::new(config(8, 1));
+    let a = tenant(&mut catalog, b"a");
+    store(&mut catalog, a, &keys(0..2));
+    store(&mut catalog, a, &keys(10..12));
+    let reference = catalog.acquire(a, &keys(0..3)).unwrap();
+    assert_eq!(reference.files.len(), 2);
+    catalog.release(reference.id).unwrap();
+    let usage = catalog.usage(a).unwrap();
+    assert_eq!((usage.recent, usage.idle, usage.hits, usage.asked), (2, 2, 2, 3));
+    assert_eq!(eviction_order(&mut catalog, a, &keys(0..12)), [11, 10, 1, 0]);
+}
+
+#[test]
+fn tenants_with_equal_tokens_never_share() {
+    let mut catalog = Catalog::new(config(16, 1));
+    let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
+    let mine = store(&mut catalog, a, &keys(0..4));
+    assert_eq!(catalog.lookup(b, &keys(0..4)), Ok(0));
+    let theirs = store(&mut catalog, b, &keys(0..4));
+    assert!(mine.own().all(|file| theirs.own().all(|other| other != file)));
+    assert_eq!(catalog.bump_epoch(a), Ok(1));
+    assert_eq!(catalog.lookup(a, &keys(0..4)), Ok(0));
+    assert_eq!(catalog.lookup(b, &keys(0..4)), Ok(4));
+    let c = NamespaceId(2);
+    assert_eq!(catalog.lookup(c, &keys(0..4)), Err(CatalogError::Namespace { namespace: c }));
+}
+
+#[test]
+fn a_namespace_at_its_quota_evicts_its_own_files() {
+    let mut catalog = Catalog::new(config(16, 1));
+    let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
+    store(&mut catalog, b, &keys(0..8));
+    catalog.set_quota(a, Some(3)).unwrap();
+    store(&mut catalog, a, &keys(0..3));
+    store(&mut catalog, a, &keys(10..12));
+    let usage = catalog.usage(a).unwrap();
+    assert_eq!((usage.stored, usage.evicted), (3, 2));
+    assert_eq!(catalog.lookup(b, &keys(0..8)), Ok(8));
+    // All of them in use: nothing is given, however much is free.
+    let (head, tail) = (keys(0..1), keys(10..12));
+    let held = [catalog.acquire(a, &head).unwrap(), catalog.acquire(a, &tail).unwrap()];
+    assert_eq!(held[0].files.len() + held[1].files.len(), 3);
+    assert!(catalog.begin(a, &keys(20..22)).unwrap().positions.is_empty());
+    // Dropped ones that are in use count, too.
+    catalog.clear(a).unwrap();
+    assert!(catalog.begin(a, &keys(20..22)).unwrap().positions.is_empty());
+    catalog.release(held[1].id).unwrap();
+    assert_eq!(catalog.begin(a, &keys(20..24)).unwrap().positions.len(), 2);
+}
+
+#[test]
+fn files_of_a_cleared_namespace_go_before_any_other() {
+    for journal in [false, true] {
+        let mut catalog = Catalog::new(CatalogConfig { journal, ..config(16, 1) });
+        let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
+        store(&mut catalog, a, &keys(0..6));
+        store(&mut catalog, b, &keys(0..10));
+        catalog.clear(a).unwrap();
+        assert_eq!(catalog.counts().dropped, 6);
+        flush(&mut catalog);
+        let write = catalog.begin(b, &keys(20..26)).unwrap();
+        assert_eq!(write.own().count(), 6);
+        assert_eq!(catalog.lookup(b, &keys(0..10)), Ok(10));
+    }
+}
+
+#[test]
+fn a_write_ends_when_the_last_rank_has_reported_a_failure_or_not() {
+    let mut catalog = Catalog::new(config(4, 3));
+    let a = tenant(&mut catalog, b"a");
+    let write = catalog.begin(a, &keys(0..4)).unwrap();
+    assert_eq!(catalog.written(write.id, 0, &[0; 8]), Ok(Reported::Waiting));
+    let error = catalog.written(write.id, 1, &[0; 7]);
+    assert_eq!(error, Err(CatalogError::Checksums { found: 7, expected: 8 }));
+    assert_eq!(catalog.failed(write.id, 1), Ok(Reported::Waiting));
+    assert_eq!(catalog.failed(write.id, 3), Err(CatalogError::Rank { rank: 3, ranks: 3 }));
+    assert_eq!(catalog.counts().free, 0, "rank 2 may still write to them");
+    assert_eq!(catalog.written(write.id, 2, &[0; 8]), Ok(Reported::Failed));
+    assert_eq!((catalog.counts().free, catalog.lookup(a, &keys(0..4))), (4, Ok(0)));
+    assert!(catalog.pending(usize::MAX).is_some_and(|group| group.lsn == Lsn(1)));
+}
+
+#[test]
+fn heavier_namespaces_keep_their_files_longer() {
+    let mut catalog = Catalog::new(CatalogConfig { journal: false, ..config(400, 1) });
+    let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
+    catalog.set_weight(a, 3).unwrap();
+    assert_eq!(catalog.set_weight(a, 0), Err(CatalogError::Weight));
+    // Both write as much.
+    for at in 0..1000 {
+        store(&mut catalog, a, &keys(at * 2..at * 2 + 2));
+        store(&mut catalog, b, &keys(at * 2..at * 2 + 2));
+    }
+    let (a, b) = (catalog.usage(a).unwrap(), catalog.usage(b).unwrap());
+    assert_eq!(a.stored + b.stored, 400);
+    assert!((290..310).contains(&a.stored), "{a:?} {b:?}");
+}
+
+#[test]
+fn the_write_budget_is_kept() {
+    let day_ns = 86_400_000_000_000;
+    let budget = WriteBudget { bytes_per_day: 100, burst_bytes: 30, file_bytes: 10 };
+    let mut catalog = Catalog::new(CatalogConfig { write_budget: Some(budget), ..config(64, 1) });
+    let a = tenant(&mut catalog, b"a");
+    catalog.advance(5);
+    assert_eq!(store(&mut catalog, a, &keys(0..5)).positions.len(), 3);
+    assert_eq!(catalog.usage(a).unwrap().refused, 2);
+    // What is there already costs nothing.
+    assert_eq!(store(&mut catalog, a, &keys(0..3)).positions.len(), 3);
+    catalog.advance(5 + day_ns / 5);
+    assert_eq!(store(&mut catalog, a, &keys(0..9)).positions.len(), 5);
+}
+
+#[test]
+fn there_are_no_more_namespaces_than_asked_for() {
+    let mut catalog = Catalog::new(config(4, 1));
+    for number in 0..4 {
+        assert_eq!(tenant(&mut catalog, &[number]), NamespaceId(number.into()));
+    }
+    assert_eq!(tenant(&mut catalog, &[1]), NamespaceId(1), "it is known");
+    let more = Namespace { tenant_salt: vec![9], ..Namespace::default() };
+    assert_eq!(catalog.namespace(&more), Err(CatalogError::Namespaces { max: 4 }));
+    let long = Namespace { label: "x".repeat(65), ..Namespace::default() };
+    assert_eq!(catalog.namespace(&long), Err(CatalogError::Label { bytes: 65, max: 64 }));
 }

@@ -1,0 +1,143 @@
+//! What records may say, and what recovery makes of it.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::record::Record;
+
+fn recovered(records: &[Record<'_>]) -> Result<Catalog, CatalogError> {
+    let mut catalog = Catalog::new(config(8, 1));
+    for record in records {
+        catalog.apply(record)?;
+    }
+    catalog.recovered();
+    Ok(catalog)
+}
+
+fn namespace(id: u32, digest: u8) -> Record<'static> {
+    let (id, digest) = (NamespaceId(id), [digest; 32]);
+    Record::Namespace { id, digest, epoch: 3, quota_files: None, weight: 1, label: "" }
+}
+
+fn commit(file: u32, key_number: u32, checksums: &[u32]) -> Record<'_> {
+    let (file, key, checksums) = (FileId(file), key(key_number), checksums.into());
+    Record::Commit { file, namespace: NamespaceId(0), key, checksums }
+}
+
+#[test]
+fn records_that_contradict_those_before_are_refused() {
+    let (first, count, ns) = (FileId(7), 2, NamespaceId(0));
+    let weightless = Record::Namespace {
+        id: ns,
+        digest: [1; 32],
+        epoch: 3,
+        quota_files: None,
+        weight: 0,
+        label: "",
+    };
+    for (record, problem) in [
+        (namespace(0, 2), "has another digest than before"),
+        (namespace(1, 1), "has the digest of another namespace"),
+        (namespace(2, 2), "skips a number"),
+        (weightless, "has a weight of zero"),
+        (commit(8, 1, &[0; 2]), "names a file that the store does not have"),
+        (commit(2, 1, &[0; 3]), "has another number of checksums than this store keeps"),
+        (commit(0, 1, &[0; 2]), "is for a file that holds another key"),
+        (commit(1, 0, &[0; 2]), "files 0 and 1 hold the same key"),
+        (Record::Evict { first, count }, "names files that the store does not have"),
+        (Record::Pin { file: FileId(8), pinned: true }, "names a file that the store"),
+        (Record::Clear { namespace: NamespaceId(1) }, "is of an unknown namespace"),
+        (Record::Epoch { namespace: NamespaceId(1), epoch: 4 }, "is of an unknown namespace"),
+        (Record::Epoch { namespace: ns, epoch: 2 }, "goes back to an earlier epoch"),
+    ] {
+        let before = [namespace(0, 1), commit(0, 0, &[0; 2])];
+        let error = recovered(&[before[0], before[1], record]).unwrap_err().to_string();
+        assert!(error.contains(problem), "{record:?}: {error}");
+    }
+}
+
+#[test]
+fn a_catalog_is_not_used_before_it_is_recovered() {
+    let mut catalog = Catalog::new(config(8, 1));
+    catalog.apply(&namespace(0, 1)).unwrap();
+    assert_eq!(catalog.begin(NamespaceId(0), &keys(0..1)), Err(CatalogError::Recovering));
+    catalog.recovered();
+    assert_eq!(catalog.begin(NamespaceId(0), &keys(0..1)).unwrap().positions.len(), 1);
+}
+
+#[test]
+fn a_restart_keeps_the_order_of_use() {
+    let (requests, blocks) = (64, 16);
+    let files = requests * (blocks + 1);
+    let mut catalog = Catalog::new(config(files, 1));
+    let a = tenant(&mut catalog, b"a");
+    let keys_of = |request: u32| keys(request * blocks..(request + 1) * blocks);
+    for request in 0..requests {
+        store(&mut catalog, a, &keys_of(request));
+    }
+    // Used in another order than written.
+    let used: Vec<u32> = (0..requests).map(|at| at * 37 % requests).collect();
+    for request in &used {
+        let reference = catalog.acquire(a, &keys_of(*request)).unwrap();
+        catalog.release(reference.id).unwrap();
+        // Time counts what is written.
+        store(&mut catalog, a, &keys(10_000 + request..10_001 + request));
+    }
+    while catalog.pending(usize::MAX).is_some() {}
+    let (mut records, mut cursor) = (Vec::new(), SnapshotCursor::default());
+    while let Some(next) = catalog.snapshot(cursor, 500, &mut records) {
+        cursor = next;
+    }
+    let mut again = Catalog::new(config(files, 1));
+    for record in Records::new(&records) {
+        again.apply(&record.unwrap()).unwrap();
+    }
+    again.recovered();
+    again.evict(Some(a), files / 2).unwrap();
+    let kept = |at: &u32| again.lookup(a, &keys_of(*at)).unwrap() as u32;
+    let (older, newer) = used.split_at(requests as usize / 2);
+    let sum = |requests: &[u32]| requests.iter().map(kept).sum::<u32>();
+    let (older, newer) = (sum(older), sum(newer));
+    assert!(newer > 12 * older, "{older} of the older half are kept, {newer} of the newer");
+}
+
+fn records() -> impl Strategy<Value = Vec<(u8, u32, u32)>> {
+    proptest::collection::vec((0..7u8, 0..10u32, 0..10u32), 0..60)
+}
+
+proptest! {
+    /// Whatever records say, they are taken or refused, and what is taken fits together.
+    #[test]
+    fn random_records_are_taken_or_refused(records in records()) {
+        let mut catalog = Catalog::new(config(8, 1));
+        for (kind, a, b) in records {
+            let (id, words) = (NamespaceId(a % 3), [a, b]);
+            let record = match kind {
+                0 => namespace(a % 3, (a % 3 + u32::from(b == 9)) as u8),
+                1 | 2 => Record::Commit {
+                    file: FileId(a),
+                    namespace: NamespaceId(b % 2),
+                    key: key(b),
+                    checksums: words[..].into(),
+                },
+                3 => Record::Evict { first: FileId(a), count: b },
+                4 => Record::Pin { file: FileId(a), pinned: b % 2 == 0 },
+                5 => Record::Clear { namespace: id },
+                _ => Record::Epoch { namespace: id, epoch: u64::from(b) },
+            };
+            // Refused ones change nothing that matters here.
+            let _ = catalog.apply(&record);
+        }
+        catalog.recovered();
+        let counts = catalog.counts();
+        prop_assert_eq!(counts.free + counts.stored, 8);
+        prop_assert_eq!(counts.dropped, 0);
+        let stored = (0..2).flat_map(|ns| (0..10).map(move |number| (NamespaceId(ns), number)));
+        let stored = stored.filter(|(ns, number)| {
+            catalog.find(*ns, &key(*number)).is_ok_and(|found| found.is_some())
+        });
+        prop_assert_eq!(counts.stored as usize, stored.count());
+        let pinned = counts.pinned;
+        prop_assert_eq!(catalog.evict(None, 8), Ok(counts.stored - pinned));
+    }
+}
