@@ -19,6 +19,10 @@
 //! **Identity.** Each device has a serial number, which its software controller reports. A store's
 //! superblock has the serial numbers in their order: files that were swapped, or came from another
 //! home, are refused when the store is opened.
+//!
+//! **A process that is killed** leaves writes that the kernel still carries out. The home's lock is
+//! free then; but not its files, which are locked one by one until the last write has ended. Nothing
+//! is read before that.
 
 mod error;
 mod lock;
@@ -31,6 +35,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nvme_driver::{Clock as _, MonotonicClock, Nanos, wait_until};
 use nvme_emu::{EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
 
@@ -211,14 +216,13 @@ impl Home {
     /// file system has no direct I/O, or a file system is mounted on the block device.
     pub fn controllers(&self) -> Result<Vec<EmuConfig>, HomeError> {
         let controller = |device: HomeDevice| {
-            let options = FileOptions { keep_space: true, ..FileOptions::default() };
-            let media = FileMedia::open(&device.path, device.bytes, options);
+            let media = open_media(&device.path, device.bytes)?;
             let config = EmuConfig {
                 id: device.path.display().to_string(),
                 serial: device.serial,
                 ..EmuConfig::default()
             };
-            Ok(config.namespace(media.map_err(HomeError::Media)?, self.lba_bytes()))
+            Ok(config.namespace(media, self.lba_bytes()))
         };
         self.devices().map(controller).collect()
     }
@@ -268,6 +272,8 @@ fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
     }
 }
 
+/// How long the I/O of a process that was killed may take to end.
+const RELEASE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
 /// What to do about a disk that answers with an error.
 const CHECK: &str = "check the disk";
 /// Names of the devices' files: `device-0.img`.
@@ -287,12 +293,29 @@ fn block_bytes(path: &Path) -> Result<u64, HomeError> {
         return Err(wrong("it is not a block device; use files instead".to_owned()));
     }
     // As it is opened later: exclusively, and past the page cache.
-    let media = FileMedia::open(path, 0, FileOptions::default()).map_err(HomeError::Media)?;
-    let size = media.capacity_bytes();
+    let size = open_media(path, 0)?.capacity_bytes();
     match size / UNIT * UNIT {
         0 => Err(wrong(format!("it has only {size} bytes"))),
         bytes => Ok(bytes),
     }
+}
+
+/// Opens the medium of a device of a home that is locked. What a process had in flight when it was
+/// killed the kernel ends after it, and until then the file belongs to it: waits for that.
+fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, HomeError> {
+    let options = FileOptions { keep_space: true, ..FileOptions::default() };
+    let clock = MonotonicClock::default();
+    let mut opened = FileMedia::open(path, bytes, options);
+    wait_until(&clock, clock.now() + RELEASE_TIMEOUT, || {
+        let in_use = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy)
+        };
+        if opened.as_ref().is_err_and(in_use) {
+            opened = FileMedia::open(path, bytes, options);
+        }
+        !opened.as_ref().is_err_and(in_use)
+    });
+    opened.map_err(HomeError::Media)
 }
 
 /// Refuses a directory with files of somebody else, before a lock is put beside them.

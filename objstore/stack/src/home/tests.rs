@@ -50,7 +50,24 @@ fn a_home_is_found_again_with_its_parameters() {
     let serials: Vec<&str> = controllers.iter().map(|config| &*config.serial).collect();
     assert_eq!(serials, ["123456789abcdef0-0", "123456789abcdef0-1"]);
     assert!(controllers.iter().all(|config| config.validate().is_ok()));
-    let twice = again.controllers().unwrap_err().to_string();
+    drop(controllers);
+}
+
+#[test]
+fn files_that_a_killed_process_still_writes_are_waited_for() {
+    let place = tempfile::tempdir().unwrap();
+    let home = made(place.path(), 1, MIB);
+    // The kernel keeps the file, and so its lock, as long as it works on it.
+    let busy = home.controllers().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| home.controllers().map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert!(!waiting.is_finished());
+        drop(busy);
+        waiting.join().unwrap().unwrap();
+    });
+    let _busy = home.controllers().unwrap();
+    let twice = home.controllers().unwrap_err().to_string();
     assert!(twice.contains("another controller"), "{twice}");
 }
 
