@@ -211,7 +211,11 @@ fn pool(gpu: &Gpu, domain: &Arc<EmuDomain>, plan: Plan) -> Result<KvPool> {
     let tensor = stride * u64::from(blocks);
     let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
     Ok(match plan.route {
-        Route::Host => KvPool::new(domain.alloc(bytes)?, &shape, rows, stride, blocks)?,
+        // Pinned: the I/O kernel reads objects for their checksums.
+        Route::Host => {
+            let memory = domain.import(gpu.device.pinned(bytes)?.into_external())?;
+            KvPool::new(memory, &shape, rows, stride, blocks)?
+        }
         Route::Direct => {
             let memory = domain.import(gpu.device.allocate(bytes)?.into_external())?;
             KvPool::on_gpu(memory, &shape, rows, stride, blocks)?
