@@ -29,6 +29,8 @@ pub const SUITE: Suite = Suite {
         an_lba_that_fails_is_no_wrong_byte,
         interrupted,
         killed_and_run_again,
+        what_was_kept_is_found,
+        a_store_survives_a_kill,
     ],
 };
 
@@ -163,11 +165,11 @@ fn an_lba_that_fails_is_no_wrong_byte() -> Result<()> {
 }
 
 /// A replay that takes far longer than the test, once it has the drives.
-fn start() -> Result<Child> {
+fn start(more: &[&str]) -> Result<Child> {
     pci::give_to_vfio(&[DRIVE_A, DRIVE_B])?;
     let device = both();
-    let more = ["--requests", "3000", "--capacity", "8MiB", "--pool-blocks", "2048"];
-    let child = program::start("ripieno", &[&["replay", "--device", &device], &more[..]].concat())?;
+    let all = ["replay", "--device", &device, "--requests", "3000", "--pool-blocks", "2048"];
+    let child = program::start("ripieno", &[&all, more].concat())?;
     let until = Instant::now() + Duration::from_secs(20);
     while !has_drives(&child) {
         ensure!(Instant::now() < until, "the replay does not open the drives");
@@ -185,7 +187,7 @@ fn has_drives(child: &Child) -> bool {
 }
 
 fn interrupted() -> Result<()> {
-    let mut child = start()?;
+    let mut child = start(&["--capacity", "8MiB"])?;
     ensure!(child.try_wait()?.is_none(), "it was over before it could be interrupted");
     kill_process(Pid::from_child(&child), Signal::INT)?;
     let code = child.wait()?.code();
@@ -196,12 +198,47 @@ fn interrupted() -> Result<()> {
 
 fn killed_and_run_again() -> Result<()> {
     let mut log = Kmsg::from_now()?;
-    let mut child = start()?;
+    let mut child = start(&["--capacity", "8MiB"])?;
     ensure!(child.try_wait()?.is_none(), "it was over before it could be killed");
     child.kill()?;
     child.wait()?;
     replay(&both(), &["--requests", "60"])?;
     let stray = log.lines().into_iter().find(|line| line.contains("DMAR: [DMA"));
     ensure!(stray.is_none(), "{stray:?}");
+    Ok(())
+}
+
+/// What one process stored, the next one finds, and writes nothing.
+fn what_was_kept_is_found() -> Result<()> {
+    let keep = ["--keep", "--requests", "60"];
+    let first = replay(&both(), &[&keep[..], &["--overwrite"]].concat())?;
+    let again = replay(&both(), &keep)?;
+    ensure!(first["store"] == "made" && again["store"] == "opened", "{first} {again}");
+    let all = [("trace_blocks_hit", "trace_blocks"), ("files_found", "final_check_blocks")];
+    for (found, wanted) in all {
+        ensure!(again[found] == again[wanted], "{found}: {again}");
+    }
+    ensure!(again["stored_bytes"] == 0, "{again}");
+    let marked =
+        ripieno(&["replay", "--device", &both(), "--requests", "20"])?.with_code(REFUSED)?;
+    ensure!(marked.err.contains("a store is on it"), "{marked:?}");
+    Ok(())
+}
+
+/// Kills in the middle of a replay that evicts: the store opens, and no byte in it is wrong.
+fn a_store_survives_a_kill() -> Result<()> {
+    let room = ["--keep", "--capacity", "5MiB"];
+    replay(&both(), &[&room[..], &["--requests", "60", "--overwrite"]].concat())?;
+    for _ in 0..3 {
+        let mut child = start(&room)?;
+        ensure!(child.try_wait()?.is_none(), "it was over before it could be killed");
+        child.kill()?;
+        child.wait()?;
+        let again = replay(&both(), &[&room[..], &["--requests", "60"]].concat())?;
+        ensure!(again["store"] == "opened", "{again}");
+        ensure!(again["files_found"].as_u64() > Some(0), "{again}");
+    }
+    // The next tests need not ask.
+    replay(&both(), &["--requests", "60", "--overwrite"])?;
     Ok(())
 }
