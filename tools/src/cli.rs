@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
+use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
 use crate::terminal::say;
@@ -87,6 +88,31 @@ Exit codes:
   1  one did not
   2  bad input: the command line";
 
+const FORMAT_HELP: &str = "\
+Examples:
+  A home of two files, for a model's KV cache:
+    ripieno format --media file:/var/tmp/store --model llama-3-8b --capacity 10GiB
+  A home over two block devices, and drives bound to vfio-pci; first only shown:
+    ripieno format --media file:/var/lib/ripieno --block /dev/disk/by-id/nvme-A --dry-run
+    ripieno format --device vfio:0000:65:00.0,vfio:0000:66:00.0 --dry-run
+  A store in place of what is there; then what was there again:
+    ripieno format --device vfio:0000:65:00.0 --overwrite anything --undo-file before
+    ripieno format --device vfio:0000:65:00.0 --undo before
+
+Devices that hold a filesystem, a partition table, a member of a RAID, a volume group or a pool, or
+data of an unknown kind are refused; so are those that hold a store, and those in use. --overwrite
+says what is not needed. What formatting overwrites is saved first, so that --undo brings it back
+byte for byte until the new store is opened. Opening it overwrites more, and ends that.
+
+With --json: {\"store\", \"dry_run\", \"files\", \"checksums_a_file\", \"journal_offset\",
+\"journal_bytes\", \"data_offset\", \"data_bytes\", \"undo_file\", \"devices\": [{\"device\",
+\"identity\", \"region_bytes\", \"held\"}]}; with --undo: {\"undo_file\", \"bytes_put_back\"}.
+
+Exit codes:
+  0  formatted, put back, or with --dry-run: it would be
+  1  a device failed; format it again, or undo it
+  2  nothing was written: bad input, or something that is there is in the way";
+
 const INSPECT_HELP: &str = "\
 Examples:
   ripieno inspect --media file:/var/tmp/store
@@ -131,6 +157,10 @@ enum Command {
     /// and the I/O kernel compiled for the host.
     #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
     Replay(Box<ReplayFlags>),
+
+    /// Make a store in a home or on drives; refuse to destroy what is there; undo it
+    #[command(after_help = FORMAT_HELP)]
+    Format(Box<FormatFlags>),
 
     /// Show what is on a store's devices: superblocks, layout, journal, namespaces, damage
     #[command(after_help = INSPECT_HELP)]
@@ -179,6 +209,10 @@ pub fn run() -> ExitCode {
         Command::Replay(flags) => {
             log(flags.verbose, flags.quiet);
             ReplayArgs::check(*flags).map_err(Into::into).and_then(|args| replay::run(&args))
+        }
+        Command::Format(flags) => {
+            log(0, false);
+            format::run(&flags)
         }
         Command::Inspect(flags) => {
             log(0, false);

@@ -323,6 +323,11 @@ fn edges(space: &NamespaceInfo) -> [Lba; 2] {
     [Lba(0), Lba(space.lbas - (EDGE_BYTES >> space.lba_shift))]
 }
 
+/// Whether a drive that begins like this was used by a replay that kept nothing.
+pub(crate) fn is_scratch(first: &[u8]) -> bool {
+    first.starts_with(MARK)
+}
+
 /// What a drive holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holds {
@@ -351,7 +356,7 @@ impl Holds {
     /// By the two edges, and what follows the first one.
     fn of(first: &[u8], last: &[u8], region: &[u8]) -> Self {
         let is_blank = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-        if first.starts_with(MARK) {
+        if is_scratch(first) {
             Self::Scratch
         } else if !is_blank(first) || !is_blank(last) {
             Self::Data

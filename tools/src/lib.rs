@@ -9,6 +9,7 @@
 //!   cli       the commands, their help and exit codes
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
+//!   format    makes a store, and can undo that
 //!   inspect   shows and checks a store that is not open (survey reads it, offline has its devices)
 //!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
 //!             measured), report (one JSON object, or tables)
@@ -54,6 +55,7 @@ mod contents;
 mod devices;
 mod doctor;
 mod drives;
+mod format;
 mod gpu;
 mod identify;
 mod inspect;

@@ -50,7 +50,7 @@ impl Where {
 pub(crate) struct Offline {
     pub(crate) devices: Vec<StoreDevice>,
     _emulation: Option<Emulation>,
-    _home: Option<Home>,
+    home: Option<Home>,
 }
 
 impl Offline {
@@ -73,7 +73,7 @@ impl Offline {
                 let options = ControllerOptions::default();
                 let drives = Drives::open(&addresses, MemoryChoice::Host, &clock(), &options)?;
                 let (devices, ..) = drives.into_parts();
-                Ok(Self { devices, _emulation: None, _home: None })
+                Ok(Self { devices, _emulation: None, home: None })
             }
         }
     }
@@ -85,7 +85,13 @@ impl Offline {
     pub(crate) fn of_home(home: Home) -> anyhow::Result<Self> {
         let (domain, options) = (EmuDomain::new("offline"), ControllerOptions::default());
         let (devices, emulation) = emulate(in_home(&home)?, &options, &domain, &clock())?;
-        Ok(Self { devices, _emulation: Some(emulation), _home: Some(home) })
+        Ok(Self { devices, _emulation: Some(emulation), home: Some(home) })
+    }
+
+    /// Devices as drives have them, with something beside the store's region.
+    #[cfg(test)]
+    pub(crate) fn of_emulated(devices: Vec<StoreDevice>, emulation: Emulation) -> Self {
+        Self { devices, _emulation: Some(emulation), home: None }
     }
 
     /// The store's regions.
@@ -96,16 +102,54 @@ impl Offline {
         Ok(Store::media(&self.devices)?)
     }
 
+    /// The namespaces that the regions are in, as a whole.
+    ///
+    /// # Errors
+    /// As for [`Offline::media`].
+    pub(crate) fn namespaces(&self) -> anyhow::Result<Vec<Medium>> {
+        let whole = |device: &StoreDevice| StoreDevice {
+            controller: device.controller.clone(),
+            nsid: device.nsid,
+            region: None,
+            queue_memory: Vec::new(),
+        };
+        let devices: Vec<StoreDevice> = self.devices.iter().map(whole).collect();
+        Ok(Store::media(&devices)?)
+    }
+
     /// Shuts the devices down. No [`Medium`] of them may be left.
     ///
     /// # Errors
     /// When one does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<()> {
-        for device in self.devices {
-            device.controller.lock().shutdown().context("shutting a device down")?;
-        }
-        Ok(())
+        shut_down(self.devices)
     }
+
+    /// As [`Offline::close`]. A home that was just made can be found from now on.
+    ///
+    /// # Errors
+    /// As for [`Offline::close`], or when the home cannot say so.
+    pub(crate) fn close_ready(self) -> anyhow::Result<()> {
+        shut_down(self.devices)?;
+        self.home.map_or(Ok(()), |mut home| Ok(home.set_ready()?))
+    }
+
+    /// As [`Offline::close`]. A home that was just made, and got no store, is removed.
+    ///
+    /// # Errors
+    /// As for [`Offline::close`], or when it cannot be removed.
+    pub(crate) fn close_unused(self) -> anyhow::Result<()> {
+        shut_down(self.devices)?;
+        drop(self._emulation);
+        self.home.map_or(Ok(()), |home| Ok(home.discard()?))
+    }
+}
+
+fn shut_down(devices: Vec<StoreDevice>) -> anyhow::Result<()> {
+    for device in devices {
+        device.controller.lock().shutdown().context("shutting a device down")?;
+    }
+    Ok(())
 }
 
 fn clock() -> Arc<dyn Clock> {

@@ -21,8 +21,8 @@
 //! home, are refused when the store is opened.
 //!
 //! **A process that is killed** leaves writes that the kernel still carries out. The home's lock is
-//! free then; but not its files, which are locked one by one until the last write has ended. Nothing
-//! is read before that.
+//! free then; but not its files, which are locked one by one until the last write has ended.
+//! Nothing is read before that.
 
 mod error;
 mod lock;
@@ -159,6 +159,18 @@ impl Home {
     pub fn set_ready(&mut self) -> Result<(), HomeError> {
         self.manifest.state = State::Ready;
         self.manifest.write(&self.dir)
+    }
+
+    /// Removes a home that is not ready, with its files: nothing is left but its lock. One that is
+    /// ready stays.
+    ///
+    /// # Errors
+    /// [`HomeError::Os`].
+    pub fn discard(self) -> Result<(), HomeError> {
+        match self.manifest.state {
+            State::Making => remove(&self.dir, &self.manifest),
+            State::Ready => Ok(()),
+        }
     }
 
     /// Whether there is something in `dir` that [`Home::create`] would refuse as a home.

@@ -1,0 +1,305 @@
+//! `ripieno format`: makes a store, and can undo that.
+
+mod report;
+mod undo;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use kv_catalog::{FormatError, OnDevice, Superblock};
+use objstore::{Format, Medium, Overwrite, Store, StoreError, StoreId};
+use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
+use ripieno_stack::{Home, HomeMedia, HomeOptions};
+
+use crate::devices;
+use crate::drives;
+use crate::interrupt::Interrupt;
+use crate::model::{self, Model, Shape};
+use crate::offline::{Offline, Where};
+use crate::problem::Problem;
+use crate::size;
+use report::{Report, print_undone};
+
+/// Sizes of a home's files are rounded up to this.
+const UNIT: u64 = 1 << 20;
+
+/// What may be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Loss {
+    /// Nothing but what a replay left that kept nothing.
+    #[value(skip)]
+    Nothing,
+    /// Another store, too.
+    Store,
+    /// Whatever is there.
+    Anything,
+}
+
+/// Flags of `ripieno format`.
+#[derive(Debug, Args)]
+pub(crate) struct FormatFlags {
+    #[command(flatten)]
+    place: Where,
+
+    /// Model that gives the shape of the KV cache: tiny, llama-3-8b, qwen3-32b or deepseek-v3-mla
+    #[arg(long, value_name = "NAME", default_value = "tiny", value_parser = model::named)]
+    model: &'static Model,
+
+    /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]
+    #[arg(long, value_name = "N")]
+    block_tokens: Option<u32>,
+
+    /// Space for objects, over all devices [default: all that fits; a new home of files is told]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    capacity: Option<u64>,
+
+    /// Keep no checksum of each object: wrong bytes of a device are not noticed then
+    #[arg(long)]
+    no_checksums: bool,
+
+    /// Files of a new home, one for each software controller, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u32>::new().range(1..=64))]
+    devices: Option<u32>,
+
+    /// Block devices of a new home in place of files; best by their names in /dev/disk/by-id. May
+    /// be repeated
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["devices", "device"])]
+    block: Vec<PathBuf>,
+
+    /// Logical block size of a new home, 512 or 4096 bytes [default: 512 for tiny, else 4096]
+    #[arg(long, value_name = "BYTES", value_parser = devices::lba)]
+    lba: Option<u32>,
+
+    /// Format devices that hold a store, or anything. It is lost, but for --undo
+    #[arg(long, value_enum, value_name = "WHAT")]
+    overwrite: Option<Loss>,
+
+    /// Only show what would be written, and what would be lost
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Where to save what is overwritten [default: ripieno-undo-STORE in this directory]
+    #[arg(long, value_name = "PATH")]
+    undo_file: Option<PathBuf>,
+
+    /// Do not save what is overwritten
+    #[arg(long, conflicts_with = "undo_file")]
+    no_undo: bool,
+
+    /// Put back what formatting has overwritten, as long as the new store was never opened
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["overwrite", "dry_run", "capacity"])]
+    undo: Option<PathBuf>,
+
+    /// Print one JSON object on stdout instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a device holds.
+#[derive(Debug)]
+struct Held {
+    device: String,
+    identity: String,
+    bytes: u64,
+    /// In words.
+    what: String,
+    loss: Loss,
+}
+
+/// Formats, or shows what that would do, or undoes it. Returns the exit code.
+///
+/// # Errors
+/// [`Problem`] for bad input, and where something would be lost; else when a device fails.
+pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
+    let _interrupt = Interrupt::listen().context("listening for signals")?;
+    if let Some(path) = &flags.undo {
+        let offline = Offline::open(&flags.place)?;
+        let bytes = undo::put_back(path, &offline)?;
+        offline.close()?;
+        print_undone(flags.json, path, bytes)?;
+        return Ok(0);
+    }
+    let shape = Shape::new(flags.model, flags.block_tokens.unwrap_or(flags.model.block_tokens))?;
+    let format = Format {
+        capacity_bytes: flags.capacity,
+        checksums: !flags.no_checksums,
+        // What may be lost is looked at here, with what is beside the store's region.
+        overwrite: Overwrite::Anything,
+        ..Format::new(StoreId(OsRng.unwrap_err().random()), shape.kv())
+    };
+    let offline = match flags.place.dir()? {
+        Some(dir) if !Home::exists(dir) => {
+            let options = new_home(flags, &format)?;
+            if let (true, HomeMedia::Files { count, bytes }) = (flags.dry_run, &options.media) {
+                Report::of_files(dir, *count, *bytes, &format).print(flags)?;
+                return Ok(0);
+            }
+            Offline::of_home(Home::create(dir, &options).map_err(in_the_way)?)?
+        }
+        _ if flags.devices.is_some() || flags.lba.is_some() || !flags.block.is_empty() => {
+            let hint = "leave out --devices, --block and --lba, or name an empty directory";
+            bail!(Problem::new("devices that are there keep their number and LBA size", hint));
+        }
+        _ => Offline::open(&flags.place)?,
+    };
+    // A home that was made for this, and does not get a store, goes again.
+    let written = write(flags, &format, &offline);
+    let closed = match (&written, flags.dry_run) {
+        (Ok(_), false) => offline.close_ready(),
+        _ => offline.close_unused(),
+    };
+    written?.print(flags)?;
+    closed.map(|()| 0)
+}
+
+/// Writes the store, after all that may speak against it was looked at.
+fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
+    let held = held(offline)?;
+    let superblocks = Store::plan(&offline.devices, format).map_err(refused)?;
+    let mut report = Report::new(&superblocks, held);
+    if flags.dry_run {
+        // The table shows what is in the way of formatting; so does the exit code.
+        if let Err(problem) = allow(flags, &report.held) {
+            report.print(flags)?;
+            return Err(problem.into());
+        }
+        return Ok(report);
+    }
+    allow(flags, &report.held)?;
+    if !flags.no_undo && report.held.iter().any(|held| held.loss > Loss::Nothing) {
+        let default = || PathBuf::from(format!("ripieno-undo-{}", format.store));
+        let path = flags.undo_file.clone().unwrap_or_else(default);
+        undo::save(&path, format.store, offline).map_err(|error| not_saved(&path, &error))?;
+        report.undo_file = Some(path);
+    }
+    clear_edges(offline)?;
+    Store::format(&offline.devices, format).map_err(refused)?;
+    Ok(report)
+}
+
+fn not_saved(path: &Path, error: &anyhow::Error) -> Problem {
+    let message = format!("saving what is overwritten to {}: {error:#}", path.display());
+    Problem::new(message, "nothing was formatted; name another --undo-file, or say --no-undo")
+}
+
+/// Refuses to lose what the user did not name.
+fn allow(flags: &FormatFlags, held: &[Held]) -> Result<(), Problem> {
+    let allowed = flags.overwrite.unwrap_or(Loss::Nothing);
+    let Some(Held { device, what, loss, .. }) = held.iter().find(|held| held.loss > allowed) else {
+        return Ok(());
+    };
+    let word = if *loss == Loss::Store { "store" } else { "anything" };
+    Err(Problem::new(
+        format!("{device}: it holds {what}, and formatting would destroy that"),
+        format!("name another device; or say --overwrite {word} if it is not needed"),
+    ))
+}
+
+fn new_home(flags: &FormatFlags, format: &Format) -> anyhow::Result<HomeOptions> {
+    let lba_bytes = flags.lba.unwrap_or(flags.model.lba_bytes);
+    let id = OsRng.unwrap_err().random();
+    if !flags.block.is_empty() {
+        let media = HomeMedia::BlockDevices(flags.block.clone());
+        return Ok(HomeOptions { id, media, lba_bytes });
+    }
+    if flags.undo_file.is_some() {
+        let hint = "leave out --undo-file; removing the directory removes the store";
+        bail!(Problem::new("a new home overwrites nothing that could be saved", hint));
+    }
+    if flags.capacity.is_none() {
+        let hint = "say --capacity 10GiB, or as much as you want";
+        bail!(Problem::new("a new home of files has to be told its size", hint));
+    }
+    let count = flags.devices.unwrap_or(devices::EMU_DEFAULT);
+    let each = Store::device_bytes(format, count, lba_bytes).map_err(refused)?;
+    let bytes = each.next_multiple_of(UNIT).saturating_mul(count.into());
+    Ok(HomeOptions { id, media: HomeMedia::Files { count, bytes }, lba_bytes })
+}
+
+/// What the devices hold, in their order.
+fn held(offline: &Offline) -> anyhow::Result<Vec<Held>> {
+    let mut held = Vec::new();
+    for (mut whole, mut store) in offline.namespaces()?.into_iter().zip(offline.media()?) {
+        let (what, loss) = match beside(&mut whole, &store)? {
+            Some(found) => found,
+            None => on(&mut store),
+        };
+        held.push(Held {
+            device: store.io.name().to_owned(),
+            identity: store.identity.to_string(),
+            bytes: store.region.bytes(),
+            what,
+            loss,
+        });
+    }
+    Ok(held)
+}
+
+/// What is on a drive beside the store's region; `None` without anything that counts.
+fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, Loss)>> {
+    let [first, last] = edges(whole, store);
+    if first.is_empty() && last.is_empty() {
+        return Ok(None);
+    }
+    let mut edge = vec![0; first.end as usize];
+    whole.io.read(0, &mut edge).context("reading the drive's beginning")?;
+    if drives::is_scratch(&edge) {
+        return Ok(Some(("scratch data of a replay".to_owned(), Loss::Nothing)));
+    }
+    let (what, loss) = on(whole);
+    if loss > Loss::Nothing {
+        return Ok(Some((what, loss)));
+    }
+    let mut edge = vec![0; (last.end - last.start) as usize];
+    whole.io.read(last.start, &mut edge).context("reading the drive's end")?;
+    let blank = edge.iter().all(|byte| *byte == 0);
+    Ok((!blank).then(|| ("data of an unknown kind at its end".to_owned(), Loss::Anything)))
+}
+
+/// Bytes of a namespace before and after the store's region.
+fn edges(whole: &Medium, store: &Medium) -> [std::ops::Range<u64>; 2] {
+    let first = store.region.first.0 << store.region.lba_shift;
+    [0..first, first + store.region.bytes()..whole.region.bytes()]
+}
+
+/// What is on a medium.
+fn on(medium: &mut Medium) -> (String, Loss) {
+    match Superblock::read(&mut *medium.io) {
+        Ok(OnDevice::Blank) => ("nothing".to_owned(), Loss::Nothing),
+        Ok(OnDevice::Ours(found)) => (format!("store {}", found.store), Loss::Store),
+        Ok(OnDevice::Foreign(what)) => (what.to_owned(), Loss::Anything),
+        Err(FormatError::Copy { fault, .. }) => {
+            (format!("a store whose superblock cannot be used: {fault}"), Loss::Store)
+        }
+        Err(error) => (error.to_string(), Loss::Anything),
+    }
+}
+
+/// Removes what other formats, and replays, left beside the stores' regions.
+fn clear_edges(offline: &Offline) -> anyhow::Result<()> {
+    for (mut whole, store) in offline.namespaces()?.into_iter().zip(offline.media()?) {
+        for edge in edges(&whole, &store) {
+            let zeroes = vec![0; (edge.end - edge.start) as usize];
+            whole.io.write(edge.start, &zeroes, true).context("clearing a drive's edges")?;
+        }
+    }
+    Ok(())
+}
+
+fn in_the_way(error: impl std::fmt::Display) -> Problem {
+    Problem::new(error.to_string(), "")
+}
+
+/// Numbers that do not fit are the user's; what a device does is not.
+fn refused(error: StoreError) -> anyhow::Error {
+    match error {
+        StoreError::Format(FormatError::Block(_)) => error.into(),
+        StoreError::Format(_) | StoreError::Config { .. } => in_the_way(error).into(),
+        error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! What is beside a store's region, as on drives. Homes and block devices: tests/format.rs.
+
+use std::sync::Arc;
+
+use clap::Parser as _;
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_emu::{EmuConfig, EmuDomain, MemoryMedia};
+use nvme_spec::ids::Lba;
+
+use super::*;
+use crate::stack::emulate;
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 16 * MIB;
+
+#[derive(Debug, clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: FormatFlags,
+}
+
+fn flags(line: &str) -> FormatFlags {
+    let words = ["format", "--device", "vfio:0000:65:00.0"].into_iter();
+    Line::try_parse_from(words.chain(line.split_whitespace())).unwrap().flags
+}
+
+/// A drive of 16 MiB whose store keeps away from its first and last MiB.
+fn drive() -> (MemoryMedia, Offline) {
+    let media = MemoryMedia::new(BYTES).unwrap();
+    let config = EmuConfig::new("drive").namespace(media.clone(), 512);
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let (domain, options) = (EmuDomain::new("drive"), ControllerOptions::default());
+    let (mut devices, emulation) = emulate(vec![config], &options, &domain, &clock).unwrap();
+    devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
+    (media, Offline::of_emulated(devices, emulation))
+}
+
+fn all(offline: &Offline) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    offline.namespaces().unwrap()[0].io.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn format() -> Format {
+    let shape = Shape::new(&model::MODELS[0], 512).unwrap();
+    let store = StoreId(OsRng.unwrap_err().random());
+    Format { overwrite: Overwrite::Anything, ..Format::new(store, shape.kv()) }
+}
+
+#[test]
+fn what_is_beside_the_region_is_guarded_cleared_and_put_back() {
+    let place = tempfile::tempdir().unwrap();
+    for (at, what, wanted) in [
+        (512, &b"EFI PART"[..], "a partition table (GPT)"),
+        (0, b"XFSB", "an XFS filesystem"),
+        (700 << 10, b"precious", "data of an unknown kind"),
+        (BYTES - MIB, b"precious", "data of an unknown kind at its end"),
+        (BYTES - 512, b"EFI PART", "the backup of a partition table (GPT)"),
+        (MIB + 0x438, b"\x53\xef", "an ext4 filesystem"),
+    ] {
+        let (media, offline) = drive();
+        media.poke(at, what).unwrap();
+        let before = all(&offline);
+        let error = write(&flags("--overwrite store"), &format(), &offline).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+        assert_eq!(all(&offline), before);
+        let undo = place.path().join(at.to_string());
+        let line = format!("--overwrite anything --undo-file {}", undo.display());
+        let report = write(&flags(&line), &format(), &offline).unwrap();
+        assert_eq!(report.held[0].what, wanted);
+        let made = all(&offline);
+        let edges = made[..MIB as usize].iter().chain(&made[(BYTES - MIB) as usize..]);
+        assert!(edges.copied().all(|byte| byte == 0), "a later command would not find the store");
+        undo::put_back(&undo, &offline).unwrap();
+        assert!(all(&offline) == before, "byte for byte");
+        offline.close().unwrap();
+    }
+}
+
+#[test]
+fn what_a_replay_left_may_be_lost() {
+    let (media, offline) = drive();
+    media.poke(0, b"ripieno replay: scratch data, may be overwritten\n").unwrap();
+    media.poke(MIB, b"a store that was not kept").unwrap();
+    let report = write(&flags(""), &format(), &offline).unwrap();
+    assert_eq!(report.undo_file, None);
+    let error = write(&flags(""), &format(), &offline).unwrap_err();
+    assert!(error.to_string().contains("it holds store"), "{error}");
+    let undo = tempfile::tempdir().unwrap().path().join("undo");
+    let line = format!("--overwrite store --undo-file {}", undo.display());
+    let error = write(&flags(&line), &format(), &offline).unwrap_err();
+    assert!(error.to_string().contains("saving what is overwritten"), "{error}");
+    offline.close().unwrap();
+}

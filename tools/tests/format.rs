@@ -1,0 +1,226 @@
+//! `ripieno format`: what it refuses, what it writes, and what `--undo` brings back.
+
+mod home;
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::Command;
+
+use home::{FORMAT, Place, REPLAY, is_root, said, skipped};
+use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
+
+/// Marks of other formats: what is said of them, where they are, and what they are.
+const FOREIGN: &[(&str, u64, &[u8])] = &[
+    ("a partition table (GPT)", 512, b"EFI PART"),
+    ("an ext4 filesystem", 0x438, b"\x53\xef"),
+    ("an XFS filesystem", 0, b"XFSB"),
+    ("an LVM physical volume", 512, b"LABELONE"),
+    ("a LUKS volume", 0, b"LUKS\xba\xbe"),
+    ("data of an unknown kind", 4096, b"precious"),
+];
+
+#[test]
+fn a_home_is_made_and_found_by_a_replay() {
+    let place = Place::new();
+    let plan = place.json(&format!("{FORMAT} --dry-run"), 0);
+    assert_eq!((&plan["dry_run"], plan["devices"].as_array().unwrap().len()), (&true.into(), 2));
+    assert!(place.files().is_empty(), "a dry run leaves nothing");
+    place.refused("format", &["has to be told its size", "--capacity"]);
+    place.refused(&format!("{FORMAT} --undo-file x"), &["overwrites nothing"]);
+    let made = place.json(FORMAT, 0);
+    assert_eq!(made["undo_file"], serde_json::Value::Null, "nothing was there");
+    let found = place.json("inspect", 0);
+    assert_eq!(found["store"]["id"], made["store"]);
+    assert_eq!(found["store"]["files"], made["files"]);
+    assert_eq!(found["devices"][0]["region_bytes"], plan["devices"][0]["region_bytes"]);
+    assert_eq!(place.json(REPLAY, 0)["store"], "opened");
+    place.refused(&format!("{FORMAT} --devices 3"), &["keep their number and LBA size"]);
+}
+
+#[test]
+fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
+    let place = Place::new();
+    place.run(FORMAT, 0);
+    place.run(REPLAY, 0);
+    let store = place.json("inspect", 0)["store"]["id"].as_str().unwrap().to_owned();
+    let before = place.files();
+    let hint = "--overwrite store";
+    place.refused("format", &["device-0.img", &format!("it holds store {store}"), hint]);
+    assert!(place.run("format --dry-run", 2).contains(&store), "the table has it as well");
+    assert_eq!(place.files(), before, "refused, and so untouched");
+
+    let made = place.json("format --overwrite store", 0);
+    assert_ne!(place.files(), before);
+    let undo = made["undo_file"].as_str().unwrap();
+    assert_eq!(undo, format!("ripieno-undo-{}", made["store"].as_str().unwrap()));
+    assert_eq!(made["devices"][0]["held"], format!("store {store}"));
+    let damaged = |at: usize| {
+        let mut bytes = fs::read(place.path().join(undo)).unwrap();
+        bytes[at] ^= 1;
+        fs::write(place.path().join("damaged"), bytes).unwrap();
+    };
+    damaged(9999);
+    place.refused("format --undo damaged", &["it is damaged"]);
+    damaged(0);
+    place.refused("format --undo damaged", &["it is no undo file"]);
+    place.refused("format --undo nowhere", &["No such file"]);
+    let back = place.json(&format!("format --undo {undo}"), 0);
+    assert_eq!(back["bytes_put_back"], 2 * ((1 << 20) + (64 << 10) + (128 << 10)));
+    assert_eq!(place.files(), before);
+    // It opens, and everything is in it.
+    assert_eq!(place.json(REPLAY, 0)["stored_bytes"], 0);
+}
+
+#[test]
+fn somebody_elses_data_is_named_and_comes_back() {
+    let place = Place::new();
+    place.run(FORMAT, 0);
+    for (round, (what, at, mark)) in FOREIGN.iter().enumerate() {
+        for device in 0..2 {
+            place.poke(device, 0, &vec![0; 1 << 20]);
+        }
+        place.poke(1, *at, mark);
+        let before = place.files();
+        for overwrite in ["", "--overwrite store"] {
+            let line = format!("format {overwrite}");
+            place.refused(&line, &["device-1.img", what, "--overwrite anything"]);
+        }
+        let plan = place.command("format --dry-run").output().unwrap();
+        assert!(home::text(&plan.stdout).contains(what), "the table shows what is in the way");
+        said("format --dry-run", plan, 2);
+        assert_eq!(place.files(), before, "{what}");
+        place.run(&format!("format --overwrite anything --undo-file {round}"), 0);
+        place.refused(
+            &format!("format --overwrite anything --undo-file {round}"),
+            &["saving what is overwritten", "File exists", "nothing was formatted"],
+        );
+        place.run(&format!("format --undo {round}"), 0);
+        assert_eq!(place.files(), before, "{what}");
+    }
+}
+
+#[test]
+fn a_store_that_was_used_is_not_undone() {
+    let place = Place::new();
+    place.run(FORMAT, 0);
+    place.run(REPLAY, 0);
+    place.run("format --overwrite store --undo-file first", 0);
+    // Something else since: over a copy of the superblock, and beside it.
+    for at in [0, 100 << 10] {
+        let before = place.files();
+        place.poke(0, at, b"XFSB");
+        place.refused("format --undo first", &["device-0.img", "nothing was written"]);
+        let (_, device) = &before[0];
+        place.poke(0, at, &device[at as usize..][..4]);
+        assert_eq!(place.files(), before);
+    }
+    place.run("format --overwrite store --undo-file second", 0);
+    place.refused("format --undo first", &["it holds store", "is to be undone"]);
+    place.run(REPLAY, 0);
+    place.refused("format --undo second", &["was opened since it was made"]);
+    assert_eq!(place.json(REPLAY, 0)["stored_bytes"], 0, "nothing was touched");
+}
+
+/// kill -9 in the middle: the next command works, and so does the undo file.
+#[test]
+fn a_format_that_was_killed_is_done_again_or_undone() {
+    let place = Place::new();
+    let many = format!("{FORMAT} --devices 24");
+    let mut killed = [0, 0];
+    let mut random = OsRng.unwrap_err();
+    // A new home.
+    for _ in 0..12 {
+        killed[0] += u32::from(kill(&place, &many, random.random_range(1..60)));
+        if complete(&place) {
+            place.run("inspect", 0);
+            fs::remove_dir_all(place.home()).unwrap();
+        } else {
+            place.refused("inspect", &["create"]);
+        }
+    }
+    place.run(&many, 0);
+    place.run(REPLAY, 0);
+    // One with a store in it.
+    let before = place.files();
+    let again = "format --overwrite store --undo-file undo";
+    for round in 0..12 {
+        killed[1] += u32::from(kill(&place, again, random.random_range(1..120)));
+        if place.path().join("undo").exists() && place.files() != before {
+            place.run("format --undo undo", 0);
+        }
+        assert_eq!(place.files(), before, "round {round}");
+        let _ = fs::remove_file(place.path().join("undo"));
+    }
+    assert!(killed.iter().all(|killed| *killed > 0), "{killed:?} of them were killed");
+    // And without undoing it: done again.
+    kill(&place, again, 30);
+    let _ = fs::remove_file(place.path().join("undo"));
+    place.run(again, 0);
+    assert_eq!(place.json(REPLAY, 0)["store"], "opened");
+}
+
+fn complete(place: &Place) -> bool {
+    let manifest = fs::read_to_string(place.home().join("home.json"));
+    manifest.is_ok_and(|manifest| manifest.contains("ready"))
+}
+
+/// Starts a command and kills it after so long; whether it was still running.
+fn kill(place: &Place, line: &str, ms: u64) -> bool {
+    let mut command = place.command(line);
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(ms));
+    let killed = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    killed
+}
+
+/// A loop device, detached when it is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(path: &std::path::Path) -> Option<Self> {
+        let output = Command::new("losetup").args(["-f", "--show"]).arg(path).output().ok()?;
+        let name = home::text(&output.stdout).trim().to_owned();
+        output.status.success().then_some(Self(name))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn block_devices_are_guarded_and_undone() {
+    let test = "block_devices_are_guarded_and_undone";
+    if !is_root(test) {
+        return;
+    }
+    let place = Place::new();
+    let disk = place.path().join("disk");
+    fs::write(&disk, vec![0; 48 << 20]).unwrap();
+    let Some(device) = Loop::over(&disk) else {
+        return skipped(test, "no loop device can be had");
+    };
+    let line = format!("format --lba 4096 --block {}", device.0);
+    fs::write(&device.0, [&[0; 512][..], b"EFI PART"].concat()).unwrap();
+    let before = fs::read(&device.0).unwrap();
+    place.refused(&line, &[&device.0, "a partition table (GPT)", "--overwrite anything"]);
+    assert!(place.files().is_empty(), "nothing half-done is left");
+    // As mkfs and mount open it.
+    let busy = fs::File::options().write(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
+    place.refused(&format!("{line} --overwrite anything"), &[&device.0, "busy"]);
+    drop(busy);
+    assert!(place.files().is_empty(), "nothing half-done is left");
+    assert_eq!(fs::read(&device.0).unwrap(), before);
+    place.run(&format!("{line} --overwrite anything --dry-run"), 0);
+    assert!(place.files().is_empty(), "a dry run leaves nothing");
+    place.run(&format!("{line} --overwrite anything --undo-file undo"), 0);
+    assert_ne!(fs::read(&device.0).unwrap(), before);
+    place.run("format --undo undo", 0);
+    assert_eq!(fs::read(&device.0).unwrap(), before);
+    place.run("format --overwrite anything", 0);
+    assert_eq!(place.json(REPLAY, 0)["store"], "opened");
+}
