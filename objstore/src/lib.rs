@@ -14,6 +14,64 @@
 //!   drop                            commit(writing)
 //! ```
 //!
+//! A store on two software controllers, as `ripieno_testkit` makes them; `ripieno_stack` builds one
+//! in a directory, from a plain configuration:
+//!
+//! ```
+//! use nvme_driver::ControllerOptions;
+//! use nvme_emu::EmuDomain;
+//! use objstore::{
+//!     BlockId, KeyChain, KvShape, Layer, Namespace, Store, StoreConfig, StoreDevice, StoreOptions,
+//! };
+//! use ripieno_testkit::{Drives, KvMemory, format, host_executor, memory_drives};
+//!
+//! # fn main() -> Result<(), objstore::StoreError> {
+//! let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
+//! let drives = Drives::threaded(EmuDomain::new("example"), memory_drives(2, 64 << 20, 4096));
+//! let mut kv = KvMemory::new(&*drives.domain, shape, 16); // the engine's memory: 16 blocks
+//! let attached = drives.attach(&ControllerOptions::default());
+//! let devices: Vec<StoreDevice> = attached.into_iter().map(StoreDevice::new).collect();
+//! Store::format(&devices, &format(shape))?;
+//! let store = Store::open(StoreConfig {
+//!     devices,
+//!     clock: drives.clock.clone(),
+//!     executor: host_executor(drives.clock.clone()),
+//!     shape,
+//!     namespace: Namespace::default(),
+//!     pool: kv.pool.clone(),
+//!     gpu: None,
+//!     options: StoreOptions::default(),
+//! })?;
+//!
+//! // A prompt of two blocks. The key of each says what is in it and before it.
+//! let mut chain = KeyChain::new(b"example");
+//! let keys = [chain.next(&[15496, 995]), chain.next(&[318, 262])];
+//! let sources = [BlockId(0), BlockId(1)];
+//! for (block, key) in sources.into_iter().zip(keys) {
+//!     kv.fill(block, key, 0); // what the engine computes
+//! }
+//! let writing = store.allocate(&keys, &sources)?;
+//! for layer in (0..shape.layers).map(Layer) {
+//!     store.store_layer(&writing, layer)?;
+//! }
+//! store.commit(writing)?; // waits for the layers; permanent when it returns
+//!
+//! // Later, another prompt that begins like this one.
+//! let prefix = store.lookup(&keys)?;
+//! let targets = [BlockId(9), BlockId(4)];
+//! let transfer = store.retrieve(&prefix, &targets)?;
+//! let layers = (0..shape.layers).map(Layer);
+//! let tickets: Result<Vec<_>, _> = layers.map(|l| store.retrieve_layer(&transfer, l)).collect();
+//! for (layer, ticket) in (0..).map(Layer).zip(tickets?) {
+//!     store.wait(ticket)?; // and now the layer's attention
+//!     assert!(kv.holds(targets[0], layer, keys[0], 0) && kv.holds(targets[1], layer, keys[1], 0));
+//! }
+//! drop((transfer, prefix));
+//! store.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Paths
 //! How the pool is registered says which way its data takes, and [`Store::open`] proves it before
 //! it reports it ([`StoreStats::path`]): [`KvPool::on_gpu`] for memory of a GPU that the drives

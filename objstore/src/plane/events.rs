@@ -29,8 +29,8 @@ impl Plane {
     /// this now and then, once a second for example.
     ///
     /// The store acts by itself where it can: a controller with a fatal status is recovered, media
-    /// that became read-only refuses [`Store::allocate`], and a namespace that changed but still
-    /// holds the data region gets new grants.
+    /// that became read-only refuses [`crate::Store::allocate`], and a namespace that changed but
+    /// still holds the data region gets new grants.
     ///
     /// # Errors
     /// [`StoreError::Failed`] when a device was removed, cannot be recovered, or its namespace no

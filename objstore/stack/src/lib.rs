@@ -1,5 +1,66 @@
 //! Builds a store from a plain configuration, for the command line and for other languages.
 //!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use nvme_driver::{ControllerOptions, MonotonicClock};
+//! use objstore::{
+//!     BlockId, BlockKey, Format, KvShape, Layer, Namespace, StoreId, StoreOptions,
+//! };
+//! use ripieno_stack::{
+//!     Executor, Home, HomeMedia, HomeOptions, PoolMemory, Request, Stack, StackConfig,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let place = tempfile::tempdir()?;
+//! # let dir = place.path().join("store");
+//! # use rand::{Rng as _, SeedableRng as _};
+//! # let random: [u8; 16] = rand::rngs::StdRng::from_os_rng().random();
+//! let shape = KvShape { layers: 4, segments: 2, object_bytes: 8192, block_tokens: 16 };
+//! let config = |home| StackConfig {
+//!     home,
+//!     executor: Executor::Host,
+//!     shape,
+//!     namespace: Namespace::default(),
+//!     pool: PoolMemory::Own { blocks: 8 },
+//!     controller: ControllerOptions::default(),
+//!     options: StoreOptions::default(),
+//! };
+//! let clock = Arc::new(MonotonicClock::default());
+//! let keys = [BlockKey([1; 32]), BlockKey([2; 32])]; // an engine has digests here
+//!
+//! let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
+//! let home = Home::create(&dir, &HomeOptions { id: 7, media, lba_bytes: 4096 })?;
+//! let format = Format::new(StoreId(random), shape);
+//! let stack = Stack::create(config(home), &format, clock.clone())?;
+//! let pool = stack.pool_host().ok_or("the pool is not in this process's memory")?;
+//! // SAFETY: the pool is as large, and no request uses it now.
+//! unsafe { pool.write_bytes(0xAB, 8 * shape.block_bytes() as usize) };
+//! let request = Request::store(&stack, stack.store(), &keys, &[BlockId(0), BlockId(1)])?;
+//! request.move_all()?;
+//! request.commit()?;
+//! stack.close()?;
+//!
+//! // Another process, perhaps after this one was killed.
+//! let stack = Stack::open(config(Home::open(&dir)?), clock)?;
+//! let prefix = stack.store().lookup(&keys)?;
+//! assert_eq!(prefix.len(), 2);
+//! let request = Request::retrieve(&stack, stack.store(), &prefix, 0, &[BlockId(6), BlockId(7)])?;
+//! for layer in (0..shape.layers).map(Layer) {
+//!     request.start(layer)?;
+//! }
+//! for layer in (0..shape.layers).map(Layer) {
+//!     request.wait(layer)?; // and now the layer's attention
+//! }
+//! let pool = stack.pool_host().ok_or("the pool is not in this process's memory")?;
+//! // SAFETY: block 7 of the first row; the layers were waited for.
+//! assert_eq!(unsafe { pool.add(7 * 8192).read() }, 0xAB);
+//! drop((request, prefix));
+//! stack.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Architecture
 //! - [`Home`]: a directory that is a store's place on this machine. One file, or block device, for
 //!   each software controller; their parameters; a lock.

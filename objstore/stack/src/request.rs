@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nvme_spec::nvm::Direction;
 use objstore::{
-    BlockId, BlockKey, Committed, Layer, LayerDone, Prefix, Store, Ticket, Transfer, Writing,
+    BlockId, BlockKey, Committed, Layer, LayerDone, Prefix, Store, StoreError, Ticket, Transfer,
+    Writing,
 };
 
 use crate::{bounce::Bounced, error::StackError, stack::Stack};
@@ -135,6 +136,36 @@ impl Request {
             self.arrived(layer);
         }
         Ok(done)
+    }
+
+    /// Moves all layers: starts as many as may be in flight, and waits for all of them. When this
+    /// returns, no device uses the blocks any more.
+    ///
+    /// # Errors
+    /// Those of the first [`Request::start`] or [`Request::wait`] that fails; after that, no
+    /// further layer is started.
+    pub fn move_all(&self) -> Result<(), StackError> {
+        let layers = self.store.shape().layers;
+        let (mut started, mut waited, mut result) = (0, 0, Ok(()));
+        while waited < started || (started < layers && result.is_ok()) {
+            if started < layers && result.is_ok() {
+                match self.start(Layer(started)) {
+                    Ok(()) => {
+                        started += 1;
+                        continue;
+                    }
+                    // Other requests have the rest; ours make room first.
+                    Err(StackError::Store(StoreError::Busy { .. })) if waited < started => {}
+                    Err(error) => {
+                        result = Err(error);
+                        continue;
+                    }
+                }
+            }
+            result = result.and(self.wait(Layer(waited)).map(|_| ()));
+            waited += 1;
+        }
+        result
     }
 
     /// A retrieved layer is where the devices put it.

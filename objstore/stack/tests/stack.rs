@@ -195,6 +195,38 @@ fn bounce_buffers_come_back_with_their_request() {
 }
 
 #[test]
+fn all_layers_move_where_fewer_may_be_in_flight() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = Engine::new(0);
+    created(place.path(), &engine, DescriptorPreference::Auto).close().unwrap();
+    let home = Home::open(place.path()).unwrap();
+    let mut config = config(home, &engine, DescriptorPreference::Auto);
+    config.options.iocbs = 2;
+    let stack = Stack::open(config, clock()).unwrap();
+    (0..4).for_each(|key| engine.fill(key, key.into()));
+    let request = Request::store(&stack, stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
+    request.start(Layer(0)).unwrap();
+    request.start(Layer(1)).unwrap();
+    let third = request.start(Layer(2)).unwrap_err();
+    assert!(matches!(third, StackError::Store(StoreError::Busy { .. })), "{third}");
+    drop(request);
+    let request = Request::store(&stack, stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
+    request.move_all().unwrap();
+    request.commit().unwrap();
+    let prefix = stack.store().lookup(&keys(0..4)).unwrap();
+    let request = Request::retrieve(&stack, stack.store(), &prefix, 0, &blocks(4..8)).unwrap();
+    request.move_all().unwrap();
+    for (block, row) in (4..8).flat_map(|block| (0..SHAPE.rows()).map(move |row| (block, row))) {
+        assert!(engine.holds(block, row, u64::from(block) - 4), "block {block}, row {row}");
+    }
+    // Again in one request: a layer that was not waited for is in flight.
+    request.start(Layer(0)).unwrap();
+    assert!(request.move_all().is_err());
+    drop((request, prefix));
+    stack.close().unwrap();
+}
+
+#[test]
 fn a_home_whose_files_were_swapped_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let engine = Engine::new(0);
