@@ -66,7 +66,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then abi, ptx, vm
+    /// Run all that CI runs: lint, then test, then c, abi, ptx, vm
     ///
     /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
     /// nvcc and libclang come from PyPI; cargo-deny and bindgen are built from source.
@@ -89,6 +89,8 @@ enum Command {
     /// Rewrites gio-uring/src/abi/generated.rs and kernels/src/pool/generated.rs. bindgen is built
     /// from source and libclang comes from PyPI (25 MB), both once.
     Abi(command::abi::AbiArgs),
+    /// The C interface: make its header, install its libraries, check what is installed
+    C(command::c::CArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -146,6 +148,7 @@ fn main() -> ExitCode {
         Command::Test(args) => command::test::run(args),
         Command::Loom(args) => command::loom::run(args),
         Command::Abi(args) => command::abi::run(&args),
+        Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),

@@ -10,6 +10,8 @@ pub enum Need {
     /// `strip`.
     Binutils,
     Mmdebstrap,
+    /// `pkg-config`.
+    PkgConfig,
     /// QEMU for x86-64.
     Qemu,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.

@@ -39,6 +39,9 @@ impl Need {
             Self::Mmdebstrap if !is_installed("mmdebstrap") => {
                 package("mmdebstrap", "it makes a minimal Debian", "mmdebstrap")
             }
+            Self::PkgConfig if !is_installed("pkg-config") => {
+                package("pkg-config", "the C interface is found with it", "pkgconf")
+            }
             Self::Qemu if !is_installed(vm::QEMU) => {
                 package(vm::QEMU, "tests run against its NVMe controllers", "qemu-system-x86")
             }
@@ -55,7 +58,12 @@ impl Need {
     /// Gets what no package installs; does nothing if an earlier run got it.
     fn fetch(self) -> Result<()> {
         match self {
-            Self::Cxx | Self::Gxx | Self::Binutils | Self::Mmdebstrap | Self::Qemu => Ok(()),
+            Self::Cxx
+            | Self::Gxx
+            | Self::Binutils
+            | Self::Mmdebstrap
+            | Self::PkgConfig
+            | Self::Qemu => Ok(()),
             Self::Guest => vm::fetch(),
             Self::Nvcc => ptx::packages().fetch(),
             Self::Bindgen => abi::fetch(),

@@ -11,6 +11,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     let mut steps = command::lint::checks();
     steps.push(command::lint::deny());
     steps.extend(command::test::steps());
+    steps.push(command::c::step());
     steps.push(command::abi::step());
     steps.push(command::ptx::step());
     steps.push(command::vm::step());

@@ -1,0 +1,351 @@
+//! What a caller says about a store: structs that begin with their size.
+
+#![allow(unsafe_code, reason = "the C interface: reads what callers point to, and calls back")]
+
+use std::{
+    ffi::{CStr, OsStr, c_char, c_void},
+    mem::MaybeUninit,
+    os::unix::ffi::OsStrExt as _,
+    path::PathBuf,
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use objstore::KvShape;
+use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory};
+
+use crate::status::{Failure, Status};
+
+/// A flag of ripieno_config: where there is no home, make one and format a store in it.
+pub const CREATE: u64 = 1;
+
+/// What a KV block is made of. One object is what a layer and segment keep for the tokens of a
+/// block.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Objects of a layer: 2 where K and V are separate tensors, 1 where they are one (MLA).
+    pub segments: u32,
+    /// Bytes of an object.
+    pub object_bytes: u32,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+}
+
+/// The engine's KV memory. The object of block b in layer l and segment s is at
+/// base + rows[l * segments + s] + b * block_stride. Any alignment will do; multiples of 4 bytes
+/// need no copies on any device.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Pool {
+    /// sizeof(ripieno_pool).
+    pub size: usize,
+    /// First byte; of this process's memory.
+    pub base: *mut c_void,
+    /// Bytes from base on.
+    pub bytes: usize,
+    /// Offset of block 0 of each row, in bytes; null: one tensor of blocks x object after another,
+    /// in the order of the rows.
+    pub rows: *const u64,
+    /// Entries of rows: layers * segments.
+    pub rows_count: usize,
+    /// Bytes from one block's object to the next one's; 0: object_bytes.
+    pub block_stride: u64,
+    /// Blocks of the pool.
+    pub blocks: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Called once, on any thread, when nothing reaches the memory any more: when the store was
+    /// closed, or ripieno_open failed (but not where it could not read this struct). Until then the
+    /// memory has to stay mapped. Never called where a device may still reach it after a failure.
+    /// May be null: ripieno_close that returns RIPIENO_STATUS_OK says the same.
+    pub release: Option<unsafe extern "C" fn(*mut c_void)>,
+    /// The argument of release.
+    pub release_context: *mut c_void,
+}
+
+/// Everything that has to be equal for two engines to read each other's blocks. Keys of two
+/// namespaces never match. Strings are UTF-8 and end with a zero byte; null means empty.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Namespace {
+    /// sizeof(ripieno_namespace).
+    pub size: usize,
+    /// Digest of the model's weights, or of their name and revision.
+    pub weights: [u8; 32],
+    /// How a block lies in memory: shape, order of dimensions, rows.
+    pub layout: *const c_char,
+    /// Type of an element, such as "bfloat16".
+    pub dtype: *const c_char,
+    /// Adapter (LoRA) the blocks were computed with.
+    pub adapter: *const c_char,
+    /// What the tenant's blocks are kept apart with. Only its digest is stored.
+    pub tenant_salt: *const u8,
+    /// Bytes of tenant_salt.
+    pub tenant_salt_bytes: usize,
+    /// For reports: no part of the identity. At most 64 bytes.
+    pub label: *const c_char,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a store is opened with.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// sizeof(ripieno_config).
+    pub size: usize,
+    /// The directory that is the store's home: a file for each software controller, a lock, and
+    /// their parameters. Its parent has to exist.
+    pub home: *const c_char,
+    /// RIPIENO_CREATE, or 0.
+    pub flags: u64,
+    /// A new home: bytes on the disk, over all files, at the most. They are allocated at once.
+    pub capacity_bytes: u64,
+    /// A new home: software controllers, each with a file; 1 to 64, or 0 for 1.
+    pub devices: u32,
+    /// A new home: bytes of a logical block: 512 or 4096, or 0 for 4096.
+    pub lba_bytes: u32,
+    /// What a KV block is made of; has to be that of the store that is there.
+    pub shape: Shape,
+    /// The engine's KV memory. While the store is being opened, some of it is used for tests, and
+    /// put back as it was: at its ends, and in its first and last block.
+    pub pool: *const Pool,
+    /// The namespace of the handle that is returned; null: an empty one.
+    pub namespace_: *const Namespace,
+    /// Queue pairs of each device, 1 to 64; 0 for 1.
+    pub queues_per_device: u32,
+    /// Entries of a queue, a power of two from 2 to 1024; 0 for 256.
+    pub queue_depth: u32,
+}
+
+/// A struct that a caller fills: plain data, for which all zeros is a value.
+///
+/// # Safety
+/// Such a struct, with a `usize` as its first field: its size as its caller knows it.
+pub(crate) unsafe trait Growing: Copy {}
+// SAFETY: numbers, and pointers that may be null.
+unsafe impl Growing for Config {}
+// SAFETY: as above.
+unsafe impl Growing for Namespace {}
+// SAFETY: as above.
+unsafe impl Growing for Pool {}
+
+/// Copies a caller's struct. What the caller does not know yet is zero.
+///
+/// # Safety
+/// `from` is null or points to a `T` of any version: its first field says how many bytes it has.
+pub(crate) unsafe fn read<T: Growing>(from: *const T, name: &str) -> Result<T, Failure> {
+    let refused = |status, what: String| Failure::new(status, format!("{name}: {what}"));
+    if from.is_null() {
+        return Err(refused(Status::Invalid, "it is null".to_owned()));
+    }
+    // SAFETY: the caller's promise.
+    let size = unsafe { from.cast::<usize>().read_unaligned() };
+    let known = size_of::<T>();
+    if size < size_of::<usize>() {
+        let what = format!("its size is {size}; set it to sizeof of the struct");
+        return Err(refused(Status::Invalid, what));
+    }
+    for at in known..size {
+        // SAFETY: the caller's promise.
+        if unsafe { from.cast::<u8>().add(at).read() } != 0 {
+            let what = format!(
+                "it has {size} bytes, of which this library knows {known}, and byte {at} is not \
+                 zero; use a newer library"
+            );
+            return Err(refused(Status::Version, what));
+        }
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: so many bytes are in both; all zeros is a value of T, and so is any mixture.
+    unsafe {
+        let to = value.as_mut_ptr().cast::<u8>();
+        to.copy_from_nonoverlapping(from.cast(), size.min(known));
+        Ok(value.assume_init())
+    }
+}
+
+/// A string of the caller's; empty for null.
+///
+/// # Safety
+/// `from` is null or points to a string that ends with a zero byte.
+unsafe fn bytes<'a>(from: *const c_char) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    if from.is_null() { b"" } else { unsafe { CStr::from_ptr(from) }.to_bytes() }
+}
+
+/// As [`bytes`], as UTF-8.
+///
+/// # Safety
+/// As there.
+unsafe fn text(from: *const c_char, name: &str) -> Result<String, Failure> {
+    // SAFETY: the caller's promise.
+    let text = std::str::from_utf8(unsafe { bytes(from) });
+    text.map(str::to_owned).map_err(|error| Failure::invalid(format!("{name}: {error}")))
+}
+
+/// An array of the caller's.
+///
+/// # Safety
+/// `from` points to `count` values, or `count` is 0.
+pub(crate) unsafe fn array<'a, T>(
+    from: *const T,
+    count: usize,
+    name: &str,
+) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if from.is_null() || !from.is_aligned() {
+        return Err(Failure::invalid(format!("{name}: {count} entries at {from:?}")));
+    }
+    // SAFETY: the caller's promise; neither null nor misaligned.
+    Ok(unsafe { std::slice::from_raw_parts(from, count) })
+}
+
+impl Namespace {
+    /// # Safety
+    /// What it points to is as the header says.
+    pub(crate) unsafe fn check(&self) -> Result<objstore::Namespace, Failure> {
+        let salt_bytes = self.tenant_salt_bytes;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok(objstore::Namespace {
+                weights: self.weights,
+                layout: text(self.layout, "namespace.layout")?,
+                dtype: text(self.dtype, "namespace.dtype")?,
+                block_tokens: self.block_tokens,
+                adapter: text(self.adapter, "namespace.adapter")?,
+                tenant_salt: array(self.tenant_salt, salt_bytes, "namespace.tenant_salt")?.to_vec(),
+                label: text(self.label, "namespace.label")?,
+            })
+        }
+    }
+}
+
+impl Config {
+    /// # Safety
+    /// What it points to is as the header says.
+    pub(crate) unsafe fn home(&self) -> Result<PathBuf, Failure> {
+        // SAFETY: the caller's promise.
+        match unsafe { bytes(self.home) } {
+            b"" => Err(Failure::invalid("config.home: name a directory")),
+            path => Ok(OsStr::from_bytes(path).into()),
+        }
+    }
+
+    /// # Safety
+    /// What it points to is as the header says.
+    pub(crate) unsafe fn namespace(&self) -> Result<objstore::Namespace, Failure> {
+        if self.namespace_.is_null() {
+            return Ok(objstore::Namespace::default());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { read(self.namespace_, "config.namespace")?.check() }
+    }
+
+    pub(crate) fn shape(&self) -> Result<KvShape, Failure> {
+        let Shape { layers, segments, object_bytes, block_tokens } = self.shape;
+        let shape = KvShape { layers, segments, object_bytes, block_tokens };
+        shape.validate().map_err(|error| Failure::invalid(format!("config.shape: {error}")))?;
+        Ok(shape)
+    }
+
+    /// # Safety
+    /// What it points to is as the header says.
+    pub(crate) unsafe fn pool(&self) -> Result<PoolMemory, Failure> {
+        // SAFETY: the caller's promise.
+        let pool = unsafe { read(self.pool, "config.pool")? };
+        let Pool { base, bytes, rows, rows_count, block_stride, blocks, .. } = pool;
+        let owner = Owner { release: pool.release, context: Context(pool.release_context) };
+        let shape = &self.shape()?;
+        let base = NonNull::new(base.cast::<u8>());
+        let base = base.ok_or_else(|| Failure::invalid("config.pool.base: it is null"))?;
+        let mut layout = PoolLayout::contiguous(shape, blocks);
+        if block_stride != 0 {
+            layout.block_stride = block_stride;
+        }
+        if !rows.is_null() {
+            // SAFETY: the caller's promise.
+            layout.rows = unsafe { array(rows, rows_count, "config.pool.rows")? }.to_vec();
+        } else if block_stride != 0 && block_stride != u64::from(shape.object_bytes) {
+            return Err(Failure::invalid("config.pool: a block_stride needs rows"));
+        }
+        // SAFETY: the caller's promise: the memory stays until `release` is called.
+        let memory = unsafe { EngineMemory::new(base, bytes, Arc::new(owner)) };
+        Ok(PoolMemory::Engine { memory, layout })
+    }
+}
+
+/// A pointer that is only handed back.
+struct Context(*mut c_void);
+// SAFETY: the header says that `release` is called on any thread.
+unsafe impl Send for Context {}
+// SAFETY: it is not used through a shared reference.
+unsafe impl Sync for Context {}
+
+/// Tells the engine when nothing reaches its memory any more.
+struct Owner {
+    release: Option<unsafe extern "C" fn(*mut c_void)>,
+    context: Context,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(release) = self.release {
+            // SAFETY: the engine's own function, called once, with the argument it asked for.
+            unsafe { release(self.context.0) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Small {
+        size: usize,
+        first: u64,
+        second: u64,
+    }
+    // SAFETY: numbers.
+    unsafe impl Growing for Small {}
+
+    fn status(size: usize, words: [u64; 4]) -> Result<(u64, u64), Status> {
+        let mut given = [size as u64, 0, 0, 0, 0];
+        given[1..].copy_from_slice(&words);
+        // SAFETY: `size` is at most that of the array, or refused.
+        let read = unsafe { read(given.as_ptr().cast::<Small>(), "small") };
+        read.map(|small| (small.first, small.second))
+            .map_err(|failure| crate::status::guard(|| Err(failure)))
+    }
+
+    #[test]
+    fn callers_with_older_and_newer_headers_are_understood() {
+        assert_eq!(status(24, [7, 8, 9, 9]), Ok((7, 8)));
+        assert_eq!(status(16, [7, 8, 9, 9]), Ok((7, 0)), "what an older caller does not know");
+        assert_eq!(status(40, [7, 8, 0, 0]), Ok((7, 8)), "a newer one that uses nothing new");
+        assert_eq!(status(40, [7, 8, 0, 1]), Err(Status::Version));
+        assert_eq!(status(0, [7, 8, 0, 0]), Err(Status::Invalid));
+        // SAFETY: null is refused.
+        assert!(unsafe { read(std::ptr::null::<Small>(), "small") }.is_err());
+    }
+
+    /// Programs have these sizes and offsets in them; later versions may only add at the end.
+    #[test]
+    fn the_first_version_stays_as_it_is() {
+        assert_eq!(size_of::<Config>(), 80);
+        assert_eq!(size_of::<Namespace>(), 96);
+        assert_eq!(size_of::<Pool>(), 72);
+        assert_eq!(std::mem::offset_of!(Config, queue_depth), 76);
+        assert_eq!(std::mem::offset_of!(Namespace, block_tokens), 88);
+        assert_eq!(std::mem::offset_of!(Pool, release_context), 64);
+    }
+}

@@ -1,0 +1,204 @@
+//! What a store tells about itself.
+
+#![allow(unsafe_code, reason = "the C interface: fills what callers point to")]
+
+use crate::{
+    status::{Failure, Status, guard},
+    store::{Store, handle, output},
+};
+
+/// What a namespace holds.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Usage {
+    /// sizeof(ripieno_usage); to be set by the caller.
+    pub size: usize,
+    /// Blocks that lookups find.
+    pub stored: u32,
+    /// Of these, used by prefixes and requests: not evicted.
+    pub active: u32,
+    /// Of these, pinned: not evicted.
+    pub pinned: u32,
+    /// Of these, neither used nor pinned.
+    pub evictable: u32,
+    /// Blocks that are being stored.
+    pub writing: u32,
+    /// Blocks the namespace may have; UINT32_MAX: no limit.
+    pub quota: u32,
+    /// How often it was dropped by ripieno_bump_epoch.
+    pub epoch: u64,
+    /// Blocks that were asked for, since the store was opened.
+    pub asked: u64,
+    /// Blocks of these that were found.
+    pub hits: u64,
+    /// Blocks that were committed, since the store was opened.
+    pub committed: u64,
+}
+
+/// Counts of a whole store since it was opened, and what it holds now.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Stats {
+    /// sizeof(ripieno_stats); to be set by the caller.
+    pub size: usize,
+    /// 1: blocks are copied through bounce buffers, because the devices cannot describe where the
+    /// pool's objects are.
+    pub bounced: u32,
+    /// Blocks there is room for.
+    pub blocks: u32,
+    /// Of these, free ones.
+    pub blocks_free: u32,
+    /// Blocks that lookups find.
+    pub blocks_stored: u32,
+    /// Blocks that are being stored.
+    pub blocks_writing: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Bytes of a block on the devices, padding included.
+    pub block_bytes: u64,
+    /// Calls of ripieno_lookup.
+    pub lookups: u64,
+    /// Blocks that they asked for.
+    pub blocks_asked: u64,
+    /// Blocks that they found.
+    pub blocks_hit: u64,
+    /// Blocks that made room for others.
+    pub evictions: u64,
+    /// Blocks that were dropped because reading them failed.
+    pub blocks_lost: u64,
+    /// Bytes that were stored, without padding.
+    pub stored_bytes: u64,
+    /// Bytes that were retrieved, without padding.
+    pub retrieved_bytes: u64,
+    /// Bytes that were written to the journal.
+    pub journal_bytes: u64,
+    /// Times the devices were recovered from a timeout or a fault.
+    pub recoveries: u64,
+    /// NVMe commands of the I/O kernel.
+    pub commands: u64,
+}
+
+/// Fills a caller's struct as far as the caller knows it.
+///
+/// # Safety
+/// `to` is null or points to a `T` of any version: its first field says how many bytes it has.
+unsafe fn write<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
+    // SAFETY: the caller's promise; a size is the first field.
+    let size = unsafe { output(to.cast::<usize>(), name)? };
+    let known = size_of::<T>();
+    if *size < size_of::<usize>() {
+        let why = format!("{name}: its size is {size}; set it to sizeof of the struct");
+        return Err(Failure::invalid(why));
+    }
+    let size = *size;
+    let (head, from) = (size_of::<usize>(), std::ptr::from_ref(&value).cast::<u8>());
+    // SAFETY: so many bytes are in both, and the caller's are nobody else's. What this library does
+    // not know becomes zero.
+    unsafe {
+        let to = to.cast::<u8>();
+        to.add(head).copy_from_nonoverlapping(from.add(head), size.min(known) - head);
+        to.add(size.min(known)).write_bytes(0, size - size.min(known));
+    }
+    Ok(())
+}
+
+/// What the namespace of this handle holds.
+///
+/// usage: size has to be set; the rest is filled.
+///
+/// Fails with RIPIENO_STATUS_INVALID.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usage) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let found = unsafe { handle(store, "store")? }.handle.usage()?;
+        let value = Usage {
+            size: 0,
+            stored: found.stored,
+            active: found.active,
+            pinned: found.pinned,
+            evictable: found.evictable,
+            writing: found.writing,
+            quota: found.quota_files.unwrap_or(u32::MAX),
+            epoch: found.epoch,
+            asked: found.asked,
+            hits: found.hits,
+            committed: found.committed,
+        };
+        // SAFETY: as the header says.
+        unsafe { write(usage, "usage", value) }
+    })
+}
+
+/// Counts of the whole store, all namespaces together.
+///
+/// stats: size has to be set; the rest is filled.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stats) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let store = unsafe { handle(store, "store")? };
+        let found = store.handle.stats()?;
+        let value = Stats {
+            size: 0,
+            bounced: store.stack.is_bounced().into(),
+            blocks: found.files,
+            blocks_free: found.files_free,
+            blocks_stored: found.files_stored,
+            blocks_writing: found.files_writing,
+            reserved: 0,
+            block_bytes: found.file_bytes,
+            lookups: found.lookups,
+            blocks_asked: found.blocks_looked_up,
+            blocks_hit: found.blocks_hit,
+            evictions: found.evictions,
+            blocks_lost: found.files_lost,
+            stored_bytes: found.stored_bytes,
+            retrieved_bytes: found.retrieved_bytes,
+            journal_bytes: found.journal_bytes,
+            recoveries: found.recoveries,
+            commands: found.commands,
+        };
+        // SAFETY: as the header says.
+        unsafe { write(stats, "stats", value) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_are_filled_as_far_as_the_caller_knows_them() {
+        let usage = || Usage {
+            size: 0,
+            stored: 1,
+            active: 2,
+            pinned: 3,
+            evictable: 4,
+            writing: 5,
+            quota: 6,
+            epoch: 7,
+            asked: 8,
+            hits: 9,
+            committed: 10,
+        };
+        let known = size_of::<Usage>();
+        for (size, filled) in [(16, 16), (known, known), (known + 8, known)] {
+            let mut words = [0xEEEE_EEEE_EEEE_EEEEu64; 10];
+            words[0] = size as u64;
+            // SAFETY: the array is longer than any of the sizes.
+            unsafe { write(words.as_mut_ptr().cast(), "usage", usage()) }.unwrap();
+            assert_eq!(words[0], size as u64, "the size is the caller's");
+            assert_eq!(words[1], 2 << 32 | 1);
+            let after = words[size / 8];
+            assert_eq!(after, 0xEEEE_EEEE_EEEE_EEEE, "nothing is written behind {size} bytes");
+            assert!(words[filled / 8..size / 8].iter().all(|word| *word == 0));
+        }
+        let mut none = 0usize;
+        // SAFETY: refused by its size.
+        assert!(unsafe { write(std::ptr::from_mut(&mut none).cast(), "usage", usage()) }.is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! Retrieving and storing blocks, layer by layer.
+
+#![allow(unsafe_code, reason = "the C interface: handles and arrays of callers")]
+
+use objstore::{BlockId, Layer};
+
+use crate::{
+    config::array,
+    namespace::{Prefix, keys},
+    status::{Failure, Status, guard},
+    store::{Store, handle, output},
+};
+
+/// Blocks that are being retrieved or stored.
+#[derive(Debug)]
+pub struct Request(ripieno_stack::Request);
+
+/// Block numbers of the caller's.
+///
+/// # Safety
+/// `from` points to `count` numbers, or `count` is 0.
+unsafe fn blocks(from: *const u32, count: usize) -> Result<Vec<BlockId>, Failure> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { array(from, count, "blocks")? }.iter().copied().map(BlockId).collect())
+}
+
+/// Prepares to retrieve blocks of a prefix: the one at position first goes to the first of blocks,
+/// and so on. Nothing moves before ripieno_layer_start. The request has to be given back with
+/// ripieno_request_end.
+///
+/// store: any handle of the store in which the prefix was found.
+/// blocks: count different blocks of the pool, which belong to the request until its layers were
+/// waited for.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY (bounce buffers), RIPIENO_STATUS_STALE,
+/// RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_retrieve_begin(
+    store: *const Store,
+    prefix: *const Prefix,
+    first: usize,
+    blocks: *const u32,
+    count: usize,
+    request: *mut *mut Request,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let (store, prefix) = unsafe { (handle(store, "store")?, handle(prefix, "prefix")?) };
+        // SAFETY: as the header says.
+        let (to, blocks) = unsafe { (output(request, "request")?, self::blocks(blocks, count)?) };
+        let (stack, handle) = (&store.stack, &store.handle);
+        let made = ripieno_stack::Request::retrieve(stack, handle, &prefix.0, first, &blocks)?;
+        *to = Box::into_raw(Box::new(Request(made)));
+        Ok(())
+    })
+}
+
+/// Makes room for blocks, evicting others if necessary, and prepares to store them. Nothing moves
+/// before ripieno_layer_start. The request has to be given back with ripieno_commit or
+/// ripieno_request_end.
+///
+/// A key that is stored already, or that another request is storing, is not stored again: its block
+/// is not read.
+///
+/// keys: count keys, as for ripieno_peek.
+/// blocks: count blocks of the pool, which must not change until their layers were waited for.
+/// accepted: how many leading blocks there is room for, which may be 0; the rest is not stored.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY (bounce buffers),
+/// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_store_begin(
+    store: *const Store,
+    keys: *const u8,
+    blocks: *const u32,
+    count: usize,
+    request: *mut *mut Request,
+    accepted: *mut usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let store = unsafe { handle(store, "store")? };
+        // SAFETY: as the header says.
+        let (to, room) = unsafe { (output(request, "request")?, output(accepted, "accepted")?) };
+        // SAFETY: as the header says.
+        let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
+        let (stack, handle) = (&store.stack, &store.handle);
+        let made = ripieno_stack::Request::store(stack, handle, &keys, &blocks)?;
+        *room = made.accepted().map_or(0, |(accepted, _)| accepted);
+        *to = Box::into_raw(Box::new(Request(made)));
+        Ok(())
+    })
+}
+
+/// Starts to move a layer of all blocks of a request. Costs the same for any number of blocks, and
+/// does not wait. Layers may be in flight together, and end in any order.
+///
+/// layer: 0 to layers - 1.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_IO (a layer of the
+/// request failed before), RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_layer_start(request: *const Request, layer: u32) -> Status {
+    // SAFETY: as the header says.
+    guard(|| Ok(unsafe { handle(request, "request")? }.0.start(Layer(layer))?))
+}
+
+/// Moves all layers of a request, and waits for them: instead of ripieno_layer_start and
+/// ripieno_layer_wait for each, where nothing is done between layers. When this returns, nothing
+/// touches the blocks any more; but for RIPIENO_STATUS_FAILED.
+///
+/// Fails as they do; not all layers were moved then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_move_all(request: *const Request) -> Status {
+    // SAFETY: as the header says.
+    guard(|| Ok(unsafe { handle(request, "request")? }.0.move_all()?))
+}
+
+/// Waits for a layer that was started. When this returns, whatever it returns, nothing touches the
+/// layer's blocks any more; but for RIPIENO_STATUS_FAILED: then a device may still do. One thread
+/// waits for a layer.
+///
+/// Fails with RIPIENO_STATUS_INVALID (not started, or waited for), RIPIENO_STATUS_IO,
+/// RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_layer_wait(request: *const Request, layer: u32) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        unsafe { handle(request, "request")? }.0.wait(Layer(layer))?;
+        Ok(())
+    })
+}
+
+/// As ripieno_layer_wait, without waiting. done: whether the layer has ended; if not, ask again.
+///
+/// Fails with RIPIENO_STATUS_INVALID (not started, or waited for), RIPIENO_STATUS_IO,
+/// RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_layer_poll(
+    request: *const Request,
+    layer: u32,
+    done: *mut bool,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let (request, to) = unsafe { (handle(request, "request")?, output(done, "done")?) };
+        *to = request.0.poll(Layer(layer))?.is_some();
+        Ok(())
+    })
+}
+
+/// Makes what a request stored permanent, and visible to lookups. Waits for its layers in flight.
+/// When it returns RIPIENO_STATUS_OK, the blocks are found again after a crash or a loss of power.
+/// Otherwise nothing of the request is visible.
+///
+/// The request is given back, also when this fails.
+///
+/// Fails with RIPIENO_STATUS_INVALID (a layer was not started; not a storing request),
+/// RIPIENO_STATUS_IO, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_commit(request: *mut Request) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        unsafe { handle(request, "request")? };
+        // SAFETY: a handle that was not given back, as the header says.
+        let Request(request) = *unsafe { Box::from_raw(request) };
+        request.commit()?;
+        Ok(())
+    })
+}
+
+/// Gives a request back, and waits for its layers in flight: its blocks are the engine's again.
+/// What it stored without a ripieno_commit is gone. Null is fine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_request_end(request: *mut Request) {
+    let _ = guard(|| {
+        if !request.is_null() {
+            // SAFETY: a handle that was not given back, as the header says.
+            drop(unsafe { Box::from_raw(request) });
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,243 @@
+//! What functions return.
+
+#![allow(unsafe_code, reason = "the C interface: names without mangling")]
+
+use std::{
+    any::Any,
+    cell::RefCell,
+    ffi::{CStr, CString, c_char},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use objstore::StoreError;
+use ripieno_stack::{HomeError, StackError};
+
+/// Version of the library that this header belongs to. A new major version may break programs; a
+/// new minor one only adds (before 1.0, it may break them); a new patch only repairs. The shared
+/// library's soname is libripieno.so.MAJOR, before 1.0 libripieno.so.0.MINOR.
+pub const VERSION_MAJOR: u32 = 0;
+/// See RIPIENO_VERSION_MAJOR.
+pub const VERSION_MINOR: u32 = 1;
+/// See RIPIENO_VERSION_MAJOR.
+pub const VERSION_PATCH: u32 = 0;
+
+/// What became of a call. Later versions may add failures: take a number that is not here for one.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It was done.
+    Ok = 0,
+    /// An argument makes no sense: null, out of range, a handle of another store.
+    Invalid = 1,
+    /// There is no home in this directory, or one that was not completed; see RIPIENO_CREATE.
+    NotFound = 2,
+    /// The directory or a device holds something else, which would be lost.
+    Occupied = 3,
+    /// Another process uses the home.
+    Locked = 4,
+    /// There is not enough space on the disk.
+    NoSpace = 5,
+    /// Home, devices or journal are not what they were: damaged, missing, swapped, of another
+    /// store or for blocks of another shape.
+    Damaged = 6,
+    /// The operating system or a device refused something.
+    System = 7,
+    /// All that may be in flight at a time is in flight: end something, then try again.
+    Busy = 8,
+    /// Data did not get where it was to go. Retrieving: the blocks count as not stored from now on.
+    /// Storing: nothing of the request is visible.
+    Io = 9,
+    /// A block was dropped after the lookup: look up again.
+    Stale = 10,
+    /// Nothing can be stored any more; what is stored can still be retrieved.
+    ReadOnly = 11,
+    /// The store does nothing any more, or was closed. Close it and open it again.
+    Failed = 12,
+    /// A defect of the library.
+    Panic = 13,
+    /// The program was compiled for a newer library, and uses what is new in it.
+    Version = 14,
+}
+
+/// Why a call is refused.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: Status,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Status::Invalid, message)
+    }
+}
+
+impl From<StackError> for Failure {
+    fn from(error: StackError) -> Self {
+        let status = match &error {
+            StackError::Home(error) => of_home(error),
+            StackError::Store(error) => of_store(error),
+            StackError::Memory(_)
+            | StackError::Pool(_)
+            | StackError::NotStarted { .. }
+            | StackError::NotWriting => Status::Invalid,
+            StackError::Bounce { .. } => Status::Busy,
+            _ => Status::System,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<HomeError> for Failure {
+    fn from(error: HomeError) -> Self {
+        StackError::from(error).into()
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        StackError::from(error).into()
+    }
+}
+
+fn of_home(error: &HomeError) -> Status {
+    match error {
+        HomeError::Missing { .. } | HomeError::HalfMade { .. } => Status::NotFound,
+        HomeError::Exists { .. } | HomeError::NotEmpty { .. } => Status::Occupied,
+        HomeError::Locked { .. } => Status::Locked,
+        HomeError::Damaged { .. } | HomeError::Device { .. } => Status::Damaged,
+        HomeError::DiskFull { .. } => Status::NoSpace,
+        HomeError::Options { .. } => Status::Invalid,
+        _ => Status::System,
+    }
+}
+
+fn of_store(error: &StoreError) -> Status {
+    match error {
+        StoreError::Occupied { .. } => Status::Occupied,
+        StoreError::Format(_) | StoreError::Journal(_) => Status::Damaged,
+        StoreError::Driver { .. }
+        | StoreError::Ring(_)
+        | StoreError::Executor(_)
+        | StoreError::Route { .. }
+        | StoreError::SelfTest { .. } => Status::System,
+        StoreError::Busy { .. } | StoreError::StagingBusy { .. } => Status::Busy,
+        StoreError::Transfer { .. } | StoreError::RequestFailed { .. } | StoreError::Forgotten => {
+            Status::Io
+        }
+        StoreError::Stale { .. } => Status::Stale,
+        StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => Status::ReadOnly,
+        StoreError::Failed { .. } => Status::Failed,
+        _ => Status::Invalid,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+fn remember(message: &str) {
+    let text: Vec<u8> = message.bytes().filter(|byte| *byte != 0).collect();
+    // A thread that is ending has nobody to ask.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+}
+
+/// Runs a function of the interface: no panic gets out of it, and why it failed is remembered.
+pub(crate) fn guard(act: impl FnOnce() -> Result<(), Failure>) -> Status {
+    // What a panic leaves half-done is behind locks that say so, or is a handle of the caller's.
+    match catch_unwind(AssertUnwindSafe(act)) {
+        Ok(Ok(())) => Status::Ok,
+        Ok(Err(Failure { status, message })) => {
+            remember(&message);
+            status
+        }
+        Err(panic) => {
+            remember(&format!("a defect of the library: {}", words(&*panic)));
+            Status::Panic
+        }
+    }
+}
+
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic")
+}
+
+/// The message of this thread's last call that failed: what was asked, what was found, and what to
+/// do; UTF-8. Empty if none did. Good until the thread's next call that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn ripieno_last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The name of a status, such as "RIPIENO_STATUS_BUSY"; of an unknown one, "unknown status".
+/// Static.
+#[unsafe(no_mangle)]
+pub extern "C" fn ripieno_status_name(status: i32) -> *const c_char {
+    let name: &CStr = match status {
+        0 => c"RIPIENO_STATUS_OK",
+        1 => c"RIPIENO_STATUS_INVALID",
+        2 => c"RIPIENO_STATUS_NOT_FOUND",
+        3 => c"RIPIENO_STATUS_OCCUPIED",
+        4 => c"RIPIENO_STATUS_LOCKED",
+        5 => c"RIPIENO_STATUS_NO_SPACE",
+        6 => c"RIPIENO_STATUS_DAMAGED",
+        7 => c"RIPIENO_STATUS_SYSTEM",
+        8 => c"RIPIENO_STATUS_BUSY",
+        9 => c"RIPIENO_STATUS_IO",
+        10 => c"RIPIENO_STATUS_STALE",
+        11 => c"RIPIENO_STATUS_READ_ONLY",
+        12 => c"RIPIENO_STATUS_FAILED",
+        13 => c"RIPIENO_STATUS_PANIC",
+        14 => c"RIPIENO_STATUS_VERSION",
+        _ => c"unknown status",
+    };
+    name.as_ptr()
+}
+
+/// The version of the library that is running, made as RIPIENO_VERSION is: MAJOR * 1000000 +
+/// MINOR * 1000 + PATCH. It needs no check where the program was linked with the shared library.
+#[unsafe(no_mangle)]
+pub extern "C" fn ripieno_version() -> u32 {
+    VERSION_MAJOR * 1_000_000 + VERSION_MINOR * 1_000 + VERSION_PATCH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> String {
+        // SAFETY: valid until the next failure of this thread.
+        unsafe { CStr::from_ptr(ripieno_last_error()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_is_a_status_and_each_thread_has_its_own_message() {
+        assert_eq!(guard(|| panic!("number {}", 7)), Status::Panic);
+        assert_eq!(last(), "a defect of the library: number 7");
+        std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
+        assert_eq!(guard(|| Err(Failure::invalid("a\0b"))), Status::Invalid);
+        assert_eq!(last(), "ab");
+        assert_eq!(guard(|| Ok(())), Status::Ok);
+        assert_eq!(last(), "ab", "a success changes nothing");
+    }
+
+    #[test]
+    fn the_version_is_that_of_the_package() {
+        let version = format!("{VERSION_MAJOR}.{VERSION_MINOR}.{VERSION_PATCH}");
+        assert_eq!(version, env!("CARGO_PKG_VERSION"), "change the constants above, too");
+        assert_eq!(ripieno_version(), 1_000);
+    }
+
+    #[test]
+    fn every_status_has_a_name() {
+        // SAFETY: a string that is static.
+        let name = |status| unsafe { CStr::from_ptr(ripieno_status_name(status)) };
+        assert_eq!(name(Status::Version as i32), c"RIPIENO_STATUS_VERSION");
+        assert_eq!(name(Status::Version as i32 + 1), c"unknown status");
+    }
+}

@@ -1,0 +1,379 @@
+// Every function of ripieno.h, with good arguments and with bad ones: `api HOME`.
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ripieno.h>
+
+enum { LAYERS = 3, SEGMENTS = 2, ROWS = LAYERS * SEGMENTS, OBJECT = 4096 + 512, BLOCKS = 24 };
+// A tensor of the pool has a gap after each object and before the next tensor.
+enum { STRIDE = OBJECT + 64, TENSOR = BLOCKS * STRIDE + 100 };
+
+static unsigned char *pool;
+static int released;
+
+#define FAIL(...) (fprintf(stderr, __VA_ARGS__), fprintf(stderr, "\n"), exit(1))
+#define CHECK(what) ((what) ? (void)0 : FAIL("line %d: not %s", __LINE__, #what))
+// A call gives this status, and if that is a failure, a message with these words.
+#define GIVES(status, words, call) gives(__LINE__, #call, status, words, call)
+#define OK(call) GIVES(RIPIENO_STATUS_OK, "", call)
+#define INVALID(words, call) GIVES(RIPIENO_STATUS_INVALID, words, call)
+
+static void gives(int line, const char *call, int32_t wanted, const char *words, int32_t found) {
+    const char *said = found == RIPIENO_STATUS_OK ? "" : ripieno_last_error();
+    if (found != wanted || strstr(said, words) == NULL) {
+        FAIL("line %d: %s: %s and '%s', and not %s and '%s'", line, call,
+             ripieno_status_name(found), said, ripieno_status_name(wanted), words);
+    }
+}
+
+static unsigned char *object(uint32_t row, uint32_t block) {
+    return pool + (size_t)row * TENSOR + (size_t)block * STRIDE;
+}
+
+// What block `number` of the model has in a row.
+static unsigned char byte_of(uint32_t number, uint32_t row, uint32_t at) {
+    return (unsigned char)(number * 31 + row * 7 + at + (at >> 8));
+}
+
+static void fill(uint32_t number, uint32_t block) {
+    for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t at = 0; at < OBJECT; at++) object(row, block)[at] = byte_of(number, row, at);
+    }
+}
+
+static void compare(uint32_t number, uint32_t block) {
+    for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t at = 0; at < OBJECT; at++) {
+            if (object(row, block)[at] == byte_of(number, row, at)) continue;
+            FAIL("block %u, row %u, byte %u: wrong", number, row, at);
+        }
+    }
+}
+
+static unsigned char *keys(uint32_t number, uint32_t count, unsigned char *to) {
+    memset(to, 0, (size_t)count * RIPIENO_KEY_BYTES);
+    for (uint32_t at = 0; at < count; at++) {
+        number++;
+        memcpy(to + (size_t)at * RIPIENO_KEY_BYTES, &number, sizeof number);
+    }
+    return to;
+}
+
+static size_t peek(ripieno_store *store, uint32_t number, uint32_t count) {
+    unsigned char key[BLOCKS * RIPIENO_KEY_BYTES];
+    size_t found;
+    OK(ripieno_peek(store, keys(number, count, key), count, &found));
+    return found;
+}
+
+// Stores blocks `number` and so on from blocks `first` and so on; says how many there was room for.
+static size_t put(ripieno_store *store, uint32_t number, uint32_t count, uint32_t first) {
+    unsigned char key[BLOCKS * RIPIENO_KEY_BYTES];
+    uint32_t blocks[BLOCKS];
+    for (uint32_t at = 0; at < count; at++) {
+        blocks[at] = first + at;
+        fill(number + at, first + at);
+    }
+    ripieno_request *request;
+    size_t accepted;
+    keys(number, count, key);
+    OK(ripieno_store_begin(store, key, blocks, count, &request, &accepted));
+    OK(ripieno_move_all(request));
+    OK(ripieno_commit(request));
+    return accepted;
+}
+
+static void release(void *context) {
+    CHECK(context == &released);
+    released++;
+}
+
+static ripieno_namespace tenant(const char *salt) {
+    ripieno_namespace tenant = RIPIENO_NAMESPACE_INIT;
+    memset(tenant.weights, 3, sizeof tenant.weights);
+    tenant.dtype = "bfloat16";
+    tenant.layout = "3x2";
+    tenant.label = salt;
+    tenant.tenant_salt = (const uint8_t *)salt;
+    tenant.tenant_salt_bytes = strlen(salt);
+    tenant.block_tokens = 16;
+    return tenant;
+}
+
+// Opens the store, after `change` changed what it is opened with.
+static int32_t open_with(const char *home, void (*change)(ripieno_config *, ripieno_pool *),
+                         ripieno_store **store) {
+    uint64_t rows[ROWS];
+    for (uint64_t row = 0; row < ROWS; row++) rows[row] = row * TENSOR;
+    ripieno_namespace first = tenant("first");
+    ripieno_pool memory = RIPIENO_POOL_INIT;
+    memory.base = pool;
+    memory.bytes = (size_t)ROWS * TENSOR;
+    memory.rows = rows;
+    memory.rows_count = ROWS;
+    memory.block_stride = STRIDE;
+    memory.blocks = BLOCKS;
+    memory.release = release;
+    memory.release_context = &released;
+    ripieno_config config = RIPIENO_CONFIG_INIT;
+    config.home = home;
+    config.flags = RIPIENO_CREATE;
+    config.capacity_bytes = 64u << 20;
+    config.devices = 2;
+    config.shape = (ripieno_shape){ LAYERS, SEGMENTS, OBJECT, 16 };
+    config.pool = &memory;
+    config.namespace_ = &first;
+    if (change != NULL) change(&config, &memory);
+    return ripieno_open(&config, store);
+}
+
+static void no_create(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->flags = 0;
+}
+static void bad_flag(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->flags = 64;
+}
+static void no_home(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->home = NULL;
+}
+static void no_pool(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->pool = NULL;
+}
+static void no_size(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->size = 0;
+}
+static void no_base(ripieno_config *config, ripieno_pool *memory) {
+    (void)config;
+    memory->base = NULL;
+}
+static void short_pool(ripieno_config *config, ripieno_pool *memory) {
+    (void)config;
+    memory->bytes -= 200;
+}
+static void few_rows(ripieno_config *config, ripieno_pool *memory) {
+    (void)config;
+    memory->rows_count--;
+}
+static void more_layers(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->shape.layers++;
+}
+static void no_layers(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->shape.layers = 0;
+}
+static void small_disk(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->capacity_bytes = 4096;
+}
+static void other_shape(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->shape.block_tokens = 32;
+}
+
+static void test_open(const char *home) {
+    ripieno_store *store = NULL;
+    released = 0;
+    INVALID("config: it is null", ripieno_open(NULL, &store));
+    INVALID("store: it is null", open_with(home, NULL, NULL));
+    INVALID("sizeof", open_with(home, no_size, &store));
+    INVALID("config.pool", open_with(home, no_pool, &store));
+    CHECK(released == 0);
+    INVALID("base", open_with(home, no_base, &store));
+    INVALID("home", open_with(home, no_home, &store));
+    INVALID("0x40", open_with(home, bad_flag, &store));
+    INVALID("layers", open_with(home, no_layers, &store));
+    GIVES(RIPIENO_STATUS_NOT_FOUND, home, open_with(home, no_create, &store));
+    CHECK(released == 5);
+    INVALID("4096", open_with(home, small_disk, &store));
+    INVALID("pool", open_with(home, short_pool, &store));
+    INVALID("rows", open_with(home, few_rows, &store));
+    INVALID("rows", open_with(home, more_layers, &store));
+    CHECK(released == 9);
+    CHECK(store == NULL);
+    OK(ripieno_close(NULL));
+    ripieno_prefix_release(NULL);
+    ripieno_request_end(NULL);
+    CHECK(ripieno_prefix_blocks(NULL) == 0);
+    CHECK(ripieno_version() == RIPIENO_VERSION);
+    released = 0;
+}
+
+static void test_requests(ripieno_store *store) {
+    unsigned char key[8 * RIPIENO_KEY_BYTES];
+    uint32_t blocks[8] = { 0, 1, 2, 3, 4, 5, 6, 7 }, same[2] = { 1, 1 }, far[1] = { BLOCKS };
+    size_t accepted;
+    ripieno_request *request;
+    ripieno_prefix *prefix;
+
+    keys(0, 8, key);
+    INVALID("keys", ripieno_store_begin(store, NULL, blocks, 8, &request, &accepted));
+    INVALID("blocks", ripieno_store_begin(store, key, NULL, 8, &request, &accepted));
+    INVALID("24", ripieno_store_begin(store, key, far, 1, &request, &accepted));
+    INVALID("request: it is null", ripieno_layer_start(NULL, 0));
+
+    // What is not complete is not committed.
+    OK(ripieno_store_begin(store, key, blocks, 8, &request, &accepted));
+    CHECK(accepted == 8);
+    INVALID("layer", ripieno_layer_start(request, LAYERS));
+    INVALID("layer", ripieno_layer_wait(request, 0));
+    OK(ripieno_layer_start(request, 0));
+    INVALID("layer", ripieno_commit(request));
+    OK(ripieno_store_begin(store, key, blocks, 8, &request, &accepted));
+    OK(ripieno_move_all(request));
+    ripieno_request_end(request);
+    CHECK(peek(store, 0, 8) == 0);
+
+    CHECK(put(store, 0, 8, 0) == 8);
+    CHECK(peek(store, 0, 8) == 8);
+    OK(ripieno_lookup(store, key, 8, &prefix));
+    CHECK(ripieno_prefix_blocks(prefix) == 8);
+    INVALID("blocks", ripieno_retrieve_begin(store, prefix, 4, blocks, 5, &request));
+    INVALID("1", ripieno_retrieve_begin(store, prefix, 0, same, 2, &request));
+
+    // Five of the eight, layer by layer, in other blocks.
+    for (uint32_t at = 0; at < 5; at++) blocks[at] = 20 - at;
+    OK(ripieno_retrieve_begin(store, prefix, 3, blocks, 5, &request));
+    ripieno_prefix_release(prefix);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) OK(ripieno_layer_start(request, layer));
+    for (bool done = false; !done;) OK(ripieno_layer_poll(request, LAYERS - 1, &done));
+    for (uint32_t layer = 0; layer + 1 < LAYERS; layer++) OK(ripieno_layer_wait(request, layer));
+    for (uint32_t at = 0; at < 5; at++) compare(3 + at, 20 - at);
+    INVALID("commit", ripieno_commit(request));
+}
+
+static void test_namespaces(ripieno_store *store) {
+    ripieno_namespace second = tenant("second");
+    ripieno_store *other;
+    INVALID("namespace: it is null", ripieno_within(store, NULL, &other));
+    OK(ripieno_within(store, &second, &other));
+    CHECK(peek(other, 0, 8) == 0);
+    CHECK(put(other, 0, 4, 8) == 4);
+    ripieno_usage usage = RIPIENO_USAGE_INIT;
+    OK(ripieno_get_usage(other, &usage));
+    CHECK(usage.stored == 4 && usage.committed == 4 && usage.quota == UINT32_MAX);
+    OK(ripieno_get_usage(store, &usage));
+    CHECK(usage.stored == 8);
+
+    OK(ripieno_set_quota(other, 6));
+    put(other, 100, 8, 8);
+    OK(ripieno_get_usage(other, &usage));
+    CHECK(usage.stored <= 6 && usage.quota == 6);
+    OK(ripieno_set_quota(other, UINT32_MAX));
+
+    OK(ripieno_clear(other));
+    CHECK(peek(other, 0, 4) == 0 && peek(store, 0, 8) == 8);
+    put(other, 0, 4, 8);
+    uint64_t epoch;
+    OK(ripieno_bump_epoch(other, &epoch));
+    CHECK(epoch == 1 && peek(other, 0, 4) == 0);
+    OK(ripieno_close(other));
+    CHECK(released == 0);
+}
+
+static void test_pins(ripieno_store *store) {
+    unsigned char key[8 * RIPIENO_KEY_BYTES];
+    uint32_t found, evicted;
+    OK(ripieno_pin(store, keys(0, 2, key), 2, &found));
+    CHECK(found == 2);
+    OK(ripieno_evict(store, 100, &evicted));
+    CHECK(evicted == 6 && peek(store, 0, 8) == 2);
+    OK(ripieno_sync(store));
+    ripieno_usage usage = RIPIENO_USAGE_INIT;
+    OK(ripieno_get_usage(store, &usage));
+    CHECK(usage.pinned == 2 && usage.evictable == 0);
+    OK(ripieno_unpin(store, keys(1, 2, key), 2, &found));
+    CHECK(found == 1);
+    OK(ripieno_evict(store, 100, &evicted));
+    CHECK(evicted == 1 && peek(store, 0, 2) == 1);
+    OK(ripieno_remove(store, keys(0, 1, key), 1, &found));
+    CHECK(found == 1 && peek(store, 0, 1) == 0);
+}
+
+static void *thread(void *handle) {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static uint32_t threads;
+    pthread_mutex_lock(&mutex);
+    uint32_t number = threads++;
+    pthread_mutex_unlock(&mutex);
+    // No thread of this one's has failed.
+    CHECK(strcmp(ripieno_last_error(), "") == 0);
+    for (uint32_t round = 0; round < 20; round++) {
+        uint32_t first = 1000 + (number * 20 + round) * 4, blocks[4];
+        unsigned char key[4 * RIPIENO_KEY_BYTES];
+        CHECK(put(handle, first, 4, number * 8) == 4);
+        for (uint32_t at = 0; at < 4; at++) blocks[at] = number * 8 + 4 + at;
+        ripieno_prefix *prefix;
+        ripieno_request *request;
+        OK(ripieno_lookup(handle, keys(first, 4, key), 4, &prefix));
+        OK(ripieno_retrieve_begin(handle, prefix, 0, blocks, 4, &request));
+        OK(ripieno_move_all(request));
+        for (uint32_t at = 0; at < 4; at++) compare(first + at, blocks[at]);
+        ripieno_request_end(request);
+        ripieno_prefix_release(prefix);
+    }
+    return NULL;
+}
+
+static void test_threads(ripieno_store *store) {
+    pthread_t threads[3];
+    for (int at = 0; at < 3; at++) CHECK(pthread_create(&threads[at], NULL, thread, store) == 0);
+    for (int at = 0; at < 3; at++) CHECK(pthread_join(threads[at], NULL) == 0);
+    ripieno_stats stats = RIPIENO_STATS_INIT;
+    OK(ripieno_get_stats(store, &stats));
+    CHECK(stats.blocks_stored == 240 && stats.evictions >= 7 && stats.recoveries == 0);
+    stats.size = 4;
+    INVALID("sizeof", ripieno_get_stats(store, &stats));
+}
+
+static void test_close(const char *home, ripieno_store *store) {
+    ripieno_store *again;
+    unsigned char key[4 * RIPIENO_KEY_BYTES];
+    uint32_t blocks[4] = { 0, 1, 2, 3 };
+    GIVES(RIPIENO_STATUS_LOCKED, home, open_with(home, NULL, &again));
+    CHECK(released == 1);
+    released = 0;
+    ripieno_prefix *prefix;
+    ripieno_request *request;
+    OK(ripieno_lookup(store, keys(1000, 4, key), 4, &prefix));
+    OK(ripieno_retrieve_begin(store, prefix, 0, blocks, 4, &request));
+    OK(ripieno_layer_start(request, 0));
+    OK(ripieno_close(store));
+    CHECK(released == 1);
+    GIVES(RIPIENO_STATUS_FAILED, "closed", ripieno_layer_start(request, 1));
+    ripieno_request_end(request);
+    ripieno_prefix_release(prefix);
+
+    GIVES(RIPIENO_STATUS_DAMAGED, "16", open_with(home, other_shape, &again));
+    CHECK(released == 2);
+    OK(open_with(home, NULL, &again));
+    CHECK(peek(again, 1000, 4) == 4);
+    OK(ripieno_close(again));
+    CHECK(released == 3);
+}
+
+int main(int count, char **words) {
+    CHECK(count == 2);
+    // An odd address.
+    unsigned char *memory = malloc((size_t)ROWS * TENSOR + 1);
+    CHECK(memory != NULL);
+    pool = memory + 1;
+    ripieno_store *store;
+    test_open(words[1]);
+    OK(open_with(words[1], NULL, &store));
+    test_requests(store);
+    test_namespaces(store);
+    test_pins(store);
+    test_threads(store);
+    test_close(words[1], store);
+    free(memory);
+    return 0;
+}

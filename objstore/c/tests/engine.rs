@@ -1,0 +1,117 @@
+//! C programs against the shared library and the static one: the example engine, killed after
+//! random numbers of commits, and every function of the header.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+
+/// What comes after the rules of C11, which both languages have.
+const WARNINGS: [&str; 5] = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+fn output(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    output
+}
+
+fn compiler(variable: &str, usual: &str) -> Command {
+    Command::new(env::var_os(variable).unwrap_or_else(|| usual.into()))
+}
+
+fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// What the static library needs of the system.
+fn private_libraries() -> Vec<String> {
+    let text = fs::read_to_string(source("ripieno.pc.in")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Libs.private:")).unwrap();
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Compiles a program, and links it with the shared library or the static one.
+fn compile(place: &Path, program: &str, shared: bool) -> PathBuf {
+    let built = env::current_exe().unwrap();
+    let built = built.parent().unwrap();
+    let mut command = compiler("CC", "cc");
+    command.args(["-std=c11", "-pthread"]).args(WARNINGS);
+    command.arg("-I").arg(source("include")).arg(source(program));
+    if shared {
+        // As installed: programs look for the name that is in the library.
+        let library = built.join("libripieno_c.so");
+        let version = concat!("0.", env!("CARGO_PKG_VERSION_MINOR"));
+        for name in ["libripieno.so".to_owned(), format!("libripieno.so.{version}")] {
+            std::os::unix::fs::symlink(&library, place.join(name)).unwrap();
+        }
+        command.arg("-L").arg(place).arg("-lripieno");
+        command.arg(format!("-Wl,-rpath,{}", place.display()));
+    } else {
+        command.arg(built.join("libripieno_c.a")).args(private_libraries());
+    }
+    let made = place.join("program");
+    output(command.arg("-o").arg(&made));
+    made
+}
+
+fn survives_being_killed(shared: bool) {
+    let place = tempfile::tempdir().unwrap();
+    let engine = compile(place.path(), "examples/engine.c", shared);
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut counts = Vec::new();
+    for _ in 0..5 {
+        counts.push(counts.last().unwrap_or(&0) + random.random_range(1..30));
+        let mut command = Command::new(&engine);
+        command.arg(place.path().join("home")).arg(counts[counts.len() - 1].to_string());
+        let run = command.output().unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        let wrong = String::from_utf8_lossy(&run.stderr);
+        let is_right = run.status.success() && said.ends_with("committed, and are right\n");
+        assert!(is_right, "seed {seed}, killed after {counts:?}: {}\n{said}{wrong}", run.status);
+    }
+}
+
+#[test]
+fn what_was_committed_survives_a_killed_engine_shared() {
+    survives_being_killed(true);
+}
+
+#[test]
+fn what_was_committed_survives_a_killed_engine_static() {
+    survives_being_killed(false);
+}
+
+#[test]
+fn every_function_does_what_the_header_says() {
+    for shared in [true, false] {
+        let place = tempfile::tempdir().unwrap();
+        let program = compile(place.path(), "tests/api.c", shared);
+        output(Command::new(program).arg(place.path().join("home")));
+    }
+}
+
+#[test]
+fn an_engine_says_what_is_wrong() {
+    let place = tempfile::tempdir().unwrap();
+    let engine = compile(place.path(), "examples/engine.c", true);
+    let home = place.path().join("home");
+    fs::create_dir(&home).unwrap();
+    fs::write(home.join("precious"), "x").unwrap();
+    let refused = Command::new(&engine).arg(&home).arg("1").output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("RIPIENO_STATUS_OCCUPIED") && said.contains("precious"), "{said}");
+}
+
+#[test]
+fn the_header_is_also_cpp() {
+    let mut command = compiler("CXX", "c++");
+    command.args(["-std=c++17", "-fsyntax-only"]).args(WARNINGS).arg("-include");
+    output(command.arg(source("include/ripieno.h")).args(["-x", "c++", "/dev/null"]));
+}

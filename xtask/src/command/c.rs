@@ -1,0 +1,137 @@
+//! `cargo xtask c`: the C interface as others use it: its header, and what is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{fs, io, os::unix::fs::symlink};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+
+use crate::folder;
+use crate::needs::{self, Need};
+use crate::step::Step;
+
+#[derive(Args)]
+pub struct CArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Make objstore/c/include/ripieno.h of the sources
+    Header,
+    /// Install the shared and the static library, the header and the pkg-config file
+    Install {
+        /// Where: PREFIX/lib, PREFIX/lib/pkgconfig, PREFIX/include
+        #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+        prefix: PathBuf,
+    },
+    /// Install into target/c, build the example engine with pkg-config, shared and static, run both
+    Check,
+}
+
+const NEEDS: &[Need] = &[Need::Cxx];
+const CHECK_NEEDS: &[Need] = &[Need::Cxx, Need::PkgConfig];
+
+/// The libraries have the version of the workspace, as this program has.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The step of `cargo xtask ci`. The header is compared by a test of ripieno-c.
+pub fn step() -> Step {
+    Step::cargo("c", "xtask c check").needs(CHECK_NEEDS)
+}
+
+pub fn run(args: &CArgs) -> Result<ExitCode> {
+    match &args.action {
+        Action::Header => {
+            needs::satisfy(NEEDS.iter().copied())?;
+            Step::cargo("header", "test --package ripieno-c --test header")
+                .env("RIPIENO_WRITE_HEADER", "1")
+                .run_alone()
+        }
+        Action::Install { prefix } => {
+            needs::satisfy(NEEDS.iter().copied())?;
+            install(prefix)
+        }
+        Action::Check => {
+            needs::satisfy(CHECK_NEEDS.iter().copied())?;
+            check()
+        }
+    }
+}
+
+fn check() -> Result<ExitCode> {
+    // Absolute: the script changes its folder.
+    let place = std::path::absolute(folder::target("c"))?;
+    // What an earlier version installed must not help this one.
+    match fs::remove_dir_all(&place) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            bail!("cannot empty {}: {error}", place.display())
+        }
+        _ => {}
+    }
+    let installed = install(&place.join("prefix"))?;
+    if installed != ExitCode::SUCCESS {
+        return Ok(installed);
+    }
+    let engine = folder::workspace().join("objstore/c/examples/engine.c");
+    Step::new("engines", "sh")
+        .args(["-euxc", include_str!("c.sh"), "sh"])
+        .args([place, engine].map(|path| path.display().to_string()))
+        .args([VERSION])
+        .run_alone()
+}
+
+/// Builds and installs the libraries. A failed build is an exit code.
+fn install(prefix: &Path) -> Result<ExitCode> {
+    let built = Step::cargo("build", "build --release --package ripieno-c").run_alone()?;
+    if built != ExitCode::SUCCESS {
+        return Ok(built);
+    }
+    let (from, source) = (folder::target("release"), folder::workspace().join("objstore/c"));
+    let (lib, include) = (prefix.join("lib"), prefix.join("include"));
+    let pkgconfig = lib.join("pkgconfig");
+    for folder in [&include, &pkgconfig] {
+        let made = fs::create_dir_all(folder);
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let real = format!("libripieno.so.{VERSION}");
+    place(&include.join("ripieno.h"), |to| copy(&source.join("include/ripieno.h"), to))?;
+    place(&lib.join("libripieno.a"), |to| copy(&from.join("libripieno_c.a"), to))?;
+    place(&lib.join(&real), |to| copy(&from.join("libripieno_c.so"), to))?;
+    place(&lib.join(soname()), |to| symlink(&real, to))?;
+    place(&lib.join("libripieno.so"), |to| symlink(soname(), to))?;
+    let template = source.join("ripieno.pc.in");
+    let text = fs::read_to_string(&template).context("cannot read ripieno.pc.in")?;
+    let text = text.replace("@VERSION@", VERSION);
+    place(&pkgconfig.join("ripieno.pc"), |to| fs::write(to, text))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name that programs look for; objstore/c/build.rs puts the same one into the library.
+fn soname() -> String {
+    let mut numbers = VERSION.split('.');
+    let mut next = || numbers.next().unwrap_or_default();
+    match next() {
+        "0" => format!("libripieno.so.0.{}", next()),
+        major => format!("libripieno.so.{major}"),
+    }
+}
+
+/// Puts a file in the place of what is there. A program that runs keeps the library it has open.
+fn place(to: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            bail!("cannot replace {}: {error}", to.display())
+        }
+        _ => {}
+    }
+    make(to).with_context(|| format!("cannot write {}", to.display()))?;
+    eprintln!("wrote {}", to.display());
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::copy(from, to).map(drop)
+}

@@ -1,0 +1,11 @@
+# Builds and runs the example engine $2 with what is installed in $1/prefix; its version is $3.
+cd "$1"
+export PKG_CONFIG_PATH="$1/prefix/lib/pkgconfig"
+test "$(pkg-config --modversion ripieno)" = "$3"
+
+cc -std=c11 "$2" $(pkg-config --cflags --libs ripieno) -o shared
+LD_LIBRARY_PATH="$1/prefix/lib" ./shared "$1/home" 100
+
+libraries=$(pkg-config --static --libs ripieno | sed 's/-lripieno/-l:libripieno.a/')
+cc -std=c11 "$2" $(pkg-config --cflags ripieno) $libraries -o static
+env -u LD_LIBRARY_PATH ./static "$1/home" 200
