@@ -236,7 +236,7 @@ pub use error::{Failure, RegistrationError, StoreError};
 pub use kv_catalog::{
     BlockId, BlockKey, DeviceIndex, FileId, FormatError, Geometry, JournalError, KeyChain, KvShape,
     Layer, LayoutError, Namespace, NamespaceId, ObjectPlace, PolicyKind, Region, Row, Slot,
-    StoreId, Usage, WriteBudget,
+    StoreId, StoredFile, Usage, WriteBudget,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;

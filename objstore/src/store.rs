@@ -20,6 +20,7 @@ use crate::{
 
 mod block_device;
 mod commit;
+mod everything;
 mod handles;
 mod layer;
 mod open;

@@ -9,6 +9,7 @@ use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
+use crate::scrub::{self, ScrubFlags};
 use crate::terminal::say;
 use crate::{devices, doctor, identify, replay};
 
@@ -138,6 +139,21 @@ Exit codes:
   1  damaged, or a device could not be read
   2  bad input: the command line, no store, or a store in use";
 
+const SCRUB_HELP: &str = "\
+Examples:
+  ripieno scrub --media file:/var/tmp/store
+  ripieno scrub --media file:/var/tmp/store --report-only --rate 100MB --json
+
+What --json prints: {\"store\", \"files\", \"files_read\", \"bytes_read\", \"seconds\", \"dropped\",
+\"interrupted\", \"damaged\": [{\"file\", \"namespace\", \"label\", \"key\", \"layer\", \"what\"}]}.
+A store that keeps no checksums is refused. Ctrl-C ends it and reports what was read until then.
+
+Exit codes:
+  0    every file that was read is what was stored
+  1    damaged files were found, or a device failed
+  2    bad input: the command line, no store, one without checksums, or one in use
+  130  interrupted by Ctrl-C, and nothing damaged was found";
+
 /// NVMe SSDs as a memory tier for GPUs.
 #[derive(Debug, Parser)]
 #[command(name = "ripieno", version, after_help = EXIT_CODES, arg_required_else_help = true)]
@@ -169,6 +185,13 @@ enum Command {
     /// Check a store's superblocks and journal; repair them if asked to
     #[command(after_help = FSCK_HELP)]
     Fsck(FsckFlags),
+
+    /// Read every file of a store, and find those whose bytes are not what was stored
+    ///
+    /// Through the normal path: the I/O kernel compares the checksum of each object. Damaged files
+    /// are dropped from the catalog, so that they are misses and not errors.
+    #[command(after_help = SCRUB_HELP)]
+    Scrub(ScrubFlags),
 
     /// Show devices: model, sizes, limits, formats, health
     ///
@@ -221,6 +244,10 @@ pub fn run() -> ExitCode {
         Command::Fsck(flags) => {
             log(0, false);
             inspect::check(&flags)
+        }
+        Command::Scrub(flags) => {
+            log(0, false);
+            scrub::run(&flags)
         }
         Command::Identify(flags) => {
             log(flags.verbose, false);

@@ -11,6 +11,7 @@
 //!   identify  shows devices
 //!   format    makes a store, and can undo that
 //!   inspect   shows and checks a store that is not open (survey reads it, offline has its devices)
+//!   scrub     reads all of a store, and compares checksums
 //!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
 //!             measured), report (one JSON object, or tables)
 //!   stack     controllers, driver, pool and store, by the first route of the data that works: the
@@ -70,6 +71,7 @@ mod pool;
 mod problem;
 mod progress;
 mod replay;
+mod scrub;
 mod size;
 mod sizing;
 mod stack;

@@ -1,11 +1,11 @@
-//! Devices of a store that is not open: for `format`, `inspect` and `fsck`.
+//! Devices of a store that is not open: for `format`, `inspect`, `fsck` and `scrub`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::{Clock, ControllerOptions, DmaSpace, MonotonicClock};
 use nvme_emu::EmuDomain;
 use objstore::{Medium, Store, StoreDevice};
 use ripieno_stack::Home;
@@ -49,6 +49,8 @@ impl Where {
 #[derive(Debug)]
 pub(crate) struct Offline {
     pub(crate) devices: Vec<StoreDevice>,
+    /// The memory that they reach.
+    pub(crate) space: Arc<dyn DmaSpace>,
     _emulation: Option<Emulation>,
     home: Option<Home>,
 }
@@ -72,8 +74,8 @@ impl Offline {
                 }
                 let options = ControllerOptions::default();
                 let drives = Drives::open(&addresses, MemoryChoice::Host, &clock(), &options)?;
-                let (devices, ..) = drives.into_parts();
-                Ok(Self { devices, _emulation: None, home: None })
+                let (devices, _, space) = drives.into_parts();
+                Ok(Self { devices, space, _emulation: None, home: None })
             }
         }
     }
@@ -85,13 +87,17 @@ impl Offline {
     pub(crate) fn of_home(home: Home) -> anyhow::Result<Self> {
         let (domain, options) = (EmuDomain::new("offline"), ControllerOptions::default());
         let (devices, emulation) = emulate(in_home(&home)?, &options, &domain, &clock())?;
-        Ok(Self { devices, _emulation: Some(emulation), home: Some(home) })
+        Ok(Self { devices, space: domain, _emulation: Some(emulation), home: Some(home) })
     }
 
     /// Devices as drives have them, with something beside the store's region.
     #[cfg(test)]
-    pub(crate) fn of_emulated(devices: Vec<StoreDevice>, emulation: Emulation) -> Self {
-        Self { devices, _emulation: Some(emulation), home: None }
+    pub(crate) fn of_emulated(
+        devices: Vec<StoreDevice>,
+        space: Arc<dyn DmaSpace>,
+        emulation: Emulation,
+    ) -> Self {
+        Self { devices, space, _emulation: Some(emulation), home: None }
     }
 
     /// The store's regions.
@@ -152,6 +158,7 @@ fn shut_down(devices: Vec<StoreDevice>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn clock() -> Arc<dyn Clock> {
+/// The time of the devices.
+pub(crate) fn clock() -> Arc<dyn Clock> {
     Arc::new(MonotonicClock::default())
 }

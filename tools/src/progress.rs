@@ -1,8 +1,12 @@
 //! The progress bar: on stderr, on a terminal only.
 
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// What takes no longer is not worth a bar.
+const SHOWN_AFTER: Duration = Duration::from_millis(500);
 
 /// How far a replay is. It is drawn by the caller: no thread of its own that could fail to start.
 #[derive(Debug)]
@@ -10,33 +14,42 @@ pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
+/// On stderr if that is a terminal, ten times a second.
+fn terminal(wanted: bool) -> ProgressDrawTarget {
+    if wanted && std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr_with_hz(10)
+    } else {
+        ProgressDrawTarget::hidden()
+    }
+}
+
 impl Progress {
-    /// A bar for `requests` requests, hidden unless `wanted` and stderr is a terminal.
-    pub(crate) fn new(requests: usize, wanted: bool) -> Self {
-        let target = if wanted && std::io::stderr().is_terminal() {
-            ProgressDrawTarget::stderr_with_hz(10)
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        let bar = ProgressBar::with_draw_target(Some(requests as u64), target);
-        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} requests  {wide_msg}";
+    fn with(template: &str, all: u64, target: ProgressDrawTarget) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(all), target);
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
         Self { bar }
     }
 
-    /// A bar for bytes that are read, hidden as above. How many there are is said later.
-    pub(crate) fn reading(wanted: bool) -> Self {
-        let progress = Self::new(0, wanted);
-        if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {bytes} of {total_bytes} read")
-        {
-            progress.bar.set_style(style.progress_chars("=> "));
-        }
-        progress
+    /// A bar for `requests` requests, hidden unless `wanted` and stderr is a terminal.
+    pub(crate) fn new(requests: usize, wanted: bool) -> Self {
+        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} requests  {wide_msg}";
+        Self::with(template, requests as u64, terminal(wanted))
     }
 
-    /// So many bytes of at most `all` have been read.
+    /// A bar for bytes that are read, hidden as above. How many there are is said later.
+    pub(crate) fn reading(wanted: bool) -> Self {
+        Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
+    }
+
+    /// A bar for files that are read, hidden as above.
+    pub(crate) fn files(all: u64, wanted: bool) -> Self {
+        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} files  {wide_msg}";
+        Self::with(template, all, terminal(wanted))
+    }
+
+    /// So many bytes or files of at most `all` have been read.
     pub(crate) fn read(&self, done: u64, all: u64) {
         self.bar.set_length(all);
         self.bar.set_position(done);
@@ -54,13 +67,109 @@ impl Progress {
         }
     }
 
-    /// Says what goes on besides requests.
-    pub(crate) fn note(&self, message: &'static str) {
+    /// Says what goes on besides.
+    pub(crate) fn note(&self, message: impl Into<std::borrow::Cow<'static, str>>) {
         self.bar.set_message(message);
     }
 
     /// Takes the bar away.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// How far the opening of a store is: a bar, hidden as above, once it takes longer than most.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    progress: Progress,
+    /// Where to draw, until it is drawn.
+    target: Option<ProgressDrawTarget>,
+}
+
+impl Opening {
+    pub(crate) fn new(wanted: bool) -> Self {
+        Self::on(terminal(wanted))
+    }
+
+    fn on(target: ProgressDrawTarget) -> Self {
+        let template = "[{bar:24}] opening the store: {bytes} of {total_bytes} of its journal";
+        let progress = Progress::with(template, 0, ProgressDrawTarget::hidden());
+        Self { progress, target: Some(target) }
+    }
+
+    /// So many bytes of at most `all` have been read, in the time since the opening began.
+    pub(crate) fn read(&mut self, done: u64, all: u64, took: Duration) {
+        if let Some(target) = self.target.take_if(|_| took >= SHOWN_AFTER) {
+            self.progress.bar.set_draw_target(target);
+        }
+        self.progress.read(done, all);
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        self.progress.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// What a terminal of 80 columns was told.
+    #[derive(Debug, Clone, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl indicatif::TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn only_an_opening_that_takes_long_is_shown() {
+        let screen = Screen::default();
+        let target = ProgressDrawTarget::term_like_with_hz(Box::new(screen.clone()), 255);
+        let mut opening = Opening::on(target);
+        opening.read(1 << 20, 64 << 20, Duration::from_millis(499));
+        assert_eq!(*screen.0.lock().unwrap(), "");
+        opening.read(16 << 20, 64 << 20, Duration::from_millis(500));
+        let shown = screen.0.lock().unwrap().clone();
+        assert!(shown.contains("opening the store: 16.00 MiB of 64.00 MiB"), "{shown:?}");
     }
 }

@@ -30,6 +30,7 @@ use crate::gpu::Gpu;
 use crate::keep::Keep;
 use crate::pool::Pool;
 use crate::problem::{Problem, unfit};
+use crate::progress;
 
 pub(crate) use emulation::{Emulation, emulate, in_home};
 use route::Prepared;
@@ -225,7 +226,11 @@ impl Build<'_> {
             Store::format(&config.devices, &format).map_err(not_opened)?;
         }
         let start = Instant::now();
-        let store = Store::open(config).map_err(not_opened)?;
+        let mut progress = progress::Opening::new(args.shows_progress());
+        let opened =
+            Store::open_with(config, |done, all| progress.read(done, all, start.elapsed()));
+        progress.finish();
+        let store = opened.map_err(not_opened)?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
         let how = match (keep, found) {
             (None, _) => "scratch",

@@ -19,7 +19,7 @@ pub use budget::WriteBudget;
 pub use error::CatalogError;
 pub use log::Group;
 pub use snapshot::SnapshotCursor;
-pub use usage::{CatalogCounts, Usage};
+pub use usage::{CatalogCounts, StoredFile, Usage};
 pub use write::{Position, Reported, Write, WriteId};
 
 use self::{

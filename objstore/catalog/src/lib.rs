@@ -45,7 +45,7 @@ mod superblock;
 pub use block_io::{BlockAction, BlockError, BlockIo};
 pub use catalog::{
     Catalog, CatalogConfig, CatalogCounts, CatalogError, Found, Group, Position, Reference,
-    ReferenceId, Reported, SnapshotCursor, Usage, Write, WriteBudget, WriteId,
+    ReferenceId, Reported, SnapshotCursor, StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use error::LayoutError;
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};

@@ -204,6 +204,18 @@ impl Store {
     /// changed; [`StoreError::Journal`] when the journal is damaged; and as for [`Plane::open`] and
     /// [`Plane::self_test`].
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
+        Self::open_with(config, |_, _| {})
+    }
+
+    /// As [`Store::open`]. `progress` hears how many bytes of the journal have been read, and how
+    /// many there are at most: a store of millions of files takes seconds.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    pub fn open_with(
+        config: StoreConfig,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Self, StoreError> {
         let StoreConfig { devices, clock, executor, shape, namespace, pool, gpu, options } = config;
         let places = Place::all(&devices)?;
         let superblocks = read_superblocks(&places, Some(shape))?;
@@ -227,7 +239,7 @@ impl Store {
                 .map(|budget| WriteBudget { file_bytes: geometry.file_bytes(), ..budget }),
             seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
         });
-        let journal = open_journal(&places[0], &superblock, &mut catalog)?;
+        let journal = open_journal(&places[0], &superblock, &mut catalog, &mut progress)?;
         let volatile = volatile(&places, options.durability);
         let plane_devices = places.iter().zip(&superblocks).zip(devices);
         let plane_devices = plane_devices
@@ -373,11 +385,11 @@ fn open_journal(
     place: &Place,
     superblock: &Superblock,
     catalog: &mut Catalog,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Journal, StoreError> {
-    let mut progress = |done: u64, all: u64| tracing::debug!(done, all, "reading the journal");
     let mut apply = |record: kv_catalog::Record<'_>| catalog.apply(&record);
     let journal =
-        Journal::open(Box::new(place.medium()), superblock.clone(), &mut apply, &mut progress)?;
+        Journal::open(Box::new(place.medium()), superblock.clone(), &mut apply, progress)?;
     catalog.recovered();
     Ok(journal)
 }

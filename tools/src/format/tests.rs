@@ -32,7 +32,7 @@ fn drive() -> (MemoryMedia, Offline) {
     let (domain, options) = (EmuDomain::new("drive"), ControllerOptions::default());
     let (mut devices, emulation) = emulate(vec![config], &options, &domain, &clock).unwrap();
     devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
-    (media, Offline::of_emulated(devices, emulation))
+    (media, Offline::of_emulated(devices, domain, emulation))
 }
 
 fn all(offline: &Offline) -> Vec<u8> {

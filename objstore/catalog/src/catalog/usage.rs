@@ -1,7 +1,21 @@
 //! What is where, in files.
 
 use super::{Catalog, CatalogError};
-use crate::ids::NamespaceId;
+use crate::{
+    ids::{FileId, NamespaceId},
+    key::BlockKey,
+};
+
+/// A committed block that lookups find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredFile {
+    /// Where it is.
+    pub file: FileId,
+    /// Whose it is.
+    pub namespace: NamespaceId,
+    /// What it is.
+    pub key: BlockKey,
+}
 
 /// What one namespace has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,6 +108,17 @@ impl Catalog {
             evicted: tenant.evicted,
             refused: tenant.refused,
         })
+    }
+
+    /// The files with number `first` or higher that lookups find, in the order of their numbers.
+    pub fn stored_from(&self, first: FileId) -> impl Iterator<Item = StoredFile> + '_ {
+        let rest = self.entries.get(first.at()..).unwrap_or_default();
+        (first.0..).map(FileId).zip(rest).filter(|(file, _)| self.is_stored(*file)).map(
+            |(file, entry)| {
+                let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
+                StoredFile { file, namespace, key: entry.key }
+            },
+        )
     }
 
     /// What all namespaces have together.

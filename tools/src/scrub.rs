@@ -1,0 +1,274 @@
+//! `ripieno scrub`: reads every file of a store through the normal path, and compares checksums.
+//!
+//! A file that cannot be read as it was written is dropped by the store itself, as on any other
+//! retrieve. What was dropped is permanent once the store is closed: with `--report-only` it is
+//! not closed, but left as a process that is killed leaves it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use kv_catalog::{OnDevice, Superblock};
+use objstore::{
+    BlockId, Failure, FileId, KvPool, KvShape, Layer, Namespace, Store, StoreConfig, StoreError,
+    StoreOptions, StoredFile,
+};
+use ripieno_stack::Executor;
+use serde::Serialize;
+
+use crate::interrupt::Interrupt;
+use crate::offline::{self, Offline, Where};
+use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
+use crate::progress::{Opening, Progress};
+use crate::size::{self, Size, grouped};
+use crate::table::{row, table};
+use crate::terminal::print;
+
+/// Bytes that are read at a time, and a file at least.
+const BATCH_BYTES: u64 = 16 << 20;
+/// Files that are read at a time, at the most.
+const BATCH_FILES: u64 = 1024;
+/// Damaged files that the table shows.
+const SHOWN: usize = 32;
+/// How long to sleep before looking for Ctrl-C.
+const NAP: Duration = Duration::from_millis(100);
+
+/// Flags of `ripieno scrub`.
+#[derive(Debug, Args)]
+pub(crate) struct ScrubFlags {
+    #[command(flatten)]
+    place: Where,
+
+    /// Leave damaged files in the catalog: a later retrieve will find them again
+    #[arg(long, alias = "dry-run")]
+    report_only: bool,
+
+    /// Bytes to read in a second, at the most [default: as fast as it goes]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    rate: Option<u64>,
+
+    /// Print one JSON object on stdout instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A file that is not what was stored. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+struct Damaged {
+    file: u32,
+    namespace: u32,
+    label: String,
+    key: String,
+    /// Where it was noticed.
+    layer: u32,
+    what: String,
+}
+
+/// What was found.
+#[derive(Debug, Default, Serialize)]
+struct Findings {
+    store: String,
+    files: u64,
+    files_read: u64,
+    bytes_read: u64,
+    seconds: f64,
+    /// Whether damaged files are misses from now on.
+    dropped: bool,
+    interrupted: bool,
+    damaged: Vec<Damaged>,
+}
+
+/// Reads all files. Returns the exit code.
+///
+/// # Errors
+/// [`Problem`] when there is no store, or it keeps no checksums; else when a device fails.
+pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
+    let mut interrupt = Interrupt::listen().context("listening for signals")?;
+    let mut offline = Offline::open(&flags.place)?;
+    let (store, blocks) = open(&mut offline, flags)?;
+    interrupt.orderly();
+    let mut findings = Findings { dropped: !flags.report_only, ..Findings::default() };
+    scrub(&store, &blocks, flags, &mut interrupt, &mut findings)?;
+    if flags.report_only {
+        drop(store);
+    } else {
+        let closed = store.close().context("closing the store")?;
+        for mut controller in closed.controllers {
+            controller.shutdown().context("shutting a device down")?;
+        }
+    }
+    drop(offline);
+    print(if flags.json { serde_json::to_string(&findings)? } else { findings.text() })?;
+    Ok(match (findings.damaged.is_empty(), findings.interrupted) {
+        (false, _) => EXIT_FAILED,
+        (true, true) => EXIT_INTERRUPTED,
+        (true, false) => 0,
+    })
+}
+
+/// Opens the store, with a pool to read into.
+fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec<BlockId>)> {
+    let refused = |error: StoreError| match error {
+        StoreError::Format(error) => Problem::new(error.to_string(), "").into(),
+        error => anyhow::Error::new(error).context("opening the store"),
+    };
+    let mut media = offline.media()?;
+    let found = Superblock::read(&mut *media[0].io).map_err(|error| refused(error.into()))?;
+    let OnDevice::Ours(superblock) = found else {
+        let message = format!("{}: there is no store on it", media[0].io.name());
+        bail!(Problem::new(message, "make one with ripieno format"));
+    };
+    if superblock.layout.words_per_file == 0 {
+        bail!(Problem::new(
+            format!(
+                "store {} keeps no checksums, so wrong bytes look like others",
+                superblock.store
+            ),
+            "format it again without --no-checksums; replay --verify full checks what it stored",
+        ));
+    }
+    drop(media);
+    let shape = superblock.layout.shape;
+    let blocks = (BATCH_BYTES / shape.block_bytes()).clamp(2, BATCH_FILES) as u32;
+    let clock = offline::clock();
+    let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
+    let config = StoreConfig {
+        devices: std::mem::take(&mut offline.devices),
+        executor: Executor::Host.factory(&clock),
+        clock,
+        shape,
+        namespace: Namespace::default(),
+        pool: pool(offline, &shape, blocks)?,
+        gpu: None,
+        options: StoreOptions::default(),
+    };
+    let store = Store::open_with(config, |done, all| opening.read(done, all, start.elapsed()));
+    opening.finish();
+    Ok((store.map_err(refused)?, (0..blocks).map(BlockId).collect()))
+}
+
+fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPool> {
+    let stride = u64::from(shape.object_bytes);
+    let tensor = stride * u64::from(blocks);
+    let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
+    let bytes = usize::try_from(tensor * u64::from(shape.rows()))?;
+    let memory = offline.space.alloc(bytes).context("memory to read into")?;
+    Ok(KvPool::new(memory, shape, rows, stride, blocks)?)
+}
+
+fn scrub(
+    store: &Store,
+    blocks: &[BlockId],
+    flags: &ScrubFlags,
+    interrupt: &mut Interrupt,
+    findings: &mut Findings,
+) -> anyhow::Result<()> {
+    let labels: BTreeMap<_, _> = store.namespaces().into_iter().collect();
+    findings.store = store.superblock().store.to_string();
+    findings.files = store.stats()?.files_stored.into();
+    let progress = Progress::files(findings.files, !flags.json);
+    let start = Instant::now();
+    let mut next = FileId(0);
+    loop {
+        let batch = store.stored_from(next, blocks.len());
+        let Some(last) = batch.last() else { break };
+        next = FileId(last.file.0 + 1);
+        let mut by_namespace: BTreeMap<_, Vec<StoredFile>> = BTreeMap::new();
+        batch.iter().for_each(|file| by_namespace.entry(file.namespace).or_default().push(*file));
+        for (namespace, files) in by_namespace {
+            let damaged = verify(&store.within_number(namespace)?, files, blocks)?;
+            let label = labels.get(&namespace).cloned().unwrap_or_default();
+            findings.damaged.extend(damaged.into_iter().map(|(file, failure)| Damaged {
+                file: file.file.0,
+                namespace: namespace.0,
+                label: label.clone(),
+                key: file.key.0.iter().map(|byte| format!("{byte:02x}")).collect(),
+                layer: failure.layer.0,
+                what: failure.status.to_string(),
+            }));
+        }
+        findings.files_read += batch.len() as u64;
+        findings.bytes_read += batch.len() as u64 * store.shape().block_bytes();
+        progress.read(findings.files_read, findings.files);
+        progress.note(format!("{} damaged", findings.damaged.len()));
+        if wait(flags.rate, findings.bytes_read, start, interrupt) {
+            findings.interrupted = true;
+            break;
+        }
+    }
+    progress.finish();
+    findings.seconds = start.elapsed().as_secs_f64();
+    Ok(())
+}
+
+/// Sleeps until no more than `rate` bytes a second were read. Whether to end.
+fn wait(rate: Option<u64>, bytes: u64, start: Instant, interrupt: &mut Interrupt) -> bool {
+    let due = rate.map_or(Duration::ZERO, |rate| {
+        Duration::from_secs_f64((bytes as f64 / rate.max(1) as f64).min(1e9))
+    });
+    loop {
+        let left = due.saturating_sub(start.elapsed());
+        if interrupt.asked() || left.is_zero() {
+            return interrupt.asked();
+        }
+        std::thread::sleep(left.min(NAP));
+    }
+}
+
+/// Reads files of one namespace, layer by layer, until all that are left are what was stored.
+fn verify(
+    store: &Store,
+    mut files: Vec<StoredFile>,
+    blocks: &[BlockId],
+) -> anyhow::Result<Vec<(StoredFile, Failure)>> {
+    let mut damaged = Vec::new();
+    while !files.is_empty() {
+        let keys: Vec<_> = files.iter().map(|file| file.key).collect();
+        let prefix = store.lookup(&keys)?;
+        let transfer = store.retrieve(&prefix, &blocks[..prefix.len()])?;
+        let read = |layer| store.wait(store.retrieve_layer(&transfer, layer)?);
+        let mut layers = (0..store.shape().layers).map(Layer);
+        let Some(error) = layers.find_map(|layer| read(layer).err()) else { break };
+        let StoreError::Transfer { failure } = error else { return Err(error.into()) };
+        let before = files.len();
+        // The store has dropped what was wrong.
+        let (good, bad) = files.into_iter().partition(|file| store.contains(file.key));
+        files = good;
+        damaged.extend(bad.into_iter().map(|file| (file, failure)));
+        if files.len() == before {
+            return Err(error.into());
+        }
+    }
+    Ok(damaged)
+}
+
+impl Findings {
+    fn text(&self) -> String {
+        let read = format!("{} of {}", grouped(self.files_read), grouped(self.files));
+        let seconds = self.seconds.max(1e-9);
+        let bytes = Size(self.bytes_read);
+        let rate = Size((self.bytes_read as f64 / seconds) as u64);
+        let end = if self.interrupted { "; interrupted" } else { "" };
+        let mut rows = vec![
+            row("store", "", &self.store),
+            row("files read", read, format!("{bytes} in {seconds:.2} s, {rate}/s{end}")),
+        ];
+        let note = match (self.damaged.is_empty(), self.dropped) {
+            (true, _) => "every byte that was read is what was stored",
+            (false, true) => "they are misses from now on",
+            (false, false) => "they are as they were: nothing was dropped",
+        };
+        rows.push(row("damaged", grouped(self.damaged.len() as u64), note));
+        for damaged in self.damaged.iter().take(SHOWN) {
+            let Damaged { file, namespace, label, key, layer, what } = damaged;
+            let note = format!("namespace {namespace} {label}\nkey {key}\nlayer {layer}: {what}");
+            rows.push(row("file", grouped((*file).into()), note));
+        }
+        if self.damaged.len() > SHOWN {
+            let more = self.damaged.len() - SHOWN;
+            rows.push(row("", format!("{more} more"), "--json has all of them"));
+        }
+        table(&rows)
+    }
+}
