@@ -19,7 +19,8 @@
 // Rules for all functions:
 //
 // - Results. A function that can fail returns a ripieno_status; ripieno_last_error says why, for
-//   each thread. Outputs are written on success only.
+//   each thread. Outputs are written on success only. Besides the failures named with a function,
+//   each can return RIPIENO_STATUS_PANIC, and one that takes a struct RIPIENO_STATUS_VERSION.
 // - Threads. Any number of threads may use any handle at the same time, but for the one call that
 //   gives it back (ripieno_close, _prefix_release, _commit, _request_end): nothing else may use the
 //   handle then or later. Calls that move data, or wait, do not hold up lookups.

@@ -5,8 +5,10 @@
 use std::{path::Path, sync::Arc};
 
 use nvme_driver::{ControllerOptions, MonotonicClock};
-use objstore::{Format, StoreId, StoreOptions};
-use ripieno_stack::{Executor, Home, HomeError, HomeMedia, HomeOptions, Stack, StackConfig};
+use objstore::{Format, StoreError, StoreId, StoreOptions};
+use ripieno_stack::{
+    Executor, Home, HomeError, HomeMedia, HomeOptions, Stack, StackConfig, StackError,
+};
 
 use crate::{
     config::{self, CREATE, Config, Namespace},
@@ -108,10 +110,18 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
     };
     let clock = Arc::new(MonotonicClock::default());
     Ok(if make {
-        Stack::create(config, &Format::new(StoreId(random()?), shape), clock)?
+        Stack::create(config, &Format::new(StoreId(random()?), shape), clock).map_err(refused)?
     } else {
         Stack::open(config, clock)?
     })
+}
+
+/// A store that cannot be made as it was asked for: nothing is damaged.
+fn refused(error: StackError) -> Failure {
+    match error {
+        StackError::Store(StoreError::Format(_)) => Failure::invalid(error.to_string()),
+        error => error.into(),
+    }
 }
 
 fn create(config: &Config, dir: &Path) -> Result<Home, Failure> {

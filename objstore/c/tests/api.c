@@ -174,6 +174,10 @@ static void small_disk(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
     config->capacity_bytes = 4096;
 }
+static void small_store(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->capacity_bytes = 2 << 20;
+}
 static void other_shape(ripieno_config *config, ripieno_pool *memory) {
     (void)memory;
     config->shape.block_tokens = 32;
@@ -194,10 +198,11 @@ static void test_open(const char *home) {
     GIVES(RIPIENO_STATUS_NOT_FOUND, home, open_with(home, no_create, &store));
     CHECK(released == 5);
     INVALID("4096", open_with(home, small_disk, &store));
+    INVALID("needs", open_with(home, small_store, &store));
     INVALID("pool", open_with(home, short_pool, &store));
     INVALID("rows", open_with(home, few_rows, &store));
     INVALID("rows", open_with(home, more_layers, &store));
-    CHECK(released == 9);
+    CHECK(released == 10);
     CHECK(store == NULL);
     OK(ripieno_close(NULL));
     ripieno_prefix_release(NULL);
