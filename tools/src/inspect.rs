@@ -207,7 +207,7 @@ fn text(survey: &Survey) -> String {
 fn journal_row(journal: &JournalView) -> [String; 3] {
     let note = format!(
         "half {}, generation {}, {} groups, {} of {}; records: {} namespace, {} commit, {} evict, \
-         {} pin, {} clear, {} epoch",
+         {} pin, {} clear, {} epoch, {} use",
         journal.half,
         journal.generation,
         grouped(journal.groups),
@@ -218,7 +218,8 @@ fn journal_row(journal: &JournalView) -> [String; 3] {
         grouped(journal.evict_records),
         grouped(journal.pin_records),
         grouped(journal.clear_records),
-        grouped(journal.epoch_records)
+        grouped(journal.epoch_records),
+        grouped(journal.use_records)
     );
     let state = if journal.damage.is_some() { "damaged" } else { "whole" };
     row("journal", state, note)

@@ -49,6 +49,7 @@ pub(crate) struct JournalView {
     pub(crate) pin_records: u64,
     pub(crate) clear_records: u64,
     pub(crate) epoch_records: u64,
+    pub(crate) use_records: u64,
     /// What is wrong with it, so that the store does not open; null if nothing is.
     pub(crate) damage: Option<String>,
     /// That can be made empty, or else the device has to be looked at.
@@ -206,6 +207,7 @@ impl Survey {
             pin_records: scan.records.pin,
             clear_records: scan.records.clear,
             epoch_records: scan.records.epoch,
+            use_records: scan.records.used,
             can_be_emptied: !matches!(scan.damage, None | Some(JournalError::Block(_))),
             damage: scan.damage.map(|damage| damage.to_string()),
         });

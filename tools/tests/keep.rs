@@ -92,6 +92,43 @@ fn another_store_than_the_one_that_is_there_is_refused() {
     refused(Path::new("/proc/self"), "", "error: ");
 }
 
+fn trace(requests: impl Iterator<Item = [u64; 3]>) -> NamedTempFile {
+    let mut trace = NamedTempFile::new().unwrap();
+    let lengths = r#""timestamp": 1, "input_length": 1536, "output_length": 1"#;
+    for ids in requests {
+        writeln!(trace, r#"{{{lengths}, "hash_ids": {ids:?}}}"#).unwrap();
+    }
+    trace
+}
+
+/// Uses are kept too: a store that was closed evicts what it would have evicted.
+#[test]
+fn a_restart_costs_no_hits() {
+    let mut random = StdRng::seed_from_u64(5);
+    let requests: Vec<[u64; 3]> = (0..240u64)
+        .map(|request| {
+            let again = random.random_range(0..3) > 0;
+            let base = if again { random.random_range(1..40) } else { 100 + request };
+            [base * 10, base * 10 + 1, base * 10 + 2]
+        })
+        .collect();
+    let half = requests.len() / 2;
+    let replay = |dir: &TempDir, requests: &[[u64; 3]]| {
+        let trace = trace(requests.iter().copied());
+        // No check at the end: that would use every block once more.
+        let line = format!("--lba 4096 --capacity 2MiB --json --trace {}", trace.path().display());
+        report_of(&ripieno(dir.path(), &line).output().unwrap())
+    };
+    let (uninterrupted, restarted) = (place(), place());
+    let all = replay(&uninterrupted, &requests);
+    let halves = [replay(&restarted, &requests[..half]), replay(&restarted, &requests[half..])];
+    let hits = |report: &Value| count(report, "trace_blocks_hit");
+    assert!(count(&all, "evicted_files") > 100 && hits(&all) > 100, "{all}");
+    // Requests overlap, so what is in use when something is evicted differs a little.
+    let both = hits(&halves[0]) + hits(&halves[1]);
+    assert!(both.abs_diff(hits(&all)) * 20 <= hits(&all), "{both} of {all}");
+}
+
 /// Kills a replay after `requests` of its requests were acknowledged; says how many were.
 fn killed_after(dir: &Path, line: &str, requests: u64) -> u64 {
     let mut command = ripieno(dir, &format!("{line} --lba 4096"));
@@ -132,15 +169,11 @@ fn what_was_acknowledged_before_a_kill_is_found_and_right() {
         if round > 0 && round % KILLS_A_HOME == 0 {
             home = place();
         }
-        let mut trace = NamedTempFile::new().unwrap();
-        for request in 0..150u64 {
-            // Blocks of this round only, the first of them shared by ten requests.
-            let base = u64::from(round) * 100_000 + 1;
-            let ids =
-                [base + request / 10, base + 10_000 + 2 * request, base + 10_001 + 2 * request];
-            let lengths = r#""timestamp": 1, "input_length": 1536, "output_length": 1"#;
-            writeln!(trace, r#"{{{lengths}, "hash_ids": {ids:?}}}"#).unwrap();
-        }
+        // Blocks of this round only, the first of them shared by ten requests.
+        let base = u64::from(round) * 100_000 + 1;
+        let trace = trace((0..150).map(|request| {
+            [base + request / 10, base + 10_000 + 2 * request, base + 10_001 + 2 * request]
+        }));
         let line = format!("--trace {} --capacity 96MiB", trace.path().display());
         let done = killed_after(home.path(), &line, random.random_range(1..60));
         let again = report(home.path(), &format!("{line} --requests {done}"));

@@ -38,6 +38,7 @@ use crate::{
     ids::{FileId, Lsn, NamespaceId},
     key::BlockKey,
     policy::{Policy, PolicyKind},
+    record::{Record, UseKind},
 };
 
 /// Keys of which the cache misses overlap: about what a core has in flight at once.
@@ -215,7 +216,8 @@ impl Catalog {
         for file in files.iter().rev() {
             self.refer(*file);
             if !self.entry(*file).pinned {
-                self.policy.touch(namespace.0, *file);
+                self.use_file(namespace, *file, UseKind::Touched);
+                self.log.used(*file, UseKind::Touched);
             }
         }
         let tenant = &mut self.namespaces[namespace.0 as usize];
@@ -339,7 +341,7 @@ impl Catalog {
             false => self.hand_to_policy(NamespaceId(namespace), file),
         }
         self.change(file, |entry| entry.pinned = pinned);
-        self.log.push(&crate::record::Record::Pin { file, pinned });
+        self.log.push(&Record::Pin { file, pinned });
     }
 
     /// It is `now_ns` on any clock that does not go back. Only the write budget asks for the time.
@@ -347,6 +349,12 @@ impl Catalog {
         if let Some(bucket) = &mut self.bucket {
             bucket.advance(now_ns);
         }
+    }
+
+    /// Whether records wait to be written. Uses of files do not count: they go with the next group.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        self.log.is_pending()
     }
 
     /// The records to be written next, as one group of at most `max_bytes` (or one record). They
@@ -420,6 +428,14 @@ impl Catalog {
 
     fn refer(&mut self, file: FileId) {
         self.change(file, |entry| entry.refs += 1);
+    }
+
+    fn use_file(&mut self, namespace: NamespaceId, file: FileId, how: UseKind) {
+        match how {
+            UseKind::Touched => self.policy.touch(namespace.0, file),
+            UseKind::Refreshed => self.policy.refresh(namespace.0, file),
+            UseKind::Known => self.policy.know(namespace.0, file),
+        }
     }
 
     /// A stored file is evicted from now on when the policy says so.

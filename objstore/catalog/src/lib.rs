@@ -60,7 +60,7 @@ pub use namespace::Namespace;
 pub use planted::plant;
 pub use planted::{PlantedBug, planted};
 pub use policy::PolicyKind;
-pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, Words};
+pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, UseKind, Words};
 pub use shape::{KvShape, ROWS_MAX};
 pub use superblock::{
     CopyFault, DEVICES_MAX, DataArea, DeviceIdentity, Expected, FORMAT_VERSION, FormatError, Half,

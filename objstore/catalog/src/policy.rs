@@ -101,6 +101,15 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// further use of it: but it should not go before them.
     fn refresh(&mut self, namespace: u32, file: FileId);
 
+    /// Whether `file` was used again since it came, as far as the policy tells such files apart.
+    fn is_known(&self, _file: FileId) -> bool {
+        false
+    }
+
+    /// `file` was used again, before the policy was there to see it. It becomes the newest of its
+    /// kind.
+    fn know(&mut self, _namespace: u32, _file: FileId) {}
+
     /// `file` holds no block any more, or must not be evicted for now.
     fn remove(&mut self, namespace: u32, file: FileId);
 
@@ -116,7 +125,7 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
         may_go: &dyn Fn(FileId) -> bool,
     ) -> Option<Candidate>;
 
-    /// The candidate `file` is evicted.
+    /// `file` is evicted: the candidate, or in recovery what was one.
     fn evict(&mut self, namespace: u32, file: FileId, hash: u64);
 
     /// How many files are in which tier; pinned ones are in none.

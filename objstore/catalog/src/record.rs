@@ -81,6 +81,27 @@ pub enum Record<'a> {
         /// The new epoch.
         epoch: u64,
     },
+    /// These files were used, the last one first. It says nothing about what they hold: only what
+    /// is evicted next depends on it.
+    Use {
+        /// The first.
+        first: FileId,
+        /// How many, in a row.
+        count: u32,
+        /// How.
+        how: UseKind,
+    },
+}
+
+/// What the policy is told of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UseKind {
+    /// It was used.
+    Touched,
+    /// It belongs to the prefix of blocks that were stored now.
+    Refreshed,
+    /// It was used again, some time ago: what a snapshot has of all that is known.
+    Known,
 }
 
 /// Little-endian words, as a record has them: of any alignment.
@@ -152,6 +173,7 @@ const EVICT: u16 = 3;
 const PIN: u16 = 4;
 const CLEAR: u16 = 5;
 const EPOCH: u16 = 6;
+const USE: u16 = 7;
 
 macro_rules! wire {
     ($name:ident, $bytes:literal, { $($field:ident: $type:ty),* $(,)? }) => {
@@ -173,6 +195,7 @@ wire!(EvictBody, 8, { first: U32, count: U32 });
 wire!(PinBody, 8, { file: U32, pinned: U32 });
 wire!(ClearBody, 4, { namespace: U32 });
 wire!(EpochBody, 12, { namespace: U32, epoch: U64 });
+wire!(UseBody, 12, { first: U32, count: U32, how: U32 });
 
 /// Bytes that a Commit with `checksums` checksums has.
 pub(crate) const fn commit_bytes(checksums: usize) -> usize {
@@ -181,6 +204,9 @@ pub(crate) const fn commit_bytes(checksums: usize) -> usize {
 
 /// Bytes that a Pin has.
 pub(crate) const PIN_BYTES: usize = size_of::<Head>() + size_of::<PinBody>();
+
+/// Bytes that a Use has.
+pub(crate) const USE_BYTES: usize = size_of::<Head>() + size_of::<UseBody>();
 
 /// Bytes that a Namespace has at most.
 pub(crate) const NAMESPACE_BYTES_MAX: usize =
@@ -228,6 +254,16 @@ impl<'a> Record<'a> {
                 let body = EpochBody { namespace: namespace.0.into(), epoch: epoch.into() };
                 put(out, EPOCH, &body, &[]);
             }
+            Self::Use { first, count, how } => {
+                let how = match how {
+                    UseKind::Touched => 0,
+                    UseKind::Refreshed => 1,
+                    UseKind::Known => 2,
+                };
+                let body =
+                    UseBody { first: first.0.into(), count: count.into(), how: U32::new(how) };
+                put(out, USE, &body, &[]);
+            }
         }
     }
 
@@ -250,11 +286,8 @@ impl<'a> Record<'a> {
             }
             EVICT => {
                 let body = EvictBody::ref_from_bytes(body).map_err(|_| length())?;
-                let (first, count) = (body.first.get(), body.count.get());
-                if count == 0 || first.checked_add(count).is_none() {
-                    return Err(RecordError::Value { kind, field: "range of files" });
-                }
-                Self::Evict { first: FileId(first), count }
+                let (first, count) = range(kind, body.first, body.count)?;
+                Self::Evict { first, count }
             }
             PIN => {
                 let body = PinBody::ref_from_bytes(body).map_err(|_| length())?;
@@ -276,10 +309,29 @@ impl<'a> Record<'a> {
                     epoch: body.epoch.get(),
                 }
             }
+            USE => {
+                let body = UseBody::ref_from_bytes(body).map_err(|_| length())?;
+                let (first, count) = range(kind, body.first, body.count)?;
+                let how = match body.how.get() {
+                    0 => UseKind::Touched,
+                    1 => UseKind::Refreshed,
+                    2 => UseKind::Known,
+                    _ => return Err(RecordError::Value { kind, field: "kind of use" }),
+                };
+                Self::Use { first, count, how }
+            }
             _ => return Err(RecordError::Kind { kind }),
         };
         Ok((record, rest))
     }
+}
+
+fn range(kind: u16, first: U32, count: U32) -> Result<(FileId, u32), RecordError> {
+    let (first, count) = (first.get(), count.get());
+    if count == 0 || first.checked_add(count).is_none() {
+        return Err(RecordError::Value { kind, field: "range of files" });
+    }
+    Ok((FileId(first), count))
 }
 
 fn put<B: IntoBytes + Immutable>(out: &mut Vec<u8>, kind: u16, body: &B, tail: &[u8]) {

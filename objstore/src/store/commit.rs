@@ -191,7 +191,7 @@ impl Inner {
     fn write_records(&self, commits: &mut Commits) -> Result<(), JournalError> {
         let Commits { journal, compacting, .. } = commits;
         let Some(journal) = journal else { return Ok(()) };
-        loop {
+        for round in 0.. {
             if journal.wants_compaction() {
                 journal.begin_compaction()?;
                 *compacting = Some(SnapshotCursor::default());
@@ -200,7 +200,9 @@ impl Inner {
             // Under one lock: a piece of the state belongs right behind the records made so far.
             let (group, piece) = {
                 let mut keys = self.keys();
-                let group = keys.catalog.pending(usize::MAX);
+                // Lookups go on meanwhile, and their uses alone are no reason for one more group.
+                let due = round == 0 || cursor.is_some() || keys.catalog.is_pending();
+                let group = due.then(|| keys.catalog.pending(usize::MAX)).flatten();
                 let piece = cursor.map(|cursor| {
                     let mut records = Vec::new();
                     let bytes = journal.payload_bytes_max();
@@ -210,7 +212,7 @@ impl Inner {
                 (group, piece)
             };
             if group.is_none() && piece.is_none() {
-                return Ok(());
+                break;
             }
             if let Some(group) = group {
                 journal.append(&group.records)?;
@@ -224,6 +226,7 @@ impl Inner {
                 }
             }
         }
+        Ok(())
     }
 
     pub(super) fn journal_bytes(&self) -> u64 {

@@ -5,8 +5,11 @@ use std::collections::VecDeque;
 use crate::{
     ids::{FileId, Lsn},
     planted::{PlantedBug, planted},
-    record::Record,
+    record::{Record, USE_BYTES, UseKind},
 };
+
+/// Uses that wait for the next group take no more memory than this: later ones are not noted.
+const USES_BYTES_MAX: usize = 1 << 18;
 
 /// Records that were handed out together, to be written as one group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +26,12 @@ pub struct Log {
     /// Whether there is a journal at all.
     keeps: bool,
     bytes: Vec<u8>,
-    /// Bytes of each record in `bytes`.
+    /// Bytes of each record in `bytes`, with the Use records before it.
     lengths: VecDeque<u32>,
+    /// Use records behind the last record. Nothing waits for them, and they cause no group.
+    uses: Vec<u8>,
+    /// The last of them, which may grow: its first file, and how many.
+    run: Option<(FileId, u32, UseKind)>,
     /// The last record made.
     last: Lsn,
     durable: Lsn,
@@ -38,6 +45,8 @@ impl Log {
             keeps,
             bytes: Vec::new(),
             lengths: VecDeque::new(),
+            uses: Vec::new(),
+            run: None,
             last: Lsn(0),
             durable: Lsn(0),
             limbo: VecDeque::new(),
@@ -52,15 +61,42 @@ impl Log {
         if !self.keeps {
             return;
         }
+        self.end_run();
         let before = self.bytes.len();
+        self.bytes.append(&mut self.uses);
         record.encode(&mut self.bytes);
         self.lengths.push_back((self.bytes.len() - before) as u32);
         self.last.0 += 1;
     }
 
-    /// Whether records were made that nobody has taken.
+    /// A file was used. The blocks of a request come tail first, often from one run of files.
+    pub fn used(&mut self, file: FileId, how: UseKind) {
+        match &mut self.run {
+            _ if !self.keeps => {}
+            Some((first, count, kind)) if *kind == how && first.0 == file.0 + 1 => {
+                (*first, *count) = (file, *count + 1);
+            }
+            _ => {
+                self.end_run();
+                self.run = (self.uses.len() < USES_BYTES_MAX).then_some((file, 1, how));
+            }
+        }
+    }
+
+    fn end_run(&mut self) {
+        if let Some((first, count, how)) = self.run.take() {
+            Record::Use { first, count, how }.encode(&mut self.uses);
+        }
+    }
+
+    /// Whether records were made that nobody has taken; uses do not count.
     pub fn is_pending(&self) -> bool {
         !self.lengths.is_empty()
+    }
+
+    /// Whether nothing at all waits for the next group.
+    pub fn is_empty(&self) -> bool {
+        !self.is_pending() && self.uses.is_empty() && self.run.is_none()
     }
 
     pub fn pending(&mut self, max_bytes: usize) -> Option<Group> {
@@ -72,11 +108,15 @@ impl Log {
             bytes += *length as usize;
             records += 1;
         }
-        if records == 0 {
-            return None;
-        }
         self.lengths.drain(..records);
         let rest = self.bytes.split_off(bytes);
+        if rest.is_empty() && bytes + self.uses.len() + USE_BYTES <= max_bytes {
+            self.end_run();
+            self.bytes.append(&mut self.uses);
+        }
+        if self.bytes.is_empty() {
+            return None;
+        }
         let lsn = Lsn(self.last.0 - self.lengths.len() as u64);
         Some(Group { records: std::mem::replace(&mut self.bytes, rest), lsn })
     }

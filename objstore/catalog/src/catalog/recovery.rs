@@ -28,11 +28,19 @@ impl Catalog {
                 self.apply_commit(file, namespace, key, checksums, damaged)
             }
             Record::Evict { first, count } => {
-                let end = first.0.checked_add(count).filter(|end| *end <= self.config.files);
-                let end = end.ok_or_else(|| damaged("names files that the store does not have"))?;
-                for file in (first.0..end).map(FileId) {
+                for file in self.range(first, count).map_err(damaged)? {
                     if self.is_stored(file) {
                         self.unstore(file);
+                    }
+                }
+                Ok(())
+            }
+            Record::Use { first, count, how } => {
+                for file in self.range(first, count).map_err(damaged)?.rev() {
+                    let entry = *self.entry(file);
+                    if self.is_stored(file) && !entry.pinned {
+                        let namespace = self.spaces[entry.space as usize].namespace;
+                        self.use_file(NamespaceId(namespace), file, how);
                     }
                 }
                 Ok(())
@@ -61,6 +69,17 @@ impl Catalog {
                 Ok(())
             }
         }
+    }
+
+    /// The files that a record names, from the first on.
+    fn range(
+        &self,
+        first: FileId,
+        count: u32,
+    ) -> Result<impl DoubleEndedIterator<Item = FileId> + use<>, &'static str> {
+        let end = first.0.checked_add(count).filter(|end| *end <= self.config.files);
+        let end = end.ok_or("names files that the store does not have")?;
+        Ok((first.0..end).map(FileId))
     }
 
     fn apply_namespace(&mut self, record: &Record<'_>) -> Result<(), &'static str> {
@@ -143,7 +162,8 @@ impl Catalog {
     fn unstore(&mut self, file: FileId) {
         let entry = *self.entry(file);
         if !entry.pinned {
-            self.policy.remove(self.spaces[entry.space as usize].namespace, file);
+            let namespace = self.spaces[entry.space as usize].namespace;
+            self.policy.evict(namespace, file, self.hash_of(file));
         }
         self.doom(file);
         self.reset(file);
@@ -179,6 +199,7 @@ fn describe(record: &Record<'_>) -> String {
             format!("a commit of file {file} in namespace {namespace}")
         }
         Record::Evict { first, count } => format!("an eviction of {count} files from {first} on"),
+        Record::Use { first, count, .. } => format!("a use of {count} files from {first} on"),
         Record::Pin { file, .. } => format!("a pin of file {file}"),
         Record::Clear { namespace } => format!("a clearing of namespace {namespace}"),
         Record::Epoch { namespace, epoch } => {

@@ -3,7 +3,7 @@
 use super::{Catalog, sharing};
 use crate::{
     ids::{FileId, NamespaceId},
-    record::Record,
+    record::{Record, UseKind},
 };
 
 /// Steps in which the age of files is told.
@@ -53,7 +53,7 @@ impl Catalog {
         max_bytes: usize,
         out: &mut Vec<u8>,
     ) -> Option<SnapshotCursor> {
-        assert!(!self.log.is_pending(), "records come before a snapshot that has their effect");
+        assert!(self.log.is_empty(), "records come before a snapshot that has their effect");
         let end = out.len() + max_bytes;
         let mut cursor = cursor;
         if !cursor.started {
@@ -91,6 +91,8 @@ impl Catalog {
         Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
         if entry.pinned {
             Record::Pin { file, pinned: true }.encode(out);
+        } else if self.policy.is_known(file) {
+            Record::Use { first: file, count: 1, how: UseKind::Known }.encode(out);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::{
     ids::{FileId, Lsn, NamespaceId},
     key::BlockKey,
     planted::{PlantedBug, planted},
-    record::Record,
+    record::{Record, UseKind},
 };
 
 /// A write in progress.
@@ -208,11 +208,10 @@ impl Catalog {
         for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
             if !own {
                 if self.is_stored(file) && !self.entry(file).pinned {
-                    match at < head {
-                        true => self.policy.refresh(namespace.0, file),
-                        // It could not be found before, and now it can.
-                        false => self.policy.touch(namespace.0, file),
-                    }
+                    // What is not in the head could not be found before, and now it can.
+                    let how = if at < head { UseKind::Refreshed } else { UseKind::Touched };
+                    self.use_file(namespace, file, how);
+                    self.log.used(file, how);
                 }
                 self.let_go(file);
             } else if self.is_current(self.entry(file).space) {

@@ -27,6 +27,8 @@ pub struct RecordCounts {
     pub clear: u64,
     /// Epoch.
     pub epoch: u64,
+    /// Use.
+    pub used: u64,
 }
 
 impl RecordCounts {
@@ -38,6 +40,7 @@ impl RecordCounts {
             Record::Pin { .. } => &mut self.pin,
             Record::Clear { .. } => &mut self.clear,
             Record::Epoch { .. } => &mut self.epoch,
+            Record::Use { .. } => &mut self.used,
         };
         *kind += 1;
     }

@@ -130,6 +130,14 @@ impl Policy for ReuseRate {
         self.move_to_newest(namespace, file, reused);
     }
 
+    fn is_known(&self, file: FileId) -> bool {
+        self.nodes.node(file).mark != 0
+    }
+
+    fn know(&mut self, namespace: u32, file: FileId) {
+        self.move_to_newest(namespace, file, true);
+    }
+
     fn remove(&mut self, namespace: u32, file: FileId) {
         let reused = usize::from(self.nodes.node(file).mark);
         self.nodes.remove(&mut self.lists[namespace as usize][reused], file);

@@ -58,6 +58,16 @@ impl Policy for S3Fifo {
 
     fn refresh(&mut self, _namespace: u32, _file: FileId) {}
 
+    fn is_known(&self, file: FileId) -> bool {
+        self.nodes.node(file).mark & MAIN != 0
+    }
+
+    fn know(&mut self, namespace: u32, file: FileId) {
+        self.remove(namespace, file);
+        self.nodes.node_mut(file).mark = MAIN;
+        self.nodes.push(&mut self.queues[namespace as usize][1], file);
+    }
+
     fn remove(&mut self, namespace: u32, file: FileId) {
         let main = usize::from(self.nodes.node(file).mark & MAIN != 0);
         self.nodes.remove(&mut self.queues[namespace as usize][main], file);

@@ -48,6 +48,14 @@ impl Policy for Sieve {
 
     fn refresh(&mut self, _namespace: u32, _file: FileId) {}
 
+    fn is_known(&self, file: FileId) -> bool {
+        self.nodes.node(file).mark != 0
+    }
+
+    fn know(&mut self, namespace: u32, file: FileId) {
+        self.touch(namespace, file);
+    }
+
     fn remove(&mut self, namespace: u32, file: FileId) {
         let queue = &mut self.queues[namespace as usize];
         if queue.hand == Some(file) {

@@ -35,14 +35,19 @@ impl Owned {
             2 => Record::Evict { first: FileId(a / 2), count: 1 + c / 4 },
             3 => Record::Pin { file, pinned: c % 2 == 0 },
             4 => Record::Clear { namespace },
-            _ => Record::Epoch { namespace, epoch: self.epoch },
+            5 => Record::Epoch { namespace, epoch: self.epoch },
+            _ => {
+                let kinds = [UseKind::Touched, UseKind::Refreshed, UseKind::Known];
+                let how = kinds[c as usize % 3];
+                Record::Use { first: FileId(a / 2), count: 1 + c / 4, how }
+            }
         }
     }
 }
 
 fn owned() -> impl Strategy<Value = Owned> {
     let words = proptest::collection::vec(any::<u32>(), 0..40);
-    (0u8..6, any::<[u32; 4]>(), any::<u64>(), any::<[u8; 32]>(), "\\PC{0,16}", words).prop_map(
+    (0u8..7, any::<[u32; 4]>(), any::<u64>(), any::<[u8; 32]>(), "\\PC{0,16}", words).prop_map(
         |(kind, numbers, epoch, digest, label, words)| Owned {
             kind,
             numbers: numbers.map(|n| n.min(u32::MAX - 1)),
@@ -184,4 +189,6 @@ fn bytes_are_where_the_document_says() {
     assert_eq!(bytes(Record::Clear { namespace }), [5, 0, 1, 0, 3, 0, 0, 0]);
     let epoch = bytes(Record::Epoch { namespace, epoch: 1 });
     assert_eq!(epoch, [6, 0, 3, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let used = bytes(Record::Use { first: file, count: 4, how: UseKind::Refreshed });
+    assert_eq!(used, [7, 0, 3, 0, 1, 2, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0]);
 }

@@ -47,3 +47,76 @@ fn without_any_use_the_oldest_go() {
         }
     }
 }
+
+/// How a catalog gets over the middle of [`hits`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Restart {
+    No,
+    /// From all records.
+    Journal,
+    /// From a snapshot.
+    Snapshot,
+}
+
+/// Hits in the second half of requests of which many come again, some soon and some late, between
+/// others that never do; and the catalog at the end.
+fn hits(policy: PolicyKind, restart: Restart) -> (u32, Catalog) {
+    let files = 600;
+    let new = || Catalog::new(CatalogConfig { policy, ..config(files, 1) });
+    let (mut catalog, mut records) = (new(), Vec::new());
+    let a = tenant(&mut catalog, b"a");
+    let (mut state, mut found) = (1u32, 0);
+    for request in 0..4_000 {
+        if request == 2_000 && restart != Restart::No {
+            if restart == Restart::Snapshot {
+                flush(&mut catalog);
+                records.clear();
+                let mut cursor = Some(SnapshotCursor::default());
+                while let Some(from) = cursor {
+                    cursor = catalog.snapshot(from, 1 << 20, &mut records);
+                }
+            }
+            catalog = new();
+            for record in Records::new(&records) {
+                catalog.apply(&record.unwrap()).unwrap();
+            }
+            catalog.recovered();
+        }
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let conversation = match state >> 29 {
+            0..3 => 10_000 + request,
+            3..6 => (state >> 16) % 40,
+            _ => 100 + (state >> 16) % 150,
+        };
+        let own = keys(conversation * 8..(conversation + 1) * 8);
+        let reference = catalog.acquire(a, &own).unwrap();
+        found += if request < 2_000 { 0 } else { reference.files.len() as u32 };
+        store(&mut catalog, a, &own);
+        catalog.release(reference.id).unwrap();
+        flush(&mut catalog).iter().for_each(|group| records.extend_from_slice(group));
+    }
+    (found, catalog)
+}
+
+/// Uses are in the journal: a restart is none for what is evicted.
+#[test]
+fn a_restart_keeps_what_is_worth_keeping() {
+    for policy in PolicyKind::ALL.iter().copied() {
+        let (uninterrupted, mut catalog) = hits(policy, Restart::No);
+        let (journal, mut again) = hits(policy, Restart::Journal);
+        let (snapshot, _) = hits(policy, Restart::Snapshot);
+        eprintln!("{policy:?}: {uninterrupted} hits, {journal} after a restart, {snapshot}");
+        assert!(uninterrupted > 4_000, "{policy:?}: {uninterrupted}");
+        // A snapshot has which files were used again, and roughly when, but not what was learned.
+        for (restarted, percent) in [(journal, 98), (snapshot, 90)] {
+            assert!(100 * restarted >= percent * uninterrupted, "{policy:?}: {restarted}");
+        }
+        if matches!(policy, PolicyKind::Lru | PolicyKind::ReuseRate) {
+            // Here recovery does all that was done, in the same order.
+            assert_eq!(journal, uninterrupted, "{policy:?}");
+            let (a, all) = (NamespaceId(0), keys(0..8 * 16_000));
+            let order = eviction_order(&mut catalog, a, &all);
+            assert_eq!(eviction_order(&mut again, a, &all), order, "{policy:?}");
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::record::Record;
+use crate::record::{Record, UseKind};
 
 fn recovered(records: &[Record<'_>]) -> Result<Catalog, CatalogError> {
     let mut catalog = Catalog::new(config(8, 1));
@@ -46,6 +46,7 @@ fn records_that_contradict_those_before_are_refused() {
         (commit(1, 0, &[0; 2]), "files 0 and 1 hold the same key"),
         (Record::Evict { first, count }, "names files that the store does not have"),
         (Record::Pin { file: FileId(8), pinned: true }, "names a file that the store"),
+        (Record::Use { first, count, how: UseKind::Known }, "names files that the store"),
         (Record::Clear { namespace: NamespaceId(1) }, "is of an unknown namespace"),
         (Record::Epoch { namespace: NamespaceId(1), epoch: 4 }, "is of an unknown namespace"),
         (Record::Epoch { namespace: ns, epoch: 2 }, "goes back to an earlier epoch"),
@@ -102,7 +103,7 @@ fn a_restart_keeps_the_order_of_use() {
 }
 
 fn records() -> impl Strategy<Value = Vec<(u8, u32, u32)>> {
-    proptest::collection::vec((0..7u8, 0..10u32, 0..10u32), 0..60)
+    proptest::collection::vec((0..8u8, 0..10u32, 0..10u32), 0..60)
 }
 
 proptest! {
@@ -123,7 +124,8 @@ proptest! {
                 3 => Record::Evict { first: FileId(a), count: b },
                 4 => Record::Pin { file: FileId(a), pinned: b % 2 == 0 },
                 5 => Record::Clear { namespace: id },
-                _ => Record::Epoch { namespace: id, epoch: u64::from(b) },
+                6 => Record::Epoch { namespace: id, epoch: u64::from(b) },
+                _ => Record::Use { first: FileId(a), count: b, how: UseKind::Touched },
             };
             // Refused ones change nothing that matters here.
             let _ = catalog.apply(&record);

@@ -77,6 +77,7 @@ impl Model {
                 self.files.retain(|_, file| file.namespace != namespace);
                 *self.namespaces.get_mut(&namespace).ok_or("an epoch of no namespace")? = epoch;
             }
+            Record::Use { .. } => {}
         }
         Ok(())
     }

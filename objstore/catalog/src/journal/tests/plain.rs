@@ -186,7 +186,7 @@ fn compaction_keeps_up_with_appends_in_a_full_store() {
         };
         let mut copied = 0;
         let a_piece = (journal.payload_bytes_max() / (56 + 4 * words as usize)) as u32;
-        for append in 0..40_000 / files_an_append {
+        for append in 0..60_000 / files_an_append {
             let first = append * files_an_append;
             journal.append(&commits(first..first + files_an_append)).unwrap();
             if journal.wants_compaction() {
