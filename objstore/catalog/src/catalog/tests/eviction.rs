@@ -105,7 +105,6 @@ fn a_restart_keeps_what_is_worth_keeping() {
         let (uninterrupted, mut catalog) = hits(policy, Restart::No);
         let (journal, mut again) = hits(policy, Restart::Journal);
         let (snapshot, _) = hits(policy, Restart::Snapshot);
-        eprintln!("{policy:?}: {uninterrupted} hits, {journal} after a restart, {snapshot}");
         assert!(uninterrupted > 4_000, "{policy:?}: {uninterrupted}");
         // A snapshot has which files were used again, and roughly when, but not what was learned.
         for (restarted, percent) in [(journal, 98), (snapshot, 90)] {
