@@ -4,6 +4,7 @@
 //! Results never make the exit code fail: a benchmark informs, tests judge.
 
 mod catalog;
+mod file;
 mod gpu;
 mod instant;
 mod open;
@@ -16,10 +17,13 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+/// This machine lacks a program to measure against.
+const EXIT_MACHINE: u8 = 3;
+
 /// Benchmarks of Ripieno, each a ratio measured side by side in one run.
 ///
-/// Exit codes: 0 measured, 1 something failed, 2 wrong usage. A ratio that misses its aim is
-/// reported, and is not a failure.
+/// Exit codes: 0 measured, 1 something failed, 2 wrong usage, 3 a program that is measured against
+/// is not on this machine. A ratio that misses its aim is reported, and is not a failure.
 #[derive(Parser)]
 #[command(name = "bench", version)]
 struct Cli {
@@ -35,6 +39,8 @@ enum Command {
     /// What the catalog does without devices: lookups against a plain hash map, hit rates of the
     /// eviction policies on a recorded trace, and the lengths of runs of files
     Catalog(catalog::CatalogArgs),
+    /// Software controllers over files (`--media file:DIR`) against fio's io_uring engine
+    File(file::FileArgs),
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time a layer, and what the I/O costs a matrix product beside it
     Gpu(gpu::GpuArgs),
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path(args) => path::run(&args),
         Command::Catalog(args) => catalog::run(&args),
+        Command::File(args) => file::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Open(args) => open::run(&args),
     };
@@ -83,7 +90,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<file::Missing>() {
+                ExitCode::from(EXIT_MACHINE)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

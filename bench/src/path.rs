@@ -8,6 +8,7 @@ mod stack;
 use anyhow::{Context as _, Result};
 
 use self::caller::Io;
+pub use self::stack::Stack;
 use crate::{
     Part, PathArgs,
     plot::{self, Line},

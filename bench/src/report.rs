@@ -73,6 +73,19 @@ impl Ratio {
         }
     }
 
+    /// The median of the ratios of two sides, round by round, and the lowest and highest: what
+    /// disturbs a round disturbs both of its sides.
+    pub fn rounds(
+        name: impl Into<String>,
+        unit: &'static str,
+        us: &Samples,
+        them: &Samples,
+    ) -> Self {
+        let ratios = us.ratios(them);
+        let ratio = ratios.median();
+        Self { ratio, ..Self::new(name, unit, us.median(), them.median()) }.spread(&ratios)
+    }
+
     /// With the lowest and highest of its rounds.
     pub fn spread(self, rounds: &Samples) -> Self {
         Self { spread: Some((rounds.quantile(0.0), rounds.quantile(1.0))), ..self }

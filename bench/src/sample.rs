@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::ClockId;
+
 /// The measurements of one side.
 #[derive(Debug, Default, Clone)]
 pub struct Samples(Vec<f64>);
@@ -10,6 +12,11 @@ impl Samples {
     /// Adds a measurement.
     pub fn push(&mut self, value: f64) {
         self.0.push(value);
+    }
+
+    /// To those of another side, round by round.
+    pub fn ratios(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
     /// The middle one; 0 without any.
@@ -35,7 +42,16 @@ pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
 
 /// CPU time of the calling thread so far.
 pub fn thread_cpu() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    cpu_time(ClockId::ThreadCPUTime)
+}
+
+/// CPU time of all threads of this process so far.
+pub fn process_cpu() -> Duration {
+    cpu_time(ClockId::ProcessCPUTime)
+}
+
+fn cpu_time(clock: ClockId) -> Duration {
+    let now = rustix::time::clock_gettime(clock);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 

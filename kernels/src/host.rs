@@ -2,6 +2,7 @@
 //! Host threads as warps.
 
 use std::{
+    num::NonZero,
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
@@ -15,11 +16,13 @@ use crate::{ffi, memory};
 /// What reports call it.
 const NAME: &str = "host";
 
-/// Fruitless turns that a thread spins, then those that it yields, before it sleeps.
+/// Fruitless turns that a thread spins before it sleeps. It does not yield: where others want the
+/// processor, that gives it away for milliseconds.
 const SPINS: u32 = 32;
-const YIELDS: u32 = 256;
 /// Sleep while commands are outstanding: short against a device's latency times its queue depth.
-const NAP: Duration = Duration::from_micros(50);
+const NAP: Duration = Duration::from_micros(20);
+/// How late the kernel may end a sleep, to end several at once. Its default is 50 microseconds.
+const SLACK_NS: u64 = 1;
 /// Sleep while nothing is in progress; a submission ends it.
 const REST: Duration = Duration::from_millis(100);
 
@@ -32,7 +35,7 @@ pub struct HostOptions {
 
 /// Runs the I/O kernel on threads of this process, each with its share of the queues.
 ///
-/// A thread with nothing to do spins, yields, and then sleeps until the next submission.
+/// A thread with nothing to do spins and then sleeps until the next submission.
 #[derive(Debug)]
 pub struct HostExecutor {
     options: HostOptions,
@@ -76,6 +79,8 @@ impl HostExecutor {
 
 /// Runs warps `first .. first + count` until the kernel was stopped.
 fn work(args: &Args, first: u32, count: u32) {
+    // Without that, sleeps are longer.
+    let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
     let mut idle = 0;
     loop {
         // SAFETY: `start` got `args` with the promise that what they point to lives until `stop`
@@ -91,8 +96,6 @@ fn work(args: &Args, first: u32, count: u32) {
         idle += 1;
         if idle <= SPINS {
             std::hint::spin_loop();
-        } else if idle <= YIELDS {
-            thread::yield_now();
         } else if result & ffi::RUN_IDLE != 0 {
             thread::park_timeout(REST);
         } else {

@@ -1,13 +1,15 @@
-//! A store over one software controller with memory media.
+//! A store over software controllers.
 
 use anyhow::{Context as _, Result};
-use nvme_driver::{ControllerOptions, DmaSpace};
-use nvme_emu::{EmuDomain, EmuRunner};
+use nvme_driver::{ControllerOptions, DmaSlice, DmaSpace, platform::buffer::Buffer};
+use nvme_emu::{EmuConfig, EmuDomain, EmuRunner};
 use objstore::{
-    BlockId, BlockKey, KeyChain, KvPool, KvShape, Layer, Namespace, Store, StoreConfig,
+    BlockId, BlockKey, Format, KeyChain, KvPool, KvShape, Layer, Namespace, Store, StoreConfig,
     StoreDevice, StoreOptions,
 };
-use ripieno_testkit::{Drives, host_executor, memory_drives};
+use ripieno_testkit::{Drives, host_executor, memory_drives, pattern};
+
+const PATTERN_BYTES: usize = 1 << 20;
 
 /// Fields are dropped in this order: who uses before who is used.
 pub struct Stack {
@@ -20,15 +22,36 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A store of `blocks` blocks of `shape`, filled from an equally large KV pool.
+    /// A store of `blocks` blocks of `shape` on one controller with memory media, filled from an
+    /// equally large KV pool.
     pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
         let bytes = shape.block_bytes() * u64::from(blocks);
         let lba = if shape.object_bytes.is_multiple_of(4096) { 4096 } else { 512 };
         // Room for whole groups of the layout.
         let configs = memory_drives(1, (bytes * 2).max(64 << 20), lba);
+        let format = ripieno_testkit::format(shape);
+        Self::over(configs, StoreOptions::default(), &format, blocks)
+    }
+
+    /// The same on these controllers.
+    pub fn over(
+        configs: Vec<EmuConfig>,
+        options: StoreOptions,
+        format: &Format,
+        blocks: u32,
+    ) -> Result<Self> {
+        let shape = format.shape;
+        let bytes = shape.block_bytes() * u64::from(blocks);
         let drives = Drives::threaded(EmuDomain::new("bench"), configs);
         let controllers = drives.attach(&ControllerOptions::default());
         let memory = drives.domain.alloc(usize::try_from(bytes)?)?;
+        // Media and drives may treat zeroes in a way of their own.
+        let mut contents =
+            Buffer::new(DmaSlice::whole(memory.clone())?).context("the KV pool is host memory")?;
+        for (at, seed) in (0..bytes as usize).step_by(PATTERN_BYTES).zip(0..) {
+            let len = PATTERN_BYTES.min(bytes as usize - at);
+            contents.write(at, &pattern(len, seed))?;
+        }
         let config = StoreConfig {
             devices: controllers.into_iter().map(StoreDevice::new).collect(),
             clock: drives.clock.clone(),
@@ -36,11 +59,10 @@ impl Stack {
             shape,
             pool: KvPool::contiguous(memory, &shape, blocks)?,
             gpu: None,
-            options: StoreOptions::default(),
+            options,
             namespace: Namespace::default(),
         };
-        let format = ripieno_testkit::format(shape);
-        let store = Store::create(config, &format).context("opening the store")?;
+        let store = Store::create(config, format).context("opening the store")?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
         let mut stack = Self { store, keys, shape, _runner: drives.runner };

@@ -218,6 +218,11 @@ impl Controller {
         }
     }
 
+    /// Says whether from now on only the calling thread steps the controller.
+    pub(crate) fn set_exclusive(&mut self, exclusive: bool) {
+        self.namespaces.iter_mut().for_each(|namespace| namespace.set_exclusive(exclusive));
+    }
+
     /// When the next state change without a host access is due, if that is known.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {

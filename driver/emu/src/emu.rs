@@ -228,6 +228,12 @@ impl Emu {
         *self.attached() = Attached { clock, thread };
     }
 
+    /// Says whether from now on only the calling thread steps the controller. It has to take that
+    /// back before it ends.
+    pub(crate) fn set_exclusive(&self, exclusive: bool) {
+        self.state().controller.set_exclusive(exclusive);
+    }
+
     fn time(&self) -> Nanos {
         self.attached().clock.as_ref().map_or(Nanos::default(), |clock| clock.now())
     }

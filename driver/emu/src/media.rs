@@ -46,6 +46,11 @@ pub trait Media: Send + fmt::Debug {
     /// When the next operation in flight will finish, if that is known.
     fn next_event(&self) -> Option<Nanos>;
 
+    /// Says whether from now on the calling thread alone submits, polls and cancels. It is the
+    /// thread that says so, and that takes it back before it ends. Media that gain nothing by it
+    /// need not listen.
+    fn set_exclusive(&mut self, _exclusive: bool) {}
+
     /// Operations in flight: while there are any, memory may be touched.
     fn in_flight(&self) -> usize;
 

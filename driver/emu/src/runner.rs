@@ -20,17 +20,20 @@ use crate::{emu::Emu, progress::Progress};
 const BUDGET: u32 = 64;
 /// Fruitless rounds spent spinning.
 const SPINS: u32 = 16;
-/// Fruitless rounds after that spent yielding.
-const YIELDS: u32 = 128;
-/// First sleep after that; each next one is half as long again ...
+/// First sleep after that; while nothing is in flight, each next one is half as long again ...
 const SLEEP_MIN: Duration = Duration::from_micros(20);
 /// ... up to this. It bounds how late a doorbell is seen: a store to memory wakes no thread.
 const SLEEP_MAX: Duration = Duration::from_micros(100);
+/// How late the kernel may end a sleep, to end several at once. Its default is 50 microseconds.
+const SLACK_NS: u64 = 1;
 
 /// Steps controllers until it is dropped, which stops and joins the threads.
 ///
-/// Threads spin a little, then yield, then sleep for 20 to 100 microseconds. When no controller of
-/// a thread is enabled, the thread sleeps until a register write wakes it.
+/// Threads spin a little, then sleep for 20 to 100 microseconds. They do not yield: where others
+/// want the processor, that gives it away for milliseconds. When no controller of a thread is
+/// enabled, the thread sleeps until a register write wakes it.
+///
+/// Meanwhile nobody else steps the controllers.
 #[derive(Debug)]
 pub struct EmuRunner {
     emus: Vec<Arc<Emu>>,
@@ -103,6 +106,9 @@ struct Worker {
 
 impl Worker {
     fn run(self) {
+        // Without that, sleeps are longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
+        self.emus.iter().for_each(|emu| emu.set_exclusive(true));
         let mut idle = 0u32;
         let mut sleep = SLEEP_MIN;
         while matches!(self.stop.try_recv(), Err(TryRecvError::Empty)) {
@@ -119,8 +125,6 @@ impl Worker {
                 thread::park();
             } else if idle <= SPINS {
                 std::hint::spin_loop();
-            } else if idle <= SPINS + YIELDS {
-                thread::yield_now();
             } else {
                 let event = all.next_event.map_or(sleep, |at| (at - now).duration());
                 thread::park_timeout(sleep.min(event));
@@ -129,6 +133,7 @@ impl Worker {
                 }
             }
         }
+        self.emus.iter().for_each(|emu| emu.set_exclusive(false));
     }
 
     fn round(&self, now: Nanos) -> Progress {

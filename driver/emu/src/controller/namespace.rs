@@ -69,6 +69,10 @@ impl Namespace {
         self.media.submit(op, now)
     }
 
+    pub(super) fn set_exclusive(&mut self, exclusive: bool) {
+        self.media.set_exclusive(exclusive);
+    }
+
     /// Operations in flight.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {

@@ -13,14 +13,14 @@ use std::{
 };
 
 use io_uring::{IoUring, opcode, squeue, types};
-use nvme_driver::Nanos;
+use nvme_driver::{Clock, MonotonicClock, Nanos, wait_until};
 use rustix::fs::{FallocateFlags, FlockOperation};
 
 use self::{
     open::{capacity, explain, limits, open},
     transfer::{Limits, Transfer},
 };
-use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, drain};
+use super::{DROP_TIMEOUT, Media, MediaDone, MediaError, MediaKind, MediaOp, drain};
 use crate::{domain::SgList, memory::HostMap};
 
 mod open;
@@ -112,7 +112,7 @@ impl FileMedia {
     ) -> io::Result<Self> {
         let FileOptions { keep_space, depth, .. } = options;
         let depth = depth.clamp(1, 4096);
-        let ring = IoUring::new(depth).map_err(|error| {
+        let ring = ring(depth, Issuer::Any).map_err(|error| {
             let hint = "the kernel or a container's policy forbids it: see io_uring_disabled in \
                         /proc/sys/kernel, or use memory media";
             explain(path, "setting up io_uring for it", error, hint)
@@ -166,11 +166,13 @@ impl FileMedia {
         }
     }
 
-    /// One system call: submits what is queued.
+    /// One system call: submits what is queued. With a ring of one thread, it also takes the
+    /// results that are ready.
     fn hand_over(&mut self) {
         match self.ring.submit() {
             Ok(_) => self.unsubmitted = self.ring.submission().len(),
-            // Interrupted or short of memory: the queue is as it was, the next call tries again.
+            // Interrupted, short of memory, or the ring is another thread's: the queue is as it
+            // was, the next call tries again.
             Err(error) if transient(&error) => std::thread::yield_now(),
             Err(error) => {
                 tracing::error!(path = %self.path.display(), %error, "io_uring failed for good");
@@ -198,9 +200,15 @@ impl FileMedia {
         std::mem::forget(drain);
     }
 
+    /// Takes the kernel's results out of the ring.
+    fn collect(&mut self) {
+        let results = self.ring.completion().map(|entry| (entry.user_data(), entry.result()));
+        self.reaped.extend(results);
+    }
+
     fn reap(&mut self, done: &mut Vec<MediaDone>) {
+        self.collect();
         let mut reaped = std::mem::take(&mut self.reaped);
-        reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
         for (slot, result) in reaped.drain(..) {
             if let Ok(slot) = u32::try_from(slot)
                 && let Some(finished) = self.finish(slot, result)
@@ -278,6 +286,26 @@ impl FileMedia {
     fn flying(&self) -> usize {
         self.slots.len() - self.free.len()
     }
+
+    /// Operations whose result is still to come from the kernel, or that it has not been given.
+    fn unfinished(&self) -> usize {
+        self.flying() - self.reaped.len()
+    }
+
+    /// Takes another ring, once this one has given all its results: waits [`DROP_TIMEOUT`] for
+    /// them. `false`: they did not come, and the ring stays.
+    fn change_ring(&mut self, issuer: Issuer) -> io::Result<bool> {
+        let clock = MonotonicClock::default();
+        let ended = wait_until(&clock, clock.now() + DROP_TIMEOUT, || {
+            self.hand_over();
+            self.collect();
+            self.unfinished() == 0
+        });
+        if ended {
+            self.ring = ring(self.ring.params().sq_entries(), issuer)?;
+        }
+        Ok(ended)
+    }
 }
 
 /// What one result of the kernel means for its operation.
@@ -290,13 +318,8 @@ enum Step {
 
 impl Flight {
     fn entry(&self, fd: types::Fd, keep_space: bool) -> squeue::Entry {
-        let (parts, count, offset) = self.transfer.rest_of(self.op.offset);
         match self.op.kind {
-            MediaKind::Read => opcode::Readv::new(fd, parts, count).offset(offset).build(),
-            MediaKind::Write { fua } => {
-                let flags = if fua { libc::RWF_DSYNC } else { 0 };
-                opcode::Writev::new(fd, parts, count).offset(offset).rw_flags(flags).build()
-            }
+            MediaKind::Read | MediaKind::Write { .. } => self.transfer_entry(fd),
             MediaKind::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             MediaKind::Deallocate | MediaKind::WriteZeroes => {
                 let keeping = FallocateFlags::ZERO_RANGE;
@@ -305,6 +328,31 @@ impl Flight {
                 let mode = i32::try_from(mode.bits()).unwrap_or(0);
                 opcode::Fallocate::new(fd, self.op.len).offset(self.op.offset).mode(mode).build()
             }
+        }
+    }
+
+    fn transfer_entry(&self, fd: types::Fd) -> squeue::Entry {
+        let (parts, at) = self.transfer.rest_of(self.op.offset);
+        let flags =
+            if self.op.kind == (MediaKind::Write { fua: true }) { libc::RWF_DSYNC } else { 0 };
+        let reads = self.op.kind == MediaKind::Read;
+        // The kernel would copy a list, and allocate memory for that; one part needs none.
+        if let [part] = parts
+            && let Ok(len) = u32::try_from(part.iov_len)
+        {
+            let base = part.iov_base.cast();
+            return if reads {
+                opcode::Read::new(fd, base, len).offset(at).build()
+            } else {
+                opcode::Write::new(fd, base, len).offset(at).rw_flags(flags).build()
+            };
+        }
+        // At most PARTS_MAX.
+        let (list, count) = (parts.as_ptr(), parts.len() as u32);
+        if reads {
+            opcode::Readv::new(fd, list, count).offset(at).build()
+        } else {
+            opcode::Writev::new(fd, list, count).offset(at).rw_flags(flags).build()
         }
     }
 
@@ -368,7 +416,7 @@ impl Media for FileMedia {
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Vec<MediaDone>) {
-        if self.unsubmitted > 0 {
+        if self.unsubmitted > 0 || self.ring.submission().taskrun() {
             self.hand_over();
         }
         if self.flying() > 0 {
@@ -382,6 +430,20 @@ impl Media for FileMedia {
 
     fn next_event(&self) -> Option<Nanos> {
         None
+    }
+
+    fn set_exclusive(&mut self, exclusive: bool) {
+        let changed = self.change_ring(if exclusive { Issuer::One } else { Issuer::Any });
+        let path = self.path.display();
+        match changed {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::error!(%path, "operations have not ended; their results are lost")
+            }
+            Err(error) => {
+                tracing::error!(%path, %error, "making another ring failed; this one stays")
+            }
+        }
     }
 
     fn in_flight(&self) -> usize {
@@ -419,6 +481,27 @@ impl fmt::Debug for FileMedia {
     }
 }
 
+/// Who uses a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Issuer {
+    /// Any thread.
+    Any,
+    /// The thread that makes it, and no other. The kernel then keeps results until that thread asks
+    /// for them; else each one interrupts or wakes the thread that submitted the operation.
+    One,
+}
+
+fn ring(depth: u32, issuer: Issuer) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    match issuer {
+        // Linux before 6.1 has no such rings.
+        Issuer::One => builder.build(depth).or_else(|_| IoUring::new(depth)),
+        Issuer::Any => IoUring::new(depth),
+    }
+}
+
 fn transient(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+    let number = error.raw_os_error();
+    matches!(number, Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::EEXIST))
 }

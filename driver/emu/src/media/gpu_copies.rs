@@ -215,6 +215,10 @@ impl Media for GpuCopies {
         poll.into_iter().chain(self.inner.next_event()).min()
     }
 
+    fn set_exclusive(&mut self, exclusive: bool) {
+        self.inner.set_exclusive(exclusive);
+    }
+
     fn in_flight(&self) -> usize {
         self.inner.in_flight() + self.waiting.len() + self.ready.len() + self.begun.len()
     }

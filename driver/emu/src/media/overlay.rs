@@ -139,6 +139,10 @@ impl Media for Overlay {
         self.inner.next_event()
     }
 
+    fn set_exclusive(&mut self, exclusive: bool) {
+        self.inner.set_exclusive(exclusive);
+    }
+
     fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }

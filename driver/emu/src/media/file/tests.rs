@@ -21,6 +21,12 @@ fn hanging() -> (FileMedia, PipeWriter) {
 /// With a read that the kernel works on.
 fn reading() -> (FileMedia, PipeWriter) {
     let (mut media, writer) = hanging();
+    read(&mut media);
+    (media, writer)
+}
+
+/// Begins a read.
+fn read(media: &mut FileMedia) {
     let domain = EmuDomain::new("test");
     let memory = domain.alloc(BLOCK).unwrap();
     let mut sg_list = SgList::new();
@@ -29,7 +35,6 @@ fn reading() -> (FileMedia, PipeWriter) {
     let op = MediaOp { token: 1, kind, offset: 0, len, sg_list, placement: 0, fault };
     assert!(media.submit(op, Nanos(0)).is_none());
     media.poll(Nanos(0), &mut Vec::new());
-    (media, writer)
 }
 
 #[test]
@@ -51,6 +56,33 @@ fn a_medium_that_is_dropped_does_not_wait_for_ever() {
     let (media, writer) = reading();
     drop(media);
     drop(writer);
+}
+
+/// A thread takes the medium for itself, begins a read and gives the medium back; the result comes
+/// meanwhile.
+#[test]
+fn a_medium_passes_from_thread_to_thread_with_what_is_in_flight() {
+    let (mut media, mut writer) = hanging();
+    for round in 0..2u8 {
+        let worker = std::thread::spawn(move || {
+            media.set_exclusive(true);
+            read(&mut media);
+            let last = std::thread::spawn(move || {
+                writer.write_all(&[round; BLOCK]).unwrap();
+                writer
+            });
+            media.set_exclusive(false);
+            (media, last.join().unwrap())
+        });
+        (media, writer) = worker.join().unwrap();
+        let (clock, mut done) = (MonotonicClock::default(), Vec::new());
+        wait_until(&clock, Nanos::from_millis(10_000), || {
+            media.poll(Nanos(0), &mut done);
+            !done.is_empty()
+        });
+        assert_eq!(done.len(), 1, "the result is lost");
+        assert!(done[0].result.is_ok(), "{done:?}");
+    }
 }
 
 /// Command timeout, Abort, queue deletion, reset: all end at their deadlines, in virtual time, and

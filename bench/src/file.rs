@@ -1,0 +1,200 @@
+//! `bench file`: software controllers over files, against fio's io_uring engine.
+
+mod fio;
+mod ours;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+pub use self::fio::Missing;
+use self::{fio::Setting, ours::Ours};
+use crate::{
+    plot::{self, Line},
+    report::{Aim, Ratio, Report},
+    sample::Samples,
+};
+
+const LAYERS: u32 = 4;
+const SIDES: [&str; 4] = ["ours", "without checksums", "fio plain", "fio tuned"];
+
+/// What `file` takes.
+#[derive(clap::Args, Debug)]
+pub struct FileArgs {
+    /// Where the files are made, on the file system to be measured; all sides together take seven
+    /// times --mib
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Sizes of an object, and of fio's block
+    #[arg(long, value_delimiter = ',', default_value = "4096,32768,131072,1048576")]
+    sizes: Vec<u32>,
+    /// Commands in flight for each device
+    #[arg(long, default_value_t = 32)]
+    depth: u32,
+    /// Devices, and jobs of fio
+    #[arg(long, default_value_t = 1)]
+    devices: u32,
+    /// Data that a turn moves
+    #[arg(long, default_value_t = 256)]
+    mib: u32,
+    /// Turns of each side, one after the other
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(3..=1000))]
+    rounds: u32,
+    /// Only reads, or only writes
+    #[arg(long, value_enum)]
+    only: Option<Direction>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Where to write the plots (SVG)
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    plots: PathBuf,
+}
+
+/// Which way the data goes.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    /// Retrieve, against reads
+    Read,
+    /// Store, against writes
+    Write,
+}
+
+/// What both sides do.
+struct Load {
+    object_bytes: u32,
+    depth: u32,
+    devices: u32,
+    mib: u32,
+}
+
+impl Load {
+    fn blocks(&self) -> u32 {
+        let blocks = (u64::from(self.mib) << 20) / u64::from(LAYERS) / u64::from(self.object_bytes);
+        blocks as u32
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::from(self.blocks()) * u64::from(LAYERS) * u64::from(self.object_bytes)
+    }
+}
+
+/// One turn of one side.
+struct Pass {
+    bytes: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+impl Pass {
+    fn bytes_s(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+}
+
+#[derive(Default)]
+struct Side {
+    mib_s: Samples,
+    cpu_s_gib: Samples,
+}
+
+impl Side {
+    fn push(&mut self, pass: &Pass) {
+        self.mib_s.push(pass.bytes_s() / f64::from(1 << 20));
+        self.cpu_s_gib.push(pass.cpu_seconds / pass.bytes as f64 * f64::from(1 << 30));
+    }
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// [`Missing`] without fio; when a part of the stack refuses.
+pub fn run(args: &FileArgs) -> Result<()> {
+    let mut report = Report::new("file");
+    report.notes.push(format!("against {}, io_uring, O_DIRECT", fio::version()?));
+    report.notes.push(format!(
+        "depth {}, devices and jobs: {}, {} MiB a turn, {} turns of each side, in {}",
+        args.depth,
+        args.devices,
+        args.mib,
+        args.rounds,
+        args.dir.display()
+    ));
+    for (direction, name) in [(Direction::Read, "retrieve"), (Direction::Write, "store")] {
+        if args.only.is_some_and(|only| only != direction) {
+            continue;
+        }
+        let mut lines = SIDES.map(|side| Line { name: side, points: Vec::new() });
+        for &object_bytes in &args.sizes {
+            let sides = measure(args, object_bytes, direction)?;
+            let kib = f64::from(object_bytes) / 1024.0;
+            compare(&mut report, &format!("{name}, {kib} KiB"), &sides);
+            for (line, side) in lines.iter_mut().zip(&sides) {
+                line.points.push((kib, side.mib_s.median()));
+            }
+        }
+        let path = args.plots.join(format!("file-{name}.svg"));
+        let title = format!("{name} with {} devices in files, depth {}", args.devices, args.depth);
+        plot::lines(&path, &title, "object, KiB", "MiB/s", &lines)?;
+        report.plots.push(path.display().to_string());
+    }
+    report.print(args.json)
+}
+
+/// The ratios of the sides, of which there are as many as [`SIDES`].
+fn compare(report: &mut Report, name: &str, sides: &[Side; SIDES.len()]) {
+    for (us, against) in [(0, 2), (0, 3), (1, 3), (0, 1)] {
+        let name = format!("{name}: {} against {}", SIDES[us], SIDES[against]);
+        let (us, against) = (&sides[us], &sides[against]);
+        let ratio = Ratio::rounds(&name, "MiB/s", &us.mib_s, &against.mib_s);
+        report.progress(&format!("{name}: {:.2}", ratio.ratio));
+        report.ratios.push(ratio.aim(Aim::AtLeast(0.9, 0.9)));
+        let (us, against) = (&us.cpu_s_gib, &against.cpu_s_gib);
+        report.ratios.push(Ratio::rounds(format!("{name}, CPU"), "s/GiB", us, against));
+    }
+}
+
+/// Each side's turns, one after the other, in the order of [`SIDES`].
+fn measure(
+    args: &FileArgs,
+    object_bytes: u32,
+    direction: Direction,
+) -> Result<[Side; SIDES.len()]> {
+    let folder = Folder::new(&args.dir)?;
+    let (depth, devices, mib) = (args.depth, args.devices, args.mib);
+    let load = Load { object_bytes, depth, devices, mib };
+    let store = |checksums| Ours::new(&folder.0, &load, checksums).context("a store over files");
+    let (mut with, mut without) = (store(true)?, store(false)?);
+    // The first pass makes the files and writes all of them.
+    fio::pass(&folder.0, &load, Direction::Write, Setting::Tuned)?;
+    let mut sides = <[Side; SIDES.len()]>::default();
+    for round in 0..=args.rounds {
+        let passes = [
+            with.pass(direction)?,
+            without.pass(direction)?,
+            fio::pass(&folder.0, &load, direction, Setting::Plain)?,
+            fio::pass(&folder.0, &load, direction, Setting::Tuned)?,
+        ];
+        if round > 0 {
+            sides.iter_mut().zip(&passes).for_each(|(side, pass)| side.push(pass));
+        }
+    }
+    Ok(sides)
+}
+
+/// A folder of this process, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(parent: &Path) -> Result<Self> {
+        let path = parent.join(format!("ripieno-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

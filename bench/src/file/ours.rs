@@ -1,0 +1,100 @@
+//! Our side: a store over software controllers whose media are files.
+
+use std::{path::Path, time::Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nvme_emu::{EmuConfig, FileMedia, FileOptions};
+use objstore::{BlockId, Durability, Format, KvShape, Layer, StoreOptions};
+use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+
+use super::{Direction, LAYERS, Load, Pass};
+use crate::{path::Stack, sample::process_cpu};
+
+const SEED: u64 = 1;
+
+/// A filled store, and the blocks of its pool in a scattered order.
+pub struct Ours {
+    stack: Stack,
+    blocks: Vec<BlockId>,
+}
+
+impl Ours {
+    /// With its media in `folder`.
+    pub fn new(folder: &Path, load: &Load, checksums: bool) -> Result<Self> {
+        let shape = KvShape {
+            layers: LAYERS,
+            segments: 1,
+            object_bytes: load.object_bytes,
+            block_tokens: 16,
+        };
+        // Room for whole groups of the layout.
+        let bytes = (load.bytes() * 2 / u64::from(load.devices)).max(64 << 20);
+        let mut configs = Vec::new();
+        for index in 0..load.devices {
+            let path = folder.join(format!("ours-{checksums}-{index}"));
+            let file = FileOptions { depth: load.depth, ..FileOptions::default() };
+            let media = FileMedia::open(&path, bytes, file).context("opening a medium")?;
+            configs.push(EmuConfig::new(format!("emu{index}")).namespace(media, 4096));
+        }
+        let options = StoreOptions {
+            queue_depth: (2 * load.depth).next_power_of_two(),
+            // A command for each object, as fio has one for each block.
+            run_bytes: load.object_bytes,
+            // As fio, which is not told to synchronise.
+            durability: Durability::Volatile,
+            ..StoreOptions::default()
+        };
+        let format = Format { checksums, ..ripieno_testkit::format(shape) };
+        let stack = Stack::over(configs, options, &format, load.blocks())?;
+        let mut blocks: Vec<BlockId> = (0..load.blocks()).map(BlockId).collect();
+        blocks.shuffle(&mut StdRng::seed_from_u64(SEED));
+        Ok(Self { stack, blocks })
+    }
+
+    /// All layers of all blocks once.
+    pub fn pass(&mut self, direction: Direction) -> Result<Pass> {
+        match direction {
+            Direction::Read => self.retrieve(),
+            Direction::Write => self.store(),
+        }
+    }
+
+    fn retrieve(&mut self) -> Result<Pass> {
+        let store = &mut self.stack.store;
+        let prefix = store.lookup(&self.stack.keys)?;
+        ensure!(prefix.len() == self.blocks.len(), "only {} blocks were found", prefix.len());
+        let transfer = store.retrieve(&prefix, &self.blocks)?;
+        measured(|| {
+            let mut tickets = Vec::with_capacity(LAYERS as usize);
+            for layer in 0..LAYERS {
+                tickets.push(store.retrieve_layer(&transfer, Layer(layer))?);
+            }
+            tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + store.wait(ticket)?.bytes))
+        })
+    }
+
+    /// The same files again: their extents are written, as those of fio are.
+    fn store(&mut self) -> Result<Pass> {
+        let store = &mut self.stack.store;
+        store.remove(&self.stack.keys)?;
+        let writing = store.allocate(&self.stack.keys, &self.blocks)?;
+        ensure!(writing.written() == self.blocks.len(), "the store is too small");
+        let pass = measured(|| {
+            let mut tickets = Vec::with_capacity(LAYERS as usize);
+            for layer in 0..LAYERS {
+                tickets.push(store.store_layer(&writing, Layer(layer))?);
+            }
+            tickets.into_iter().try_fold(0, |bytes, ticket| Ok(bytes + store.wait(ticket)?.bytes))
+        })?;
+        store.commit(writing)?;
+        Ok(pass)
+    }
+}
+
+fn measured(work: impl FnOnce() -> Result<u64>) -> Result<Pass> {
+    let (start, cpu) = (Instant::now(), process_cpu());
+    let bytes = work()?;
+    let (seconds, cpu_seconds) =
+        (start.elapsed().as_secs_f64(), (process_cpu() - cpu).as_secs_f64());
+    Ok(Pass { bytes, seconds, cpu_seconds })
+}
