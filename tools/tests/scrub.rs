@@ -38,13 +38,17 @@ fn bits_that_rot_are_found_and_are_misses_afterwards() {
     assert_eq!((count(&clean, "files"), count(&clean, "files_read")), (stored, stored));
     assert_eq!(clean["damaged"], serde_json::json!([]));
 
-    let data = place.json("inspect", 0)["store"]["data_offset"].as_u64().unwrap();
+    let store = place.json("inspect", 0)["store"].clone();
+    let (data, group) = (count(&store, "data_offset"), count(&store, "group_files"));
+    // In the first row, and in the last one: another layer of another file.
     rot(&place, 0, data, &[0, 3]);
-    rot(&place, 1, data, &[1]);
+    rot(&place, 1, data, &[1, 3 * group / 2 + 2]);
     let seen = place.json("scrub --report-only", 1);
     let damaged = files(&seen);
-    assert_eq!((damaged.len(), &seen["dropped"]), (3, &false.into()), "{seen}");
+    assert_eq!((damaged.len(), &seen["dropped"]), (4, &false.into()), "{seen}");
     assert!(damaged.iter().all(|file| *file < 8), "these are the first slots: {seen}");
+    let layers = seen["damaged"].as_array().unwrap().iter().map(|damaged| count(damaged, "layer"));
+    assert_eq!(layers.sum::<u64>(), 1, "one of them is in layer 1: {seen}");
     let first = &seen["damaged"][0];
     assert!(first["what"].as_str().unwrap().contains("differ"), "{first}");
     assert_eq!(first["key"].as_str().unwrap().len(), 64);
@@ -52,7 +56,7 @@ fn bits_that_rot_are_found_and_are_misses_afterwards() {
     assert!(place.run("scrub --dry-run", 1).contains("nothing was dropped"));
 
     assert_eq!(files(&place.json("scrub", 1)), damaged);
-    assert_eq!(count(&place.json("inspect", 0), "stored_files"), stored - 3);
+    assert_eq!(count(&place.json("inspect", 0), "stored_files"), stored - 4);
     assert!(place.run("scrub", 0).contains("every byte"));
     // They are misses, and can be stored again.
     let again = place.json(REPLAY, 0);

@@ -12,11 +12,17 @@ pub struct Tally {
     pub skipped: u64,
 }
 
+/// What such a test says before its name.
+const SKIPPED: &str = "SKIPPED ";
+
 impl Tally {
     /// What a line of output adds: libtest closes each binary, and each crate's doc tests, with
     /// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; ...`.
+    ///
+    /// A test that finds that it cannot run here passes, and says `SKIPPED` and why.
     pub fn of_line(line: &str) -> Self {
-        let mut tally = Self::default();
+        let skipped = line.contains(SKIPPED).into();
+        let mut tally = Self { skipped, ..Self::default() };
         let Some((_, counts)) =
             line.trim().strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
@@ -83,6 +89,13 @@ mod tests {
             assert_eq!(Tally::of_line(&tally.line(Duration::from_millis(4500))), tally);
             // The last line of a run is a sum, and must not count again.
             assert_eq!(Tally::of_line(&tally.to_string()), Tally::default());
+        }
+    }
+
+    #[test]
+    fn a_test_that_cannot_run_here_is_counted() {
+        for line in ["SKIPPED a: root is needed\n", "test b ... SKIPPED a: root is needed\n"] {
+            assert_eq!(Tally::of_line(line), Tally { passed: 0, failed: 0, skipped: 1 });
         }
     }
 

@@ -140,7 +140,8 @@ impl Home {
             None => {}
         }
         let files = || manifest.devices.iter().filter(|device| device.is_file());
-        check_room(dir, files().map(|device| device.bytes).sum())?;
+        // And for the parameters, which are written again when it is ready.
+        check_room(dir, files().map(|device| device.bytes).sum::<u64>().saturating_add(UNIT))?;
         manifest.write(dir)?;
         let made = files().try_for_each(|device| make(dir, device));
         let made = made.and_then(|()| sync_directory(dir));
@@ -157,6 +158,10 @@ impl Home {
     /// # Errors
     /// [`HomeError::Os`].
     pub fn set_ready(&mut self) -> Result<(), HomeError> {
+        if self.manifest.state == State::Ready {
+            // On a full disk there would be no room to say so again.
+            return Ok(());
+        }
         self.manifest.state = State::Ready;
         self.manifest.write(&self.dir)
     }

@@ -119,6 +119,6 @@ pub fn is_root(test: &str) -> bool {
 
 /// A test that cannot run here.
 pub fn skipped(test: &str, why: &str) {
-    // Not eprintln: the output of tests that pass is not shown.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+    // Not println: what tests that pass print is not shown, and could not be counted.
+    let _ = writeln!(std::io::stdout(), "SKIPPED {test}: {why}");
 }

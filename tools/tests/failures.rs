@@ -1,0 +1,223 @@
+//! What a process finds when its store's directory or disk is not as it should be: a message that
+//! says what was found and what to do, nothing half-done, and the next opening works. What devices
+//! do wrong: objstore/tests/faults.rs and objstore/stack/tests/failures.rs. Killed in the middle:
+//! keep.rs and format.rs.
+
+mod home;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use home::{FORMAT, Place, REPLAY, is_root, said};
+
+/// All commands that use a home that is there.
+const COMMANDS: [&str; 5] = ["inspect", "fsck", "scrub", "format --overwrite anything", REPLAY];
+
+/// A store with something in it.
+fn stored(place: &Place) {
+    place.run(FORMAT, 0);
+    place.run(REPLAY, 0);
+}
+
+/// It opens, and has everything.
+fn is_whole(place: &Place) {
+    place.run("fsck", 0);
+    place.run("scrub", 0);
+    assert_eq!(place.json(REPLAY, 0)["stored_bytes"], 0);
+}
+
+#[test]
+fn one_process_has_a_home_and_the_others_are_told_who() {
+    let place = Place::new();
+    stored(&place);
+    let mut command = place.command("replay --keep --lba 4096 --verify full --requests 100000");
+    let command = command.env("RUST_LOG", "ripieno::replay=debug").stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+    lines.find(|line| line.as_ref().unwrap().contains("is permanent")).unwrap().unwrap();
+    let holder = format!("in use by process {}", child.id());
+    // What it says from now on nobody reads, but it may not wait for that.
+    let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
+    for line in COMMANDS {
+        place.refused(line, &[&holder, "one process at a time"]);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    rest.join().unwrap();
+    place.run("fsck", 0);
+    place.run("scrub", 0);
+    place.run(REPLAY, 0);
+}
+
+#[test]
+fn of_two_that_make_a_home_at_once_one_does() {
+    for _ in 0..4 {
+        let place = Place::new();
+        place.home();
+        let start = || place.command(FORMAT).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let children: Vec<_> = (0..3).map(|_| start().unwrap()).collect();
+        let mut codes = Vec::new();
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            let err = home::text(&output.stderr);
+            codes.push(output.status.code().unwrap());
+            let told = ["in use by", "is here already", "it holds store"];
+            assert!(output.status.success() || told.iter().any(|told| err.contains(told)), "{err}");
+        }
+        codes.sort_unstable();
+        assert_eq!(codes, [0, 2, 2]);
+        place.run(REPLAY, 0);
+    }
+}
+
+#[test]
+fn a_device_that_is_not_what_it_was_is_named() {
+    let place = Place::new();
+    stored(&place);
+    let (device, spare) = (place.device(1), place.path().join("spare"));
+    fs::rename(&device, &spare).unwrap();
+    let refused = |wanted: &[&str]| {
+        COMMANDS.iter().for_each(|line| place.refused(line, wanted));
+    };
+    refused(&["device-1.img: device 1 of the home is gone", "bring back what was there"]);
+    // Another one in its place: as large, and without a store.
+    fs::copy(&spare, &device).unwrap();
+    place.poke(1, 0, &vec![0; 1 << 20]);
+    place.refused(REPLAY, &["device-1.img", "there is no store on it", "format it first"]);
+    assert!(place.run("fsck", 1).contains("device-1.img: there is no store on it"));
+    // Of another store.
+    let other = Place::new();
+    stored(&other);
+    fs::copy(other.device(1), &device).unwrap();
+    place.refused(REPLAY, &["device-1.img", "belongs to store"]);
+    // A part of it.
+    fs::copy(&spare, &device).unwrap();
+    fs::File::options().write(true).open(&device).unwrap().set_len(5 << 20).unwrap();
+    refused(&["device-1.img: device 1 of the home has 5242880 bytes and had"]);
+    // The two in each other's place.
+    fs::rename(place.device(0), &device).unwrap();
+    fs::copy(&spare, place.device(0)).unwrap();
+    place.refused(
+        REPLAY,
+        &["it is device 1 of the store and was given as device 0", "the order is"],
+    );
+    fs::rename(&device, place.device(0)).unwrap();
+    fs::rename(&spare, &device).unwrap();
+    is_whole(&place);
+}
+
+#[test]
+fn a_device_that_was_added_changes_nothing_or_is_refused() {
+    let place = Place::new();
+    stored(&place);
+    // A file nobody asked for.
+    fs::copy(place.device(1), place.device(2)).unwrap();
+    is_whole(&place);
+    // One more in the home's parameters, by hand.
+    let path = place.home().join("home.json");
+    let good = fs::read_to_string(&path).unwrap();
+    let mut home: serde_json::Value = serde_json::from_str(&good).unwrap();
+    let devices = home["devices"].as_array_mut().unwrap();
+    let mut added = devices[1].clone();
+    added["path"] = "device-2.img".into();
+    added["serial"] = "added-2".into();
+    devices.push(added);
+    fs::write(&path, home.to_string()).unwrap();
+    place.refused(REPLAY, &["device-1.img and", "both say that they are device 1"]);
+    place.poke(2, 0, &vec![0; 1 << 20]);
+    place.refused(REPLAY, &["device-2.img: there is no store on it"]);
+    place.refused("scrub", &["device-2.img: there is no store on it"]);
+    fs::write(&path, good).unwrap();
+    fs::remove_file(place.device(2)).unwrap();
+    is_whole(&place);
+}
+
+/// Something mounted, until this is dropped.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(arguments: &[&str], at: &Path) -> Self {
+        let status = Command::new("mount").args(arguments).arg(at).status().unwrap();
+        assert!(status.success(), "mount {arguments:?}");
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_refused_before_and_does_not_matter_after() {
+    if !is_root("a_full_disk_is_refused_before_and_does_not_matter_after") {
+        return;
+    }
+    let place = Place::new();
+    let _disk = Mount::new(&["-t", "tmpfs", "-o", "size=64M", "disk"], &place.home());
+    for line in ["format --lba 4096 --capacity 100MiB", &format!("{REPLAY} --capacity 100MiB")] {
+        place.refused(&line, &["bytes of files are asked for", "are free", "ask for less"]);
+        assert!(place.files().is_empty(), "nothing half-done is left");
+    }
+    place.run(FORMAT, 0);
+    // Others fill what is left. The store has all of its space.
+    let filler = place.home().join("filler");
+    let full = fs::File::create(&filler)
+        .and_then(|mut file| std::io::copy(&mut std::io::repeat(1), &mut file))
+        .unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    for line in [REPLAY, "fsck", "scrub", "format --overwrite store", REPLAY, "scrub"] {
+        place.run(line, 0);
+    }
+    is_whole(&place);
+}
+
+/// The file system says that there is room, and does not give it.
+#[test]
+fn a_file_that_may_not_become_so_large_is_named_and_removed() {
+    let place = Place::new();
+    let command = place.command(&format!("{FORMAT} --devices 1"));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 4096; exec \"$0\" \"$@\""]).arg(command.get_program());
+    shell.args(command.get_args());
+    let output = shell.output().unwrap();
+    let said = said("format", output, 2);
+    assert!(said.contains("device-0.img: allocating its space failed: File too large"), "{said}");
+    assert!(place.files().is_empty(), "nothing half-done is left");
+    stored(&place);
+}
+
+#[test]
+fn a_directory_that_became_read_only_is_refused_and_opens_again() {
+    if !is_root("a_directory_that_became_read_only_is_refused_and_opens_again") {
+        return;
+    }
+    let place = Place::new();
+    stored(&place);
+    let before = place.files();
+    let home = place.home();
+    let read_only = |at: &Path| {
+        let mount = Mount::new(&["--bind", &at.display().to_string()], at);
+        let again = Command::new("mount").args(["-o", "remount,bind,ro"]).arg(at).status();
+        assert!(again.unwrap().success());
+        mount
+    };
+    let mount = read_only(&home);
+    for line in COMMANDS {
+        place.refused(line, &["Read-only file system", "name a directory that you may write to"]);
+    }
+    drop(mount);
+    assert!(place.files() == before, "nothing was touched");
+    is_whole(&place);
+    // None is made there either.
+    let empty = Place::new();
+    let mount = read_only(&empty.home());
+    for line in [FORMAT, REPLAY] {
+        empty.refused(line, &["Read-only file system", "that you may write to"]);
+    }
+    drop(mount);
+    assert!(empty.files().is_empty());
+    stored(&empty);
+}
