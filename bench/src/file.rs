@@ -183,13 +183,19 @@ fn measure(
 }
 
 /// A folder of this process, which goes with it.
-struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
-    fn new(parent: &Path) -> Result<Self> {
+    /// Made below `parent`.
+    pub fn new(parent: &Path) -> Result<Self> {
         let path = parent.join(format!("ripieno-bench-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 }
 

@@ -4,6 +4,7 @@
 //! Results never make the exit code fail: a benchmark informs, tests judge.
 
 mod catalog;
+mod commit;
 mod file;
 mod gpu;
 mod instant;
@@ -39,6 +40,8 @@ enum Command {
     /// What the catalog does without devices: lookups against a plain hash map, hit rates of the
     /// eviction policies on a recorded trace, and the lengths of runs of files
     Catalog(catalog::CatalogArgs),
+    /// Commits: how long they take, and what is written for each byte stored
+    Commit(commit::CommitArgs),
     /// Software controllers over files (`--media file:DIR`) against fio's io_uring engine
     File(file::FileArgs),
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
@@ -54,6 +57,8 @@ enum Command {
 enum Part {
     /// Retrieve against memcpy
     Retrieve,
+    /// Retrieve with checksums against without
+    Checksums,
     /// The caller's CPU time a layer
     Caller,
     /// Cycles a command
@@ -82,6 +87,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path(args) => path::run(&args),
         Command::Catalog(args) => catalog::run(&args),
+        Command::Commit(args) => commit::run(&args),
         Command::File(args) => file::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Open(args) => open::run(&args),

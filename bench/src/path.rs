@@ -35,6 +35,9 @@ pub fn run(args: &PathArgs) -> Result<()> {
     if wanted(Part::Retrieve) {
         retrieve_ratios(args, &mut report).context("retrieve against memcpy")?;
     }
+    if wanted(Part::Checksums) {
+        checksum_ratios(args, &mut report).context("retrieve with checksums against without")?;
+    }
     if wanted(Part::Caller) {
         caller_ratios(args, &mut report).context("CPU time of the caller")?;
     }
@@ -68,6 +71,18 @@ fn retrieve_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
     let path = args.plots.join("path-retrieve.svg");
     plot::lines(&path, "Retrieve over memory media", "object, KiB", "GiB/s", &[ours, copy])?;
     report.plots.push(path.display().to_string());
+    Ok(())
+}
+
+fn checksum_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
+    for bytes in [4 << 10, 32 << 10, HEADLINE_BYTES, 1 << 20] {
+        let retrieve::Checksums { gib_s, cpu_ms } = retrieve::checksums(bytes, args.rounds)?;
+        let name = format!("retrieve with checksums, against without, {} KiB objects", bytes >> 10);
+        let ratio = Ratio::rounds(&name, "GiB/s", &gib_s[0], &gib_s[1]);
+        report.ratios.push(ratio.aim(Aim::AtLeast(0.9, 0.9)));
+        let name = format!("{name}, CPU time of all threads");
+        report.ratios.push(Ratio::rounds(name, "ms", &cpu_ms[0], &cpu_ms[1]));
+    }
     Ok(())
 }
 

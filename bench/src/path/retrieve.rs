@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 use nvme_driver::{DmaSlice, DmaSpace as _};
 use nvme_emu::EmuDomain;
-use objstore::{BlockId, KvShape, Layer};
+use objstore::{BlockId, Format, KvShape, Layer};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use super::stack::Stack;
-use crate::sample::{Samples, timed};
+use crate::sample::{Samples, process_cpu, timed};
 
 const LAYERS: u32 = 4;
 /// Bytes of one layer's objects: far more than a cache holds.
@@ -26,13 +26,53 @@ pub struct Found {
     pub commands_per_doorbell: f64,
 }
 
-/// Retrieves objects of `object_bytes` into scattered blocks, and copies as much.
-pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
-    let blocks = LAYER_BYTES / object_bytes;
+/// The same from a store with checksums and from one without.
+#[derive(Default)]
+pub struct Checksums {
+    /// With, and without: GiB/s.
+    pub gib_s: [Samples; 2],
+    /// CPU time of all threads, ms.
+    pub cpu_ms: [Samples; 2],
+}
+
+/// Retrieves the same objects with and without checksums, in turns.
+pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
+    let (blocks, shape) = load(object_bytes);
+    let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
+    let format = |checksums| Format { checksums, ..ripieno_testkit::format(shape) };
+    let mut stacks =
+        [Stack::in_memory(&format(true), blocks)?, Stack::in_memory(&format(false), blocks)?];
+    let mut found = Checksums::default();
+    for round in 0..=rounds {
+        for (side, stack) in stacks.iter_mut().enumerate() {
+            let before = process_cpu();
+            let gib_s = retrieve(stack, &scattered)?;
+            if round > 0 {
+                found.gib_s[side].push(gib_s);
+                found.cpu_ms[side].push((process_cpu() - before).as_secs_f64() * 1e3);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// How many blocks, and of what.
+fn load(object_bytes: u32) -> (u32, KvShape) {
     let shape = KvShape { layers: LAYERS, segments: 1, object_bytes, block_tokens: 64 };
-    let mut stack = Stack::filled(shape, blocks)?;
+    (LAYER_BYTES / object_bytes, shape)
+}
+
+fn scattered(blocks: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..blocks).collect();
     order.shuffle(&mut StdRng::seed_from_u64(SEED));
+    order
+}
+
+/// Retrieves objects of `object_bytes` into scattered blocks, and copies as much.
+pub fn measure(object_bytes: u32, rounds: u32) -> Result<Found> {
+    let (blocks, shape) = load(object_bytes);
+    let mut stack = Stack::filled(shape, blocks)?;
+    let order = scattered(blocks);
     let scattered: Vec<BlockId> = order.iter().copied().map(BlockId).collect();
     let mut copy = Copy::new(object_bytes as usize, order)?;
     let before = stack.store.stats()?;

@@ -1,8 +1,10 @@
 //! A store over software controllers.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result};
 use nvme_driver::{ControllerOptions, DmaSlice, DmaSpace, platform::buffer::Buffer};
-use nvme_emu::{EmuConfig, EmuDomain, EmuRunner};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner};
 use objstore::{
     BlockId, BlockKey, Format, KeyChain, KvPool, KvShape, Layer, Namespace, Store, StoreConfig,
     StoreDevice, StoreOptions,
@@ -17,6 +19,8 @@ pub struct Stack {
     pub store: Store,
     /// Keys of `blocks` blocks, all of them stored.
     pub keys: Vec<BlockKey>,
+    /// The first controller.
+    pub emu: Arc<Emu>,
     shape: KvShape,
     _runner: Option<EmuRunner>,
 }
@@ -25,12 +29,17 @@ impl Stack {
     /// A store of `blocks` blocks of `shape` on one controller with memory media, filled from an
     /// equally large KV pool.
     pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
+        Self::in_memory(&ripieno_testkit::format(shape), blocks)
+    }
+
+    /// The same, formatted like that.
+    pub fn in_memory(format: &Format, blocks: u32) -> Result<Self> {
+        let shape = format.shape;
         let bytes = shape.block_bytes() * u64::from(blocks);
         let lba = if shape.object_bytes.is_multiple_of(4096) { 4096 } else { 512 };
         // Room for whole groups of the layout.
         let configs = memory_drives(1, (bytes * 2).max(64 << 20), lba);
-        let format = ripieno_testkit::format(shape);
-        Self::over(configs, StoreOptions::default(), &format, blocks)
+        Self::over(configs, StoreOptions::default(), format, blocks)
     }
 
     /// The same on these controllers.
@@ -43,6 +52,7 @@ impl Stack {
         let shape = format.shape;
         let bytes = shape.block_bytes() * u64::from(blocks);
         let drives = Drives::threaded(EmuDomain::new("bench"), configs);
+        let emu = drives.emus[0].clone();
         let controllers = drives.attach(&ControllerOptions::default());
         let memory = drives.domain.alloc(usize::try_from(bytes)?)?;
         // Media and drives may treat zeroes in a way of their own.
@@ -65,7 +75,7 @@ impl Stack {
         let store = Store::create(config, format).context("opening the store")?;
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
-        let mut stack = Self { store, keys, shape, _runner: drives.runner };
+        let mut stack = Self { store, keys, emu, shape, _runner: drives.runner };
         stack.fill(blocks)?;
         Ok(stack)
     }
