@@ -174,22 +174,17 @@ fn scrub(
         let batch = store.stored_from(next, blocks.len());
         let Some(last) = batch.last() else { break };
         next = FileId(last.file.0 + 1);
-        let mut by_namespace: BTreeMap<_, Vec<StoredFile>> = BTreeMap::new();
-        batch.iter().for_each(|file| by_namespace.entry(file.namespace).or_default().push(*file));
-        for (namespace, files) in by_namespace {
-            let damaged = verify(&store.within_number(namespace)?, files, blocks)?;
-            let label = labels.get(&namespace).cloned().unwrap_or_default();
-            findings.damaged.extend(damaged.into_iter().map(|(file, failure)| Damaged {
-                file: file.file.0,
-                namespace: namespace.0,
-                label: label.clone(),
-                key: file.key.0.iter().map(|byte| format!("{byte:02x}")).collect(),
-                layer: failure.layer.0,
-                what: failure.status.to_string(),
-            }));
-        }
         findings.files_read += batch.len() as u64;
-        findings.bytes_read += batch.len() as u64 * store.shape().block_bytes();
+        let damaged = verify(store, batch, blocks)?.into_iter();
+        findings.damaged.extend(damaged.map(|(file, failure)| Damaged {
+            file: file.file.0,
+            namespace: file.namespace.0,
+            label: labels.get(&file.namespace).cloned().unwrap_or_default(),
+            key: file.key.0.iter().map(|byte| format!("{byte:02x}")).collect(),
+            layer: failure.layer.0,
+            what: failure.status.to_string(),
+        }));
+        findings.bytes_read = findings.files_read * store.shape().block_bytes();
         progress.read(findings.files_read, findings.files);
         progress.note(format!("{} damaged", findings.damaged.len()));
         if wait(flags.rate, findings.bytes_read, start, interrupt) {
@@ -216,31 +211,38 @@ fn wait(rate: Option<u64>, bytes: u64, start: Instant, interrupt: &mut Interrupt
     }
 }
 
-/// Reads files of one namespace, layer by layer, until all that are left are what was stored.
+/// Reads files, layer by layer, until all that are left are what was stored. As no lookup asks for
+/// them, this is no use of them: they are evicted as if there had been no scrub.
 fn verify(
     store: &Store,
     mut files: Vec<StoredFile>,
     blocks: &[BlockId],
 ) -> anyhow::Result<Vec<(StoredFile, Failure)>> {
-    let mut damaged = Vec::new();
-    while !files.is_empty() {
-        let keys: Vec<_> = files.iter().map(|file| file.key).collect();
-        let prefix = store.lookup(&keys)?;
-        let transfer = store.retrieve(&prefix, &blocks[..prefix.len()])?;
+    let (mut damaged, mut last) = (Vec::new(), None);
+    loop {
+        let numbers: Vec<FileId> = files.iter().map(|file| file.file).collect();
+        let held = store.hold(&numbers)?;
+        // The store has dropped what was wrong.
+        let is_held = |file: &StoredFile| held.files().binary_search(&file.file).is_ok();
+        let (good, bad): (Vec<_>, Vec<_>) = files.into_iter().partition(is_held);
+        files = good;
+        match last {
+            Some(failure) if bad.is_empty() => return Err(StoreError::Transfer { failure }.into()),
+            Some(failure) => damaged.extend(bad.into_iter().map(|file| (file, failure))),
+            None => {}
+        }
+        if files.is_empty() {
+            return Ok(damaged);
+        }
+        let transfer = store.retrieve(&held, &blocks[..held.len()])?;
         let read = |layer| store.wait(store.retrieve_layer(&transfer, layer)?);
         let mut layers = (0..store.shape().layers).map(Layer);
-        let Some(error) = layers.find_map(|layer| read(layer).err()) else { break };
-        let StoreError::Transfer { failure } = error else { return Err(error.into()) };
-        let before = files.len();
-        // The store has dropped what was wrong.
-        let (good, bad) = files.into_iter().partition(|file| store.contains(file.key));
-        files = good;
-        damaged.extend(bad.into_iter().map(|file| (file, failure)));
-        if files.len() == before {
-            return Err(error.into());
+        match layers.find_map(|layer| read(layer).err()) {
+            None => return Ok(damaged),
+            Some(StoreError::Transfer { failure }) => last = Some(failure),
+            Some(error) => return Err(error.into()),
         }
     }
-    Ok(damaged)
 }
 
 impl Findings {

@@ -63,6 +63,10 @@ fn bits_that_rot_are_found_and_are_misses_afterwards() {
     assert_eq!((count(&again, "mismatches"), count(&again, "final_check_blocks")), (0, stored));
     assert!(count(&again, "stored_bytes") > 0);
     place.run("scrub", 0);
+    // None is left.
+    place.poke(0, data, &vec![0xee; count(&store, "data_bytes") as usize]);
+    assert_eq!(files(&place.json("scrub", 1)).len() as u64, stored);
+    assert_eq!(count(&place.json("inspect", 0), "stored_files"), 0);
 }
 
 #[test]

@@ -91,7 +91,6 @@ pub enum Found {
 
 #[derive(Debug)]
 struct Held {
-    namespace: NamespaceId,
     files: Vec<FileId>,
 }
 
@@ -223,7 +222,7 @@ impl Catalog {
         let tenant = &mut self.namespaces[namespace.0 as usize];
         tenant.asked += keys.len() as u64;
         tenant.hits += files.len() as u64;
-        let held = Held { namespace, files: files.clone() };
+        let held = Held { files: files.clone() };
         Ok(Reference { id: ReferenceId(self.references.insert(held)), files })
     }
 
@@ -247,10 +246,18 @@ impl Catalog {
             let (position, file) = (positions.start + at, files[at]);
             return Err(CatalogError::Dropped { position, file });
         }
-        let held = Held { namespace: held.namespace, files: files.to_vec() };
-        let files = held.files.clone();
+        let files = files.to_vec();
+        Ok(self.hold(&files))
+    }
+
+    /// A reference to those of `files` that lookups find. No use of them: they are evicted as if
+    /// nobody had asked for them.
+    pub fn hold(&mut self, files: &[FileId]) -> Reference {
+        let there = |file: &FileId| self.entries.get(file.at()).is_some() && self.is_stored(*file);
+        let files: Vec<FileId> = files.iter().copied().filter(there).collect();
         files.iter().for_each(|file| self.refer(*file));
-        Ok(Reference { id: ReferenceId(self.references.insert(held)), files })
+        let held = Held { files: files.clone() };
+        Reference { id: ReferenceId(self.references.insert(held)), files }
     }
 
     /// Gives a reference back.

@@ -3,7 +3,7 @@
 
 use kv_catalog::{FileId, NamespaceId, StoredFile};
 
-use super::Store;
+use super::{Prefix, Store};
 use crate::error::StoreError;
 
 impl Store {
@@ -14,19 +14,22 @@ impl Store {
         keys.catalog.namespaces().map(|(id, label, _)| (id, label.to_owned())).collect()
     }
 
-    /// A handle that works in a namespace that was registered before.
-    ///
-    /// # Errors
-    /// [`StoreError::Catalog`] when there is none of this number.
-    pub fn within_number(&self, namespace: NamespaceId) -> Result<Self, StoreError> {
-        self.inner.keys().catalog.usage(namespace)?;
-        Ok(Self { inner: self.inner.clone(), namespace })
-    }
-
     /// Up to `max` files with number `first` or higher that lookups find now, in the order of their
     /// numbers, which is that of their places on the devices.
     #[must_use]
     pub fn stored_from(&self, first: FileId, max: usize) -> Vec<StoredFile> {
         self.inner.keys().catalog.stored_from(first).take(max).collect()
+    }
+
+    /// Those of `files` that lookups find, as a prefix to be retrieved. No use of them: they are
+    /// evicted as if nobody had asked for them, and no lookup is counted.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub fn hold(&self, files: &[FileId]) -> Result<Prefix, StoreError> {
+        let mut keys = self.inner.keys();
+        keys.check()?;
+        let reference = keys.catalog.hold(files);
+        Ok(Prefix { store: self.inner.clone(), reference })
     }
 }

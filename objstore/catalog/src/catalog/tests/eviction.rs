@@ -119,3 +119,35 @@ fn a_restart_keeps_what_is_worth_keeping() {
         }
     }
 }
+
+/// What a tool reads to check it is not used by that.
+#[test]
+fn holding_files_is_no_use_of_them() {
+    for policy in PolicyKind::ALL.iter().copied() {
+        let made = || {
+            let mut catalog = Catalog::new(CatalogConfig { policy, ..config(64, 1) });
+            let a = tenant(&mut catalog, b"a");
+            (0..8).for_each(|part| drop(store(&mut catalog, a, &keys(part * 8..part * 8 + 8))));
+            let reference = catalog.acquire(a, &keys(16..24)).unwrap();
+            catalog.release(reference.id).unwrap();
+            flush(&mut catalog);
+            (catalog, a)
+        };
+        let ((mut one, a), (mut other, b)) = (made(), made());
+        let last: Vec<FileId> = one.stored_from(FileId(40)).map(|stored| stored.file).collect();
+        assert_eq!((last.len(), one.stored_from(FileId(0)).count()), (24, 64));
+        let nowhere = [FileId(64), FileId(u32::MAX)];
+        let reference = one.hold(&[&last[..], &nowhere].concat());
+        assert_eq!(reference.files, last);
+        one.lost(last[3]);
+        assert_eq!(one.hold(&last[3..5]).files, last[4..5], "what is lost is not found");
+        assert_eq!(one.evict(None, 64).unwrap(), 40, "what is held stays");
+        let (mut one, _) = made();
+        let reference = one.hold(&last);
+        one.release(reference.id).unwrap();
+        assert_eq!(one.log.is_empty(), other.log.is_empty(), "nor do restarts hear of it");
+        let all = keys(0..64);
+        let order = eviction_order(&mut one, a, &all);
+        assert_eq!(order, eviction_order(&mut other, b, &all), "{policy:?}");
+    }
+}
