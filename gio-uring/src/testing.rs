@@ -414,5 +414,7 @@ pub(crate) fn grant(qid: u16) -> QueueGrant {
         boundary_lbas: 0,
         transfer_bytes_max: 128 << 10,
         descriptor_mode: DescriptorMode::Sgl { bit_bucket: true, granularity: 4 },
+        placements: 0,
+        placement_ids: [0; 8],
     }
 }

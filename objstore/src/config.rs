@@ -134,6 +134,12 @@ pub struct StoreOptions {
     /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
     /// store knows the bytes of a file itself.
     pub write_budget: Option<WriteBudget>,
+    /// Whether drives are told of groups of files that hold nothing (Dataset Management). It saves
+    /// them wear; a medium that only keeps the space is better off without.
+    pub deallocate: bool,
+    /// Whether data of each namespace is kept apart from the journal and from that of others, on
+    /// drives with placement handles (Flexible Data Placement).
+    pub placement: bool,
     /// Whether opening sends a pattern through every layer and segment first.
     pub self_test: bool,
     /// The I/O kernel takes the time from the store's clock, which is a simulated one.
@@ -156,6 +162,8 @@ impl Default for StoreOptions {
             durability: Durability::Auto,
             policy: PolicyKind::default(),
             write_budget: None,
+            deallocate: true,
+            placement: true,
             self_test: true,
             virtual_time: false,
         }

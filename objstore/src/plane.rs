@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
 use gio_uring::{Affine, Counters, Event, IocbId, PoolHandle, Uring, Wait};
@@ -62,6 +62,15 @@ impl SharedController {
     /// calls are complete in themselves.
     pub fn lock(&self) -> MutexGuard<'_, Controller> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks it, unless somebody else has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Controller>> {
+        match self.0.try_lock() {
+            Ok(controller) => Some(controller),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// The controller, when nothing else shares it any more.
@@ -145,6 +154,8 @@ pub struct Plane {
     checksums: bool,
     /// Writes have force unit access.
     fua: bool,
+    /// Placement handles that every device has; 0 without.
+    placements: u32,
     /// A volatile cache has to be flushed before written data counts as stored.
     must_flush: bool,
     shape: KvShape,

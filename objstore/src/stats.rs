@@ -61,6 +61,10 @@ pub struct StoreStats {
     pub retrieved_bytes: u64,
     /// Bytes written to the journal, padding included.
     pub journal_bytes: u64,
+    /// Bytes that drives were told are not needed.
+    pub deallocated_bytes: u64,
+    /// Drives that refused that, and are not told any more.
+    pub deallocations_failed: u64,
     /// Times the controllers were recovered from a timeout or a fault.
     pub recoveries: u64,
     /// NVMe commands of the I/O kernel.

@@ -20,6 +20,7 @@ use crate::{
 
 mod block_device;
 mod commit;
+mod deallocation;
 mod everything;
 mod handles;
 mod layer;
@@ -27,6 +28,7 @@ mod open;
 mod request;
 
 use commit::{Commits, Ready};
+use deallocation::Drive;
 use handles::Held;
 pub use handles::{Committed, Prefix, Transfer, Writing};
 pub use open::{Closed, Medium};
@@ -49,12 +51,14 @@ impl fmt::Debug for Store {
     }
 }
 
-/// What the handles share. Locks are taken in this order: commits, ready, plane, keys.
+/// What the handles share. Locks are taken in this order: drives, commits, ready, plane, keys.
 struct Inner {
     superblock: Superblock,
     geometry: Geometry,
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
+    /// That are told what holds nothing.
+    drives: Mutex<Vec<Drive>>,
     /// Writings that wait to be committed.
     ready: Mutex<Vec<Ready>>,
     commits: Mutex<Commits>,
@@ -356,6 +360,11 @@ impl Store {
             plane.stats()
         })?;
         let journal_bytes = self.inner.journal_bytes();
+        let (deallocated_bytes, deallocations_failed) = {
+            let drives = lock(&self.inner.drives);
+            let bytes = drives.iter().map(|drive| drive.bytes).sum();
+            (bytes, drives.iter().map(|drive| drive.failed).sum())
+        };
         let keys = self.inner.keys();
         keys.check()?;
         let counts = keys.catalog.counts();
@@ -377,6 +386,8 @@ impl Store {
             stored_bytes: plane.stored_bytes,
             retrieved_bytes: plane.retrieved_bytes,
             journal_bytes,
+            deallocated_bytes,
+            deallocations_failed,
             recoveries: plane.recoveries,
             commands: plane.ring.commands,
             sq_doorbells: plane.ring.sq_doorbells,

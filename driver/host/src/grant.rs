@@ -38,6 +38,9 @@ impl GrantEpoch {
     }
 }
 
+/// Placement handles that an executor can name at the most.
+pub const PLACEMENTS_MAX: usize = 8;
+
 /// Everything an executor learns about one I/O queue pair. Plain data: one day it crosses a process
 /// boundary.
 ///
@@ -75,6 +78,10 @@ pub struct QueueGrant {
     pub transfer_bytes_max: u32,
     /// How data is described.
     pub descriptor_mode: DescriptorMode,
+    /// The namespace's placement handles: how many of `placement_ids` there are.
+    pub placements: u32,
+    /// What a write names for each of them (Placement Identifier, DSPEC).
+    pub placement_ids: [u16; PLACEMENTS_MAX],
 }
 
 /// Proof that certain grants are no longer in use: no thread and no kernel runs that could ring

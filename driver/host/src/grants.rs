@@ -18,7 +18,7 @@ use crate::{
     descriptor::transfer_bytes_max,
     dma::{DevicePtr, DmaSlice, Iova, Place},
     error::{Error, FailCause},
-    grant::{GrantEpoch, QueueGrant, Quiesced},
+    grant::{GrantEpoch, PLACEMENTS_MAX, QueueGrant, Quiesced},
     platform::buffer::Buffer,
 };
 
@@ -276,6 +276,9 @@ impl Controller {
         let namespace = self.namespace(nsid)?;
         let (lba_shift, lbas) = (namespace.lba_shift, namespace.lbas);
         let boundary_lbas = u32::from(namespace.boundary_lbas);
+        let mut placement_ids = [0; PLACEMENTS_MAX];
+        let ids = namespace.placement_ids.iter().take(PLACEMENTS_MAX);
+        let placements = ids.zip(&mut placement_ids).map(|(id, slot)| *slot = *id).count() as u32;
         let wrong = |what: &str| Error::QueueState { ctrl: ctrl.clone(), qid, what: what.into() };
         let page = &self.doorbells;
         let sq_doorbell = doorbell(page, u32::from(qid.0) * 2);
@@ -308,6 +311,8 @@ impl Controller {
             boundary_lbas,
             transfer_bytes_max,
             descriptor_mode: mode,
+            placements,
+            placement_ids,
         };
         queue.granted = Some(grant);
         tracing::debug!(ctrl = %ctrl, qid = qid.0, nsid = nsid.0, "queue granted");

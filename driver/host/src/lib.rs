@@ -86,7 +86,7 @@ pub use dma::{
     DevicePtr, DmaError, DmaMemory, DmaSlice, DmaSpace, ExternalMemory, Iova, IovaRange, Place,
 };
 pub use error::{CommandId, Error, FailCause, TimeoutOutcome};
-pub use grant::{DescriptorMode, GrantEpoch, QueueGrant, Quiesced};
+pub use grant::{DescriptorMode, GrantEpoch, PLACEMENTS_MAX, QueueGrant, Quiesced};
 pub use grants::QueueMemory;
 pub use health::ControllerEvent;
 pub use info::{Capabilities, ControllerInfo, DsmLimits};

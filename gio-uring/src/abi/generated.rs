@@ -1,8 +1,9 @@
 // Made by `cargo xtask abi`: do not edit.
-// 77bc5c56f4b33c82c7fc52a2ee02423b kernels/include/gio/abi.h
+// 883c5ae81482c564be6cd45aaf6b23b0 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
+pub const GIO_PLACEMENTS: u32 = 8;
 pub const GIO_OP_WRITE: u32 = 1;
 pub const GIO_OP_READ: u32 = 2;
 pub const GIO_FLAG_FUA: u32 = 1;
@@ -154,7 +155,7 @@ pub struct gio_iocb {
     pub wait_value: u32,
     pub signal_value: u32,
     pub errors: u32,
-    pub reserved0: u32,
+    pub placement: u32,
     pub error: u64,
     pub objects: u64,
     pub checksums: u64,
@@ -183,7 +184,7 @@ const _: () = {
     ["Offset of field: gio_iocb::signal_value"]
         [::std::mem::offset_of!(gio_iocb, signal_value) - 84usize];
     ["Offset of field: gio_iocb::errors"][::std::mem::offset_of!(gio_iocb, errors) - 88usize];
-    ["Offset of field: gio_iocb::reserved0"][::std::mem::offset_of!(gio_iocb, reserved0) - 92usize];
+    ["Offset of field: gio_iocb::placement"][::std::mem::offset_of!(gio_iocb, placement) - 92usize];
     ["Offset of field: gio_iocb::error"][::std::mem::offset_of!(gio_iocb, error) - 96usize];
     ["Offset of field: gio_iocb::objects"][::std::mem::offset_of!(gio_iocb, objects) - 104usize];
     ["Offset of field: gio_iocb::checksums"]
@@ -418,7 +419,7 @@ pub struct gio_warp {
     pub part: u32,
     pub parts: u32,
     pub boundary_lbas: u32,
-    pub reserved0: u32,
+    pub placements: u32,
     pub sq_tail: u32,
     pub cq_head: u32,
     pub ring_head: u32,
@@ -441,7 +442,7 @@ pub struct gio_warp {
     pub late: u64,
     pub active: [gio_active; 8usize],
     pub op: gio_op,
-    pub reserved: [u64; 2usize],
+    pub placement_ids: [u16; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -481,8 +482,8 @@ const _: () = {
     ["Offset of field: gio_warp::parts"][::std::mem::offset_of!(gio_warp, parts) - 116usize];
     ["Offset of field: gio_warp::boundary_lbas"]
         [::std::mem::offset_of!(gio_warp, boundary_lbas) - 120usize];
-    ["Offset of field: gio_warp::reserved0"]
-        [::std::mem::offset_of!(gio_warp, reserved0) - 124usize];
+    ["Offset of field: gio_warp::placements"]
+        [::std::mem::offset_of!(gio_warp, placements) - 124usize];
     ["Offset of field: gio_warp::sq_tail"][::std::mem::offset_of!(gio_warp, sq_tail) - 128usize];
     ["Offset of field: gio_warp::cq_head"][::std::mem::offset_of!(gio_warp, cq_head) - 132usize];
     ["Offset of field: gio_warp::ring_head"]
@@ -516,7 +517,8 @@ const _: () = {
     ["Offset of field: gio_warp::late"][::std::mem::offset_of!(gio_warp, late) - 240usize];
     ["Offset of field: gio_warp::active"][::std::mem::offset_of!(gio_warp, active) - 248usize];
     ["Offset of field: gio_warp::op"][::std::mem::offset_of!(gio_warp, op) - 952usize];
-    ["Offset of field: gio_warp::reserved"][::std::mem::offset_of!(gio_warp, reserved) - 1264usize];
+    ["Offset of field: gio_warp::placement_ids"]
+        [::std::mem::offset_of!(gio_warp, placement_ids) - 1264usize];
 };
 #[repr(C)]
 #[derive(

@@ -24,6 +24,8 @@ pub struct AffineOp<'a> {
     pub direction: Direction,
     /// Force Unit Access: writes reach non-volatile media before they complete.
     pub fua: bool,
+    /// Writes: the placement handle of their data, on devices that have it.
+    pub placement: Option<u16>,
     /// The blocks and their files.
     pub map: &'a BlockMap,
     /// Where blocks and files are.
@@ -50,7 +52,8 @@ impl<'a> AffineOp<'a> {
         rows: Range<u32>,
     ) -> Self {
         let (checksums, wait, signal) = (None, None, None);
-        Self { direction, fua: false, map, pool, rows, checksums, wait, signal, sms: 1 }
+        let (fua, placement) = (false, None);
+        Self { direction, fua, placement, map, pool, rows, checksums, wait, signal, sms: 1 }
     }
 }
 
@@ -102,6 +105,7 @@ impl Uring {
             row_first: rows.start,
             row_count,
             checksums: op.checksums.map_or(0, Checksums::address),
+            placement: op.placement.map_or(0, |handle| u32::from(handle) + 1),
             ..Iocb::default()
         };
         let (id, entry) = self.take()?;

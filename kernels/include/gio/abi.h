@@ -17,6 +17,7 @@ typedef unsigned long long uint64_t;
 #define GIO_WARP 32u        // lanes of a warp; SQEs per doorbell at the most
 #define GIO_IOCTX_MAX 2048u // explicit IOCTXs in one IOCB (paper, section 3.2)
 #define GIO_WINDOW 8u       // operations one warp may have in progress
+#define GIO_PLACEMENTS 8u   // placement handles of a namespace that can be named
 
 // gio_iocb.opcode: the NVMe opcodes.
 #define GIO_OP_WRITE 1u
@@ -105,7 +106,7 @@ typedef struct gio_iocb {
   uint32_t wait_value;
   uint32_t signal_value;
   uint32_t errors;    // commands and IOCTXs that failed
-  uint32_t reserved0;
+  uint32_t placement; // writes: 1 + index of a placement handle, on devices that have it; 0 = none
   uint64_t error;     // one of the failures: status << 32 | index of its IOCTX
   uint64_t objects;   // IOCTX rows done without error
   uint64_t checksums; // affine: u32[pool rows * count], row * count + IOCTX: CRC-32C of each object
@@ -209,7 +210,7 @@ typedef struct gio_warp {
   uint32_t part;             // this warp's part of the device's run: part of parts
   uint32_t parts;
   uint32_t boundary_lbas;    // NOIOB: commands that cross no multiple of it are faster; 0 = none
-  uint32_t reserved0;
+  uint32_t placements;       // entries of placement_ids
   // the warp's own
   uint32_t sq_tail;
   uint32_t cq_head;          // free running
@@ -234,8 +235,8 @@ typedef struct gio_warp {
   uint64_t late;             // completions that came after their timeout
   gio_active active[GIO_WINDOW];
   gio_op op;                 // of cursor_active
-  uint64_t reserved[2];      // to whole cache lines: warps on different threads share none
-} gio_warp;                  // 1280 bytes
+  uint16_t placement_ids[GIO_PLACEMENTS]; // DSPEC of each placement handle; by the host
+} gio_warp;                  // 1280 bytes: whole cache lines, warps on different threads share none
 
 // What a kernel launch, or a host thread's turn, is given.
 typedef struct gio_args {

@@ -139,8 +139,16 @@ GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_splits &p, const gio_ch
   gio_command command;
   command.dword0 = op.iocb.opcode | (op.prp != 0u ? 0u : GIO_SQE_SGL);
   command.nsid = s.w->nsid;
-  const bool fua = op.iocb.opcode == GIO_OP_WRITE && (op.iocb.flags & GIO_FLAG_FUA) != 0u;
-  command.dword12 = fua ? GIO_SQE_FUA : 0u;
+  command.dword12 = 0;
+  command.dword13 = 0;
+  if (op.iocb.opcode == GIO_OP_WRITE) {
+    if ((op.iocb.flags & GIO_FLAG_FUA) != 0u) command.dword12 = GIO_SQE_FUA;
+    const uint32_t handle = op.iocb.placement - 1u;
+    if (handle < gio_min(s.w->placements, GIO_PLACEMENTS)) {
+      command.dword12 |= GIO_SQE_PLACEMENT;
+      command.dword13 = static_cast<uint32_t>(s.w->placement_ids[handle]) << 16;
+    }
+  }
   gio_lane<uint64_t> second;
   if (op.prp != 0u && op.merge > 1u) {
     gio_from_above(second, p.iova, c.n);

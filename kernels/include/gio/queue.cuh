@@ -9,6 +9,7 @@
 #define GIO_SQE_BYTES 64u
 #define GIO_SQE_SGL (1u << 14)   // PSDT 01b: data by SGL, MPTR an address
 #define GIO_SQE_FUA (1u << 30)   // command dword 12 of read and write
+#define GIO_SQE_PLACEMENT (2u << 20) // DTYPE in command dword 12: data placement
 // Completions taken at a time when objects are looked at, so that new commands go out in between.
 #define GIO_REAP_CHECKED 8u
 #define GIO_CID_RESERVED 0xffffu // "should not be used": the error log means "no command" by it
@@ -31,7 +32,8 @@ GIO_FN uint32_t gio_next_cid(const gio_state &s, uint32_t slot) {
 struct gio_command {
   uint32_t dword0; // opcode, PSDT; the CID is added
   uint32_t nsid;
-  uint32_t dword12; // FUA; the number of LBAs is added
+  uint32_t dword12; // FUA, DTYPE; the number of LBAs is added
+  uint32_t dword13; // DSPEC
 };
 
 GIO_FN void gio_sqe_write(void *sqe, const gio_command &c, uint32_t cid, gio_u128 data,
@@ -40,7 +42,8 @@ GIO_FN void gio_sqe_write(void *sqe, const gio_command &c, uint32_t cid, gio_u12
   gio_st16(quarter, gio_u128{static_cast<uint64_t>(c.nsid) << 32 | cid << 16 | c.dword0, 0});
   gio_st16(quarter + 1, gio_u128{0, data.lo});
   gio_st16(quarter + 2, gio_u128{data.hi, lba});
-  gio_st16(quarter + 3, gio_u128{c.dword12 | (lbas - 1u), 0});
+  const uint64_t dword13 = c.dword13;
+  gio_st16(quarter + 3, gio_u128{dword13 << 32 | c.dword12 | (lbas - 1u), 0});
 }
 
 // Gives `n` written entries to the controller: one fence, one doorbell.

@@ -48,6 +48,10 @@ impl Command {
     pub fn fua(&self) -> bool {
         self.sqe[6] >> 30 & 1 == 1
     }
+    /// Directive type and what is specific to it.
+    pub fn directive(&self) -> (u64, u64) {
+        (self.sqe[6] >> 20 & 0xf, self.sqe[6] >> 48)
+    }
     pub fn uses_sgl(&self) -> bool {
         self.sqe[0] >> 14 & 3 == 1
     }
@@ -239,7 +243,9 @@ impl Device {
         assert_eq!(command.sqe[0] >> 32, u64::from(self.rules.nsid));
         assert_eq!(command.sqe[0] >> 8 & 3, 0, "fused");
         assert_eq!((command.sqe[1], command.sqe[2], command.sqe[7]), (0, 0, 0), "reserved");
-        assert_eq!(command.sqe[6] & !0x4000_ffff, 0, "reserved in dwords 12 and 13");
+        let (kind, specific) = command.directive();
+        assert_eq!(command.sqe[6] & !0xffff_0000_40f0_ffff, 0, "reserved in dwords 12 and 13");
+        assert!(kind == 2 || (kind, specific) == (0, 0), "a directive that does not exist");
         let mut at = (command.lba() << shift) as usize;
         for part in parts {
             let media = &mut self.media[at..at + part.len as usize];

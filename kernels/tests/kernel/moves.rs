@@ -1,7 +1,7 @@
 //! Bytes: whatever the queue, the descriptors and the order of completions, an operation moves
 //! exactly what the layout says.
 
-use gio_uring::abi::{self, Affine, IoCtx};
+use gio_uring::abi::{self, Affine, IoCtx, Warp};
 
 use crate::{
     memory::Random,
@@ -236,6 +236,10 @@ fn explicit_moves() {
             ..Config::default()
         };
         let mut rig = Rig::new(config, seed);
+        for (warp, placements) in [(0, 2), (1, 1)] {
+            let placement_ids = [7, 0xfffe, 1, 1, 1, 1, 1, 1];
+            rig.set_warp(warp, Warp { placements, placement_ids, ..rig.warp(warp) });
+        }
         let area = rig.memory.take_data(4 << 20, 4096);
         let mut random = Random::new(seed);
         let mut memory = rig.memory.bytes(area);
@@ -263,6 +267,8 @@ fn explicit_moves() {
         let op = if write { abi::OP_WRITE } else { abi::OP_READ };
         let mut iocb = rig.explicit(op, &mut list);
         iocb.flags = abi::FLAG_FUA;
+        // The second placement handle: of the first device only.
+        iocb.placement = 2;
         rig.issue(iocb);
         let done = rig.finish(1).remove(0);
         assert_eq!((done.iocb.errors, done.iocb.objects), (0, 100));
@@ -271,6 +277,12 @@ fn explicit_moves() {
             assert!(device.media == *model);
             // FUA is a bit of writes; on a read it would only slow the device down.
             assert!(device.queues[0].log.iter().all(|command| command.fua() == write));
+        }
+        for (device, directive) in rig.devices.iter().zip([(2, 0xfffe), (0, 0)]) {
+            // So is a directive.
+            let directive = if write { directive } else { (0, 0) };
+            let log = &device.queues[0].log;
+            assert!(log.iter().all(|command| command.directive() == directive), "{directive:?}");
         }
         rig.assert_at_rest();
     }

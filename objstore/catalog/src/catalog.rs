@@ -1,6 +1,7 @@
 //! Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
 
 mod budget;
+mod deallocation;
 mod drop;
 mod entry;
 mod error;
@@ -136,6 +137,8 @@ pub struct Catalog {
     log: Log,
     /// Records were applied, and the free files are not known yet.
     recovering: bool,
+    /// First files of the groups that were handed out by [`Catalog::unused_groups`].
+    deallocating: Vec<FileId>,
 }
 
 impl Catalog {
@@ -168,6 +171,7 @@ impl Catalog {
             writes: Handles::new(),
             log: Log::new(config.journal),
             recovering: false,
+            deallocating: Vec::new(),
             config,
         }
     }

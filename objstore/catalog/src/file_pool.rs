@@ -6,8 +6,11 @@
 //! all of it, else the largest ones there are, and freed files grow together with their
 //! neighbours. Every step costs O(log runs).
 
+mod groups;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::groups::Groups;
 use crate::ids::FileId;
 
 /// The free files of a store.
@@ -19,13 +22,14 @@ pub struct FilePool {
     by_start: BTreeMap<u32, u32>,
     /// (length, first file) of each free run.
     by_len: BTreeSet<(u32, u32)>,
+    groups: Option<Groups>,
 }
 
 impl FilePool {
     /// A pool of files 0 to `files - 1`, all free.
     pub fn new(files: u32) -> Self {
-        let mut pool =
-            Self { files, free: files, by_start: BTreeMap::new(), by_len: BTreeSet::new() };
+        let (by_start, by_len) = (BTreeMap::new(), BTreeSet::new());
+        let mut pool = Self { files, free: files, by_start, by_len, groups: None };
         if files > 0 {
             pool.insert(0, files);
         }
@@ -47,7 +51,43 @@ impl FilePool {
             files += 1;
         }
         let by_len = runs.iter().map(|(start, len)| (*len, *start)).collect();
-        Self { files, free, by_start: runs.into_iter().collect(), by_len }
+        Self { files, free, by_start: runs.into_iter().collect(), by_len, groups: None }
+    }
+
+    /// Takes note from now on of groups of `size` files that are free as a whole. Those that are
+    /// free now may have been written before.
+    pub fn watch_groups(&mut self, size: u32) {
+        let mut groups = Groups::new(self.files, size);
+        let runs = self.by_start.iter();
+        runs.flat_map(|(start, len)| *start..start + len).for_each(|file| groups.freed(file));
+        self.groups = Some(groups);
+    }
+
+    /// Files of a group; 0 without [`FilePool::watch_groups`].
+    pub fn group_files(&self) -> u32 {
+        self.groups.as_ref().map_or(0, Groups::size)
+    }
+
+    /// Takes a group that is free as a whole and was written, while `least` files and more stay
+    /// free: its first file. [`FilePool::free`] takes its files back.
+    pub fn take_group(&mut self, least: u32) -> Option<FileId> {
+        let groups = self.groups.as_mut()?;
+        let size = groups.size();
+        if self.free < least.saturating_add(size) {
+            return None;
+        }
+        let first = groups.pop()?;
+        let (&start, &len) = self.by_start.range(..=first.0).next_back()?;
+        self.remove(start, len);
+        let end = first.0 + size;
+        if start < first.0 {
+            self.insert(start, first.0 - start);
+        }
+        if end < start + len {
+            self.insert(end, start + len - end);
+        }
+        self.free -= size;
+        Some(first)
     }
 
     /// Free files.
@@ -71,6 +111,9 @@ impl FilePool {
             self.remove(start, len);
             let take = len.min(left);
             out.extend((start..start + take).map(FileId));
+            if let Some(groups) = &mut self.groups {
+                (start..start + take).for_each(|file| groups.taken(file));
+            }
             if take < len {
                 self.insert(start + take, len - take);
             }
@@ -102,6 +145,9 @@ impl FilePool {
         }
         self.insert(start, len);
         self.free += 1;
+        if let Some(groups) = &mut self.groups {
+            groups.freed(file.0);
+        }
     }
 
     fn insert(&mut self, start: u32, len: u32) {
@@ -153,6 +199,63 @@ mod tests {
                     let file = u32::from(number) % files;
                     if !std::mem::replace(&mut free[file as usize], true) {
                         pool.free(FileId(file));
+                    }
+                }
+                prop_assert_eq!(pool.free_files() as usize, free.iter().filter(|f| **f).count());
+                prop_assert_eq!(pool.runs(), runs(&free));
+            }
+        }
+    }
+
+    proptest! {
+        /// Each group that becomes free is given out once, whole, and only while enough stays free.
+        #[test]
+        fn groups_against_a_bitmap(
+            files in 1u32..60,
+            size in 1u32..8,
+            least in 0u32..20,
+            steps in proptest::collection::vec((0u8..3, any::<u16>()), 0..200),
+        ) {
+            let mut pool = FilePool::new(files);
+            pool.watch_groups(size);
+            let mut free = vec![true; files as usize];
+            let mut written = vec![true; (files / size) as usize];
+            for (step, number) in steps {
+                let mut got = Vec::new();
+                match step {
+                    0 => {
+                        pool.allocate(u32::from(number) % 20, &mut got);
+                        for file in &got {
+                            free[file.at()] = false;
+                            if let Some(written) = written.get_mut(file.at() / size as usize) {
+                                *written = true;
+                            }
+                        }
+                    }
+                    1 => {
+                        let file = u32::from(number) % files;
+                        if !std::mem::replace(&mut free[file as usize], true) {
+                            pool.free(FileId(file));
+                        }
+                    }
+                    _ => {
+                        let wanted = |group: &usize| {
+                            let files = group * size as usize..(group + 1) * size as usize;
+                            written[*group] && free[files].iter().all(|free| *free)
+                        };
+                        let some = (0..written.len()).any(|group| wanted(&group));
+                        let left = free.iter().filter(|free| **free).count() as u32;
+                        let taken = pool.take_group(least);
+                        prop_assert_eq!(taken.is_some(), some && left >= least + size);
+                        if let Some(first) = taken {
+                            let group = (first.0 / size) as usize;
+                            prop_assert!(wanted(&group) && first.0.is_multiple_of(size));
+                            written[group] = false;
+                            free[first.at()..][..size as usize].fill(number % 2 == 0);
+                            for file in (first.0..first.0 + size).filter(|_| number % 2 == 0) {
+                                pool.free(FileId(file));
+                            }
+                        }
                     }
                 }
                 prop_assert_eq!(pool.free_files() as usize, free.iter().filter(|f| **f).count());

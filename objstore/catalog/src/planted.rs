@@ -19,6 +19,9 @@ pub enum PlantedBug {
     NoGroupPosition,
     /// A file is used again although the journal does not have yet that it lost its key.
     ReuseBeforeEvictRecord,
+    /// Drives are told that a group is not needed before the journal has that its files lost their
+    /// keys.
+    DeallocateBeforeEvictRecord,
     /// A new epoch leaves a namespace's keys as they are.
     EpochIgnored,
     /// A write is committed when the first rank has reported. A store has one rank in a process:
@@ -44,6 +47,7 @@ impl PlantedBug {
         Self::SwitchBeforeSnapshot,
         Self::StaleSuperblock,
         Self::ReuseBeforeEvictRecord,
+        Self::DeallocateBeforeEvictRecord,
         Self::EpochIgnored,
         Self::CommitBeforeFlush,
         Self::RecordWithoutFua,

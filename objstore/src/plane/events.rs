@@ -58,7 +58,10 @@ impl Plane {
     pub(super) fn poll_devices(&mut self) -> Result<(), StoreError> {
         self.next_poll = self.clock.now() + POLL_INTERVAL;
         for at in 0..self.devices.len() {
-            let polled = self.devices[at].controller.lock().poll_events();
+            // Nobody waits for a layer until a journal or a deallocation is done with it.
+            let Some(mut controller) = self.devices[at].controller.try_lock() else { continue };
+            let polled = controller.poll_events();
+            drop(controller);
             match polled {
                 Ok(events) => {
                     for event in events {

@@ -112,6 +112,8 @@ pub(super) enum LayerState {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) direction: Direction,
+    /// Writes: the placement handle of their data.
+    pub(super) placement: Option<u16>,
     /// The uploaded map; `None` when there is nothing to move.
     pub(super) map: Option<BlockMap>,
     /// Staged: the block of each of the map's entries.
@@ -132,6 +134,7 @@ impl Job {
     pub(super) fn new(direction: Direction, layers: u32, moves: &[Move], recoveries: u64) -> Self {
         Self {
             direction,
+            placement: None,
             map: None,
             blocks: None,
             checksums: None,

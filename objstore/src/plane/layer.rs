@@ -264,6 +264,7 @@ impl Plane {
         let rows = self.shape.layer_rows(layer);
         let op = AffineOp {
             fua: self.fua && job.direction == Direction::Write,
+            placement: job.placement,
             checksums: match &job.checksums {
                 Some(JobChecksums::Kernel(checksums)) => Some(checksums),
                 _ => None,

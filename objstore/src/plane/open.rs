@@ -7,7 +7,9 @@ use std::{
 
 use gio_uring::{IoExecutor, PoolDesc, Uring, UringOptions};
 use kv_catalog::{DeviceIndex, Geometry, KvShape, Region};
-use nvme_driver::{Bus, Clock, DmaMemory, Nanos, QueueGrant, QueueMemory, Quiesced};
+use nvme_driver::{
+    Bus, Clock, DmaMemory, Nanos, PLACEMENTS_MAX, QueueGrant, QueueMemory, Quiesced,
+};
 use nvme_spec::ids::{Nsid, QueueId};
 
 use super::{
@@ -118,6 +120,7 @@ impl Plane {
             }
         };
         let (fua, must_flush) = durability(&options, &devices);
+        let placements = placements(&options, &devices);
         let (next_poll, used) = (clock.now(), vec![0; pool.blocks() as usize]);
         let plane = Self {
             ring: Some(ring),
@@ -128,6 +131,7 @@ impl Plane {
             executor: Factory(executor),
             checksums,
             fua,
+            placements,
             must_flush,
             shape,
             geometry,
@@ -353,6 +357,17 @@ fn durability(options: &StoreOptions, devices: &[Device]) -> (bool, bool) {
         Durability::Fua => (true, false),
         Durability::Volatile => (false, false),
     }
+}
+
+/// Placement handles that every device has and the I/O kernel can name.
+fn placements(options: &StoreOptions, devices: &[Device]) -> u32 {
+    let handles = |device: &Device| {
+        let controller = device.controller.lock();
+        let space = controller.namespace(device.nsid);
+        space.map_or(0, |space| space.placement_ids.len().min(PLACEMENTS_MAX) as u32)
+    };
+    let fewest = devices.iter().map(handles).min().unwrap_or(0);
+    if options.placement { fewest } else { 0 }
 }
 
 /// Grants every queue of every device.

@@ -43,6 +43,20 @@ impl Plane {
         Ok(id)
     }
 
+    /// Keeps what a job writes apart from data of other classes, on devices with placement handles
+    /// (Flexible Data Placement): what ends at about the same time should have one class. Handle 0
+    /// is that of all writes that name none: the journal's. Classes take the others in turn. Layers
+    /// that were started before are not affected.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchJob`].
+    pub fn place(&mut self, id: JobId, class: u32) -> Result<(), StoreError> {
+        let handles = self.placements.saturating_sub(1);
+        let job = self.jobs.get_mut(&id).ok_or(StoreError::NoSuchJob { job: id })?;
+        job.placement = (handles > 0).then(|| 1 + (class % handles) as u16);
+        Ok(())
+    }
+
     /// Ends a job of which nothing is in flight. What was stored may be in volatile caches: before
     /// it is committed, [`Plane::flush`] the devices and compare [`JobDone::recoveries`].
     ///

@@ -88,9 +88,10 @@ impl Store {
     /// [`StoreError::JournalFailed`], [`StoreError::Failed`].
     pub fn sync_journal(&self) -> Result<(), StoreError> {
         self.inner.keys().check_writable()?;
-        let mut commits = lock(&self.inner.commits);
-        let written = self.inner.write_group(&mut commits);
-        written.map_err(|cause| StoreError::JournalFailed { cause })
+        let written = self.inner.write_group(&mut lock(&self.inner.commits));
+        written.map_err(|cause| StoreError::JournalFailed { cause })?;
+        self.inner.deallocate();
+        Ok(())
     }
 }
 
@@ -114,8 +115,13 @@ impl Inner {
         if !commits.results.contains_key(&job) {
             self.commit_ready(&mut commits);
         }
-        match commits.results.remove(&job) {
-            Some(Ok(())) => Ok(()),
+        let result = commits.results.remove(&job);
+        drop(commits);
+        match result {
+            Some(Ok(())) => {
+                self.deallocate();
+                Ok(())
+            }
             Some(Err(Refused::Journal(cause))) => Err(StoreError::JournalFailed { cause }),
             Some(Err(Refused::Forgotten)) => Err(StoreError::Forgotten),
             None => Err(StoreError::NoSuchJob { job }),
@@ -184,6 +190,9 @@ impl Inner {
             let ahead = if keys.is_crowded { keys.catalog.wants_space() } else { 0 };
             let evicted = keys.catalog.evict(None, ahead);
             debug_assert!(evicted.is_ok(), "{evicted:?}");
+        }
+        if planted(PlantedBug::DeallocateBeforeEvictRecord) {
+            self.deallocate();
         }
         self.write_records(commits).map_err(|error| self.read_only(error.to_string()))
     }

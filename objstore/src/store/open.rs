@@ -12,9 +12,12 @@ use kv_catalog::{
 use nvme_driver::Controller;
 use nvme_spec::ids::{Lba, Nsid};
 
-use super::{Inner, Keys, Store, Tally, block_device::BlockDevice, commit::Commits, lock};
+use super::{
+    Inner, Keys, Store, Tally, block_device::BlockDevice, commit::Commits, deallocation::Drive,
+    lock,
+};
 use crate::{
-    config::{Durability, Format, Overwrite, StoreConfig, StoreDevice},
+    config::{Durability, Format, Overwrite, StoreConfig, StoreDevice, StoreOptions},
     error::StoreError,
     plane::{Plane, PlaneConfig, PlaneDevice, SharedController},
     registration::KvPool,
@@ -49,9 +52,9 @@ impl std::fmt::Debug for Medium {
 }
 
 /// A device, and the part of it that is the store's.
-struct Place {
-    controller: SharedController,
-    nsid: Nsid,
+pub(super) struct Place {
+    pub(super) controller: SharedController,
+    pub(super) nsid: Nsid,
     region: Region,
     identity: DeviceIdentity,
 }
@@ -241,16 +244,11 @@ impl Store {
         });
         let journal = open_journal(&places[0], &superblock, &mut catalog, &mut progress)?;
         let volatile = volatile(&places, options.durability);
-        let plane_devices = places.iter().zip(&superblocks).zip(devices);
-        let plane_devices = plane_devices
-            .map(|((place, superblock), device)| PlaneDevice {
-                controller: place.controller.clone(),
-                nsid: place.nsid,
-                data: superblock.data_region().expect("all devices of a rank have the same areas"),
-                scratch: place.scratch(),
-                queue_memory: device.queue_memory,
-            })
-            .collect();
+        let drives = drives(&places, &superblocks, &options);
+        if !drives.is_empty() {
+            catalog.watch_groups(geometry.group());
+        }
+        let plane_devices = plane_devices(&places, &superblocks, devices);
         let (wait_timeout, self_test) = (options.wait_timeout, options.self_test);
         let plane = Plane::open(PlaneConfig {
             devices: plane_devices,
@@ -274,6 +272,7 @@ impl Store {
                 geometry,
                 clock,
                 wait_timeout,
+                drives: Mutex::new(drives),
                 ready: Mutex::new(Vec::new()),
                 commits: Mutex::new(Commits::new(journal, volatile)),
                 plane: Mutex::new(Some(plane)),
@@ -306,6 +305,7 @@ impl Store {
         let noted = noted.map_err(|error| StoreError::JournalFailed { cause: error.to_string() });
         commits.volatile.clear();
         drop(commits);
+        lock(&self.inner.drives).clear();
         let plane = lock(&self.inner.plane).take().ok_or_else(super::closed)?;
         self.inner.keys().failed.get_or_insert_with(|| "it was closed".to_owned());
         let closed = plane.close()?;
@@ -379,6 +379,34 @@ fn volatile(places: &[Place], durability: Durability) -> Vec<BlockDevice> {
     let flushes =
         |place: &&Place| durability == Durability::Auto && place.controller.lock().info().vwc;
     places.iter().filter(flushes).map(Place::medium).collect()
+}
+
+/// Devices that are told of groups that hold nothing.
+fn drives(places: &[Place], superblocks: &[Superblock], options: &StoreOptions) -> Vec<Drive> {
+    if !options.deallocate {
+        return Vec::new();
+    }
+    let drive = |(place, superblock): (_, &Superblock)| Drive::new(place, data(superblock));
+    places.iter().zip(superblocks).filter_map(drive).collect()
+}
+
+fn plane_devices(
+    places: &[Place],
+    superblocks: &[Superblock],
+    devices: Vec<StoreDevice>,
+) -> Vec<PlaneDevice> {
+    let device = |((place, superblock), device): ((&Place, _), StoreDevice)| PlaneDevice {
+        controller: place.controller.clone(),
+        nsid: place.nsid,
+        data: data(superblock),
+        scratch: place.scratch(),
+        queue_memory: device.queue_memory,
+    };
+    places.iter().zip(superblocks).zip(devices).map(device).collect()
+}
+
+fn data(superblock: &Superblock) -> Region {
+    superblock.data_region().expect("all devices of a rank have the same areas")
 }
 
 fn open_journal(

@@ -143,6 +143,8 @@ impl Store {
         let inner = &self.inner;
         let begun = inner.with_plane(|plane| {
             let job = plane.begin(direction, moves, expected)?;
+            // What a namespace has ends together, and turns over at a rate of its own.
+            plane.place(job, self.namespace.0)?;
             inner.keys().held.insert(job, held);
             Ok(job)
         });

@@ -95,6 +95,7 @@ impl Stack {
             config;
         let domain = EmuDomain::new(home.dir().display().to_string());
         let configs = home.controllers()?;
+        let on_files = home.devices().any(|device| device.path.starts_with(home.dir()));
         let (emulation, controllers) = Emulation::start(configs, &domain, &clock, &controller)?;
         let (registered, bounce) = register(pool, &shape, &*domain, &controllers)?;
         let devices: Vec<StoreDevice> = controllers.into_iter().map(StoreDevice::new).collect();
@@ -110,7 +111,8 @@ impl Stack {
             namespace,
             pool: registered.clone(),
             gpu: None,
-            options,
+            // Files keep the space that they have: zeroing it would only make work.
+            options: StoreOptions { deallocate: options.deallocate && !on_files, ..options },
         })?;
         Ok(Self { store, bounce, pool: registered, _emulation: emulation, _home: home })
     }

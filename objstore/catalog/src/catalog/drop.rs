@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Entries that one call looks at for files of cleared namespaces: some hundred microseconds.
-const SWEEP_ENTRIES: u32 = 1 << 16;
+pub(super) const SWEEP_ENTRIES: u32 = 1 << 16;
 
 /// Where the search for files of cleared namespaces is.
 #[derive(Debug, Default)]

@@ -141,6 +141,11 @@ impl Log {
         self.limbo.pop_front_if(|(lsn, _)| *lsn <= durable).map(|(_, file)| file)
     }
 
+    /// The files that wait.
+    pub fn limbo_files(&self) -> impl Iterator<Item = FileId> {
+        self.limbo.iter().map(|(_, file)| *file)
+    }
+
     pub fn limbo(&self) -> u32 {
         self.limbo.len() as u32
     }

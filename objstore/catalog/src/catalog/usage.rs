@@ -77,7 +77,8 @@ pub struct CatalogCounts {
     pub writing: u32,
     /// Evicted since the catalog was made.
     pub evicted: u64,
-    /// Without a key, and not free yet: in use, or of a namespace that was cleared just now.
+    /// Without a key, and not free yet: in use, of a namespace that was cleared just now, or being
+    /// deallocated.
     pub dropped: u32,
 }
 

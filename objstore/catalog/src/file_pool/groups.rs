@@ -1,0 +1,62 @@
+//! Groups of which every file is free: what drives can be told is not needed any more.
+
+use std::collections::VecDeque;
+
+use crate::ids::FileId;
+
+/// Which groups are free, and were written since their drives were told so.
+#[derive(Debug, Clone)]
+pub(super) struct Groups {
+    /// Files of a group.
+    size: u32,
+    /// Free files of each whole group.
+    free: Vec<u32>,
+    /// Written since, or it is not known.
+    written: Vec<bool>,
+    /// Groups that became free, the first one first; some are in use again.
+    ready: VecDeque<u32>,
+}
+
+impl Groups {
+    /// For `files` files. Nothing is free yet, and everything was written.
+    pub(super) fn new(files: u32, size: u32) -> Self {
+        let groups = (files / size) as usize;
+        Self { size, free: vec![0; groups], written: vec![true; groups], ready: VecDeque::new() }
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    pub(super) fn freed(&mut self, file: u32) {
+        let group = file / self.size;
+        // A last group that is used in part has none.
+        let Some(free) = self.free.get_mut(group as usize) else { return };
+        *free += 1;
+        if *free == self.size && self.written[group as usize] {
+            self.ready.push_back(group);
+        }
+    }
+
+    /// A file that is going to be written.
+    pub(super) fn taken(&mut self, file: u32) {
+        let group = (file / self.size) as usize;
+        if let Some(free) = self.free.get_mut(group) {
+            *free -= 1;
+            self.written[group] = true;
+        }
+    }
+
+    /// The group that has been free longest. None of its files counts as free afterwards, nor as
+    /// written.
+    pub(super) fn pop(&mut self) -> Option<FileId> {
+        while let Some(group) = self.ready.pop_front() {
+            let at = group as usize;
+            if self.free[at] == self.size && self.written[at] {
+                (self.free[at], self.written[at]) = (0, false);
+                return Some(FileId(group * self.size));
+            }
+        }
+        None
+    }
+}
