@@ -48,13 +48,38 @@ pub enum Overwrite {
     Anything,
 }
 
+/// Which part of a store devices become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Part {
+    /// All of it, for one process ([`crate::Store`]).
+    #[default]
+    Whole,
+    /// The catalog of a store with so many ranks and files, on one device
+    /// ([`crate::DurableCatalog`]).
+    Catalog {
+        /// Planes: workers of the engine.
+        ranks: u32,
+        /// What every rank has room for: [`kv_catalog::StoreLayout::files`] of its plan.
+        files: u32,
+    },
+    /// The data of one rank ([`crate::Plane::open_rank`]).
+    Rank {
+        /// Which, from 0 on.
+        rank: u32,
+        /// Of how many.
+        ranks: u32,
+    },
+}
+
 /// How a store is formatted.
 #[derive(Debug, Clone)]
 pub struct Format {
     /// Names the store. Drawn at random, so that nothing of an earlier store on the same devices
     /// is taken for this one's.
     pub store: StoreId,
-    /// What a KV block is made of.
+    /// Which part of it.
+    pub part: Part,
+    /// What a KV block is made of, on each rank.
     pub shape: KvShape,
     /// Bytes of file data over all devices, padding included; all that fits if `None`.
     pub capacity_bytes: Option<u64>,
@@ -75,6 +100,7 @@ impl Format {
         let overwrite = Overwrite::Nothing;
         Self {
             store,
+            part: Part::Whole,
             shape,
             capacity_bytes: None,
             group: None,

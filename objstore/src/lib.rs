@@ -190,7 +190,8 @@
 //!   is a seam: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for what they
 //!   report by themselves.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
-//!   `store/commit.rs` makes commits permanent, many at once. Handles ([`Prefix`], [`Transfer`],
+//!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
+//!   scheduler's process has when planes are in other ones (`store/ranks.rs`). Handles ([`Prefix`], [`Transfer`],
 //!   [`Writing`]) are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
@@ -214,7 +215,7 @@
 //!
 //! # Not implemented
 //! - Several GPUs: a plane has one pool, on one GPU.
-//! - Several ranks in one process: a store has one plane. [`kv_catalog::Catalog`] serves many.
+//! - Several ranks in one [`Store`]: it has one plane. A [`DurableCatalog`] serves many.
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
@@ -229,7 +230,7 @@ mod stats;
 mod store;
 
 pub use config::{
-    Durability, ExecutorFactory, Format, Overwrite, StoreConfig, StoreDevice, StoreGpu,
+    Durability, ExecutorFactory, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreGpu,
     StoreOptions,
 };
 pub use error::{Failure, RegistrationError, StoreError};
@@ -246,4 +247,6 @@ pub use plane::{
 };
 pub use registration::{InUse, KvPool};
 pub use stats::{Path, StoreStats};
-pub use store::{Closed, Committed, Medium, Prefix, Store, Transfer, Writing};
+pub use store::{
+    Closed, Committed, DurableCatalog, Medium, Prefix, RankConfig, RankId, Store, Transfer, Writing,
+};

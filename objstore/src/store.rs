@@ -25,13 +25,16 @@ mod everything;
 mod handles;
 mod layer;
 mod open;
+mod ranks;
 mod request;
+mod writer;
 
 use commit::{Commits, Ready};
 use deallocation::Drive;
 use handles::Held;
 pub use handles::{Committed, Prefix, Transfer, Writing};
 pub use open::{Closed, Medium};
+pub use ranks::{DurableCatalog, RankConfig, RankId};
 
 /// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
 ///

@@ -6,15 +6,14 @@
 
 use std::{collections::HashMap, sync::MutexGuard};
 
-use kv_catalog::{
-    BlockIo as _, Journal, JournalError, PlantedBug, SnapshotCursor, WriteId, planted,
-};
+use kv_catalog::{BlockIo as _, PlantedBug, WriteId, planted};
 
 use super::{
     Inner, Store,
     block_device::BlockDevice,
     handles::{Committed, Held, Writing},
     lock,
+    writer::JournalWriter,
 };
 use crate::{
     error::StoreError,
@@ -42,20 +41,16 @@ enum Refused {
 /// What makes commits permanent.
 #[derive(Debug)]
 pub(super) struct Commits {
-    /// `None` once the store was closed.
-    pub(super) journal: Option<Journal>,
+    pub(super) journal: JournalWriter,
     /// Devices with volatile caches.
     pub(super) volatile: Vec<BlockDevice>,
-    /// Where a compaction of the journal is.
-    pub(super) compacting: Option<SnapshotCursor>,
     /// What became of writings that another thread committed.
     results: HashMap<JobId, Result<(), Refused>>,
 }
 
 impl Commits {
-    pub(super) fn new(journal: Journal, volatile: Vec<BlockDevice>) -> Self {
-        let (compacting, results) = (None, HashMap::new());
-        Self { journal: Some(journal), volatile, compacting, results }
+    pub(super) fn new(journal: JournalWriter, volatile: Vec<BlockDevice>) -> Self {
+        Self { journal, volatile, results: HashMap::new() }
     }
 }
 
@@ -194,52 +189,12 @@ impl Inner {
         if planted(PlantedBug::DeallocateBeforeEvictRecord) {
             self.deallocate();
         }
-        self.write_records(commits).map_err(|error| self.read_only(error.to_string()))
-    }
-
-    fn write_records(&self, commits: &mut Commits) -> Result<(), JournalError> {
-        let Commits { journal, compacting, .. } = commits;
-        let Some(journal) = journal else { return Ok(()) };
-        for round in 0.. {
-            if journal.wants_compaction() {
-                journal.begin_compaction()?;
-                *compacting = Some(SnapshotCursor::default());
-            }
-            let cursor = compacting.filter(|_| journal.copy_due());
-            // Under one lock: a piece of the state belongs right behind the records made so far.
-            let (group, piece) = {
-                let mut keys = self.keys();
-                // Lookups go on meanwhile, and their uses alone are no reason for one more group.
-                let due = round == 0 || cursor.is_some() || keys.catalog.is_pending();
-                let group = due.then(|| keys.catalog.pending(usize::MAX)).flatten();
-                let piece = cursor.map(|cursor| {
-                    let mut records = Vec::new();
-                    let bytes = journal.payload_bytes_max();
-                    let next = keys.catalog.snapshot(cursor, bytes, &mut records);
-                    (records, next)
-                });
-                (group, piece)
-            };
-            if group.is_none() && piece.is_none() {
-                break;
-            }
-            if let Some(group) = group {
-                journal.append(&group.records)?;
-                self.keys().catalog.durable(group.lsn);
-            }
-            if let Some((records, next)) = piece {
-                journal.copy(&records)?;
-                *compacting = next;
-                if next.is_none() {
-                    journal.finish_compaction()?;
-                }
-            }
-        }
-        Ok(())
+        let written = commits.journal.write(|act| act(&mut self.keys().catalog));
+        written.map_err(|error| self.read_only(error.to_string()))
     }
 
     pub(super) fn journal_bytes(&self) -> u64 {
-        lock(&self.commits).journal.as_ref().map_or(0, |journal| journal.counts().written_bytes)
+        lock(&self.commits).journal.written_bytes()
     }
 
     /// From now on nothing is stored.

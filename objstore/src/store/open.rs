@@ -14,10 +14,10 @@ use nvme_spec::ids::{Lba, Nsid};
 
 use super::{
     Inner, Keys, Store, Tally, block_device::BlockDevice, commit::Commits, deallocation::Drive,
-    lock,
+    lock, writer::JournalWriter,
 };
 use crate::{
-    config::{Durability, Format, Overwrite, StoreConfig, StoreDevice, StoreOptions},
+    config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
     error::StoreError,
     plane::{Plane, PlaneConfig, PlaneDevice, SharedController},
     registration::KvPool,
@@ -60,7 +60,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn new(device: &StoreDevice) -> Result<Self, StoreError> {
+    pub(super) fn new(device: &StoreDevice) -> Result<Self, StoreError> {
         let controller = device.controller.lock();
         let wrong = |problem| StoreError::Config { field: "devices", problem };
         let first = || controller.namespaces().first().map(|space| space.nsid);
@@ -93,7 +93,7 @@ impl Place {
         Ok(Self { controller, nsid, region, identity })
     }
 
-    fn all(devices: &[StoreDevice]) -> Result<Vec<Self>, StoreError> {
+    pub(super) fn all(devices: &[StoreDevice]) -> Result<Vec<Self>, StoreError> {
         if devices.is_empty() {
             let problem = "a store needs at least one device".to_owned();
             return Err(StoreError::Config { field: "devices", problem });
@@ -221,28 +221,16 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let StoreConfig { devices, clock, executor, shape, namespace, pool, gpu, options } = config;
         let places = Place::all(&devices)?;
-        let superblocks = read_superblocks(&places, Some(shape))?;
+        let expected = Expected { shape: Some(shape), ..Expected::default() };
+        let superblocks = read_superblocks(&places, &expected)?;
         let superblock = superblocks[0].clone();
         let no_data = || StoreError::Config {
             field: "devices",
             problem: "they carry a catalog without data; give those that hold the data".to_owned(),
         };
         let geometry = superblock.geometry().ok_or_else(no_data)?;
-        let StoreLayout { files, words_per_file, namespaces_max, .. } = superblock.layout;
-        let mut catalog = Catalog::new(CatalogConfig {
-            files,
-            ranks: superblock.ranks,
-            words_per_file,
-            namespaces_max,
-            journal: true,
-            files_ahead: FILES_AHEAD,
-            policy: options.policy,
-            write_budget: options
-                .write_budget
-                .map(|budget| WriteBudget { file_bytes: geometry.file_bytes(), ..budget }),
-            seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
-        });
-        let journal = open_journal(&places[0], &superblock, &mut catalog, &mut progress)?;
+        let (mut catalog, journal) =
+            open_catalog(&places[0], &superblock, geometry.file_bytes(), &options, &mut progress)?;
         let volatile = volatile(&places, options.durability);
         let drives = drives(&places, &superblocks, &options);
         if !drives.is_empty() {
@@ -257,7 +245,7 @@ impl Store {
             shape,
             geometry,
             // One more than the catalog's: for the self-test.
-            files: files + 1,
+            files: superblock.layout.files + 1,
             checksums: superblock.layout.words_per_file > 0,
             pool,
             gpu,
@@ -300,8 +288,7 @@ impl Store {
         self.drain()?;
         let written = self.sync_journal();
         let mut commits = lock(&self.inner.commits);
-        // Its length is noted, so that the next opening finds out if the device lost the end of it.
-        let noted = commits.journal.take().map_or(Ok(()), Journal::close);
+        let noted = commits.journal.close();
         let noted = noted.map_err(|error| StoreError::JournalFailed { cause: error.to_string() });
         commits.volatile.clear();
         drop(commits);
@@ -310,28 +297,34 @@ impl Store {
         self.inner.keys().failed.get_or_insert_with(|| "it was closed".to_owned());
         let closed = plane.close()?;
         written.and(noted)?;
-        let shared = |controller: SharedController| {
-            controller.into_inner().ok_or_else(|| StoreError::Failed {
-                cause: "something else still shares a controller".to_owned(),
-            })
-        };
-        let controllers = closed.controllers.into_iter().map(shared).collect::<Result<_, _>>()?;
+        let controllers = closed.controllers.into_iter().map(unshare).collect::<Result<_, _>>()?;
         Ok(Closed { controllers, pool: closed.pool })
     }
 }
 
+pub(super) fn unshare(controller: SharedController) -> Result<Controller, StoreError> {
+    controller.into_inner().ok_or_else(|| StoreError::Failed {
+        cause: "something else still shares a controller".to_owned(),
+    })
+}
+
 fn plan<'a>(format: &Format, devices: &'a [(DeviceIdentity, Region)]) -> Plan<'a> {
+    let (rank, ranks, files_max) = match format.part {
+        Part::Whole => (0, 1, None),
+        Part::Catalog { ranks, files } => (0, ranks, Some(files)),
+        Part::Rank { rank, ranks } => (rank, ranks, None),
+    };
     Plan {
         store: format.store,
-        rank: 0,
-        ranks: 1,
+        rank,
+        ranks,
         devices,
         shape: format.shape,
-        catalog: true,
-        data: true,
+        catalog: !matches!(format.part, Part::Rank { .. }),
+        data: !matches!(format.part, Part::Catalog { .. }),
         checksums: format.checksums,
         namespaces_max: format.namespaces_max,
-        files_max: None,
+        files_max,
         capacity_bytes: format.capacity_bytes,
         group: format.group,
     }
@@ -356,9 +349,9 @@ fn check_overwrite(medium: &mut BlockDevice, allowed: Overwrite) -> Result<(), S
 }
 
 /// The superblocks of devices that make up a store.
-fn read_superblocks(
+pub(super) fn read_superblocks(
     places: &[Place],
-    shape: Option<kv_catalog::KvShape>,
+    expected: &Expected,
 ) -> Result<Vec<Superblock>, StoreError> {
     use kv_catalog::BlockIo as _;
     let mut members = Vec::with_capacity(places.len());
@@ -371,7 +364,7 @@ fn read_superblocks(
             region: place.region,
         });
     }
-    Ok(check_set(&members, &Expected { store: None, rank: 0, shape })?)
+    Ok(check_set(&members, expected)?)
 }
 
 /// Devices that have to be flushed before what they hold is committed.
@@ -390,7 +383,7 @@ fn drives(places: &[Place], superblocks: &[Superblock], options: &StoreOptions) 
     places.iter().zip(superblocks).filter_map(drive).collect()
 }
 
-fn plane_devices(
+pub(super) fn plane_devices(
     places: &[Place],
     superblocks: &[Superblock],
     devices: Vec<StoreDevice>,
@@ -409,15 +402,29 @@ fn data(superblock: &Superblock) -> Region {
     superblock.data_region().expect("all devices of a rank have the same areas")
 }
 
-fn open_journal(
+/// The catalog as its journal has it.
+pub(super) fn open_catalog(
     place: &Place,
     superblock: &Superblock,
-    catalog: &mut Catalog,
+    file_bytes: u64,
+    options: &StoreOptions,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Journal, StoreError> {
+) -> Result<(Catalog, JournalWriter), StoreError> {
+    let StoreLayout { files, words_per_file, namespaces_max, .. } = superblock.layout;
+    let mut catalog = Catalog::new(CatalogConfig {
+        files,
+        ranks: superblock.ranks,
+        words_per_file,
+        namespaces_max,
+        journal: true,
+        files_ahead: FILES_AHEAD,
+        policy: options.policy,
+        write_budget: options.write_budget.map(|budget| WriteBudget { file_bytes, ..budget }),
+        seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
+    });
     let mut apply = |record: kv_catalog::Record<'_>| catalog.apply(&record);
     let journal =
         Journal::open(Box::new(place.medium()), superblock.clone(), &mut apply, progress)?;
     catalog.recovered();
-    Ok(journal)
+    Ok((catalog, JournalWriter::new(journal)))
 }
