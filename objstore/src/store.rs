@@ -291,6 +291,15 @@ impl Store {
         self.change(|catalog| Ok(catalog.set_quota(self.namespace, files)?))
     }
 
+    /// Says how much longer than those of other namespaces its blocks are kept unused: `weight`
+    /// times as long as with 1, which is the default.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`]; [`StoreError::Catalog`] for a weight of 0.
+    pub fn set_weight(&self, weight: u32) -> Result<(), StoreError> {
+        self.change(|catalog| Ok(catalog.set_weight(self.namespace, weight)?))
+    }
+
     /// What the namespace holds.
     ///
     /// # Errors

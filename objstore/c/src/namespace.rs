@@ -213,6 +213,16 @@ pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> 
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_quota(blocks)?))
 }
 
+/// Says how much longer than those of other namespaces its blocks are kept unused: weight times as
+/// long as with 1, which is the default.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) -> Status {
+    // SAFETY: as the header says.
+    guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_weight(weight)?))
+}
+
 /// Makes permanent what was evicted, pinned, removed, cleared or registered so far. What was
 /// committed is permanent when ripieno_commit returns.
 ///

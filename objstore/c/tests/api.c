@@ -273,6 +273,8 @@ static void test_namespaces(ripieno_store *store) {
     OK(ripieno_get_usage(other, &usage));
     CHECK(usage.stored <= 6 && usage.quota == 6);
     OK(ripieno_set_quota(other, UINT32_MAX));
+    OK(ripieno_set_weight(other, 2));
+    INVALID("weight", ripieno_set_weight(other, 0));
 
     OK(ripieno_clear(other));
     CHECK(peek(other, 0, 4) == 0 && peek(store, 0, 8) == 8);

@@ -78,6 +78,11 @@ pub(crate) struct Report {
     pub(crate) retrieved_bytes: u64,
     /// Objects stored and retrieved.
     pub(crate) objects: u64,
+    /// Written to the devices: objects with their padding, and the journal.
+    pub(crate) written_bytes: u64,
+    pub(crate) journal_bytes: u64,
+    pub(crate) written_per_stored: f64,
+    pub(crate) written_per_retrieved: f64,
     pub(crate) evicted_files: u64,
     /// Store blocks for which there was no room.
     pub(crate) blocks_left_out: u64,
@@ -247,6 +252,15 @@ impl Report {
             ),
             row("retrieved", Size(self.retrieved_bytes), rate(self.retrieve_gib_s)),
             row("stored", Size(self.stored_bytes), rate(self.store_gib_s)),
+            row(
+                "written",
+                Size(self.written_bytes),
+                format!(
+                    "padding and journal included: {:.3} bytes for each byte stored, {:.3} for each \
+                     retrieved",
+                    self.written_per_stored, self.written_per_retrieved
+                ),
+            ),
             row(
                 "memcpy",
                 per_second(self.memcpy_gib_s),
