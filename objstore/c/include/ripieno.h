@@ -404,6 +404,12 @@ ripieno_status ripieno_bump_epoch(const ripieno_store *store, uint64_t *epoch);
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_set_quota(const ripieno_store *store, uint32_t blocks);
 
+// Says how much longer than those of other namespaces its blocks are kept unused: weight times as
+// long as with 1, which is the default.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
+
 // Makes permanent what was evicted, pinned, removed, cleared or registered so far. What was
 // committed is permanent when ripieno_commit returns.
 //

@@ -256,8 +256,7 @@ impl Report {
                 "written",
                 Size(self.written_bytes),
                 format!(
-                    "padding and journal included: {:.3} bytes for each byte stored, {:.3} for each \
-                     retrieved",
+                    "{:.3} for each byte stored, {:.3} for each retrieved; with padding, journal",
                     self.written_per_stored, self.written_per_retrieved
                 ),
             ),
