@@ -256,7 +256,7 @@ impl Report {
                 "written",
                 Size(self.written_bytes),
                 format!(
-                    "{:.3} for each byte stored, {:.3} for each retrieved; with padding, journal",
+                    "{:.3} for each byte stored, {:.3} for each retrieved; journal included",
                     self.written_per_stored, self.written_per_retrieved
                 ),
             ),
