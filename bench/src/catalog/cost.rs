@@ -57,6 +57,7 @@ pub fn measure(files: u32) -> Found {
             catalog.release(prefix.id).expect("it was acquired");
         }
     });
+    while catalog.pending(PIECE_BYTES).is_some() {}
     let (mut bytes, mut cursor, mut piece) = (0, Some(SnapshotCursor::default()), 0.0);
     let ((), snapshot) = timed(|| {
         while let Some(at) = cursor {

@@ -13,7 +13,7 @@ mod sieve;
 use self::{lru::Lru, reuse::ReuseRate, s3_fifo::S3Fifo, sieve::Sieve};
 use crate::ids::FileId;
 
-/// Ways to choose what is evicted. docs/results/eviction.md compares them.
+/// Ways to choose what is evicted. docs/results/catalog.md compares them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
     /// Where blocks of that age were used again least often, learned from the store's own history,
