@@ -29,7 +29,7 @@ use crate::terminal::say;
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
-use report::{Report, ratio};
+use report::{Report, Written, ratio};
 use verify::Sampler;
 
 /// Requests of the synthetic workload, where no one asked for a number.
@@ -267,9 +267,6 @@ fn report(
     let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
     let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
     let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
-    let rows = u64::from(args.shape.layers) * u64::from(args.shape.segments);
-    let files = stored_bytes / (rows * u64::from(args.shape.object_bytes));
-    let written_bytes = files * stats.file_bytes + stats.journal_bytes;
     Report {
         version: env!("CARGO_PKG_VERSION"),
         path: stats.path.to_string(),
@@ -310,10 +307,7 @@ fn report(
         stored_bytes,
         retrieved_bytes,
         objects,
-        written_bytes,
-        journal_bytes: stats.journal_bytes,
-        written_per_stored: ratio(written_bytes, stored_bytes),
-        written_per_retrieved: ratio(written_bytes, retrieved_bytes),
+        written: Written::new(&stats, &args.shape.kv(), stored_bytes, retrieved_bytes),
         evicted_files: stats.evictions,
         blocks_left_out: tally.blocks_left_out,
         verify: config::name(args.flags.verify),

@@ -1,5 +1,6 @@
 //! What a replay reports: one JSON object for programs, tables for people.
 
+use objstore::{KvShape, StoreStats};
 use serde::Serialize;
 
 use crate::gpu::GpuReport;
@@ -78,11 +79,8 @@ pub(crate) struct Report {
     pub(crate) retrieved_bytes: u64,
     /// Objects stored and retrieved.
     pub(crate) objects: u64,
-    /// Written to the devices: objects with their padding, and the journal.
-    pub(crate) written_bytes: u64,
-    pub(crate) journal_bytes: u64,
-    pub(crate) written_per_stored: f64,
-    pub(crate) written_per_retrieved: f64,
+    #[serde(flatten)]
+    pub(crate) written: Written,
     pub(crate) evicted_files: u64,
     /// Store blocks for which there was no room.
     pub(crate) blocks_left_out: u64,
@@ -115,6 +113,29 @@ pub(crate) struct Report {
     pub(crate) wall_s: f64,
     /// Whether the user ended the replay early.
     pub(crate) interrupted: bool,
+}
+
+/// What the devices were given to write.
+#[derive(Debug, Serialize)]
+pub(crate) struct Written {
+    /// Objects with their padding, and the journal.
+    written_bytes: u64,
+    journal_bytes: u64,
+    written_per_stored: f64,
+    written_per_retrieved: f64,
+}
+
+impl Written {
+    pub(crate) fn new(stats: &StoreStats, shape: &KvShape, stored: u64, retrieved: u64) -> Self {
+        let files = stored / shape.block_bytes();
+        let written_bytes = files * stats.file_bytes + stats.journal_bytes;
+        Self {
+            written_bytes,
+            journal_bytes: stats.journal_bytes,
+            written_per_stored: ratio(written_bytes, stored),
+            written_per_retrieved: ratio(written_bytes, retrieved),
+        }
+    }
 }
 
 /// `a / b`, and 0 where there is nothing to divide by.
@@ -254,10 +275,10 @@ impl Report {
             row("stored", Size(self.stored_bytes), rate(self.store_gib_s)),
             row(
                 "written",
-                Size(self.written_bytes),
+                Size(self.written.written_bytes),
                 format!(
                     "{:.3} for each byte stored, {:.3} for each retrieved; journal included",
-                    self.written_per_stored, self.written_per_retrieved
+                    self.written.written_per_stored, self.written.written_per_retrieved
                 ),
             ),
             row(
