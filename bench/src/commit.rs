@@ -26,8 +26,6 @@ const SHAPE: KvShape =
     KvShape { layers: 32, segments: 2, object_bytes: 32 << 10, block_tokens: 16 };
 /// Blocks of the pool; the medium holds about twice as many, and evicts.
 const BLOCKS: u32 = 64;
-/// Times that room is asked for.
-const EVICTIONS: u32 = 64;
 /// A record, where a commit is made of plain system calls.
 const RECORD_BYTES: usize = 4096;
 
@@ -146,16 +144,7 @@ fn commit(stack: &Stack, (committer, committers): (u32, u32), count: u32) -> Res
     let mut us = Vec::with_capacity(count as usize);
     for at in 0..count {
         let key = keys.next(&[at]);
-        let mut writing = store.allocate(&[key], &[block])?;
-        // What is evicted is free when the journal says so, which the next group does.
-        for _ in 0..EVICTIONS {
-            if writing.written() == 1 {
-                break;
-            }
-            store.abort(writing);
-            store.sync_journal()?;
-            writing = store.allocate(&[key], &[block])?;
-        }
+        let writing = store.allocate(&[key], &[block])?;
         ensure!(writing.written() == 1, "the store is too small");
         let mut tickets = Vec::with_capacity(SHAPE.layers as usize);
         for layer in 0..SHAPE.layers {

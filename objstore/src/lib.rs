@@ -191,8 +191,8 @@
 //!   report by themselves.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
-//!   scheduler's process has when planes are in other ones (`store/ranks.rs`). Handles ([`Prefix`], [`Transfer`],
-//!   [`Writing`]) are only names: they may be dropped anywhere and at any time.
+//!   scheduler's process has when planes are in other ones (`store/ranks.rs`). Handles ([`Prefix`],
+//!   [`Transfer`], [`Writing`]) are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error

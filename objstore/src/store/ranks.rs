@@ -203,8 +203,8 @@ impl Plane {
             .ok_or_else(|| wrong("they carry a catalog without data".to_owned()))?;
         if (*ranks, layout.files) != (id.ranks, layout.files.max(id.files)) {
             return Err(wrong(format!(
-                "rank {} was formatted for {} files and {ranks} ranks, and the catalog has {} files \
-                 and {} ranks; format them together",
+                "rank {} was formatted for {} files and {ranks} ranks, and the catalog has {} \
+                 files and {} ranks; format them together",
                 id.rank, layout.files, id.files, id.ranks
             )));
         }

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::{error::StoreError, plane::Move};
 
+/// How often files are waited for: other threads may take what is free first.
+const ATTEMPTS_MAX: u32 = 8;
+
 impl Store {
     /// Prepares to read the prefix into `blocks`, one for each of its positions. This is the only
     /// step whose cost grows with the number of blocks.
@@ -94,7 +97,7 @@ impl Store {
     /// Files for as many leading keys as possible. Where files only wait for the journal, it is
     /// written.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
-        let mut waited = false;
+        let mut attempts = 0;
         loop {
             {
                 let mut state = self.inner.keys();
@@ -103,7 +106,7 @@ impl Store {
                 state.catalog.advance(self.inner.clock.now().0);
                 let write = state.catalog.begin(self.namespace, keys)?;
                 if write.positions.len() == keys.len()
-                    || waited
+                    || attempts == ATTEMPTS_MAX
                     || state.catalog.counts().limbo == 0
                 {
                     return Ok(write);
@@ -113,7 +116,7 @@ impl Store {
                 state.is_crowded = true;
             }
             self.sync_journal()?;
-            waited = true;
+            attempts += 1;
         }
     }
 
