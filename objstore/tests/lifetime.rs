@@ -1,5 +1,5 @@
 //! What a store does for the lifetime of its drives: it tells them which groups hold nothing, and
-//! keeps data of different lifetimes apart. How much that saves: `cargo xtask bench wear`.
+//! keeps data of different lifetimes apart.
 
 mod stack;
 
