@@ -256,7 +256,7 @@ pub(crate) struct ReplayFlags {
     /// Merge objects that are adjacent on the device into commands of up to this size (and MDTS).
     /// off: one command per object. Drives reach their bandwidth at about 128KiB; with larger
     /// commands, fewer are in flight at once
-    #[arg(long, value_name = "SIZE|off", default_value = "128KiB", value_parser = coalesce,
+    #[arg(long, value_name = "SIZE|off", default_value = "256KiB", value_parser = coalesce,
         help_heading = "I/O")]
     coalesce: u32,
 
@@ -554,7 +554,7 @@ mod tests {
     #[test]
     fn defaults_follow_the_model() {
         let args = ReplayArgs::from_line("").unwrap();
-        assert_eq!((args.shape.object_bytes, args.coalesce()), (1024, 128 << 10));
+        assert_eq!((args.shape.object_bytes, args.coalesce()), (1024, 256 << 10));
         assert_eq!(args.flags.verify, Verify::Sampled);
         let media = MediaChoice::Memory;
         let emu = EmuChoice { count: 2, media, lba_bytes: 512, mdts: 512 << 10 };

@@ -16,6 +16,7 @@ use objstore::{
     Store, StoreConfig, StoreDevice, StoreError, StoreOptions, Writing,
 };
 use ripieno_testkit::{Drives, KvMemory, format, memory_drives, set_faults};
+#[allow(unused_imports, reason = "each test file uses its part")]
 pub use ripieno_testkit::{blocks, keys};
 
 /// What a stack is made of.
