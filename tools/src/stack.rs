@@ -24,7 +24,7 @@ use objstore::{
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 
 use crate::config::{Executor, ReplayArgs, Route};
-use crate::devices::{Devices, MemoryChoice};
+use crate::devices::{Devices, MediaChoice, MemoryChoice};
 use crate::drives::Drives;
 use crate::gpu::Gpu;
 use crate::keep::Keep;
@@ -217,6 +217,8 @@ impl Build<'_> {
                 run_bytes: args.coalesce(),
                 staging_buffers: route::layers_ahead(&args.shape),
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
+                // Files keep the space that they have.
+                deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
                 ..StoreOptions::default()
             },
             namespace: Namespace::default(),
