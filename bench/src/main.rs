@@ -8,6 +8,7 @@ mod commit;
 mod file;
 mod gpu;
 mod instant;
+mod lifetime;
 mod open;
 mod path;
 mod plot;
@@ -47,6 +48,9 @@ enum Command {
     /// The I/O kernel on an NVIDIA GPU: commands a second, retrieve against a plain copy, the
     /// caller's CPU time a layer, and what the I/O costs a matrix product beside it
     Gpu(gpu::GpuArgs),
+    /// What a store does for the lifetime of its drive: bytes of flash written for each byte of the
+    /// host's, with and without deallocation and placement handles
+    Lifetime(lifetime::LifetimeArgs),
     /// How long a store of so many files takes to open: reading its journal, and building its
     /// catalog
     Open(open::OpenArgs),
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Command::Commit(args) => commit::run(&args),
         Command::File(args) => file::run(&args),
         Command::Gpu(args) => gpu::run(&args),
+        Command::Lifetime(args) => lifetime::run(&args),
         Command::Open(args) => open::run(&args),
     };
     match result {
