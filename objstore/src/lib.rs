@@ -235,9 +235,10 @@ pub use config::{
 };
 pub use error::{Failure, RegistrationError, StoreError};
 pub use kv_catalog::{
-    BlockId, BlockKey, DeviceIndex, FileId, FormatError, Geometry, JournalError, KeyChain, KvShape,
-    Layer, LayoutError, Namespace, NamespaceId, ObjectPlace, PolicyKind, Region, Row, Slot,
-    StoreId, StoredFile, Usage, WriteBudget,
+    BlockId, BlockKey, Catalog, CatalogCounts, CatalogError, DeviceIndex, FileId, FormatError,
+    Geometry, JournalError, KeyChain, KvShape, Layer, LayoutError, Namespace, NamespaceId,
+    ObjectPlace, PolicyKind, Reference, ReferenceId, Region, Reported, Row, Slot, StoreId,
+    StoredFile, Usage, Write, WriteBudget, WriteId,
 };
 pub use nvme_spec::nvm::Direction;
 pub use order::Order;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use objstore::StoreError;
-use ripieno_stack::{HomeError, StackError};
+use ripieno_stack::{ErrorKind, HomeError, StackError};
 
 /// Version of the library that this header belongs to. A new major version may break programs; a
 /// new minor one only adds (before 1.0, it may break them); a new patch only repairs. The shared
@@ -78,15 +78,19 @@ impl Failure {
 
 impl From<StackError> for Failure {
     fn from(error: StackError) -> Self {
-        let status = match &error {
-            StackError::Home(error) => of_home(error),
-            StackError::Store(error) => of_store(error),
-            StackError::Memory(_)
-            | StackError::Pool(_)
-            | StackError::NotStarted { .. }
-            | StackError::NotWriting => Status::Invalid,
-            StackError::Bounce { .. } => Status::Busy,
-            _ => Status::System,
+        let status = match error.kind() {
+            ErrorKind::Invalid => Status::Invalid,
+            ErrorKind::NotFound => Status::NotFound,
+            ErrorKind::Occupied => Status::Occupied,
+            ErrorKind::Locked => Status::Locked,
+            ErrorKind::NoSpace => Status::NoSpace,
+            ErrorKind::Damaged => Status::Damaged,
+            ErrorKind::System => Status::System,
+            ErrorKind::Busy => Status::Busy,
+            ErrorKind::Io => Status::Io,
+            ErrorKind::Stale => Status::Stale,
+            ErrorKind::ReadOnly => Status::ReadOnly,
+            ErrorKind::Failed => Status::Failed,
         };
         Self::new(status, error.to_string())
     }
@@ -101,38 +105,6 @@ impl From<HomeError> for Failure {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         StackError::from(error).into()
-    }
-}
-
-fn of_home(error: &HomeError) -> Status {
-    match error {
-        HomeError::Missing { .. } | HomeError::HalfMade { .. } => Status::NotFound,
-        HomeError::Exists { .. } | HomeError::NotEmpty { .. } => Status::Occupied,
-        HomeError::Locked { .. } => Status::Locked,
-        HomeError::Damaged { .. } | HomeError::Device { .. } => Status::Damaged,
-        HomeError::DiskFull { .. } => Status::NoSpace,
-        HomeError::Options { .. } => Status::Invalid,
-        _ => Status::System,
-    }
-}
-
-fn of_store(error: &StoreError) -> Status {
-    match error {
-        StoreError::Occupied { .. } => Status::Occupied,
-        StoreError::Format(_) | StoreError::Journal(_) => Status::Damaged,
-        StoreError::Driver { .. }
-        | StoreError::Ring(_)
-        | StoreError::Executor(_)
-        | StoreError::Route { .. }
-        | StoreError::SelfTest { .. } => Status::System,
-        StoreError::Busy { .. } | StoreError::StagingBusy { .. } => Status::Busy,
-        StoreError::Transfer { .. } | StoreError::RequestFailed { .. } | StoreError::Forgotten => {
-            Status::Io
-        }
-        StoreError::Stale { .. } => Status::Stale,
-        StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => Status::ReadOnly,
-        StoreError::Failed { .. } => Status::Failed,
-        _ => Status::Invalid,
     }
 }
 

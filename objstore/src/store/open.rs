@@ -165,7 +165,7 @@ impl Store {
 
     /// Bytes that each of `devices` devices with LBAs of `lba_bytes` needs at least to be formatted
     /// like this: what software controllers are made with. [`Format::capacity_bytes`] has to be
-    /// given.
+    /// given, unless it is a catalog.
     ///
     /// # Errors
     /// [`StoreError::Format`] when that cannot be.
@@ -183,7 +183,9 @@ impl Store {
         };
         let regions = vec![(identity, region); devices as usize];
         let superblocks = plan(format, &regions).superblocks()?;
-        Ok(superblocks[0].data.map_or(0, |data| data.offset + data.bytes))
+        let Superblock { journal, data, .. } = &superblocks[0];
+        let journal = journal.map_or(0, |journal| journal.offset + 2 * journal.half_bytes);
+        Ok(data.map_or(journal, |data| data.offset + data.bytes))
     }
 
     /// Formats the devices, then opens the store.

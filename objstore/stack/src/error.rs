@@ -72,3 +72,80 @@ pub enum StackError {
     #[error("this request retrieves blocks, and only one that stores them can be committed")]
     NotWriting,
 }
+
+/// What a caller can do about an error, for interfaces in other languages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// An argument makes no sense: out of range, or of another store.
+    Invalid,
+    /// There is no home in this directory, or one that was not completed.
+    NotFound,
+    /// The directory or a device holds something else, which would be lost.
+    Occupied,
+    /// Another process uses the home.
+    Locked,
+    /// There is not enough space on the disk.
+    NoSpace,
+    /// Home, devices or journal are not what they were.
+    Damaged,
+    /// The operating system or a device refused something.
+    System,
+    /// All that may be in flight at a time is in flight.
+    Busy,
+    /// Data did not get where it was to go.
+    Io,
+    /// A block was dropped after the lookup.
+    Stale,
+    /// Nothing can be stored any more.
+    ReadOnly,
+    /// The store does nothing any more.
+    Failed,
+}
+
+impl StackError {
+    /// What a caller can do about it.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Home(error) => of_home(error),
+            Self::Store(error) => of_store(error),
+            Self::Memory(_) | Self::Pool(_) | Self::NotStarted { .. } | Self::NotWriting => {
+                ErrorKind::Invalid
+            }
+            Self::Bounce { .. } => ErrorKind::Busy,
+            _ => ErrorKind::System,
+        }
+    }
+}
+
+fn of_home(error: &HomeError) -> ErrorKind {
+    match error {
+        HomeError::Missing { .. } | HomeError::HalfMade { .. } => ErrorKind::NotFound,
+        HomeError::Exists { .. } | HomeError::NotEmpty { .. } => ErrorKind::Occupied,
+        HomeError::Locked { .. } => ErrorKind::Locked,
+        HomeError::Damaged { .. } | HomeError::Device { .. } => ErrorKind::Damaged,
+        HomeError::DiskFull { .. } => ErrorKind::NoSpace,
+        HomeError::Options { .. } => ErrorKind::Invalid,
+        _ => ErrorKind::System,
+    }
+}
+
+fn of_store(error: &StoreError) -> ErrorKind {
+    match error {
+        StoreError::Occupied { .. } => ErrorKind::Occupied,
+        StoreError::Format(_) | StoreError::Journal(_) => ErrorKind::Damaged,
+        StoreError::Driver { .. }
+        | StoreError::Ring(_)
+        | StoreError::Executor(_)
+        | StoreError::Route { .. }
+        | StoreError::SelfTest { .. } => ErrorKind::System,
+        StoreError::Busy { .. } | StoreError::StagingBusy { .. } => ErrorKind::Busy,
+        StoreError::Transfer { .. } | StoreError::RequestFailed { .. } | StoreError::Forgotten => {
+            ErrorKind::Io
+        }
+        StoreError::Stale { .. } => ErrorKind::Stale,
+        StoreError::JournalFailed { .. } | StoreError::ReadOnly { .. } => ErrorKind::ReadOnly,
+        StoreError::Failed { .. } => ErrorKind::Failed,
+        _ => ErrorKind::Invalid,
+    }
+}

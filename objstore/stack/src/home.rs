@@ -40,15 +40,16 @@ use nvme_emu::{EmuConfig, FileMedia, FileOptions, Media as _};
 use rustix::{fs::FallocateFlags, io::Errno};
 
 pub use error::{Holder, HomeError};
-use lock::Lock;
-use manifest::{Device, Manifest, State};
+pub(crate) use lock::{Lock, NAME as LOCK};
+use manifest::{Device, Manifest};
+pub(crate) use manifest::{State, read_json, write_json};
 
 /// Sizes are rounded down to this.
 const UNIT: u64 = 1 << 20;
 /// Devices of a home.
 const DEVICES_MAX: usize = 64;
 /// A file system's own, at its root.
-const LOST_AND_FOUND: &str = "lost+found";
+pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// What is behind the software controllers of a new home.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -434,12 +435,12 @@ fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
 }
 
 /// Makes names permanent.
-fn sync_directory(dir: &Path) -> Result<(), HomeError> {
+pub(crate) fn sync_directory(dir: &Path) -> Result<(), HomeError> {
     let synced = File::open(dir).and_then(|dir| dir.sync_all());
     synced.map_err(|error| os(dir, "flushing it", CHECK, error))
 }
 
-fn os(
+pub(crate) fn os(
     path: &Path,
     action: &'static str,
     hint: &'static str,

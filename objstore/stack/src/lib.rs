@@ -68,6 +68,8 @@
 //!   and taken apart. `emulation.rs` has the software controllers, `executor.rs` who runs the I/O
 //!   kernel, `pool.rs` the engine's memory, `bounce.rs` what it is copied through where devices
 //!   cannot describe it.
+//! - [`Ranks`]: a directory for a store in several processes. [`CatalogStack`] and [`RankStack`]: what
+//!   the process of an engine's scheduler has, and each of its workers.
 //! - [`Request`]: blocks on their way, for callers that know layers by number and have no tickets.
 //!
 //! # Invariants
@@ -87,13 +89,17 @@ mod error;
 mod executor;
 pub mod home;
 mod pool;
+mod rank;
+mod ranks;
 mod request;
 mod stack;
 
 pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
-pub use error::StackError;
+pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
 pub use home::{Home, HomeDevice, HomeError, HomeMedia, HomeOptions};
 pub use pool::{EngineMemory, PoolLayout};
+pub use rank::{RankStack, RankStackConfig, Report};
+pub use ranks::{CatalogStack, Ranks, RanksOptions};
 pub use request::Request;
 pub use stack::{PoolMemory, Stack, StackConfig};

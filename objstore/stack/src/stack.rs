@@ -3,7 +3,6 @@
 use std::{ptr::NonNull, sync::Arc};
 
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, DmaSpace};
-use nvme_emu::EmuDomain;
 use objstore::{
     BlockId, Format, KvPool, KvShape, Namespace, Store, StoreConfig, StoreDevice, StoreOptions,
 };
@@ -93,10 +92,8 @@ impl Stack {
     ) -> Result<Self, StackError> {
         let StackConfig { mut home, executor, shape, namespace, pool, controller, options } =
             config;
-        let domain = EmuDomain::new(home.dir().display().to_string());
-        let configs = home.controllers()?;
+        let (emulation, controllers, domain) = Emulation::of_home(&home, &clock, &controller)?;
         let on_files = home.devices().any(|device| device.path.starts_with(home.dir()));
-        let (emulation, controllers) = Emulation::start(configs, &domain, &clock, &controller)?;
         let (registered, bounce) = register(pool, &shape, &*domain, &controllers)?;
         let devices: Vec<StoreDevice> = controllers.into_iter().map(StoreDevice::new).collect();
         if let Some(format) = format {
@@ -148,15 +145,15 @@ impl Stack {
     /// [`StackError::Store`] when it does not end as it should; [`StackError::Shutdown`].
     pub fn close(self) -> Result<(), StackError> {
         let Self { store, bounce, pool, _emulation, _home } = self;
-        let closed = store.close()?;
+        let mut closed = store.close()?;
         drop((bounce, pool));
-        for mut controller in closed.controllers {
-            let device = controller.id().to_owned();
-            let down = controller.shutdown();
-            down.map_err(|source| StackError::Shutdown { device, source })?;
-        }
-        Ok(())
+        closed.controllers.iter_mut().try_for_each(shut_down)
     }
+}
+
+pub(crate) fn shut_down(controller: &mut Controller) -> Result<(), StackError> {
+    let device = controller.id().to_owned();
+    controller.shutdown().map_err(|source| StackError::Shutdown { device, source })
 }
 
 /// What addresses and lengths have to be multiples of for a controller.
@@ -169,7 +166,7 @@ fn granularity(controller: &Controller) -> u64 {
 }
 
 /// Registers the pool, or bounce buffers in its place.
-fn register(
+pub(crate) fn register(
     memory: PoolMemory,
     shape: &KvShape,
     space: &dyn DmaSpace,

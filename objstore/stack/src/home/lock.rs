@@ -15,11 +15,11 @@ use rustix::{fs::FlockOperation, io::Errno};
 use super::{HomeError, error::Holder, os};
 
 /// Its file. It stays: removing a lock file that somebody may be waiting for gives two holders.
-pub(super) const NAME: &str = "lock";
+pub(crate) const NAME: &str = "lock";
 
 /// The lock, as long as this lives.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(crate) struct Lock {
     _file: File,
 }
 
@@ -28,7 +28,7 @@ impl Lock {
     ///
     /// # Errors
     /// [`HomeError::Locked`], [`HomeError::Os`].
-    pub(super) fn take(dir: &Path) -> Result<Self, HomeError> {
+    pub(crate) fn take(dir: &Path) -> Result<Self, HomeError> {
         let path = dir.join(NAME);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);

@@ -7,13 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{HomeError, os, sync_directory};
 
 /// Its file.
 pub(super) const NAME: &str = "home.json";
-/// What is written first, and then takes the name.
+/// What is written before it ([`write_json`]).
 pub(super) const NEW: &str = "home.json.new";
 /// Counted up with every change that an older version would misunderstand. What it does not know
 /// it may ignore.
@@ -33,7 +33,7 @@ pub(super) struct Manifest {
 /// How far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(crate) enum State {
     /// It is being made. Nothing in it is needed.
     Making,
     Ready,
@@ -66,25 +66,11 @@ impl Manifest {
     /// # Errors
     /// [`HomeError::Damaged`], [`HomeError::Os`].
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, HomeError> {
-        let path = dir.join(NAME);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(os(&path, "reading it", "check its permissions", error)),
+        let Some(manifest) = read_json::<Self>(dir, NAME, "ripieno_home", VERSION)? else {
+            return Ok(None);
         };
-        let damaged = |why: String| HomeError::Damaged { path: path.clone(), why };
-        // The version first: the rest may look otherwise in another one.
-        let value: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
-        let version = value.get("ripieno_home").and_then(serde_json::Value::as_u64);
-        if version != Some(VERSION.into()) {
-            let found = version.map_or("no version".to_owned(), |found| format!("version {found}"));
-            return Err(damaged(format!("it has {found}, and this program knows {VERSION}")));
-        }
-        let manifest: Self =
-            serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
         match manifest.wrong() {
-            Some(why) => Err(damaged(why)),
+            Some(why) => Err(HomeError::Damaged { path: dir.join(NAME), why }),
             None => Ok(Some(manifest)),
         }
     }
@@ -108,18 +94,54 @@ impl Manifest {
     /// # Errors
     /// [`HomeError::Os`].
     pub(super) fn write(&self, dir: &Path) -> Result<(), HomeError> {
-        let (new, path) = (dir.join(NEW), dir.join(NAME));
-        let write = || {
-            let mut options = File::options();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            serde_json::to_writer_pretty(&mut file, self)?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            fs::rename(&new, &path)
-        };
-        let hint = "name a directory that you may write to, on a disk with room";
-        write().map_err(|error| os(&path, "writing it", hint, error))?;
-        sync_directory(dir)
+        write_json(dir, NAME, self)
     }
+}
+
+/// Reads the file `name` of `dir`, whose `field` says `version`; `None` if there is none.
+///
+/// # Errors
+/// [`HomeError::Damaged`], [`HomeError::Os`].
+pub(crate) fn read_json<T: DeserializeOwned>(
+    dir: &Path,
+    name: &str,
+    field: &str,
+    version: u32,
+) -> Result<Option<T>, HomeError> {
+    let path = dir.join(name);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(os(&path, "reading it", "check its permissions", error)),
+    };
+    let damaged = |why: String| HomeError::Damaged { path: path.clone(), why };
+    // The version first: the rest may look otherwise in another one.
+    let value: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    let found = value.get(field).and_then(serde_json::Value::as_u64);
+    if found != Some(version.into()) {
+        let found = found.map_or("no version".to_owned(), |found| format!("version {found}"));
+        return Err(damaged(format!("it has {found}, and this program knows {version}")));
+    }
+    serde_json::from_value(value).map(Some).map_err(|error| damaged(error.to_string()))
+}
+
+/// Puts `value` into the file `name` of `dir`, in one step and for good. `name.new` is written
+/// first, and then takes the name.
+///
+/// # Errors
+/// [`HomeError::Os`].
+pub(crate) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<(), HomeError> {
+    let (new, path) = (dir.join(format!("{name}.new")), dir.join(name));
+    let write = || {
+        let mut options = File::options();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        serde_json::to_writer_pretty(&mut file, value)?;
+        file.write_all(b"\n")?;
+        file.sync_all()?;
+        fs::rename(&new, &path)
+    };
+    let hint = "name a directory that you may write to, on a disk with room";
+    write().map_err(|error| os(&path, "writing it", hint, error))?;
+    sync_directory(dir)
 }

@@ -1,0 +1,321 @@
+//! What a worker's process has: the plane of its rank, and what is below it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use nvme_driver::{Clock, ControllerOptions, Nanos, Waiter};
+use nvme_spec::nvm::Direction;
+use objstore::{
+    FileId, JobFailure, JobId, KvPool, KvShape, Layer, LayerDone, Move, Order, Plane, PlaneStats,
+    RankConfig, RankId, StoreDevice, StoreError, StoreOptions, Ticket,
+};
+
+use crate::{
+    bounce::{Bounce, Bounced},
+    emulation::Emulation,
+    error::StackError,
+    executor::Executor,
+    home::Home,
+    stack::{self, PoolMemory, shut_down},
+};
+
+/// What a rank's plane is built from.
+#[derive(Debug)]
+pub struct RankStackConfig {
+    /// The place of its devices: [`crate::Ranks::rank_dir`].
+    pub home: Home,
+    /// Which rank it is, of which store.
+    pub id: RankId,
+    /// Who runs the I/O kernel.
+    pub executor: Executor,
+    /// What a KV block is made of.
+    pub shape: KvShape,
+    /// Where the KV pool is.
+    pub pool: PoolMemory,
+    /// How the driver attaches to controllers.
+    pub controller: ControllerOptions,
+    /// The numbers of the plane.
+    pub options: StoreOptions,
+}
+
+/// A plane, and what has to live as long. Any number of threads may use it; none holds up another
+/// one while it waits.
+#[derive(Debug)]
+pub struct RankStack {
+    /// `None` once it was closed.
+    state: Mutex<Option<Open>>,
+    clock: Arc<dyn Clock>,
+    wait_timeout: Nanos,
+    shape: KvShape,
+    is_bounced: bool,
+}
+
+/// Fields are dropped in this order: who uses before who is used.
+#[derive(Debug)]
+struct Open {
+    plane: Plane,
+    jobs: HashMap<JobId, Job>,
+    bounce: Option<Arc<Bounce>>,
+    pool: KvPool,
+    _emulation: Emulation,
+    _home: Home,
+}
+
+#[derive(Debug)]
+struct Job {
+    direction: Direction,
+    /// Of each layer in flight.
+    tickets: Vec<Option<Ticket>>,
+    bounced: Option<Bounced>,
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub struct Report {
+    /// The job.
+    pub job: JobId,
+    /// Why not everything is where it was to go, and stays there; `None` when it does.
+    pub failure: Option<StoreError>,
+    /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
+    pub checksums: Vec<u32>,
+}
+
+impl Open {
+    fn poll(&mut self, job: JobId, layer: Layer) -> Result<Option<LayerDone>, StackError> {
+        let Self { plane, jobs, .. } = self;
+        let entry = jobs.get_mut(&job).ok_or(StoreError::NoSuchJob { job })?;
+        let slot = entry.tickets.get_mut(layer.0 as usize);
+        let slot = slot.ok_or(StackError::NotStarted { layer })?;
+        let ticket = slot.as_ref().ok_or(StackError::NotStarted { layer })?;
+        let polled = plane.poll(ticket);
+        if !matches!(polled, Ok(None)) {
+            *slot = None;
+        }
+        let done = polled?;
+        if done.is_some() {
+            entry.arrived(layer);
+        }
+        Ok(done)
+    }
+
+    /// Waits longer for a layer that is overdue: what hangs is recovered from.
+    fn insist(&mut self, job: JobId, layer: Layer) -> Result<LayerDone, StackError> {
+        let Self { plane, jobs, .. } = self;
+        let entry = jobs.get_mut(&job).ok_or(StoreError::NoSuchJob { job })?;
+        let ticket = entry.tickets[layer.0 as usize].take();
+        let done = plane.wait(ticket.ok_or(StackError::NotStarted { layer })?)?;
+        entry.arrived(layer);
+        Ok(done)
+    }
+}
+
+impl Job {
+    /// A retrieved layer is where the devices put it.
+    fn arrived(&self, layer: Layer) {
+        if let (Some(bounced), Direction::Read) = (&self.bounced, self.direction) {
+            bounced.copy(layer, Direction::Read);
+        }
+    }
+}
+
+fn closed() -> StackError {
+    StoreError::Failed { cause: "it was closed".to_owned() }.into()
+}
+
+impl RankStack {
+    /// Builds the devices and opens the plane on them.
+    ///
+    /// # Errors
+    /// As for [`Plane::open_rank`], and [`StackError`] of the part that refuses.
+    pub fn open(config: RankStackConfig, clock: Arc<dyn Clock>) -> Result<Self, StackError> {
+        let RankStackConfig { home, id, executor, shape, pool, controller, options } = config;
+        let (emulation, controllers, domain) = Emulation::of_home(&home, &clock, &controller)?;
+        let (registered, bounce) = stack::register(pool, &shape, &*domain, &controllers)?;
+        let wait_timeout = options.wait_timeout;
+        let plane = Plane::open_rank(RankConfig {
+            id,
+            devices: controllers.into_iter().map(StoreDevice::new).collect(),
+            executor: executor.factory(&clock),
+            clock: clock.clone(),
+            shape,
+            pool: registered.clone(),
+            gpu: None,
+            options,
+        })?;
+        let (jobs, is_bounced) = (HashMap::new(), bounce.is_some());
+        let open =
+            Open { plane, jobs, bounce, pool: registered, _emulation: emulation, _home: home };
+        Ok(Self { state: Mutex::new(Some(open)), clock, wait_timeout, shape, is_bounced })
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<Open>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(
+        &self,
+        act: impl FnOnce(&mut Open) -> Result<T, StackError>,
+    ) -> Result<T, StackError> {
+        act(self.state().as_mut().ok_or_else(closed)?)
+    }
+
+    /// The shape of the KV blocks.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// As [`crate::Stack::is_bounced`].
+    #[must_use]
+    pub fn is_bounced(&self) -> bool {
+        self.is_bounced
+    }
+
+    /// Prepares to move blocks: see [`Plane::begin`].
+    ///
+    /// # Errors
+    /// As there, and [`StackError::Bounce`].
+    pub fn begin(
+        &self,
+        direction: Direction,
+        moves: &[Move],
+        expected: &[u32],
+    ) -> Result<JobId, StackError> {
+        self.with(|open| {
+            let blocks: Vec<_> = moves.iter().map(|entry| entry.block).collect();
+            let bounced = open.bounce.as_ref().map(|bounce| bounce.take(&blocks)).transpose()?;
+            let mut moves = moves.to_vec();
+            if let Some(bounced) = &bounced {
+                let buffers = moves.iter_mut().zip(bounced.buffers());
+                buffers.for_each(|(entry, buffer)| entry.block = *buffer);
+            }
+            let id = open.plane.begin(direction, &moves, expected)?;
+            let tickets = (0..self.shape.layers).map(|_| None).collect();
+            open.jobs.insert(id, Job { direction, tickets, bounced });
+            Ok(id)
+        })
+    }
+
+    /// Starts a layer. Waits while as many are in flight as may be.
+    ///
+    /// # Errors
+    /// As for [`Plane::start`].
+    pub fn start(&self, job: JobId, layer: Layer) -> Result<(), StackError> {
+        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
+        loop {
+            let started = self.with(|open| {
+                let Open { plane, jobs, .. } = open;
+                let entry = jobs.get_mut(&job).ok_or(StoreError::NoSuchJob { job })?;
+                if let (Some(bounced), Direction::Write) = (&entry.bounced, entry.direction) {
+                    bounced.copy(layer, Direction::Write);
+                }
+                let ticket = plane.start(job, layer, Order::Unordered)?;
+                entry.tickets[layer.0 as usize] = Some(ticket);
+                Ok(())
+            });
+            match started {
+                Err(StackError::Store(StoreError::Busy { .. })) if waiter.wait() => {}
+                started => return started,
+            }
+        }
+    }
+
+    /// Waits for a layer that was started. When this returns, no device uses the layer's blocks any
+    /// more.
+    ///
+    /// # Errors
+    /// As for [`Plane::wait`], and [`StackError::NotStarted`].
+    pub fn wait(&self, job: JobId, layer: Layer) -> Result<LayerDone, StackError> {
+        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
+        loop {
+            if let Some(done) = self.poll(job, layer)? {
+                return Ok(done);
+            }
+            if !waiter.wait() {
+                return self.with(|open| open.insist(job, layer));
+            }
+        }
+    }
+
+    /// As [`RankStack::wait`], without waiting: `None` while the layer is in flight.
+    ///
+    /// # Errors
+    /// As for [`RankStack::wait`].
+    pub fn poll(&self, job: JobId, layer: Layer) -> Result<Option<LayerDone>, StackError> {
+        self.with(|open| open.poll(job, layer))
+    }
+
+    /// Ends jobs: waits for their layers in flight, and makes what they stored permanent, with one
+    /// flush for all. The reports are for the catalog: [`objstore::DurableCatalog`].
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchJob`], [`StoreError::Failed`].
+    pub fn end(&self, jobs: &[JobId]) -> Result<Vec<Report>, StackError> {
+        let mut ended = Vec::with_capacity(jobs.len());
+        for &job in jobs {
+            for layer in (0..self.shape.layers).map(Layer) {
+                let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
+                while matches!(self.poll(job, layer), Ok(None)) {
+                    if !waiter.wait() {
+                        // What became of it the job says.
+                        let _ = self.with(|open| open.insist(job, layer));
+                    }
+                }
+            }
+            ended.push(self.with(|open| {
+                let done = open.plane.end(job)?;
+                let direction = open.jobs.remove(&job).map(|entry| entry.direction);
+                Ok((direction, done))
+            })?);
+        }
+        let stored = ended.iter().any(|(direction, _)| *direction == Some(Direction::Write));
+        let (flushed, recoveries) = self.with(|open| {
+            let flushed = if stored { open.plane.flush() } else { Ok(()) };
+            Ok((flushed.map_err(|error| error.to_string()), open.plane.recoveries()))
+        })?;
+        let report = |(direction, done): (Option<Direction>, objstore::JobDone)| {
+            let failure = match (done.failure, &flushed) {
+                (Some(JobFailure::Transfer(failure)), _) => Some(StoreError::Transfer { failure }),
+                (Some(JobFailure::Incomplete(layer)), _) => Some(StoreError::Incomplete { layer }),
+                (None, _) if direction != Some(Direction::Write) => None,
+                (None, Err(cause)) => Some(StoreError::JournalFailed { cause: cause.clone() }),
+                (None, Ok(())) if done.recoveries != recoveries => Some(StoreError::Forgotten),
+                (None, Ok(())) => None,
+            };
+            Report { job: done.job, failure, checksums: done.checksums }
+        };
+        Ok(ended.into_iter().map(report).collect())
+    }
+
+    /// Files whose bytes could not be read, or not as they were stored, since the last call: tell
+    /// the catalog.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] once it was closed.
+    pub fn take_lost(&self) -> Result<Vec<FileId>, StackError> {
+        self.with(|open| Ok(open.plane.take_lost()))
+    }
+
+    /// Counts.
+    ///
+    /// # Errors
+    /// As for [`Plane::stats`].
+    pub fn stats(&self) -> Result<PlaneStats, StackError> {
+        self.with(|open| Ok(open.plane.stats()?))
+    }
+
+    /// Waits for what is in flight, shuts the devices down, and gives the engine's memory back.
+    /// Every later call says that it was closed.
+    ///
+    /// # Errors
+    /// As for [`Plane::close`], and [`StackError::Shutdown`].
+    pub fn close(&self) -> Result<(), StackError> {
+        let Some(open) = self.state().take() else { return Ok(()) };
+        let Open { plane, jobs, bounce, pool, _emulation, _home } = open;
+        let closed = plane.close();
+        drop((jobs, bounce, pool));
+        closed?.controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
+    }
+}

@@ -1,0 +1,136 @@
+"""Ripieno: an object store for KV cache, with NVMe SSDs as a memory tier.
+
+Store is for an engine of one process. An engine with a scheduler and workers makes a store for
+several processes with prepare(), opens a Catalog in its scheduler and a Plane in each worker, and
+sends numbers and bytes between them.
+
+    import numpy, ripieno
+
+    shape = ripieno.Shape(layers=4, segments=2, object_bytes=8192, block_tokens=16)
+    kv = numpy.zeros((4 * 2, 64, 8192), numpy.uint8)  # the engine's KV memory: 64 blocks
+    pool = ripieno.Pool.contiguous(kv, shape)
+    with ripieno.Store("kv", shape, pool, capacity=1 << 30) as store:
+        with store.store(keys, blocks) as request:  # keys: 32 bytes each
+            request.move_all()
+            request.commit()
+        with store.load(keys, blocks) as request:
+            request.move_all()
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import errors
+from ._ripieno import Catalog, Plane, Reference, Report, Request, Store, Write, prepare
+from .errors import *  # noqa: F403
+
+__all__ = [
+    "Catalog",
+    "Namespace",
+    "Plane",
+    "Pool",
+    "Reference",
+    "Report",
+    "Request",
+    "Shape",
+    "Store",
+    "Write",
+    "prepare",
+    *errors.__all__,
+]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a KV block is made of. An object is what a layer and segment keep for its tokens."""
+
+    layers: int
+    """Layers of the model."""
+    segments: int
+    """Objects of a layer: 2 where K and V are separate tensors, 1 where they are one."""
+    object_bytes: int
+    """Bytes of an object."""
+    block_tokens: int
+    """Tokens of a block."""
+
+    @property
+    def rows(self) -> int:
+        """Objects of a block. Row layer * segments + segment is that of a layer's segment."""
+        return self.layers * self.segments
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Everything that has to be equal for two engines to read each other's blocks. Keys of two
+    namespaces never match."""
+
+    weights: bytes = b""
+    """Digest of the model's weights, or of their name and revision: 32 bytes, or empty."""
+    layout: str = ""
+    """How a block lies in memory: shape, order of dimensions, rows."""
+    dtype: str = ""
+    """Type of an element, such as "bfloat16"."""
+    block_tokens: int = 0
+    """Tokens of a block."""
+    adapter: str = ""
+    """Adapter (LoRA) the blocks were computed with."""
+    tenant_salt: bytes = b""
+    """What the tenant's blocks are kept apart with. Only its digest is stored."""
+    label: str = ""
+    """For reports: no part of the identity. At most 64 bytes."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """An engine's KV memory, in this process. The object of block b in row r is at
+    address + rows[r] + b * block_stride.
+
+    It has to stay where it is, readable and writable, as long as owner exists; a store, or plane,
+    keeps owner until it was closed. Any alignment will do; multiples of 4 bytes need no copies.
+    """
+
+    address: int
+    """First byte."""
+    length: int
+    """Bytes from there on."""
+    rows: Sequence[int]
+    """Offset of block 0 of each row, in bytes."""
+    block_stride: int
+    """Bytes from one block's object to the next one's."""
+    blocks: int
+    """Blocks."""
+    owner: Any = field(default=None, repr=False)
+    """Whose memory it is."""
+
+    @classmethod
+    def contiguous(cls, buffer: Any, shape: Shape) -> "Pool":
+        """A writable, contiguous buffer (numpy) or tensor (torch, on the CPU) that holds
+        [rows, blocks, object_bytes]. Blocks are as many as fit."""
+        address, length, owner = _memory(buffer)
+        blocks = length // (shape.rows * shape.object_bytes)
+        if blocks == 0:
+            raise errors.InvalidError(
+                f"a buffer of {length} bytes was given; a block has "
+                f"{shape.rows * shape.object_bytes}: give a larger one"
+            )
+        tensor = blocks * shape.object_bytes
+        rows = [row * tensor for row in range(shape.rows)]
+        return cls(address, length, rows, shape.object_bytes, blocks, owner)
+
+
+def _memory(buffer: Any) -> tuple[int, int, Any]:
+    """Address, length and owner of a buffer or tensor."""
+    if hasattr(buffer, "data_ptr"):
+        if buffer.device.type != "cpu" or not buffer.is_contiguous():
+            raise errors.InvalidError(
+                f"a tensor on {buffer.device} was given; give a contiguous one on the CPU"
+            )
+        return buffer.data_ptr(), buffer.numel() * buffer.element_size(), buffer
+    view = memoryview(buffer)
+    if view.readonly or not view.c_contiguous:
+        raise errors.InvalidError("the buffer is read-only or has gaps; give a contiguous one")
+    # Exports the buffer, so that nobody resizes it, and keeps it.
+    owner = (ctypes.c_char * view.nbytes).from_buffer(buffer)
+    return ctypes.addressof(owner), view.nbytes, owner

@@ -1,0 +1,184 @@
+//! What callers give: plain data, with the attributes of the classes in `ripieno/__init__.py`.
+
+#![allow(unsafe_code, reason = "describes memory that a Python object owns, by its address")]
+
+use std::{ptr::NonNull, sync::Arc};
+
+use objstore::{BlockId, BlockKey, KvShape, RankId, StoreId};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict},
+};
+use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory};
+
+use crate::error::{invalid, refused};
+
+/// Bytes of a key.
+const KEY_BYTES: usize = 32;
+
+/// `ripieno.Shape`.
+#[derive(FromPyObject)]
+pub(crate) struct Shape {
+    layers: u32,
+    segments: u32,
+    object_bytes: u32,
+    block_tokens: u32,
+}
+
+impl Shape {
+    pub(crate) fn check(&self) -> PyResult<KvShape> {
+        let Self { layers, segments, object_bytes, block_tokens } = *self;
+        let shape = KvShape { layers, segments, object_bytes, block_tokens };
+        shape.validate().map_err(|error| invalid(format!("shape: {error}")))?;
+        Ok(shape)
+    }
+}
+
+/// `ripieno.Namespace`.
+#[derive(FromPyObject)]
+pub(crate) struct Namespace {
+    weights: Vec<u8>,
+    layout: String,
+    dtype: String,
+    block_tokens: u32,
+    adapter: String,
+    tenant_salt: Vec<u8>,
+    label: String,
+}
+
+impl Namespace {
+    pub(crate) fn check(self) -> PyResult<objstore::Namespace> {
+        let Self { weights, layout, dtype, block_tokens, adapter, tenant_salt, label } = self;
+        let weights = match weights.len() {
+            0 => [0; 32],
+            found => weights.try_into().map_err(|_| {
+                invalid(format!("namespace.weights has {found} bytes; give a digest of 32"))
+            })?,
+        };
+        Ok(objstore::Namespace {
+            weights,
+            layout,
+            dtype,
+            block_tokens,
+            adapter,
+            tenant_salt,
+            label,
+        })
+    }
+}
+
+/// `ripieno.Pool`.
+#[derive(FromPyObject)]
+pub(crate) struct Pool {
+    address: usize,
+    length: usize,
+    rows: Vec<u64>,
+    block_stride: u64,
+    blocks: u32,
+    owner: Py<PyAny>,
+}
+
+impl Pool {
+    pub(crate) fn memory(self) -> PyResult<PoolMemory> {
+        let Self { address, length, rows, block_stride, blocks, owner } = self;
+        let base = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address));
+        let base = base.ok_or_else(|| invalid("pool.address is 0"))?;
+        let layout = PoolLayout { rows, block_stride, blocks };
+        // SAFETY: the documentation of ripieno.Pool says that the memory is there as long as its
+        // owner is. Python code has no Rust references into it.
+        let memory = unsafe { EngineMemory::new(base, length, Arc::new(owner)) };
+        Ok(PoolMemory::Engine { memory, layout })
+    }
+}
+
+/// Keys: a sequence of 32 bytes each, or all of them one after another.
+pub(crate) fn keys(given: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
+    let key = |bytes: &[u8]| match bytes.try_into() {
+        Ok(key) => Ok(BlockKey(key)),
+        Err(_) => Err(invalid(format!(
+            "a key of {} bytes was given; keys are digests of {KEY_BYTES} bytes",
+            bytes.len()
+        ))),
+    };
+    if let Ok(all) = given.cast::<PyBytes>() {
+        return all.as_bytes().chunks(KEY_BYTES).map(key).collect();
+    }
+    let mut keys = Vec::with_capacity(given.len().unwrap_or(0));
+    for item in given.try_iter()? {
+        keys.push(key(item?.cast::<PyBytes>()?.as_bytes())?);
+    }
+    Ok(keys)
+}
+
+pub(crate) fn blocks(given: Vec<u32>) -> Vec<BlockId> {
+    given.into_iter().map(BlockId).collect()
+}
+
+/// Checksums as bytes: each of four, little-endian.
+pub(crate) fn words(bytes: &[u8]) -> PyResult<Vec<u32>> {
+    let (words, rest) = bytes.as_chunks::<4>();
+    if !rest.is_empty() {
+        return Err(invalid(format!("{} bytes are no checksums of 4 bytes each", bytes.len())));
+    }
+    Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+pub(crate) fn word_bytes<'py>(py: Python<'py>, words: &[u32]) -> Bound<'py, PyBytes> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    PyBytes::new(py, &bytes)
+}
+
+/// What a worker's plane is opened with, as plain data for any way of sending it.
+pub(crate) fn rank_dict(py: Python<'_>, id: RankId) -> PyResult<Bound<'_, PyDict>> {
+    let RankId { store, rank, ranks, files } = id;
+    let dict = PyDict::new(py);
+    dict.set_item("store", u128::from_be_bytes(store.0).to_string())?;
+    dict.set_item("rank", rank)?;
+    dict.set_item("ranks", ranks)?;
+    dict.set_item("files", files)?;
+    Ok(dict)
+}
+
+/// What [`rank_dict`] made.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Rank {
+    store: String,
+    rank: u32,
+    ranks: u32,
+    files: u32,
+}
+
+impl Rank {
+    pub(crate) fn check(self) -> PyResult<RankId> {
+        let Self { store, rank, ranks, files } = self;
+        let number: u128 = store.parse().map_err(|_| invalid("rank.store is no store's number"))?;
+        Ok(RankId { store: StoreId(number.to_be_bytes()), rank, ranks, files })
+    }
+}
+
+/// Random bytes of the operating system.
+pub(crate) fn random() -> PyResult<[u8; 16]> {
+    let mut bytes = [0; 16];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(16) => Ok(bytes),
+        other => Err(crate::error::DeviceError::new_err(format!("no random numbers: {other:?}"))),
+    }
+}
+
+/// Ends a lock that a panic left.
+pub(crate) fn unpoisoned<T>(lock: Result<T, std::sync::PoisonError<T>>) -> T {
+    lock.unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// As [`refused`], for results.
+pub(crate) trait OrRaise<T> {
+    /// The exception for an error.
+    fn or_raise(self) -> PyResult<T>;
+}
+
+impl<T, E: Into<ripieno_stack::StackError>> OrRaise<T> for Result<T, E> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(refused)
+    }
+}

@@ -1,0 +1,348 @@
+//! What an engine's scheduler has: `ripieno.Catalog`.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, RwLock},
+};
+
+use nvme_driver::{Clock, MonotonicClock};
+use objstore::{
+    CatalogCounts, DurableCatalog, FileId, NamespaceId, ReferenceId, Reported, StoreId,
+    StoreOptions, WriteId,
+};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict, PyTuple},
+};
+use ripieno_stack::{CatalogStack, Ranks, RanksOptions};
+
+use crate::{
+    arguments::{self, OrRaise as _, unpoisoned},
+    error::{closed, invalid, of_store},
+};
+
+/// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
+/// and one for each rank. Whoever comes first makes it; the others wait.
+///
+/// capacity: bytes of all ranks' data on the disk, allocated at once. Returns what the plane of each
+/// rank is opened with.
+#[pyfunction]
+#[pyo3(signature = (path, shape, *, ranks = 1, capacity, devices = 1))]
+pub fn prepare<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    shape: arguments::Shape,
+    ranks: u32,
+    capacity: u64,
+    devices: u32,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let shape = shape.check()?;
+    let id = StoreId(arguments::random()?);
+    let options = RanksOptions { id, ranks, shape, bytes: capacity, devices, lba_bytes: 4096 };
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let made = py.detach(|| Ranks::prepare(&path, &options, &clock)).or_raise()?;
+    (0..ranks).map(|rank| arguments::rank_dict(py, made.rank(rank))).collect()
+}
+
+/// Blocks that were found: they are not evicted before the reference is released.
+#[pyclass(frozen, get_all)]
+#[derive(Debug)]
+pub struct Reference {
+    /// To release it.
+    id: u64,
+    /// The file of each key found, in order.
+    files: Vec<u32>,
+}
+
+/// Files for new blocks.
+#[pyclass(frozen, get_all)]
+#[derive(Debug)]
+pub struct Write {
+    /// What the ranks report on, and what is committed or aborted.
+    id: u64,
+    /// How many leading keys will be found after the commit.
+    accepted: u32,
+    /// Of these, positions of the keys that are to be written.
+    positions: Vec<u32>,
+    /// The files that they are to be written to.
+    files: Vec<u32>,
+}
+
+/// Keys, files and references of a store, with its journal: what an engine's scheduler has. The
+/// data belongs to the planes of its workers.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Catalog {
+    stack: RwLock<Option<CatalogStack>>,
+    ranks: Ranks,
+}
+
+impl Catalog {
+    fn with<T>(&self, act: impl FnOnce(&DurableCatalog) -> PyResult<T>) -> PyResult<T> {
+        act(unpoisoned(self.stack.read()).as_ref().ok_or_else(closed)?.catalog())
+    }
+
+    fn keys<T>(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        act: impl FnOnce(
+            &mut objstore::Catalog,
+            &[objstore::BlockKey],
+        ) -> Result<T, objstore::CatalogError>,
+    ) -> PyResult<T> {
+        let keys = arguments::keys(keys)?;
+        self.change(|catalog| act(catalog, &keys))
+    }
+
+    fn change<T>(
+        &self,
+        act: impl FnOnce(&mut objstore::Catalog) -> Result<T, objstore::CatalogError>,
+    ) -> PyResult<T> {
+        self.with(|durable| durable.with(act).map_err(of_store))
+    }
+}
+
+fn reported(reported: Reported) -> Option<bool> {
+    match reported {
+        Reported::Waiting => None,
+        Reported::All => Some(true),
+        Reported::Failed => Some(false),
+    }
+}
+
+#[pymethods]
+impl Catalog {
+    /// Opens the catalog of the store that prepare() made in this directory.
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let options = StoreOptions::default();
+        let (ranks, stack) = py
+            .detach(|| {
+                let ranks = Ranks::open(&path)?;
+                CatalogStack::open(&ranks, &options, &clock).map(|stack| (ranks, stack))
+            })
+            .or_raise()?;
+        Ok(Self { stack: RwLock::new(Some(stack)), ranks })
+    }
+
+    /// What the plane of this rank is opened with: plain data, to be sent to its worker.
+    fn rank<'py>(&self, py: Python<'py>, rank: u32) -> PyResult<Bound<'py, PyDict>> {
+        let id = self.ranks.rank(rank);
+        if rank >= id.ranks {
+            return Err(invalid(format!("rank {rank} was asked for; there are {}", id.ranks)));
+        }
+        arguments::rank_dict(py, id)
+    }
+
+    /// The number of a namespace, which is registered if it is new.
+    fn namespace(&self, namespace: arguments::Namespace) -> PyResult<u32> {
+        let namespace = namespace.check()?;
+        self.change(|catalog| catalog.namespace(&namespace)).map(|id| id.0)
+    }
+
+    /// How many leading keys are stored. Has no effect, and waits for nothing.
+    fn lookup(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        self.keys(keys, |catalog, keys| catalog.lookup(NamespaceId(namespace), keys))
+    }
+
+    /// The longest stored prefix of the keys, with a reference on it until it is released.
+    fn acquire(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Reference> {
+        let found =
+            self.keys(keys, |catalog, keys| catalog.acquire(NamespaceId(namespace), keys))?;
+        let files = found.files.iter().map(|file| file.0).collect();
+        Ok(Reference { id: found.id.0, files })
+    }
+
+    /// Gives a reference back: when all ranks have reported.
+    fn release(&self, reference: u64) -> PyResult<()> {
+        self.change(|catalog| catalog.release(ReferenceId(reference)))
+    }
+
+    /// The checksums of these files' objects on a rank, for Plane.begin_load. The files have to be
+    /// referenced.
+    fn checksums<'py>(
+        &self,
+        py: Python<'py>,
+        files: Vec<u32>,
+        rank: u32,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let RankRows { rows, ranks, known } = self.rows();
+        if rank >= ranks {
+            return Err(invalid(format!("rank {rank} was asked for; there are {ranks}")));
+        }
+        if let Some(file) = files.iter().find(|file| **file >= known) {
+            return Err(invalid(format!("file {file} was given; there are {known}")));
+        }
+        let words = self.with(|durable| {
+            durable.with(|catalog| {
+                let of_rank = |file: &u32| {
+                    let all = catalog.checksums(FileId(*file));
+                    all.chunks(rows).nth(rank as usize).unwrap_or_default()
+                };
+                Ok(files.iter().flat_map(of_rank).copied().collect::<Vec<u32>>())
+            })
+        })?;
+        Ok(arguments::word_bytes(py, &words))
+    }
+
+    /// Files for new blocks. Give the whole prefix, also the part that is stored.
+    fn begin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Write> {
+        let write = self.keys(keys, |catalog, keys| catalog.begin(NamespaceId(namespace), keys))?;
+        let own = (0..).zip(&write.positions).filter(|(_, position)| position.own);
+        let (positions, files) = own.map(|(at, position)| (at, position.file.0)).unzip();
+        Ok(Write { id: write.id.0, accepted: write.positions.len() as u32, positions, files })
+    }
+
+    /// A rank has written its part, and flushed it: with the checksums of its report. None: others
+    /// have not reported. True: it can be committed. False: it has ended, because a rank failed.
+    fn written(&self, write: u64, rank: u32, checksums: &[u8]) -> PyResult<Option<bool>> {
+        let words = arguments::words(checksums)?;
+        self.change(|catalog| catalog.written(WriteId(write), rank, &words)).map(reported)
+    }
+
+    /// A rank could not write its part, and nothing of it is in flight. Returns as written().
+    fn failed(&self, write: u64, rank: u32) -> PyResult<Option<bool>> {
+        self.change(|catalog| catalog.failed(WriteId(write), rank)).map(reported)
+    }
+
+    /// Makes the blocks of a write visible to lookups. They survive from the next sync() on.
+    fn commit(&self, write: u64) -> PyResult<()> {
+        self.change(|catalog| catalog.commit(WriteId(write))).map(|_| ())
+    }
+
+    /// Ends a write of which nothing is in flight on any rank. Nothing of it becomes visible.
+    fn abort(&self, write: u64) -> PyResult<()> {
+        self.change(|catalog| catalog.abort(WriteId(write)))
+    }
+
+    /// Files that a plane could not read: their keys are misses from now on.
+    fn lost(&self, files: Vec<u32>) -> PyResult<()> {
+        self.change(|catalog| {
+            files.into_iter().for_each(|file| catalog.lost(FileId(file)));
+            Ok(())
+        })
+    }
+
+    /// Keeps the stored ones of these keys from being evicted. Returns how many they are.
+    fn pin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.keys(keys, |catalog, keys| catalog.pin(NamespaceId(namespace), keys))
+    }
+
+    /// Undoes pin().
+    fn unpin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.keys(keys, |catalog, keys| catalog.unpin(NamespaceId(namespace), keys))
+    }
+
+    /// Drops the stored ones of these keys. Returns how many they were.
+    fn remove(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.keys(keys, |catalog, keys| catalog.remove(NamespaceId(namespace), keys))
+    }
+
+    /// Drops everything of a namespace.
+    fn clear(&self, namespace: u32) -> PyResult<()> {
+        self.change(|catalog| catalog.clear(NamespaceId(namespace)))
+    }
+
+    /// Evicts up to so many files, of a namespace or of all. Returns how many.
+    #[pyo3(signature = (files, namespace = None))]
+    fn evict(&self, files: u32, namespace: Option<u32>) -> PyResult<u32> {
+        self.change(|catalog| catalog.evict(namespace.map(NamespaceId), files))
+    }
+
+    /// Drops everything of a namespace for good, also what is being written. Returns the new epoch.
+    fn bump_epoch(&self, namespace: u32) -> PyResult<u64> {
+        self.change(|catalog| catalog.bump_epoch(NamespaceId(namespace)))
+    }
+
+    /// Limits a namespace to so many files; None: no limit.
+    #[pyo3(signature = (namespace, files))]
+    fn set_quota(&self, namespace: u32, files: Option<u32>) -> PyResult<()> {
+        self.change(|catalog| catalog.set_quota(NamespaceId(namespace), files))
+    }
+
+    /// What a namespace holds.
+    fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyDict>> {
+        usage(py, &self.change(|catalog| catalog.usage(NamespaceId(namespace)))?)
+    }
+
+    /// What the store holds, in files.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counts = self.change(|catalog| Ok(catalog.counts()))?;
+        let CatalogCounts { files, free, limbo, stored, active, pinned, evictable, .. } = counts;
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("files", u64::from(files)),
+            ("free", u64::from(free)),
+            ("limbo", u64::from(limbo)),
+            ("stored", u64::from(stored)),
+            ("active", u64::from(active)),
+            ("pinned", u64::from(pinned)),
+            ("evictable", u64::from(evictable)),
+            ("writing", u64::from(counts.writing)),
+            ("evicted", counts.evicted),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Makes everything permanent that was committed, evicted, pinned or cleared so far. Lookups of
+    /// other threads do not wait for it.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.with(|durable| durable.sync().or_raise()))
+    }
+
+    /// Makes everything permanent, and lets go of the directory. Every later call raises
+    /// ClosedError, but for another close().
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let stack = unpoisoned(self.stack.write()).take();
+            stack.map_or(Ok(()), CatalogStack::close).or_raise()
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+struct RankRows {
+    rows: usize,
+    ranks: u32,
+    known: u32,
+}
+
+impl Catalog {
+    fn rows(&self) -> RankRows {
+        let id = self.ranks.rank(0);
+        let rows = self.ranks.shape().rows() as usize;
+        RankRows { rows, ranks: id.ranks, known: id.files }
+    }
+}
+
+pub(crate) fn usage<'py>(py: Python<'py>, usage: &objstore::Usage) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in [
+        ("stored", u64::from(usage.stored)),
+        ("active", u64::from(usage.active)),
+        ("pinned", u64::from(usage.pinned)),
+        ("evictable", u64::from(usage.evictable)),
+        ("writing", u64::from(usage.writing)),
+        ("epoch", usage.epoch),
+        ("asked", usage.asked),
+        ("hits", usage.hits),
+        ("committed", usage.committed),
+        ("evicted", usage.evicted),
+        ("refused", usage.refused),
+    ] {
+        dict.set_item(name, value)?;
+    }
+    dict.set_item("quota_files", usage.quota_files)?;
+    Ok(dict)
+}

@@ -1,0 +1,33 @@
+//! The Python package of Ripieno: `ripieno._ripieno`, which `ripieno` shows under its own name.
+//!
+//! # Architecture
+//! - [`Catalog`]: what an engine's scheduler has; [`Plane`]: what each of its workers has;
+//!   [`Store`]: both, for an engine of one process. What passes between a catalog and its planes is
+//!   numbers and bytes.
+//! - `arguments.rs`: what callers give; `error.rs`: the exceptions of `ripieno/errors.py`.
+//!
+//! # Invariants
+//! - Whatever may wait for a device, a disk or a lock that is held during I/O does so without the
+//!   GIL.
+//! - The owner of registered memory is kept until no device reaches it.
+//!
+//! # Not implemented
+//! - Drives and GPUs: a store's home is a directory.
+
+mod arguments;
+mod catalog;
+mod error;
+mod plane;
+mod store;
+
+use pyo3::prelude::*;
+
+pub use catalog::{Catalog, Reference, Write};
+pub use plane::{Plane, Report};
+pub use store::{Request, Store};
+
+#[pymodule]
+mod _ripieno {
+    #[pymodule_export]
+    use super::{Catalog, Plane, Reference, Report, Request, Store, Write, catalog::prepare};
+}

@@ -1,0 +1,209 @@
+//! What each worker of an engine has: `ripieno.Plane`.
+
+use std::{path::PathBuf, sync::Arc};
+
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use objstore::{BlockId, Direction, FileId, JobId, Layer, Move, StoreOptions};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict, PyTuple},
+};
+use ripieno_stack::{Executor, Home, RankStack, RankStackConfig, Ranks};
+
+use crate::{
+    arguments::{self, OrRaise as _},
+    error::invalid,
+};
+
+/// What became of a job.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Report {
+    /// The job.
+    #[pyo3(get)]
+    job: u64,
+    /// Why not everything is where it was to go, and stays there; None when it does.
+    #[pyo3(get)]
+    error: Option<String>,
+    checksums: Vec<u32>,
+}
+
+#[pymethods]
+impl Report {
+    /// Of what was stored: what Catalog.written() is to be told.
+    #[getter]
+    fn checksums<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        arguments::word_bytes(py, &self.checksums)
+    }
+}
+
+/// The data of one rank: its devices and its registered memory. Moves files by number, layer by
+/// layer.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Plane {
+    stack: RankStack,
+}
+
+impl Plane {
+    fn begin(
+        &self,
+        py: Python<'_>,
+        direction: Direction,
+        files: &[u32],
+        blocks: &[u32],
+        expected: &[u8],
+    ) -> PyResult<u64> {
+        if files.len() != blocks.len() {
+            let (files, blocks) = (files.len(), blocks.len());
+            return Err(invalid(format!("{files} files and {blocks} blocks; give one for each")));
+        }
+        let expected = arguments::words(expected)?;
+        let words = files.len() * self.stack.shape().rows() as usize;
+        if !expected.is_empty() && expected.len() != words {
+            let found = expected.len();
+            return Err(invalid(format!("{found} checksums were given for {words} objects")));
+        }
+        let pairs = files.iter().zip(blocks).zip(0..);
+        let moves: Vec<Move> = pairs
+            .map(|((file, block), position)| Move {
+                file: FileId(*file),
+                block: BlockId(*block),
+                position,
+            })
+            .collect();
+        let job = py.detach(|| self.stack.begin(direction, &moves, &expected)).or_raise()?;
+        Ok(job.0)
+    }
+
+    fn layer(&self, layer: u32) -> PyResult<Layer> {
+        let layers = self.stack.shape().layers;
+        if layer >= layers {
+            return Err(invalid(format!("layer {layer} was given; there are {layers}")));
+        }
+        Ok(Layer(layer))
+    }
+}
+
+#[pymethods]
+impl Plane {
+    /// Opens the plane of a rank of the store that prepare() made in this directory. rank: what
+    /// Catalog.rank() or prepare() returned for it. While it is opened, some of the pool is used for
+    /// tests, and put back as it was.
+    #[new]
+    #[pyo3(signature = (path, rank, shape, pool))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        rank: arguments::Rank,
+        shape: arguments::Shape,
+        pool: arguments::Pool,
+    ) -> PyResult<Self> {
+        let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
+        let stack = py.detach(|| {
+            let home = Home::open(&Ranks::open(&path)?.rank_dir(id.rank))?;
+            let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+            let config = RankStackConfig {
+                home,
+                id,
+                executor: Executor::Host,
+                shape,
+                pool,
+                controller: ControllerOptions::default(),
+                options: StoreOptions::default(),
+            };
+            RankStack::open(config, clock)
+        });
+        Ok(Self { stack: stack.or_raise()? })
+    }
+
+    /// Whether blocks are copied by the CPU, because the devices cannot describe where they are.
+    #[getter]
+    fn is_bounced(&self) -> bool {
+        self.stack.is_bounced()
+    }
+
+    /// Prepares to store blocks of the pool in files. Returns the job.
+    fn begin_store(&self, py: Python<'_>, files: Vec<u32>, blocks: Vec<u32>) -> PyResult<u64> {
+        self.begin(py, Direction::Write, &files, &blocks, &[])
+    }
+
+    /// Prepares to load files into blocks of the pool. checksums: what Catalog.checksums() says of
+    /// these files; what differs fails. Returns the job.
+    #[pyo3(signature = (files, blocks, checksums = None))]
+    fn begin_load(
+        &self,
+        py: Python<'_>,
+        files: Vec<u32>,
+        blocks: Vec<u32>,
+        checksums: Option<&[u8]>,
+    ) -> PyResult<u64> {
+        self.begin(py, Direction::Read, &files, &blocks, checksums.unwrap_or_default())
+    }
+
+    /// Starts a layer of a job. Waits while as many are in flight as may be.
+    fn start(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
+        let layer = self.layer(layer)?;
+        py.detach(|| self.stack.start(JobId(job), layer)).or_raise()
+    }
+
+    /// Waits for a layer that was started. Raises TransferError if it failed; then the layer's
+    /// blocks hold anything. Either way, nothing uses them any more.
+    fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
+        let layer = self.layer(layer)?;
+        py.detach(|| self.stack.wait(JobId(job), layer)).or_raise().map(|_| ())
+    }
+
+    /// As wait(), without waiting: False while the layer is in flight.
+    fn poll(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<bool> {
+        let layer = self.layer(layer)?;
+        Ok(py.detach(|| self.stack.poll(JobId(job), layer)).or_raise()?.is_some())
+    }
+
+    /// Ends jobs: waits for their layers in flight, and flushes the devices once for all that they
+    /// stored. A layer that was never started is an error of its job.
+    fn end(&self, py: Python<'_>, jobs: Vec<u64>) -> PyResult<Vec<Report>> {
+        let jobs: Vec<JobId> = jobs.into_iter().map(JobId).collect();
+        let reports = py.detach(|| self.stack.end(&jobs)).or_raise()?;
+        let report = |report: ripieno_stack::Report| Report {
+            job: report.job.0,
+            error: report.failure.map(|error| error.to_string()),
+            checksums: report.checksums,
+        };
+        Ok(reports.into_iter().map(report).collect())
+    }
+
+    /// Files that could not be read, or not as they were stored, since the last call: for
+    /// Catalog.lost().
+    fn take_lost(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        let lost = py.detach(|| self.stack.take_lost()).or_raise()?;
+        Ok(lost.into_iter().map(|file| file.0).collect())
+    }
+
+    /// Counts since it was opened.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.stack.stats()).or_raise()?;
+        let dict = PyDict::new(py);
+        dict.set_item("path", stats.path.to_string())?;
+        dict.set_item("stored_bytes", stats.stored_bytes)?;
+        dict.set_item("retrieved_bytes", stats.retrieved_bytes)?;
+        dict.set_item("recoveries", stats.recoveries)?;
+        dict.set_item("commands", stats.ring.commands)?;
+        Ok(dict)
+    }
+
+    /// Waits for what is in flight, and lets go of the directory and of the pool. Every later call
+    /// raises ClosedError, but for another close().
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.stack.close()).or_raise()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+}

@@ -1,0 +1,298 @@
+//! A store in one process: `ripieno.Store`.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, RwLock},
+};
+
+use nvme_driver::{ControllerOptions, MonotonicClock};
+use objstore::{Format, Layer, StoreId, StoreOptions};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use ripieno_stack::{Executor, Home, HomeMedia, HomeOptions, Stack, StackConfig, StackError};
+
+use crate::{
+    arguments::{self, OrRaise as _, unpoisoned},
+    catalog,
+    error::{closed, invalid},
+};
+
+/// A store in one process: keys, data and registered memory. Handles of one store share it, each in
+/// its namespace.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Store {
+    handle: objstore::Store,
+    stack: Arc<RwLock<Option<Stack>>>,
+}
+
+/// Blocks that are being loaded or stored, layer by layer. Ending it (end(), or as a context)
+/// waits for what is in flight.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub struct Request {
+    request: RwLock<Option<ripieno_stack::Request>>,
+    layers: u32,
+    /// Blocks it covers.
+    #[pyo3(get)]
+    blocks: usize,
+}
+
+impl Store {
+    fn request(
+        &self,
+        py: Python<'_>,
+        make: impl Send + FnOnce(&Stack) -> Result<(ripieno_stack::Request, usize), StackError>,
+    ) -> PyResult<Request> {
+        let stack = self.stack.clone();
+        py.detach(|| {
+            let stack = unpoisoned(stack.read());
+            let (request, blocks) = make(stack.as_ref().ok_or_else(closed)?).or_raise()?;
+            let layers = self.handle.shape().layers;
+            Ok(Request { request: RwLock::new(Some(request)), layers, blocks })
+        })
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it is
+    /// made first if there is none. While it is opened, some of the pool is used for tests, and put
+    /// back as it was.
+    #[new]
+    #[pyo3(signature = (path, shape, pool, *, namespace = None, capacity = None, devices = 1))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        shape: arguments::Shape,
+        pool: arguments::Pool,
+        namespace: Option<arguments::Namespace>,
+        capacity: Option<u64>,
+        devices: u32,
+    ) -> PyResult<Self> {
+        let (shape, pool) = (shape.check()?, pool.memory()?);
+        let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
+        let random = arguments::random()?;
+        let stack = py.detach(|| {
+            let make = capacity.filter(|_| !Home::exists(&path));
+            let home = match make {
+                Some(bytes) => {
+                    let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16"));
+                    let media = HomeMedia::Files { count: devices, bytes };
+                    Home::create(&path, &HomeOptions { id, media, lba_bytes: 4096 })?
+                }
+                None => Home::open(&path)?,
+            };
+            let config = StackConfig {
+                home,
+                executor: Executor::Host,
+                shape,
+                namespace,
+                pool,
+                controller: ControllerOptions::default(),
+                options: StoreOptions::default(),
+            };
+            let clock = Arc::new(MonotonicClock::default());
+            match make {
+                Some(_) => Stack::create(config, &Format::new(StoreId(random), shape), clock),
+                None => Stack::open(config, clock),
+            }
+        });
+        let stack = stack.or_raise()?;
+        let handle = stack.store().clone();
+        Ok(Self { handle, stack: Arc::new(RwLock::new(Some(stack))) })
+    }
+
+    /// A handle of the same store that works in another namespace.
+    fn within(&self, namespace: arguments::Namespace) -> PyResult<Self> {
+        let handle = self.handle.within(&namespace.check()?).or_raise()?;
+        Ok(Self { handle, stack: self.stack.clone() })
+    }
+
+    /// How many leading keys are stored. Has no effect, and waits for nothing.
+    fn lookup(&self, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        Ok(self.handle.peek(&arguments::keys(keys)?))
+    }
+
+    /// Loads the longest stored prefix of the keys into as many of these blocks. The request says
+    /// how many they are, and moves them.
+    fn load(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, blocks: Vec<u32>) -> PyResult<Request> {
+        let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
+        if keys.len() != blocks.len() {
+            let (keys, blocks) = (keys.len(), blocks.len());
+            return Err(invalid(format!("{keys} keys and {blocks} blocks; give one for each")));
+        }
+        self.request(py, |stack| {
+            let prefix = self.handle.lookup(&keys)?;
+            let blocks = &blocks[..prefix.len()];
+            let request =
+                ripieno_stack::Request::retrieve(stack, &self.handle, &prefix, 0, blocks)?;
+            Ok((request, blocks.len()))
+        })
+    }
+
+    /// Stores blocks under keys, as many leading ones as there is room for. Nothing of it is found
+    /// before the request is committed.
+    fn store(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        blocks: Vec<u32>,
+    ) -> PyResult<Request> {
+        let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
+        self.request(py, |stack| {
+            let request = ripieno_stack::Request::store(stack, &self.handle, &keys, &blocks)?;
+            let accepted = request.accepted().map_or(0, |(accepted, _)| accepted);
+            Ok((request, accepted))
+        })
+    }
+
+    /// Keeps the stored ones of these keys from being evicted. Returns how many they are.
+    fn pin(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.handle.pin(&arguments::keys(keys)?).or_raise()
+    }
+
+    /// Undoes pin().
+    fn unpin(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.handle.unpin(&arguments::keys(keys)?).or_raise()
+    }
+
+    /// Drops the stored ones of these keys. Returns how many they were.
+    fn remove(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
+        self.handle.remove(&arguments::keys(keys)?).or_raise()
+    }
+
+    /// Drops everything of the namespace.
+    fn clear(&self) -> PyResult<()> {
+        self.handle.clear().or_raise()
+    }
+
+    /// Evicts up to so many files of the namespace. Returns how many.
+    fn evict(&self, files: u32) -> PyResult<u32> {
+        self.handle.evict(files).or_raise()
+    }
+
+    /// Drops everything of the namespace for good. Returns the new epoch.
+    fn bump_epoch(&self) -> PyResult<u64> {
+        self.handle.bump_epoch().or_raise()
+    }
+
+    /// What the namespace holds.
+    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        catalog::usage(py, &self.handle.usage().or_raise()?)
+    }
+
+    /// Counts since it was opened, and what it holds.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.handle.stats()).or_raise()?;
+        let dict = PyDict::new(py);
+        dict.set_item("path", stats.path.to_string())?;
+        for (name, value) in [
+            ("files", u64::from(stats.files)),
+            ("files_free", u64::from(stats.files_free)),
+            ("files_stored", u64::from(stats.files_stored)),
+            ("file_bytes", stats.file_bytes),
+            ("blocks_looked_up", stats.blocks_looked_up),
+            ("blocks_hit", stats.blocks_hit),
+            ("evictions", stats.evictions),
+            ("files_lost", stats.files_lost),
+            ("stored_bytes", stats.stored_bytes),
+            ("retrieved_bytes", stats.retrieved_bytes),
+            ("journal_bytes", stats.journal_bytes),
+            ("recoveries", stats.recoveries),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Makes everything permanent, and lets go of the directory and of the pool. Every later call of
+    /// any handle raises ClosedError, but for another close().
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let stack = unpoisoned(self.stack.write()).take();
+            stack.map_or(Ok(()), Stack::close).or_raise()
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+impl Request {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl Send + FnOnce(&ripieno_stack::Request) -> Result<T, StackError>,
+    ) -> PyResult<T> {
+        py.detach(|| {
+            let request = unpoisoned(self.request.read());
+            act(request.as_ref().ok_or_else(closed)?).or_raise()
+        })
+    }
+
+    fn layer(&self, layer: u32) -> PyResult<Layer> {
+        let layers = self.layers;
+        if layer >= layers {
+            return Err(invalid(format!("layer {layer} was given; there are {layers}")));
+        }
+        Ok(Layer(layer))
+    }
+}
+
+#[pymethods]
+impl Request {
+    /// Starts a layer.
+    fn start(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
+        let layer = self.layer(layer)?;
+        self.with(py, |request| request.start(layer))
+    }
+
+    /// Waits for a layer that was started. Raises TransferError if it failed; then the layer's
+    /// blocks hold anything. Either way, nothing uses them any more.
+    fn wait(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
+        let layer = self.layer(layer)?;
+        self.with(py, |request| request.wait(layer)).map(|_| ())
+    }
+
+    /// As wait(), without waiting: False while the layer is in flight.
+    fn poll(&self, py: Python<'_>, layer: u32) -> PyResult<bool> {
+        let layer = self.layer(layer)?;
+        Ok(self.with(py, |request| request.poll(layer))?.is_some())
+    }
+
+    /// Moves all layers, and waits for them.
+    fn move_all(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, ripieno_stack::Request::move_all)
+    }
+
+    /// Makes what was stored permanent and visible. Returns how many leading keys lookups now find.
+    fn commit(&self, py: Python<'_>) -> PyResult<usize> {
+        py.detach(|| {
+            let request = unpoisoned(self.request.write()).take().ok_or_else(closed)?;
+            Ok(request.commit().or_raise()?.accepted)
+        })
+    }
+
+    /// Waits for what is in flight, and gives up what was not committed.
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| drop(unpoisoned(self.request.write()).take()));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.end(py);
+    }
+}

@@ -1,0 +1,237 @@
+"""A catalog in this process, and a plane in each of two others."""
+
+import hashlib
+import multiprocessing
+
+import numpy
+import pytest
+
+import ripieno
+
+SHAPE = ripieno.Shape(layers=3, segments=1, object_bytes=4096, block_tokens=16)
+BLOCKS = 16
+RANKS = 2
+CAPACITY = 64 << 20
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def key(number):
+    return hashlib.sha256(str(number).encode()).digest()
+
+
+def content(number, rank):
+    """A block, as a rank has it."""
+    seed = int.from_bytes(key((number, rank))[:8], "little")
+    size = (SHAPE.rows, SHAPE.object_bytes)
+    return numpy.random.default_rng(seed).integers(0, 256, size, numpy.uint8)
+
+
+def worker(pipe, path, rank):
+    kv = numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8)
+    try:
+        plane = ripieno.Plane(path, rank, SHAPE, ripieno.Pool.contiguous(kv, SHAPE))
+    except ripieno.Error as error:
+        pipe.send(error)
+        return
+    pipe.send(None)
+    while (task := pipe.recv()) is not None:
+        what, numbers, files, extra = task
+        blocks = list(range(len(files)))
+        if what == "store":
+            for block, number in enumerate(numbers):
+                kv[:, block] = content(number, rank["rank"])
+            job = plane.begin_store(files, blocks)
+        else:
+            kv[:] = 0
+            job = plane.begin_load(files, blocks, extra)
+        # A rank that breaks never starts its last layer.
+        layers = SHAPE.layers - 1 if extra is True else SHAPE.layers
+        for layer in range(layers):
+            plane.start(job, layer)
+        (report,) = plane.end([job])
+        right = [(kv[:, at] == content(n, rank["rank"])).all() for at, n in enumerate(numbers)]
+        pipe.send((report.error, report.checksums, right, plane.take_lost()))
+    plane.close()
+
+
+class Engine:
+    """A scheduler with its workers."""
+
+    def __init__(self, path, start=range(RANKS)):
+        self.path = path
+        self.catalog = ripieno.Catalog(path)
+        self.namespace = self.catalog.namespace(ripieno.Namespace(dtype="bytes"))
+        self.workers = [self.start(rank) for rank in start]
+
+    def start(self, rank):
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=worker, args=(theirs, self.path, self.catalog.rank(rank)))
+        process.start()
+        # So that a worker that ends is the end of the pipe.
+        theirs.close()
+        if error := ours.recv():
+            raise error
+        return process, ours
+
+    def store(self, numbers, breaks=None, dies=None):
+        write = self.catalog.begin(self.namespace, [key(n) for n in numbers])
+        own = [numbers[at] for at in write.positions]
+        for rank, (process, pipe) in enumerate(self.workers):
+            if rank == dies:
+                process.kill()
+                process.join()
+            else:
+                pipe.send(("store", own, write.files, rank == breaks))
+        state = None
+        for rank, (_, pipe) in enumerate(self.workers):
+            try:
+                error, checksums, _, _ = pipe.recv()
+            except EOFError:
+                error = "it died"
+            if error is None:
+                state = self.catalog.written(write.id, rank, checksums)
+            else:
+                state = self.catalog.failed(write.id, rank)
+        if state:
+            self.catalog.commit(write.id)
+        self.catalog.sync()
+        return state
+
+    def load(self, numbers):
+        """How many were found; errors of the ranks; whether each block is right on all of them."""
+        found = self.catalog.acquire(self.namespace, [key(n) for n in numbers])
+        count = len(found.files)
+        for rank, (_, pipe) in enumerate(self.workers):
+            checksums = self.catalog.checksums(found.files, rank)
+            pipe.send(("load", numbers[:count], found.files, checksums))
+        reports = [pipe.recv() for _, pipe in self.workers]
+        self.catalog.release(found.id)
+        for report in reports:
+            self.catalog.lost(report[3])
+        right = [all(report[2][at] for report in reports) for at in range(count)]
+        return count, [report[0] for report in reports if report[0]], right
+
+    def crash(self):
+        """Nobody is asked to end."""
+        for process, _ in self.workers:
+            process.kill()
+            process.join()
+        # Without close(): what was not synced is lost.
+        del self.catalog
+
+    def close(self):
+        for process, pipe in self.workers:
+            pipe.send(None)
+            process.join()
+            assert process.exitcode == 0
+        self.catalog.close()
+
+
+def prepare(path):
+    return ripieno.prepare(path, SHAPE, ranks=RANKS, capacity=CAPACITY)
+
+
+def test_blocks_of_all_ranks_survive_the_processes(tmp_path):
+    made = prepare(tmp_path)
+    numbers = list(range(8))
+    engine = Engine(tmp_path)
+    assert [engine.catalog.rank(rank) for rank in range(RANKS)] == made
+    assert engine.store(numbers)
+    assert engine.load(numbers) == (8, [], [True] * 8)
+    assert engine.store(numbers + [8]), "and only the new one is written"
+    assert engine.catalog.stats()["stored"] == 9
+    engine.crash()
+    assert prepare(tmp_path) == made, "it is there"
+    engine = Engine(tmp_path)
+    assert engine.catalog.lookup(engine.namespace, [key(n) for n in range(12)]) == 9
+    assert engine.load(numbers) == (8, [], [True] * 8)
+    engine.close()
+
+
+def test_what_one_rank_did_not_store_nobody_finds(tmp_path):
+    prepare(tmp_path)
+    engine = Engine(tmp_path)
+    numbers = list(range(8))
+    free = engine.catalog.stats()["free"]
+    assert engine.store(numbers[:4], breaks=1) is False
+    assert engine.load(numbers) == (0, [], [])
+    assert engine.store(numbers[:4])
+    assert engine.store(numbers[4:], dies=0) is False
+    engine.crash()
+    engine = Engine(tmp_path)
+    assert engine.load(numbers) == (4, [], [True] * 4)
+    assert engine.catalog.stats()["free"] == free - 4, "nothing is lost"
+    engine.close()
+
+
+def test_one_rank_with_damaged_data_makes_a_miss(tmp_path):
+    prepare(tmp_path)
+    engine = Engine(tmp_path)
+    assert engine.store([0, 1])
+    engine.close()
+    medium = tmp_path / "rank-1" / "device-0.img"
+    image = bytearray(medium.read_bytes())
+    image[image.find(content(0, 1)[2].tobytes())] ^= 1
+    medium.write_bytes(image)
+    engine = Engine(tmp_path)
+    count, errors, right = engine.load([0, 1])
+    assert (count, len(errors), right[0]) == (2, 1, False)
+    assert engine.load([0, 1]) == (0, [], []), "it counts as not stored"
+    assert engine.load([1]) == (1, [], [True])
+    engine.close()
+
+
+def test_a_part_that_is_another_one_is_refused(tmp_path):
+    prepare(tmp_path / "a")
+    (rank, _) = prepare(tmp_path / "b")
+    engine = Engine(tmp_path / "a", start=())
+    with pytest.raises(ripieno.LockedError):
+        ripieno.Catalog(tmp_path / "a")
+    engine.path = tmp_path / "b"
+    with pytest.raises(ripieno.DamagedError, match="it belongs to store"):
+        engine.start(0)
+    with pytest.raises(ripieno.InvalidError, match="rank 2 was asked for; there are 2"):
+        engine.catalog.rank(2)
+    with pytest.raises(ripieno.InvalidError, match="holds a store for 2 ranks"):
+        ripieno.prepare(tmp_path / "a", SHAPE, ranks=1, capacity=CAPACITY)
+    with pytest.raises(ripieno.NotFoundError):
+        ripieno.Catalog(tmp_path)
+    engine.close()
+
+
+def together(path, barrier, pipe):
+    barrier.wait()
+    pipe.send(prepare(path))
+
+
+def test_whoever_comes_first_makes_it(tmp_path):
+    barrier = SPAWN.Barrier(3)
+    pipes = [SPAWN.Pipe() for _ in range(3)]
+    children = [
+        SPAWN.Process(target=together, args=(tmp_path / "s", barrier, theirs))
+        for _, theirs in pipes
+    ]
+    for child in children:
+        child.start()
+    first, second, third = [ours.recv() for ours, _ in pipes]
+    for child in children:
+        child.join()
+    assert first == second == third
+    ripieno.Catalog(tmp_path / "s").close()
+
+
+def test_what_was_not_completed_is_made_again(tmp_path):
+    path = tmp_path / "s"
+    with pytest.raises(ripieno.NoSpaceError):
+        ripieno.prepare(path, SHAPE, ranks=RANKS, capacity=1 << 50)
+    (before, _) = prepare(path)
+    manifest = path / "store.json"
+    manifest.write_text(manifest.read_text().replace('"ready"', '"making"'))
+    with pytest.raises(ripieno.NotFoundError, match="not completed"):
+        ripieno.Catalog(path)
+    (after, _) = prepare(path)
+    assert after["store"] != before["store"]
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "thesis.tex").touch()
+    with pytest.raises(ripieno.OccupiedError, match="thesis.tex"):
+        prepare(tmp_path / "t")

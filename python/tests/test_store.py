@@ -1,0 +1,205 @@
+"""A store in one process."""
+
+import gc
+import hashlib
+import multiprocessing
+import os
+import pathlib
+import re
+import weakref
+
+import numpy
+import pytest
+
+import ripieno
+
+SHAPE = ripieno.Shape(layers=3, segments=2, object_bytes=4096, block_tokens=16)
+BLOCKS = 16
+CAPACITY = 32 << 20
+
+
+def keys(*numbers):
+    return [hashlib.sha256(str(number).encode()).digest() for number in numbers]
+
+
+def memory():
+    return numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8)
+
+
+def random():
+    size = (SHAPE.rows, BLOCKS, SHAPE.object_bytes)
+    return numpy.frombuffer(os.urandom(numpy.prod(size)), numpy.uint8).reshape(size).copy()
+
+
+def save(store, names, blocks):
+    with store.store(names, blocks) as request:
+        request.move_all()
+        return request.commit()
+
+
+def test_bytes_survive(tmp_path):
+    kv = random()
+    sent = kv.copy()
+    pool = ripieno.Pool.contiguous(kv, SHAPE)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY) as store:
+        assert save(store, keys(1, 2, 3), [4, 5, 6]) == 3
+    kv[:] = 0
+    with ripieno.Store(tmp_path / "s", SHAPE, pool) as store:
+        assert store.lookup(keys(1, 2, 3, 4)) == 3
+        assert store.lookup(b"".join(keys(1, 2))) == 2
+        with store.load(keys(1, 2, 3, 4), [9, 0, 15, 1]) as request:
+            assert request.blocks == 3
+            for layer in range(SHAPE.layers):
+                request.start(layer)
+            for layer in range(SHAPE.layers):
+                request.wait(layer)
+        assert (kv[:, [9, 0, 15]] == sent[:, [4, 5, 6]]).all()
+        assert not kv[:, 1].any(), "nothing was stored for it"
+        assert store.stats()["blocks_hit"] == 3
+        assert store.usage()["stored"] == 3
+
+
+def test_memory_of_any_alignment(tmp_path):
+    raw = bytearray(SHAPE.rows * BLOCKS * SHAPE.object_bytes + 1)
+    kv = memoryview(raw)[1:]
+    kv[:] = os.urandom(len(kv))
+    sent = bytes(kv)
+    with ripieno.Store(
+        tmp_path / "s", SHAPE, ripieno.Pool.contiguous(kv, SHAPE), capacity=CAPACITY
+    ) as store:
+        save(store, keys(1), [7])
+        kv[:] = bytes(len(kv))
+        with store.load(keys(1), [8]) as request:
+            request.move_all()
+    size = SHAPE.object_bytes
+    for row in range(SHAPE.rows):
+        at = row * BLOCKS * size
+        assert kv[at + 8 * size : at + 9 * size] == sent[at + 7 * size : at + 8 * size]
+
+
+def test_namespaces_pins_and_removal(tmp_path):
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY) as store:
+        other = store.within(ripieno.Namespace(tenant_salt=b"other"))
+        save(store, keys(1, 2), [0, 1])
+        assert other.lookup(keys(1)) == 0
+        assert store.pin(keys(1)) == 1
+        assert store.evict(8) == 1
+        assert store.lookup(keys(1, 2)) == 1
+        assert store.unpin(keys(1)) == 1
+        assert store.remove(keys(1, 2)) == 1
+        save(store, keys(1), [0])
+        assert store.bump_epoch() == 1
+        assert store.lookup(keys(1)) == 0
+        other.close()
+        with pytest.raises(ripieno.ClosedError):
+            store.stats()
+
+
+def test_what_was_not_committed_is_not_found(tmp_path):
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY) as store:
+        with store.store(keys(1), [0]) as request:
+            request.move_all()
+        assert store.lookup(keys(1)) == 0
+        with store.store(keys(1), [0]) as request:
+            request.start(0)
+            with pytest.raises(ripieno.Error, match="layer 1 was not stored"):
+                request.wait(0)
+                request.commit()
+        assert store.lookup(keys(1)) == 0
+
+
+def hold(path, ready, done):
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with ripieno.Store(path, SHAPE, pool, capacity=CAPACITY):
+        ready.set()
+        done.wait()
+
+
+def test_errors_say_what_to_do(tmp_path):
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with pytest.raises(ripieno.NotFoundError, match="no store's home here; create one"):
+        ripieno.Store(tmp_path / "none", SHAPE, pool)
+    with pytest.raises(ripieno.NoSpaceError, match="are free"):
+        ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=1 << 50)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(ripieno.OccupiedError, match="thesis.tex"):
+        ripieno.Store(tmp_path / "full", SHAPE, pool, capacity=CAPACITY)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY) as store:
+        with pytest.raises(ripieno.InvalidError, match="a key of 3 bytes"):
+            store.lookup([b"abc"])
+        with pytest.raises(ValueError, match="1 keys and 2 blocks"):
+            store.load(keys(1), [1, 2])
+        with pytest.raises(ripieno.InvalidError, match="block 99 was given"):
+            store.store(keys(1), [99])
+        with store.store(keys(1), [1]) as request:
+            with pytest.raises(ripieno.InvalidError, match="layer 3 was given; there are 3"):
+                request.start(3)
+            with pytest.raises(ripieno.InvalidError, match="not in flight"):
+                request.wait(0)
+    other = ripieno.Shape(layers=3, segments=2, object_bytes=8192, block_tokens=16)
+    with pytest.raises(ripieno.DamagedError):
+        ripieno.Store(tmp_path / "s", other, ripieno.Pool.contiguous(memory(), other))
+    with pytest.raises(ripieno.InvalidError, match="give a larger one"):
+        ripieno.Pool.contiguous(bytearray(9), SHAPE)
+    with pytest.raises(ripieno.InvalidError, match="read-only"):
+        ripieno.Pool.contiguous(bytes(1 << 20), SHAPE)
+
+
+def test_one_process_at_a_time(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    child = context.Process(target=hold, args=(tmp_path / "s", ready, done))
+    child.start()
+    assert ready.wait(60)
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with pytest.raises(ripieno.LockedError, match=f"process {child.pid}"):
+        ripieno.Store(tmp_path / "s", SHAPE, pool)
+    done.set()
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_damaged_data_is_an_error_and_then_a_miss(tmp_path):
+    kv = random()
+    pool = ripieno.Pool.contiguous(kv, SHAPE)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, capacity=CAPACITY) as store:
+        save(store, keys(1, 2), [0, 1])
+    medium = tmp_path / "s" / "device-0.img"
+    image = bytearray(medium.read_bytes())
+    at = image.find(kv[3, 0].tobytes())
+    assert at > 0
+    image[at + 100] ^= 1
+    medium.write_bytes(image)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool) as store:
+        with store.load(keys(1, 2), [2, 3]) as request:
+            with pytest.raises(ripieno.TransferError, match="block 0 of the request"):
+                request.move_all()
+        assert store.lookup(keys(1, 2)) == 0
+        assert store.lookup(keys(2)) == 1
+
+
+def test_memory_is_kept_until_it_was_closed(tmp_path):
+    class Memory(numpy.ndarray):
+        pass
+
+    kv = memory().view(Memory)
+    alive = weakref.ref(kv)
+    store = ripieno.Store(
+        tmp_path / "s", SHAPE, ripieno.Pool.contiguous(kv, SHAPE), capacity=CAPACITY
+    )
+    del kv
+    gc.collect()
+    assert alive() is not None
+    store.close()
+    gc.collect()
+    assert alive() is None
+
+
+def test_the_readme_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = pathlib.Path(__file__).parent.parent.joinpath("README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code, {})
