@@ -24,8 +24,8 @@ use crate::{
 /// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
 /// and one for each rank. Whoever comes first makes it; the others wait.
 ///
-/// capacity: bytes of all ranks' data on the disk, allocated at once. Returns what the plane of each
-/// rank is opened with.
+/// capacity: bytes of all ranks' data on the disk, allocated at once. Returns what the plane of
+/// each rank is opened with.
 #[pyfunction]
 #[pyo3(signature = (path, shape, *, ranks = 1, capacity, devices = 1))]
 pub fn prepare<'py>(

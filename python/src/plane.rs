@@ -88,8 +88,8 @@ impl Plane {
 #[pymethods]
 impl Plane {
     /// Opens the plane of a rank of the store that prepare() made in this directory. rank: what
-    /// Catalog.rank() or prepare() returned for it. While it is opened, some of the pool is used for
-    /// tests, and put back as it was.
+    /// Catalog.rank() or prepare() returned for it. While it is opened, some of the pool is used
+    /// for tests, and put back as it was.
     #[new]
     #[pyo3(signature = (path, rank, shape, pool))]
     fn new(

@@ -58,9 +58,9 @@ impl Store {
 
 #[pymethods]
 impl Store {
-    /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it is
-    /// made first if there is none. While it is opened, some of the pool is used for tests, and put
-    /// back as it was.
+    /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it
+    /// is made first if there is none. While it is opened, some of the pool is used for tests, and
+    /// put back as it was.
     #[new]
     #[pyo3(signature = (path, shape, pool, *, namespace = None, capacity = None, devices = 1))]
     fn new(
@@ -208,8 +208,8 @@ impl Store {
         Ok(dict)
     }
 
-    /// Makes everything permanent, and lets go of the directory and of the pool. Every later call of
-    /// any handle raises ClosedError, but for another close().
+    /// Makes everything permanent, and lets go of the directory and of the pool. Every later call
+    /// of any handle raises ClosedError, but for another close().
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let stack = unpoisoned(self.stack.write()).take();

@@ -68,8 +68,8 @@
 //!   and taken apart. `emulation.rs` has the software controllers, `executor.rs` who runs the I/O
 //!   kernel, `pool.rs` the engine's memory, `bounce.rs` what it is copied through where devices
 //!   cannot describe it.
-//! - [`Ranks`]: a directory for a store in several processes. [`CatalogStack`] and [`RankStack`]: what
-//!   the process of an engine's scheduler has, and each of its workers.
+//! - [`Ranks`]: a directory for a store in several processes. [`CatalogStack`] and [`RankStack`]:
+//!   what the process of an engine's scheduler has, and each of its workers.
 //! - [`Request`]: blocks on their way, for callers that know layers by number and have no tickets.
 //!
 //! # Invariants

@@ -7,9 +7,9 @@
 //!   DIR/rank-0/      the home of the first rank's data
 //! ```
 //!
-//! Whoever comes first makes all of it ([`Ranks::prepare`]): an engine starts its workers before its
-//! scheduler, or the other way round. `store.json` says `making` before anything else is there, and
-//! `ready` when all parts were formatted: before that nothing in them can be needed.
+//! Whoever comes first makes all of it ([`Ranks::prepare`]): an engine starts its workers before
+//! its scheduler, or the other way round. `store.json` says `making` before anything else is there,
+//! and `ready` when all parts were formatted: before that nothing in them can be needed.
 
 use std::{
     fs, io,
