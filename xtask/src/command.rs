@@ -11,5 +11,6 @@ pub mod lint;
 pub mod loom;
 pub mod mutants;
 pub mod ptx;
+pub mod python;
 pub mod test;
 pub mod vm;

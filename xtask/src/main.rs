@@ -66,7 +66,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then c, abi, ptx, vm
+    /// Run all that CI runs: lint, then test, then c, python, abi, ptx, vm
     ///
     /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
     /// nvcc and libclang come from PyPI; cargo-deny and bindgen are built from source.
@@ -91,6 +91,10 @@ enum Command {
     Abi(command::abi::AbiArgs),
     /// The C interface: make its header, install its libraries, check what is installed
     C(command::c::CArgs),
+    /// The Python package: install it into target/python as pip does, and run its tests
+    ///
+    /// maturin, numpy and pytest come from PyPI (20 MB).
+    Python,
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -150,6 +154,7 @@ fn main() -> ExitCode {
         Command::Abi(args) => command::abi::run(&args),
         Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
+        Command::Python => command::python::run(),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),

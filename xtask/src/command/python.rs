@@ -1,0 +1,25 @@
+//! `cargo xtask python`: the Python package as pip installs it, and its tests.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::folder;
+use crate::needs::{self, Need};
+use crate::step::Step;
+
+const NEEDS: &[Need] = &[Need::Cxx];
+
+/// The step of `cargo xtask ci`.
+pub fn step() -> Step {
+    Step::cargo("python", "xtask python").needs(NEEDS)
+}
+
+pub fn run() -> Result<ExitCode> {
+    needs::satisfy(NEEDS.iter().copied())?;
+    let (place, package) = (folder::target("python"), folder::workspace().join("python"));
+    Step::new("pytest", "sh")
+        .args(["-euxc", include_str!("python.sh"), "sh"])
+        .args([place, package].map(|path| path.display().to_string()))
+        .run_alone()
+}

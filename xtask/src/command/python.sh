@@ -1,0 +1,6 @@
+# Installs the package $2 with its tests' dependencies into an environment in $1, and tests it. What
+# needs vLLM skips itself there.
+python3 -m venv "$1/venv"
+"$1/venv/bin/pip" install --quiet --disable-pip-version-check "$2[test]"
+# Not below /tmp, which may have no direct I/O.
+"$1/venv/bin/pytest" "$2/tests" --basetemp="$1/tests"
