@@ -1,0 +1,152 @@
+//! A store for several processes, made in one directory: here all of them are this one.
+
+#![allow(unsafe_code, reason = "hands out an engine's memory")]
+
+use std::{path::Path, ptr::NonNull, sync::Arc};
+
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use objstore::{
+    BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, StoreId,
+    StoreOptions,
+};
+use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
+use ripieno_stack::{
+    CatalogStack, EngineMemory, ErrorKind, Executor, Home, PoolLayout, PoolMemory, RankStack,
+    RankStackConfig, Ranks, RanksOptions, StackError,
+};
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const BLOCKS: u32 = 4;
+const BYTES: usize = 3 * 2 * 4096 * BLOCKS as usize;
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(MonotonicClock::default())
+}
+
+fn options() -> RanksOptions {
+    let id = StoreId(OsRng.unwrap_err().random());
+    RanksOptions { id, ranks: 2, shape: SHAPE, bytes: 32 << 20, devices: 1, lba_bytes: 4096 }
+}
+
+fn temporary() -> tempfile::TempDir {
+    // Not the temporary directory: that may be a tmpfs without direct I/O.
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A rank with memory of an engine's. The memory begins at an address that suits nobody.
+fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError> {
+    let memory = Arc::new(std::sync::Mutex::new(vec![0_u8; BYTES + 1]));
+    let base = NonNull::new(memory.lock().unwrap()[1..].as_mut_ptr()).unwrap();
+    // SAFETY: so many bytes, and nobody else uses them.
+    let memory = unsafe { EngineMemory::new(base, BYTES, memory) };
+    let stack = RankStack::open(
+        RankStackConfig {
+            home: Home::open(&ranks.rank_dir(rank))?,
+            id: ranks.rank(rank),
+            executor: Executor::Host,
+            shape: SHAPE,
+            pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) },
+            controller: ControllerOptions::default(),
+            options: StoreOptions::default(),
+        },
+        clock(),
+    )?;
+    Ok((stack, base))
+}
+
+fn begin(stack: &RankStack, direction: Direction, file: FileId, block: u32, sums: &[u32]) -> JobId {
+    let moves = [Move { file, block: BlockId(block), position: 0 }];
+    let job = stack.begin(direction, &moves, sums).unwrap();
+    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer)).unwrap());
+    job
+}
+
+#[test]
+fn a_block_of_all_ranks_is_found_again() {
+    let place = temporary();
+    let dir = place.path().join("store");
+    let ranks = Ranks::prepare(&dir, &options(), &clock()).unwrap();
+    let key = [BlockKey([7; 32])];
+    let catalog = CatalogStack::open(&ranks, &StoreOptions::default(), &clock()).unwrap();
+    assert_eq!(catalog.catalog().rank(1), ranks.rank(1));
+    let durable = catalog.catalog();
+    let space = durable.with(|catalog| catalog.namespace(&Namespace::default())).unwrap();
+    let write = durable.with(|catalog| catalog.begin(space, &key)).unwrap();
+    let file = write.own().next().unwrap();
+    for rank in 0..2 {
+        let (stack, base) = open(&ranks, rank).unwrap();
+        // SAFETY: the engine's memory; no job uses it now.
+        unsafe { base.write_bytes(0xA0 + rank as u8, BYTES) };
+        let job = begin(&stack, Direction::Write, file, 1, &[]);
+        let reports = stack.end(&[job]).unwrap();
+        assert!(reports[0].failure.is_none(), "{reports:?}");
+        let sums = &reports[0].checksums;
+        durable.with(|catalog| catalog.written(write.id, rank, sums)).unwrap();
+        stack.close().unwrap();
+        assert_eq!(stack.end(&[job]).unwrap_err().kind(), ErrorKind::Failed);
+    }
+    durable.with(|catalog| catalog.commit(write.id)).unwrap();
+    catalog.close().unwrap();
+
+    let ranks = Ranks::open(&dir).unwrap();
+    let catalog = CatalogStack::open(&ranks, &StoreOptions::default(), &clock()).unwrap();
+    let found = catalog.catalog().with(|catalog| catalog.acquire(space, &key)).unwrap();
+    assert_eq!(found.files, [file]);
+    let sums = catalog.catalog().with(|catalog| catalog.checksums(file).to_vec());
+    for (rank, sums) in (0..2).zip(sums.chunks(SHAPE.rows() as usize)) {
+        let (stack, base) = open(&ranks, rank).unwrap();
+        let job = begin(&stack, Direction::Read, file, 2, sums);
+        stack.wait(job, Layer(2)).unwrap();
+        assert!(stack.end(&[job]).unwrap()[0].failure.is_none());
+        for row in 0..SHAPE.rows() as usize {
+            // SAFETY: inside the memory; nothing is in flight.
+            let block = |block: usize| unsafe {
+                base.add((row * BLOCKS as usize + block) * 4096 + 4095).read()
+            };
+            assert_eq!((block(1), block(2), block(3)), (0, 0xA0 + rank as u8, 0));
+        }
+        stack.close().unwrap();
+    }
+    catalog.close().unwrap();
+}
+
+#[test]
+fn a_layer_that_was_not_started_is_reported() {
+    let place = temporary();
+    let ranks = Ranks::prepare(place.path(), &options(), &clock()).unwrap();
+    let (stack, _) = open(&ranks, 0).unwrap();
+    let moves = [Move { file: FileId(0), block: BlockId(0), position: 0 }];
+    let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
+    stack.start(job, Layer(0)).unwrap();
+    let report = stack.end(&[job]).unwrap().pop().unwrap();
+    assert!(report.failure.unwrap().to_string().contains("layer 1 was not stored"));
+    stack.close().unwrap();
+}
+
+fn refused(dir: &Path, options: &RanksOptions) -> (ErrorKind, String) {
+    let error = Ranks::prepare(dir, options, &clock()).unwrap_err();
+    (error.kind(), error.to_string())
+}
+
+#[test]
+fn what_is_there_is_neither_taken_nor_lost() {
+    let place = temporary();
+    let dir = place.path();
+    let asked = options();
+    let made = Ranks::prepare(dir, &asked, &clock()).unwrap();
+    let again = Ranks::prepare(dir, &options(), &clock()).unwrap();
+    assert_eq!(again.rank(0), made.rank(0), "the store that is there");
+    assert_eq!(refused(dir, &RanksOptions { ranks: 3, ..asked.clone() }).0, ErrorKind::Invalid);
+    let (kind, message) = refused(&dir.join("rank-0"), &asked);
+    assert_eq!(kind, ErrorKind::Occupied, "{message}");
+    // As after a crash while it was made: there is no data in it.
+    let manifest = dir.join("store.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"ready\"", "\"making\"")).unwrap();
+    assert_eq!(Ranks::open(dir).unwrap_err().kind(), ErrorKind::NotFound);
+    let anew = Ranks::prepare(dir, &options(), &clock()).unwrap();
+    assert_ne!(anew.rank(0).store, made.rank(0).store);
+    let huge = RanksOptions { bytes: 1 << 50, ..asked };
+    assert_eq!(refused(&dir.join("other"), &huge).0, ErrorKind::NoSpace);
+    assert!(!dir.join("other/store.json").exists(), "nothing is left of it");
+}
