@@ -4,7 +4,7 @@
 
 use std::{path::Path, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock};
 use objstore::{
     BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, StoreId,
     StoreOptions,
@@ -35,6 +35,8 @@ fn temporary() -> tempfile::TempDir {
 
 /// A rank with memory of an engine's. The memory begins at an address that suits nobody.
 fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError> {
+    // PRPs describe multiples of four bytes: what rank 1 has goes through bounce buffers.
+    let descriptors = [DescriptorPreference::Auto, DescriptorPreference::Prp][rank as usize];
     let memory = Arc::new(std::sync::Mutex::new(vec![0_u8; BYTES + 1]));
     let base = NonNull::new(memory.lock().unwrap()[1..].as_mut_ptr()).unwrap();
     // SAFETY: so many bytes, and nobody else uses them.
@@ -46,11 +48,12 @@ fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError
             executor: Executor::Host,
             shape: SHAPE,
             pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) },
-            controller: ControllerOptions::default(),
+            controller: ControllerOptions { descriptors, ..ControllerOptions::default() },
             options: StoreOptions::default(),
         },
         clock(),
     )?;
+    assert_eq!(stack.is_bounced(), rank == 1);
     Ok((stack, base))
 }
 
