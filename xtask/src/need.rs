@@ -12,6 +12,8 @@ pub enum Need {
     Mmdebstrap,
     /// `pkg-config`.
     PkgConfig,
+    /// Python that makes virtual environments.
+    Python,
     /// QEMU for x86-64.
     Qemu,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.

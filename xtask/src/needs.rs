@@ -45,6 +45,9 @@ impl Need {
             Self::Qemu if !is_installed(vm::QEMU) => {
                 package(vm::QEMU, "tests run against its NVMe controllers", "qemu-system-x86")
             }
+            Self::Python if !python_makes_venvs() => {
+                package("python3 with venv", "pip installs the Python package", "python3-venv")
+            }
             Self::Nvcc if !ptx::packages().are_installed() && !python_makes_venvs() => {
                 package("python3 with venv", "pip installs nvcc", "python3-venv")
             }
@@ -63,6 +66,7 @@ impl Need {
             | Self::Binutils
             | Self::Mmdebstrap
             | Self::PkgConfig
+            | Self::Python
             | Self::Qemu => Ok(()),
             Self::Guest => vm::fetch(),
             Self::Nvcc => ptx::packages().fetch(),

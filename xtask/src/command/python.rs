@@ -8,7 +8,7 @@ use crate::folder;
 use crate::needs::{self, Need};
 use crate::step::Step;
 
-const NEEDS: &[Need] = &[Need::Cxx];
+const NEEDS: &[Need] = &[Need::Cxx, Need::Python];
 
 /// The step of `cargo xtask ci`.
 pub fn step() -> Step {
