@@ -83,7 +83,7 @@ pub struct Format {
     pub shape: KvShape,
     /// Bytes of file data over all devices, padding included; all that fits if `None`.
     pub capacity_bytes: Option<u64>,
-    /// Files of a group, a multiple of the device count; chosen by the region's size if `None`.
+    /// Files of a group, a multiple of the device count; chosen by the capacity if `None`.
     pub group: Option<u32>,
     /// Namespaces that the journal has room for.
     pub namespaces_max: u32,

@@ -221,7 +221,9 @@ pub(crate) fn media(text: &str) -> Result<MediaChoice, String> {
         Ok(_) => "is not a directory".to_owned(),
         Err(error) => format!("cannot be used: {error}"),
     };
-    Err(format!("the directory {directory:?} {found}; name a directory that you may write to"))
+    Err(format!(
+        "the directory {directory:?} {found}; make it, or name another one that you may write to"
+    ))
 }
 
 /// Reads `--lba`.

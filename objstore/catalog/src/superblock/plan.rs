@@ -63,7 +63,7 @@ pub struct Plan<'a> {
     pub files_max: Option<u32>,
     /// Bytes of objects that this rank's devices hold together, if they should be fewer than fit.
     pub capacity_bytes: Option<u64>,
-    /// Files of a group; chosen by the regions' size if `None`.
+    /// Files of a group; chosen by the capacity or the regions' size if `None`.
     pub group: Option<u32>,
 }
 
@@ -154,8 +154,15 @@ impl Plan<'_> {
     }
 
     fn geometry(&self) -> Result<Geometry, FormatError> {
-        let regions = self.regions_from(HEAD_BYTES);
+        let mut regions = self.regions_from(HEAD_BYTES);
         let Some(group) = self.group else {
+            // What is asked for counts, and not how much more there would be: groups that are large
+            // for it would make the last one a large part of all.
+            let asked = self.capacity_bytes.map(|bytes| bytes.div_ceil(regions.len() as u64));
+            for region in &mut regions {
+                let lbas = asked.map_or(u64::MAX, |bytes| (bytes >> region.lba_shift).max(1));
+                region.lbas = region.lbas.min(lbas);
+            }
             return Ok(Geometry::for_regions(&self.shape, &regions)?);
         };
         let lba_bytes = regions.iter().map(|region| 1 << region.lba_shift).max().unwrap_or(1);
