@@ -1,11 +1,15 @@
-"""One line that `cargo xtask ci` counts tests by."""
+"""Lines for `cargo xtask ci`: why tests were skipped, and one that it counts by."""
 
 
 def pytest_terminal_summary(terminalreporter):
-    count = {name: len(terminalreporter.stats.get(name, ())) for name in
-             ("passed", "failed", "error", "skipped")}
-    failed = count["failed"] + count["error"]
+    stats = terminalreporter.stats
+    for skipped in stats.get("skipped", ()):
+        file, line, reason = skipped.longrepr
+        terminalreporter.write_line(f"skipped: {file}:{line}: {reason}")
+    names = ("passed", "failed", "error", "skipped")
+    passed, failed, error, skipped = (len(stats.get(name, ())) for name in names)
+    failed += error
+    verdict = "FAILED" if failed else "ok"
     terminalreporter.write_line(
-        f"test result: {'FAILED' if failed else 'ok'}. {count['passed']} passed; {failed} failed; "
-        f"{count['skipped']} ignored"
+        f"test result: {verdict}. {passed} passed; {failed} failed; {skipped} ignored"
     )

@@ -3,4 +3,4 @@
 python3 -m venv "$1/venv"
 "$1/venv/bin/pip" install --quiet --disable-pip-version-check "$2[test]"
 # Not below /tmp, which may have no direct I/O.
-"$1/venv/bin/pytest" -rs "$2/tests" --basetemp="$1/tests"
+"$1/venv/bin/pytest" "$2/tests" --basetemp="$1/tests"
