@@ -219,7 +219,8 @@
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
-//! - Trimming evicted groups.
+//! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
+//!   [`DurableCatalog`], of anything.
 
 mod config;
 mod error;
