@@ -1,0 +1,113 @@
+"""Where vLLM keeps its KV cache, and what of it can be stored."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+import ripieno
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a layer's pages are: page of block b at offset + b * stride."""
+
+    layer: str
+    offset: int
+    stride: int
+    bytes: int
+
+
+def rows_of(config):
+    """The rows of the KV cache, in the order of the layers."""
+    specs = {}
+    for group in config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = group.kv_cache_spec
+            is_mixed = isinstance(spec, UniformTypeKVCacheSpecs)
+            specs[name] = spec.kv_cache_specs[name] if is_mixed else spec
+    rows = []
+    for tensor in config.kv_cache_tensors:
+        for at, name in enumerate(tensor.layers):
+            if not isinstance(specs[name], AttentionSpec):
+                raise ValueError(f"layer {name} has {specs[name]}; only attention can be stored")
+            offset = tensor.offset + at * tensor.layer_stride
+            size = specs[name].unpadded_page_size_bytes
+            rows.append(Row(name, offset, tensor.block_stride, size))
+    if len({(row.bytes, row.stride) for row in rows}) != 1:
+        raise ValueError("the layers' pages have different sizes; they can not be stored together")
+    return rows
+
+
+def check(vllm_config, kv_cache_config):
+    """Refuses what can not be stored, or not be found again."""
+    layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
+    if not layout.is_block_compact:
+        raise ValueError(f"KV cache layout {layout.name}: a block's page has gaps; use another one")
+    if (groups := len(kv_cache_config.kv_cache_groups)) != 1:
+        raise ValueError(
+            f"the model has {groups} KV cache groups, and one can be stored; "
+            "set --disable-hybrid-kv-cache-manager"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
+        raise ValueError(
+            f"prefix_caching_hash_algo is {algorithm}: its hashes differ after a restart, and "
+            "nothing would be found; use sha256_cbor, or set PYTHONHASHSEED"
+        )
+
+
+def namespace_of(vllm_config, kv_cache_config, options):
+    """Everything that changes bytes and is not in vLLM's hashes."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    weights = [model.model, model.revision, options.get("weights_id", ""), str(model.quantization)]
+    layout = {
+        "layout": kv_cache_config.kv_cache_layout,
+        "backend": str(vllm_config.attention_config.backend),
+        "hash": cache.prefix_caching_hash_algo,
+        "seed": os.environ.get("PYTHONHASHSEED", ""),
+    }
+    return ripieno.Namespace(
+        weights=hashlib.sha256(json.dumps(weights).encode()).digest(),
+        layout=json.dumps(layout, sort_keys=True),
+        dtype=f"{model.dtype} {cache.cache_dtype}",
+        block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        label=os.path.basename(model.model)[:64],
+    )
+
+
+def register(connector, kv_caches):
+    """The KV cache as bytes, [block, byte] of each layer; and the pool."""
+    config = connector._kv_cache_config
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in kv_caches.values()}
+    ((base, tensor),) = storages.items() if len(storages) == 1 else [(0, None)]
+    if tensor is None or tensor.device.type != "cpu":
+        where = tensor.device if tensor is not None else f"{len(storages)} allocations"
+        raise ValueError(f"the KV cache is on {where}; one allocation on the CPU can be stored")
+    pages = []
+    for row in connector.rows:
+        cache = group_kernel_blocks(kv_caches[row.layer], config.num_blocks)
+        found = cache.data_ptr() - base, cache.stride(0) * cache.element_size()
+        if found != (row.offset, row.stride):
+            raise ValueError(
+                f"layer {row.layer} is at offset {found[0]} with stride {found[1]}; vLLM promised "
+                f"{row.offset} and {row.stride}"
+            )
+        page = torch.tensor([], dtype=torch.uint8)
+        size, stride = (config.num_blocks, row.bytes), (row.stride, 1)
+        pages.append(page.set_(tensor.untyped_storage(), row.offset, size, stride))
+    pool = ripieno.Pool(
+        address=base,
+        length=tensor.untyped_storage().nbytes(),
+        rows=[row.offset for row in connector.rows],
+        block_stride=connector.rows[0].stride,
+        blocks=config.num_blocks,
+        owner=tensor,
+    )
+    return pages, pool
