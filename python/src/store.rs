@@ -179,6 +179,12 @@ impl Store {
         self.handle.bump_epoch().or_raise()
     }
 
+    /// Makes everything permanent that was evicted, pinned, removed or cleared so far. Commits are
+    /// permanent when they return.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.handle.sync_journal()).or_raise()
+    }
+
     /// What the namespace holds.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         catalog::usage(py, &self.handle.usage().or_raise()?)

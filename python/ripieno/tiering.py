@@ -1,0 +1,229 @@
+"""A secondary tier for vLLM's tiered offloading (0.32): KV cache on NVMe below vLLM's CPU tier.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 17179869184,
+            "secondary_tiers": [{"type": "RipienoTier", "module_path": "ripieno.tiering",
+                                 "path": "/var/lib/kv", "capacity": "100GiB"}]}}'
+
+All of it is in the scheduler's process. vLLM's CPU tier is one region of shared memory, in which a
+chunk of all workers' bytes is one row: a chunk is an object of the store, and the region its pool.
+
+Options of the tier:
+- path: a directory on a local file system with direct I/O.
+- capacity: bytes on the disk, such as "100GiB"; allocated at once.
+- devices: files, each with a software controller. 1.
+- weights_id: what tells the weights from others of the same model name.
+- keep_on_reset: keep everything when vLLM resets its caches, as it does before weights change and
+  when it sleeps. false.
+"""
+
+import hashlib
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import vllm.v1.core.kv_cache_utils as hashing
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+import ripieno
+from ripieno.vllm.options import parse_bytes
+
+# vLLM shows what is logged below its own name.
+logger = init_logger("vllm.ripieno.tiering")
+
+THREADS = 2
+"""For each direction: one moves, while another one waits for the journal."""
+BATCH_BYTES = 256 << 20
+"""Of one request to the store: it has to end within the store's time limit on a slow disk, too."""
+
+
+class RipienoTier(SecondaryTierManager):
+    """See the module's documentation. vLLM calls it from its scheduler's thread."""
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec,
+        primary_kv_view,
+        tier_type,
+        path,
+        capacity,
+        devices=1,
+        weights_id="",
+        keep_on_reset=False,
+        backpressure_detector=None,
+    ):
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality.LOCAL
+        self.keep_on_reset = keep_on_reset
+        config = offloading_spec.config
+        tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
+        shape = ripieno.Shape(1, 1, self.block_size_bytes, tokens)
+        # What the files' layout depends on. All else is in the namespace.
+        name = f"tier-chunk{self.block_size_bytes}"
+        if config.parallel.data_parallel_size > 1:
+            name += f"-dp{config.parallel.data_parallel_index}"
+        self.path = os.path.join(path, name)
+        os.makedirs(path, exist_ok=True)
+        self.store = ripieno.Store(
+            self.path,
+            shape,
+            ripieno.Pool.contiguous(primary_kv_view, shape),
+            namespace=namespace_of(offloading_spec, tokens, weights_id),
+            capacity=parse_bytes(capacity),
+            devices=int(devices),
+        )
+        self.batch = max(1, BATCH_BYTES // self.block_size_bytes)
+        self.loader = ThreadPoolExecutor(THREADS, "ripieno-load")
+        self.storer = ThreadPoolExecutor(THREADS, "ripieno-store")
+        self.jobs = {}
+        """By job: its future, and its keys."""
+        self.bad = set()
+        """Keys that could not be loaded: misses until they are stored again."""
+        self.dead = None
+        """Why nothing is found and stored any more."""
+        self.told = set()
+        """Kinds of errors that were logged."""
+        found = self.store.usage()["stored"]
+        logger.info("ripieno: %d chunks are stored in %s", found, self.path)
+
+    def on_new_request(self, req_context):
+        # Not known before: vLLM makes its tiers first.
+        seed = hashing.get_none_hash_seed()
+        known = (hashing.DEFAULT_NONE_HASH_SEED, os.environ.get("PYTHONHASHSEED"))
+        if seed not in known and not self.dead:
+            self._die(
+                "vLLM's block hashes are random, and would not be found after a restart; use "
+                "--prefix-caching-hash-algo sha256_cbor, or set PYTHONHASHSEED"
+            )
+        return RequestOffloadingContext()
+
+    def lookup(self, key, req_context):
+        if self.dead or key in self.bad or not self.store.lookup(_digest(key)):
+            return LookupResult.MISS
+        return LookupResult.HIT
+
+    def submit_store(self, job_metadata):
+        self._submit(self.storer, self._store, job_metadata)
+
+    def submit_load(self, job_metadata):
+        self._submit(self.loader, self._load, job_metadata)
+
+    def _submit(self, threads, act, job):
+        keys, chunks = list(job.keys), [int(chunk) for chunk in job.chunk_ids]
+        self.jobs[job.job_id] = threads.submit(self._in_batches, act, keys, chunks), job
+
+    def _in_batches(self, act, keys, chunks):
+        """Keys of which the chunk is where it was to go, bytes that were moved, and seconds."""
+        done, moved, start = [], 0, time.monotonic()
+        for at in range(0, len(keys), self.batch):
+            end = at + self.batch
+            try:
+                some, chunks_moved = act(keys[at:end], chunks[at:end])
+            except Exception as error:
+                # vLLM's scheduler would not survive it.
+                self._failed(error)
+            else:
+                done += some
+                moved += chunks_moved * self.block_size_bytes
+        return done, moved, time.monotonic() - start
+
+    def _store(self, keys, chunks):
+        if bad := [_digest(key) for key in keys if key in self.bad]:
+            self.store.remove(bad)
+        found = [bool(self.store.lookup(_digest(key))) for key in keys]
+        new = [at for at, there in enumerate(found) if not there]
+        stored = 0
+        if new and not self.dead:
+            digests = [_digest(keys[at]) for at in new]
+            with self.store.store(digests, [chunks[at] for at in new]) as request:
+                request.move_all()
+                stored = request.commit()
+        there = [key for key, there in zip(keys, found, strict=True) if there]
+        return there + [keys[at] for at in new[:stored]], stored
+
+    def _load(self, keys, chunks):
+        if self._load_all(keys, chunks):
+            return keys, len(keys)
+        # One was evicted, or is damaged. The others may be there.
+        pairs = zip(keys, chunks, strict=True)
+        done = [key for key, chunk in pairs if self._load_all([key], [chunk])]
+        return done, len(done)
+
+    def _load_all(self, keys, chunks):
+        try:
+            with self.store.load([_digest(key) for key in keys], chunks) as request:
+                if request.blocks == len(keys):
+                    request.move_all()
+                    return True
+        except ripieno.Error as error:
+            self._failed(error)
+        return False
+
+    def get_finished_jobs(self):
+        for job_id in [job_id for job_id, (future, _) in self.jobs.items() if future.done()]:
+            future, job = self.jobs.pop(job_id)
+            done, moved, seconds = future.result()
+            rest = set(job.keys).difference(done)
+            if job.is_promotion:
+                self.bad |= rest
+            else:
+                self.bad.difference_update(done)
+            yield JobResult(job_id, not rest, done, seconds, moved)
+
+    def drain_jobs(self):
+        """vLLM resets its caches."""
+        wait([future for future, _ in self.jobs.values()])
+        if self.keep_on_reset or self.dead:
+            return
+        try:
+            self.store.bump_epoch()
+            self.store.sync()
+        except ripieno.Error as error:
+            self._die(f"it could not be reset: {error}")
+
+    def shutdown(self):
+        """Stores what is waiting to be stored."""
+        self.loader.shutdown()
+        self.storer.shutdown()
+        try:
+            logger.info("ripieno: %s", self.store.stats())
+            self.store.close()
+        except ripieno.Error as error:
+            logger.error("ripieno: %s", error)
+
+    def _failed(self, error):
+        if isinstance(error, ripieno.ClosedError):
+            self._die(str(error))
+        elif type(error) not in self.told:
+            self.told.add(type(error))
+            logger.warning("ripieno: %s (further ones of this kind are not logged)", error)
+
+    def _die(self, why):
+        if not self.dead:
+            self.dead = why
+            logger.error("ripieno: serving goes on without the tier in %s: %s", self.path, why)
+
+
+def _digest(key):
+    """The store's key for vLLM's: a hash of the tokens so far, and the KV cache group."""
+    return hashlib.sha256(key).digest()
+
+
+def namespace_of(spec, tokens, weights_id):
+    """Everything that vLLM tells a tier that changes bytes and is not in its hashes."""
+    mapper = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, True)
+    model = spec.config.model
+    return ripieno.Namespace(
+        weights=hashlib.sha256(json.dumps([model.name, weights_id]).encode()).digest(),
+        layout=json.dumps(mapper.fields | {"layout": spec.config.kv_cache_layout}, sort_keys=True),
+        dtype=model.dtype,
+        block_tokens=tokens,
+        label=os.path.basename(model.name).encode()[:64].decode(errors="ignore"),
+    )

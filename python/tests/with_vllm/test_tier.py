@@ -1,0 +1,267 @@
+"""The tier by itself, in a region of shared memory as vLLM's, without an engine."""
+
+import dataclasses
+import mmap
+import shutil
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+from ripieno import tiering  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key  # noqa: E402
+from vllm.v1.kv_offload.config import (  # noqa: E402
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
+
+CHUNKS, CHUNK = 16, 12288
+REQUEST = ReqContext("request")
+
+
+def key(name, group=0):
+    return make_offload_key(name.encode().ljust(32, b"."), group)
+
+
+def config(name="model", dtype="bfloat16", tp=1):
+    parallel = OffloadingParallelConfig(0, tp, tp, 1, 1, 1, 0, 1, None, False)
+    return OffloadingConfig(
+        groups=(OffloadingGroupConfig(32, ("0", "1"), 0), OffloadingGroupConfig(32, ("2", "3"), 1)),
+        worker_kv_bytes_per_block=CHUNK // tp,
+        enable_kv_cache_events=False,
+        extra_config={},
+        engine_id="engine",
+        model=OffloadingModelConfig(name, dtype),
+        cache=OffloadingCacheConfig(32, 1),
+        parallel=parallel,
+        kv_cache_layout="LBHNC",
+    )
+
+
+class Engine:
+    """A tier, and the region that it moves chunks from and to."""
+
+    def __init__(self, path, capacity="4MiB", chunk=CHUNK, like=None, **options):
+        self.memory = mmap.mmap(-1, CHUNKS * chunk)
+        self.region = np.frombuffer(self.memory, np.int8).reshape(CHUNKS, chunk)
+        self.view = memoryview(self.region)
+        spec = types.SimpleNamespace(config=like or config(), blocks_per_chunk=1)
+        self.tier = tiering.RipienoTier(spec, self.view, "RipienoTier", path, capacity, **options)
+        self.tier.on_new_request(REQUEST)
+        self.jobs = 0
+
+    def start(self, act, keys, chunks, is_promotion):
+        self.jobs += 1
+        job = TransferJob(self.jobs, keys, np.array(chunks, np.int32), is_promotion, REQUEST)
+        act(job)
+        return job
+
+    def ended(self, count=1):
+        """Waits for so many jobs, as vLLM does: it asks again and again."""
+        results = []
+        while len(results) < count:
+            results += self.tier.get_finished_jobs()
+        return results
+
+    def store(self, keys, fill):
+        """Stores chunks that are filled with a number each."""
+        self.region[: len(keys)] = np.array(fill, np.int8)[:, None]
+        self.start(self.tier.submit_store, keys, range(len(keys)), False)
+        return self.ended()[0]
+
+    def load(self, keys):
+        """Loads into the last chunks; what is in them then, where it is the same all over."""
+        chunks = list(range(CHUNKS - len(keys), CHUNKS))
+        self.region[chunks] = -1
+        self.start(self.tier.submit_load, keys, chunks, True)
+        (result,) = self.ended()
+        found = [set(self.region[chunk].tolist()) for chunk in chunks]
+        return result, [numbers.pop() if len(numbers) == 1 else None for numbers in found]
+
+    def hits(self, keys):
+        return [self.tier.lookup(each, REQUEST) is LookupResult.HIT for each in keys]
+
+    def close(self):
+        self.tier.shutdown()
+        # As vLLM does: raises while the store still has it.
+        self.view.release()
+        del self.region
+        self.memory.close()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Opens tiers; closes the one before."""
+    opened = []
+
+    def open_tier(path="kv", **settings):
+        if opened:
+            opened.pop().close()
+        opened.append(Engine(tmp_path / path, **settings))
+        return opened[0]
+
+    yield open_tier
+    opened.pop().close()
+
+
+A, B, C = key("a"), key("b"), key("c")
+
+
+def test_chunks_are_found_after_a_restart_of_each_group(engine):
+    tier, other = engine(), key("a", group=1)
+    assert tier.hits([A, B, other]) == [False, False, False]
+    result = tier.store([A, B, other], [1, 2, 3])
+    assert (result.success, result.transfer_bytes) == (True, 3 * CHUNK)
+    tier = engine()
+    assert tier.hits([other, C, B, A]) == [True, False, True, True]
+    result, found = tier.load([B, A, other])
+    assert (result.success, result.transfer_bytes, found) == (True, 3 * CHUNK, [2, 1, 3])
+
+
+def test_what_is_there_is_not_written_again(engine):
+    tier = engine()
+    tier.store([A, B], [1, 2])
+    result = tier.store([A, B, C], [7, 7, 3])
+    assert (result.success, result.transfer_bytes) == (True, CHUNK)
+    assert tier.load([A, B, C])[1] == [1, 2, 3]
+
+
+def damage(tmp_path, number):
+    """Flips a bit of the chunk that is filled with a number."""
+    (medium,) = tmp_path.glob("kv/*/device-0.img")
+    image = medium.read_bytes()
+    at = image.index(bytes([number]) * CHUNK)
+    with medium.open("r+b") as file:
+        file.seek(at + 5000)
+        file.write(bytes([number ^ 0x10]))
+
+
+def test_a_damaged_chunk_is_a_miss_and_the_others_are_loaded(engine, tmp_path):
+    tier = engine()
+    tier.store([A, B, C], [101, 102, 103])
+    damage(tmp_path, 102)
+    result, found = tier.load([A, B, C])
+    assert (result.success, list(result.successful_keys)) == (False, [A, C])
+    assert (found[0], found[2]) == (101, 103)
+    assert tier.hits([A, B, C]) == [True, False, True]
+    tier.store([B], [104])
+    assert tier.load([A, B, C])[1] == [101, 104, 103]
+
+
+def test_a_full_store_evicts_and_never_grows(engine, tmp_path):
+    tier = engine()
+    (medium,) = tmp_path.glob("kv/*/device-0.img")
+    blocks = medium.stat().st_blocks
+    files = tier.tier.store.stats()["files"]
+    keys = [key(f"key {number}") for number in range(3 * files // 8 * 8)]
+    for at in range(0, len(keys), 8):
+        assert tier.store(keys[at : at + 8], [at % 100] * 8).success
+    hits = tier.hits(keys)
+    assert files // 2 < sum(hits) <= files
+    assert tier.load(keys[-8:])[1] == [(len(keys) - 8) % 100] * 8
+    assert medium.stat().st_blocks == blocks
+
+
+def test_what_was_evicted_before_it_was_loaded_is_a_miss(engine):
+    tier = engine()
+    tier.store([A, B, C], [1, 2, 3])
+    tier.tier.store.remove([tiering._digest(B)])
+    result, found = tier.load([A, B, C])
+    assert (result.success, list(result.successful_keys)) == (False, [A, C])
+    assert (found[0], found[2]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("like", "options"),
+    [
+        (config(name="another"), {}),
+        (config(dtype="float16"), {}),
+        (config(tp=2), {}),
+        (dataclasses.replace(config(), kv_cache_layout="BLHNC"), {}),
+        (config(), {"weights_id": "v2"}),
+    ],
+)
+def test_what_another_model_stored_is_not_found(engine, like, options):
+    engine().store([A], [1])
+    tier = engine(like=like, **options)
+    assert tier.hits([A]) == [False]
+    tier.store([A], [2])
+    assert engine().load([A])[1] == [1], "and it is still there"
+
+
+def test_chunks_of_another_size_have_a_store_of_their_own(engine):
+    engine().store([A], [1])
+    tier = engine(chunk=2 * CHUNK)
+    assert tier.hits([A]) == [False]
+    tier.store([A], [2])
+    assert engine().load([A])[1] == [1]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_reset_forgets_unless_it_is_told_to_keep(engine, tmp_path, keep):
+    tier = engine(keep_on_reset=keep)
+    tier.store([A], [1])
+    tier.start(tier.tier.submit_store, [B], [0], False)
+    tier.tier.drain_jobs()
+    assert len(list(tier.tier.get_finished_jobs())) == 1, "nothing is in flight after it"
+    assert tier.hits([A, B]) == [keep, keep]
+    # Also where the power is cut now.
+    shutil.copytree(tmp_path / "kv", tmp_path / "cut")
+    assert engine(path="cut").hits([A, B]) == [keep, keep]
+
+
+def test_a_dead_store_is_a_miss_with_one_line_in_the_log(engine, caplog_vllm):
+    tier = engine()
+    tier.store([A, B, C], [1, 2, 3])
+    tier.tier.store.close()
+    result, _ = tier.load([A])
+    assert (result.success, list(result.successful_keys)) == (False, [])
+    assert tier.hits([A, B]) == [False, False]
+    assert not tier.store([key("d")], [4]).success
+    assert sum("serving goes on without" in line for line in caplog_vllm.messages) == 1
+
+
+def test_random_hashes_are_refused(engine, caplog_vllm, monkeypatch):
+    tier = engine()
+    tier.store([A], [1])
+    monkeypatch.setattr(kv_cache_utils, "_NONE_HASH_SEED", "random")
+    tier.tier.on_new_request(REQUEST)
+    assert tier.hits([A]) == [False]
+    assert "set PYTHONHASHSEED" in caplog_vllm.text
+
+
+def test_what_was_submitted_is_stored_before_the_end(engine):
+    tier = engine()
+    tier.region[:8] = 5
+    keys = [key(f"key {number}") for number in range(8)]
+    for number, each in enumerate(keys):
+        tier.start(tier.tier.submit_store, [each], [number], False)
+    assert engine().hits(keys) == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": "lots"}, "give bytes, or a size such as"),
+        ({"capacity": "1MiB"}, "needs 12288 bytes"),
+        ({"size": 1}, "size"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_words(tmp_path, settings, message):
+    with pytest.raises(Exception, match=message):
+        Engine(tmp_path / "kv", **settings)
+
+
+@pytest.fixture
+def caplog_vllm(caplog, monkeypatch):
+    """vLLM's loggers do not propagate to where pytest listens."""
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    return caplog
