@@ -41,7 +41,7 @@ const BINDINGS: &[Binding] = &[
 
 /// libclang.
 pub fn packages() -> Packages {
-    pypi::packages(&folder::target("abi"), LIBCLANG, "libclang (25 MB)")
+    pypi::packages(&folder::target("abi"), LIBCLANG.iter().copied(), "libclang (25 MB)")
 }
 
 /// Installs bindgen and libclang, unless they are there.

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod c;
 pub mod ci;
 pub mod crash;
+pub mod engine;
 pub mod gpu;
 pub mod lint;
 pub mod loom;

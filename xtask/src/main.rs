@@ -21,6 +21,7 @@
 mod abi;
 mod command;
 mod deadline;
+mod engine;
 mod folder;
 mod gpu;
 mod mutants;
@@ -66,10 +67,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then c, python, abi, ptx, vm
+    /// Run all that CI runs: lint, then test, then c, python, engine, abi, ptx, vm
     ///
     /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
-    /// nvcc and libclang come from PyPI; cargo-deny and bindgen are built from source.
+    /// nvcc, libclang and vLLM come from PyPI; cargo-deny and bindgen are built from source.
     Ci(RunArgs),
     /// Run the README's commands in a minimal Debian that has nothing else
     ///
@@ -95,6 +96,10 @@ enum Command {
     ///
     /// maturin, numpy and pytest come from PyPI (20 MB).
     Python,
+    /// Run the connector's tests in a real vLLM, on the CPU
+    ///
+    /// vLLM comes from PyPI (900 MB, once) and takes 2.5 GB in target/engine.
+    Engine(command::engine::EngineArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -155,6 +160,7 @@ fn main() -> ExitCode {
         Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Python => command::python::run(),
+        Command::Engine(args) => command::engine::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),

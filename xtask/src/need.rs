@@ -10,6 +10,8 @@ pub enum Need {
     /// `strip`.
     Binutils,
     Mmdebstrap,
+    /// libnuma.
+    Numa,
     /// `pkg-config`.
     PkgConfig,
     /// Python that makes virtual environments.
@@ -20,6 +22,8 @@ pub enum Need {
     Guest,
     /// NVIDIA's compiler, in `target/ptx`.
     Nvcc,
+    /// vLLM for the CPU, in `target/engine`.
+    Vllm,
     /// bindgen and the libclang that it asks, in `target/abi`.
     Bindgen,
     /// cargo-deny, in `target/tools`.

@@ -9,9 +9,9 @@ use anyhow::{Result, bail};
 
 pub use crate::need::Need;
 use crate::programs::{
-    cargo_install, is_debian_root, is_installed, succeeds, update_package_lists,
+    cargo_install, has_library, is_debian_root, is_installed, succeeds, update_package_lists,
 };
-use crate::{abi, ptx, vm};
+use crate::{abi, engine, ptx, vm};
 
 /// Pinned: another version may complain of other things.
 pub const CARGO_DENY: &str = "cargo-deny@0.20.2";
@@ -51,6 +51,12 @@ impl Need {
             Self::Nvcc if !ptx::packages().are_installed() && !python_makes_venvs() => {
                 package("python3 with venv", "pip installs nvcc", "python3-venv")
             }
+            Self::Numa if !has_library("libnuma.so.1") => {
+                package("libnuma", "vLLM on the CPU is linked against it", "libnuma1")
+            }
+            Self::Vllm if !python_makes_venvs() => {
+                package("python3 with venv", "pip installs vLLM", "python3-venv")
+            }
             Self::Bindgen if !abi::packages().are_installed() && !python_makes_venvs() => {
                 package("python3 with venv", "pip installs libclang", "python3-venv")
             }
@@ -65,11 +71,13 @@ impl Need {
             | Self::Gxx
             | Self::Binutils
             | Self::Mmdebstrap
+            | Self::Numa
             | Self::PkgConfig
             | Self::Python
             | Self::Qemu => Ok(()),
             Self::Guest => vm::fetch(),
             Self::Nvcc => ptx::packages().fetch(),
+            Self::Vllm => engine::fetch(),
             Self::Bindgen => abi::fetch(),
             Self::CargoDeny => cargo_install(CARGO_DENY).map(drop),
         }

@@ -44,6 +44,12 @@ pub fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
+/// Whether the loader knows a shared library.
+pub fn has_library(name: &str) -> bool {
+    let known = Command::new("/sbin/ldconfig").arg("-p").output();
+    known.is_ok_and(|known| String::from_utf8_lossy(&known.stdout).contains(name))
+}
+
 /// Shows a command line of plain words, and runs it.
 pub fn succeeds(line: &str) -> bool {
     eprintln!("    $ {line}");
@@ -64,6 +70,8 @@ mod tests {
     fn finds_only_what_is_there() {
         assert!(is_installed("sh"));
         assert!(!is_installed("no-such-program-anywhere"));
+        assert!(has_library("libc.so.6"));
+        assert!(!has_library("libno-such-library.so.1"));
     }
 
     #[test]

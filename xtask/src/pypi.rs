@@ -12,7 +12,7 @@ use crate::step;
 #[derive(Debug)]
 pub struct Packages {
     pub folder: PathBuf,
-    pub packages: &'static [&'static str],
+    pub packages: Vec<&'static str>,
     /// What they are and how large, for who waits for them.
     pub what: &'static str,
 }
@@ -25,6 +25,11 @@ impl Packages {
 
     /// Installs them, unless an earlier run did.
     pub fn fetch(&self) -> Result<()> {
+        self.fetch_and(|_| Ok(()))
+    }
+
+    /// Installs them and does what else it takes, unless an earlier run did.
+    pub fn fetch_and(&self, finish: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
         if self.are_installed() {
             return Ok(());
         }
@@ -33,8 +38,11 @@ impl Packages {
         let _ = fs::remove_dir_all(&self.folder);
         self.run(Command::new("python3").args(["-m", "venv"]).arg(&self.folder))?;
         let mut pip = Command::new(self.folder.join("bin/python"));
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-        self.run(pip.args(self.packages))?;
+        pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]);
+        // Nothing is built; Python compiles what it uses, when it does.
+        pip.args(["--no-deps", "--only-binary=:all:", "--no-compile"]);
+        self.run(pip.args(&self.packages))?;
+        finish(self)?;
         // Last of all: it says that the rest is there.
         let stamp = self.stamp();
         fs::write(&stamp, self.packages.join("\n"))
@@ -76,6 +84,10 @@ impl Packages {
 }
 
 /// [`Packages`] in the virtual environment of `folder`.
-pub fn packages(folder: &Path, packages: &'static [&'static str], what: &'static str) -> Packages {
-    Packages { folder: folder.join("venv"), packages, what }
+pub fn packages(
+    folder: &Path,
+    packages: impl IntoIterator<Item = &'static str>,
+    what: &'static str,
+) -> Packages {
+    Packages { folder: folder.join("venv"), packages: packages.into_iter().collect(), what }
 }

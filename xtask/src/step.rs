@@ -101,7 +101,10 @@ impl Step {
         let start = Instant::now();
         let mut tally = Tally::default();
         let verdict = match self.skip {
-            Some(why) => Verdict::Skipped(why),
+            Some(why) => {
+                tally.skipped = 1;
+                Verdict::Skipped(why)
+            }
             None => match self.execute(deadline, out, &mut tally) {
                 Ok(verdict) => verdict,
                 Err(error) => Verdict::Failed(format!("{error:#}")),

@@ -23,7 +23,7 @@ const PACKAGES: &[&str] = &[
 
 /// Where its packages are.
 pub fn packages(folder: &Path) -> Packages {
-    pypi::packages(folder, PACKAGES, "nvcc (100 MB)")
+    pypi::packages(folder, PACKAGES.iter().copied(), "nvcc (100 MB)")
 }
 
 /// An installed CUDA compiler.

@@ -1,0 +1,126 @@
+//! `cargo xtask engine`: the connector's tests in a real vLLM.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::{env, fs, thread};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::needs::{self, Need};
+use crate::step::{Step, quoted};
+use crate::{EXIT_STEP_FAILED, engine, folder};
+
+#[derive(Args)]
+pub struct EngineArgs {
+    /// Modules of python/tests/with_vllm, such as `restart` [default: all]
+    #[arg(value_name = "MODULE")]
+    modules: Vec<String>,
+    /// How many run at a time [default: a core each]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    jobs: Option<u64>,
+    /// What pytest gets, too
+    #[arg(last = true, value_name = "ARGS")]
+    pytest: Vec<String>,
+}
+
+const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
+
+/// The step of `cargo xtask ci`.
+pub fn step() -> Step {
+    let step = Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1);
+    match engine::unavailable() {
+        Some(why) => step.skipped(why),
+        None => step,
+    }
+}
+
+pub fn run(args: &EngineArgs) -> Result<ExitCode> {
+    if let Some(why) = engine::unavailable() {
+        println!("SKIPPED engine: {why}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    needs::satisfy(NEEDS.iter().copied())?;
+    let bin = engine::place().join("venv/bin");
+    let tests = folder::workspace().join("python/tests/with_vllm");
+    let modules = modules(&tests, &args.modules)?;
+    let installed = Step::new("install", bin.join("python").to_string_lossy())
+        .args("-m pip install --quiet --disable-pip-version-check --no-deps".split(' '))
+        .args(["--no-build-isolation", "--force-reinstall"])
+        .args([folder::workspace().join("python").to_string_lossy()])
+        // maturin is there.
+        .env("PATH", path_with(&bin)?)
+        .run_alone()?;
+    if installed != ExitCode::SUCCESS {
+        return Ok(installed);
+    }
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let jobs = args.jobs.map_or(cores, |jobs| usize::try_from(jobs).unwrap_or(cores));
+    let (queue, failed) = (Mutex::new(modules.into_iter()), Mutex::new(false));
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(module) = next(&queue) {
+                    let passed = run_module(&bin, &module, &args.pytest).unwrap_or_else(|error| {
+                        eprintln!("error: {error:#}");
+                        false
+                    });
+                    if !passed {
+                        *failed.lock().unwrap_or_else(|lock| lock.into_inner()) = true;
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or(true);
+    Ok(if failed { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+}
+
+fn next(queue: &Mutex<std::vec::IntoIter<PathBuf>>) -> Option<PathBuf> {
+    queue.lock().unwrap_or_else(|lock| lock.into_inner()).next()
+}
+
+/// The files of the modules that were asked for.
+fn modules(tests: &Path, asked: &[String]) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(tests).with_context(|| format!("no {}", tests.display()))?;
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    let name = |path: &Path| {
+        let stem = path.file_stem()?.to_str()?.strip_prefix("test_")?;
+        Some(stem.to_owned())
+    };
+    found.retain(|path| name(path).is_some_and(|name| asked.is_empty() || asked.contains(&name)));
+    ensure!(!found.is_empty(), "{} has none of the modules {asked:?}", tests.display());
+    // The largest first, for they take longest.
+    found.sort_by_key(|path| std::cmp::Reverse(path.metadata().map_or(0, |file| file.len())));
+    Ok(found)
+}
+
+/// Runs a module's tests in a process of their own, and shows all that they print at once.
+fn run_module(bin: &Path, module: &Path, more: &[String]) -> Result<bool> {
+    let name = module.file_stem().unwrap_or_default();
+    // Not below /tmp, which may have no direct I/O.
+    let place = engine::place().join("tests").join(name);
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    let output = Command::new(bin.join("python"))
+        .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=5", "--basetemp"])
+        .args([&place, module])
+        .args(more)
+        // Importing vLLM takes 20 seconds otherwise.
+        .env_remove("PYTHONDONTWRITEBYTECODE")
+        .output()
+        .context("cannot run pytest")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!(
+        "==> {}\n{said}{}",
+        quoted(&name.to_string_lossy()),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(output.status.success())
+}
+
+fn path_with(bin: &Path) -> Result<String> {
+    let old = env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(bin.to_owned()).chain(env::split_paths(&old));
+    Ok(env::join_paths(paths)?.to_string_lossy().into_owned())
+}

