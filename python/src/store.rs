@@ -76,12 +76,11 @@ impl Store {
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
         let random = arguments::random()?;
         let stack = py.detach(|| {
-            let make = capacity.filter(|_| !Home::exists(&path));
-            let home = match make {
+            let home = match capacity {
                 Some(bytes) => {
                     let id = u64::from_le_bytes(*random.first_chunk().expect("8 of 16"));
                     let media = HomeMedia::Files { count: devices, bytes };
-                    Home::create(&path, &HomeOptions { id, media, lba_bytes: 4096 })?
+                    Home::open_or_create(&path, &HomeOptions { id, media, lba_bytes: 4096 })?
                 }
                 None => Home::open(&path)?,
             };
@@ -95,10 +94,7 @@ impl Store {
                 options: StoreOptions::default(),
             };
             let clock = Arc::new(MonotonicClock::default());
-            match make {
-                Some(_) => Stack::create(config, &Format::new(StoreId(random), shape), clock),
-                None => Stack::open(config, clock),
-            }
+            Stack::open_or_create(config, &Format::new(StoreId(random), shape), clock)
         });
         let stack = stack.or_raise()?;
         let handle = stack.store().clone();

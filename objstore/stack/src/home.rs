@@ -159,7 +159,7 @@ impl Home {
     /// # Errors
     /// [`HomeError::Os`].
     pub fn set_ready(&mut self) -> Result<(), HomeError> {
-        if self.manifest.state == State::Ready {
+        if self.is_ready() {
             // On a full disk there would be no room to say so again.
             return Ok(());
         }
@@ -185,6 +185,14 @@ impl Home {
         !matches!(Manifest::read(dir), Ok(None | Some(Manifest { state: State::Making, .. })))
     }
 
+    /// Opens the home in `dir`, or makes one as [`Home::create`] does where none was completed.
+    ///
+    /// # Errors
+    /// As for [`Home::open`] and [`Home::create`].
+    pub fn open_or_create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
+        if Self::exists(dir) { Self::open(dir) } else { Self::create(dir, options) }
+    }
+
     /// Opens the home in `dir`.
     ///
     /// # Errors
@@ -203,6 +211,12 @@ impl Home {
             check(dir, index, device)?;
         }
         Ok(Self { dir: dir.to_owned(), manifest, _lock: lock })
+    }
+
+    /// Whether its devices were formatted; if not, [`Home::create`] has just made it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.manifest.state == State::Ready
     }
 
     /// Where it is.

@@ -85,6 +85,20 @@ impl Stack {
         Self::build(config, Some(format), clock)
     }
 
+    /// As [`Stack::open`] for a home that is ready, and as [`Stack::create`] for one that was just
+    /// created: what comes after [`Home::open_or_create`].
+    ///
+    /// # Errors
+    /// As for [`Stack::open`].
+    pub fn open_or_create(
+        config: StackConfig,
+        format: &Format,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StackError> {
+        let format = (!config.home.is_ready()).then_some(format);
+        Self::build(config, format, clock)
+    }
+
     fn build(
         config: StackConfig,
         format: Option<&Format>,

@@ -1,0 +1,192 @@
+//! The engine: prompts in, tokens out, and what it does with the store on the way.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nvme_driver::{ControllerOptions, MonotonicClock};
+use objstore::{BlockId, BlockKey, Format, KeyChain, Layer, Namespace, StoreId, StoreOptions};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use ripieno_stack::{
+    ErrorKind, Executor, Home, HomeMedia, HomeOptions, Request, Stack, StackConfig, StackError,
+};
+
+use crate::{
+    model::{LAYERS, Llama},
+    pages::{BLOCKS, Pages, SHAPE},
+};
+
+/// Names the weights: those of a real model have a digest.
+const SEED: u64 = 11;
+
+/// A model, its KV pool, and a store that the pool is registered with.
+#[derive(Debug)]
+pub struct Engine {
+    model: Llama,
+    /// Its pool.
+    pub pages: Arc<Pages>,
+    stack: Stack,
+}
+
+/// A prompt and what came after it.
+#[derive(Debug)]
+pub struct Sequence {
+    /// The prompt's tokens, and those generated.
+    pub tokens: Vec<u32>,
+    /// Its blocks in the pool.
+    pub table: Vec<BlockId>,
+    /// Tokens that were not computed: their KV was in the store.
+    pub found: usize,
+    /// Tokens whose KV the store has now.
+    pub stored: usize,
+    /// From the call until the first token was there.
+    pub first_token: Duration,
+}
+
+/// What must be equal for KV to be used again, besides the tokens.
+fn namespace() -> Namespace {
+    let mut weights = [0; 32];
+    weights[..8].copy_from_slice(&SEED.to_le_bytes());
+    Namespace {
+        weights,
+        layout: "tokens, heads, elements".to_owned(),
+        dtype: "float32".to_owned(),
+        block_tokens: SHAPE.block_tokens,
+        ..Namespace::default()
+    }
+}
+
+/// The names of a prompt's blocks. Not of its last token's: the model has to compute that one.
+fn keys(prompt: &[u32]) -> Vec<BlockKey> {
+    let before = prompt.split_last().map_or(prompt, |(_, before)| before);
+    KeyChain::new(b"").keys(before, SHAPE.block_tokens)
+}
+
+impl Engine {
+    /// Opens the store in `dir`, or makes one of 64 MiB.
+    ///
+    /// # Errors
+    /// When the store cannot be opened: the message says why.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let pages = Pages::new();
+        // Names that nothing else has, for a store that is made.
+        let mut chance = StdRng::from_os_rng();
+        let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
+        let options = HomeOptions { id: chance.random(), media, lba_bytes: 4096 };
+        let format = Format::new(StoreId(chance.random()), SHAPE);
+        let home = Home::open_or_create(dir, &options)?;
+        let config = StackConfig {
+            home,
+            executor: Executor::Host,
+            shape: SHAPE,
+            namespace: namespace(),
+            pool: pages.memory(),
+            controller: ControllerOptions::default(),
+            options: StoreOptions::default(),
+        };
+        let stack = Stack::open_or_create(config, &format, Arc::new(MonotonicClock::default()))?;
+        Ok(Self { model: Llama::new(SEED)?, pages, stack })
+    }
+
+    /// Computes a prompt's first token. With the store, what it has of the prompt's KV is not
+    /// computed, and the rest is stored.
+    ///
+    /// # Errors
+    /// When the pool is too small, and when the store does not work any more. KV that turns out to
+    /// be lost or damaged is no error: it is computed.
+    pub fn prefill(&self, prompt: &[u32], use_store: bool) -> Result<Sequence> {
+        let start = Instant::now();
+        // After a failure the lookup finds less. If that fails as well, something else is wrong.
+        for attempt in 0..3 {
+            match self.try_prefill(prompt, use_store && attempt < 2, start) {
+                Err(error) if is_lost(&error) => continue,
+                done => return done,
+            }
+        }
+        unreachable!("without the store nothing is lost")
+    }
+
+    fn try_prefill(&self, prompt: &[u32], use_store: bool, start: Instant) -> Result<Sequence> {
+        let (store, stack) = (self.stack.store(), &self.stack);
+        let keys = if use_store { keys(prompt) } else { Vec::new() };
+        // In any order: an engine's blocks are where there is room.
+        let table: Vec<BlockId> = (0..BLOCKS).rev().map(BlockId).collect();
+        let room = table.len() * SHAPE.block_tokens as usize;
+        let tokens = prompt.len();
+        ensure!((1..=room).contains(&tokens), "{tokens} tokens; 1 to {room} are possible");
+
+        let prefix = store.lookup(&keys)?;
+        let hits = prefix.len();
+        let load = Request::retrieve(stack, store, &prefix, 0, &table[..hits])?;
+        let save = Request::store(stack, store, &keys[hits..], &table[hits..keys.len()])?;
+        for layer in 0..LAYERS as u32 {
+            load.start(Layer(layer))?;
+        }
+        let found = hits * SHAPE.block_tokens as usize;
+        let mut x = self.model.embed(&prompt[found..])?;
+        for layer in 0..LAYERS {
+            // Its KV is there now. Later layers are on their way while this one is computed.
+            load.wait(Layer(layer as u32))?;
+            x = self.compute(layer, &x, &table, found)?;
+            save.start(Layer(layer as u32))?;
+        }
+        let token = self.model.next_token(&x)?;
+        let first_token = start.elapsed();
+        // Waits for the layers. From then on the blocks are found; of a full store, not all.
+        let accepted = save.commit()?.accepted;
+        let tokens = [prompt, &[token]].concat();
+        let stored = found + accepted * SHAPE.block_tokens as usize;
+        Ok(Sequence { tokens, table, found, stored, first_token })
+    }
+
+    /// Generates `count` more tokens.
+    ///
+    /// # Errors
+    /// When the pool is too small.
+    pub fn decode(&self, sequence: &mut Sequence, count: usize) -> Result<()> {
+        let Sequence { tokens, table, .. } = sequence;
+        for _ in 0..count {
+            let (last, before) = tokens.split_last().context("an empty sequence")?;
+            ensure!(before.len() / (SHAPE.block_tokens as usize) < table.len(), "the pool is full");
+            let mut x = self.model.embed(&[*last])?;
+            for layer in 0..LAYERS {
+                x = self.compute(layer, &x, table, before.len())?;
+            }
+            tokens.push(self.model.next_token(&x)?);
+        }
+        Ok(())
+    }
+
+    /// A layer, for the tokens from `first` on; K and V of all those before are in the pages.
+    fn compute(
+        &self,
+        layer: usize,
+        x: &candle_core::Tensor,
+        table: &[BlockId],
+        first: usize,
+    ) -> candle_core::Result<candle_core::Tensor> {
+        let (pages, all) = (&self.pages, first + x.dim(0)?);
+        self.model.layer(layer, x, first, |k, v| {
+            pages.write((layer, 0), table, first, k)?;
+            pages.write((layer, 1), table, first, v)?;
+            Ok((pages.read((layer, 0), table, all)?, pages.read((layer, 1), table, all)?))
+        })
+    }
+
+    /// Makes everything permanent and lets go of the pages.
+    ///
+    /// # Errors
+    /// Those of [`Stack::close`].
+    pub fn close(self) -> Result<()> {
+        Ok(self.stack.close()?)
+    }
+}
+
+/// Whether KV did not arrive as it was stored, or is gone. The store has forgotten it by now.
+fn is_lost(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref().map(StackError::kind);
+    matches!(kind, Some(ErrorKind::Io | ErrorKind::Stale))
+}

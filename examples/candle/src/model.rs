@@ -1,0 +1,145 @@
+//! The model: RMSNorm, RoPE, grouped-query attention and SwiGLU, with random weights.
+
+use candle_core::{D, Device, Result, Tensor};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+
+/// Layers.
+pub const LAYERS: usize = 4;
+/// Heads of K and V; each serves [`GROUP`] heads of Q.
+pub const KV_HEADS: usize = 2;
+const GROUP: usize = 2;
+/// Elements of a head.
+pub const HEAD: usize = 32;
+const HIDDEN: usize = KV_HEADS * GROUP * HEAD;
+const MLP: usize = 2 * HIDDEN;
+/// A token is a byte.
+const VOCABULARY: usize = 256;
+
+/// Random weights: the same ones for the same seed.
+#[derive(Debug)]
+pub struct Llama {
+    embedding: Tensor,
+    layers: Vec<Layer>,
+    head: Tensor,
+}
+
+#[derive(Debug)]
+struct Layer {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+}
+
+impl Llama {
+    /// # Errors
+    /// Those of candle.
+    pub fn new(seed: u64) -> Result<Self> {
+        let mut chance = StdRng::seed_from_u64(seed);
+        let mut random = |inputs: usize, outputs: usize, gain: f32| {
+            let most = gain * (3.0 / inputs as f32).sqrt();
+            let count = inputs * outputs;
+            let values: Vec<f32> = (0..count).map(|_| chance.random_range(-most..most)).collect();
+            Tensor::from_vec(values, (inputs, outputs), &Device::Cpu)
+        };
+        let kv = KV_HEADS * HEAD;
+        let layers = (0..LAYERS).map(|_| {
+            Ok(Layer {
+                // Enough that attention prefers some tokens: with less, all answers are the same.
+                q: random(HIDDEN, HIDDEN, 1.5)?,
+                k: random(HIDDEN, kv, 1.5)?,
+                v: random(HIDDEN, kv, 1.5)?,
+                o: random(HIDDEN, HIDDEN, 1.5)?,
+                gate: random(HIDDEN, MLP, 1.0)?,
+                up: random(HIDDEN, MLP, 1.0)?,
+                down: random(MLP, HIDDEN, 1.0)?,
+            })
+        });
+        let layers = layers.collect::<Result<_>>()?;
+        let embedding = random(VOCABULARY, HIDDEN, (VOCABULARY as f32).sqrt())?;
+        Ok(Self { embedding, layers, head: random(HIDDEN, VOCABULARY, 1.0)? })
+    }
+
+    /// What goes into the first layer: `[tokens, HIDDEN]`.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
+        self.embedding.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)
+    }
+
+    /// A layer for the tokens from position `first` on. `cache` gets their K and V and returns
+    /// those of all tokens of the sequence, each `[tokens, KV_HEADS, HEAD]`.
+    ///
+    /// # Errors
+    /// Those of candle and of `cache`.
+    pub fn layer(
+        &self,
+        layer: usize,
+        x: &Tensor,
+        first: usize,
+        cache: impl FnOnce(&Tensor, &Tensor) -> Result<(Tensor, Tensor)>,
+    ) -> Result<Tensor> {
+        let layer = &self.layers[layer];
+        let tokens = x.dim(0)?;
+        let normed = norm(x)?;
+        let q = rotate(&normed.matmul(&layer.q)?.reshape((tokens, (), HEAD))?, first)?;
+        let k = rotate(&normed.matmul(&layer.k)?.reshape((tokens, (), HEAD))?, first)?;
+        let v = normed.matmul(&layer.v)?.reshape((tokens, (), HEAD))?;
+        let (k, v) = cache(&k, &v)?;
+        let x = (x + attention(&q, &k, &v, first)?.matmul(&layer.o)?)?;
+        let normed = norm(&x)?;
+        let gated = (normed.matmul(&layer.gate)?.silu()? * normed.matmul(&layer.up)?)?;
+        x + gated.matmul(&layer.down)?
+    }
+
+    /// The most likely token after the last one of `x`, which came out of the last layer.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn next_token(&self, x: &Tensor) -> Result<u32> {
+        let last = norm(&x.narrow(0, x.dim(0)? - 1, 1)?)?;
+        last.matmul(&self.head)?.argmax(D::Minus1)?.squeeze(0)?.to_scalar()
+    }
+}
+
+/// RMSNorm with weights of one.
+fn norm(x: &Tensor) -> Result<Tensor> {
+    x.broadcast_div(&(x.sqr()?.mean_keepdim(D::Minus1)? + 1e-6)?.sqrt()?)
+}
+
+/// RoPE of `[tokens, heads, HEAD]`, the first of which is at position `first`.
+fn rotate(x: &Tensor, first: usize) -> Result<Tensor> {
+    let (tokens, _, _) = x.dims3()?;
+    let half = HEAD / 2;
+    let frequency = |at: usize| 10_000_f32.powf(-(at as f32) / half as f32);
+    let angles = (first..first + tokens).flat_map(|t| (0..half).map(move |at| (t, at)));
+    let angles: Vec<f32> = angles.map(|(t, at)| t as f32 * frequency(at)).collect();
+    let angles = Tensor::from_vec(angles, (tokens, 1, half), &Device::Cpu)?;
+    let (cos, sin) = (angles.cos()?, angles.sin()?);
+    let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
+    let turned_a = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let turned_b = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
+    Tensor::cat(&[turned_a, turned_b], 2)
+}
+
+/// Attention of the last tokens of a sequence, from position `first` on, over all of it.
+fn attention(q: &Tensor, k: &Tensor, v: &Tensor, first: usize) -> Result<Tensor> {
+    let (tokens, all) = (q.dim(0)?, k.dim(0)?);
+    // The heads of Q that share one of K and V are rows of the same product.
+    let q = q.transpose(0, 1)?.contiguous()?.reshape((KV_HEADS, GROUP * tokens, HEAD))?;
+    let k = k.permute((1, 2, 0))?.contiguous()?;
+    let v = v.transpose(0, 1)?.contiguous()?;
+    let scores =
+        (q.matmul(&k)? / (HEAD as f64).sqrt())?.reshape((KV_HEADS * GROUP, tokens, all))?;
+    let masked = |row: usize| (0..all).map(move |at| if at > row { f32::NEG_INFINITY } else { 0. });
+    let mask: Vec<f32> = (first..first + tokens).flat_map(masked).collect();
+    let scores = scores.broadcast_add(&Tensor::from_vec(mask, (tokens, all), &Device::Cpu)?)?;
+    let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
+    let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
+    let mixed = weights.reshape((KV_HEADS, GROUP * tokens, all))?.matmul(&v)?;
+    mixed.reshape((KV_HEADS * GROUP, tokens, HEAD))?.transpose(0, 1)?.reshape((tokens, HIDDEN))
+}
