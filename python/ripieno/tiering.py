@@ -194,8 +194,12 @@ class RipienoTier(SecondaryTierManager):
         self.storer.shutdown()
         try:
             logger.info("ripieno: %s", self.store.stats())
+        except ripieno.Error as error:
+            self._failed(error)
+        try:
             self.store.close()
         except ripieno.Error as error:
+            # What a device might still reach stays mapped.
             logger.error("ripieno: %s", error)
 
     def _failed(self, error):

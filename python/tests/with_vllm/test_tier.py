@@ -227,6 +227,19 @@ def test_a_dead_store_is_a_miss_with_one_line_in_the_log(engine, caplog_vllm):
     assert sum("serving goes on without" in line for line in caplog_vllm.messages) == 1
 
 
+@pytest.mark.parametrize("act", ["_load", "_store"])
+def test_what_goes_wrong_is_a_miss_and_never_raised(engine, monkeypatch, act):
+    tier = engine()
+    tier.store([A], [1])
+    monkeypatch.setattr(tier.tier, act, lambda keys, chunks: 1 / 0)
+    assert not (tier.load([A])[0] if act == "_load" else tier.store([B], [2])).success
+    assert tier.hits([A, B]) == [act == "_store", False]
+    monkeypatch.undo()
+    tier.store([A, B], [3, 4])
+    assert tier.hits([A, B]) == [True, True]
+    assert tier.load([A, B])[1] == [1 if act == "_store" else 3, 4]
+
+
 def test_random_hashes_are_refused(engine, caplog_vllm, monkeypatch):
     tier = engine()
     tier.store([A], [1])
