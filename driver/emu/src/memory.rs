@@ -18,7 +18,7 @@ pub(crate) fn page_ceil(len: usize) -> Option<usize> {
 /// From here on, mappings ask for large pages: copies then miss the TLB less. The memory of a
 /// driver's blocking calls (4 MiB) is below: to clear a large page for one command in it may take
 /// milliseconds, a hundred times as long as to power a controller on.
-const LARGE_BYTES: usize = 8 << 20;
+pub(crate) const LARGE_BYTES: usize = 8 << 20;
 
 /// Pages of our own, unmapped on drop. No Rust reference into them is ever made.
 #[derive(Debug)]

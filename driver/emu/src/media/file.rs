@@ -17,12 +17,14 @@ use nvme_driver::{Clock, MonotonicClock, Nanos, wait_until};
 use rustix::fs::{FallocateFlags, FlockOperation};
 
 use self::{
+    buffers::Buffers,
     open::{capacity, explain, limits, open},
     transfer::{Limits, Transfer},
 };
 use super::{DROP_TIMEOUT, Media, MediaDone, MediaError, MediaKind, MediaOp, drain};
 use crate::{domain::SgList, memory::HostMap};
 
+mod buffers;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,7 @@ pub struct FileMedia {
     reaped: Vec<(u64, i32)>,
     /// Transfers at rest, for reuse.
     spare: Vec<Transfer>,
+    buffers: Buffers,
     /// Where holes of reads are read into.
     drain: HostMap,
     /// The ring does not work any more.
@@ -130,6 +133,7 @@ impl FileMedia {
             unsubmitted: 0,
             reaped: Vec::new(),
             spare: Vec::new(),
+            buffers: Buffers::default(),
             drain: HostMap::anonymous(DRAIN_BYTES)?,
             broken: None,
         })
@@ -139,7 +143,8 @@ impl FileMedia {
     fn start(&mut self, op: MediaOp, slot: u32) -> Option<MediaDone> {
         let mut transfer = self.spare.pop().unwrap_or_default();
         if matches!(op.kind, MediaKind::Read | MediaKind::Write { .. })
-            && let Err(error) = transfer.prepare(&op, self.limits, &self.drain, false)
+            && let Err(error) =
+                transfer.prepare(&op, self.limits, &self.drain, &mut self.buffers, false)
         {
             self.free.push(slot);
             return Some(op.done(Err(MediaError::os("allocating a bounce buffer", &error))));
@@ -232,7 +237,7 @@ impl FileMedia {
             // Memory that the kernel cannot pin, such as a device's: the CPU can still copy it.
             Step::Unpinnable => {
                 let Flight { op, transfer, .. } = flight;
-                match transfer.prepare(op, self.limits, &self.drain, true) {
+                match transfer.prepare(op, self.limits, &self.drain, &mut self.buffers, true) {
                     Ok(()) => {
                         self.queue(slot);
                         return None;

@@ -8,6 +8,7 @@ use std::io;
 
 use nvme_spec::nvm::Direction;
 
+use super::buffers::{Buffer, Buffers};
 use crate::{
     domain::{SgEntry, SgList},
     media::{MediaKind, MediaOp},
@@ -43,7 +44,7 @@ pub(super) struct Transfer {
     moved: u64,
     /// Stands in for memory the kernel cannot address. Its contents are this transfer's only while
     /// `bounced`.
-    bounce: Option<HostMap>,
+    bounce: Option<Buffer>,
     bounced: bool,
 }
 
@@ -59,6 +60,7 @@ impl Transfer {
         op: &MediaOp,
         limits: Limits,
         drain: &HostMap,
+        buffers: &mut Buffers,
         bounce: bool,
     ) -> io::Result<()> {
         let reads = op.kind == MediaKind::Read;
@@ -74,15 +76,15 @@ impl Transfer {
         self.rest();
         let len = usize::try_from(op.len).map_err(|_| io::ErrorKind::InvalidInput)?;
         if self.bounce.as_ref().is_none_or(|bounce| bounce.len() < len) {
-            self.bounce = None;
-            self.bounce = Some(HostMap::anonymous(len)?);
+            self.bounce = Some(buffers.make(len)?);
         }
         self.bounced = true;
         if !reads {
             self.copy(&op.sg_list, Direction::Write);
         }
         if let Some(bounce) = &self.bounce {
-            self.parts.push(libc::iovec { iov_base: bounce.ptr().as_ptr().cast(), iov_len: len });
+            self.parts
+                .push(libc::iovec { iov_base: bounce.at(0, len).as_ptr().cast(), iov_len: len });
         }
         Ok(())
     }
@@ -197,7 +199,7 @@ mod tests {
     fn straight(op: &MediaOp, bounce: bool) -> (bool, usize) {
         let drain = HostMap::anonymous(4096).unwrap();
         let mut transfer = Transfer::default();
-        transfer.prepare(op, LIMITS, &drain, bounce).unwrap();
+        transfer.prepare(op, LIMITS, &drain, &mut Buffers::default(), bounce).unwrap();
         (transfer.is_straight(), transfer.parts.len())
     }
 
@@ -236,7 +238,7 @@ mod tests {
             let op = op(MediaKind::Read, &parts);
             let drain = HostMap::anonymous(4096).unwrap();
             let mut transfer = Transfer::default();
-            transfer.prepare(&op, LIMITS, &drain, false).unwrap();
+            transfer.prepare(&op, LIMITS, &drain, &mut Buffers::default(), false).unwrap();
             // The address of every byte, in order.
             let every = |parts: &[libc::iovec]| -> Vec<usize> {
                 let bytes = |part: &libc::iovec| {
