@@ -10,45 +10,46 @@ import pathlib
 import torch
 from safetensors.torch import save_file
 
-LAYERS, HIDDEN, INNER, HEADS, VOCABULARY = 4, 256, 512, 8, 2048
+LAYERS, HIDDEN, HEADS, VOCABULARY = 4, 256, 8, 2048
 
 
-def make(path):
+def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS):
+    inner = 2 * hidden
     path = pathlib.Path(path)
     path.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
 
     def weight(rows, columns, gain=1.6):
         return torch.randn(rows, columns, generator=generator) * (gain / columns**0.5)
 
     weights = {
-        "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN, generator=generator),
-        "lm_head.weight": weight(VOCABULARY, HIDDEN, 3.0),
-        "model.norm.weight": torch.ones(HIDDEN),
+        "model.embed_tokens.weight": torch.randn(VOCABULARY, hidden, generator=generator),
+        "lm_head.weight": weight(VOCABULARY, hidden, 3.0),
+        "model.norm.weight": torch.ones(hidden),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         name = f"model.layers.{layer}."
-        weights[name + "self_attn.q_proj.weight"] = weight(HIDDEN, HIDDEN)
-        weights[name + "self_attn.k_proj.weight"] = weight(HIDDEN, HIDDEN)
-        weights[name + "self_attn.v_proj.weight"] = weight(HIDDEN, HIDDEN, 3.0)
-        weights[name + "self_attn.o_proj.weight"] = weight(HIDDEN, HIDDEN, 3.0)
-        weights[name + "mlp.gate_proj.weight"] = weight(INNER, HIDDEN, 1.0)
-        weights[name + "mlp.up_proj.weight"] = weight(INNER, HIDDEN, 1.0)
-        weights[name + "mlp.down_proj.weight"] = weight(HIDDEN, INNER, 1.0)
-        weights[name + "input_layernorm.weight"] = torch.ones(HIDDEN)
-        weights[name + "post_attention_layernorm.weight"] = torch.ones(HIDDEN)
+        weights[name + "self_attn.q_proj.weight"] = weight(hidden, hidden)
+        weights[name + "self_attn.k_proj.weight"] = weight(hidden, hidden)
+        weights[name + "self_attn.v_proj.weight"] = weight(hidden, hidden, 3.0)
+        weights[name + "self_attn.o_proj.weight"] = weight(hidden, hidden, 3.0)
+        weights[name + "mlp.gate_proj.weight"] = weight(inner, hidden, 1.0)
+        weights[name + "mlp.up_proj.weight"] = weight(inner, hidden, 1.0)
+        weights[name + "mlp.down_proj.weight"] = weight(hidden, inner, 1.0)
+        weights[name + "input_layernorm.weight"] = torch.ones(hidden)
+        weights[name + "post_attention_layernorm.weight"] = torch.ones(hidden)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "head_dim": HIDDEN // HEADS,
-        "num_hidden_layers": LAYERS,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "num_hidden_layers": layers,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 16384,
+        "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",

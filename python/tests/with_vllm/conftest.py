@@ -1,0 +1,41 @@
+"""A model, and what vLLM says without a connector. Who uses this has imported vLLM."""
+
+import pytest
+from prompts import alone
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    import model as models
+
+    path = tmp_path_factory.mktemp("model") / "llama"
+    models.make(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def computed(model):
+    """Answers and bytes of each prompt without a store."""
+    from forked import live
+
+    answers = live(alone, model=model)
+    assert len({tuple(said) for said, _, _ in answers}) == len(answers), "tokens depend on prompts"
+    return answers
+
+
+@pytest.fixture(scope="session")
+def said(computed):
+    """Tokens of each prompt."""
+    return [said for said, _, _ in computed]
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Of a connector with a store of its own."""
+    return {"path": str(tmp_path / "store")}
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def both(request, options):
+    """The same, with loads layer by layer, and with loads between steps."""
+    return options | {"load_async": request.param}

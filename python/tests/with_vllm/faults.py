@@ -1,0 +1,232 @@
+"""What goes wrong between the connector and the store: stand in for ripieno.Plane and Catalog.
+
+Each passes everything on to the real one. A test gives a subclass that does something else, too.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy
+import ripieno
+
+_Plane, _Catalog = ripieno.Plane, ripieno.Catalog
+
+
+def install(plane, catalog):
+    ripieno.Plane, ripieno.Catalog = plane, catalog
+
+
+@dataclass
+class Report:
+    job: int
+    error: str | None
+    checksums: bytes
+
+
+class Plane:
+    """Counts, and says when a layer of a load has arrived."""
+
+    made = []
+
+    def __init__(self, path, rank, shape, pool):
+        self.real = _Plane(path, rank, shape, pool)
+        self.shape, self.pool = shape, pool
+        self.memory = (ctypes.c_char * pool.length).from_address(pool.address)
+        self.loads, self.stores = {}, {}
+        """By job: its blocks, and the layers that have not arrived."""
+        self.loaded = self.stored = 0
+        """Blocks."""
+        self.made.append(self)
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def page(self, layer, block):
+        """A block's bytes in a layer, as vLLM sees them: [heads, tokens, K and then V]."""
+        at = self.pool.rows[layer] + block * self.pool.block_stride
+        return numpy.frombuffer(self.memory, numpy.uint8, self.shape.object_bytes, at)
+
+    def begin_load(self, files, blocks, checksums=None):
+        job = self.real.begin_load(files, blocks, checksums)
+        self.loads[job] = list(blocks), set(range(self.shape.layers))
+        self.loaded += len(blocks)
+        return job
+
+    def begin_store(self, files, blocks):
+        job = self.real.begin_store(files, blocks)
+        self.stores[job] = list(blocks)
+        self.stored += len(blocks)
+        return job
+
+    def wait(self, job, layer):
+        self.real.wait(job, layer)
+        self._arrived(job, layer)
+
+    def poll(self, job, layer):
+        done = self.real.poll(job, layer)
+        if done:
+            self._arrived(job, layer)
+        return done
+
+    def end(self, jobs):
+        reports = self.real.end(jobs)
+        for report in reports:
+            for layer in range(self.shape.layers):
+                self._arrived(report.job, layer)
+        return [self.ended(Report(each.job, each.error, each.checksums)) for each in reports]
+
+    def _arrived(self, job, layer):
+        blocks, layers = self.loads.get(job, ((), ()))
+        if layer in layers:
+            layers.remove(layer)
+            self.arrived(blocks, layer)
+
+    def arrived(self, blocks, layer):
+        """For subclasses: the layer's load is done."""
+
+    def ended(self, report):
+        """For subclasses: what is reported of a load or store."""
+        return report
+
+
+class Corrupt(Plane):
+    """A page has other bytes."""
+
+    def arrived(self, blocks, layer):
+        page = self.page(layer, blocks[0]).view(numpy.float32)
+        page[:] = numpy.random.default_rng(1).standard_normal(page.size)
+
+
+class SwappedV(Plane):
+    """K and V have changed places."""
+
+    def arrived(self, blocks, layer):
+        for block in blocks:
+            page = self.page(layer, block).view(numpy.float32).reshape(-1, 2, 32)
+            page[:] = page[:, ::-1].copy()
+
+
+class ShiftedRows(Plane):
+    """Each layer has the bytes of the one before."""
+
+    def __init__(self, path, rank, shape, pool):
+        super().__init__(path, rank, shape, replace(pool, rows=[*pool.rows[1:], pool.rows[0]]))
+
+
+class Idle(Plane):
+    """A load that does nothing."""
+
+    def begin_load(self, files, blocks, checksums=None):
+        layers = range(self.shape.layers)
+        self.before = {(layer, b): self.page(layer, b).copy() for layer in layers for b in blocks}
+        return super().begin_load(files, blocks, checksums)
+
+    def arrived(self, blocks, layer):
+        for block in blocks:
+            self.page(layer, block)[:] = self.before[layer, block]
+
+
+class SwappedBlocks(Plane):
+    """Two blocks have changed places."""
+
+    def arrived(self, blocks, layer):
+        one, other = self.page(layer, blocks[0]), self.page(layer, blocks[-1])
+        one[:], other[:] = other.copy(), one.copy()
+
+
+class LoadsFail(Plane):
+    """The first load has failed when it ends; poisoned bytes are left."""
+
+    def arrived(self, blocks, layer):
+        if self.loaded == len(blocks):
+            for block in blocks:
+                self.page(layer, block).view(numpy.float32)[:] = numpy.nan
+
+    def ended(self, report):
+        if report.job == next(iter(self.loads), None):
+            report.error = "a load failed because a test says so"
+        return report
+
+
+class SavesFail(Plane):
+    """No store of the last rank succeeds."""
+
+    def __init__(self, path, rank, shape, pool):
+        super().__init__(path, rank, shape, pool)
+        self.fails = str(rank["rank"]) == "1" if "rank" in rank else True
+
+    def ended(self, report):
+        if self.fails and report.job in self.stores:
+            report.error = "a store failed because a test says so"
+        return report
+
+
+class Late(Plane):
+    """A layer's load takes this long, one after the other, and ends no earlier."""
+
+    seconds = 0.1
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.due, self.last = {}, 0
+
+    def start(self, job, layer):
+        self.real.start(job, layer)
+        if job in self.loads:
+            self.last = self.due[job, layer] = max(self.last, time.monotonic()) + self.seconds
+
+    def wait(self, job, layer):
+        time.sleep(max(0, self.due.get((job, layer), 0) - time.monotonic()))
+        super().wait(job, layer)
+
+    def poll(self, job, layer):
+        return self.due.get((job, layer), 0) <= time.monotonic() and super().poll(job, layer)
+
+    def end(self, jobs):
+        due = [at for (job, _), at in self.due.items() if job in jobs]
+        time.sleep(max([0, *(at - time.monotonic() for at in due)]))
+        return super().end(jobs)
+
+
+class Catalog:
+    """Counts calls, by name."""
+
+    def __init__(self, path):
+        self.real = _Catalog(path)
+        self.calls = Counter()
+
+    def __getattr__(self, name):
+        real = getattr(self.real, name)
+        if not callable(real):
+            return real
+
+        def call(*args):
+            self.calls[name] += 1
+            self.called(name)
+            value = real(*args)
+            self.returned(name)
+            return value
+
+        return call
+
+    def called(self, name):
+        """For subclasses."""
+
+    def returned(self, name):
+        """For subclasses."""
+
+
+def killed_at(name, count, after=False):
+    """A Catalog that kills its process with the count-th call of a method, or after it."""
+
+    class Killer(Catalog):
+        def kill(self, called):
+            if called == name and self.calls[name] == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(Killer, "returned" if after else "called", Killer.kill)
+    return Killer

@@ -1,0 +1,198 @@
+"""Engines for tests: vLLM on the CPU, each in a process of its own that is forked from this one.
+
+vLLM is imported once, here. A child has it already, and takes two seconds to become an engine; what
+it does wrong, or is made to do wrong, dies with it.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from typing import Any
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    # More threads wait for each other, on a machine that is in use.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # So that a test can step its engine.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+
+import faults  # noqa: E402
+import torch  # noqa: E402
+import vllm.v1.engine.core  # noqa: E402
+import vllm.v1.worker.cpu_worker  # noqa: E402, F401
+from prompts import BLOCK  # noqa: E402
+from vllm import EngineArgs, SamplingParams  # noqa: E402
+from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+
+
+@dataclass
+class Answer:
+    """What came of a request."""
+
+    tokens: list = field(default_factory=list)
+    cached: int | None = None
+    """Tokens of the prompt that were not computed."""
+    finished: bool = False
+    output: Any = None
+
+
+class Engine:
+    """options: of the connector, which is left out without them. args: of vLLM."""
+
+    def __init__(self, model, options=None, policy="fail", **args):
+        transfer = options and KVTransferConfig(
+            kv_connector="RipienoConnector",
+            kv_role="kv_both",
+            kv_connector_module_path="ripieno.vllm",
+            kv_connector_extra_config={"capacity": "64MiB"} | options,
+            kv_load_failure_policy=policy,
+        )
+        defaults = {
+            "model": str(model),
+            "dtype": "float32",
+            "skip_tokenizer_init": True,
+            "max_model_len": 1024,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": 96,
+            "enforce_eager": True,
+            # Longer prompts are computed in chunks.
+            "max_num_batched_tokens": 256,
+            "prefix_caching_hash_algo": "sha256",
+            "kv_transfer_config": transfer,
+        }
+        config = EngineArgs(**(defaults | args)).create_engine_config()
+        # On the CPU that was set to "spawn": processes that import vLLM again, and have no faults.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        self.llm = LLMEngine.from_vllm_config(config)
+        self.answers = {}
+
+    @property
+    def core(self):
+        """Of an engine in this process."""
+        return self.llm.engine_core.engine_core
+
+    @property
+    def scheduler(self):
+        return self.core.scheduler
+
+    @property
+    def plane(self):
+        """Of an engine in this process."""
+        return faults.Plane.made[-1]
+
+    def add(self, prompt, name=None, salt=None, lora=None, **sampling):
+        """Returns the name of the request. Tokens are the most likely ones, 24 of them."""
+        name = name or f"r{len(self.answers)}"
+        defaults = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "detokenize": False}
+        tokens = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
+        self.answers[name] = Answer()
+        params = SamplingParams(**(defaults | sampling))
+        self.llm.add_request(name, tokens, params, lora_request=lora)
+        return name
+
+    def step(self):
+        for output in self.llm.step():
+            tokens = [list(one.token_ids) for one in output.outputs]
+            tokens = tokens[0] if len(tokens) == 1 else tokens
+            self.answers[output.request_id] = Answer(
+                tokens, output.num_cached_tokens, output.finished, output
+            )
+
+    def run(self):
+        while self.llm.has_unfinished_requests():
+            self.step()
+
+    def ask(self, *prompts, **more):
+        """All at once; their tokens, and how many of each prompt were cached."""
+        names = [self.add(prompt, **more) for prompt in prompts]
+        self.run()
+        answers = [self.answers[name] for name in names]
+        return [answer.tokens for answer in answers], [answer.cached for answer in answers]
+
+    def forget(self):
+        """Empties vLLM's own cache; what is stored is found in the store only."""
+        assert self.scheduler.kv_cache_manager.reset_prefix_cache()
+
+    def pages(self):
+        """Digest of each block's bytes in all layers, by its key."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        caches = self.core.model_executor.driver_worker.worker.model_runner.kv_caches
+        digests = {}
+        for key, block in pool.cached_block_hash_to_block._cache.items():
+            block = block if hasattr(block, "block_id") else next(iter(block.values()))
+            pages = [cache[block.block_id].view(torch.uint8).numpy() for cache in caches]
+            digests[key] = hashlib.sha256(b"".join(map(bytes, pages))).hexdigest()
+        return digests
+
+    def close(self):
+        self.llm.engine_core.shutdown()
+
+
+@dataclass
+class Life:
+    """What came of a process."""
+
+    value: Any
+    said: str
+    """All that it wrote."""
+    error: str | None
+    """Where it ended early, if it did."""
+    signal: int
+
+
+def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catalog, **settings):
+    """What body(engine, *args) returns, in an engine with these settings that is then shut down."""
+    life = life_of(
+        body, *args, environment=environment, plane=plane, catalog=catalog, **settings
+    )
+    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    return life.value
+
+
+def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catalog, **settings):
+    """The same, with what the engine logged, and whether it failed or was killed."""
+    result, into = Pipe(duplex=False)
+    with tempfile.TemporaryFile() as log:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+            for handler in logging.getLogger("vllm").handlers:
+                handler.stream = sys.stdout
+            os.environ |= environment or {}
+            faults.install(plane, catalog)
+            try:
+                engine = Engine(**settings)
+                value = body(engine, *args)
+                engine.close()
+                into.send((value, None))
+            except BaseException:
+                into.send((None, traceback.format_exc()))
+            sys.stdout.flush()
+            os._exit(0)
+        into.close()
+        value, error = None, "it was killed"
+        with contextlib.suppress(EOFError):
+            value, error = result.recv() if result.poll(180) else (None, "180 seconds passed")
+        # Also what it started.
+        if error is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        log.seek(0)
+        said = log.read().decode(errors="replace")
+    return Life(value, said, error, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+
