@@ -239,6 +239,19 @@ impl Catalog {
         self.keys(keys, |catalog, keys| catalog.remove(NamespaceId(namespace), keys))
     }
 
+    /// Keys of a namespace that lookups found until they were evicted, removed or lost, since the
+    /// last call; not what clear() and bump_epoch() dropped. They are collected from the first call
+    /// on. Those of other namespaces are forgotten.
+    fn take_dropped<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: u32,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let mut dropped = self.change(|catalog| Ok(catalog.take_dropped()))?;
+        dropped.retain(|(of, _)| of.0 == namespace);
+        Ok(dropped.iter().map(|(_, key)| PyBytes::new(py, &key.0)).collect())
+    }
+
     /// Drops everything of a namespace.
     fn clear(&self, namespace: u32) -> PyResult<()> {
         self.change(|catalog| catalog.clear(NamespaceId(namespace)))

@@ -2,8 +2,9 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use gio_uring::IoStatus;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
-use objstore::{BlockId, Direction, FileId, JobId, Layer, Move, StoreOptions};
+use objstore::{BlockId, Direction, FileId, JobId, Layer, Move, StoreError, StoreOptions};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
@@ -25,6 +26,9 @@ pub struct Report {
     /// Why not everything is where it was to go, and stays there; None when it does.
     #[pyo3(get)]
     error: Option<String>,
+    /// Whether that was a checksum: what was read is not what was stored.
+    #[pyo3(get)]
+    is_mismatch: bool,
     checksums: Vec<u32>,
 }
 
@@ -167,6 +171,10 @@ impl Plane {
         let reports = py.detach(|| self.stack.end(&jobs)).or_raise()?;
         let report = |report: ripieno_stack::Report| Report {
             job: report.job.0,
+            is_mismatch: matches!(
+                &report.failure,
+                Some(StoreError::Transfer { failure }) if failure.status == IoStatus::Checksum
+            ),
             error: report.failure.map(|error| error.to_string()),
             checksums: report.checksums,
         };

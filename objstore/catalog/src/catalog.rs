@@ -139,6 +139,8 @@ pub struct Catalog {
     recovering: bool,
     /// First files of the groups that were handed out by [`Catalog::unused_groups`].
     deallocating: Vec<FileId>,
+    /// Keys for [`Catalog::take_dropped`], once somebody has asked for them.
+    dropped: Option<Vec<(NamespaceId, BlockKey)>>,
 }
 
 impl Catalog {
@@ -172,6 +174,7 @@ impl Catalog {
             log: Log::new(config.journal),
             recovering: false,
             deallocating: Vec::new(),
+            dropped: None,
             config,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use super::{Catalog, CatalogError, State};
+use super::{Catalog, CatalogError, Entry, State};
 use crate::{
     ids::{FileId, NamespaceId},
     key::BlockKey,
@@ -110,6 +110,12 @@ impl Catalog {
         }
     }
 
+    /// Keys that lookups found until they were evicted, removed or lost, since the last call; not
+    /// those of a namespace that was cleared. They are collected from the first call on.
+    pub fn take_dropped(&mut self) -> Vec<(NamespaceId, BlockKey)> {
+        self.dropped.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Drops all blocks of a namespace at once, pinned ones and those being written included.
     ///
     /// # Errors
@@ -205,6 +211,11 @@ impl Catalog {
     /// Takes the key from a file.
     pub(super) fn doom(&mut self, file: FileId) {
         self.table.remove(self.hash_of(file), file);
+        let Entry { key, space, .. } = *self.entry(file);
+        let was_found = self.is_stored(file);
+        if let Some(dropped) = self.dropped.as_mut().filter(|_| was_found) {
+            dropped.push((NamespaceId(self.spaces[space as usize].namespace), key));
+        }
         self.change(file, |entry| entry.state = State::Doomed);
     }
 

@@ -217,6 +217,26 @@ fn heavier_namespaces_keep_their_files_longer() {
 }
 
 #[test]
+fn keys_that_are_not_found_any_more_are_told_once() {
+    let mut catalog = Catalog::new(config(8, 1));
+    let [a, b] = [b"a", b"b"].map(|salt| tenant(&mut catalog, salt));
+    store(&mut catalog, a, &keys(0..1));
+    catalog.remove(a, &keys(0..1)).unwrap();
+    assert_eq!(catalog.take_dropped(), [], "nobody had asked before");
+    let files = store(&mut catalog, a, &keys(0..3)).own().collect::<Vec<_>>();
+    store(&mut catalog, b, &keys(0..2));
+    let given_up = catalog.begin(a, &keys(3..4)).unwrap();
+    catalog.abort(given_up.id).unwrap();
+    catalog.remove(a, &keys(1..2)).unwrap();
+    catalog.lost(files[0]);
+    catalog.clear(b).unwrap();
+    assert_eq!(catalog.evict(None, 3), Ok(3), "two of the namespace that was cleared");
+    let dropped = catalog.take_dropped();
+    assert_eq!(dropped, [(a, key(1)), (a, key(0)), (a, key(2))]);
+    assert_eq!(catalog.take_dropped(), []);
+}
+
+#[test]
 fn the_write_budget_is_kept() {
     let day_ns = 86_400_000_000_000;
     let budget = WriteBudget { bytes_per_day: 100, burst_bytes: 30, file_bytes: 10 };
