@@ -1,8 +1,10 @@
 """A KV connector for vLLM (0.32): KV cache on NVMe, found again after a restart.
 
     --kv-transfer-config '{"kv_connector": "RipienoConnector", "kv_role": "kv_both",
-        "kv_connector_module_path": "ripieno.vllm",
         "kv_connector_extra_config": {"path": "/var/lib/kv", "capacity": "100GiB"}}'
+
+Where the package's entry points are not installed (PYTHONPATH), give its name too:
+"kv_connector_module_path": "ripieno.vllm".
 
 The scheduler's process has the catalog, and decides. Each worker's process has a plane, and does as
 it is told. What passes between them is vLLM's connector metadata, each step.
@@ -11,24 +13,39 @@ Options (kv_connector_extra_config):
 - path: a directory on a local file system with direct I/O.
 - capacity: bytes on the disk for all ranks, such as "100GiB"; allocated at once.
 - devices: files of each rank, each with a software controller. 1.
-- load_async: load between steps, instead of layer by layer in the step that needs the blocks.
+- load_async: load between steps (true), or layer by layer in the step that needs the blocks
+  (false): a layer is loaded while those before it are computed. false; true with
+  kv_load_failure_policy "recompute" on vLLM's second model runner, where it is the only one that
+  works (vLLM's issue 49250).
 - save_decode: store what was generated, too. true.
+- save_backlog: how many blocks may be on their way to the store, as a share of the KV cache's. What
+  is more waits, and is dropped if its request ends before. 0.5.
+- shutdown: what is done at the end with what is on its way: "drain" or "drop". "drain". Without
+  requests, "drop" does not wait either: what the store has not told of by then is told of in the
+  next step.
+- drain_seconds: how long "drain" takes at the most. 10. With more than one worker vLLM gives them
+  VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS.
+- piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
+  without, a step with a FULL graph waits for its loads first. false.
 - weights_id: what tells the weights from others of the same model name and revision.
+
+Saves are read from vLLM's blocks on a thread of their own. vLLM counts those blocks as free when
+the request has ended; when it wants one for something else, the save of it ends first.
 """
 
 import os
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ripieno
 
 from .layout import check, namespace_of, rows_of
-from .options import parse_bytes
+from .metrics import PromMetrics, Stats
+from .options import Options
 from .scheduler import Scheduler
 from .worker import Worker
-
-OPTIONS = {"path", "capacity", "devices", "load_async", "save_decode", "weights_id"}
 
 
 class RipienoConnector(KVConnectorBase_V1):
@@ -41,19 +58,17 @@ class RipienoConnector(KVConnectorBase_V1):
         # What is not stored is computed again.
         return False
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config):
+        return bool(extra_config.get("piecewise", False))
+
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
-        options = self._kv_transfer_config.kv_connector_extra_config
-        if unknown := set(options) - OPTIONS:
-            raise ValueError(
-                f"kv_connector_extra_config: {', '.join(sorted(unknown))} is unknown; there are "
-                f"{', '.join(sorted(OPTIONS))}"
-            )
-        if missing := {"path", "capacity"} - set(options):
-            raise ValueError(f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing")
-        check(vllm_config, kv_cache_config)
-        self.load_async = bool(options.get("load_async", False))
-        self.save_decode = bool(options.get("save_decode", True))
+        self.options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
+        self.load_async = check(vllm_config, kv_cache_config, self.options)
+        events = vllm_config.kv_events_config
+        self.has_events = events is not None and events.enable_kv_cache_events
+        self.blocks = kv_cache_config.num_blocks
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self.block_size = spec.block_size
         # Several hashes a block: the last one closes it.
@@ -67,19 +82,19 @@ class RipienoConnector(KVConnectorBase_V1):
         name += f"-block{self.block_size}"
         if parallel.data_parallel_size > 1:
             name += f"-dp{parallel.data_parallel_rank}"
-        self.path = os.path.join(options["path"], name)
+        self.path = os.path.join(self.options.path, name)
         # Workers are started before the scheduler; whoever comes first makes it.
         self.ranks = ripieno.prepare(
             self.path,
             self.shape,
             ranks=self.world,
-            capacity=parse_bytes(options["capacity"]),
-            devices=int(options.get("devices", 1)),
+            capacity=self.options.capacity,
+            devices=self.options.devices,
         )
+        self._scheduler = self._worker = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self, namespace_of(vllm_config, kv_cache_config, options))
-        else:
-            self._worker = None
+            namespace = namespace_of(vllm_config, kv_cache_config, self.options)
+            self._scheduler = Scheduler(self, namespace)
 
     # In the scheduler's process.
 
@@ -97,27 +112,33 @@ class RipienoConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output):
         reports = connector_output.kv_connector_worker_meta
-        if reports is not None:
-            self._scheduler.reported(reports, connector_output.invalid_block_ids)
+        self._scheduler.reported(reports, connector_output.invalid_block_ids)
 
     def request_finished(self, request, block_ids):
-        self._scheduler.forget(request.request_id)
+        self._scheduler.forget(request)
         return False, None
 
+    def has_pending_push_work(self):
+        return self._scheduler.is_pending
+
+    def take_events(self):
+        return self._scheduler.take_events()
+
     def reset_cache(self):
-        self._scheduler.reset()
-        return True
+        return self._scheduler.reset()
 
     # In a worker's process.
 
     def register_kv_caches(self, kv_caches):
         self._worker = Worker(self, kv_caches)
 
+    def handle_preemptions(self, kv_connector_metadata):
+        self._worker.begin(kv_connector_metadata)
+
     def start_load_kv(self, forward_context, **kwargs):
-        self._worker.begin(self._get_connector_metadata())
-        # Without layers' hooks (a FULL graph, or no forward pass): before everything else.
-        if not forward_context.attn_metadata:
-            self._worker.finish_loads()
+        # The second model runner has no context for a FULL graph.
+        is_full = forward_context.cudagraph_runtime_mode == CUDAGraphMode.FULL
+        self._worker.start_loads(bool(forward_context.attn_metadata) and not is_full)
 
     def wait_for_layer_load(self, layer_name):
         self._worker.wait_layer(layer_name)
@@ -138,8 +159,21 @@ class RipienoConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self):
         return self._worker.take_reports()
 
+    # In both.
+
+    def get_kv_connector_stats(self):
+        half = self._scheduler or self._worker
+        return half.take_stats() if half else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data=None):
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *args):
+        return PromMetrics(*args)
+
     def shutdown(self):
-        if self._role == KVConnectorRole.SCHEDULER:
-            self._scheduler.close()
-        elif self._worker is not None:
-            self._worker.close()
+        half = self._scheduler or self._worker
+        if half is not None:
+            half.close()

@@ -6,10 +6,14 @@ import os
 from dataclasses import dataclass
 
 import torch
+from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
+
+# vLLM shows what is logged below its own name.
+logger = init_logger("vllm.ripieno")
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ def rows_of(config):
     return rows
 
 
-def check(vllm_config, kv_cache_config):
-    """Refuses what can not be stored, or not be found again."""
+def check(vllm_config, kv_cache_config, options):
+    """Refuses what can not be stored, or not be found again. Says whether to load between steps."""
     layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
     if not layout.is_block_compact:
         raise ValueError(f"KV cache layout {layout.name}: a block's page has gaps; use another one")
@@ -61,12 +65,25 @@ def check(vllm_config, kv_cache_config):
             f"prefix_caching_hash_algo is {algorithm}: its hashes differ after a restart, and "
             "nothing would be found; use sha256_cbor, or set PYTHONHASHSEED"
         )
+    recomputes = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    if not (recomputes and vllm_config.use_v2_model_runner):
+        return bool(options.load_async)
+    if options.load_async is False:
+        raise ValueError(
+            "load_async is false: vLLM's second model runner can not recompute what failed to load "
+            "in a step; leave load_async out, or set VLLM_USE_V2_MODEL_RUNNER=0 or "
+            'kv_load_failure_policy "fail"'
+        )
+    logger.info_once(
+        "ripieno: loads between steps: the second model runner can not recompute others"
+    )
+    return True
 
 
 def namespace_of(vllm_config, kv_cache_config, options):
     """Everything that changes bytes and is not in vLLM's hashes."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    weights = [model.model, model.revision, options.get("weights_id", ""), str(model.quantization)]
+    weights = [model.model, model.revision, options.weights_id, str(model.quantization)]
     layout = {
         "layout": kv_cache_config.kv_cache_layout,
         "backend": str(vllm_config.attention_config.backend),

@@ -1,9 +1,67 @@
 """kv_connector_extra_config: what a user chooses."""
 
 import re
+from dataclasses import MISSING, dataclass, fields
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Options:
+    """See the documentation of the package."""
+
+    path: str
+    capacity: int
+    devices: int = 1
+    load_async: bool | None = None
+    save_decode: bool = True
+    save_backlog: float = 0.5
+    shutdown: str = "drain"
+    drain_seconds: float = 10.0
+    piecewise: bool = False
+    weights_id: str = ""
+
+    @classmethod
+    def parse(cls, given):
+        """Options that were given by name."""
+        known = {each.name: each for each in fields(cls)}
+        if unknown := set(given) - set(known):
+            raise ValueError(
+                f"kv_connector_extra_config: {', '.join(sorted(unknown))} is unknown; there are "
+                f"{', '.join(sorted(known))}"
+            )
+        needed = {name for name, each in known.items() if each.default is MISSING}
+        if missing := needed - set(given):
+            raise ValueError(f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing")
+        return cls(**given | {"capacity": parse_bytes(given["capacity"])})
+
+    def __post_init__(self):
+        for name in ("load_async", "save_decode", "piecewise"):
+            check(name, getattr(self, name) in (True, False, None), "give true or false", self)
+        check(
+            "devices",
+            not isinstance(self.devices, str | list),
+            "drives are not supported by the connector yet; give a number of files of each rank",
+            self,
+        )
+        for name, least in (("devices", 1), ("drain_seconds", 0), ("save_backlog", 0)):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            check(name, is_number and value >= least, f"give a number from {least} on", self)
+        check("devices", int(self.devices) == self.devices, "give a whole number", self)
+        check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
+        check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
+
+    @property
+    def patience(self):
+        """Seconds that saves get at the end."""
+        return self.drain_seconds if self.shutdown == "drain" else 0.0
+
+
+def check(name, is_right, hint, options):
+    if not is_right:
+        raise ValueError(f"{name}: {getattr(options, name)!r} was given; {hint}")
 
 
 def parse_bytes(text):

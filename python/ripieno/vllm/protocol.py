@@ -28,6 +28,10 @@ class Tasks(KVConnectorMetadata):
 
     loads: list[Job] = field(default_factory=list)
     saves: list[Job] = field(default_factory=list)
+    reused: list[int] = field(default_factory=list)
+    """Earlier saves whose blocks this step may overwrite: they have to end first."""
+    is_idle: bool = False
+    """No tokens are computed: the step is there for what is in flight."""
 
 
 @dataclass
@@ -36,6 +40,8 @@ class Reports(KVConnectorWorkerMetadata):
 
     loaded: Counter = field(default_factory=Counter)
     """How many workers have ended each load."""
+    spoilt: set[int] = field(default_factory=set)
+    """Loads with blocks that did not arrive."""
     lost: set[int] = field(default_factory=set)
     """Files that could not be read."""
     written: dict[int, dict[int, bytes | None]] = field(default_factory=dict)
@@ -47,8 +53,29 @@ class Reports(KVConnectorWorkerMetadata):
         written = {job: dict(ranks) for job, ranks in self.written.items()}
         for job, ranks in other.written.items():
             written.setdefault(job, {}).update(ranks)
-        dead = self.dead or other.dead
-        return Reports(self.loaded + other.loaded, self.lost | other.lost, written, dead)
+        return Reports(
+            self.loaded + other.loaded,
+            self.spoilt | other.spoilt,
+            self.lost | other.lost,
+            written,
+            self.dead or other.dead,
+        )
 
     def __bool__(self):
         return bool(self.loaded or self.lost or self.written or self.dead)
+
+
+class Legacy:
+    """Reports that workers had when they were closed, for a scheduler in the same process, which is
+    closed after them. By store."""
+
+    _left: dict[str, Reports] = {}
+
+    @classmethod
+    def leave(cls, path, reports):
+        left = cls._left.get(path)
+        cls._left[path] = reports if left is None else left.aggregate(reports)
+
+    @classmethod
+    def take(cls, path):
+        return cls._left.pop(path, None)

@@ -1,44 +1,89 @@
 """The scheduler's half: what is loaded and stored, and in which files."""
 
-import hashlib
 import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
 
 from vllm.logger import init_logger
 
 import ripieno
 
-from .protocol import Job, Tasks
+from .events import Events
+from .metrics import Stats
+from .protocol import Job, Legacy, Tasks
 
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.ripieno")
 
 KEY_BYTES = 32
+STRIKES = 8
+"""Loads that fail one after the other until nothing is asked of the store any more; and saves until
+nothing is stored."""
+
+
+@dataclass
+class Load:
+    """A load that not all workers have ended."""
+
+    request: str
+    reference: int
+    blocks: int
+    workers: int
+
+
+@dataclass
+class Save:
+    """A save that not all workers have ended."""
+
+    request: str
+    write: int
+    blocks: list[int]
+    prefix: list[int]
+    """Blocks that it was computed from, and its own."""
+    events: list = field(default_factory=list)
+    is_wrong: bool = False
+    """What it was computed from did not arrive."""
 
 
 class Scheduler:
     """Decides what is loaded and stored, and in which files."""
 
     def __init__(self, connector, namespace):
+        options = connector.options
         self.block_size = connector.block_size
         self.hashes = connector.hashes
         self.load_async = connector.load_async
-        self.save_decode = connector.save_decode
-        self.world = connector.world
-        self.cache = connector
+        self.options, self.world, self.cache = options, connector.world, connector
+        self.backlog_max = max(1, int(options.save_backlog * connector.blocks))
         self.catalog = ripieno.Catalog(connector.path)
         self.namespace = self.catalog.namespace(namespace)
+        self.events = Events() if connector.has_events else None
+        if self.events:
+            self.catalog.take_dropped(self.namespace)
+        self.stats = Stats()
         self.requests = {}
         self.asked = {}
         """By request: blocks it has without us, as it was last asked for."""
         self.saved = {}
         """By request: blocks that were offered to the store."""
+        self.stale = set()
+        """Requests with blocks from before the store was reset."""
         self.planned = {}
         """By request: a load for the next step: reference and blocks."""
-        self.loads = {}
-        """By job: reference, request, and workers that have not ended it."""
-        self.saves = {}
-        """By job: the write."""
-        self.jobs = 0
+        self.loads, self.saves = {}, {}
+        """By job."""
+        self.reading = {}
+        """By block: saves that read it."""
+        self.reused = set()
+        """Saves whose blocks vLLM gave to others."""
+        self.backlog = 0
+        """Blocks of saves that have not ended."""
+        self.jobs = self.stored = 0
+        self.evicted = self.catalog.stats()["evicted"]
+        self.strikes = Counter()
+        self.hash_bytes = KEY_BYTES
+        self.last_work = time.monotonic()
         self.dead = None
         """Why nothing is found and stored any more."""
         self.read_only = False
@@ -53,7 +98,9 @@ class Scheduler:
         closing = range((first + 1) * self.hashes - 1, last * self.hashes, self.hashes)
         keys = [bytes(hashes[at]) for at in closing if at < len(hashes)]
         if keys and len(keys[0]) != KEY_BYTES:
-            return [hashlib.sha256(key).digest() for key in keys]
+            # Shorter hashes can be told from their keys.
+            self.hash_bytes = len(keys[0])
+            return [key.ljust(KEY_BYTES, b"\0") for key in keys]
         return keys
 
     def matched(self, request, computed):
@@ -69,104 +116,243 @@ class Scheduler:
 
     def allocated(self, request, blocks, tokens):
         """The second call for a load between steps has no tokens."""
-        self.requests[request.request_id] = request
+        name = request.request_id
+        self.requests[name] = request
+        first = self.asked.pop(name, None)
+        if first is not None:
+            self.stats.count("lookup_tokens", request.num_tokens - first * self.block_size)
         if tokens == 0:
             return
+        self.stats.count("hit_tokens", tokens)
         (ids,) = blocks.get_block_ids()
-        first = self.asked[request.request_id]
         last = first + tokens // self.block_size
         found = self.catalog.acquire(self.namespace, self._keys(request, first, last))
-        self.planned[request.request_id] = (found, ids[first:last])
+        self.planned[name] = (found, ids[first:last])
 
     def tasks(self, output):
-        tasks = Tasks()
+        tasks = Tasks(is_idle=not output.num_scheduled_tokens)
+        if not tasks.is_idle:
+            self.last_work = time.monotonic()
         for name, (found, blocks) in self.planned.items():
             self.jobs += 1
-            self.loads[self.jobs] = [found.id, name, self.world]
-            # What was evicted since the lookup has no file: the workers report it.
-            checksums = [self.catalog.checksums(found.files, r) for r in range(self.world)]
-            job = Job(self.jobs, name, found.files, blocks, checksums, self.load_async)
+            self.loads[self.jobs] = Load(name, found.id, len(blocks), self.world)
+            # What was evicted since the lookup has no file: the workers report it. vLLM's null
+            # block stands for those behind a sliding window.
+            files = [file for file, block in zip(found.files, blocks, strict=False) if block]
+            blocks = [block for block in blocks if block]
+            checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
+            job = Job(self.jobs, name, files, blocks, checksums, self.load_async)
             tasks.loads.append(job)
         self.planned.clear()
         for name in output.preempted_req_ids or ():
             self.saved.pop(name, None)
+            self.stale.discard(name)
+        tasks.reused = sorted(self.reused & self.saves.keys())
+        self.reused.clear()
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.requests.get(name)
             if request is not None:
                 self._offer(request, tokens, output.kv_connector_block_state, tasks)
         return tasks
 
+    def _full(self, request, tokens):
+        """Blocks of a request that have all their tokens, and are to be stored."""
+        full = tokens // self.block_size
+        if not self.options.save_decode:
+            full = min(full, request.num_prompt_tokens // self.block_size)
+        return min(full, len(request.block_hashes) // self.hashes)
+
     def _offer(self, request, tokens, state, tasks):
-        """Stores the blocks that this step fills."""
+        """Stores the blocks that this step fills, and those that there was no room for."""
         name = request.request_id
         # This step's tokens are not counted yet.
-        full = (request.num_computed_tokens + tokens) // self.block_size
-        if not self.save_decode:
-            full = min(full, request.num_prompt_tokens // self.block_size)
-        full = min(full, len(request.block_hashes) // self.hashes)
+        full = self._full(request, request.num_computed_tokens + tokens)
         first = self.saved.get(name, 0)
-        if full <= first or self.dead or self.read_only:
+        full = min(full, first + self.backlog_max - self.backlog)
+        if full <= first or self.dead or self.read_only or name in self.stale:
             return
+        ids = state.get_block_ids(name)[0]
         self.saved[name] = full
-        write = self.catalog.begin(self.namespace, self._keys(request, first, full))
+        if 0 in ids[first:full]:
+            # vLLM's null block: behind a sliding window. Nobody finds what follows.
+            return
+        keys = self._keys(request, first, full)
+        write = self.catalog.begin(self.namespace, keys)
+        self.stats.count("dropped_blocks", full - first - write.accepted)
         if not write.files:
             self.catalog.abort(write.id)
             return
-        ids = state.get_block_ids(name)[0]
         self.jobs += 1
-        self.saves[self.jobs] = write.id
         blocks = [ids[first + at] for at in write.positions]
+        save = Save(name, write.id, blocks, ids[:full])
+        if self.events:
+            save.events = [self._event(request, first + at) for at in write.positions]
+        self.saves[self.jobs] = save
         tasks.saves.append(Job(self.jobs, name, write.files, blocks))
+        self._watch(self.jobs, blocks)
+
+    def _watch(self, job, blocks):
+        """The blocks stay what they are to vLLM, and it says when it takes one for something else:
+        then the save ends first."""
+        self.backlog += len(blocks)
+        for block in blocks:
+            self.reading.setdefault(block, set()).add(job)
+        pool = self.cache._kv_cache_manager.block_pool
+        held = [pool.blocks[block] for block in blocks]
+        pool.touch(held)
+        pool.unpin_blocks(held, self._reused)
+
+    def _reused(self, block):
+        self.reused |= self.reading.get(block.block_id, set())
+
+    def _event(self, request, at):
+        hashes = request.block_hashes
+        parent = hashes[at * self.hashes - 1] if at else None
+        own = hashes[(at + 1) * self.hashes - 1]
+        return self.events.describe(request, at, (parent, own), self.block_size)
 
     def reported(self, reports, invalid):
         if invalid:
             self._evict(invalid)
-        if reports.dead and not self.dead:
-            self.dead = reports.dead
-            logger.error("ripieno: serving goes on without the store: %s", self.dead)
+        if reports is None:
+            return
+        if reports.dead:
+            self._die(reports.dead)
         self.catalog.lost(sorted(reports.lost))
         for job, count in reports.loaded.items():
-            load = self.loads[job]
-            load[2] -= count
-            if load[2] == 0:
-                del self.loads[job]
-                self.catalog.release(load[0])
+            self._loaded(job, count, job in reports.spoilt)
         for job, ranks in reports.written.items():
-            write, state = self.saves[job], None
-            for rank, checksums in ranks.items():
-                if checksums is None:
-                    state = self.catalog.failed(write, rank)
-                else:
-                    state = self.catalog.written(write, rank, checksums)
-            if state:
-                self.catalog.commit(write)
-            if state is not None:
-                del self.saves[job]
-                self.dirty.set()
-        if reports.lost:
+            self._written(job, ranks)
+        if reports.lost or reports.written:
             self.dirty.set()
+
+    def _loaded(self, job, workers, is_spoilt):
+        load = self.loads[job]
+        load.workers -= workers
+        if is_spoilt:
+            self.stats.count("load_failures")
+            if self._struck("loads"):
+                self._die(f"{STRIKES} loads failed one after the other")
+        if load.workers == 0:
+            del self.loads[job]
+            self.catalog.release(load.reference)
+            if not is_spoilt:
+                self.stats.count("loaded_blocks", load.blocks)
+                self.strikes["loads"] = 0
+
+    def _written(self, job, ranks):
+        save, state = self.saves[job], None
+        for rank, checksums in ranks.items():
+            if checksums is None or save.is_wrong:
+                state = self.catalog.failed(save.write, rank)
+            else:
+                state = self.catalog.written(save.write, rank, checksums)
+        if state is None:
+            return
+        del self.saves[job]
+        self.backlog -= len(save.blocks)
+        for block in save.blocks:
+            self.reading[block].discard(job)
+            if not self.reading[block]:
+                del self.reading[block]
+        if state:
+            self.catalog.commit(save.write)
+            self.stored += len(save.blocks)
+            self.stats.count("stored_blocks", len(save.blocks))
+            self.strikes["saves"] = 0
+            if self.events:
+                self.events.stored(save.events)
+        elif save.is_wrong:
+            # Computed anew meanwhile, or soon.
+            self.saved.pop(save.request, None)
+        else:
+            self.stats.count("save_failures")
+            self.stats.count("dropped_blocks", len(save.blocks))
+            if self._struck("saves"):
+                self._fail(f"{STRIKES} saves failed one after the other")
+
+    def _struck(self, what):
+        self.strikes[what] += 1
+        return self.strikes[what] == STRIKES
+
+    def _die(self, why):
+        if not self.dead:
+            self.dead = why
+            logger.error("ripieno: serving goes on without the store: %s", why)
 
     def _evict(self, invalid):
         """vLLM computes blocks that failed to load again, but leaves their hashes in its cache
-        meanwhile: another request would hit them."""
+        meanwhile: another request would hit them. And what was computed from them is wrong: some of
+        it may be in steps that were begun since."""
         manager = self.cache._kv_cache_manager
         for name in list(self.requests):
             (ids,) = manager.get_block_ids(name)
             at = next((at for at, block in enumerate(ids) if block in invalid), None)
             if at is not None:
-                manager.evict_blocks(set(ids[at:]))
-                self.saved.pop(name, None)
+                manager.evict_blocks(set(ids[at:]) - {0})
+                self.saved[name] = min(self.saved.get(name, 0), at)
+        for save in self.saves.values():
+            save.is_wrong |= not invalid.isdisjoint(save.prefix)
 
-    def forget(self, name):
+    def forget(self, request):
+        name = request.request_id
         self.requests.pop(name, None)
-        self.saved.pop(name, None)
         self.asked.pop(name, None)
         if load := self.planned.pop(name, None):
             self.catalog.release(load[0].id)
+        saved = self.saved.pop(name, None)
+        is_stale = name in self.stale
+        self.stale.discard(name)
+        if saved is not None and not (is_stale or self.dead or self.read_only):
+            left = self._full(request, request.num_computed_tokens) - saved
+            self.stats.count("dropped_blocks", max(0, left))
 
     def reset(self):
+        """The weights have changed: nothing that was computed before is found again."""
         self.catalog.bump_epoch(self.namespace)
-        self.dirty.set()
+        # Nor what follows from it.
+        for name, request in self.requests.items():
+            if request.num_computed_tokens > 0:
+                self.stale.add(name)
+        if self.events:
+            self.events.cleared()
+        try:
+            self.catalog.sync()
+        except ripieno.Error as error:
+            self._fail(error)
+            return False
+        return True
+
+    @property
+    def is_pending(self):
+        """Whether the engine should go on with empty steps: saves have not ended."""
+        waited = time.monotonic() - self.last_work
+        return bool(self.saves) and waited < self.options.patience and not self.dead
+
+    def take_stats(self):
+        counts = self.catalog.stats()
+        self.stats.count("evicted_blocks", counts["evicted"] - self.evicted)
+        self.evicted = counts["evicted"]
+        if self.stats.is_empty() and not self.saves and not self.dead:
+            return None
+        self.stats.show("capacity_blocks", counts["files"])
+        self.stats.show("used_blocks", counts["stored"])
+        self.stats.show("pending_blocks", self.backlog)
+        self.stats.show("healthy", int(not (self.dead or self.read_only)))
+        stats, self.stats = self.stats, Stats()
+        return stats
+
+    def take_events(self):
+        if not self.events:
+            return ()
+        dropped = self.catalog.take_dropped(self.namespace)
+        self.events.removed([key[: self.hash_bytes] for key in dropped])
+        return self.events.take()
+
+    def _fail(self, why):
+        if not (self.read_only or self.dead):
+            self.read_only = True
+            logger.error("ripieno: nothing is stored any more: %s", why)
 
     def _sync(self):
         """Makes permanent what was committed, on a thread of its own."""
@@ -176,13 +362,20 @@ class Scheduler:
             try:
                 self.catalog.sync()
             except ripieno.Error as error:
-                self.read_only = True
-                logger.error("ripieno: %s", error)
+                self._fail(error)
                 return
 
     def close(self):
+        pending, before = self.backlog, self.stored
+        self.reported(Legacy.take(self.cache.path), set())
         self.stopped = True
         self.dirty.set()
         self.syncer.join()
-        logger.info("ripieno: %s", self.catalog.usage(self.namespace))
+        logger.info(
+            "ripieno: shutdown (%s): %d blocks were on their way, %d of them were dropped; %s",
+            self.options.shutdown,
+            pending,
+            pending - (self.stored - before),
+            self.catalog.usage(self.namespace),
+        )
         self.catalog.close()

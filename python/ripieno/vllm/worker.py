@@ -1,38 +1,62 @@
 """A worker's half: it moves blocks between the KV cache and their files."""
 
+import time
+from dataclasses import dataclass
+
 from vllm.logger import init_logger
 
 import ripieno
 
 from .layout import register
-from .protocol import Reports, Tasks
+from .metrics import Stats
+from .protocol import Job, Legacy, Reports, Tasks
+from .saver import Saver
 
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.ripieno")
+
+IDLE_SECONDS = 0.0005
+"""What an empty step waits, so that those who move blocks have the CPU."""
+QUIET_SECONDS = 10.0
+"""Between two warnings: a drive may fail at every request. The counts have all of them."""
+
+
+@dataclass
+class Loading:
+    """A load on its way."""
+
+    task: Job
+    job: int
+    """The plane's."""
+    begun: float
+    layers: list[int]
+    """In flight, of a load between steps."""
 
 
 class Worker:
     """Moves blocks between the KV cache and its files."""
 
     def __init__(self, connector, kv_caches):
+        self.path, self.options = connector.path, connector.options
         self.rank = connector._vllm_config.parallel_config.rank
+        self.block_bytes = connector.shape.rows * connector.shape.object_bytes
         self.layers = {row.layer: at for at, row in enumerate(connector.rows)}
         self.pages, pool = register(connector, kv_caches)
         rank = connector.ranks[self.rank]
         self.plane = ripieno.Plane(connector.path, rank, connector.shape, pool)
+        self.saver = Saver(self.plane, list(self.layers.values()))
         self.tasks = Tasks()
         self.loading = []
-        """Loads of this step: task and plane's job."""
-        self.waited = set()
-        self.saving = None
-        """Saves of this step, once the first layer was saved."""
-        self.saved = set()
+        """Loads of this step."""
+        self.waited, self.wait_seconds = set(), 0.0
         self.pending = []
-        """Loads between steps: task, plane's job, and layers in flight."""
+        """Loads between steps."""
         self.refused = set()
         """Requests whose load between steps could not begin."""
         self.invalid = set()
-        self.reports = Reports()
+        self.reports, self.stats = Reports(), Stats()
+        self.dead = None
+        self.quiet_until = 0.0
         logger.info(
             "ripieno: rank %d: %d layers of %d blocks of %d bytes%s",
             self.rank,
@@ -43,27 +67,33 @@ class Worker:
         )
 
     def begin(self, tasks):
+        """Before a step changes any block."""
+        self.tasks = tasks
+        self.saver.begin_step(tasks.saves, tasks.reused)
+
+    def start_loads(self, has_hooks):
         """Starts all loads: the first layers of all requests come first."""
-        self.tasks, self.loading, self.saving = tasks, [], None
-        self.waited, self.saved = set(), set()
-        for load in tasks.loads:
+        begun, self.waited, self.wait_seconds = [], set(), 0.0
+        for task in self.tasks.loads:
             try:
                 job = self.plane.begin_load(
-                    load.files, load.blocks[: len(load.files)], load.checksums[self.rank]
+                    task.files, task.blocks[: len(task.files)], task.checksums[self.rank]
                 )
             except ripieno.Error as error:
-                self._load_ended(load, str(error))
-                if load.is_async:
-                    self.refused.add(load.request)
+                self._fail(task, 0, error)
+                if task.is_async:
+                    self.refused.add(task.request)
             else:
-                if load.is_async:
-                    self.pending.append((load, job, list(self.layers.values())))
-                else:
-                    self.loading.append((load, job))
-        between = [(load, job) for load, job, _ in self.pending if load in tasks.loads]
+                layers = list(self.layers.values())
+                begun.append(Loading(task, job, time.monotonic(), layers))
         for layer in self.layers.values():
-            for _, job in self.loading + between:
-                self._attempt(self.plane.start, job, layer)
+            for load in begun:
+                self._attempt(self.plane.start, load.job, layer)
+        self.pending += [load for load in begun if load.task.is_async]
+        self.loading += [load for load in begun if not load.task.is_async]
+        # A FULL graph runs without the layers' hooks: what it reads has to be there.
+        if not has_hooks:
+            self.finish_loads()
 
     def _attempt(self, act, job, layer):
         try:
@@ -73,96 +103,125 @@ class Worker:
             return True
 
     def wait_layer(self, name):
-        layer = self.layers[name]
-        if layer not in self.waited:
+        layer = self.layers.get(name)
+        if self.loading and layer is not None and layer not in self.waited:
             self.waited.add(layer)
-            for _, job in self.loading:
-                self._attempt(self.plane.wait, job, layer)
+            since = time.monotonic()
+            for load in self.loading:
+                self._attempt(self.plane.wait, load.job, layer)
+            self.wait_seconds += time.monotonic() - since
 
     def finish_loads(self):
         """Ends this step's loads."""
+        if not self.loading:
+            return
+        since = time.monotonic()
         loading, self.loading = self.loading, []
         self._end_loads(loading)
+        self.stats.observe("load_wait_seconds", self.wait_seconds + time.monotonic() - since)
 
     def _end_loads(self, loads):
         if not loads:
             return
-        ended = self._end([job for _, job in loads])
-        for load, job in loads:
-            self._load_ended(load, ended[job][0])
-        self.reports.lost.update(self.plane.take_lost())
+        ended = self._end([load.job for load in loads])
+        for load in loads:
+            report = ended.get(load.job)
+            error = report.error if report else self.dead
+            task = load.task
+            if error is None:
+                self.stats.observe("load_seconds", time.monotonic() - load.begun)
+                self.stats.count("loaded_bytes", len(task.files) * self.block_bytes)
+                self._arrived(task, len(task.files))
+            else:
+                good = self._good(task)
+                self.stats.count("checksum_mismatches", int(bool(report and report.is_mismatch)))
+                self._fail(task, good, error)
 
     def _end(self, jobs):
-        """By job: why it failed, or None; and its checksums."""
+        """The reports, by job."""
         try:
-            return {report.job: (report.error, report.checksums) for report in self.plane.end(jobs)}
+            reports = {report.job: report for report in self.plane.end(jobs)}
+            self.reports.lost.update(self.plane.take_lost())
+            return reports
         except ripieno.Error as error:
-            self.reports.dead = str(error)
-            return dict.fromkeys(jobs, (str(error), None))
+            self._die(str(error))
+            return {}
 
-    def _load_ended(self, load, error):
-        self.reports.loaded[load.id] += 1
-        bad = load.blocks[len(load.files) :]
-        if error is not None:
-            logger.warning("ripieno: %s: %s", load.request, error)
-            bad = load.blocks
-        self.invalid.update(bad)
-        for page in self.pages if bad else ():
-            # Whatever is there might be no numbers at all.
-            page[bad] = 0
+    def _good(self, task):
+        """How many leading blocks of a load that failed are what they should be."""
+        lost = (at for at, file in enumerate(task.files) if file in self.reports.lost)
+        good = next(lost, 0)
+        if good == 0 or self.dead:
+            return 0
+        # After a failure no further layer was started: those blocks are read again.
+        rows = len(task.checksums[self.rank]) // len(task.files)
+        try:
+            job = self.plane.begin_load(
+                task.files[:good], task.blocks[:good], task.checksums[self.rank][: good * rows]
+            )
+        except ripieno.Error:
+            return 0
+        for layer in self.layers.values():
+            self._attempt(self.plane.start, job, layer)
+        report = self._end([job]).get(job)
+        return good if report and report.error is None else 0
+
+    def _fail(self, task, good, error):
+        if isinstance(error, ripieno.ClosedError):
+            self._die(str(error))
+        bad, all = len(task.blocks) - good, len(task.blocks)
+        self._warn(f"{task.request}: {bad} of {all} blocks did not arrive: {error}")
+        self._arrived(task, good)
+
+    def _warn(self, text):
+        if not self.dead and time.monotonic() >= self.quiet_until:
+            self.quiet_until = time.monotonic() + QUIET_SECONDS
+            logger.warning("ripieno: %s", text)
+
+    def _arrived(self, task, good):
+        """A load has ended: its first blocks are there. Those behind one that is not are of no
+        use."""
+        self.reports.loaded[task.id] += 1
+        if bad := task.blocks[good:]:
+            self.reports.spoilt.add(task.id)
+            self.invalid.update(bad)
+            for page in self.pages:
+                # Whatever is there might be no numbers at all.
+                page[bad] = 0
+
+    def _die(self, why):
+        self.dead = self.dead or why
+        self.reports.dead = self.dead
 
     def save_layer(self, name):
-        self._save(self.layers[name])
-
-    def _save(self, layer):
-        if layer in self.saved:
-            return
-        self.saved.add(layer)
-        if self.saving is None:
-            self.saving = []
-            for save in self.tasks.saves:
-                try:
-                    job = self.plane.begin_store(save.files, save.blocks)
-                except ripieno.Error as error:
-                    logger.warning("ripieno: %s: %s", save.request, error)
-                    job = None
-                self.saving.append((save, job))
-        for _, job in self.saving:
-            if job is not None:
-                self._attempt(self.plane.start, job, layer)
+        layer = self.layers.get(name)
+        if layer is not None:
+            self.saver.store(layer)
 
     def finish_saves(self):
-        """When this returns, the blocks may be changed."""
-        if not self.tasks.saves:
-            return
-        for layer in self.layers.values():
-            # Those without a hook.
-            self._save(layer)
-        jobs = [job for _, job in self.saving if job is not None]
-        ended = self._end(jobs)
-        for save, job in self.saving:
-            error, checksums = ended.get(job, (None, None))
-            if error is not None:
-                logger.warning("ripieno: %s: %s", save.request, error)
-            # What was computed from blocks that failed to load is wrong.
-            if error is not None or self.invalid:
-                checksums = None
-            self.reports.written.setdefault(save.id, {})[self.rank] = checksums
-        self.tasks, self.saving = Tasks(), None
+        """No layer is computed any more in this step."""
+        self.saver.end_step()
 
     def finished(self):
         """Requests whose loads between steps have ended."""
-        done, rest = [], []
-        for load, job, layers in self.pending:
-            left = [layer for layer in layers if not self._attempt(self.plane.poll, job, layer)]
-            if left:
-                rest.append((load, job, left))
-            else:
-                done.append((load, job))
-        self.pending = rest
+        # With speculative decoding this comes before wait_for_save.
+        self.finish_loads()
+        done = []
+        for load in self.pending:
+            load.layers = [
+                layer
+                for layer in load.layers
+                if not self._attempt(self.plane.poll, load.job, layer)
+            ]
+            if not load.layers:
+                done.append(load)
+        self.pending = [load for load in self.pending if load.layers]
         self._end_loads(done)
+        self._take_saves()
         refused, self.refused = self.refused, set()
-        return {load.request for load, _ in done} | refused
+        if self.tasks.is_idle and not done and not refused:
+            time.sleep(IDLE_SECONDS)
+        return {load.task.request for load in done} | refused
 
     def take_invalid(self):
         invalid, self.invalid = self.invalid, set()
@@ -172,7 +231,25 @@ class Worker:
         reports, self.reports = self.reports, Reports()
         return reports or None
 
+    def _take_saves(self):
+        for saved in self.saver.take():
+            if saved.error is None:
+                self.stats.observe("save_seconds", saved.seconds)
+                self.stats.count("stored_bytes", saved.blocks * self.block_bytes)
+            elif not self.saver.dropping:
+                self._warn(f"{saved.blocks} blocks were not stored: {saved.error}")
+            self.reports.written.setdefault(saved.id, {})[self.rank] = saved.checksums
+        if self.saver.dead:
+            self._die(self.saver.dead)
+
+    def take_stats(self):
+        stats, self.stats = self.stats, Stats()
+        return None if stats.is_empty() else stats
+
     def close(self):
+        self.saver.close(self.options.patience)
+        self._take_saves()
+        Legacy.leave(self.path, self.reports)
         try:
             logger.info("ripieno: rank %d: %s", self.rank, self.plane.stats())
             self.plane.close()

@@ -35,27 +35,26 @@ def sabotage(how):
     import ripieno.vllm
 
     Worker = ripieno.vllm.Worker
-    end = Worker._load_ended
+    arrived = Worker._arrived
 
-    def swapped(self, load, error):
-        end(self, load, error)
+    def swapped(self, task, good):
+        arrived(self, task, good)
         for page in self.pages:
             half = page.shape[1] // 2
-            blocks = page[load.blocks]
-            page[load.blocks] = blocks.roll(half, 1)
+            blocks = page[task.blocks]
+            page[task.blocks] = blocks.roll(half, 1)
 
-    def nothing(self, load, error):
-        end(self, load, error)
+    def nothing(self, task, good):
+        arrived(self, task, good)
         for page in self.pages:
-            page[load.blocks] = 0
+            page[task.blocks] = 0
 
     # The layers' hooks wait for nothing then: what is done wrong is done before them.
-    def begin(self, tasks, begin=Worker.begin):
-        begin(self, tasks)
-        self.finish_loads()
+    def start(self, has_hooks, start=Worker.start_loads):
+        start(self, has_hooks=False)
 
-    Worker.begin = begin
-    Worker._load_ended = {"swapped": swapped, "nothing": nothing}[how]
+    Worker.start_loads = start
+    Worker._arrived = {"swapped": swapped, "nothing": nothing}[how]
 
 
 def main(model, settings):

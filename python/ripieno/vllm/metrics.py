@@ -1,0 +1,111 @@
+"""Counts, for vLLM's log and for Prometheus."""
+
+import prometheus_client
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+COUNTERS = {
+    "lookup_tokens": "Tokens that were looked up, once for each request that got blocks.",
+    "hit_tokens": "Tokens of these that were found.",
+    "loaded_blocks": "Blocks that were loaded.",
+    "loaded_bytes": "Bytes that were loaded, of all ranks.",
+    "stored_blocks": "Blocks that were stored.",
+    "stored_bytes": "Bytes that were written for blocks, of all ranks.",
+    "evicted_blocks": "Blocks that were evicted for others.",
+    "dropped_blocks": "Blocks that were not stored: too much was on its way, or no file was free.",
+    "load_failures": "Loads with blocks that did not arrive.",
+    "save_failures": "Saves that failed on a rank.",
+    "checksum_mismatches": "Blocks that were not what was stored, of all ranks.",
+}
+GAUGES = {
+    "capacity_blocks": "Blocks that the store has room for.",
+    "used_blocks": "Blocks that it holds.",
+    "pending_blocks": "Blocks that are on their way to it.",
+    "healthy": "0 when serving goes on without the store.",
+}
+HISTOGRAMS = {
+    "load_seconds": "From the start of a load to its end, on a rank.",
+    "load_wait_seconds": "How long a step waited for its loads, on a rank.",
+    "save_seconds": "From the start of a save to the flush after it, on a rank.",
+}
+BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Stats(KVConnectorStats):
+    """By name: numbers that add up, the latest ones, and lists of seconds."""
+
+    def count(self, name, by=1):
+        """Adds to a counter."""
+        if by:
+            assert name in COUNTERS, name
+            self.data[name] = self.data.get(name, 0) + by
+
+    def show(self, name, value):
+        """Sets a gauge."""
+        assert name in GAUGES, name
+        self.data[name] = value
+
+    def observe(self, name, seconds):
+        """Adds to a histogram."""
+        assert name in HISTOGRAMS, name
+        self.data.setdefault(name, []).append(seconds)
+
+    def reset(self):
+        self.data = {}
+
+    def aggregate(self, other):
+        data = dict(self.data)
+        for name, value in other.data.items():
+            data[name] = value if name in GAUGES or name not in data else data[name] + value
+        return Stats(data)
+
+    def reduce(self):
+        """For the log: no gauges but the health, and means."""
+        data = {name: value for name, value in self.data.items() if name in COUNTERS}
+        if not self.data.get("healthy", 1):
+            data["healthy"] = 0
+        for name in HISTOGRAMS:
+            if seconds := self.data.get(name):
+                data[f"mean_{name}"] = round(sum(seconds) / len(seconds), 6)
+        return data
+
+    def is_empty(self):
+        return not self.data
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """`ripieno_*` of each engine."""
+
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        # vLLM unregisters its own ones for the next engine in a process.
+        registry = prometheus_client.REGISTRY
+        for collector in list(registry._collector_to_names):
+            if getattr(collector, "_name", "").startswith("ripieno_"):
+                registry.unregister(collector)
+        kinds = [
+            (COUNTERS, self._counter_cls, {}),
+            (GAUGES, self._gauge_cls, {"multiprocess_mode": "mostrecent"}),
+            (HISTOGRAMS, self._histogram_cls, {"buckets": BUCKETS}),
+        ]
+        self.metrics = {}
+        for names, kind, more in kinds:
+            for name, documentation in names.items():
+                metric = kind(f"ripieno_{name}", documentation, labelnames=labelnames, **more)
+                for engine, values in per_engine_labelvalues.items():
+                    self.metrics[engine, name] = metric.labels(*values)
+        for engine in per_engine_labelvalues:
+            self.metrics[engine, "healthy"].set(1)
+
+    def observe(self, transfer_stats_data, engine_idx=0):
+        for name, value in transfer_stats_data.items():
+            metric = self.metrics[engine_idx, name]
+            if name in COUNTERS:
+                metric.inc(value)
+            elif name in GAUGES:
+                metric.set(value)
+            else:
+                for seconds in value:
+                    metric.observe(seconds)

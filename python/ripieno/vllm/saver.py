@@ -1,0 +1,149 @@
+"""A worker's saves: on a thread of their own, so that no step waits for them."""
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+
+import ripieno
+
+
+@dataclass
+class Saving:
+    """A save on its way."""
+
+    id: int
+    files: list[int]
+    blocks: list[int]
+    begun: float
+    job: int | None = None
+    """The plane's."""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of a save."""
+
+    id: int
+    blocks: int
+    seconds: float
+    checksums: bytes | None
+    """None where it failed."""
+    error: str | None
+
+
+class Saver:
+    """Stores blocks layer by layer, in the order in which it is told to."""
+
+    def __init__(self, plane, layers):
+        self.plane, self.layers = plane, layers
+        self.step, self.started = [], set()
+        """Saves of this step; layers of them that are on their way."""
+        self.tasks = queue.SimpleQueue()
+        self.ended = []
+        self.unfinished = {}
+        self.changed = threading.Condition()
+        self.dead = None
+        self.dropping = self.broken = False
+        self.thread = threading.Thread(target=self._run, name="ripieno saver", daemon=True)
+        self.thread.start()
+
+    def begin_step(self, saves, reused):
+        """When this returns, the blocks of the saves in `reused` may be changed."""
+        self.end_step()
+        with self.changed:
+            self.changed.wait_for(lambda: self.unfinished.keys().isdisjoint(reused) or self.broken)
+            now = time.monotonic()
+            self.step = [Saving(save.id, save.files, save.blocks, now) for save in saves]
+            self.unfinished.update((saving.id, len(saving.blocks)) for saving in self.step)
+
+    def store(self, layer):
+        """A layer of this step's saves is computed."""
+        if self.step and layer not in self.started:
+            self.started.add(layer)
+            self.tasks.put((self.step, layer))
+
+    def end_step(self):
+        """All layers are computed: also those that nobody told of."""
+        for layer in self.layers if self.step else ():
+            self.store(layer)
+        if self.step:
+            self.tasks.put((self.step, None))
+        self.step, self.started = [], set()
+
+    def take(self):
+        """Saves that have ended since the last call."""
+        with self.changed:
+            ended, self.ended = self.ended, []
+            return ended
+
+    def close(self, seconds):
+        """Gives what is on its way so many seconds. Says how many blocks were dropped."""
+        self.end_step()
+        self.dropping = seconds <= 0
+        self.tasks.put(None)
+        self.thread.join(seconds)
+        self.dropping = True
+        self.thread.join()
+
+    def _run(self):
+        try:
+            self._work()
+        finally:
+            # Nobody waits for a thread that has ended.
+            with self.changed:
+                self.broken = True
+                self.changed.notify_all()
+
+    def _work(self):
+        is_open = True
+        while is_open:
+            tasks = [self.tasks.get()]
+            while not self.tasks.empty():
+                tasks.append(self.tasks.get())
+            is_open = tasks[-1] is not None
+            complete = []
+            for savings, layer in tasks if is_open else tasks[:-1]:
+                if layer is None:
+                    complete += savings
+                else:
+                    for saving in savings:
+                        self._start(saving, layer)
+            # One flush for all of them.
+            self._end(complete)
+
+    def _start(self, saving, layer):
+        if self.dropping:
+            saving.error = saving.error or "it was dropped: the engine ends"
+        if saving.error is not None:
+            return
+        try:
+            if saving.job is None:
+                saving.job = self.plane.begin_store(saving.files, saving.blocks)
+            self.plane.start(saving.job, layer)
+        except ripieno.Error as error:
+            saving.error = str(error)
+            if isinstance(error, ripieno.ClosedError):
+                self.dead = str(error)
+
+    def _end(self, savings):
+        jobs = [saving.job for saving in savings if saving.job is not None]
+        try:
+            reports = {report.job: report for report in self.plane.end(jobs)} if jobs else {}
+        except ripieno.Error as error:
+            self.dead, reports = str(error), {}
+        now = time.monotonic()
+        ended = []
+        for saving in savings:
+            report = reports.get(saving.job)
+            error = saving.error or (report.error if report else self.dead)
+            checksums = report.checksums if report and error is None else None
+            ended.append(
+                Saved(saving.id, len(saving.blocks), now - saving.begun, checksums, error)
+            )
+        with self.changed:
+            self.ended += ended
+            for saving in savings:
+                del self.unfinished[saving.id]
+            self.changed.notify_all()
