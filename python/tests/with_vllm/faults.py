@@ -25,6 +25,7 @@ class Report:
     job: int
     error: str | None
     checksums: bytes
+    is_mismatch: bool
 
 
 class Plane:
@@ -77,7 +78,10 @@ class Plane:
         for report in reports:
             for layer in range(self.shape.layers):
                 self._arrived(report.job, layer)
-        return [self.ended(Report(each.job, each.error, each.checksums)) for each in reports]
+        return [
+            self.ended(Report(each.job, each.error, each.checksums, each.is_mismatch))
+            for each in reports
+        ]
 
     def _arrived(self, job, layer):
         blocks, layers = self.loads.get(job, ((), ()))
