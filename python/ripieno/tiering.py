@@ -3,8 +3,9 @@
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 17179869184,
-            "secondary_tiers": [{"type": "RipienoTier", "module_path": "ripieno.tiering",
-                                 "path": "/var/lib/kv", "capacity": "100GiB"}]}}'
+            "secondary_tiers": [{"type": "ripieno", "path": "/var/lib/kv", "capacity": "100GiB"}]}}'
+
+("type": "RipienoTier", "module_path": "ripieno.tiering" where the package was not installed.)
 
 All of it is in the scheduler's process. vLLM's CPU tier is one region of shared memory, in which a
 chunk of all workers' bytes is one row: a chunk is an object of the store, and the region its pool.
@@ -16,6 +17,7 @@ Options of the tier:
 - weights_id: what tells the weights from others of the same model name.
 - keep_on_reset: keep everything when vLLM resets its caches, as it does before weights change and
   when it sleeps. false.
+- shutdown: "drain" stores what waits to be stored, "drop" does not. "drain".
 """
 
 import hashlib
@@ -25,8 +27,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import vllm.v1.core.kv_cache_utils as hashing
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
@@ -40,6 +50,19 @@ THREADS = 2
 """For each direction: one moves, while another one waits for the journal."""
 BATCH_BYTES = 256 << 20
 """Of one request to the store: it has to end within the store's time limit on a slow disk, too."""
+
+# vLLM unregisters what begins with its name, when an engine is made anew.
+CAPACITY, USED, HEALTHY, EVICTED, LOST = (
+    f"vllm:ripieno_tier_{name}"
+    for name in ("capacity_chunks", "used_chunks", "healthy", "evicted_chunks", "lost_chunks")
+)
+METRICS = {
+    CAPACITY: OffloadingGaugeMetadata("Chunks that the store has room for."),
+    USED: OffloadingGaugeMetadata("Chunks of this model that the store holds."),
+    HEALTHY: OffloadingGaugeMetadata("0 when serving goes on without the tier."),
+    EVICTED: OffloadingCounterMetadata("Chunks of this model that were evicted for others."),
+    LOST: OffloadingCounterMetadata("Chunks that were found, and could not be loaded."),
+}
 
 
 class RipienoTier(SecondaryTierManager):
@@ -57,11 +80,14 @@ class RipienoTier(SecondaryTierManager):
         devices=1,
         weights_id="",
         keep_on_reset=False,
+        shutdown="drain",
         backpressure_detector=None,
     ):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality.LOCAL
-        self.keep_on_reset = keep_on_reset
+        if shutdown not in ("drain", "drop"):
+            raise ValueError(f'shutdown: {shutdown!r} was given; give "drain" or "drop"')
+        self.keep_on_reset, self.drops = keep_on_reset, shutdown == "drop"
         config = offloading_spec.config
         tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
         shape = ripieno.Shape(1, 1, self.block_size_bytes, tokens)
@@ -90,8 +116,15 @@ class RipienoTier(SecondaryTierManager):
         """Why nothing is found and stored any more."""
         self.told = set()
         """Kinds of errors that were logged."""
-        found = self.store.usage()["stored"]
-        logger.info("ripieno: %d chunks are stored in %s", found, self.path)
+        self.capacity = self.store.stats()["files"]
+        usage = self.store.usage()
+        self.evicted = usage["evicted"]
+        """As it was last reported."""
+        self.lost = 0
+        """Chunks since then."""
+        self.news = True
+        """Whether there is something to report."""
+        logger.info("ripieno: %d chunks are stored in %s", usage["stored"], self.path)
 
     def on_new_request(self, req_context):
         # Not known before: vLLM makes its tiers first.
@@ -168,14 +201,32 @@ class RipienoTier(SecondaryTierManager):
 
     def get_finished_jobs(self):
         for job_id in [job_id for job_id, (future, _) in self.jobs.items() if future.done()]:
+            self.news = True
             future, job = self.jobs.pop(job_id)
             done, moved, seconds = future.result()
             rest = set(job.keys).difference(done)
             if job.is_promotion:
                 self.bad |= rest
+                self.lost += len(rest)
             else:
                 self.bad.difference_update(done)
             yield JobResult(job_id, not rest, done, seconds, moved)
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config):
+        return METRICS
+
+    def get_stats(self):
+        if not self.news:
+            return None
+        self.news, usage, stats = False, self.store.usage(), OffloadingConnectorStats()
+        stats.set_gauge(CAPACITY, self.capacity)
+        stats.set_gauge(USED, usage["stored"])
+        stats.set_gauge(HEALTHY, int(not self.dead))
+        stats.increase_counter(EVICTED, usage["evicted"] - self.evicted)
+        stats.increase_counter(LOST, self.lost)
+        self.evicted, self.lost = usage["evicted"], 0
+        return stats
 
     def drain_jobs(self):
         """vLLM resets its caches."""
@@ -189,9 +240,11 @@ class RipienoTier(SecondaryTierManager):
             self._die(f"it could not be reset: {error}")
 
     def shutdown(self):
-        """Stores what is waiting to be stored."""
-        self.loader.shutdown()
-        self.storer.shutdown()
+        waiting = sum(not future.done() for future, _ in self.jobs.values())
+        if waiting:
+            logger.info("ripieno: %d jobs are %s", waiting, "dropped" if self.drops else "ended")
+        self.loader.shutdown(cancel_futures=True)
+        self.storer.shutdown(cancel_futures=self.drops)
         try:
             logger.info("ripieno: %s", self.store.stats())
         except ripieno.Error as error:
@@ -211,7 +264,7 @@ class RipienoTier(SecondaryTierManager):
 
     def _die(self, why):
         if not self.dead:
-            self.dead = why
+            self.dead, self.news = why, True
             logger.error("ripieno: serving goes on without the tier in %s: %s", self.path, why)
 
 

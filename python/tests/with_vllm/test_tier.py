@@ -2,14 +2,16 @@
 
 import dataclasses
 import mmap
+import os
 import shutil
+import threading
 import types
 
 import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
-from ripieno import tiering  # noqa: E402
+from ripieno import plugin, tiering  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.config import (  # noqa: E402
@@ -20,6 +22,7 @@ from vllm.v1.kv_offload.config import (  # noqa: E402
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory  # noqa: E402
 
 CHUNKS, CHUNK = 16, 12288
 REQUEST = ReqContext("request")
@@ -166,6 +169,21 @@ def test_a_full_store_evicts_and_never_grows(engine, tmp_path):
     assert files // 2 < sum(hits) <= files
     assert tier.load(keys[-8:])[1] == [(len(keys) - 8) % 100] * 8
     assert medium.stat().st_blocks == blocks
+    stats = tier.tier.get_stats().reduce()
+    assert stats[tiering.USED] == sum(hits)
+    assert stats[tiering.EVICTED] == len(keys) - sum(hits)
+
+
+def test_a_disk_that_lost_everything_is_full_of_misses(engine, tmp_path, caplog_vllm):
+    tier = engine()
+    tier.store([A, B, C], [1, 2, 3])
+    (medium,) = tmp_path.glob("kv/*/device-0.img")
+    os.truncate(medium, 0)
+    for each in ([A, B], [C], [A]):
+        result, _ = tier.load(each)
+        assert (result.success, list(result.successful_keys)) == (False, [])
+    assert tier.hits([A, B, C]) == [False] * 3
+    assert sum("not logged" in line for line in caplog_vllm.messages) == 1
 
 
 def test_what_was_evicted_before_it_was_loaded_is_a_miss(engine):
@@ -249,13 +267,31 @@ def test_random_hashes_are_refused(engine, caplog_vllm, monkeypatch):
     assert "set PYTHONHASHSEED" in caplog_vllm.text
 
 
-def test_what_was_submitted_is_stored_before_the_end(engine):
-    tier = engine()
-    tier.region[:8] = 5
+@pytest.mark.parametrize("shutdown", ["drain", "drop"])
+def test_what_waits_is_stored_before_the_end_or_dropped(engine, monkeypatch, shutdown):
+    tier, go = engine(shutdown=shutdown), threading.Event()
+    store = tier.tier._store
+    monkeypatch.setattr(tier.tier, "_store", lambda *given: go.wait() and store(*given))
     keys = [key(f"key {number}") for number in range(8)]
     for number, each in enumerate(keys):
         tier.start(tier.tier.submit_store, [each], [number], False)
-    assert engine().hits(keys) == [True] * 8
+    threading.Timer(0.2, go.set).start()
+    started = tiering.THREADS if shutdown == "drop" else 8
+    assert engine().hits(keys) == [True] * started + [False] * (8 - started)
+
+
+def test_metrics_are_reported_when_something_happened(engine):
+    tier = engine()
+    tier.store([A, B], [1, 2])
+    tier.tier.store.remove([tiering._digest(B)])
+    tier.load([A, B])
+    stats = tier.tier.get_stats().reduce()
+    assert stats[tiering.USED] == 1 <= stats[tiering.CAPACITY]
+    assert (stats[tiering.LOST], stats[tiering.EVICTED], stats[tiering.HEALTHY]) == (1, 0, 1)
+    assert set(stats) == set(tier.tier.build_metric_definitions({}))
+    assert tier.tier.get_stats() is None
+    tier.tier._die("why")
+    assert tier.tier.get_stats().reduce()[tiering.HEALTHY] == 0
 
 
 @pytest.mark.parametrize(
@@ -264,11 +300,18 @@ def test_what_was_submitted_is_stored_before_the_end(engine):
         ({"capacity": "lots"}, "give bytes, or a size such as"),
         ({"capacity": "1MiB"}, "needs 12288 bytes"),
         ({"size": 1}, "size"),
+        ({"shutdown": "now"}, "give .drain. or .drop."),
     ],
 )
 def test_what_can_not_be_is_refused_in_words(tmp_path, settings, message):
     with pytest.raises(Exception, match=message):
         Engine(tmp_path / "kv", **settings)
+
+
+def test_its_short_name_is_known():
+    plugin.register()
+    plugin.register()
+    assert SecondaryTierFactory.get_tier_class({"type": "ripieno"}) is tiering.RipienoTier
 
 
 @pytest.fixture

@@ -47,11 +47,12 @@ def start(place, *, model="model", processes=False, **settings):
 
 
 def live(place, **settings):
-    """Tokens of each prompt, how many were cached, and what the engine logged."""
+    """Tokens of each prompt, how many were cached, the tier's metrics, and what was logged."""
     ended = start(place, **settings)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     result = json.loads([line for line in ended.stdout.splitlines() if line[:2] == '{"'][-1])
-    return result["tokens"], result["cached"], ended.stdout + ended.stderr
+    said = ended.stdout + ended.stderr
+    return result["tokens"], result["cached"], result["metrics"], said
 
 
 def tier(store, **more):
@@ -65,7 +66,7 @@ def place(tmp_path_factory):
     expected = {}
     for name, maker in [("model", model), ("gemma", gemma)]:
         maker.make(place / name)
-        expected[name], _, _ = live(place, model=name)
+        expected[name], *_ = live(place, model=name)
         assert len({tuple(tokens) for tokens in expected[name]}) == 4
     (place / "expected").write_text(json.dumps(expected))
     return place
@@ -82,7 +83,7 @@ def filled(place, expected):
     stores = {}
     for name in expected:
         stores[name] = place / f"filled-{name}"
-        tokens, _, _ = live(place, model=name, tier=tier(stores[name]))
+        tokens, *_ = live(place, model=name, tier=tier(stores[name]))
         assert tokens == expected[name]
     return stores
 
@@ -91,13 +92,15 @@ def filled(place, expected):
 def test_after_a_restart_prompts_are_found(place, expected, filled, name, processes):
     """Of the Gemma: with several groups of KV cache, as vLLM has them for a model like it."""
     settings = {"model": name, "processes": processes, "tier": tier(filled[name])}
-    tokens, cached, said = live(place, **settings)
+    tokens, cached, metrics, said = live(place, **settings)
     assert (tokens, cached) == (expected[name], STORED)
+    assert (metrics["healthy"], metrics["lost_chunks"]) == (1, 0)
+    assert sum(STORED) // engine.BLOCK > metrics["used_chunks"] > STORED[-1] // engine.BLOCK
     assert ("kv cache group sizes (32, 32, 32)" in said) == (name == "gemma")
 
 
 def test_these_tests_notice_a_load_that_does_nothing(place, expected, filled):
-    tokens, cached, _ = live(place, model="gemma", tier=tier(filled["gemma"]), sabotage=True)
+    tokens, cached, *_ = live(place, model="gemma", tier=tier(filled["gemma"]), sabotage=True)
     assert cached == STORED
     assert tokens != expected["gemma"]
 
@@ -105,13 +108,13 @@ def test_these_tests_notice_a_load_that_does_nothing(place, expected, filled):
 def test_another_model_finds_nothing(place, filled):
     """Its blocks are as large, and its tokens have the same hashes."""
     shutil.copytree(place / "model", place / "other")
-    _, cached, said = live(place, model="other", tier=tier(filled["model"]))
+    _, cached, _, said = live(place, model="other", tier=tier(filled["model"]))
     assert cached == SHARED
     assert "0 chunks are stored" in said
 
 
 def test_another_salt_finds_nothing(place, expected, filled):
-    tokens, cached, _ = live(place, tier=tier(filled["model"]), salt="tenant")
+    tokens, cached, *_ = live(place, tier=tier(filled["model"]), salt="tenant")
     assert (tokens, cached) == (expected["model"], SHARED)
 
 
@@ -120,7 +123,7 @@ def test_an_engine_that_was_killed_twice(place, expected):
     for after_ms in (700, 150):
         ended = start(place, tier=tier(store), kill=after_ms)
         assert ended.returncode == -signal.SIGKILL, (ended.stdout + ended.stderr)[-4000:]
-    tokens, cached, _ = live(place, tier=tier(store))
+    tokens, cached, *_ = live(place, tier=tier(store))
     assert tokens == expected["model"]
     assert cached[0] == STORED[0], "the first prompt was stored before"
 
@@ -136,38 +139,41 @@ def test_damaged_chunks_are_computed_again(place, expected, filled):
             byte = image.read(1)
             image.seek(-1, os.SEEK_CUR)
             image.write(bytes([byte[0] ^ 0x40]))
-    tokens, cached, said = live(place, tier=tier(store))
+    tokens, cached, metrics, said = live(place, tier=tier(store))
     assert tokens == expected["model"]
     assert cached < STORED
-    assert "not logged" in said
-    tokens, cached, said = live(place, tier=tier(store))
+    assert metrics["lost_chunks"] > 0
+    assert said.count("not logged") == 1
+    tokens, cached, metrics, _ = live(place, tier=tier(store))
     assert (tokens, cached) == (expected["model"], STORED), "they were stored again"
-    assert "not logged" not in said
+    assert metrics["lost_chunks"] == 0
 
 
 def test_more_than_there_is_room_for(place, expected):
     """Neither the CPU's tier nor the disk has room for all prompts."""
     store = tier(place / "small", capacity="10MiB")
-    tokens, _, _ = live(place, tier=store, cpu=24 * CHUNK)
+    tokens, _, metrics, _ = live(place, tier=store, cpu=24 * CHUNK)
     assert tokens == expected["model"]
-    tokens, cached, said = live(place, tier=store, cpu=24 * CHUNK)
+    assert metrics["evicted_chunks"] > 0
+    assert metrics["used_chunks"] <= metrics["capacity_chunks"] <= (10 << 20) // CHUNK
+    tokens, cached, *_ = live(place, tier=store, cpu=24 * CHUNK)
     assert tokens == expected["model"]
     assert 0 < sum(cached) < sum(STORED)
-    assert "'evictions': 0" not in said
 
 
 def test_a_store_that_died(place, expected, filled):
     """Whatever it held is computed, and nothing else happens."""
-    tokens, cached, said = live(place, tier=tier(filled["model"]), break_tier=True)
+    tokens, cached, metrics, said = live(place, tier=tier(filled["model"]), break_tier=True)
     # The third finds what the second has computed.
     assert (tokens, cached) == (expected["model"], [STORED[0], 0, 320, 0])
     assert said.count("serving goes on without the tier") == 1
+    assert metrics["healthy"] == 0
 
 
 def test_two_workers_in_one_store(place):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("vLLM's workers need a core each")
     settings = {"tier": tier(place / "two"), "tp": 2, "processes": True}
-    first, _, _ = live(place, **settings)
-    tokens, cached, _ = live(place, **settings)
+    first, *_ = live(place, **settings)
+    tokens, cached, *_ = live(place, **settings)
     assert (tokens, cached) == (first, STORED)

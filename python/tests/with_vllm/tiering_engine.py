@@ -87,6 +87,7 @@ def main(model, settings):
         max_num_batched_tokens=256,
         prefix_caching_hash_algo="sha256",
         disable_hybrid_kv_cache_manager=False,
+        disable_log_stats=False,
         kv_transfer_config=transfer(settings) if settings.get("tier") else None,
     )
     sampling = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False)
@@ -102,9 +103,12 @@ def main(model, settings):
         for output in llm.generate(requests, sampling, use_tqdm=False):
             tokens.append(list(output.outputs[0].token_ids))
             cached.append(output.num_cached_tokens)
-        if settings.get("break_tier") and group == [first]:
+        if settings.get("break_tier") and group is not others:
             break_tier(llm)
-    print(json.dumps({"tokens": tokens, "cached": cached}))
+    prefix = "vllm:ripieno_tier_"
+    ours = [metric for metric in llm.get_metrics() if metric.name.startswith(prefix)]
+    metrics = {metric.name.removeprefix(prefix): metric.value for metric in ours}
+    print(json.dumps({"tokens": tokens, "cached": cached, "metrics": metrics}))
     sys.stdout.flush()
     llm.llm_engine.engine_core.shutdown()
 
