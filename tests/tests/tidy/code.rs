@@ -78,7 +78,7 @@ pub const RULES: &[Rule] = &[
 const ATOMICS: &[(&str, &str)] = &[
     ("gio-uring/src/sync.rs", "the one shim between the rings and std or loom"),
     ("driver/host/src/platform/mmio.rs", "the accessors of memory that a device writes"),
-    ("examples/candle/src/pages.rs", "an engine's KV memory, which devices write"),
+    ("objstore/candle/src/pages.rs", "an engine's KV memory, which devices write"),
     ("driver/host/src/platform/vfio/mapping.rs", "a signal handler may use nothing else"),
     ("driver/host/src/grant.rs", "a counter, so that each grant has a number of its own"),
     ("kernels/src/cuda/executor.rs", "the host's half of gio_over, which loom checks in gio-uring"),
