@@ -170,13 +170,19 @@ class SavesFail(Plane):
 
 
 class Late(Plane):
-    """A layer's load takes this long, one after the other, and ends no earlier."""
+    """A layer's load takes this long, one after the other, and ends no earlier. A store begins so
+    late."""
 
     seconds = 0.1
+    store_seconds = 0
 
     def __init__(self, *args):
         super().__init__(*args)
         self.due, self.last = {}, 0
+
+    def begin_store(self, files, blocks):
+        time.sleep(self.store_seconds)
+        return super().begin_store(files, blocks)
 
     def start(self, job, layer):
         self.real.start(job, layer)

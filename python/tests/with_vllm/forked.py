@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -55,7 +56,7 @@ class Engine:
             kv_connector="RipienoConnector",
             kv_role="kv_both",
             kv_connector_module_path="ripieno.vllm",
-            kv_connector_extra_config={"capacity": "64MiB"} | options,
+            kv_connector_extra_config={"capacity": "32MiB"} | options,
             kv_load_failure_policy=policy,
         )
         defaults = {
@@ -120,8 +121,16 @@ class Engine:
         answers = [self.answers[name] for name in names]
         return [answer.tokens for answer in answers], [answer.cached for answer in answers]
 
+    def settle(self):
+        """Waits until what was computed is stored."""
+        until = time.monotonic() + 60
+        while self.scheduler.has_requests():
+            assert time.monotonic() < until, "loads or saves do not end"
+            self.step()
+
     def forget(self):
         """Empties vLLM's own cache; what is stored is found in the store only."""
+        self.settle()
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def pages(self):

@@ -15,23 +15,6 @@ from safetensors.torch import save_file  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def filled(model, computed, tmp_path_factory):
-    """A store that an engine filled, and the bytes of what is in it."""
-    options = {"path": str(tmp_path_factory.mktemp("filled"))}
-    answers = live(alone, model=model, options=options)
-    pages = {}
-    for (said, cached, written), (expected, _, bytes_of), begin in zip(
-        answers, computed, [0, 320, 320, 0, 0], strict=True
-    ):
-        # The others that begin alike had that from the store at once.
-        assert (said, cached) == (expected, begin)
-        if begin == 0:
-            assert written == bytes_of
-        pages |= written
-    return options, pages
-
-
 def check(how, plane=faults.Plane, *, model, said, filled, load_async):
     options, written = filled
     options = options | {"load_async": load_async}
