@@ -43,7 +43,7 @@ class Save:
     """Blocks that it was computed from, and its own."""
     events: list = field(default_factory=list)
     is_wrong: bool = False
-    """What it was computed from did not arrive."""
+    """What it was computed from did not arrive, or is from before a reset."""
 
 
 class Scheduler:
@@ -310,7 +310,9 @@ class Scheduler:
     def reset(self):
         """The weights have changed: nothing that was computed before is found again."""
         self.catalog.bump_epoch(self.namespace)
-        # Nor what follows from it.
+        # Nor what is on its way, and what follows from it.
+        for save in self.saves.values():
+            save.is_wrong = True
         for name, request in self.requests.items():
             if request.num_computed_tokens > 0:
                 self.stale.add(name)

@@ -210,6 +210,15 @@ def main_life(model, store):
     assert len(removed) == len(set(removed)) == evicted
     assert before <= set(removed)
     assert metric("ripieno_evicted_blocks_total") == evicted
+
+    # Nor is what is on its way when the weights change.
+    delay(engine, 0.2)
+    engine.say(a, max_tokens=1)
+    assert engine.scheduler.saves
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    engine.settle()
+    assert engine.llm.reset_prefix_cache()
+    assert engine.say(a) == (a_said, [0])
     engine.llm.llm_engine.do_log_stats()
     engine.end()
     return {"a": a_said}
