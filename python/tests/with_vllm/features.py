@@ -215,8 +215,10 @@ def main_life(model, store):
     delay(engine, 0.2)
     engine.say(a, max_tokens=1)
     assert engine.scheduler.saves
+    published.clear()
     assert engine.llm.reset_prefix_cache(reset_connector=True)
     engine.settle()
+    assert [type(event).__name__ for event in published] == ["AllBlocksCleared"] * 2, "both caches"
     assert engine.llm.reset_prefix_cache()
     assert engine.say(a) == (a_said, [0])
     engine.llm.llm_engine.do_log_stats()
