@@ -11,6 +11,7 @@ pub mod gpu;
 pub mod lint;
 pub mod loom;
 pub mod mutants;
+pub mod peers;
 pub mod ptx;
 pub mod python;
 pub mod test;

