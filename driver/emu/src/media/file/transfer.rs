@@ -31,6 +31,15 @@ impl Limits {
     }
 }
 
+/// Whether the kernel can read or write the memory of `op` as it is, but for its number of parts.
+pub(super) fn is_addressable(op: &MediaOp, limits: Limits) -> bool {
+    let reads = op.kind == MediaKind::Read;
+    op.sg_list.as_slice().iter().all(|entry| {
+        // A write has to store zeroes for a hole, and the drain holds anything.
+        limits.allow(*entry) && (reads || entry.host.is_some())
+    })
+}
+
 /// Parts that the kernel takes in one call (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
 
@@ -63,14 +72,8 @@ impl Transfer {
         buffers: &mut Buffers,
         bounce: bool,
     ) -> io::Result<()> {
-        let reads = op.kind == MediaKind::Read;
         self.rest();
-        let straight = !bounce
-            && op.sg_list.as_slice().iter().all(|entry| {
-                // A write has to store zeroes for a hole, and the drain holds anything.
-                limits.allow(*entry) && (reads || entry.host.is_some())
-            });
-        if straight && self.list(&op.sg_list, drain) {
+        if !bounce && is_addressable(op, limits) && self.list(&op.sg_list, drain) {
             return Ok(());
         }
         self.rest();
@@ -79,7 +82,7 @@ impl Transfer {
             self.bounce = Some(buffers.make(len)?);
         }
         self.bounced = true;
-        if !reads {
+        if op.kind != MediaKind::Read {
             self.copy(&op.sg_list, Direction::Write);
         }
         if let Some(bounce) = &self.bounce {
