@@ -198,8 +198,20 @@ def test_memory_is_kept_until_it_was_closed(tmp_path):
     assert alive() is None
 
 
-def test_the_readme_works(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def run_the_readme(path, monkeypatch, examples):
+    monkeypatch.chdir(path)
     text = pathlib.Path(__file__).parent.parent.joinpath("README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(code, {})
+    codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(codes) == 2
+    names = {}
+    for code in codes[:examples]:
+        exec(code, names)
+
+
+def test_the_readme_works(tmp_path, monkeypatch):
+    run_the_readme(tmp_path, monkeypatch, 1)
+
+
+def test_the_readme_works_with_torch(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    run_the_readme(tmp_path, monkeypatch, 2)
