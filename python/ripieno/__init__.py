@@ -84,7 +84,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Pool:
-    """An engine's KV memory, in this process. The object of block b in row r is at
+    """An engine's KV memory, in this process or on a GPU. The object of block b in row r is at
     address + rows[r] + b * block_stride.
 
     It has to stay where it is, readable and writable, as long as owner exists; a store, or plane,
@@ -103,12 +103,14 @@ class Pool:
     """Blocks."""
     owner: Any = field(default=None, repr=False)
     """Whose memory it is."""
+    device: str = "cpu"
+    """Where it is: cpu, or cuda:0 with the GPU's number."""
 
     @classmethod
     def contiguous(cls, buffer: Any, shape: Shape) -> "Pool":
-        """A writable, contiguous buffer (numpy) or tensor (torch, on the CPU) that holds
+        """A writable, contiguous buffer (numpy) or tensor (torch, on the CPU or a GPU) that holds
         [rows, blocks, object_bytes]. Blocks are as many as fit."""
-        address, length, owner = _memory(buffer)
+        address, length, owner, device = _memory(buffer)
         blocks = length // (shape.rows * shape.object_bytes)
         if blocks == 0:
             raise errors.InvalidError(
@@ -117,20 +119,22 @@ class Pool:
             )
         tensor = blocks * shape.object_bytes
         rows = [row * tensor for row in range(shape.rows)]
-        return cls(address, length, rows, shape.object_bytes, blocks, owner)
+        return cls(address, length, rows, shape.object_bytes, blocks, owner, device)
 
 
-def _memory(buffer: Any) -> tuple[int, int, Any]:
-    """Address, length and owner of a buffer or tensor."""
+def _memory(buffer: Any) -> tuple[int, int, Any, str]:
+    """Address, length, owner and device of a buffer or tensor."""
     if hasattr(buffer, "data_ptr"):
-        if buffer.device.type != "cpu" or not buffer.is_contiguous():
+        if buffer.device.type not in ("cpu", "cuda") or not buffer.is_contiguous():
             raise errors.InvalidError(
-                f"a tensor on {buffer.device} was given; give a contiguous one on the CPU"
+                f"a tensor on {buffer.device} was given; give a contiguous one on the CPU or a "
+                "CUDA device"
             )
-        return buffer.data_ptr(), buffer.numel() * buffer.element_size(), buffer
+        length = buffer.numel() * buffer.element_size()
+        return buffer.data_ptr(), length, buffer, str(buffer.device)
     view = memoryview(buffer)
     if view.readonly or not view.c_contiguous:
         raise errors.InvalidError("the buffer is read-only or has gaps; give a contiguous one")
     # Exports the buffer, so that nobody resizes it, and keeps it.
     owner = (ctypes.c_char * view.nbytes).from_buffer(buffer)
-    return ctypes.addressof(owner), view.nbytes, owner
+    return ctypes.addressof(owner), view.nbytes, owner, "cpu"

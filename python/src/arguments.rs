@@ -4,12 +4,16 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
-use objstore::{BlockId, BlockKey, KvShape, RankId, StoreId};
+use nvme_driver::DevicePtr;
+use objstore::{BlockId, BlockKey, KvShape, Overwrite, RankId, StoreId};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},
 };
-use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory};
+use ripieno_stack::{
+    CudaChoice, EngineMemory, Executor, GpuMemory, PoolLayout, PoolMemory, RankMedia, RawStream,
+    Route,
+};
 
 use crate::error::{invalid, refused};
 
@@ -76,18 +80,109 @@ pub(crate) struct Pool {
     block_stride: u64,
     blocks: u32,
     owner: Py<PyAny>,
+    device: String,
 }
 
 impl Pool {
     pub(crate) fn memory(self) -> PyResult<PoolMemory> {
-        let Self { address, length, rows, block_stride, blocks, owner } = self;
+        let Self { address, length, rows, block_stride, blocks, owner, device } = self;
         let base = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address));
         let base = base.ok_or_else(|| invalid("pool.address is 0"))?;
         let layout = PoolLayout { rows, block_stride, blocks };
+        if device != "cpu" {
+            let ordinal = device.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+            let ordinal = ordinal.ok_or_else(|| {
+                invalid(format!(
+                    "pool.device is {device}; give cpu, or cuda:0 with the GPU's number"
+                ))
+            })?;
+            let base = DevicePtr(address as u64);
+            // SAFETY: the documentation of ripieno.Pool says that the memory is there as long as
+            // its owner is, and in the GPU's primary context.
+            let memory = unsafe { GpuMemory::new(base, length, ordinal, Arc::new(owner)) };
+            return Ok(PoolMemory::Gpu { memory, layout });
+        }
         // SAFETY: the documentation of ripieno.Pool says that the memory is there as long as its
         // owner is. Python code has no Rust references into it.
         let memory = unsafe { EngineMemory::new(base, length, Arc::new(owner)) };
         Ok(PoolMemory::Engine { memory, layout })
+    }
+}
+
+/// Who runs the I/O kernel: what was asked for, or what suits the pool.
+pub(crate) fn executor(
+    name: Option<&str>,
+    io_sms: Option<u32>,
+    pool: &PoolMemory,
+) -> PyResult<Executor> {
+    let on = match pool {
+        PoolMemory::Gpu { memory, .. } => Some(memory.ordinal()),
+        _ => None,
+    };
+    let gpu = match name {
+        None => on,
+        Some("host") => None,
+        Some("cuda") => Some(on.unwrap_or(0)),
+        Some(other) => return Err(invalid(format!("executor is {other}; give host or cuda"))),
+    };
+    match (gpu, io_sms) {
+        (None, None) => Ok(Executor::Host),
+        (None, Some(_)) => Err(invalid("io_sms was given, and only executor cuda has SMs")),
+        (Some(ordinal), io_sms) => {
+            let io_sms = io_sms.unwrap_or(CudaChoice::IO_SMS);
+            Ok(Executor::Cuda(CudaChoice { io_sms, ..CudaChoice::new(ordinal) }))
+        }
+    }
+}
+
+/// The way that the data has to take.
+pub(crate) fn route(name: Option<&str>) -> PyResult<Option<Route>> {
+    name.map(str::parse).transpose().map_err(|why: String| invalid(format!("require: {why}")))
+}
+
+/// A stream of CUDA, by its handle.
+pub(crate) fn stream(handle: u64) -> RawStream {
+    // SAFETY: the documentation of ripieno.Plane says that it is a stream of the pool's GPU that is
+    // not destroyed before the plane was closed.
+    unsafe { RawStream::new(handle) }
+}
+
+/// Where the ranks' data is: a number of files each, or the names of drives.
+#[derive(FromPyObject)]
+pub(crate) enum Devices {
+    Files(u32),
+    Drives(Vec<String>),
+}
+
+impl Devices {
+    pub(crate) fn media(self, capacity: Option<u64>, overwrite: &str) -> PyResult<RankMedia> {
+        let overwrite = match overwrite {
+            "nothing" => Overwrite::Nothing,
+            "store" => Overwrite::Store,
+            "anything" => Overwrite::Anything,
+            other => {
+                let why = format!("overwrite is {other}; give nothing, store or anything");
+                return Err(invalid(why));
+            }
+        };
+        match self {
+            Self::Files(count) => {
+                let bytes = capacity.ok_or_else(|| {
+                    invalid("capacity: files have to be told their size, in bytes")
+                })?;
+                Ok(RankMedia::Files { bytes, count, lba_bytes: 4096 })
+            }
+            Self::Drives(names) => {
+                let address = |name: String| {
+                    let address = name.strip_prefix("vfio:").and_then(|text| text.parse().ok());
+                    address.ok_or_else(|| {
+                        invalid(format!("devices: {name} is no drive; give vfio:0000:65:00.0"))
+                    })
+                };
+                let addresses = names.into_iter().map(address).collect::<PyResult<_>>()?;
+                Ok(RankMedia::Drives { addresses, bytes: capacity, overwrite })
+            }
+        }
     }
 }
 

@@ -24,21 +24,27 @@ use crate::{
 /// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
 /// and one for each rank. Whoever comes first makes it; the others wait.
 ///
-/// capacity: bytes of all ranks' data on the disk, allocated at once. Returns what the plane of
-/// each rank is opened with.
+/// capacity: bytes of all ranks' data; of files, allocated at once. devices: files of each rank (1);
+/// or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]), as many for each rank.
+/// overwrite: what a drive may lose when the store is made: nothing, store, or anything. Returns
+/// what the plane of each rank is opened with.
 #[pyfunction]
-#[pyo3(signature = (path, shape, *, ranks = 1, capacity, devices = 1))]
+#[pyo3(signature = (
+    path, shape, *, ranks = 1, capacity = None, devices = None, overwrite = "nothing"
+))]
 pub fn prepare<'py>(
     py: Python<'py>,
     path: PathBuf,
     shape: arguments::Shape,
     ranks: u32,
-    capacity: u64,
-    devices: u32,
+    capacity: Option<u64>,
+    devices: Option<arguments::Devices>,
+    overwrite: &str,
 ) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let shape = shape.check()?;
     let id = StoreId(arguments::random()?);
-    let options = RanksOptions { id, ranks, shape, bytes: capacity, devices, lba_bytes: 4096 };
+    let media = devices.unwrap_or(arguments::Devices::Files(1)).media(capacity, overwrite)?;
+    let options = RanksOptions { id, ranks, shape, media };
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let made = py.detach(|| Ranks::prepare(&path, &options, &clock)).or_raise()?;
     (0..ranks).map(|rank| arguments::rank_dict(py, made.rank(rank))).collect()

@@ -9,7 +9,7 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
-use ripieno_stack::{Executor, Home, RankStack, RankStackConfig, Ranks};
+use ripieno_stack::{RankStack, RankStackConfig, Ranks};
 
 use crate::{
     arguments::{self, OrRaise as _},
@@ -94,23 +94,36 @@ impl Plane {
     /// Opens the plane of a rank of the store that prepare() made in this directory. rank: what
     /// Catalog.rank() or prepare() returned for it. While it is opened, some of the pool is used
     /// for tests, and put back as it was.
+    ///
+    /// executor: who runs the I/O kernel, host (threads) or cuda (the GPU, on io_sms SMs: 4);
+    /// None: cuda if the pool is on a GPU. require: the way of the data (direct, staged or host);
+    /// None: the best that works.
     #[new]
-    #[pyo3(signature = (path, rank, shape, pool))]
+    #[pyo3(signature = (
+        path, rank, shape, pool, *, executor = None, require = None, io_sms = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         rank: arguments::Rank,
         shape: arguments::Shape,
         pool: arguments::Pool,
+        executor: Option<&str>,
+        require: Option<&str>,
+        io_sms: Option<u32>,
     ) -> PyResult<Self> {
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
+        let executor = arguments::executor(executor, io_sms, &pool)?;
+        let require = arguments::route(require)?;
         let stack = py.detach(|| {
-            let home = Home::open(&Ranks::open(&path)?.rank_dir(id.rank))?;
+            let place = Ranks::open(&path)?.place(id.rank)?;
             let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
             let config = RankStackConfig {
-                home,
+                place,
                 id,
-                executor: Executor::Host,
+                executor,
+                require,
                 shape,
                 pool,
                 controller: ControllerOptions::default(),
@@ -125,6 +138,18 @@ impl Plane {
     #[getter]
     fn is_bounced(&self) -> bool {
         self.stack.is_bounced()
+    }
+
+    /// The way of the data: direct, staged or host.
+    #[getter]
+    fn route(&self) -> &'static str {
+        self.stack.placement().route.name()
+    }
+
+    /// The way of the data in words: where queues and pool are, and why no better way is taken.
+    #[getter]
+    fn placement(&self) -> String {
+        self.stack.placement().to_string()
     }
 
     /// Prepares to store blocks of the pool in files. Returns the job.
@@ -146,9 +171,22 @@ impl Plane {
     }
 
     /// Starts a layer of a job. Waits while as many are in flight as may be.
-    fn start(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
-        let layer = self.layer(layer)?;
-        py.detach(|| self.stack.start(JobId(job), layer)).or_raise()
+    ///
+    /// stream: the handle of a CUDA stream of the pool's GPU
+    /// (torch.cuda.current_stream().cuda_stream): nothing touches the layer's blocks before
+    /// everything that was enqueued there so far is done. It may not be destroyed before the plane
+    /// was closed.
+    #[pyo3(signature = (job, layer, stream = None))]
+    fn start(&self, py: Python<'_>, job: u64, layer: u32, stream: Option<u64>) -> PyResult<()> {
+        let (layer, stream) = (self.layer(layer)?, stream.map(arguments::stream));
+        py.detach(|| self.stack.start(JobId(job), layer, stream)).or_raise()
+    }
+
+    /// Makes what is enqueued on a CUDA stream from now on wait for a layer that was started, and
+    /// returns at once. Where the layer fails, the stream goes on as well: end() says so.
+    fn join(&self, py: Python<'_>, job: u64, layer: u32, stream: u64) -> PyResult<()> {
+        let (layer, stream) = (self.layer(layer)?, arguments::stream(stream));
+        py.detach(|| self.stack.join(JobId(job), layer, stream)).or_raise()
     }
 
     /// Waits for a layer that was started. Raises TransferError if it failed; then the layer's

@@ -11,7 +11,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use ripieno_stack::{Executor, Home, HomeMedia, HomeOptions, Stack, StackConfig, StackError};
+use ripieno_stack::{Home, HomeMedia, HomeOptions, Stack, StackConfig, StackError};
 
 use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
@@ -62,7 +62,11 @@ impl Store {
     /// is made first if there is none. While it is opened, some of the pool is used for tests, and
     /// put back as it was.
     #[new]
-    #[pyo3(signature = (path, shape, pool, *, namespace = None, capacity = None, devices = 1))]
+    #[pyo3(signature = (
+        path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
+        require = None, io_sms = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -71,8 +75,13 @@ impl Store {
         namespace: Option<arguments::Namespace>,
         capacity: Option<u64>,
         devices: u32,
+        executor: Option<&str>,
+        require: Option<&str>,
+        io_sms: Option<u32>,
     ) -> PyResult<Self> {
         let (shape, pool) = (shape.check()?, pool.memory()?);
+        let executor = arguments::executor(executor, io_sms, &pool)?;
+        let require = arguments::route(require)?;
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
         let random = arguments::random()?;
         let stack = py.detach(|| {
@@ -85,8 +94,9 @@ impl Store {
                 None => Home::open(&path)?,
             };
             let config = StackConfig {
-                home,
-                executor: Executor::Host,
+                place: home.into(),
+                executor,
+                require,
                 shape,
                 namespace,
                 pool,
@@ -99,6 +109,13 @@ impl Store {
         let stack = stack.or_raise()?;
         let handle = stack.store().clone();
         Ok(Self { handle, stack: Arc::new(RwLock::new(Some(stack))) })
+    }
+
+    /// As Plane.placement.
+    #[getter]
+    fn placement(&self) -> PyResult<String> {
+        let stack = unpoisoned(self.stack.read());
+        Ok(stack.as_ref().ok_or_else(closed)?.placement().to_string())
     }
 
     /// A handle of the same store that works in another namespace.

@@ -1,22 +1,19 @@
 //! What the flags of `ripieno replay` and `ripieno doctor` ask for. What is in [`ReplayArgs`] and
 //! [`DoctorArgs`] was checked and can be built.
 
-use std::fmt;
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
-use ripieno_stack::Home;
+use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, Home, MemoryPlace, Route};
 
-use crate::devices::{self, Devices, EMU_DEPTH, EMU_QUEUES, EmuChoice, MediaChoice, MemoryChoice};
+use crate::devices::{self, Devices, EmuChoice, MediaChoice};
 use crate::model::{self, Model, Shape};
 use crate::problem::Problem;
 use crate::size;
 
-/// SMs of the I/O kernel, where nobody asked for a number.
-const IO_SMS: u32 = 4;
 /// Devices a store may have; also the most that the layout is tested with.
 const DEVICES_MAX: u64 = 64;
 
@@ -51,17 +48,6 @@ pub(crate) enum Launch {
     Resident,
 }
 
-/// The way of the data between drive and KV pool; the best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Route {
-    /// The drive reads and writes the GPU's memory.
-    Direct,
-    /// The drive reads and writes pinned host memory, which is copied from and to the GPU.
-    Staged,
-    /// The pool is in host memory.
-    Host,
-}
-
 /// Whether progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ProgressBar {
@@ -69,37 +55,21 @@ pub(crate) enum ProgressBar {
     Never,
 }
 
-impl Route {
-    /// What `--require` calls it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Staged => "staged",
-            Self::Host => "host",
-        }
-    }
-}
-
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+/// Reads `--require`.
+fn route() -> impl TypedValueParser<Value = Route> {
+    let help = [
+        "the drive reads and writes the GPU's memory",
+        "the drive reads and writes pinned host memory, which is copied from and to the GPU",
+        "the KV pool is in host memory",
+    ];
+    let value = |(route, help): (Route, &'static str)| PossibleValue::new(route.name()).help(help);
+    PossibleValuesParser::new(Route::ALL.into_iter().zip(help).map(value))
+        .try_map(|name| name.parse::<Route>())
 }
 
 /// What a flag calls this value.
 pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-/// What is used of a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GpuChoice {
-    /// Its number.
-    pub(crate) ordinal: u32,
-    /// SMs of the I/O kernel.
-    pub(crate) io_sms: u32,
-    /// The I/O kernel stays on them; else it is launched for each batch.
-    pub(crate) is_resident: bool,
 }
 
 /// Which GPU, and how much of it.
@@ -117,10 +87,10 @@ pub(crate) struct GpuFlags {
 }
 
 impl GpuFlags {
-    fn choice(self, launch: Option<Launch>) -> GpuChoice {
-        GpuChoice {
+    fn choice(self, launch: Option<Launch>) -> CudaChoice {
+        CudaChoice {
             ordinal: self.gpu.unwrap_or(0),
-            io_sms: self.io_sms.unwrap_or(IO_SMS),
+            io_sms: self.io_sms.unwrap_or(CudaChoice::IO_SMS),
             is_resident: launch == Some(Launch::Resident),
         }
     }
@@ -206,7 +176,7 @@ pub(crate) struct ReplayFlags {
     /// every drive showed that the drive reaches it
     #[arg(long, value_name = "PLACE", default_value = "host", help_heading = "Devices",
         value_parser = devices::memory)]
-    pub(crate) memory: MemoryChoice,
+    pub(crate) memory: MemoryPlace,
 
     /// Space for objects, over all devices [default: what the whole workload needs; with --keep,
     /// that of the store that is there]
@@ -247,7 +217,7 @@ pub(crate) struct ReplayFlags {
     /// host memory), or host (the KV pool is in host memory) [default: the first of them that works
     /// with the chosen executor. The report shows which one that is, and why the ones before it do
     /// not work]
-    #[arg(long, value_enum, value_name = "ROUTE", help_heading = "GPU")]
+    #[arg(long, value_parser = route(), value_name = "ROUTE", help_heading = "GPU")]
     pub(crate) require: Option<Route>,
 
     #[command(flatten)]
@@ -290,7 +260,7 @@ pub(crate) struct ReplayArgs {
     /// What the objects are spread over.
     pub(crate) devices: Devices,
     /// The GPU that runs the I/O kernel.
-    pub(crate) gpu: Option<GpuChoice>,
+    pub(crate) gpu: Option<CudaChoice>,
 }
 
 impl ReplayArgs {
@@ -374,6 +344,15 @@ impl ReplayArgs {
         if self.flags.coalesce == 0 { self.shape.object_bytes } else { self.flags.coalesce }
     }
 
+    /// Who runs the I/O kernel.
+    pub(crate) fn executor(&self) -> ripieno_stack::Executor {
+        match (self.gpu, self.flags.executor) {
+            (Some(choice), _) => ripieno_stack::Executor::Cuda(choice),
+            (None, Executor::Inline) => ripieno_stack::Executor::Inline,
+            (None, _) => ripieno_stack::Executor::Host,
+        }
+    }
+
     /// Whether to show a progress bar, if stderr is a terminal.
     pub(crate) fn shows_progress(&self) -> bool {
         let ReplayFlags { progress, json, quiet, .. } = self.flags;
@@ -419,7 +398,7 @@ impl ReplayFlags {
                 "media in memory cannot be kept",
                 "say where, with --media file:DIR, or name drives with --device vfio:...",
             )?;
-            let wrong = matches!(self.memory, MemoryChoice::Peer { .. });
+            let wrong = matches!(self.memory, MemoryPlace::Peer { .. });
             none_of(
                 &[("--memory peer", wrong && self.executor != Executor::Cuda)],
                 "software controllers reach host memory only",
@@ -450,11 +429,11 @@ impl ReplayFlags {
     }
 
     /// Checks `--executor` together with the flags that only a GPU has.
-    fn gpu(&self) -> Result<Option<GpuChoice>, Problem> {
+    fn gpu(&self) -> Result<Option<CudaChoice>, Problem> {
         let executor = name(self.executor);
         if self.executor == Executor::Cuda {
             none_of(
-                &[("--memory peer", self.memory != MemoryChoice::Host)],
+                &[("--memory peer", self.memory != MemoryPlace::Host)],
                 "with --executor cuda, queues and KV pool are in the GPU's memory, or in pinned \
                  host memory",
                 "leave it out; --require chooses the route of the data",
@@ -512,7 +491,7 @@ pub(crate) struct DoctorFlags {
     gpu: GpuFlags,
 
     /// Exit with 1 unless this route works: direct, staged or host
-    #[arg(long, value_enum, value_name = "ROUTE")]
+    #[arg(long, value_parser = route(), value_name = "ROUTE")]
     require: Option<Route>,
 
     /// Print one JSON object on stdout instead of the table
@@ -530,7 +509,7 @@ pub(crate) struct DoctorArgs {
     /// Drives; software controllers if there are none.
     pub(crate) drives: Vec<PciAddress>,
     /// What is used of a GPU.
-    pub(crate) gpu: GpuChoice,
+    pub(crate) gpu: CudaChoice,
     /// The route that has to work.
     pub(crate) require: Option<Route>,
     /// JSON in place of the table.
@@ -571,9 +550,9 @@ mod tests {
     fn the_gpu_is_chosen_in_full_or_by_default() {
         let gpu = |line| ReplayArgs::from_line(line).unwrap().gpu;
         assert_eq!(gpu("--executor inline --require host"), None);
-        let default = GpuChoice { ordinal: 0, io_sms: 4, is_resident: false };
+        let default = CudaChoice { ordinal: 0, io_sms: 4, is_resident: false };
         assert_eq!(gpu("--executor cuda"), Some(default));
-        let chosen = GpuChoice { ordinal: 2, io_sms: 16, is_resident: true };
+        let chosen = CudaChoice { ordinal: 2, io_sms: 16, is_resident: true };
         let line = "--executor cuda --gpu 2 --io-sms 16 --launch resident --require staged";
         assert_eq!(gpu(line), Some(chosen));
         assert_eq!(gpu("--executor cuda --launch per-batch"), Some(default));

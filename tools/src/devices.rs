@@ -4,14 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nvme_driver::platform::vfio::PciAddress;
+use ripieno_stack::MemoryPlace;
 
 use crate::problem::Problem;
 use crate::size::{self, Size};
 
-/// Queue pairs one software controller offers.
-pub(crate) const EMU_QUEUES: u16 = 64;
-/// Entries a queue of a software controller may have (MQES).
-pub(crate) const EMU_DEPTH: u32 = 1024;
 /// Software controllers, where nobody asked for a number.
 pub(crate) const EMU_DEFAULT: u32 = 2;
 /// MDTS of a software controller, where nobody asked for one.
@@ -167,33 +164,10 @@ fn address(text: &str) -> Result<PciAddress, Problem> {
     })
 }
 
-/// Where queues, descriptors and the KV pool live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MemoryChoice {
-    /// Memory of this process.
-    Host,
-    /// A BAR of another function.
-    Peer {
-        /// The function.
-        address: PciAddress,
-        /// The BAR's number.
-        bar: u8,
-    },
-}
-
-impl fmt::Display for MemoryChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host"),
-            Self::Peer { address, bar } => write!(f, "peer:{address}/{bar}"),
-        }
-    }
-}
-
 /// Reads `--memory`.
-pub(crate) fn memory(text: &str) -> Result<MemoryChoice, String> {
+pub(crate) fn memory(text: &str) -> Result<MemoryPlace, String> {
     if text == "host" {
-        return Ok(MemoryChoice::Host);
+        return Ok(MemoryPlace::Host);
     }
     let wrong = |why: String| {
         format!("{why}; use host, or peer:0000:00:05.0/2 for BAR 2 of a function bound to vfio-pci")
@@ -204,7 +178,7 @@ pub(crate) fn memory(text: &str) -> Result<MemoryChoice, String> {
     let address = address.parse().map_err(|error| wrong(format!("{error}")))?;
     let bar: Option<u8> = bar.parse().ok().filter(|bar| *bar < 6);
     let bar = bar.ok_or_else(|| wrong("BARs have the numbers 0 to 5".to_owned()))?;
-    Ok(MemoryChoice::Peer { address, bar })
+    Ok(MemoryPlace::Peer { address, bar })
 }
 
 /// Reads `--media`.

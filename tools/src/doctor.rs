@@ -9,12 +9,12 @@ mod trials;
 
 use std::io::IsTerminal as _;
 
-use clap::ValueEnum as _;
 use nvme_bind::Paint;
 use nvme_bind::doctor::{Finding, Report, Verdict, machine_checks};
+use ripieno_stack::Route;
 use serde_json::{Map, json};
 
-use crate::config::{DoctorArgs, Route};
+use crate::config::DoctorArgs;
 use crate::problem::EXIT_FAILED;
 
 use findings::Findings;
@@ -60,7 +60,7 @@ fn works(findings: &[Finding]) -> Vec<&'static str> {
             good && finding.route == Some(route.name())
         })
     };
-    let open = Route::value_variants().iter().filter(|route| is_open(route));
+    let open = Route::ALL.iter().filter(|route| is_open(route));
     open.map(|route| route.name()).collect()
 }
 

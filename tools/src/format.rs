@@ -14,7 +14,6 @@ use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{Home, HomeMedia, HomeOptions};
 
 use crate::devices;
-use crate::drives;
 use crate::interrupt::Interrupt;
 use crate::model::{self, Model, Shape};
 use crate::offline::{Offline, Where};
@@ -157,7 +156,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
 /// Writes the store, after all that may speak against it was looked at.
 fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
     let held = held(offline)?;
-    let superblocks = Store::plan(&offline.devices, format).map_err(refused)?;
+    let superblocks = Store::plan(&offline.fleet.devices, format).map_err(refused)?;
     let mut report = Report::new(&superblocks, held);
     if flags.dry_run {
         // The table shows what is in the way of formatting; so does the exit code.
@@ -175,7 +174,7 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
         report.undo_file = Some(path);
     }
     clear_edges(offline)?;
-    Store::format(&offline.devices, format).map_err(refused)?;
+    Store::format(&offline.fleet.devices, format).map_err(refused)?;
     Ok(report)
 }
 
@@ -245,7 +244,7 @@ fn beside(whole: &mut Medium, store: &Medium) -> anyhow::Result<Option<(String, 
     }
     let mut edge = vec![0; first.end as usize];
     whole.io.read(0, &mut edge).context("reading the drive's beginning")?;
-    if drives::is_scratch(&edge) {
+    if ripieno_stack::is_scratch(&edge) {
         return Ok(Some(("scratch data of a replay".to_owned(), Loss::Nothing)));
     }
     let (what, loss) = on(whole);

@@ -6,11 +6,11 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
+use ripieno_stack::{open_drive, vfio_space};
 use serde::Serialize;
 
 use crate::devices::Named;
-use crate::drives;
-use crate::problem::{EXIT_FAILED, one_line};
+use crate::problem::{EXIT_FAILED, one_line, told};
 use crate::size::{Size, grouped};
 use crate::terminal::{self, say};
 
@@ -109,9 +109,9 @@ fn examine(device: Named, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
             describe("emu".to_owned(), controller)
         }
         Named::Vfio(address) => {
-            let space = drives::space()?;
+            let space = vfio_space().map_err(told)?;
             let options = ControllerOptions::default();
-            let controller = drives::open(&space, address, clock, options)?;
+            let controller = open_drive(&space, address, clock, options).map_err(told)?;
             describe(format!("vfio:{address}"), controller)
         }
     }

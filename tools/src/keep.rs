@@ -2,12 +2,12 @@
 
 use anyhow::bail;
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
-use ripieno_stack::{Home, HomeMedia, HomeOptions};
+use ripieno_stack::{Drives, Home, HomeMedia, HomeOptions};
 
 use crate::config::ReplayArgs;
 use crate::devices::{Devices, EmuChoice, MediaChoice};
-use crate::drives::Drives;
-use crate::problem::Problem;
+use crate::drives;
+use crate::problem::{Problem, told};
 use crate::size::Size;
 use crate::sizing::Sizing;
 
@@ -57,10 +57,10 @@ impl Keep {
         args: &ReplayArgs,
         sizing: &Sizing,
     ) -> anyhow::Result<()> {
-        self.found = !args.flags.overwrite && drives.hold_store()?;
+        self.found = !args.flags.overwrite && drives::hold_store(drives)?;
         if !self.found {
-            drives.check_room(sizing.device_bytes)?;
-            drives.clear_edges()?;
+            drives::check_room(drives, sizing.device_bytes)?;
+            drives.clear_edges().map_err(told)?;
         }
         Ok(())
     }

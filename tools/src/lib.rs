@@ -14,17 +14,17 @@
 //!   scrub     reads all of a store, and compares checksums
 //!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
 //!             measured), report (one JSON object, or tables)
-//!   stack     controllers, driver, pool and store, by the first route of the data that works: the
-//!             only place that builds them
-//!   drives    real drives and the memory they use; guards what is on them
+//!   stack     store and pool, from what ripieno-stack opens: controllers, drives, GPU, routes
+//!   drives    what a replay may overwrite on real drives
 //!   pool      the KV memory; the CPU or a GPU fills and checks it
 //!   keep      where a store stays, and whether it was there before
+//!   media     what is behind the software controllers of a replay
 //!   sizing    how large the store and the pool are; whether the machine has that
-//!   gpu       the GPU, opened once
+//!   gpu       the GPU as it is reported
 //!   plan      the workload as keys; requests come from trace or synthetic
 //!   config    the flags, checked; devices: those that name devices and memory
 //!   model     the shape of a block
-//!   contents, interrupt, machine, memory, problem, progress, size, table, terminal
+//!   contents, interrupt, machine, problem, progress, size, table, terminal
 //! ```
 //!
 //! # Invariants
@@ -63,7 +63,7 @@ mod inspect;
 mod interrupt;
 mod keep;
 mod machine;
-mod memory;
+mod media;
 mod model;
 mod offline;
 mod plan;

@@ -5,15 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use nvme_driver::{Clock, ControllerOptions, DmaSpace, MonotonicClock};
-use nvme_emu::EmuDomain;
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{Medium, Store, StoreDevice};
-use ripieno_stack::Home;
+use ripieno_stack::{Fleet, Home, Place};
 
-use crate::devices::{self, MediaChoice, MemoryChoice};
-use crate::drives::Drives;
-use crate::problem::Problem;
-use crate::stack::{Emulation, emulate, in_home};
+use crate::devices::{self, MediaChoice};
+use crate::problem::{Problem, told};
 
 /// Where a store is.
 #[derive(Debug, Clone, Args)]
@@ -48,11 +45,8 @@ impl Where {
 /// The devices, attached. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Offline {
-    pub(crate) devices: Vec<StoreDevice>,
-    /// The memory that they reach.
-    pub(crate) space: Arc<dyn DmaSpace>,
-    _emulation: Option<Emulation>,
-    home: Option<Home>,
+    pub(crate) fleet: Fleet,
+    place: Place,
 }
 
 impl Offline {
@@ -62,20 +56,14 @@ impl Offline {
     /// [`Problem`] when the home is not there or in use; else whatever a layer refuses.
     pub(crate) fn open(place: &Where) -> anyhow::Result<Self> {
         match place.dir()? {
-            Some(dir) => {
-                let home = Home::open(dir).map_err(|error| Problem::new(error.to_string(), ""))?;
-                Self::of_home(home)
-            }
+            Some(dir) => Self::of_home(Home::open(dir).map_err(|error| told(error.into()))?),
             None => {
                 let addresses = devices::drives(&place.device)?;
                 if addresses.is_empty() {
                     let message = "--device emu: a software controller's store is in its home";
                     bail!(Problem::new(message, "say --media file:DIR, or --device vfio:..."));
                 }
-                let options = ControllerOptions::default();
-                let drives = Drives::open(&addresses, MemoryChoice::Host, &clock(), &options)?;
-                let (devices, _, space) = drives.into_parts();
-                Ok(Self { devices, space, _emulation: None, home: None })
+                Self::attach(Place::drives(&addresses))
             }
         }
     }
@@ -85,19 +73,18 @@ impl Offline {
     /// # Errors
     /// As for [`Offline::open`].
     pub(crate) fn of_home(home: Home) -> anyhow::Result<Self> {
-        let (domain, options) = (EmuDomain::new("offline"), ControllerOptions::default());
-        let (devices, emulation) = emulate(in_home(&home)?, &options, &domain, &clock())?;
-        Ok(Self { devices, space: domain, _emulation: Some(emulation), home: Some(home) })
+        Self::attach(home.into())
+    }
+
+    fn attach(place: Place) -> anyhow::Result<Self> {
+        let fleet = place.fleet(&clock(), &ControllerOptions::default(), None).map_err(told)?;
+        Ok(Self { fleet, place })
     }
 
     /// Devices as drives have them, with something beside the store's region.
     #[cfg(test)]
-    pub(crate) fn of_emulated(
-        devices: Vec<StoreDevice>,
-        space: Arc<dyn DmaSpace>,
-        emulation: Emulation,
-    ) -> Self {
-        Self { devices, space, _emulation: Some(emulation), home: None }
+    pub(crate) fn of_emulated(fleet: Fleet) -> Self {
+        Self { fleet, place: Place::drives(&[]) }
     }
 
     /// The store's regions.
@@ -105,7 +92,7 @@ impl Offline {
     /// # Errors
     /// When a device cannot hold a store.
     pub(crate) fn media(&self) -> anyhow::Result<Vec<Medium>> {
-        Ok(Store::media(&self.devices)?)
+        Ok(Store::media(&self.fleet.devices)?)
     }
 
     /// The namespaces that the regions are in, as a whole.
@@ -119,7 +106,7 @@ impl Offline {
             region: None,
             queue_memory: Vec::new(),
         };
-        let devices: Vec<StoreDevice> = self.devices.iter().map(whole).collect();
+        let devices: Vec<StoreDevice> = self.fleet.devices.iter().map(whole).collect();
         Ok(Store::media(&devices)?)
     }
 
@@ -128,7 +115,7 @@ impl Offline {
     /// # Errors
     /// When one does not shut down.
     pub(crate) fn close(self) -> anyhow::Result<()> {
-        shut_down(self.devices)
+        self.shut_down().map(|_| ())
     }
 
     /// As [`Offline::close`]. A home that was just made can be found from now on.
@@ -136,8 +123,10 @@ impl Offline {
     /// # Errors
     /// As for [`Offline::close`], or when the home cannot say so.
     pub(crate) fn close_ready(self) -> anyhow::Result<()> {
-        shut_down(self.devices)?;
-        self.home.map_or(Ok(()), |mut home| Ok(home.set_ready()?))
+        match self.shut_down()? {
+            Place::Home(mut home) => Ok(home.set_ready()?),
+            Place::Drives(_) => Ok(()),
+        }
     }
 
     /// As [`Offline::close`]. A home that was just made, and got no store, is removed.
@@ -145,17 +134,18 @@ impl Offline {
     /// # Errors
     /// As for [`Offline::close`], or when it cannot be removed.
     pub(crate) fn close_unused(self) -> anyhow::Result<()> {
-        shut_down(self.devices)?;
-        drop(self._emulation);
-        self.home.map_or(Ok(()), |home| Ok(home.discard()?))
+        match self.shut_down()? {
+            Place::Home(home) => Ok(home.discard()?),
+            Place::Drives(_) => Ok(()),
+        }
     }
-}
 
-fn shut_down(devices: Vec<StoreDevice>) -> anyhow::Result<()> {
-    for device in devices {
-        device.controller.lock().shutdown().context("shutting a device down")?;
+    fn shut_down(self) -> anyhow::Result<Place> {
+        for device in &self.fleet.devices {
+            device.controller.lock().shutdown().context("shutting a device down")?;
+        }
+        Ok(self.place)
     }
-    Ok(())
 }
 
 /// The time of the devices.

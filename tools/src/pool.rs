@@ -37,12 +37,6 @@ impl Pool {
         shape.block_bytes() * u64::from(blocks)
     }
 
-    /// Where in the pool the tensor of each row begins: they lie one after another.
-    pub(crate) fn rows(shape: &Shape, blocks: u32) -> Vec<u64> {
-        let tensor = u64::from(shape.object_bytes) * u64::from(blocks);
-        (0..u64::from(shape.rows())).map(|row| row * tensor).collect()
-    }
-
     /// A pool whose bytes `hand` reaches, with its blocks in shuffled order.
     pub(crate) fn new(hand: Box<dyn Hand>, shape: Shape, blocks: u32, seed: u64) -> Self {
         let mut order: Vec<BlockId> = (0..blocks).map(BlockId).collect();

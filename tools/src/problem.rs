@@ -2,6 +2,12 @@
 
 use std::fmt;
 
+use nvme_emu::EmuError;
+use objstore::StoreError;
+use ripieno_stack::{NotTaken, StackError};
+
+use crate::size::Size;
+
 /// Exit code of bad input: the command line, the trace, or what the machine cannot do.
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code of wrong bytes or failed I/O.
@@ -24,6 +30,11 @@ impl Problem {
         Self { message: message.into(), hint: hint.into() }
     }
 
+    /// As a reason not to take a route.
+    pub(crate) fn unfit(self) -> StackError {
+        StackError::Unfit { why: self.message, fix: self.hint }
+    }
+
     /// What to do about it; may be empty.
     pub(crate) fn hint(&self) -> &str {
         &self.hint
@@ -38,26 +49,63 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Why something of this machine cannot be used, where something else can instead.
-#[derive(Debug, Clone)]
-pub(crate) struct Unfit {
-    why: String,
-    /// What would make it usable; may be empty.
-    pub(crate) fix: String,
+/// What to do without a GPU.
+const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
+                       threads; ripieno doctor shows what is missing for the GPU";
+
+/// What the layers below say, in the words of the command line: bad input as [`Problem`].
+pub(crate) fn told(error: StackError) -> anyhow::Error {
+    let problem = match error {
+        StackError::Unfit { why, fix } => Problem::new(why, fix),
+        StackError::Drive { drive, why, hint } => {
+            Problem::new(format!("vfio:{drive}: {why}"), hint)
+        }
+        StackError::Cuda(error) => Problem::new(format!("--executor cuda: {error}"), INSTEAD),
+        StackError::Home(error) => Problem::new(error.to_string(), ""),
+        // What is there is not what was asked for; it says what to do.
+        StackError::Store(StoreError::Format(error)) => Problem::new(error.to_string(), ""),
+        StackError::PeerFull { place, wanted, left, all } => {
+            let [wanted, left, all] = [wanted, left, all].map(|bytes| Size(bytes as u64));
+            let found = format!("{wanted} more are needed, {left} of its {all} are left");
+            Problem::new(format!("--memory {place}: {found}"), "set --pool-blocks")
+        }
+        // The flags were checked, so what is left is a medium that cannot do what they ask for.
+        StackError::Emu(EmuError::Config(error)) => {
+            Problem::new(error.to_string(), "use --lba 4096, or --media memory")
+        }
+        StackError::NoRoute { tried } => return NoRoute(tried).into(),
+        StackError::Store(error) => return anyhow::Error::new(error).context("opening the store"),
+        error => return error.into(),
+    };
+    problem.into()
 }
 
-/// [`Unfit`] as an error that travels.
-pub(crate) fn unfit(why: impl ToString, fix: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Unfit { why: why.to_string(), fix: fix.into() })
-}
+/// None of the routes that were wanted works.
+#[derive(Debug)]
+pub(crate) struct NoRoute(pub(crate) Vec<NotTaken>);
 
-impl fmt::Display for Unfit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
+impl NoRoute {
+    /// As a mistake in the command line, which asked for them.
+    pub(crate) fn problem(&self) -> Problem {
+        let Self(tried) = self;
+        let asked = match &tried[..] {
+            [NotTaken { route, .. }] => format!("--require {route}: the route does not work"),
+            _ => "--executor cuda: no route of the data works".to_owned(),
+        };
+        let fix = tried.iter().map(|not| &*not.fix).find(|fix| !fix.is_empty());
+        Problem::new(format!("{asked}: {self}"), fix.unwrap_or("ripieno doctor shows what does"))
     }
 }
 
-impl std::error::Error for Unfit {}
+impl fmt::Display for NoRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why: Vec<String> =
+            self.0.iter().map(|NotTaken { route, why, .. }| format!("{route}: {why}")).collect();
+        f.write_str(&why.join("; "))
+    }
+}
+
+impl std::error::Error for NoRoute {}
 
 /// The hint for an error that comes from a resource of this process or machine that is used up.
 pub(crate) fn shortage(error: &anyhow::Error) -> Option<&'static str> {

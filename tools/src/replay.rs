@@ -11,25 +11,26 @@ use std::time::Instant;
 
 use nvme_driver::{Clock, MonotonicClock};
 use objstore::BlockKey;
+use ripieno_stack::{Drives, Gpu, Placement};
 
 use crate::config::{self, ReplayArgs, Verify};
 use crate::devices::Devices;
-use crate::drives::Drives;
-use crate::gpu::{self, Gpu, GpuReport};
+use crate::drives;
+use crate::gpu::{self, GpuReport};
 use crate::interrupt::Interrupt;
 use crate::keep::Keep;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
+use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, NoRoute, Problem, told};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
-use crate::stack::{Build, NoRoute, Opening, Placement, Stack};
+use crate::stack::{Build, Opening, Stack};
 use crate::terminal::say;
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
-use report::{Report, Written, ratio};
+use report::{Report, RouteNotTaken, Written, ratio};
 use verify::Sampler;
 
 /// Requests of the synthetic workload, where no one asked for a number.
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
-    let gpu = args.gpu.map(Gpu::open).transpose()?;
+    let gpu = args.executor().gpu().map_err(told)?;
     let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
         match error.downcast_ref::<NoRoute>() {
             Some(none) => none.problem().into(),
@@ -109,7 +110,7 @@ fn perform(
     let sizing = Sizing::new(args, &plan, limits.lba_bytes)?;
     sizing.check_machine(args, keep.as_ref().is_some_and(Keep::is_found))?;
     match (&mut drives, &mut keep) {
-        (Some(drives), None) => drives.claim(sizing.device_bytes, args.flags.overwrite)?,
+        (Some(drives), None) => drives::claim(drives, sizing.device_bytes, args.flags.overwrite)?,
         (Some(drives), Some(keep)) => keep.claim(drives, args, &sizing)?,
         (None, Some(keep)) => keep.make(args, &sizing)?,
         (None, None) => {}
@@ -123,7 +124,7 @@ fn perform(
     notes(args, &plan, &sizing, stack.opening());
     route_notes(args, stack.placement());
     let outcome = drive(args, &plan, &mut stack, pool, interrupt)?;
-    let gpu = gpu.and_then(|gpu| gpu.report());
+    let gpu = gpu.and_then(|gpu| gpu.report()).as_ref().map(GpuReport::new);
     let (placement, opening) = (stack.placement().clone(), stack.opening());
     let setting = Setting { limits, placement, opening, gpu };
     let closed = stack.close();
@@ -153,7 +154,8 @@ impl Limits {
 
 fn open_drives(args: &ReplayArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {
     let Devices::Vfio(addresses) = &args.devices else { return Ok(None) };
-    Drives::open(addresses, args.flags.memory, clock, &args.controller_options()).map(Some)
+    let options = args.controller_options();
+    Drives::open(addresses, args.flags.memory, clock, &options).map(Some).map_err(told)
 }
 
 /// What the requests need; of the synthetic workload that no one sized, only what fits.
@@ -276,7 +278,7 @@ fn report(
         devices: args.devices.count(),
         media: args.devices.media().map(ToString::to_string),
         memory: placement.memory(),
-        routes_not_taken: placement.not_taken,
+        routes_not_taken: placement.not_taken.iter().map(RouteNotTaken::new).collect(),
         lba_bytes: limits.lba_bytes,
         mdts_bytes: limits.mdts_bytes,
         queues_per_device: args.flags.queues,

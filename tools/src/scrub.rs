@@ -134,8 +134,8 @@ fn open(offline: &mut Offline, flags: &ScrubFlags) -> anyhow::Result<(Store, Vec
     let clock = offline::clock();
     let (mut opening, start) = (Opening::new(!flags.json), Instant::now());
     let config = StoreConfig {
-        devices: std::mem::take(&mut offline.devices),
-        executor: Executor::Host.factory(&clock),
+        devices: std::mem::take(&mut offline.fleet.devices),
+        executor: Executor::Host.factory(&clock, None),
         clock,
         shape,
         namespace: Namespace::default(),
@@ -153,7 +153,7 @@ fn pool(offline: &Offline, shape: &KvShape, blocks: u32) -> anyhow::Result<KvPoo
     let tensor = stride * u64::from(blocks);
     let rows = (0..u64::from(shape.rows())).map(|row| row * tensor).collect();
     let bytes = usize::try_from(tensor * u64::from(shape.rows()))?;
-    let memory = offline.space.alloc(bytes).context("memory to read into")?;
+    let memory = offline.fleet.space().alloc(bytes).context("memory to read into")?;
     Ok(KvPool::new(memory, shape, rows, stride, blocks)?)
 }
 

@@ -92,8 +92,9 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
     let make = config.flags & CREATE != 0 && !Home::exists(&dir);
     let home = if make { create(config, &dir)? } else { Home::open(&dir)? };
     let config = StackConfig {
-        home,
+        place: home.into(),
         executor: Executor::Host,
+        require: None,
         shape,
         namespace,
         pool,

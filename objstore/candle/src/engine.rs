@@ -79,8 +79,9 @@ impl Engine {
         let format = Format::new(StoreId(chance.random()), SHAPE);
         let home = Home::open_or_create(dir, &options)?;
         let config = StackConfig {
-            home,
+            place: home.into(),
             executor: Executor::Host,
+            require: None,
             shape: SHAPE,
             namespace: namespace(),
             pool: pages.memory(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nvme_driver::{Clock, Controller, ControllerOptions};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner};
 
-use crate::{error::StackError, home::Home};
+use crate::error::StackError;
 
 /// Queue pairs that a software controller offers.
 pub const EMU_QUEUES: u16 = 64;
@@ -45,20 +45,6 @@ impl Emulation {
         };
         let controllers = emus.iter().map(attach).collect::<Result<_, _>>()?;
         Ok((Self { _runner: runner, emus }, controllers))
-    }
-
-    /// As [`Emulation::start`], on the devices of a home; with the address space of their DMA.
-    ///
-    /// # Errors
-    /// As there, and [`StackError::Home`].
-    pub(crate) fn of_home(
-        home: &Home,
-        clock: &Arc<dyn Clock>,
-        options: &ControllerOptions,
-    ) -> Result<(Self, Vec<Controller>, Arc<EmuDomain>), StackError> {
-        let domain = EmuDomain::new(home.dir().display().to_string());
-        let (emulation, controllers) = Self::start(home.controllers()?, &domain, clock, options)?;
-        Ok((emulation, controllers, domain))
     }
 
     /// The controllers, for those who make them misbehave.

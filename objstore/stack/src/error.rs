@@ -2,11 +2,16 @@
 
 use std::io;
 
-use nvme_driver::DmaError;
+use gio_kernels::cuda::CudaError;
+use nvme_driver::{DmaError, platform::vfio::VfioError};
 use nvme_emu::EmuError;
 use objstore::{Layer, RegistrationError, StoreError};
 
-use crate::home::HomeError;
+use crate::{
+    drives::MemoryPlace,
+    home::HomeError,
+    route::{NotTaken, Route},
+};
 
 /// What is in the way. The message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +67,93 @@ pub enum StackError {
         /// Blocks of bounce buffers there are.
         all: usize,
     },
+    /// VFIO does not open, or not for this function.
+    #[error("opening {what}: {source}")]
+    Vfio {
+        /// What was to be opened.
+        what: String,
+        /// Why not, and what to do.
+        source: VfioError,
+    },
+    /// A drive cannot hold a store.
+    #[error("vfio:{drive}: {why}; {hint}")]
+    Drive {
+        /// Its address.
+        drive: String,
+        /// Why not.
+        why: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// Formatting would destroy what a drive holds.
+    #[error(
+        "vfio:{drive}: the drive is not empty ({found}), and formatting would destroy that; name \
+         another drive, or, if nothing on it is needed, allow it to be overwritten"
+    )]
+    NotEmpty {
+        /// Its address.
+        drive: String,
+        /// What it holds.
+        found: String,
+    },
+    /// A drive fails.
+    #[error("{what}: {source}")]
+    DriveIo {
+        /// What was done.
+        what: &'static str,
+        /// How it failed.
+        source: nvme_driver::Error,
+    },
+    /// The memory of another function is used up.
+    #[error("{place}: {wanted} more bytes are needed, {left} of its {all} are left")]
+    PeerFull {
+        /// The memory.
+        place: MemoryPlace,
+        /// Bytes asked for.
+        wanted: usize,
+        /// Bytes that are left.
+        left: usize,
+        /// Bytes of it.
+        all: usize,
+    },
+    /// A drive does not reach memory that it was to use.
+    #[error("vfio:{drive} does not reach {place}: {why}")]
+    Unreached {
+        /// Its address.
+        drive: String,
+        /// The memory.
+        place: String,
+        /// What was tried, and what came of it.
+        why: String,
+    },
+    /// The GPU.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// Something of this machine cannot be used; another route may do without.
+    #[error("{why}{}{fix}", if fix.is_empty() { "" } else { "; " })]
+    Unfit {
+        /// Why not.
+        why: String,
+        /// What would make it usable; may be empty.
+        fix: String,
+    },
+    /// No way of the data that was wanted works.
+    #[error(
+        "no route of the data works: {}; ripieno doctor shows what this machine can do",
+        listed(tried)
+    )]
+    NoRoute {
+        /// What was tried.
+        tried: Vec<NotTaken>,
+    },
+    /// What was asked for does not go together.
+    #[error("{field}: {problem}")]
+    Config {
+        /// The option.
+        field: &'static str,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
     /// A layer that was not started, or that was waited for.
     #[error("layer {layer} of this request is not in flight; start it before you wait for it")]
     NotStarted {
@@ -102,16 +194,42 @@ pub enum ErrorKind {
     Failed,
 }
 
+fn listed(tried: &[NotTaken]) -> String {
+    tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
 impl StackError {
+    pub(crate) fn unfit(why: impl ToString, fix: impl Into<String>) -> Self {
+        Self::Unfit { why: why.to_string(), fix: fix.into() }
+    }
+
+    /// Why this route is not taken.
+    ///
+    /// # Errors
+    /// The error itself, if it is about more than a route.
+    pub(crate) fn of_route(self, route: Route) -> Result<NotTaken, Self> {
+        let (why, fix) = match self {
+            Self::Unfit { why, fix } => (why, fix),
+            Self::Store(StoreError::Route { why, .. }) => {
+                (why, "see nvme-bind doctor, for drives".to_owned())
+            }
+            error => return Err(error),
+        };
+        Ok(NotTaken { route, why, fix })
+    }
+
     /// What a caller can do about it.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Home(error) => of_home(error),
             Self::Store(error) => of_store(error),
-            Self::Memory(_) | Self::Pool(_) | Self::NotStarted { .. } | Self::NotWriting => {
-                ErrorKind::Invalid
-            }
+            Self::Memory(_)
+            | Self::Pool(_)
+            | Self::Config { .. }
+            | Self::NotStarted { .. }
+            | Self::NotWriting => ErrorKind::Invalid,
+            Self::NotEmpty { .. } => ErrorKind::Occupied,
             Self::Bounce { .. } => ErrorKind::Busy,
             _ => ErrorKind::System,
         }

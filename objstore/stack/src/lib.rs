@@ -17,9 +17,10 @@
 //! # use rand::{Rng as _, SeedableRng as _};
 //! # let random: [u8; 16] = rand::rngs::StdRng::from_os_rng().random();
 //! let shape = KvShape { layers: 4, segments: 2, object_bytes: 8192, block_tokens: 16 };
-//! let config = |home| StackConfig {
-//!     home,
+//! let config = |home: Home| StackConfig {
+//!     place: home.into(),
 //!     executor: Executor::Host,
+//!     require: None,
 //!     shape,
 //!     namespace: Namespace::default(),
 //!     pool: PoolMemory::Own { blocks: 8 },
@@ -64,42 +65,74 @@
 //! # Architecture
 //! - [`Home`]: a directory that is a store's place on this machine. One file, or block device, for
 //!   each software controller; their parameters; a lock.
+//! - [`Place`]: a home, or drives ([`Drives`]) that are opened through VFIO. [`Fleet`]: its
+//!   controllers, attached, with memory for their queues.
+//! - [`Executor`]: who runs the I/O kernel; on a [`Gpu`] that is opened once.
+//! - [`Route`]: the way of the data to the KV pool, which is wherever [`PoolMemory`] says.
+//!   [`by_first_route`] takes the first that is proven; [`Placement`] says which, and why not a
+//!   better one.
 //! - [`Stack`]: devices, driver, executor, KV pool and store, in the order in which they are built
-//!   and taken apart. `emulation.rs` has the software controllers, `executor.rs` who runs the I/O
-//!   kernel, `pool.rs` the engine's memory, `bounce.rs` what it is copied through where devices
-//!   cannot describe it.
+//!   and taken apart (`build.rs`). `bounce.rs` has what an engine's memory is copied through where
+//!   devices cannot describe it.
 //! - [`Ranks`]: a directory for a store in several processes. [`CatalogStack`] and [`RankStack`]:
 //!   what the process of an engine's scheduler has, and each of its workers.
 //! - [`Request`]: blocks on their way, for callers that know layers by number and have no tickets.
 //!
 //! # Invariants
-//! - A home belongs to one process at a time. It is complete, or recognised as incomplete.
+//! - A home, or a drive, belongs to one process at a time. A home is complete, or recognised as
+//!   incomplete; so is a store of ranks on drives.
 //! - The files of a home have all their space from the beginning, and never more than was asked
 //!   for: once it exists, no write fails because a disk is full.
+//! - A drive is not formatted if it holds anything but what a replay left, or a part of the same
+//!   store, unless the caller says so.
 //! - Chance is an argument: identities come from the caller. So is the clock.
 //! - When a request has ended, no device and no copy touches the engine's blocks any more.
+//! - libcuda and libgdrapi are loaded when [`Executor::Cuda`] is asked for, and not before.
 //!
 //! # Not implemented
-//! - Drives, GPUs and pools in their memory: the command line builds those itself.
-//! - Homes that grow, shrink, or get other devices.
+//! - Homes that grow, shrink, or get other devices. Drives that are added to a store.
+//! - Requests that are larger than a staging buffer (a pool on a GPU that the devices do not
+//!   reach): they are refused.
+//! - [`Request`] does not know streams; jobs of a [`RankStack`] do.
+//! - On a GPU, and with drives and a GPU together, none of this has run: only over a stand-in for
+//!   libcuda, with software controllers.
 
+mod arena;
 mod bounce;
+mod build;
+mod drives;
 mod emulation;
 mod error;
 mod executor;
+mod fleet;
+mod gpu;
 pub mod home;
+mod place;
 mod pool;
 mod rank;
 mod ranks;
 mod request;
+mod route;
+mod size;
 mod stack;
 
+pub use gio_uring::RawStream;
+
+pub use build::Placement;
+pub use drives::{
+    Drives, Holds, MemoryPlace, check_drive, is_scratch, open_drive, prove_reach, vfio_space,
+};
 pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
 pub use error::{ErrorKind, StackError};
 pub use executor::Executor;
+pub use fleet::{Below, Fleet};
+pub use gpu::{CudaChoice, Gpu};
 pub use home::{Home, HomeDevice, HomeError, HomeMedia, HomeOptions};
-pub use pool::{EngineMemory, PoolLayout};
+pub use place::{Drive, DriveIdentity, Place};
+pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
 pub use rank::{RankStack, RankStackConfig, Report};
-pub use ranks::{CatalogStack, Ranks, RanksOptions};
+pub use ranks::{CatalogStack, RankMedia, Ranks, RanksOptions};
 pub use request::Request;
-pub use stack::{PoolMemory, Stack, StackConfig};
+pub use route::{NotTaken, PoolPlan, Prepared, Route, by_first_route};
+pub use size::Size;
+pub use stack::{Stack, StackConfig};

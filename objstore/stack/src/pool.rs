@@ -1,10 +1,11 @@
-//! The KV pool: memory that the engine owns, or that is allocated for it.
+//! The KV pool: memory that the engine owns, in this process or on a GPU, or that is allocated for
+//! it.
 
 #![allow(unsafe_code, reason = "describes memory that an engine owns, by its address")]
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-use nvme_driver::{DmaError, DmaMemory, DmaSpace, ExternalMemory};
+use nvme_driver::{DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory};
 use objstore::{KvPool, KvShape};
 
 use crate::error::StackError;
@@ -50,19 +51,112 @@ impl EngineMemory {
         self.bytes
     }
 
-    /// Maps the pages that the memory is in: them, and where in them it begins.
-    fn map(&self, space: &dyn DmaSpace) -> Result<(Arc<dyn DmaMemory>, usize), DmaError> {
-        let page = rustix::param::page_size();
-        let head = self.base.as_ptr().addr() % page;
-        let len = (head + self.bytes).next_multiple_of(page);
-        // SAFETY: pages are mapped in this process as a whole, so those around the memory exist as
-        // long as it does. Bytes beside it are never named: `Pool::new` registers rows inside it.
-        let memory = unsafe {
-            let first = NonNull::new_unchecked(self.base.as_ptr().wrapping_sub(head));
-            ExternalMemory::new(Some(first), None, len, self.owner.clone())
-        };
-        Ok((space.import(memory)?, head))
+    fn external(&self) -> ExternalMemory {
+        // SAFETY: what `EngineMemory::new` was promised.
+        unsafe { ExternalMemory::new(Some(self.base), None, self.bytes, self.owner.clone()) }
     }
+}
+
+/// Memory of a GPU that an engine owns. Its begin and its length may have any alignment.
+#[derive(Clone)]
+pub struct GpuMemory {
+    base: DevicePtr,
+    bytes: usize,
+    ordinal: u32,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { base: DevicePtr(base), bytes, ordinal, .. } = self;
+        write!(f, "GpuMemory({bytes} bytes at {base:#x} of GPU {ordinal})")
+    }
+}
+
+impl GpuMemory {
+    /// `bytes` bytes from `base` on, on the GPU with this number, as CUDA counts.
+    ///
+    /// # Safety
+    /// The bytes stay allocated until `owner` is dropped, in the primary context of the GPU, and
+    /// what the engine's kernels do with blocks that a store moves is in order with it.
+    #[must_use]
+    pub unsafe fn new(
+        base: DevicePtr,
+        bytes: usize,
+        ordinal: u32,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { base, bytes, ordinal, owner }
+    }
+
+    /// The GPU's number.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// First byte.
+    pub(crate) fn base(&self) -> DevicePtr {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// As it is.
+    pub(crate) fn external(&self) -> ExternalMemory {
+        // SAFETY: what `GpuMemory::new` was promised.
+        unsafe { ExternalMemory::new(None, Some(self.base), self.bytes, self.owner.clone()) }
+    }
+}
+
+/// The pages that memory is in, and where in them it begins.
+///
+/// Devices get whole pages. Those around the memory exist as long as it does, because process and
+/// GPU have pages as a whole; bytes beside it are never named: a pool's rows are inside it.
+pub(crate) fn whole_pages(memory: ExternalMemory) -> (ExternalMemory, usize) {
+    let page = rustix::param::page_size();
+    let (host, device, len, owner) = memory.into_parts();
+    let head = match (host, device) {
+        (Some(host), _) => host.as_ptr().addr() % page,
+        (None, Some(DevicePtr(device))) => (device % page as u64) as usize,
+        (None, None) => 0,
+    };
+    let len = (head + len).next_multiple_of(page);
+    let device = device.map(|DevicePtr(device)| DevicePtr(device - head as u64));
+    // SAFETY: a page does not begin at 0, and see above.
+    let whole = unsafe {
+        let first = |host: NonNull<u8>| NonNull::new_unchecked(host.as_ptr().wrapping_sub(head));
+        ExternalMemory::new(host.map(first), device, len, owner)
+    };
+    (whole, head)
+}
+
+/// Where the KV pool is.
+#[derive(Debug, Clone)]
+pub enum PoolMemory {
+    /// In memory of the engine, in this process.
+    Engine {
+        /// The memory.
+        memory: EngineMemory,
+        /// Where the blocks are in it.
+        layout: PoolLayout,
+    },
+    /// In memory of the engine, on a GPU.
+    Gpu {
+        /// The memory.
+        memory: GpuMemory,
+        /// Where the blocks are in it.
+        layout: PoolLayout,
+    },
+    /// In memory that is allocated for it, one tensor after another: of the GPU that runs the I/O
+    /// kernel, if one does and a route leads there.
+    Own {
+        /// Blocks.
+        blocks: u32,
+    },
 }
 
 /// Where KV blocks are in a pool: the object of block `b` in row `r` is at
@@ -88,8 +182,7 @@ impl PoolLayout {
     }
 
     /// Whether every object begins at a multiple of `unit`, in memory that begins at `base`.
-    pub(crate) fn is_aligned(&self, base: NonNull<u8>, unit: u64) -> bool {
-        let base = base.as_ptr().addr() as u64;
+    pub(crate) fn is_aligned(&self, base: u64, unit: u64) -> bool {
         let mut starts = self.rows.iter().map(|row| base + row);
         starts.all(|start| start.is_multiple_of(unit)) && self.block_stride.is_multiple_of(unit)
     }
@@ -107,19 +200,39 @@ impl PoolLayout {
         last.saturating_add(gap).saturating_add(u64::from(shape.object_bytes))
     }
 
-    /// Registers `memory`, which was mapped and begins `head` bytes into its mapping.
-    fn register(
+    /// Refuses a layout whose objects are not all in `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfRange`].
+    pub(crate) fn check(&self, shape: &KvShape, bytes: usize) -> Result<(), StackError> {
+        let end = self.end(shape);
+        if end > bytes as u64 {
+            let offset = usize::try_from(end).unwrap_or(usize::MAX);
+            return Err(DmaError::OutOfRange { offset, len: 0, total: bytes }.into());
+        }
+        Ok(())
+    }
+
+    /// The same in memory with `head` bytes before it.
+    pub(crate) fn after(self, head: usize) -> Self {
+        let rows = self.rows.into_iter().map(|row| row.saturating_add(head as u64)).collect();
+        Self { rows, ..self }
+    }
+
+    /// Registers memory of this process.
+    ///
+    /// # Errors
+    /// [`StackError::Pool`].
+    pub(crate) fn register(
         self,
         memory: Arc<dyn DmaMemory>,
-        head: usize,
         shape: &KvShape,
     ) -> Result<KvPool, StackError> {
-        let rows = self.rows.into_iter().map(|row| row.saturating_add(head as u64)).collect();
-        Ok(KvPool::new(memory, shape, rows, self.block_stride, self.blocks)?)
+        Ok(KvPool::new(memory, shape, self.rows, self.block_stride, self.blocks)?)
     }
 }
 
-/// Registers an engine's memory as it is.
+/// Registers an engine's memory in this process as it is.
 ///
 /// # Errors
 /// [`StackError::Memory`], [`StackError::Pool`].
@@ -129,25 +242,7 @@ pub(crate) fn register(
     space: &dyn DmaSpace,
     shape: &KvShape,
 ) -> Result<KvPool, StackError> {
-    let end = layout.end(shape);
-    if end > memory.bytes as u64 {
-        let (offset, total) = (usize::try_from(end).unwrap_or(usize::MAX), memory.bytes);
-        return Err(DmaError::OutOfRange { offset, len: 0, total }.into());
-    }
-    let (mapped, head) = memory.map(space)?;
-    layout.register(mapped, head, shape)
-}
-
-/// Allocates a pool of `blocks` blocks, one tensor after another.
-///
-/// # Errors
-/// [`StackError::Memory`], [`StackError::Pool`].
-pub(crate) fn allocate(
-    blocks: u32,
-    space: &dyn DmaSpace,
-    shape: &KvShape,
-) -> Result<KvPool, StackError> {
-    let bytes = shape.block_bytes().saturating_mul(u64::from(blocks));
-    let memory = space.alloc(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-    PoolLayout::contiguous(shape, blocks).register(memory, 0, shape)
+    layout.check(shape, memory.bytes)?;
+    let (pages, head) = whole_pages(memory.external());
+    layout.after(head).register(space.import(pages)?, shape)
 }

@@ -5,31 +5,36 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use gio_uring::RawStream;
 use nvme_driver::{Clock, ControllerOptions, Nanos, Waiter};
 use nvme_spec::nvm::Direction;
 use objstore::{
-    FileId, JobFailure, JobId, KvPool, KvShape, Layer, LayerDone, Move, Order, Plane, PlaneStats,
-    RankConfig, RankId, StoreDevice, StoreError, StoreOptions, Ticket,
+    FileId, JobFailure, JobId, KvShape, Layer, LayerDone, Move, Order, Plane, PlaneStats,
+    RankConfig, RankId, StoreError, StoreOptions, Ticket,
 };
 
 use crate::{
-    bounce::{Bounce, Bounced},
-    emulation::Emulation,
+    bounce::Bounced,
+    build::{Built, Parts, Placement, Plan},
     error::StackError,
     executor::Executor,
-    home::Home,
-    stack::{self, PoolMemory, shut_down},
+    place::Place,
+    pool::PoolMemory,
+    route::Route,
+    stack::shut_down,
 };
 
 /// What a rank's plane is built from.
 #[derive(Debug)]
 pub struct RankStackConfig {
-    /// The place of its devices: [`crate::Ranks::rank_dir`].
-    pub home: Home,
+    /// Its devices: [`crate::Ranks::place`].
+    pub place: Place,
     /// Which rank it is, of which store.
     pub id: RankId,
     /// Who runs the I/O kernel.
     pub executor: Executor,
+    /// The way of the data; `None`: the best that works.
+    pub require: Option<Route>,
     /// What a KV block is made of.
     pub shape: KvShape,
     /// Where the KV pool is.
@@ -50,6 +55,7 @@ pub struct RankStack {
     wait_timeout: Nanos,
     shape: KvShape,
     is_bounced: bool,
+    placement: Placement,
 }
 
 /// Fields are dropped in this order: who uses before who is used.
@@ -57,10 +63,7 @@ pub struct RankStack {
 struct Open {
     plane: Plane,
     jobs: HashMap<JobId, Job>,
-    bounce: Option<Arc<Bounce>>,
-    pool: KvPool,
-    _emulation: Emulation,
-    _home: Home,
+    built: Built,
 }
 
 #[derive(Debug)]
@@ -130,24 +133,29 @@ impl RankStack {
     /// # Errors
     /// As for [`Plane::open_rank`], and [`StackError`] of the part that refuses.
     pub fn open(config: RankStackConfig, clock: Arc<dyn Clock>) -> Result<Self, StackError> {
-        let RankStackConfig { home, id, executor, shape, pool, controller, options } = config;
-        let (emulation, controllers, domain) = Emulation::of_home(&home, &clock, &controller)?;
-        let (registered, bounce) = stack::register(pool, &shape, &*domain, &controllers)?;
+        let RankStackConfig { place, id, executor, require, shape, pool, controller, options } =
+            config;
         let wait_timeout = options.wait_timeout;
-        let plane = Plane::open_rank(RankConfig {
-            id,
-            devices: controllers.into_iter().map(StoreDevice::new).collect(),
-            executor: executor.factory(&clock),
-            clock: clock.clone(),
-            shape,
-            pool: registered.clone(),
-            gpu: None,
+        let plan = Plan {
+            place,
+            executor,
+            require,
+            shape: &shape,
+            pool: &pool,
+            controller: &controller,
             options,
+            format: None,
+            clock: &clock,
+        };
+        let (plane, built) = plan.open(|parts| {
+            let Parts { devices, pool, gpu, executor, options } = parts;
+            let clock = clock.clone();
+            let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
+            Ok(Plane::open_rank(config)?)
         })?;
-        let (jobs, is_bounced) = (HashMap::new(), bounce.is_some());
-        let open =
-            Open { plane, jobs, bounce, pool: registered, _emulation: emulation, _home: home };
-        Ok(Self { state: Mutex::new(Some(open)), clock, wait_timeout, shape, is_bounced })
+        let (is_bounced, placement) = (built.bounce.is_some(), built.placement.clone());
+        let state = Mutex::new(Some(Open { plane, jobs: HashMap::new(), built }));
+        Ok(Self { state, clock, wait_timeout, shape, is_bounced, placement })
     }
 
     fn state(&self) -> MutexGuard<'_, Option<Open>> {
@@ -173,6 +181,12 @@ impl RankStack {
         self.is_bounced
     }
 
+    /// The way of the data, where things are, and why not in a better place.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     /// Prepares to move blocks: see [`Plane::begin`].
     ///
     /// # Errors
@@ -185,7 +199,8 @@ impl RankStack {
     ) -> Result<JobId, StackError> {
         self.with(|open| {
             let blocks: Vec<_> = moves.iter().map(|entry| entry.block).collect();
-            let bounced = open.bounce.as_ref().map(|bounce| bounce.take(&blocks)).transpose()?;
+            let bounced =
+                open.built.bounce.as_ref().map(|bounce| bounce.take(&blocks)).transpose()?;
             let mut moves = moves.to_vec();
             if let Some(bounced) = &bounced {
                 let buffers = moves.iter_mut().zip(bounced.buffers());
@@ -198,28 +213,58 @@ impl RankStack {
         })
     }
 
-    /// Starts a layer. Waits while as many are in flight as may be.
+    /// Starts a layer, after what was enqueued on `after` so far: a stream of the GPU that the pool
+    /// is on. Waits while as many are in flight as may be.
     ///
     /// # Errors
     /// As for [`Plane::start`].
-    pub fn start(&self, job: JobId, layer: Layer) -> Result<(), StackError> {
+    pub fn start(
+        &self,
+        job: JobId,
+        layer: Layer,
+        after: Option<RawStream>,
+    ) -> Result<(), StackError> {
         let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
         loop {
             let started = self.with(|open| {
                 let Open { plane, jobs, .. } = open;
                 let entry = jobs.get_mut(&job).ok_or(StoreError::NoSuchJob { job })?;
-                if let (Some(bounced), Direction::Write) = (&entry.bounced, entry.direction) {
-                    bounced.copy(layer, Direction::Write);
+                if let Some(bounced) = &entry.bounced {
+                    if after.is_some() {
+                        // The copy would not be in the stream's order.
+                        return Err(StoreError::NoStreams.into());
+                    }
+                    if entry.direction == Direction::Write {
+                        bounced.copy(layer, Direction::Write);
+                    }
                 }
-                let ticket = plane.start(job, layer, Order::Unordered)?;
+                let order = after.map_or(Order::Unordered, Order::AfterStream);
+                let ticket = plane.start(job, layer, order)?;
                 entry.tickets[layer.0 as usize] = Some(ticket);
                 Ok(())
             });
-            match started {
-                Err(StackError::Store(StoreError::Busy { .. })) if waiter.wait() => {}
-                started => return started,
+            let full = matches!(
+                started,
+                Err(StackError::Store(StoreError::Busy { .. } | StoreError::StagingBusy { .. }))
+            );
+            if !full || !waiter.wait() {
+                return started;
             }
         }
+    }
+
+    /// Makes what is enqueued on `stream` from now on wait for a layer that was started: see
+    /// [`Plane::join`]. Waits for nothing itself; whether the layer failed [`RankStack::end`] says.
+    ///
+    /// # Errors
+    /// As for [`Plane::join`], and [`StackError::NotStarted`].
+    pub fn join(&self, job: JobId, layer: Layer, stream: RawStream) -> Result<(), StackError> {
+        self.with(|open| {
+            let Open { plane, jobs, .. } = open;
+            let entry = jobs.get(&job).ok_or(StoreError::NoSuchJob { job })?;
+            let ticket = entry.tickets.get(layer.0 as usize).and_then(Option::as_ref);
+            Ok(plane.join(ticket.ok_or(StackError::NotStarted { layer })?, stream)?)
+        })
     }
 
     /// Waits for a layer that was started. When this returns, no device uses the layer's blocks any
@@ -313,9 +358,10 @@ impl RankStack {
     /// As for [`Plane::close`], and [`StackError::Shutdown`].
     pub fn close(&self) -> Result<(), StackError> {
         let Some(open) = self.state().take() else { return Ok(()) };
-        let Open { plane, jobs, bounce, pool, _emulation, _home } = open;
+        let Open { plane, jobs, built } = open;
         let closed = plane.close();
-        drop((jobs, bounce, pool));
+        drop(jobs);
+        let _below = built.unmap();
         closed?.controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
     }
 }

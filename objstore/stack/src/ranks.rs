@@ -4,8 +4,12 @@
 //!   DIR/store.json   which store it is: state, identity, ranks, files, shape
 //!   DIR/lock         locked while the rest is being made
 //!   DIR/catalog/     the home of the catalog
-//!   DIR/rank-0/      the home of the first rank's data
+//!   DIR/rank-0/      the home of the first rank's data, unless that is on drives
 //! ```
+//!
+//! With drives, each rank has its share of them, and `store.json` says which: where they are, and
+//! what tells them from others. Only the process that makes the store opens all of them, under the
+//! lock, and lets go of them before it says `ready`; from then on a rank's process opens its own.
 //!
 //! Whoever comes first makes all of it ([`Ranks::prepare`]): an engine starts its workers before
 //! its scheduler, or the other way round. `store.json` says `making` before anything else is there,
@@ -17,16 +21,18 @@ use std::{
     sync::Arc,
 };
 
-use nvme_driver::{Clock, ControllerOptions, Nanos, wait_until};
+use nvme_driver::{Clock, ControllerOptions, Nanos, platform::vfio::PciAddress, wait_until};
 use objstore::{
-    DurableCatalog, Format, KvShape, Part, RankId, Store, StoreDevice, StoreId, StoreOptions,
+    DurableCatalog, Format, KvShape, Overwrite, Part, RankId, Store, StoreId, StoreOptions,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    emulation::Emulation,
+    drives,
     error::StackError,
+    fleet::Below,
     home::{self, Home, HomeError, HomeMedia, HomeOptions, Lock, State},
+    place::{Drive, DriveIdentity, Place},
     stack::shut_down,
 };
 
@@ -47,14 +53,44 @@ pub struct RanksOptions {
     pub ranks: u32,
     /// What a KV block is made of, on each rank.
     pub shape: KvShape,
-    /// Bytes of all ranks' data on the disk, at the most; allocated at once. The catalog's are
-    /// beside them: about a thousandth.
-    pub bytes: u64,
-    /// Software controllers of each rank, each with a file.
-    pub devices: u32,
-    /// Bytes of a logical block: 512 or 4096.
-    pub lba_bytes: u32,
+    /// Where the ranks' data is. The catalog's is beside it in the directory: about a thousandth.
+    pub media: RankMedia,
 }
+
+/// Where the ranks' data is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RankMedia {
+    /// Files, in a home for each rank.
+    Files {
+        /// Bytes of all ranks together, at the most; allocated at once.
+        bytes: u64,
+        /// Software controllers of each rank, each with a file.
+        count: u32,
+        /// Bytes of a logical block: 512 or 4096.
+        lba_bytes: u32,
+    },
+    /// Drives that are bound to vfio-pci.
+    Drives {
+        /// As many for each rank, those of the first rank first.
+        addresses: Vec<PciAddress>,
+        /// Bytes of all ranks together, at the most; `None`: all that fits.
+        bytes: Option<u64>,
+        /// What may be overwritten when the store is made.
+        overwrite: Overwrite,
+    },
+}
+
+/// A drive of a rank.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct RankDrive {
+    /// Its PCI address, when it was last named.
+    address: String,
+    #[serde(flatten)]
+    identity: DriveIdentity,
+}
+
+/// LBAs of the catalog's file, where the ranks have drives.
+const CATALOG_LBA_BYTES: u32 = 4096;
 
 /// Which store it is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -68,6 +104,9 @@ struct Manifest {
     segments: u32,
     object_bytes: u32,
     block_tokens: u32,
+    /// Those of the first rank first; none: homes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    drives: Vec<RankDrive>,
 }
 
 impl Manifest {
@@ -89,8 +128,11 @@ impl Ranks {
     ///
     /// # Errors
     /// [`HomeError::Options`] when a store with other ranks or another shape is there;
-    /// [`HomeError::NotEmpty`] for a directory with something else; and as for [`Home::create`] and
-    /// [`Store::format`]. What was made until then is removed.
+    /// [`HomeError::NotEmpty`] for a directory with something else; [`StackError::NotEmpty`] for
+    /// a drive with something that may not be lost; [`StackError::Config`] for drives that cannot
+    /// be shared out, or not those of the store; and as for [`Home::create`], [`Store::format`] and
+    /// [`crate::Drives::open`]. Files that were made until then are removed; drives that were
+    /// formatted until then are known the next time.
     pub fn prepare(
         dir: &Path,
         options: &RanksOptions,
@@ -118,7 +160,39 @@ impl Ranks {
             );
             return Err(HomeError::Options { why }.into());
         }
-        Ok(Self { dir: dir.to_owned(), manifest: found })
+        let mut found = Self { dir: dir.to_owned(), manifest: found };
+        found.find_drives(&options.media)?;
+        Ok(found)
+    }
+
+    /// Takes note of where the drives are now.
+    fn find_drives(&mut self, media: &RankMedia) -> Result<(), StackError> {
+        let asked: Vec<String> = match media {
+            RankMedia::Files { .. } => Vec::new(),
+            RankMedia::Drives { addresses, .. } => {
+                addresses.iter().map(ToString::to_string).collect()
+            }
+        };
+        let drives = &mut self.manifest.drives;
+        if drives.len() != asked.len() {
+            let on = |count| match count {
+                0 => "in files".to_owned(),
+                count => format!("on {count} drives"),
+            };
+            let (found, asked) = (on(drives.len()), on(asked.len()));
+            let problem = format!(
+                "the store in {} is {found}, and {asked} was asked for; name what it was made \
+                 with, or another directory",
+                self.dir.display()
+            );
+            return Err(StackError::Config { field: "devices", problem });
+        }
+        if drives.iter().map(|drive| &drive.address).eq(&asked) {
+            return Ok(());
+        }
+        // They may have moved: who opens them compares serial numbers.
+        drives.iter_mut().zip(asked).for_each(|(drive, address)| drive.address = address);
+        Ok(home::write_json(&self.dir, NAME, &self.manifest)?)
     }
 
     /// Opens what [`Ranks::prepare`] made.
@@ -154,6 +228,27 @@ impl Ranks {
         self.dir.join("catalog")
     }
 
+    /// The devices of a rank, for its process and no other one.
+    ///
+    /// # Errors
+    /// As for [`Home::open`]; [`HomeError::Damaged`].
+    pub fn place(&self, rank: u32) -> Result<Place, StackError> {
+        let Manifest { drives, ranks, .. } = &self.manifest;
+        if drives.is_empty() {
+            return Ok(Home::open(&self.rank_dir(rank))?.into());
+        }
+        let each = drives.len() / *ranks as usize;
+        let own = drives.iter().skip(rank as usize * each).take(each);
+        let drive = |drive: &RankDrive| match drive.address.parse() {
+            Ok(address) => Ok(Drive { address, identity: Some(drive.identity.clone()) }),
+            Err(error) => {
+                let why = format!("{}: {error}", drive.address);
+                Err(HomeError::Damaged { path: self.dir.join(NAME), why })
+            }
+        };
+        Ok(Place::Drives(own.map(drive).collect::<Result<_, _>>()?))
+    }
+
     /// The home of a rank's data.
     #[must_use]
     pub fn rank_dir(&self, rank: u32) -> PathBuf {
@@ -174,33 +269,41 @@ impl Ranks {
             !is_locked(&lock)
         });
         let _lock = lock?;
+        let mut id = options.id.0;
         match home::read_json::<Manifest>(dir, NAME, FIELD, VERSION)? {
             Some(found) if found.state == State::Ready => return Ok(found),
             Some(found) => {
                 tracing::warn!(dir = %dir.display(), "removing a store that was not completed");
-                Self { dir: dir.to_owned(), manifest: found }.remove()?;
+                if let RankMedia::Drives { .. } = options.media {
+                    // By its number drives are known that were formatted for it.
+                    id = found.id;
+                }
+                Self { dir: dir.to_owned(), manifest: found }.remove_parts()?;
             }
             None => check_empty(dir)?,
         }
-        let RanksOptions { id, ranks, shape, .. } = *options;
+        let RanksOptions { ranks, shape, .. } = *options;
         let KvShape { layers, segments, object_bytes, block_tokens } = shape;
-        let (ripieno_ranks, state, id, files) = (VERSION, State::Making, id.0, 0);
         let manifest = Manifest {
-            ripieno_ranks,
-            state,
+            ripieno_ranks: VERSION,
+            state: State::Making,
             id,
             ranks,
-            files,
+            files: 0,
             layers,
             segments,
             object_bytes,
             block_tokens,
+            drives: Vec::new(),
         };
         home::write_json(dir, NAME, &manifest)?;
         let mut made = Self { dir: dir.to_owned(), manifest };
         if let Err(error) = made.make_parts(options, clock) {
             // The first failure is the one to report; what cannot be removed is recognised later.
-            let _ = made.remove();
+            let _ = made.remove_parts();
+            if let RankMedia::Files { .. } = options.media {
+                let _ = made.forget();
+            }
             return Err(error);
         }
         made.manifest.state = State::Ready;
@@ -213,35 +316,79 @@ impl Ranks {
         options: &RanksOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<(), StackError> {
-        let RanksOptions { ranks, bytes, devices, lba_bytes, .. } = *options;
+        let RanksOptions { ranks, shape, ref media, .. } = *options;
         if ranks == 0 {
             return Err(HomeError::Options { why: "needs at least one rank".to_owned() }.into());
         }
-        let format = |part| Format { part, ..Format::new(options.id, options.shape) };
+        let id = StoreId(self.manifest.id);
+        let format = |part| Format { part, ..Format::new(id, shape) };
         let mut files = u32::MAX;
-        for rank in 0..ranks {
-            let format = format(Part::Rank { rank, ranks });
-            let media = HomeMedia::Files { count: devices, bytes: bytes / u64::from(ranks) };
-            let dir = self.rank_dir(rank);
-            files = files.min(make_part(&dir, rank + 1, media, lba_bytes, &format, clock)?);
-        }
+        let lba_bytes = match media {
+            RankMedia::Files { bytes, count, lba_bytes } => {
+                let media = HomeMedia::Files { count: *count, bytes: bytes / u64::from(ranks) };
+                for rank in 0..ranks {
+                    let format = format(Part::Rank { rank, ranks });
+                    let dir = self.rank_dir(rank);
+                    let options = home_options(id, rank + 1, media.clone(), *lba_bytes);
+                    files = files.min(make_home(&dir, &options, &format, clock)?);
+                }
+                *lba_bytes
+            }
+            RankMedia::Drives { addresses, bytes, overwrite } => {
+                let each = shares(addresses, ranks)?;
+                for (rank, share) in (0..ranks).zip(addresses.chunks(each)) {
+                    let capacity_bytes = bytes.map(|bytes| bytes / u64::from(ranks));
+                    let overwrite = *overwrite;
+                    let part = format(Part::Rank { rank, ranks });
+                    let format = Format { capacity_bytes, overwrite, ..part };
+                    let (found, identities) = make(&mut Place::drives(share), &format, clock)?;
+                    files = files.min(found);
+                    let drives = share.iter().zip(identities).map(|(address, identity)| {
+                        RankDrive { address: address.to_string(), identity }
+                    });
+                    self.manifest.drives.extend(drives);
+                }
+                CATALOG_LBA_BYTES
+            }
+        };
         let format = format(Part::Catalog { ranks, files });
         let bytes = Store::device_bytes(&format, 1, lba_bytes)? + CATALOG_SPARE;
-        let media = HomeMedia::Files { count: 1, bytes };
-        make_part(&self.catalog_dir(), 0, media, lba_bytes, &format, clock)?;
+        let options = home_options(id, 0, HomeMedia::Files { count: 1, bytes }, lba_bytes);
+        make_home(&self.catalog_dir(), &options, &format, clock)?;
         self.manifest.files = files;
         Ok(())
     }
 
-    /// Removes a store that is not ready.
-    fn remove(&self) -> Result<(), HomeError> {
+    /// Removes the homes of a store that is not ready.
+    fn remove_parts(&self) -> Result<(), HomeError> {
         let ranks = (0..self.manifest.ranks).map(|rank| self.rank_dir(rank));
         for part in ranks.chain([self.catalog_dir()]) {
             removed(&part, fs::remove_dir_all(&part))?;
         }
+        home::sync_directory(&self.dir)
+    }
+
+    /// Removes what says that a store is being made.
+    fn forget(&self) -> Result<(), HomeError> {
         let path = self.dir.join(NAME);
         removed(&path, fs::remove_file(&path))?;
         home::sync_directory(&self.dir)
+    }
+}
+
+/// Drives of each rank.
+fn shares(addresses: &[PciAddress], ranks: u32) -> Result<usize, StackError> {
+    let (count, all) = (addresses.len(), ranks as usize);
+    let wrong = |problem| Err(StackError::Config { field: "devices", problem });
+    if count == 0 || !count.is_multiple_of(all) {
+        return wrong(format!(
+            "{count} drives cannot be divided among {ranks} ranks; name a multiple of {ranks}"
+        ));
+    }
+    let again = addresses.iter().enumerate().find(|(at, drive)| addresses[..*at].contains(drive));
+    match again {
+        Some((_, drive)) => wrong(format!("vfio:{drive} is named twice; name each drive once")),
+        None => Ok(count / all),
     }
 }
 
@@ -267,36 +414,49 @@ fn check_empty(dir: &Path) -> Result<(), HomeError> {
     Ok(())
 }
 
+fn home_options(id: StoreId, number: u32, media: HomeMedia, lba_bytes: u32) -> HomeOptions {
+    let [a, b, c, d, e, f, g, h, ..] = id.0;
+    let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(number.into());
+    HomeOptions { id, media, lba_bytes }
+}
+
 /// Makes a home and formats its devices. Says how many files it has.
-fn make_part(
+fn make_home(
     dir: &Path,
-    number: u32,
-    media: HomeMedia,
-    lba_bytes: u32,
+    options: &HomeOptions,
     format: &Format,
     clock: &Arc<dyn Clock>,
 ) -> Result<u32, StackError> {
-    let [a, b, c, d, e, f, g, h, ..] = format.store.0;
-    let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(number.into());
-    let mut home = Home::create(dir, &HomeOptions { id, media, lba_bytes })?;
-    let (_emulation, controllers, _) =
-        Emulation::of_home(&home, clock, &ControllerOptions::default())?;
-    let devices: Vec<StoreDevice> = controllers.into_iter().map(StoreDevice::new).collect();
+    let mut place = Home::create(dir, options)?.into();
+    make(&mut place, format, clock).map(|(files, _)| files)
+}
+
+/// Formats devices, and lets go of them. Says how many files they have, and what they are.
+fn make(
+    place: &mut Place,
+    format: &Format,
+    clock: &Arc<dyn Clock>,
+) -> Result<(u32, Vec<DriveIdentity>), StackError> {
+    let (devices, _below, _) =
+        place.fleet(clock, &ControllerOptions::default(), None)?.into_parts();
     let files = Store::plan(&devices, format)?[0].layout.files;
-    Store::format(&devices, format)?;
-    home.set_ready()?;
+    place.format(&devices, format)?;
+    place.set_ready()?;
+    let mut identities = Vec::new();
     for device in devices {
-        shut_down(&mut device.controller.lock())?;
+        let controller = &mut device.controller.lock();
+        identities.push(drives::identity(controller));
+        shut_down(controller)?;
     }
-    Ok(files)
+    Ok((files, identities))
 }
 
 /// What the process of an engine's scheduler has: the catalog, and what is below it.
 #[derive(Debug)]
 pub struct CatalogStack {
     catalog: DurableCatalog,
-    _emulation: Emulation,
-    _home: Home,
+    below: Below,
+    place: Place,
 }
 
 impl CatalogStack {
@@ -309,13 +469,11 @@ impl CatalogStack {
         options: &StoreOptions,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, StackError> {
-        let home = Home::open(&ranks.catalog_dir())?;
-        let (emulation, controllers, _) =
-            Emulation::of_home(&home, clock, &ControllerOptions::default())?;
-        let mut devices = controllers.into_iter().map(StoreDevice::new);
-        let device = devices.next().expect("a home has a device");
-        let catalog = DurableCatalog::open(&device, options, |_, _| {})?;
-        Ok(Self { catalog, _emulation: emulation, _home: home })
+        let place = Place::from(Home::open(&ranks.catalog_dir())?);
+        let fleet = place.fleet(clock, &ControllerOptions::default(), None)?;
+        let (devices, below, _) = fleet.into_parts();
+        let catalog = DurableCatalog::open(&devices[0], options, |_, _| {})?;
+        Ok(Self { catalog, below, place })
     }
 
     /// The catalog.
@@ -329,7 +487,9 @@ impl CatalogStack {
     /// # Errors
     /// As for [`DurableCatalog::close`], and [`StackError::Shutdown`].
     pub fn close(self) -> Result<(), StackError> {
-        let Self { catalog, _emulation, _home } = self;
-        shut_down(&mut catalog.close()?)
+        let Self { catalog, below, place } = self;
+        shut_down(&mut catalog.close()?)?;
+        drop((below, place));
+        Ok(())
     }
 }

@@ -6,13 +6,13 @@ use std::{path::Path, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock};
 use objstore::{
-    BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, StoreId,
-    StoreOptions,
+    BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Overwrite,
+    StoreId, StoreOptions,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
-    CatalogStack, EngineMemory, ErrorKind, Executor, Home, PoolLayout, PoolMemory, RankStack,
-    RankStackConfig, Ranks, RanksOptions, StackError,
+    CatalogStack, EngineMemory, ErrorKind, Executor, Place, PoolLayout, PoolMemory, RankMedia,
+    RankStack, RankStackConfig, Ranks, RanksOptions, StackError,
 };
 
 const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
@@ -25,7 +25,8 @@ fn clock() -> Arc<dyn Clock> {
 
 fn options() -> RanksOptions {
     let id = StoreId(OsRng.unwrap_err().random());
-    RanksOptions { id, ranks: 2, shape: SHAPE, bytes: 32 << 20, devices: 1, lba_bytes: 4096 }
+    let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
+    RanksOptions { id, ranks: 2, shape: SHAPE, media }
 }
 
 fn temporary() -> tempfile::TempDir {
@@ -43,9 +44,10 @@ fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError
     let memory = unsafe { EngineMemory::new(base, BYTES, memory) };
     let stack = RankStack::open(
         RankStackConfig {
-            home: Home::open(&ranks.rank_dir(rank))?,
+            place: ranks.place(rank)?,
             id: ranks.rank(rank),
             executor: Executor::Host,
+            require: None,
             shape: SHAPE,
             pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) },
             controller: ControllerOptions { descriptors, ..ControllerOptions::default() },
@@ -60,7 +62,7 @@ fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError
 fn begin(stack: &RankStack, direction: Direction, file: FileId, block: u32, sums: &[u32]) -> JobId {
     let moves = [Move { file, block: BlockId(block), position: 0 }];
     let job = stack.begin(direction, &moves, sums).unwrap();
-    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer)).unwrap());
+    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
     job
 }
 
@@ -120,7 +122,7 @@ fn a_layer_that_was_not_started_is_reported() {
     let (stack, _) = open(&ranks, 0).unwrap();
     let moves = [Move { file: FileId(0), block: BlockId(0), position: 0 }];
     let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
-    stack.start(job, Layer(0)).unwrap();
+    stack.start(job, Layer(0), None).unwrap();
     let report = stack.end(&[job]).unwrap().pop().unwrap();
     assert!(report.failure.unwrap().to_string().contains("layer 1 was not stored"));
     stack.close().unwrap();
@@ -149,7 +151,57 @@ fn what_is_there_is_neither_taken_nor_lost() {
     assert_eq!(Ranks::open(dir).unwrap_err().kind(), ErrorKind::NotFound);
     let anew = Ranks::prepare(dir, &options(), &clock()).unwrap();
     assert_ne!(anew.rank(0).store, made.rank(0).store);
-    let huge = RanksOptions { bytes: 1 << 50, ..asked };
+    let media = RankMedia::Files { bytes: 1 << 50, count: 1, lba_bytes: 4096 };
+    let huge = RanksOptions { media, ..asked };
     assert_eq!(refused(&dir.join("other"), &huge).0, ErrorKind::NoSpace);
     assert!(!dir.join("other/store.json").exists(), "nothing is left of it");
+}
+
+fn drives(names: &[&str]) -> RankMedia {
+    let addresses = names.iter().map(|name| name.parse().unwrap()).collect();
+    RankMedia::Drives { addresses, bytes: None, overwrite: Overwrite::Nothing }
+}
+
+#[test]
+fn drives_that_cannot_be_had_are_refused_and_nothing_is_in_the_way_afterwards() {
+    let place = temporary();
+    let on = |media| RanksOptions { media, ..options() };
+    for (names, kind, wanted) in [
+        (&["1:00.0", "2:00.0", "3:00.0"][..], ErrorKind::Invalid, "3 drives cannot be divided"),
+        (&[], ErrorKind::Invalid, "0 drives cannot be divided among 2 ranks"),
+        (&["1:00.0", "1:00.0"], ErrorKind::Invalid, "vfio:0000:01:00.0 is named twice"),
+        // On a machine without VFIO, or where there is no such function.
+        (&["ffff:ff:1f.6", "ffff:ff:1f.7"], ErrorKind::System, "opening"),
+    ] {
+        let (found, message) = refused(place.path(), &on(drives(names)));
+        assert!(message.contains(wanted), "{message}");
+        assert_eq!(found, kind, "{message}");
+        assert_eq!(Ranks::open(place.path()).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    Ranks::prepare(place.path(), &options(), &clock()).unwrap();
+    let (kind, message) = refused(place.path(), &on(drives(&["1:00.0", "2:00.0"])));
+    assert_eq!(kind, ErrorKind::Invalid);
+    assert!(message.contains("is in files, and on 2 drives was asked for"), "{message}");
+}
+
+#[test]
+fn drives_that_moved_are_looked_for_where_they_are_named_now() {
+    let place = temporary();
+    let dir = place.path();
+    Ranks::prepare(dir, &options(), &clock()).unwrap();
+    let drive =
+        |address, serial| format!(r#"{{"address":"{address}","serial":"{serial}","nsid":1}}"#);
+    let list = [drive("0000:01:00.0", "S1"), drive("0000:02:00.0", "S2")].join(",");
+    let manifest = dir.join("store.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    let text = text.trim_end().trim_end_matches('}').to_owned() + r#","drives":["# + &list + "]}";
+    std::fs::write(&manifest, text).unwrap();
+    let moved = RanksOptions { media: drives(&["5:00.0", "6:00.0"]), ..options() };
+    Ranks::prepare(dir, &moved, &clock()).unwrap();
+    let Place::Drives(own) = Ranks::open(dir).unwrap().place(1).unwrap() else { panic!("a home") };
+    assert_eq!(own[0].address.to_string(), "0000:06:00.0");
+    assert_eq!(own[0].identity.as_ref().unwrap().serial, "S2");
+    assert_eq!(own.len(), 1);
+    let (_, message) = refused(dir, &options());
+    assert!(message.contains("is on 2 drives, and in files was asked for"), "{message}");
 }

@@ -83,7 +83,7 @@ fn open_plane(
     Plane::open_rank(RankConfig {
         id,
         devices,
-        executor: Executor::Host.factory(&clock),
+        executor: Executor::Host.factory(&clock, None),
         clock,
         shape: SHAPE,
         pool: memory.pool.clone(),

@@ -71,8 +71,9 @@ impl Engine {
 
 fn config(home: Home, engine: &Engine, descriptors: DescriptorPreference) -> StackConfig {
     StackConfig {
-        home,
+        place: home.into(),
         executor: Executor::Host,
+        require: None,
         shape: SHAPE,
         namespace: Namespace::default(),
         pool: PoolMemory::Engine { memory: engine.memory.clone(), layout: engine.layout.clone() },

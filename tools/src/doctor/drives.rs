@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use clap::ValueEnum as _;
 use gio_kernels::cuda::DoorbellKind;
 use nvme_bind::doctor::{Finding, Verdict};
 use nvme_driver::platform::p2p;
@@ -12,10 +11,9 @@ use nvme_driver::platform::vfio::{PciAddress, VfioSpace};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace as _, MonotonicClock,
 };
+use ripieno_stack::{Gpu, Route, check_drive, open_drive, prove_reach, vfio_space};
 
-use crate::config::Route;
-use crate::drives;
-use crate::gpu::Gpu;
+use crate::problem::told;
 
 use super::findings::{Findings, check, failed};
 
@@ -28,7 +26,7 @@ pub(super) fn try_all(
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
-    let space = match drives::space() {
+    let space = match vfio_space().map_err(told) {
         Ok(space) => space,
         Err(error) => return findings.add(failed(check(UNANSWERED, "VFIO"), &error)),
     };
@@ -36,8 +34,9 @@ pub(super) fn try_all(
     let mut controllers = Vec::new();
     for address in addresses {
         let options = ControllerOptions::default();
-        let opened = drives::open(&space, *address, &clock, options)
-            .and_then(|drive| drives::usable(&drive).map(|()| drive).map_err(Into::into));
+        let opened = open_drive(&space, *address, &clock, options)
+            .and_then(|drive| check_drive(&drive).map(|()| drive))
+            .map_err(told);
         match opened {
             Ok(drive) => controllers.push(drive),
             Err(error) => {
@@ -49,7 +48,7 @@ pub(super) fn try_all(
     if let Some(gpu) = gpu.filter(|_| !controllers.is_empty()) {
         findings.add(doorbells(&controllers, gpu))?;
     }
-    for &route in Route::value_variants() {
+    for &route in &Route::ALL {
         findings.add(try_one(route, &space, &mut controllers, gpu))?;
     }
     for mut drive in controllers {
@@ -65,8 +64,8 @@ pub(super) fn try_all(
 fn doorbells(drives: &[Controller], gpu: &Gpu) -> Finding {
     let finding = check("doorbells", "Doorbells");
     for drive in drives {
-        if let Err(error) = gpu.doorbells(drive.bus(), DoorbellKind::Io) {
-            return failed(finding, &error).fix(
+        if let Err(error) = gpu.device().register_doorbells(drive.bus(), DoorbellKind::Io) {
+            return failed(finding, &told(error.into())).fix(
                 "the nvidia module may have to be told: options nvidia \
                  NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d",
             );
@@ -93,8 +92,10 @@ fn try_one(
                 .says(Verdict::Fail, "no GPU that can be used")
                 .fix("see above; data goes to host memory with --executor host");
         }
-        (Route::Staged, Some(gpu)) => gpu.staging(&**space, bytes),
-        (Route::Direct, Some(gpu)) => gpu.mapped(&**space, bytes).map(|(memory, _)| memory),
+        (Route::Staged, Some(gpu)) => gpu.staging(&**space, bytes).map_err(told),
+        (Route::Direct, Some(gpu)) => {
+            gpu.mapped(&**space, bytes).map(|(memory, _)| memory).map_err(told)
+        }
     };
     let scratch = memory.and_then(|memory| Ok(DmaSlice::new(memory, 0, bytes)?));
     let scratch = match scratch {
@@ -104,7 +105,7 @@ fn try_one(
     let count = drives.len();
     for drive in drives {
         let id = drive.id().to_owned();
-        match drives::prove(drive, &scratch) {
+        match prove_reach(drive, &scratch).map_err(told) {
             Ok(None) => {}
             Ok(Some(why)) => {
                 let found = format!("vfio:{id}: {why}");

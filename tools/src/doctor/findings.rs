@@ -2,8 +2,7 @@
 
 use nvme_bind::doctor::{Finding, Report, Verdict};
 
-use crate::problem::{Problem, Unfit, one_line};
-use crate::stack::NoRoute;
+use crate::problem::{NoRoute, Problem, one_line};
 
 /// What was found, printed as it came.
 pub(super) struct Findings<'a> {
@@ -26,9 +25,6 @@ pub(super) fn check(id: impl Into<String>, title: impl Into<String>) -> Finding 
 /// It does not work, for this reason.
 pub(super) fn failed(finding: Finding, error: &anyhow::Error) -> Finding {
     let found = one_line(error);
-    if let Some(unfit) = error.downcast_ref::<Unfit>() {
-        return finding.says(Verdict::Fail, found).fix(unfit.fix.clone());
-    }
     if let Some(problem) = error.downcast_ref::<Problem>() {
         return finding.says(Verdict::Fail, found).fix(problem.hint());
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use gio_kernels::cuda::{CudaDevice, CudaDriver, WritesOrdering};
 use nvme_bind::doctor::{Finding, Verdict};
+use ripieno_stack::{CudaChoice, Gpu};
 
-use crate::config::GpuChoice;
-use crate::gpu::Gpu;
+use crate::gpu::GpuReport;
 
 use super::findings::{Findings, check};
 
@@ -15,7 +15,7 @@ const NO_GPU: &str = "without a GPU there is nothing to look at";
 
 /// What is there, and the GPU if it can be used.
 pub(super) fn examine(
-    choice: GpuChoice,
+    choice: CudaChoice,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<Option<Arc<Gpu>>> {
     let driver = check("driver", "CUDA driver");
@@ -91,6 +91,7 @@ fn skip_after(
 fn partition(gpu: &Gpu) -> Finding {
     let finding = check("partition", "SMs of its own");
     let Some(report) = gpu.report() else { return finding };
+    let report = GpuReport::new(&report);
     let found = report.partition_words();
     match &report.partition_missing {
         None => finding.says(Verdict::Ok, found),

@@ -2,7 +2,7 @@ use nvme_bind::doctor::Finding;
 
 use super::findings::{check, failed};
 use super::*;
-use crate::problem::unfit;
+use crate::problem::Problem;
 
 fn finding(route: Route, verdict: Verdict) -> Finding {
     check(route.name(), "a route").about(route.name()).says(verdict, "as it is")
@@ -23,7 +23,8 @@ fn a_route_works_when_one_executor_can_take_it() {
 
 #[test]
 fn what_would_help_is_shown_with_what_is_wrong() {
-    let error = unfit("no way there", "build one").context("walking");
+    let problem = Problem::new("no way there", "build one");
+    let error = anyhow::Error::new(problem).context("walking");
     let finding = failed(check("x", "X"), &error);
     assert_eq!(finding.verdict, Verdict::Fail);
     assert_eq!(finding.found, "walking: no way there");

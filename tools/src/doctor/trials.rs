@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use clap::ValueEnum as _;
 use nvme_bind::doctor::{Finding, Verdict};
+use ripieno_stack::{CudaChoice, Gpu, Route};
 
-use crate::config::{GpuChoice, ReplayArgs, Route};
-use crate::gpu::Gpu;
+use crate::config::ReplayArgs;
 use crate::replay;
 use crate::size::Size;
 
@@ -15,13 +14,13 @@ use super::findings::{Findings, check, failed};
 
 /// Every route with the GPU, a resident kernel, and the way without a GPU.
 pub(super) fn try_all(
-    choice: GpuChoice,
+    choice: CudaChoice,
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
     // First what needs no GPU: a kernel that hangs keeps the process from going on.
     findings.add(tried(finding(Route::Host, "host"), None, Route::Host, None))?;
-    for &route in Route::value_variants() {
+    for &route in &Route::ALL {
         let finding = finding(route, "cuda");
         findings.add(match gpu {
             Some(_) => tried(finding, Some(choice), route, gpu),
@@ -32,7 +31,7 @@ pub(super) fn try_all(
         })?;
     }
     if gpu.is_some() {
-        let resident = GpuChoice { is_resident: true, ..choice };
+        let resident = CudaChoice { is_resident: true, ..choice };
         let finding = check("resident", "resident I/O kernel");
         findings.add(tried(finding, Some(resident), Route::Host, gpu))?;
     }
@@ -46,7 +45,7 @@ fn finding(route: Route, executor: &str) -> Finding {
 
 /// A small replay with one software controller, in which every byte is checked: enough requests
 /// that some are found stored, and so few pool blocks that requests are moved in parts.
-fn trial(choice: Option<GpuChoice>, route: Route) -> anyhow::Result<ReplayArgs> {
+fn trial(choice: Option<CudaChoice>, route: Route) -> anyhow::Result<ReplayArgs> {
     let executor = if choice.is_some() { "cuda" } else { "host" };
     let line = format!(
         "--requests 24 --pool-blocks 32 --verify full --devices 1 --depth 64 --quiet \
@@ -57,7 +56,7 @@ fn trial(choice: Option<GpuChoice>, route: Route) -> anyhow::Result<ReplayArgs> 
 
 fn tried(
     finding: Finding,
-    choice: Option<GpuChoice>,
+    choice: Option<CudaChoice>,
     route: Route,
     gpu: Option<&Arc<Gpu>>,
 ) -> Finding {

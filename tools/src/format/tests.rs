@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use clap::Parser as _;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
-use nvme_emu::{EmuConfig, EmuDomain, MemoryMedia};
+use nvme_emu::{EmuConfig, MemoryMedia};
 use nvme_spec::ids::Lba;
+use ripieno_stack::Fleet;
 
 use super::*;
-use crate::stack::emulate;
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 16 * MIB;
@@ -29,10 +29,10 @@ fn drive() -> (MemoryMedia, Offline) {
     let media = MemoryMedia::new(BYTES).unwrap();
     let config = EmuConfig::new("drive").namespace(media.clone(), 512);
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let (domain, options) = (EmuDomain::new("drive"), ControllerOptions::default());
-    let (mut devices, emulation) = emulate(vec![config], &options, &domain, &clock).unwrap();
-    devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
-    (media, Offline::of_emulated(devices, domain, emulation))
+    let (name, options) = (Path::new("drive"), ControllerOptions::default());
+    let mut fleet = Fleet::of_controllers([config], name, &clock, &options, None).unwrap();
+    fleet.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
+    (media, Offline::of_emulated(fleet))
 }
 
 fn all(offline: &Offline) -> Vec<u8> {

@@ -7,10 +7,12 @@
 
 use std::ptr::NonNull;
 
-use anyhow::Context as _;
 use gio_kernels::pattern::{self, Difference};
 use nvme_driver::DmaSlice;
-use objstore::{Order, Store, StoreError, Ticket};
+use objstore::{BlockId, KvPool, Order, Row, Store, StoreError, Ticket};
+use ripieno_stack::StackError;
+
+use crate::problem::Problem;
 
 use super::hand::{Check, Hand, Item, Poll};
 
@@ -30,12 +32,15 @@ pub(crate) struct CpuHand {
 unsafe impl Send for CpuHand {}
 
 impl CpuHand {
-    /// Reaches into `memory`.
+    /// Reaches the `len` bytes of `pool`.
     ///
     /// # Errors
-    /// When the CPU does not.
-    pub(crate) fn new(memory: DmaSlice) -> anyhow::Result<Self> {
-        let base = memory.host().context("the KV pool is not reachable for the CPU")?;
+    /// [`StackError::Unfit`] when the CPU does not.
+    pub(crate) fn new(pool: &KvPool, len: usize) -> Result<Self, StackError> {
+        let first = pool.offset(BlockId(0), Row(0)).unwrap_or(0) as usize;
+        let memory = DmaSlice::new(pool.memory().clone(), first, len)?;
+        let why = "the KV pool is not reachable for the CPU";
+        let base = memory.host().ok_or_else(|| Problem::new(why, "").unfit())?;
         Ok(Self { base, memory })
     }
 

@@ -2,17 +2,17 @@
 
 #![allow(unsafe_code, reason = "lets kernels write the pool, which is reached by address only")]
 
-use std::any::Any;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use gio_kernels::cuda::{CudaPattern, PatternCheck, PatternItem};
+use gio_kernels::cuda::{CudaPattern, CudaStream, PatternCheck, PatternItem};
 use gio_kernels::pattern::Difference;
+use gio_uring::RawStream;
 use nvme_driver::DevicePtr;
-use objstore::{Order, Store, StoreError, Ticket};
+use objstore::{BlockId, KvPool, Order, Row, Store, StoreError, Ticket};
+use ripieno_stack::{Gpu, StackError};
 
-use crate::gpu::Gpu;
+use crate::problem::Problem;
 
 use super::hand::{Check, Hand, Item, Poll};
 
@@ -25,27 +25,37 @@ const NAP: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct GpuHand {
     pattern: CudaPattern,
-    gpu: Arc<Gpu>,
+    /// Where the engine's work is: below the I/O kernel's priority, on all SMs.
+    stream: CudaStream,
     base: DevicePtr,
     len: u64,
     /// Keeps the bytes at `base` allocated.
-    _owner: Arc<dyn Any + Send + Sync>,
+    _pool: KvPool,
 }
 
 impl GpuHand {
-    /// Reaches `len` bytes at `base`, which `owner` keeps; for batches of up to `items` items. Made
-    /// before an executor starts.
+    /// Reaches the `len` bytes of `pool`, for batches of up to `items` items. Made before an
+    /// executor starts.
     ///
     /// # Errors
-    /// When the GPU has no memory for that.
+    /// [`StackError::Cuda`] when the GPU has no memory for that.
     pub(crate) fn new(
-        gpu: &Arc<Gpu>,
-        base: DevicePtr,
+        gpu: &Gpu,
+        pool: &KvPool,
         len: u64,
-        owner: Arc<dyn Any + Send + Sync>,
         items: usize,
-    ) -> anyhow::Result<Self> {
-        Ok(Self { pattern: gpu.pattern(items)?, gpu: gpu.clone(), base, len, _owner: owner })
+    ) -> Result<Self, StackError> {
+        let pattern = CudaPattern::with_items(gpu.device(), items)?;
+        let stream = CudaStream::lowest(gpu.device())?;
+        let why = "the KV pool is not reachable for the GPU";
+        let base = pool.device(BlockId(0), Row(0));
+        let base = base.ok_or_else(|| Problem::new(why, "").unfit())?;
+        Ok(Self { pattern, stream, base, len, _pool: pool.clone() })
+    }
+
+    fn stream(&self) -> RawStream {
+        // SAFETY: a stream of the GPU that the store has, too; it is kept as long as the pool.
+        unsafe { RawStream::new(self.stream.raw()) }
     }
 
     /// The items as the GPU has them.
@@ -63,30 +73,30 @@ impl GpuHand {
 impl Hand for GpuHand {
     fn make(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
-        // SAFETY: the items are parts of the pool, as `lower` asserted, which `_owner` keeps; a
+        // SAFETY: the items are parts of the pool, as `lower` asserted, which `_pool` keeps; a
         // batch has each part once. The stream is the GPU's own, and the engine waits for a
         // block's transfers before it asks.
-        Ok(unsafe { self.pattern.fill(self.gpu.stream(), &items) }?)
+        Ok(unsafe { self.pattern.fill(self.stream(), &items) }?)
     }
 
     fn poison(&mut self, items: &[Item], _poll: Poll<'_>) -> anyhow::Result<()> {
         let items = self.lower(items);
         // SAFETY: as in `make`.
-        Ok(unsafe { self.pattern.poison(self.gpu.stream(), &items) }?)
+        Ok(unsafe { self.pattern.poison(self.stream(), &items) }?)
     }
 
     fn order(&self) -> Order<'static> {
-        Order::AfterStream(self.gpu.stream())
+        Order::AfterStream(self.stream())
     }
 
     fn join(&mut self, store: &mut Store, ticket: &Ticket) -> Result<(), StoreError> {
-        store.join(ticket, self.gpu.stream())
+        store.join(ticket, self.stream())
     }
 
     fn check(&mut self, items: Vec<Item>) -> anyhow::Result<Box<dyn Check>> {
         let items = self.lower(&items);
         // SAFETY: as in `make`; the layer's transfer is over when the stream gets there.
-        let check = unsafe { self.pattern.check(self.gpu.stream(), &items) }?;
+        let check = unsafe { self.pattern.check(self.stream(), &items) }?;
         Ok(Box::new(GpuCheck(check)))
     }
 }

@@ -1,17 +1,18 @@
 use cuda_mock::{Level, isolated};
-use nvme_driver::{DmaSlice, DmaSpace as _};
+use nvme_driver::DmaSpace as _;
 use nvme_emu::EmuDomain;
+use objstore::KvPool;
+use ripieno_stack::{CudaChoice, Gpu};
 
 use super::*;
-use crate::config::GpuChoice;
-use crate::gpu::Gpu;
 use crate::model::MODELS;
 
 fn pool(blocks: u32) -> Pool {
     let shape = Shape::new(&MODELS[0], 64).unwrap();
     let bytes = Pool::bytes(&shape, blocks) as usize;
     let memory = EmuDomain::new("test").alloc(bytes).unwrap();
-    let hand = CpuHand::new(DmaSlice::new(memory, 0, bytes).unwrap()).unwrap();
+    let registered = KvPool::contiguous(memory, &shape.kv(), blocks).unwrap();
+    let hand = CpuHand::new(&registered, bytes).unwrap();
     Pool::new(Box::new(hand), shape, blocks, 3)
 }
 
@@ -56,11 +57,14 @@ fn objects_do_not_overlap_for_the_cpu() {
 fn objects_do_not_overlap_for_a_gpu() {
     let test = "pool::tests::objects_do_not_overlap_for_a_gpu";
     isolated(test, Level::Full, &[], || {
-        let gpu = Gpu::open(GpuChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
+        let gpu = Gpu::open(CudaChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
         let shape = Shape::new(&MODELS[0], 64).unwrap();
         let bytes = Pool::bytes(&shape, 5);
-        let (_, base, owner) = gpu.memory(bytes as usize).unwrap();
-        let hand = GpuHand::new(&gpu, base, bytes, owner, 64).unwrap();
+        let domain = EmuDomain::with_copies("test", gpu.for_store().copies);
+        let memory = gpu.device().allocate(64 << 10).unwrap().into_external();
+        let memory = domain.import(memory).unwrap();
+        let registered = KvPool::contiguous(memory, &shape.kv(), 5).unwrap();
+        let hand = GpuHand::new(&gpu, &registered, bytes, 64).unwrap();
         objects_do_not_overlap(Pool::new(Box::new(hand), shape, 5, 3));
     });
 }

@@ -1,15 +1,36 @@
 //! What a replay reports: one JSON object for programs, tables for people.
 
 use objstore::{KvShape, StoreStats};
+use ripieno_stack::NotTaken;
 use serde::Serialize;
 
 use crate::gpu::GpuReport;
 use crate::size::{Size, grouped};
-use crate::stack::NotTaken;
 use crate::table::{row, table};
 use crate::terminal;
 
 use super::verify::Mismatch;
+
+/// A route that was tried and not taken. Field names are those of the JSON object.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct RouteNotTaken {
+    pub(crate) route: &'static str,
+    pub(crate) why: String,
+    /// What would open it.
+    pub(crate) fix: String,
+}
+
+impl RouteNotTaken {
+    pub(crate) fn new(not: &NotTaken) -> Self {
+        let NotTaken { route, why, fix } = not;
+        Self { route: route.name(), why: why.clone(), fix: fix.clone() }
+    }
+
+    fn text(&self) -> String {
+        let Self { why, fix, .. } = self;
+        if fix.is_empty() { why.clone() } else { format!("{why}; {fix}") }
+    }
+}
 
 /// All there is to say about a replay. Field names are those of the JSON object.
 #[derive(Debug, Serialize)]
@@ -19,7 +40,7 @@ pub(crate) struct Report {
     /// The route of the data: host, staged or direct.
     pub(crate) path: String,
     /// Better routes, and why they were not taken.
-    pub(crate) routes_not_taken: Vec<NotTaken>,
+    pub(crate) routes_not_taken: Vec<RouteNotTaken>,
     /// What ran the I/O kernel.
     pub(crate) executor: String,
     /// The GPU that did; null if none.
@@ -215,7 +236,7 @@ impl Report {
             rows.push(row(&format!("store {}", self.store), found, note));
         }
         let instead = self.routes_not_taken.iter();
-        rows.extend(instead.map(|not| row("no better path", not.route, format!("{not}"))));
+        rows.extend(instead.map(|not| row("no better path", not.route, not.text())));
         rows
     }
 

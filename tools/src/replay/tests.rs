@@ -2,9 +2,9 @@
 
 use cuda_mock::{Level, isolated};
 use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen, LbaRange};
+use ripieno_stack::CudaChoice;
 
 use super::*;
-use crate::config::GpuChoice;
 
 const READ: u8 = 2;
 const WRITE: u8 = 1;
@@ -133,7 +133,7 @@ fn a_gpu_finds_what_the_cpu_finds() {
         for (route, launch) in [("direct", "per-batch"), ("staged", "resident")] {
             let line = format!("--requests 30 --executor cuda --require {route} --launch {launch}");
             let line = format!("{line} --verify full --pool-blocks 40 --seed 3 --no-checksums");
-            let gpu = Gpu::open(GpuChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
+            let gpu = Gpu::open(CudaChoice { ordinal: 0, io_sms: 4, is_resident: false }).unwrap();
             let on = |opcode, every, then| replay_on(Some(&gpu), &line, opcode, every, then);
             let clean = on(READ, u64::MAX, FaultAction::CorruptRead);
             assert!(clean.is_clean() && clean.verified_bytes > 0, "{clean:?}");

@@ -1,0 +1,143 @@
+//! Everything below a store or a plane, by the first route of the data that works.
+
+use std::{fmt, sync::Arc};
+
+use nvme_driver::{Clock, ControllerOptions};
+use objstore::{ExecutorFactory, Format, KvPool, KvShape, StoreDevice, StoreGpu, StoreOptions};
+
+use crate::{
+    bounce::Bounce,
+    error::StackError,
+    executor::Executor,
+    fleet::{Below, Fleet},
+    place::Place,
+    pool::PoolMemory,
+    route::{NotTaken, PoolPlan, Prepared, Route, by_first_route},
+};
+
+/// Where things are, and why not in a better place.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// The way of the data.
+    pub route: Route,
+    /// Where queues and descriptors are.
+    pub queues: String,
+    /// Where the KV pool is.
+    pub pool: String,
+    /// Better routes, and why they were not taken.
+    pub not_taken: Vec<NotTaken>,
+}
+
+impl Placement {
+    /// Where everything is, in a few words.
+    #[must_use]
+    pub fn memory(&self) -> String {
+        let Self { queues, pool, .. } = self;
+        if queues == pool {
+            return pool.clone();
+        }
+        format!("queues in {queues}, KV pool in {pool}")
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.route, self.memory())?;
+        self.not_taken.iter().try_for_each(|not| write!(f, "; not {not}"))
+    }
+}
+
+/// What is built from.
+pub(crate) struct Plan<'a> {
+    pub(crate) place: Place,
+    pub(crate) executor: Executor,
+    pub(crate) require: Option<Route>,
+    pub(crate) shape: &'a KvShape,
+    pub(crate) pool: &'a PoolMemory,
+    pub(crate) controller: &'a ControllerOptions,
+    pub(crate) options: StoreOptions,
+    /// Formats the devices first.
+    pub(crate) format: Option<&'a Format>,
+    pub(crate) clock: &'a Arc<dyn Clock>,
+}
+
+/// What a store or a plane is opened with.
+pub(crate) struct Parts {
+    pub(crate) devices: Vec<StoreDevice>,
+    pub(crate) pool: KvPool,
+    pub(crate) gpu: Option<StoreGpu>,
+    pub(crate) executor: ExecutorFactory,
+    pub(crate) options: StoreOptions,
+}
+
+/// What has to live as long as a store or a plane. Fields are dropped in this order: who uses
+/// before who is used.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) bounce: Option<Arc<Bounce>>,
+    pub(crate) pool: KvPool,
+    pub(crate) placement: Placement,
+    below: Below,
+    place: Place,
+}
+
+impl Plan<'_> {
+    /// Builds devices and pool by each route in turn, until `open` takes them.
+    ///
+    /// # Errors
+    /// [`StackError`] of the part that refuses.
+    pub(crate) fn open<T>(
+        self,
+        mut open: impl FnMut(Parts) -> Result<T, StackError>,
+    ) -> Result<(T, Built), StackError> {
+        let Self { mut place, executor, require, shape, pool, controller, clock, .. } = self;
+        let routes = Route::of(executor, pool, require)?;
+        let gpu = executor.gpu()?;
+        let (mut options, mut format) = (self.options, self.format);
+        if let Executor::Cuda(choice) = executor {
+            options.sms = choice.io_sms;
+        }
+        // Zeroing files would only make work.
+        options.deallocate &= !place.is_on_files();
+        let plan = PoolPlan { memory: pool, shape, staging_buffers: options.staging_buffers };
+        let fleet = || -> Result<Fleet, StackError> {
+            let mut fleet = place.fleet(clock, controller, gpu.as_deref())?;
+            fleet.outfit(options.queues_per_device, options.queue_depth, gpu.as_deref())?;
+            Ok(fleet)
+        };
+        let prepare = |route, fleet: &mut _| {
+            plan.prepare(route, fleet, gpu.as_ref()).map(|prepared| (route, prepared))
+        };
+        let taken = by_first_route(routes, fleet, prepare, |fleet, (route, prepared)| {
+            let (devices, below, queues) = fleet.into_parts();
+            let Prepared { pool, place: at, bounce } = prepared;
+            if let Some(format) = format.take() {
+                place.format(&devices, format)?;
+            }
+            let parts = Parts {
+                devices,
+                pool: pool.clone(),
+                gpu: gpu.as_ref().map(|gpu| gpu.for_store()),
+                executor: executor.factory(clock, gpu.as_ref()),
+                options: options.clone(),
+            };
+            let placement = Placement { route, queues, pool: at, not_taken: Vec::new() };
+            Ok((open(parts)?, bounce, pool, placement, below))
+        });
+        let ((opened, bounce, pool, placement, below), not_taken) = taken?;
+        if self.format.is_some() {
+            place.set_ready()?;
+        }
+        let placement = Placement { not_taken, ..placement };
+        Ok((opened, Built { bounce, pool, placement, below, place }))
+    }
+}
+
+impl Built {
+    /// Gives the engine's memory back, once the store was closed; what is below is dropped after
+    /// the controllers were shut down.
+    pub(crate) fn unmap(self) -> (Below, Place) {
+        drop((self.bounce, self.pool));
+        (self.below, self.place)
+    }
+}

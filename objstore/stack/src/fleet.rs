@@ -1,0 +1,229 @@
+//! Controllers that are attached, and the memory they share, before a store has them.
+
+use std::{path::Path, sync::Arc};
+
+use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
+use nvme_driver::{
+    Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p,
+};
+use nvme_emu::{EmuConfig, EmuDomain};
+use objstore::StoreDevice;
+
+use crate::{
+    arena::Arena,
+    drives::{self, Drives, MemoryPlace, Peer},
+    emulation::Emulation,
+    error::StackError,
+    gpu::Gpu,
+};
+
+/// Controllers of one address space. Fields are dropped in this order.
+#[derive(Debug)]
+pub struct Fleet {
+    /// The controllers, as a store takes them.
+    pub devices: Vec<StoreDevice>,
+    pub(crate) below: Below,
+    peer: Option<Peer>,
+    pub(crate) space: Arc<dyn DmaSpace>,
+    /// What their doorbells are.
+    doorbells: DoorbellKind,
+    /// Where queues and descriptors are.
+    pub(crate) queues: String,
+}
+
+/// What has to live as long as controllers are used. Fields are dropped in this order.
+#[derive(Debug)]
+pub struct Below {
+    emulation: Option<Emulation>,
+    /// What the GPU was let reach; a GPU that is used keeps what it uses.
+    registrations: Vec<Arc<Registration>>,
+}
+
+impl Below {
+    /// The software controllers, if it is them.
+    #[must_use]
+    pub fn emulation(&self) -> Option<&Emulation> {
+        self.emulation.as_ref()
+    }
+}
+
+impl Fleet {
+    fn new(
+        devices: Vec<StoreDevice>,
+        emulation: Option<Emulation>,
+        space: Arc<dyn DmaSpace>,
+        doorbells: DoorbellKind,
+    ) -> Self {
+        let queues = MemoryPlace::Host.to_string();
+        let below = Below { emulation, registrations: Vec::new() };
+        Self { devices, below, peer: None, space, doorbells, queues }
+    }
+
+    /// Software controllers; their address space, with this name, reaches memory of `gpu`, too.
+    ///
+    /// # Errors
+    /// As for [`Emulation::start`].
+    pub fn of_controllers(
+        configs: impl IntoIterator<Item = EmuConfig>,
+        name: &Path,
+        clock: &Arc<dyn Clock>,
+        options: &ControllerOptions,
+        gpu: Option<&Gpu>,
+    ) -> Result<Self, StackError> {
+        let name = name.display().to_string();
+        let domain = match gpu {
+            Some(gpu) => EmuDomain::with_copies(name, gpu.copies()),
+            None => EmuDomain::new(name),
+        };
+        let (emulation, controllers) = Emulation::start(configs, &domain, clock, options)?;
+        let devices = controllers.into_iter().map(StoreDevice::new).collect();
+        Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
+    }
+
+    /// Drives that were opened.
+    #[must_use]
+    pub fn of_drives(drives: Drives) -> Self {
+        let (devices, peer, space) = drives.into_parts();
+        Self { peer, ..Self::new(devices, None, space, DoorbellKind::Io) }
+    }
+
+    /// Gives every device memory for `queues` queues of up to `depth` entries: of a peer, or such
+    /// as the GPU reaches, which also gets the doorbells.
+    ///
+    /// # Errors
+    /// [`StackError::PeerFull`], [`StackError::Unfit`]; [`StackError::Cuda`] when the GPU does not
+    /// reach the doorbells.
+    pub fn outfit(&mut self, queues: u16, depth: u32, gpu: Option<&Gpu>) -> Result<(), StackError> {
+        let queues = usize::from(queues);
+        let of = |device: &StoreDevice| entries(&device.controller.lock(), depth);
+        if let Some(peer) = &mut self.peer {
+            for device in &mut self.devices {
+                let depth = of(device);
+                for _ in 0..queues {
+                    device.queue_memory.push(peer.queue(depth)?);
+                }
+            }
+            self.queues = peer.place.to_string();
+        }
+        let Some(gpu) = gpu else { return Ok(()) };
+        let bytes = |device| queues * Arena::queue_bytes(of(device));
+        let bytes = self.devices.iter().map(bytes).sum();
+        let (memory, place) = self.queue_memory(gpu, bytes)?;
+        let mut arena = Arena::new(memory);
+        for device in &mut self.devices {
+            let bus = device.controller.lock().bus().clone();
+            let doorbells = gpu.device().register_doorbells(&bus, self.doorbells)?;
+            self.below.registrations.push(doorbells);
+            let depth = of(device);
+            for _ in 0..queues {
+                device.queue_memory.push(arena.queue(depth)?);
+            }
+        }
+        self.queues = place;
+        Ok(())
+    }
+
+    /// Memory for queues and descriptors, which GPU, host and controllers reach, and its name: the
+    /// GPU's where the host has an address for it and the drives find their way there, else pinned
+    /// memory of the host. Software controllers write their completions with the CPU: a mapping
+    /// that gathers writes is none for them.
+    fn queue_memory(
+        &mut self,
+        gpu: &Gpu,
+        bytes: usize,
+    ) -> Result<(Arc<dyn DmaMemory>, String), StackError> {
+        let bytes = bytes.max(self.scratch_bytes());
+        let on_gpu = gpu.mapped(&*self.space, bytes).and_then(|(memory, kind)| {
+            if self.is_emulated() && kind != MappingKind::Cached {
+                return Err(StackError::unfit(format!("the CPU's mapping of it is {kind}"), ""));
+            }
+            self.prove(&memory)?;
+            Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})")))
+        });
+        match on_gpu {
+            Ok(found) => return Ok(found),
+            Err(StackError::Unfit { why, .. }) => {
+                tracing::info!(why, "no queues in GPU memory");
+            }
+            Err(error) => return Err(error),
+        }
+        let memory = gpu.staging(&*self.space, bytes)?;
+        self.prove(&memory)?;
+        Ok((memory, "pinned host memory".to_owned()))
+    }
+
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.below.emulation.is_some()
+    }
+
+    /// Bytes that [`Fleet::prove`] needs.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        let bytes = |device: &StoreDevice| p2p::scratch_bytes(&device.controller.lock());
+        self.devices.iter().map(bytes).max().unwrap_or(0)
+    }
+
+    /// Makes sure that every drive reaches `memory`, whose first bytes are overwritten, in every
+    /// way it will be used. Nothing is written to the drives. Software controllers are not asked:
+    /// the store verifies that when it is opened.
+    ///
+    /// # Errors
+    /// [`StackError::Unfit`] with the drive that does not; [`StackError::DriveIo`].
+    pub(crate) fn prove(&mut self, memory: &Arc<dyn DmaMemory>) -> Result<(), StackError> {
+        if self.is_emulated() {
+            return Ok(());
+        }
+        for device in &mut self.devices {
+            let drive = &mut *device.controller.lock();
+            let scratch = DmaSlice::new(memory.clone(), 0, p2p::scratch_bytes(drive))?;
+            if let Some(why) = drives::prove_reach(drive, &scratch)? {
+                let why = format!("vfio:{} does not reach this memory: {why}", drive.id());
+                return Err(StackError::unfit(why, "see nvme-bind doctor"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory of the host, or of the peer that was chosen, for a KV pool; and its name.
+    ///
+    /// # Errors
+    /// [`StackError::PeerFull`], [`StackError::Memory`].
+    pub(crate) fn pool_memory(&mut self, bytes: usize) -> Result<(DmaSlice, String), StackError> {
+        if let Some(peer) = &mut self.peer {
+            return Ok((peer.take(bytes)?, peer.place.to_string()));
+        }
+        let first = self.devices.first();
+        let node = first.and_then(|drive| drive.controller.lock().bus().numa_node());
+        let memory = self.space.alloc_on(bytes, node)?;
+        Ok((DmaSlice::new(memory, 0, bytes)?, MemoryPlace::Host.to_string()))
+    }
+
+    /// Lets the GPU reach memory.
+    ///
+    /// # Errors
+    /// [`StackError::Cuda`] when there is no more that can be pinned.
+    pub(crate) fn register(
+        &mut self,
+        gpu: &Gpu,
+        memory: &Arc<dyn DmaMemory>,
+    ) -> Result<(), StackError> {
+        self.below.registrations.push(gpu.device().register_memory(memory)?);
+        Ok(())
+    }
+
+    /// The address space of the controllers' DMA.
+    #[must_use]
+    pub fn space(&self) -> &Arc<dyn DmaSpace> {
+        &self.space
+    }
+
+    /// The devices, what has to live as long, and where queues and descriptors are.
+    #[must_use]
+    pub fn into_parts(self) -> (Vec<StoreDevice>, Below, String) {
+        (self.devices, self.below, self.queues)
+    }
+}
+
+/// Entries of a queue: what was asked for, cut to what the controller allows.
+fn entries(controller: &Controller, asked: u32) -> u32 {
+    asked.min(1 << controller.info().entries_max.ilog2())
+}

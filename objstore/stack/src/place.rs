@@ -1,0 +1,267 @@
+//! Where the devices of a store, or of one of its ranks, are.
+
+use std::sync::Arc;
+
+use kv_catalog::{OnDevice, Superblock};
+use nvme_driver::{Clock, ControllerOptions, platform::vfio::PciAddress};
+use objstore::{Format, Overwrite, Store, StoreDevice, StoreId};
+
+use crate::{
+    drives::{self, Drives, Holds, MemoryPlace},
+    error::StackError,
+    fleet::Fleet,
+    gpu::Gpu,
+    home::Home,
+};
+
+/// Where devices are.
+#[derive(Debug)]
+pub enum Place {
+    /// Files, or block devices, behind software controllers.
+    Home(Home),
+    /// Drives that are bound to vfio-pci, in the store's order. A drive belongs to one process at a
+    /// time.
+    Drives(Vec<Drive>),
+}
+
+/// A drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drive {
+    /// Where it is.
+    pub address: PciAddress,
+    /// What has to be there; `None`: the store itself knows.
+    pub identity: Option<DriveIdentity>,
+}
+
+/// What tells a drive from others, wherever it is.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DriveIdentity {
+    /// Serial number.
+    pub serial: String,
+    /// The namespace that is used.
+    pub nsid: u32,
+}
+
+impl From<Home> for Place {
+    fn from(home: Home) -> Self {
+        Self::Home(home)
+    }
+}
+
+impl Place {
+    /// Drives at these addresses.
+    #[must_use]
+    pub fn drives(addresses: &[PciAddress]) -> Self {
+        let drive = |address: &PciAddress| Drive { address: *address, identity: None };
+        Self::Drives(addresses.iter().map(drive).collect())
+    }
+
+    /// Attaches the driver to the controllers. Nothing is written.
+    ///
+    /// # Errors
+    /// As for [`Fleet::of_controllers`] and [`Drives::open`]; [`StackError::Home`];
+    /// [`StackError::Drive`] for another drive than expected.
+    pub fn fleet(
+        &self,
+        clock: &Arc<dyn Clock>,
+        options: &ControllerOptions,
+        gpu: Option<&Gpu>,
+    ) -> Result<Fleet, StackError> {
+        match self {
+            Self::Home(home) => {
+                Fleet::of_controllers(home.controllers()?, home.dir(), clock, options, gpu)
+            }
+            Self::Drives(expected) => {
+                let addresses: Vec<PciAddress> =
+                    expected.iter().map(|drive| drive.address).collect();
+                let drives = Drives::open(&addresses, MemoryPlace::Host, clock, options)?;
+                for (drive, found) in expected.iter().zip(drives.identities()) {
+                    drive.check(&found)?;
+                }
+                Ok(Fleet::of_drives(drives))
+            }
+        }
+    }
+
+    /// Whether the devices are files, which keep the space that they have.
+    pub(crate) fn is_on_files(&self) -> bool {
+        match self {
+            Self::Home(home) => home.devices().any(|device| device.path.starts_with(home.dir())),
+            Self::Drives(_) => false,
+        }
+    }
+
+    /// Makes a store on the devices. A home was made for it; a drive has to be blank, or to hold
+    /// nothing but what a replay left, or a part of this store, unless `format` allows more.
+    ///
+    /// # Errors
+    /// [`StackError::NotEmpty`], and nothing was written then; else as for [`Store::format`].
+    pub(crate) fn format(
+        &self,
+        devices: &[StoreDevice],
+        format: &Format,
+    ) -> Result<(), StackError> {
+        match self {
+            Self::Home(_) => Ok(Store::format(devices, format)?),
+            Self::Drives(_) => {
+                check_vacant(devices, format.overwrite, format.store)?;
+                let overwrite = Overwrite::Anything;
+                Store::format(devices, &Format { overwrite, ..format.clone() })?;
+                // Only now: a mark says that what is there may be lost.
+                for device in devices {
+                    drives::clear_edges(&mut device.controller.lock())?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether the devices were formatted. Of drives that is assumed: who makes a store on them
+    /// says so.
+    pub(crate) fn is_ready(&self) -> bool {
+        match self {
+            Self::Home(home) => home.is_ready(),
+            Self::Drives(_) => true,
+        }
+    }
+
+    /// Says that the devices were formatted.
+    ///
+    /// # Errors
+    /// [`StackError::Home`].
+    pub(crate) fn set_ready(&mut self) -> Result<(), StackError> {
+        match self {
+            Self::Home(home) => Ok(home.set_ready()?),
+            // The drives say it themselves.
+            Self::Drives(_) => Ok(()),
+        }
+    }
+}
+
+impl Drive {
+    fn check(&self, found: &DriveIdentity) -> Result<(), StackError> {
+        match &self.identity {
+            Some(expected) if expected != found => Err(StackError::Drive {
+                drive: self.address.to_string(),
+                why: format!(
+                    "namespace {} of drive {} is there, and namespace {} of drive {} was expected",
+                    found.nsid, found.serial, expected.nsid, expected.serial
+                ),
+                hint: "name the drives where they are now, in the same order",
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses to lose what drives hold.
+fn check_vacant(
+    devices: &[StoreDevice],
+    allowed: Overwrite,
+    ours: StoreId,
+) -> Result<(), StackError> {
+    for (device, mut medium) in devices.iter().zip(Store::media(devices)?) {
+        let (drive, held) = {
+            let controller = &mut *device.controller.lock();
+            (controller.id().to_owned(), drives::holds(controller)?)
+        };
+        let found = match (held, allowed) {
+            (Holds::Nothing | Holds::Scratch, _) | (_, Overwrite::Anything) => continue,
+            (Holds::Store, Overwrite::Store) => continue,
+            (Holds::Data, _) => held.to_string(),
+            (Holds::Store, Overwrite::Nothing) => match Superblock::read(&mut *medium.io) {
+                Ok(OnDevice::Ours(superblock)) if superblock.store == ours => continue,
+                Ok(OnDevice::Ours(superblock)) => format!("store {} is on it", superblock.store),
+                _ => held.to_string(),
+            },
+        };
+        return Err(StackError::NotEmpty { drive, found });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use nvme_driver::MonotonicClock;
+    use nvme_emu::{EmuConfig, MemoryMedia};
+    use nvme_spec::ids::Lba;
+    use objstore::KvShape;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const BYTES: u64 = 16 * MIB;
+    const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 1024, block_tokens: 16 };
+
+    /// A drive whose store keeps away from its first and last MiB, and what is on it.
+    fn drive() -> (MemoryMedia, Fleet) {
+        let media = MemoryMedia::new(BYTES).unwrap();
+        let config = EmuConfig::new("drive").namespace(media.clone(), 512);
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let options = ControllerOptions::default();
+        let mut fleet =
+            Fleet::of_controllers([config], Path::new("drive"), &clock, &options, None).unwrap();
+        fleet.devices[0].region = Some((Lba(MIB >> 9), (BYTES - 2 * MIB) >> 9));
+        (media, fleet)
+    }
+
+    fn format(fleet: &Fleet, store: u8, overwrite: Overwrite) -> Result<(), StackError> {
+        let format = Format { overwrite, ..Format::new(StoreId([store; 16]), SHAPE) };
+        Place::drives(&[]).format(&fleet.devices, &format)
+    }
+
+    fn holds(fleet: &Fleet) -> Holds {
+        drives::holds(&mut fleet.devices[0].controller.lock()).unwrap()
+    }
+
+    #[test]
+    fn a_drive_is_formatted_only_where_nothing_is_lost() {
+        let (_, fleet) = drive();
+        format(&fleet, 1, Overwrite::Nothing).unwrap();
+        // As after a crash while the store was made.
+        format(&fleet, 1, Overwrite::Nothing).unwrap();
+        let error = format(&fleet, 2, Overwrite::Nothing).unwrap_err();
+        assert!(error.to_string().contains("not empty (store 0101"), "{error}");
+        assert_eq!(error.kind(), crate::ErrorKind::Occupied);
+        format(&fleet, 2, Overwrite::Store).unwrap();
+        format(&fleet, 2, Overwrite::Nothing).unwrap();
+        assert_eq!(holds(&fleet), Holds::Store);
+    }
+
+    #[test]
+    fn what_is_beside_a_store_is_guarded_and_then_cleared() {
+        let (media, fleet) = drive();
+        media.poke(BYTES - 512, b"EFI PART").unwrap();
+        for allowed in [Overwrite::Nothing, Overwrite::Store] {
+            let error = format(&fleet, 1, allowed).unwrap_err();
+            assert!(matches!(error, StackError::NotEmpty { .. }), "{error}");
+            assert_eq!(holds(&fleet), Holds::Data);
+        }
+        format(&fleet, 1, Overwrite::Anything).unwrap();
+        assert_eq!(holds(&fleet), Holds::Store);
+    }
+
+    #[test]
+    fn what_a_replay_left_may_be_lost() {
+        let (media, fleet) = drive();
+        media.poke(0, drives::MARK).unwrap();
+        media.poke(MIB, b"a store that was not kept").unwrap();
+        format(&fleet, 1, Overwrite::Nothing).unwrap();
+        assert_eq!(holds(&fleet), Holds::Store);
+    }
+
+    #[test]
+    fn another_drive_than_expected_is_named() {
+        let (_, fleet) = drive();
+        let found = drives::identity(&fleet.devices[0].controller.lock());
+        let address = "0000:65:00.0".parse().unwrap();
+        let drive = |identity| Drive { address, identity };
+        drive(None).check(&found).unwrap();
+        drive(Some(found.clone())).check(&found).unwrap();
+        let other = DriveIdentity { serial: "S2".to_owned(), ..found.clone() };
+        let error = drive(Some(other)).check(&found).unwrap_err().to_string();
+        assert!(error.contains("namespace 1 of drive S2 was expected"), "{error}");
+    }
+}

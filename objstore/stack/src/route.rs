@@ -1,0 +1,362 @@
+//! The ways of the data between devices and KV pool: each is built, and not taken before it is
+//! proven.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use nvme_driver::{Controller, DescriptorMode};
+use objstore::{KvPool, KvShape};
+
+use crate::{
+    bounce::{self, Bounce},
+    error::StackError,
+    executor::Executor,
+    fleet::Fleet,
+    gpu::Gpu,
+    pool::{self, EngineMemory, GpuMemory, PoolLayout, PoolMemory, whole_pages},
+    size::Size,
+};
+
+/// Staging memory for an engine's pool, at the most; but at least a block for each buffer.
+const STAGING_MAX: u64 = 1 << 30;
+
+/// The way of the data between devices and KV pool; the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// The device reads and writes the GPU's memory.
+    Direct,
+    /// The device reads and writes pinned host memory, which is copied from and to the GPU.
+    Staged,
+    /// The pool is in host memory.
+    Host,
+}
+
+impl Route {
+    /// All of them, the best first.
+    pub const ALL: [Self; 3] = [Self::Direct, Self::Staged, Self::Host];
+
+    /// What a person calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Staged => "staged",
+            Self::Host => "host",
+        }
+    }
+
+    /// The routes to be tried for this pool, the best first; only `require`, if it is given.
+    ///
+    /// # Errors
+    /// [`StackError::Config`] when there is none.
+    pub fn of(
+        executor: Executor,
+        pool: &PoolMemory,
+        require: Option<Self>,
+    ) -> Result<&'static [Self], StackError> {
+        let wrong = |field, problem| Err(StackError::Config { field, problem });
+        let all: &[Self] = match (pool, executor) {
+            (PoolMemory::Gpu { memory, .. }, Executor::Cuda(choice)) => {
+                let (pool, gpu) = (memory.ordinal(), choice.ordinal);
+                if pool != gpu {
+                    return wrong(
+                        "executor",
+                        format!("the pool is on GPU {pool} and the I/O kernel on GPU {gpu}"),
+                    );
+                }
+                &[Self::Direct, Self::Staged]
+            }
+            (PoolMemory::Gpu { .. }, Executor::Host | Executor::Inline) => {
+                return wrong(
+                    "executor",
+                    "the pool is in a GPU's memory, and only executor cuda, on that GPU, moves \
+                     data there"
+                        .to_owned(),
+                );
+            }
+            (PoolMemory::Own { .. }, Executor::Cuda(_)) => &Self::ALL,
+            _ => &[Self::Host],
+        };
+        let Some(route) = require else { return Ok(all) };
+        match all.iter().position(|found| *found == route) {
+            Some(at) => Ok(&all[at..=at]),
+            None => {
+                let names: Vec<&str> = all.iter().map(|route| route.name()).collect();
+                let names = names.join(" and ");
+                wrong("require", format!("{route} was asked for; to this pool there is {names}"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Route {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|route| route.name() == text);
+        found.ok_or_else(|| format!("there is no route {text}; use direct, staged or host"))
+    }
+}
+
+/// A route that was tried and not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotTaken {
+    /// The route.
+    pub route: Route,
+    /// Why not.
+    pub why: String,
+    /// What would open it; may be empty.
+    pub fix: String,
+}
+
+impl fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.route, self.why)?;
+        if self.fix.is_empty() { Ok(()) } else { write!(f, "; {}", self.fix) }
+    }
+}
+
+/// Opens something by the first of `routes` that works; with those that were not taken. `prepare`
+/// leaves the fleet as it was if it fails, and `open` takes it.
+///
+/// # Errors
+/// [`StackError::NoRoute`], or the first that is not about one route only
+/// ([`StackError::Unfit`], [`objstore::StoreError::Route`]).
+pub fn by_first_route<P, T, E: From<StackError>>(
+    routes: &[Route],
+    mut fleet: impl FnMut() -> Result<Fleet, E>,
+    mut prepare: impl FnMut(Route, &mut Fleet) -> Result<P, StackError>,
+    mut open: impl FnMut(Fleet, P) -> Result<T, StackError>,
+) -> Result<(T, Vec<NotTaken>), E> {
+    let (mut spare, mut not_taken) = (None, Vec::new());
+    for &route in routes {
+        let mut ready = match spare.take() {
+            Some(fleet) => fleet,
+            None => fleet()?,
+        };
+        let built = match prepare(route, &mut ready) {
+            Ok(prepared) => open(ready, prepared),
+            Err(error) => {
+                spare = Some(ready);
+                Err(error)
+            }
+        };
+        match built {
+            Ok(opened) => return Ok((opened, not_taken)),
+            Err(error) => {
+                let not = error.of_route(route)?;
+                tracing::info!(%route, why = not.why, "the route is not taken");
+                not_taken.push(not);
+            }
+        }
+    }
+    Err(StackError::NoRoute { tried: not_taken }.into())
+}
+
+/// A KV pool that was registered.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What a store takes.
+    pub pool: KvPool,
+    /// Where it is, in words.
+    pub place: String,
+    /// What the engine's blocks are copied through.
+    pub(crate) bounce: Option<Arc<Bounce>>,
+}
+
+/// What a pool is to be, wherever it is.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolPlan<'a> {
+    /// The memory.
+    pub memory: &'a PoolMemory,
+    /// What a KV block is made of.
+    pub shape: &'a KvShape,
+    /// Parts of staging memory, if the pool is staged.
+    pub staging_buffers: u32,
+}
+
+impl PoolPlan<'_> {
+    /// Registers the KV pool as `route` wants it.
+    ///
+    /// # Errors
+    /// [`StackError::Unfit`] when the route cannot be taken here; [`StackError::Memory`],
+    /// [`StackError::Pool`], [`StackError::Cuda`], [`StackError::PeerFull`].
+    pub fn prepare(
+        &self,
+        route: Route,
+        fleet: &mut Fleet,
+        gpu: Option<&Arc<Gpu>>,
+    ) -> Result<Prepared, StackError> {
+        match (route, gpu) {
+            (Route::Host, _) => self.host(fleet, gpu),
+            (Route::Staged, Some(gpu)) => self.staged(fleet, gpu),
+            (Route::Direct, Some(gpu)) => self.direct(fleet, gpu),
+            (Route::Staged | Route::Direct, None) => {
+                Err(StackError::unfit("no GPU takes part", ""))
+            }
+        }
+    }
+
+    /// In host memory, which a GPU that takes part reaches, too.
+    fn host(&self, fleet: &mut Fleet, gpu: Option<&Arc<Gpu>>) -> Result<Prepared, StackError> {
+        let mut prepared = match self.memory {
+            PoolMemory::Own { blocks } => {
+                let (layout, bytes) = self.own(*blocks);
+                let (memory, place) = fleet.pool_memory(bytes)?;
+                let layout = layout.after(memory.offset());
+                let pool = layout.register(memory.memory().clone(), self.shape)?;
+                Prepared { pool, place, bounce: None }
+            }
+            PoolMemory::Engine { memory, layout } => self.of_engine(memory, layout, fleet)?,
+            PoolMemory::Gpu { .. } => {
+                return Err(StackError::unfit("the pool is in a GPU's memory", ""));
+            }
+        };
+        if let Some(gpu) = gpu {
+            fleet.register(gpu, prepared.pool.memory())?;
+            prepared.place = "host memory, mapped into the GPU".into();
+        }
+        Ok(prepared)
+    }
+
+    /// In the GPU's memory, by way of pinned memory of the host.
+    fn staged(&self, fleet: &mut Fleet, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
+        let (layout, slots) = match self.memory {
+            PoolMemory::Own { blocks } => (self.own(*blocks).0, *blocks),
+            PoolMemory::Gpu { layout, .. } => (layout.clone(), self.staging_blocks(layout.blocks)),
+            PoolMemory::Engine { .. } => {
+                return Err(StackError::unfit("the pool is in host memory", ""));
+            }
+        };
+        let bytes = KvPool::staging_bytes(self.shape, slots, self.staging_buffers);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let staging = gpu.staging(&*fleet.space, bytes.max(fleet.scratch_bytes()))?;
+        fleet.prove(&staging)?;
+        let memory = match self.memory {
+            PoolMemory::Gpu { memory, .. } => memory.external(),
+            _ => gpu.memory(self.own(layout.blocks).1)?,
+        };
+        let PoolLayout { rows, block_stride, blocks } = layout;
+        let pool = KvPool::staged(memory, staging, self.shape, rows, block_stride, blocks)?;
+        let staging = Size(bytes as u64);
+        let place = format!("GPU memory, staged through {staging} of pinned host memory");
+        Ok(Prepared { pool, place, bounce: None })
+    }
+
+    /// In the GPU's memory, which the devices reach.
+    fn direct(&self, fleet: &mut Fleet, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
+        let (layout, memory) = match self.memory {
+            PoolMemory::Own { blocks } => {
+                let (layout, bytes) = self.own(*blocks);
+                (layout, gpu.memory(bytes.max(fleet.scratch_bytes()))?)
+            }
+            PoolMemory::Gpu { memory, layout } => {
+                layout.check(self.shape, memory.bytes())?;
+                self.check_objects(memory, layout, fleet)?;
+                (layout.clone(), memory.external())
+            }
+            PoolMemory::Engine { .. } => {
+                return Err(StackError::unfit("the pool is in host memory", ""));
+            }
+        };
+        let (memory, head, place) = if fleet.is_emulated() {
+            let (pages, head) = whole_pages(memory);
+            let place = "GPU memory, reached by its copy engine".to_owned();
+            (fleet.space.import(pages)?, head, place)
+        } else {
+            let (memory, head, kind) = gpu.map(&*fleet.space, memory)?;
+            (memory, head, format!("GPU memory, mapped by GDRCopy ({kind})"))
+        };
+        if let PoolMemory::Own { .. } = self.memory {
+            // An engine's memory is not overwritten: the store tries it, and puts it back.
+            fleet.prove(&memory)?;
+        }
+        let PoolLayout { rows, block_stride, blocks } = layout.after(head);
+        let pool = KvPool::on_gpu(memory, self.shape, rows, block_stride, blocks)?;
+        Ok(Prepared { pool, place, bounce: None })
+    }
+
+    /// Where everything is in memory that is allocated, and how much of it that takes.
+    fn own(&self, blocks: u32) -> (PoolLayout, usize) {
+        let bytes = self.shape.block_bytes().saturating_mul(u64::from(blocks));
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        (PoolLayout::contiguous(self.shape, blocks), bytes)
+    }
+
+    /// Blocks that a staging buffer has room for.
+    fn staging_blocks(&self, blocks: u32) -> u32 {
+        let each = KvPool::staging_bytes(self.shape, 1, self.staging_buffers).max(1);
+        u32::try_from((STAGING_MAX / each).max(1)).unwrap_or(u32::MAX).min(blocks)
+    }
+
+    /// Registers an engine's memory of this process, or bounce buffers in its place.
+    fn of_engine(
+        &self,
+        memory: &EngineMemory,
+        layout: &PoolLayout,
+        fleet: &Fleet,
+    ) -> Result<Prepared, StackError> {
+        let Self { shape, .. } = *self;
+        let pool = pool::register(memory, layout.clone(), &*fleet.space, shape)?;
+        let base = memory.base().as_ptr().addr() as u64;
+        let (unit, lba_bytes) = limits(fleet);
+        let place = "host".to_owned();
+        // The store proves with an LBA at both ends that devices reach the pool, and may not use
+        // what is beside it.
+        if layout.span(shape) >= 2 * lba_bytes && layout.is_aligned(base, unit) {
+            return Ok(Prepared { pool, place, bounce: None });
+        }
+        drop(pool);
+        let blocks = bounce::blocks(shape, layout.blocks);
+        tracing::info!(blocks, unit, "the KV pool is not aligned: bounce buffers are used");
+        let (ours, bytes) = self.own(blocks);
+        let ours = ours.register(fleet.space.alloc(bytes)?, shape)?;
+        let bounce = Bounce::new(memory.clone(), layout.clone(), ours.clone(), *shape);
+        Ok(Prepared { pool: ours, place, bounce: Some(bounce) })
+    }
+
+    /// Refuses objects in a GPU's memory that devices cannot describe: a kernel can move them.
+    fn check_objects(
+        &self,
+        memory: &GpuMemory,
+        layout: &PoolLayout,
+        fleet: &Fleet,
+    ) -> Result<(), StackError> {
+        let (unit, lba_bytes) = limits(fleet);
+        if !layout.is_aligned(memory.base().0, unit) {
+            let why = format!("objects of the pool do not begin at multiples of {unit} bytes");
+            return Err(StackError::unfit(why, "align the KV cache"));
+        }
+        if layout.span(self.shape) < 2 * lba_bytes {
+            let why = format!("the pool has not even two LBAs, of {lba_bytes} bytes");
+            return Err(StackError::unfit(why, "use more blocks"));
+        }
+        Ok(())
+    }
+}
+
+/// What addresses have to be multiples of, and bytes of the largest LBA.
+fn limits(fleet: &Fleet) -> (u64, u64) {
+    let (mut unit, mut lba_bytes) = (1, 512);
+    for device in &fleet.devices {
+        let controller = device.controller.lock();
+        unit = unit.max(granularity(&controller));
+        let spaces = controller.namespaces().iter();
+        lba_bytes = spaces.fold(lba_bytes, |most, space| most.max(1 << space.lba_shift));
+    }
+    (unit, lba_bytes)
+}
+
+/// What addresses and lengths have to be multiples of for a controller.
+fn granularity(controller: &Controller) -> u64 {
+    match controller.info().descriptor_mode {
+        DescriptorMode::Sgl { granularity, .. } => granularity.into(),
+        // A PRP entry is a multiple of four bytes.
+        DescriptorMode::Prp { .. } => 4,
+    }
+}

@@ -1,0 +1,361 @@
+//! Stores whose KV pool is in an engine's GPU memory, over a libcuda without a GPU.
+
+#![allow(unsafe_code, reason = "hands out an engine's memory and streams")]
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cuda_mock::{Level, isolated};
+use gio_kernels::cuda::{
+    CudaDevice, CudaDriver, CudaPattern, CudaStream, DeviceMemory, PatternItem, PinnedMemory,
+};
+use gio_uring::RawStream;
+use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, DevicePtr, MonotonicClock};
+use objstore::{
+    BlockId, Direction, FileId, Format, JobId, KvShape, Layer, Move, Namespace, StoreId,
+    StoreOptions,
+};
+use ripieno_stack::{
+    CudaChoice, ErrorKind, Executor, GpuMemory, Home, HomeMedia, HomeOptions, Place, PoolLayout,
+    PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Request, Route, Stack,
+    StackConfig, StackError,
+};
+use ripieno_testkit::{keys, pattern};
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const BLOCKS: u32 = 8;
+const BYTES: usize = 3 * 2 * 4096 * BLOCKS as usize;
+const CHOICE: CudaChoice = CudaChoice { ordinal: 0, io_sms: 4, is_resident: false };
+/// What the engine has beside its KV cache.
+const OTHERS: u8 = 0x5A;
+
+/// An engine with a KV cache somewhere in an allocation of its own.
+struct Engine {
+    device: Arc<CudaDevice>,
+    memory: Arc<DeviceMemory>,
+    /// Where the cache begins.
+    first: usize,
+}
+
+impl Engine {
+    fn new(first: usize) -> Self {
+        let device = CudaDriver::load().unwrap().device(0).unwrap();
+        let memory = Arc::new(device.allocate(BYTES + 8192).unwrap());
+        memory.write(0, &vec![OTHERS; memory.len()]).unwrap();
+        Self { device, memory, first }
+    }
+
+    fn pool(&self) -> PoolMemory {
+        let base = DevicePtr(self.memory.device().0 + self.first as u64);
+        // SAFETY: so many bytes of the allocation, which is kept.
+        let memory = unsafe { GpuMemory::new(base, BYTES, 0, self.memory.clone()) };
+        PoolMemory::Gpu { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) }
+    }
+
+    fn offset(&self, block: u32, row: u32) -> usize {
+        self.first + ((row * BLOCKS + block) * SHAPE.object_bytes) as usize
+    }
+
+    fn fill(&self, block: u32, seed: u64) {
+        for row in 0..SHAPE.rows() {
+            let bytes = pattern(SHAPE.object_bytes as usize, seed << 8 | u64::from(row));
+            self.memory.write(self.offset(block, row), &bytes).unwrap();
+        }
+    }
+
+    fn holds(&self, block: u32, seed: u64) -> bool {
+        (0..SHAPE.rows()).all(|row| {
+            let mut found = vec![0; SHAPE.object_bytes as usize];
+            self.memory.read(self.offset(block, row), &mut found).unwrap();
+            found == pattern(found.len(), seed << 8 | u64::from(row))
+        })
+    }
+
+    /// Whether nothing beside the cache was written.
+    fn others_are_well(&self) -> bool {
+        let mut found = vec![0; self.memory.len()];
+        self.memory.read(0, &mut found).unwrap();
+        found.drain(self.first..self.first + BYTES);
+        found.iter().all(|byte| *byte == OTHERS)
+    }
+
+    /// A layer's objects of a block, for the engine's kernels.
+    fn items(&self, block: u32, layer: Layer, seed: u64) -> Vec<PatternItem> {
+        let at = |row| DevicePtr(self.memory.device().0 + self.offset(block, row) as u64);
+        let item = |row| PatternItem {
+            at: at(row),
+            seed: seed << 8 | u64::from(row),
+            offset: 0,
+            len: SHAPE.object_bytes,
+        };
+        SHAPE.layer_rows(layer).map(item).collect()
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(MonotonicClock::default())
+}
+
+fn temporary() -> tempfile::TempDir {
+    // Not the temporary directory: that may be a tmpfs without direct I/O.
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn config(place: Place, engine: &Engine, require: Option<Route>) -> StackConfig {
+    StackConfig {
+        place,
+        executor: Executor::Cuda(CHOICE),
+        require,
+        shape: SHAPE,
+        namespace: Namespace::default(),
+        pool: engine.pool(),
+        controller: ControllerOptions::default(),
+        options: StoreOptions::default(),
+    }
+}
+
+fn home(dir: &Path) -> Home {
+    let media = HomeMedia::Files { count: 2, bytes: 64 << 20 };
+    Home::create(dir, &HomeOptions { id: 7, media, lba_bytes: 4096 }).unwrap()
+}
+
+fn blocks(range: std::ops::Range<u32>) -> Vec<BlockId> {
+    range.map(BlockId).collect()
+}
+
+#[test]
+fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
+    let test = "what_is_stored_from_gpu_memory_is_found_again_on_every_route";
+    // Copies are late, so that whoever does not wait for them is found.
+    isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
+        for route in [Route::Direct, Route::Staged] {
+            let place = temporary();
+            let dir = place.path().join("home");
+            // As PyTorch's allocator hands out: somewhere in a page.
+            let engine = Engine::new(512);
+            let format = Format::new(StoreId([7; 16]), SHAPE);
+            let config = |place| config(place, &engine, Some(route));
+            let stack = Stack::create(config(home(&dir).into()), &format, clock()).unwrap();
+            assert_eq!(stack.placement().route, route);
+            (0..3).for_each(|block| engine.fill(block, block.into()));
+            let request =
+                Request::store(&stack, stack.store(), &keys(0..3), &blocks(0..3)).unwrap();
+            request.move_all().unwrap();
+            assert_eq!(request.commit().unwrap().written, 3);
+            stack.close().unwrap();
+
+            let stack = Stack::open(config(Home::open(&dir).unwrap().into()), clock()).unwrap();
+            let prefix = stack.store().lookup(&keys(0..3)).unwrap();
+            assert_eq!(prefix.len(), 3);
+            let request =
+                Request::retrieve(&stack, stack.store(), &prefix, 0, &blocks(5..8)).unwrap();
+            request.move_all().unwrap();
+            for block in 0..3 {
+                assert!(engine.holds(block + 5, block.into()), "{route}: block {block}");
+                assert!(engine.holds(block, block.into()), "{route}: block {block} was kept");
+            }
+            drop((request, prefix));
+            stack.close().unwrap();
+            assert!(engine.others_are_well(), "{route}");
+        }
+        cuda_mock::assert_thread_clean();
+    });
+}
+
+#[test]
+fn the_best_route_is_taken_and_the_others_are_explained() {
+    let test = "the_best_route_is_taken_and_the_others_are_explained";
+    isolated(test, Level::Full, &[], || {
+        let place = temporary();
+        let dir = place.path().join("home");
+        let engine = Engine::new(512);
+        let format = Format::new(StoreId([7; 16]), SHAPE);
+        let stack =
+            Stack::create(config(home(&dir).into(), &engine, None), &format, clock()).unwrap();
+        let text = stack.placement().to_string();
+        assert!(text.starts_with("direct (queues in pinned host memory, KV pool in GPU"), "{text}");
+        stack.close().unwrap();
+        // PRPs describe multiples of four bytes, and a kernel moves all others.
+        let odd = Engine::new(510);
+        let controller = ControllerOptions {
+            descriptors: DescriptorPreference::Prp,
+            ..ControllerOptions::default()
+        };
+        let open = |require| {
+            let place = Home::open(&dir).unwrap().into();
+            let controller = controller.clone();
+            Stack::open(StackConfig { controller, ..config(place, &odd, require) }, clock())
+        };
+        let stack = open(None).unwrap();
+        let text = stack.placement().to_string();
+        assert!(text.starts_with("staged (") && text.contains("not direct: objects"), "{text}");
+        stack.close().unwrap();
+        let error = open(Some(Route::Direct)).unwrap_err();
+        assert!(matches!(error, StackError::NoRoute { .. }), "{error}");
+        assert!(error.to_string().contains("multiples of 4 bytes"), "{error}");
+        let error = open(Some(Route::Host)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("there is direct and staged"), "{error}");
+        for (executor, wanted) in [
+            (Executor::Host, "only executor cuda"),
+            (Executor::Cuda(CudaChoice::new(1)), "the pool is on GPU 0"),
+        ] {
+            let place = Home::open(&dir).unwrap().into();
+            let config = StackConfig { executor, ..config(place, &engine, None) };
+            let error = Stack::open(config, clock()).unwrap_err();
+            assert!(error.to_string().contains(wanted), "{error}");
+        }
+    });
+}
+
+struct Rank {
+    stack: RankStack,
+    engine: Engine,
+    /// Of the engine's work.
+    stream: CudaStream,
+    work: CudaPattern,
+    /// What the engine's work waits for.
+    word: PinnedMemory,
+}
+
+impl Rank {
+    fn open(ranks: &Ranks, require: Route) -> Self {
+        let engine = Engine::new(4096 + 256);
+        let device = &engine.device;
+        let (stream, work) = (CudaStream::lowest(device).unwrap(), CudaPattern::new(device));
+        let word = device.pinned(4096).unwrap();
+        let config = RankStackConfig {
+            place: ranks.place(0).unwrap(),
+            id: ranks.rank(0),
+            executor: Executor::Cuda(CHOICE),
+            require: Some(require),
+            shape: SHAPE,
+            pool: engine.pool(),
+            controller: ControllerOptions::default(),
+            options: StoreOptions::default(),
+        };
+        let stack = RankStack::open(config, clock()).unwrap();
+        Self { stack, stream, work: work.unwrap(), word, engine }
+    }
+
+    fn stream(&self) -> RawStream {
+        // SAFETY: it lives as long as the stack.
+        unsafe { RawStream::new(self.stream.raw()) }
+    }
+
+    /// The stream does nothing more before [`Rank::go_on`].
+    fn pause(&self) {
+        let device = &self.engine.device;
+        // SAFETY: the word is kept.
+        unsafe { device.stream_wait(self.stream.raw(), self.word.device(), 1, false) }.unwrap();
+    }
+
+    fn go_on(&self) {
+        // SAFETY: pinned memory, which a stream reads.
+        unsafe { self.word.host().cast::<u32>().write_volatile(1) };
+    }
+
+    fn begin(&self, direction: Direction, block: u32, sums: &[u32]) -> JobId {
+        let moves = [Move { file: FileId(0), block: BlockId(block), position: 0 }];
+        self.stack.begin(direction, &moves, sums).unwrap()
+    }
+
+    /// Whether the engine's kernels find this in a block, after everything on its stream.
+    fn finds(&self, block: u32, seed: u64) -> bool {
+        (0..SHAPE.layers).map(Layer).all(|layer| {
+            let items = self.engine.items(block, layer, seed);
+            // SAFETY: objects of the cache, which is kept.
+            let check = unsafe { self.work.check(self.stream(), &items) }.unwrap();
+            check.wait(Duration::from_secs(20)).unwrap();
+            check.differences().unwrap().is_empty()
+        })
+    }
+}
+
+fn ranks(dir: &Path) -> Ranks {
+    let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
+    let options = RanksOptions { id: StoreId([3; 16]), ranks: 1, shape: SHAPE, media };
+    Ranks::prepare(dir, &options, &clock()).unwrap()
+}
+
+#[test]
+fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
+    let test = "layers_are_stored_after_the_stream_and_used_after_they_were_loaded";
+    isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "2000")], || {
+        for route in [Route::Direct, Route::Staged] {
+            let place = temporary();
+            let rank = Rank::open(&ranks(place.path()), route);
+            rank.engine.fill(1, 99);
+            // The engine computes layers, and saves each as soon as the CPU gets there.
+            rank.pause();
+            let job = rank.begin(Direction::Write, 1, &[]);
+            for layer in (0..SHAPE.layers).map(Layer) {
+                let items = rank.engine.items(1, layer, 5);
+                // SAFETY: objects of the cache, which is kept.
+                unsafe { rank.work.fill(rank.stream(), &items) }.unwrap();
+                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+            }
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(100) {
+                assert!(rank.stack.poll(job, Layer(0)).unwrap().is_none(), "{route}: too early");
+            }
+            rank.go_on();
+            let report = rank.stack.end(&[job]).unwrap().pop().unwrap();
+            assert!(report.failure.is_none(), "{report:?}");
+
+            // It loads the layers, and uses each in its stream's order: the CPU waits for none.
+            let job = rank.begin(Direction::Read, 6, &report.checksums);
+            for layer in (0..SHAPE.layers).map(Layer) {
+                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+            }
+            for layer in (0..SHAPE.layers).map(Layer) {
+                rank.stack.join(job, layer, rank.stream()).unwrap();
+            }
+            assert!(rank.finds(6, 5), "{route}: used before it was there");
+            assert!(rank.stack.end(&[job]).unwrap()[0].failure.is_none());
+            let error = rank.stack.join(job, Layer(0), rank.stream()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            rank.stack.close().unwrap();
+        }
+    });
+}
+
+#[test]
+fn damaged_bytes_are_noticed_on_every_route() {
+    let test = "damaged_bytes_are_noticed_on_every_route";
+    isolated(test, Level::Full, &[], || {
+        for route in [Route::Direct, Route::Staged] {
+            let place = temporary();
+            let ranks = ranks(place.path());
+            let rank = Rank::open(&ranks, route);
+            rank.engine.fill(0, 21);
+            let all = |rank: &Rank, job| {
+                (0..SHAPE.layers).for_each(|layer| {
+                    rank.stack.start(job, Layer(layer), None).unwrap();
+                });
+                rank.stack.end(&[job]).unwrap().pop().unwrap()
+            };
+            let stored = all(&rank, rank.begin(Direction::Write, 0, &[]));
+            assert!(stored.failure.is_none(), "{stored:?}");
+            rank.stack.close().unwrap();
+            drop(rank);
+
+            let file = ranks.rank_dir(0).join("device-0.img");
+            let mut media = std::fs::read(&file).unwrap();
+            let object = pattern(SHAPE.object_bytes as usize, 21 << 8 | 3);
+            let at = media.chunks(512).position(|part| part == &object[..512]).unwrap() * 512;
+            media[at + 77] ^= 4;
+            std::fs::write(&file, media).unwrap();
+
+            let rank = Rank::open(&ranks, route);
+            let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
+            let failure = loaded.failure.expect("the bytes are other ones").to_string();
+            assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
+            assert_eq!(rank.stack.take_lost().unwrap(), [FileId(0)]);
+            rank.stack.close().unwrap();
+        }
+    });
+}

@@ -1,0 +1,65 @@
+//! The software controllers of a replay: their media.
+
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use nvme_emu::{EmuConfig, FileMedia, FileOptions, MemoryMedia};
+use ripieno_stack::Home;
+
+use crate::devices::{EmuChoice, MediaChoice};
+use crate::problem::{Problem, told};
+use crate::size::Size;
+use crate::sizing::Sizing;
+
+/// The software controllers that were asked for: those of a home, or such as go with the replay.
+///
+/// # Errors
+/// [`Problem`] when the media directory cannot be used; else whatever a layer refuses.
+pub(crate) fn controllers(
+    choice: &EmuChoice,
+    sizing: &Sizing,
+    home: Option<&Home>,
+) -> anyhow::Result<Vec<EmuConfig>> {
+    let mut configs = match home {
+        Some(home) => home.controllers().map_err(|error| told(error.into()))?,
+        None => (0..choice.count)
+            .map(|index| scratch(choice, sizing, index))
+            .collect::<anyhow::Result<_>>()?,
+    };
+    configs.iter_mut().for_each(|config| config.mdts_bytes = Some(choice.mdts));
+    Ok(configs)
+}
+
+fn scratch(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
+    let config = EmuConfig::new(format!("emu{index}"));
+    Ok(match &choice.media {
+        MediaChoice::Memory => {
+            let media = MemoryMedia::new(sizing.device_bytes)
+                .context("reserving addresses for the media")?;
+            config.namespace(media, choice.lba_bytes)
+        }
+        MediaChoice::File(directory) => {
+            config.namespace(file_media(directory, sizing)?, choice.lba_bytes)
+        }
+    })
+}
+
+/// A file without a name: it goes when this process does, however that ends.
+fn file_media(directory: &Path, sizing: &Sizing) -> anyhow::Result<FileMedia> {
+    let open = || {
+        let file = tempfile::tempfile_in(directory)?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        FileMedia::open(Path::new(&path), sizing.device_bytes, FileOptions::default())
+    };
+    open().map_err(|error: std::io::Error| {
+        let (place, size) = (directory.display(), Size(sizing.device_bytes));
+        Problem::new(
+            format!("--media file:{place}: a file of {size} cannot be used: {error}"),
+            "name a directory on a local file system that you may write to and that has direct \
+             I/O, such as --media file:/var/tmp; or allow larger files (ulimit -f) or more of them \
+             (ulimit -n)",
+        )
+        .into()
+    })
+}
