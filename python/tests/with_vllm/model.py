@@ -49,7 +49,7 @@ def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS):
         "head_dim": hidden // heads,
         "num_hidden_layers": layers,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 262144,
+        "max_position_embeddings": 524288,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",

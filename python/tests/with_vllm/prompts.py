@@ -12,8 +12,8 @@ def tokens(count):
 
 
 SHARED = tokens(320)
-# Three begin alike. All but the shortest are computed in chunks. No block closes while 24 tokens are
-# generated: whatever a block of theirs is computed with is the same in each run.
+# Three begin alike. All but the shortest are computed in chunks. No block closes while 24 tokens
+# are generated: whatever a block of theirs is computed with is the same in each run.
 PROMPTS = [SHARED + tokens(100), SHARED + tokens(71), SHARED + tokens(7), tokens(517), tokens(38)]
 
 

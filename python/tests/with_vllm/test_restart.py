@@ -1,0 +1,116 @@
+"""Engines one after the other on one store: killed, of several processes, of other settings."""
+
+import os
+import random
+import signal
+import threading
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import faults  # noqa: E402
+import model as models  # noqa: E402
+from forked import life_of, live  # noqa: E402
+from prompts import BLOCK, PROMPTS, STORED, tokens_of, whole  # noqa: E402
+
+SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "after"),
+    [
+        ("begin", 2, False),
+        ("written", 2, False),
+        # The data is there, and nobody knows it.
+        ("commit", 3, False),
+        ("commit", 3, True),
+        ("sync", 1, False),
+        ("sync", 2, True),
+    ],
+)
+def test_an_engine_that_is_killed(name, count, after, model, options, said):
+    settings = {"model": model, "options": options}
+    killer = faults.killed_at(name, count, after)
+    assert life_of(tokens_of, catalog=killer, **settings).signal == signal.SIGKILL
+    answers, cached = live(tokens_of, **settings)
+    assert answers == said
+    if (name, after) == ("sync", True):
+        assert cached[0], "what was permanent is found"
+
+
+@pytest.mark.parametrize("seed", range(2 * SOAK))
+def test_an_engine_that_is_killed_at_random(seed, model, both, said):
+    def ask(engine):
+        delay = random.Random(seed).uniform(0, 2)
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        while True:
+            engine.ask(*PROMPTS)
+            engine.forget()
+
+    killed = life_of(ask, model=model, options=both)
+    assert killed.signal == signal.SIGKILL, killed.error
+    assert live(tokens_of, model=model, options=both)[0] == said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{}, {"distributed_executor_backend": "mp"}, {"tensor_parallel_size": 2}],
+    ids=["two", "three", "tp2"],
+)
+def test_processes(args, model, both, said):
+    """Scheduler and workers in processes of their own."""
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    settings = {"model": model, "options": both, "environment": environment} | args
+    assert live(tokens_of, **settings) == (said, [0, 320, 320, 0, 0])
+    assert live(tokens_of, **settings) == (said, STORED)
+
+
+def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
+    """What is not finished is dropped; what is left is right."""
+
+    def leave(engine, steps):
+        for prompt in PROMPTS:
+            engine.add(prompt)
+        for _ in range(steps):
+            engine.step()
+
+    for steps in (1, 3):
+        live(leave, steps, model=model, options=both, plane=faults.Late)
+    assert live(tokens_of, model=model, options=both)[0] == said
+
+
+def test_others_in_the_same_directory_find_nothing(model, options, said, tmp_path):
+    """Other weights, types, block sizes, shapes and numbers of workers."""
+    models.make(tmp_path / "other", seed=2)
+    # Room for all of them.
+    options["capacity"] = "128MiB"
+    assert live(tokens_of, model=model, options=options)[0] == said
+    for change in (
+        {"model": tmp_path / "other"},
+        {"dtype": "bfloat16"},
+        {"block_size": 64},
+        {"tensor_parallel_size": 2},
+        {"prefix_caching_hash_algo": "sha256_cbor"},
+        {"options": options | {"weights_id": "other"}},
+    ):
+        others = {"model": model, "options": options} | change
+        expected, shared = live(tokens_of, **others | {"options": None})
+        assert live(tokens_of, **others) == (expected, shared), f"{change}: nothing is found"
+        found = [whole(prompt, change.get("block_size", BLOCK)) for prompt in PROMPTS]
+        assert live(tokens_of, **others) == (expected, found), f"{change}: its own is found"
+    assert live(tokens_of, model=model, options=options) == (said, STORED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"options": {"path": "/x", "capacity": "lots"}}, "give bytes, or a size such as"),
+        ({"options": {"path": "/x", "capacity": None}}, "give bytes, or a size such as"),
+        ({"options": {"path": "/x", "size": 1}}, "size is unknown"),
+        ({"prefix_caching_hash_algo": "xxhash"}, "set PYTHONHASHSEED"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_words(change, message, model, options):
+    life = life_of(tokens_of, **{"model": model, "options": options} | change)
+    assert message in life.error
