@@ -25,6 +25,8 @@ Options (kv_connector_extra_config):
   next step.
 - drain_seconds: how long "drain" takes at the most. 10. With more than one worker vLLM gives them
   VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS.
+- keep_on_reset: keep everything when vLLM resets its caches, as it does before weights change and
+  when it sleeps. false.
 - piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
   without, a step with a FULL graph waits for its loads first. false.
 - weights_id: what tells the weights from others of the same model name and revision.

@@ -19,6 +19,7 @@ class Options:
     save_backlog: float = 0.5
     shutdown: str = "drain"
     drain_seconds: float = 10.0
+    keep_on_reset: bool = False
     piecewise: bool = False
     weights_id: str = ""
 
@@ -37,7 +38,7 @@ class Options:
         return cls(**given | {"capacity": parse_bytes(given["capacity"])})
 
     def __post_init__(self):
-        for name in ("load_async", "save_decode", "piecewise"):
+        for name in ("load_async", "save_decode", "keep_on_reset", "piecewise"):
             check(name, getattr(self, name) in (True, False, None), "give true or false", self)
         check(
             "devices",

@@ -308,7 +308,9 @@ class Scheduler:
             self.stats.count("dropped_blocks", max(0, left))
 
     def reset(self):
-        """The weights have changed: nothing that was computed before is found again."""
+        """The weights may change: nothing that was computed before is found again."""
+        if self.options.keep_on_reset:
+            return True
         self.catalog.bump_epoch(self.namespace)
         # Nor what is on its way, and what follows from it.
         for save in self.saves.values():

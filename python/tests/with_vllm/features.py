@@ -108,6 +108,33 @@ class Delayed:
         self._plane.start(job, layer)
 
 
+class Lazy:
+    """A plane whose loads do nothing until somebody waits for them."""
+
+    def __init__(self, plane):
+        self._plane, self._loads = plane, {}
+
+    def __getattr__(self, name):
+        return getattr(self._plane, name)
+
+    def begin_load(self, *args):
+        job = self._plane.begin_load(*args)
+        self._loads[job] = []
+        return job
+
+    def start(self, job, layer):
+        if job in self._loads:
+            self._loads[job].append(layer)
+        else:
+            self._plane.start(job, layer)
+
+    def end(self, jobs):
+        for job in jobs:
+            for layer in self._loads.pop(job, ()):
+                self._plane.start(job, layer)
+        return self._plane.end(jobs)
+
+
 def delay(engine, seconds):
     engine.worker.plane = engine.worker.saver.plane = Delayed(engine.worker.plane, seconds)
 
@@ -250,6 +277,9 @@ def full_graph(model, store):
     first = engine.say(a)
     engine.settle()
     assert engine.llm.reset_prefix_cache()
+    engine.worker.plane = Lazy(engine.worker.plane)
+    for page in engine.worker.pages:
+        page[1:] = 0
     second = engine.say(a)
     engine.end()
     assert called, "there were hooks to be suppressed"
@@ -452,7 +482,7 @@ def architecture(model, store, name, **settings):
         json.dump(ARCHITECTURES[name], file)
     size = 16 if name == "mla" else BLOCK
     settings = {"load_format": "dummy", "block_size": size} | settings
-    engine = Engine(path, store, extra=settings)
+    engine = Engine(path, store, extra=settings, keep_on_reset=True)
     moves, right = [], []
     worker, begin, arrived = engine.worker, engine.worker.saver.begin_step, engine.worker._arrived
 
@@ -476,7 +506,7 @@ def architecture(model, store, name, **settings):
         stored[file] = [page[block].clone() for page in worker.pages]
         assert stored[file][0].any(), "something was computed"
     assert len({bytes(pages[0].numpy()) for pages in stored.values()}) == len(stored)
-    assert engine.llm.reset_prefix_cache()
+    assert engine.llm.reset_prefix_cache(reset_connector=True), "of which the store keeps all"
     for page in worker.pages:
         page[1:] = 0
     worker._arrived = compare
