@@ -5,6 +5,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -88,11 +89,12 @@ def metric(name, **labels):
     return None
 
 
-class Delayed:
-    """A plane whose stores start late, or never return before they are let go."""
+class Held:
+    """A plane whose stores wait until they are let go, or so long."""
 
-    def __init__(self, plane, seconds):
+    def __init__(self, plane, seconds=None):
         self._plane, self._seconds, self._stores = plane, seconds, set()
+        self.may_go = threading.Event()
 
     def __getattr__(self, name):
         return getattr(self._plane, name)
@@ -104,7 +106,7 @@ class Delayed:
 
     def start(self, job, layer):
         if job in self._stores:
-            time.sleep(self._seconds)
+            self.may_go.wait(self._seconds)
         self._plane.start(job, layer)
 
 
@@ -135,8 +137,10 @@ class Lazy:
         return self._plane.end(jobs)
 
 
-def delay(engine, seconds):
-    engine.worker.plane = engine.worker.saver.plane = Delayed(engine.worker.plane, seconds)
+def hold(engine, seconds=None):
+    """Its saves wait until the result is set, or so long."""
+    engine.worker.plane = engine.worker.saver.plane = Held(engine.worker.plane, seconds)
+    return engine.worker.plane.may_go
 
 
 def main_life(model, store):
@@ -239,11 +243,12 @@ def main_life(model, store):
     assert metric("ripieno_evicted_blocks_total") == evicted
 
     # Nor is what is on its way when the weights change.
-    delay(engine, 0.2)
+    may_go = hold(engine)
     engine.say(a, max_tokens=1)
-    assert engine.scheduler.saves
+    assert engine.scheduler.backlog == 13
     published.clear()
     assert engine.llm.reset_prefix_cache(reset_connector=True)
+    may_go.set()
     engine.settle()
     assert [type(event).__name__ for event in published] == ["AllBlocksCleared"] * 2, "both caches"
     assert engine.llm.reset_prefix_cache()
@@ -368,9 +373,10 @@ def shutdown(model, store, mode):
     engine = Engine(model, store, shutdown=mode)
     engine.say(prompt(100, 5))
     engine.settle()
-    delay(engine, 0.2)
+    may_go = hold(engine)
     engine.say(prompt(420, 1), max_tokens=1)
-    assert engine.scheduler.saves
+    assert engine.scheduler.backlog == 13
+    threading.Timer(0.5, may_go.set).start()
     engine.end()
     return {}
 
@@ -382,12 +388,12 @@ def reuse(model, store, waits):
     if waits == "no":
         begin = engine.worker.saver.begin_step
         engine.worker.saver.begin_step = lambda saves, reused: begin(saves, [])
-    delay(engine, 0.1)
+    may_go = hold(engine, seconds=0.1 if waits == "yes" else None)
     prompts = [prompt(310, seed) for seed in range(20, 26)]
     said, _ = engine.say(*prompts)
+    may_go.set()
     engine.settle()
-    reused = engine.llm.reset_prefix_cache()
-    assert reused
+    assert engine.llm.reset_prefix_cache()
     again, cached = engine.say(*prompts)
     preempted = metric("vllm:num_preemptions_total")
     result = {"same": said == again, "cached": cached, "preempted": preempted}
@@ -406,7 +412,7 @@ def dead(model, store):
     engine.settle()
     assert engine.llm.reset_prefix_cache()
 
-    class Gone(Delayed):
+    class Gone(Held):
         def end(self, jobs):
             raise ripieno.ClosedError("the drive is gone")
 
@@ -415,7 +421,7 @@ def dead(model, store):
 
         begin_store = begin_load
 
-    engine.worker.plane = engine.worker.saver.plane = Gone(engine.worker.plane, 0)
+    engine.worker.plane = engine.worker.saver.plane = Gone(engine.worker.plane)
     second, _ = engine.say(a, b)
     assert engine.llm.reset_prefix_cache()
     third, cached = engine.say(a, b)
