@@ -168,8 +168,8 @@ SIDES = {
         },
         environment={"LMCACHE_TRACK_USAGE": "false"},
         note="chunks of 256 tokens, its default; of 3,000 tokens it finds 2,816. Before a restart "
-        "it has everything in memory (L1). Transfer is engine_driven through shared memory. vLLM's search "
-        "for kernels stumbles over a library that LMCache imports; the library is hidden from it.",
+        "it has everything in memory (L1). Transfer is engine_driven through shared memory. vLLM's "
+        "search for kernels stumbles over a library that LMCache imports; it is hidden from it.",
         server=[
             "lmcache", "server", "--host", "127.0.0.1", "--port", "PORT", "--http-port", "HTTP",
             "--l1-size-gb", "2", "--l1-init-size-gb", "2", "--eviction-policy", "LRU",
