@@ -13,7 +13,7 @@ import sys
 import sides
 
 WIDTH, LEFT, ROW, TOP = 800, 250, 22, 62
-COLOURS = {"fill": "#888888", "same": "#2b7bba", "restart": "#c0392b"}
+COLOURS = {"same": "#2b7bba", "restart": "#c0392b"}
 LIVES = {"same": "before a restart", "restart": "after a restart"}
 KINDS = {"full": "3,000 tokens, all stored", "part": "2,000 stored + 1,000 new tokens"}
 PLAIN = "plain "
