@@ -95,8 +95,8 @@ class Scheduler:
 
     def _keys(self, request, first, last):
         hashes = request.block_hashes
-        closing = range((first + 1) * self.hashes - 1, last * self.hashes, self.hashes)
-        keys = [bytes(hashes[at]) for at in closing if at < len(hashes)]
+        # A slice: a lookup may have thousands of blocks, in each step.
+        keys = hashes[(first + 1) * self.hashes - 1 : last * self.hashes : self.hashes]
         if keys and len(keys[0]) != KEY_BYTES:
             # Shorter hashes can be told from their keys.
             self.hash_bytes = len(keys[0])
