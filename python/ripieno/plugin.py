@@ -5,8 +5,8 @@ It only makes names known: it imports neither the connector nor torch.
 
 
 def register():
-    """`"kv_connector": "RipienoConnector"` needs no kv_connector_module_path, and a secondary tier of
-    `"type": "ripieno"` no module_path."""
+    """`"kv_connector": "RipienoConnector"` needs no kv_connector_module_path, and neither does a
+    secondary tier of `"type": "ripieno"` its module_path."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     name = "RipienoConnector"

@@ -1,9 +1,13 @@
 """A model, and what vLLM says without a connector. Who uses this has imported vLLM."""
 
+import os
 import shutil
 
 import pytest
 from prompts import alone
+
+# Before torch is there: a child would wait for threads that a fork does not copy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

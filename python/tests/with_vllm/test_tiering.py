@@ -1,179 +1,233 @@
-"""A real vLLM, on the CPU, with tiered offloading and the tier at its end."""
+"""vLLM's tiered offloading with the tier at its end, on the CPU."""
 
-import json
 import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
+import threading
+import time
 import uuid
 
 import pytest
 
 pytest.importorskip("vllm")
-import gemma  # noqa: E402
-import model  # noqa: E402
-import tiering_engine as engine  # noqa: E402
 
-HERE = pathlib.Path(__file__).parent
-# Whole blocks of each prompt.
-STORED = [len(prompt) // engine.BLOCK * engine.BLOCK for prompt in engine.prompts()]
-# What vLLM's own prefix cache finds, where its blocks have one group.
-SHARED = [0, 320, 320, 0]
-CHUNK = 262144
-"""Bytes of a block of the Llama."""
+import forked  # noqa: E402
+import gemma as gemmas  # noqa: E402
+import host_tiering  # noqa: E402, F401
+from prompts import BLOCK, PROMPTS, STORED, alone, tokens_of, whole  # noqa: E402
+from ripieno import tiering  # noqa: E402
+from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.v1.metrics.reader import get_metrics_snapshot  # noqa: E402
+
+CHUNK = 4 * 32 * 8 * 2 * 32 * 4
+"""Bytes of a block of the Llama: layers, tokens, heads, K and V, elements, bytes."""
 
 
-def start(place, *, model="model", processes=False, **settings):
-    settings = {"name": uuid.uuid4().hex, "cpu": 128 * CHUNK, **settings}
-    # The engine's other processes import from here, too.
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {
-        "PYTHONPATH": path,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if processes else "0",
-    }
-    if settings.get("tp", 1) > 1:
-        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    program = HERE / "tiering_engine.py"
-    command = [sys.executable, "-P", program, place / model, json.dumps(settings)]
-    try:
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=300
+def life_of(body, *args, model, store=None, cpu=128 * CHUNK, blocks=1, **settings):
+    """As forked.life_of. store: options of the tier; cpu: bytes of vLLM's own one; blocks: of a
+    chunk."""
+    name = uuid.uuid4().hex
+    if store is not None:
+        extra = {
+            "spec_name": "HostTieringSpec",
+            "spec_module_path": "host_tiering",
+            "cpu_bytes_to_use": cpu,
+            "blocks_per_chunk": blocks,
+            "secondary_tiers": [
+                {
+                    "type": "RipienoTier",
+                    "module_path": "ripieno.tiering",
+                    "capacity": "64MiB",
+                    **store,
+                }
+            ],
+        }
+        settings["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=extra,
+            engine_id=name,
         )
+    try:
+        return forked.life_of(body, *args, model=model, **settings)
     finally:
         # What vLLM leaves behind when it is killed.
-        pathlib.Path(f"/dev/shm/vllm_offload_{settings['name']}.mmap").unlink(missing_ok=True)
+        pathlib.Path(f"/dev/shm/vllm_offload_{name}.mmap").unlink(missing_ok=True)
 
 
-def live(place, **settings):
-    """Tokens of each prompt, how many were cached, the tier's metrics, and what was logged."""
-    ended = start(place, **settings)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
-    result = json.loads([line for line in ended.stdout.splitlines() if line[:2] == '{"'][-1])
-    said = ended.stdout + ended.stderr
-    return result["tokens"], result["cached"], result["metrics"], said
+def live(body, *args, **settings):
+    """What the body returns, and what the engine logged."""
+    life = life_of(body, *args, **settings)
+    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    return life.value, life.said
 
 
-def tier(store, **more):
-    return {"path": str(store), "capacity": "128MiB", **more}
+def tier_of(engine):
+    return engine.scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """With two models, and what they say without a connector."""
-    place = tmp_path_factory.mktemp("tiering")
-    expected = {}
-    for name, maker in [("model", model), ("gemma", gemma)]:
-        maker.make(place / name)
-        expected[name], *_ = live(place, model=name)
-        assert len({tuple(tokens) for tokens in expected[name]}) == 4
-    (place / "expected").write_text(json.dumps(expected))
-    return place
+def asked(engine):
+    """Tokens, how many were cached, and the tier's metrics."""
+    prefix = "vllm:ripieno_tier_"
+    said, cached = engine.ask(*PROMPTS)
+    # The tier is asked for news once more in the next step.
+    engine.ask(PROMPTS[-1])
+    metrics = [each for each in get_metrics_snapshot() if each.name.startswith(prefix)]
+    return said, cached, {each.name.removeprefix(prefix): each.value for each in metrics}
 
 
 @pytest.fixture(scope="module")
-def expected(place):
-    return json.loads((place / "expected").read_text())
+def gemma(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gemma") / "model"
+    gemmas.make(path)
+    return path
 
 
 @pytest.fixture(scope="module")
-def filled(place, expected):
-    """By model: a store that an engine filled."""
-    stores = {}
-    for name in expected:
-        stores[name] = place / f"filled-{name}"
-        tokens, *_ = live(place, model=name, tier=tier(stores[name]))
-        assert tokens == expected[name]
-    return stores
+def gemma_said(gemma):
+    (said, _), _ = live(tokens_of, model=gemma)
+    assert len({tuple(tokens) for tokens in said}) == len(said), "tokens depend on prompts"
+    return said
 
 
-@pytest.mark.parametrize(("name", "processes"), [("model", True), ("gemma", False)])
-def test_after_a_restart_prompts_are_found(place, expected, filled, name, processes):
-    """Of the Gemma: with several groups of KV cache, as vLLM has them for a model like it."""
-    settings = {"model": name, "processes": processes, "tier": tier(filled[name])}
-    tokens, cached, metrics, said = live(place, **settings)
-    assert (tokens, cached) == (expected[name], STORED)
-    assert (metrics["healthy"], metrics["lost_chunks"]) == (1, 0)
-    assert sum(STORED) // engine.BLOCK > metrics["used_chunks"] > STORED[-1] // engine.BLOCK
-    assert ("kv cache group sizes (32, 32, 32)" in said) == (name == "gemma")
+@pytest.fixture(scope="module")
+def filled(model, said, tmp_path_factory):
+    """A store that an engine filled."""
+    store = {"path": str(tmp_path_factory.mktemp("filled"))}
+    (found, _), _ = live(tokens_of, model=model, store=store)
+    assert found == said
+    return store
 
 
-def test_these_tests_notice_a_load_that_does_nothing(place, expected, filled):
-    tokens, cached, *_ = live(place, model="gemma", tier=tier(filled["gemma"]), sabotage=True)
-    assert cached == STORED
-    assert tokens != expected["gemma"]
+@pytest.fixture
+def store(tmp_path):
+    return {"path": str(tmp_path / "store")}
 
 
-def test_another_model_finds_nothing(place, filled):
-    """Its blocks are as large, and its tokens have the same hashes."""
-    shutil.copytree(place / "model", place / "other")
-    _, cached, _, said = live(place, model="other", tier=tier(filled["model"]))
-    assert cached == SHARED
-    assert "0 chunks are stored" in said
+def bytes_of(answers):
+    return {key: page for _, _, pages in answers for key, page in pages.items()}
 
 
-def test_another_salt_finds_nothing(place, expected, filled):
-    tokens, cached, *_ = live(place, tier=tier(filled["model"]), salt="tenant")
-    assert (tokens, cached) == (expected["model"], SHARED)
+def test_after_a_restart_hits_are_what_was_computed(model, computed, filled):
+    answers, _ = live(alone, model=model, store=filled)
+    assert [tokens for tokens, _, _ in answers] == [tokens for tokens, _, _ in computed]
+    assert [cached for _, cached, _ in answers] == STORED
+    assert bytes_of(answers) == bytes_of(computed)
 
 
-def test_an_engine_that_was_killed_twice(place, expected):
-    store = place / "killed"
-    for after_ms in (700, 150):
-        ended = start(place, tier=tier(store), kill=after_ms)
-        assert ended.returncode == -signal.SIGKILL, (ended.stdout + ended.stderr)[-4000:]
-    tokens, cached, *_ = live(place, tier=tier(store))
-    assert tokens == expected["model"]
+def test_that_test_notices_a_load_that_does_nothing(model, said, filled, monkeypatch):
+    monkeypatch.setattr(tiering.RipienoTier, "_load_all", lambda self, keys, chunks: True)
+    answers, _ = live(alone, model=model, store=filled)
+    assert [cached for _, cached, _ in answers] == STORED
+    assert [tokens for tokens, _, _ in answers] != said
+
+
+def test_an_engine_in_a_process_of_its_own(model, said, filled):
+    settings = {"environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}}
+    assert live(tokens_of, model=model, store=filled, **settings)[0] == (said, STORED)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_model_with_several_groups(gemma, gemma_said, store, blocks, monkeypatch):
+    """Two of its three groups are of layers that see a window only."""
+    settings = {"model": gemma, "store": store, "blocks": blocks}
+    settings["disable_hybrid_kv_cache_manager"] = False
+    (found, _), said = live(tokens_of, **settings)
+    assert found == gemma_said
+    assert "kv cache group sizes (32, 32, 32)" in said
+    stored = [whole(prompt, BLOCK * blocks) for prompt in PROMPTS]
+    assert live(tokens_of, **settings)[0] == (gemma_said, stored)
+    monkeypatch.setattr(tiering, "_digest", lambda key: key[:-4])
+    assert live(tokens_of, **settings | {"store": store | {"weights_id": "a"}})[0][0] == gemma_said
+    (found, cached), _ = live(tokens_of, **settings | {"store": store | {"weights_id": "a"}})
+    assert (cached, found == gemma_said) == (stored, False), "without the group, tests notice"
+
+
+@pytest.mark.parametrize("salt", [None, "tenant"])
+def test_another_model_or_salt_finds_nothing(model, said, filled, tmp_path, salt):
+    """Its blocks are as large, and without a salt its tokens have the same hashes."""
+
+    def body(engine):
+        return engine.ask(PROMPTS[0], PROMPTS[3], salt=salt)
+
+    if salt is None:
+        model = shutil.copytree(model, tmp_path / "other")
+    assert live(body, model=model, store=filled)[0] == ([said[0], said[3]], [0, 0])
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3])
+def test_an_engine_that_was_killed(model, said, store, seconds):
+    def body(engine):
+        engine.ask(PROMPTS[0])
+        # vLLM passes chunks on in later steps.
+        engine.ask(PROMPTS[-1])
+        while tier_of(engine).store.usage()["stored"] < STORED[0] // BLOCK:
+            time.sleep(0.01)
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        engine.ask(*PROMPTS[1:])
+        threading.Event().wait()
+
+    assert life_of(body, model=model, store=store).signal == signal.SIGKILL
+    (found, cached), _ = live(tokens_of, model=model, store=store)
+    assert found == said
     assert cached[0] == STORED[0], "the first prompt was stored before"
 
 
-def test_damaged_chunks_are_computed_again(place, expected, filled):
-    store = place / "damaged"
-    shutil.copytree(filled["model"], store)
-    (medium,) = store.glob("*/device-0.img")
+def test_damaged_chunks_are_computed_again(model, said, filled, store):
+    shutil.copytree(filled["path"], store["path"])
+    (medium,) = pathlib.Path(store["path"]).glob("*/device-0.img")
     with medium.open("r+b") as image:
         # Wherever the chunks begin: a byte of every third one.
         for at in range(2 << 20, 12 << 20, 3 * CHUNK):
             image.seek(at)
             byte = image.read(1)
-            image.seek(-1, os.SEEK_CUR)
+            image.seek(at)
             image.write(bytes([byte[0] ^ 0x40]))
-    tokens, cached, metrics, said = live(place, tier=tier(store))
-    assert tokens == expected["model"]
-    assert cached < STORED
+    (found, cached, metrics), log = live(asked, model=model, store=store)
+    assert found == said
+    assert cached != STORED
     assert metrics["lost_chunks"] > 0
-    assert said.count("not logged") == 1
-    tokens, cached, metrics, _ = live(place, tier=tier(store))
-    assert (tokens, cached) == (expected["model"], STORED), "they were stored again"
-    assert metrics["lost_chunks"] == 0
+    assert log.count("not logged") == 1
+    (found, cached, metrics), _ = live(asked, model=model, store=store)
+    assert (found, cached) == (said, STORED), "they were stored again"
+    assert (metrics["lost_chunks"], metrics["healthy"]) == (0, 1)
 
 
-def test_more_than_there_is_room_for(place, expected):
+def test_more_than_there_is_room_for(model, said, store):
     """Neither the CPU's tier nor the disk has room for all prompts."""
-    store = tier(place / "small", capacity="10MiB")
-    tokens, _, metrics, _ = live(place, tier=store, cpu=24 * CHUNK)
-    assert tokens == expected["model"]
-    assert metrics["evicted_chunks"] > 0
-    assert metrics["used_chunks"] <= metrics["capacity_chunks"] <= (10 << 20) // CHUNK
-    tokens, cached, *_ = live(place, tier=store, cpu=24 * CHUNK)
-    assert tokens == expected["model"]
+    settings = {"model": model, "store": store | {"capacity": "10MiB"}, "cpu": 24 * CHUNK}
+    for _ in range(2):
+        (found, cached, metrics), _ = live(asked, **settings)
+        assert found == said
+        assert metrics["used_chunks"] <= metrics["capacity_chunks"] <= (10 << 20) // CHUNK
+        assert metrics["evicted_chunks"] > 0
     assert 0 < sum(cached) < sum(STORED)
 
 
-def test_a_store_that_died(place, expected, filled):
+def test_a_store_that_died(model, said, filled):
     """Whatever it held is computed, and nothing else happens."""
-    tokens, cached, metrics, said = live(place, tier=tier(filled["model"]), break_tier=True)
-    # The third finds what the second has computed.
-    assert (tokens, cached) == (expected["model"], [STORED[0], 0, 320, 0])
-    assert said.count("serving goes on without the tier") == 1
+
+    def body(engine):
+        tier_of(engine).store.close()
+        return asked(engine)
+
+    (found, _, metrics), log = live(body, model=model, store=filled)
+    assert found == said
     assert metrics["healthy"] == 0
+    assert log.count("serving goes on without the tier") == 1
 
 
-def test_two_workers_in_one_store(place):
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("vLLM's workers need a core each")
-    settings = {"tier": tier(place / "two"), "tp": 2, "processes": True}
-    first, *_ = live(place, **settings)
-    tokens, cached, *_ = live(place, **settings)
-    assert (tokens, cached) == (first, STORED)
+def test_after_a_reset_nothing_is_found(model, said, store):
+    def body(engine):
+        first, _ = engine.ask(PROMPTS[0])
+        assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+        return first, engine.ask(PROMPTS[0])
+
+    assert live(body, model=model, store=store)[0] == (said[:1], (said[:1], [0]))
+
+
+def test_two_workers_in_one_store(model, store):
+    settings = {"model": model, "store": store, "tensor_parallel_size": 2}
+    (first, _), _ = live(tokens_of, **settings)
+    assert live(tokens_of, **settings)[0] == (first, STORED)
