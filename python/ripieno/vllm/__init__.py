@@ -12,7 +12,10 @@ it is told. What passes between them is vLLM's connector metadata, each step.
 Options (kv_connector_extra_config):
 - path: a directory on a local file system with direct I/O.
 - capacity: bytes on the disk for all ranks, such as "100GiB"; allocated at once.
-- devices: files of each rank, each with a software controller. 1.
+- devices: files of each rank, each with a software controller; or drives that are bound to
+  vfio-pci, such as ["vfio:0000:65:00.0"], of which each rank gets as many. 1.
+- overwrite: what drives may lose when the store is made: "nothing", "store" (another store of ours)
+  or "anything". "nothing".
 - load_async: load between steps (true), or layer by layer in the step that needs the blocks
   (false): a layer is loaded while those before it are computed. false; true with
   kv_load_failure_policy "recompute" on vLLM's second model runner, where it is the only one that
@@ -92,6 +95,7 @@ class RipienoConnector(KVConnectorBase_V1):
             ranks=self.world,
             capacity=self.options.capacity,
             devices=self.options.devices,
+            overwrite=self.options.overwrite,
         )
         self._scheduler = self._worker = None
         if role == KVConnectorRole.SCHEDULER:

@@ -13,7 +13,8 @@ class Options:
 
     path: str
     capacity: int
-    devices: int = 1
+    devices: int | list[str] = 1
+    overwrite: str = "nothing"
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5
@@ -40,17 +41,19 @@ class Options:
     def __post_init__(self):
         for name in ("load_async", "save_decode", "keep_on_reset", "piecewise"):
             check(name, getattr(self, name) in (True, False, None), "give true or false", self)
-        check(
-            "devices",
-            not isinstance(self.devices, str | list),
-            "drives are not supported by the connector yet; give a number of files of each rank",
-            self,
-        )
-        for name, least in (("devices", 1), ("drain_seconds", 0), ("save_backlog", 0)):
+        for name, least in (("drain_seconds", 0), ("save_backlog", 0)):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             check(name, is_number and value >= least, f"give a number from {least} on", self)
-        check("devices", int(self.devices) == self.devices, "give a whole number", self)
+        if isinstance(self.devices, list):
+            are_drives = all(str(each).startswith("vfio:") for each in self.devices)
+            is_right = bool(self.devices) and are_drives
+        else:
+            is_right = type(self.devices) is int and self.devices >= 1
+        hint = 'give a number of files from 1 on, or drives: ["vfio:0000:65:00.0"]'
+        check("devices", is_right, hint, self)
+        levels = ("nothing", "store", "anything")
+        check("overwrite", self.overwrite in levels, f"give one of {', '.join(levels)}", self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
 

@@ -47,9 +47,11 @@ def test_reports_of_workers_add_up():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"devices": 0}, "devices: 0 was given; give a number from 1 on"),
-        ({"devices": ["vfio:0000:65:00.0"]}, "drives are not supported by the connector yet"),
-        ({"devices": 1.5}, "give a whole number"),
+        ({"devices": 0}, "devices: 0 was given; give a number of files from 1 on"),
+        ({"devices": 1.5}, "give a number of files from 1 on"),
+        ({"devices": ["/dev/nvme0n1"]}, "or drives: "),
+        ({"devices": []}, "or drives: "),
+        ({"overwrite": "all"}, "give one of nothing, store, anything"),
         ({"save_backlog": 2}, "give a share of the blocks"),
         ({"shutdown": "wait"}, 'give "drain" or "drop"'),
         ({"load_async": "no"}, "give true or false"),
@@ -59,6 +61,11 @@ def test_reports_of_workers_add_up():
 def test_options_that_make_no_sense(given, message):
     with pytest.raises(ValueError, match=message):
         Options.parse({"path": "/x", "capacity": "1GiB"} | given)
+
+
+def test_drives_are_devices():
+    drives = ["vfio:0000:65:00.0", "vfio:0000:66:00.0"]
+    assert Options.parse({"path": "/x", "capacity": "1GiB", "devices": drives}).devices == drives
 
 
 @pytest.mark.parametrize(
