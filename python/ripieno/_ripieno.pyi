@@ -13,7 +13,10 @@ __all__ = [
     "Request",
     "Store",
     "Write",
+    "end_events",
     "prepare",
+    "set_event_level",
+    "take_events",
 ]
 
 _Keys = bytes | Sequence[bytes]
@@ -176,3 +179,6 @@ def prepare(
     devices: int | Sequence[str] | None = None,
     overwrite: Literal["nothing", "store", "anything"] = "nothing",
 ) -> list[dict[str, int | str]]: ...
+def take_events(timeout: float) -> list[tuple[float, int, str, str, int, str]] | None: ...
+def end_events() -> None: ...
+def set_event_level(level: int) -> None: ...

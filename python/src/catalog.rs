@@ -19,6 +19,7 @@ use ripieno_stack::{CatalogStack, Ranks, RanksOptions};
 use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
     error::{closed, invalid, of_store},
+    events,
 };
 
 /// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
@@ -41,6 +42,7 @@ pub fn prepare<'py>(
     devices: Option<arguments::Devices>,
     overwrite: &str,
 ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    events::start(py)?;
     let shape = shape.check()?;
     let id = StoreId(arguments::random()?);
     let media = devices.unwrap_or(arguments::Devices::Files(1)).media(capacity, overwrite)?;
@@ -121,6 +123,7 @@ impl Catalog {
     /// Opens the catalog of the store that prepare() made in this directory.
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        events::start(py)?;
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let options = StoreOptions::default();
         let (ranks, stack) = py

@@ -14,6 +14,7 @@ use ripieno_stack::{RankStack, RankStackConfig, Ranks};
 use crate::{
     arguments::{self, OrRaise as _},
     error::invalid,
+    events,
 };
 
 /// What became of a job.
@@ -113,6 +114,7 @@ impl Plane {
         require: Option<&str>,
         io_sms: Option<u32>,
     ) -> PyResult<Self> {
+        events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
         let executor = arguments::executor(executor, io_sms, &pool)?;
         let require = arguments::route(require)?;

@@ -17,6 +17,7 @@ use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
     catalog,
     error::{closed, invalid},
+    events,
 };
 
 /// A store in one process: keys, data and registered memory. Handles of one store share it, each in
@@ -79,6 +80,7 @@ impl Store {
         require: Option<&str>,
         io_sms: Option<u32>,
     ) -> PyResult<Self> {
+        events::start(py)?;
         let (shape, pool) = (shape.check()?, pool.memory()?);
         let executor = arguments::executor(executor, io_sms, &pool)?;
         let require = arguments::route(require)?;

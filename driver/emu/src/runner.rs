@@ -142,6 +142,7 @@ impl Worker {
             }
         }
         self.emus.iter().for_each(|emu| emu.set_exclusive(false));
+        tracing::debug!(controllers = self.emus.len(), "a thread of software controllers ended");
     }
 
     fn round(&self, now: Nanos) -> Progress {

@@ -1,0 +1,57 @@
+"""What the crates have to say goes to `logging`, by a thread of its own: no thread of theirs may
+wait for the GIL."""
+
+import atexit
+import logging
+import threading
+
+from . import _ripieno
+
+PERIOD = 1.0
+"""Seconds until a level that was changed counts, when nothing happens."""
+
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def start() -> None:
+    """Starts the thread, unless it runs: a process that was forked has no threads. Called when
+    something is opened."""
+    global _thread
+    _ripieno.set_event_level(_level())
+    with _lock:
+        if _thread is not None and _thread.is_alive():
+            return
+        if _thread is None:
+            atexit.register(_end)
+        _thread = threading.Thread(target=_run, name="ripieno-logging", daemon=True)
+        _thread.start()
+
+
+def _run() -> None:
+    while (events := _ripieno.take_events(PERIOD)) is not None:
+        _ripieno.set_event_level(_level())
+        for created, level, target, file, line, message in events:
+            logger = logging.getLogger("ripieno." + target.replace("::", "."))
+            if logger.isEnabledFor(level):
+                record = logger.makeRecord(logger.name, level, file, line, message, (), None)
+                record.created = created
+                logger.handle(record)
+
+
+def _end() -> None:
+    """Logs what is left. Later events are not logged: there may be no interpreter any more."""
+    _ripieno.end_events()
+    if _thread is not None:
+        _thread.join(5)
+
+
+def _level() -> int:
+    """The lowest level that a logger of ours has."""
+    known = list(logging.root.manager.loggerDict.items())
+    ours = [logging.getLogger("ripieno")]
+    for name, logger in known:
+        if name.startswith("ripieno.") and isinstance(logger, logging.Logger):
+            ours.append(logger)
+    level = min(logger.getEffectiveLevel() for logger in ours)
+    return max(level, logging.root.manager.disable + 1)
