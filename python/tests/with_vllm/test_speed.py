@@ -35,10 +35,12 @@ def test_loads_overlap_with_what_is_computed(tmp_path, capsys):
         return took
 
     for load_async in (False, True):
+        # A store each: both ask the same.
+        path = tmp_path / f"store-{load_async}"
         took = live(
             ask,
             model=tmp_path / "model",
-            options={"path": str(tmp_path / "store"), "capacity": "4GiB", "load_async": load_async},
+            options={"path": str(path), "capacity": "2GiB", "load_async": load_async},
             plane=faults.Late,
             max_model_len=4096,
             max_num_batched_tokens=4096,
