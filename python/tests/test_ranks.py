@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -235,3 +236,43 @@ def test_what_was_not_completed_is_made_again(tmp_path):
     (tmp_path / "t" / "thesis.tex").touch()
     with pytest.raises(ripieno.OccupiedError, match="thesis.tex"):
         prepare(tmp_path / "t")
+
+
+def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
+    def plane(pool, **options):
+        return ripieno.Plane(tmp_path / "kv", ranks[0], SHAPE, pool, **options)
+
+    for devices, error, said in [
+        (["/dev/nvme0"], ripieno.InvalidError, "give vfio:0000:65:00.0"),
+        (["vfio:1:00.0", "vfio:2:00.0", "vfio:3:00.0"], ripieno.InvalidError, "cannot be divided"),
+        # Without VFIO, or where there is no such function.
+        (["vfio:ffff:ff:1f.6", "vfio:ffff:ff:1f.7"], ripieno.DeviceError, "opening"),
+    ]:
+        with pytest.raises(error, match=said):
+            ripieno.prepare(tmp_path / "kv", SHAPE, ranks=2, devices=devices)
+    with pytest.raises(ripieno.InvalidError, match="capacity: files have to be told"):
+        ripieno.prepare(tmp_path / "kv", SHAPE)
+    with pytest.raises(ripieno.InvalidError, match="overwrite is all"):
+        ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY, overwrite="all")
+    ranks = ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY)
+    pool = ripieno.Pool.contiguous(numpy.zeros((3, BLOCKS, 4096), numpy.uint8), SHAPE)
+    for options, said in [
+        ({"executor": "gpu"}, "executor is gpu; give host or cuda"),
+        ({"io_sms": 4}, "only executor cuda has SMs"),
+        ({"require": "fast"}, "there is no route fast"),
+        ({"require": "direct"}, "to this pool there is host"),
+    ]:
+        with pytest.raises(ripieno.InvalidError, match=said):
+            plane(pool, **options)
+    with pytest.raises(ripieno.InvalidError, match="pool.device is cuda; give cpu, or cuda:0"):
+        plane(replace(pool, device="cuda"))
+    with pytest.raises(ripieno.InvalidError, match="only executor cuda, on that GPU"):
+        plane(replace(pool, device="cuda:0"), executor="host")
+    with plane(pool, require="host") as opened:
+        assert (opened.route, opened.placement) == ("host", "host (host)")
+        job = opened.begin_store([0], [0])
+        with pytest.raises(ripieno.InvalidError, match="GPU"):
+            opened.start(job, 0, 1)
+        with pytest.raises(ripieno.InvalidError, match="not in flight"):
+            opened.join(job, 0, 1)
+        opened.end([job])

@@ -16,6 +16,11 @@ Options (kv_connector_extra_config):
   vfio-pci, such as ["vfio:0000:65:00.0"], of which each rank gets as many. 1.
 - overwrite: what drives may lose when the store is made: "nothing", "store" (another store of ours)
   or "anything". "nothing".
+- executor: who runs the I/O kernel, "host" or "cuda". "cuda" if the KV cache is on a GPU, where it
+  has to be; never run on a GPU yet.
+- io_sms: SMs of the GPU that the I/O kernel runs on. 4.
+- route: the way of the data, "direct", "staged" or "host": serving fails to start without it. The
+  best that is proven; the log says which, and why not a better one.
 - load_async: load between steps (true), or layer by layer in the step that needs the blocks
   (false): a layer is loaded while those before it are computed. false; true with
   kv_load_failure_policy "recompute" on vLLM's second model runner, where it is the only one that

@@ -104,9 +104,9 @@ def register(connector, kv_caches):
     config = connector._kv_cache_config
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in kv_caches.values()}
     ((base, tensor),) = storages.items() if len(storages) == 1 else [(0, None)]
-    if tensor is None or tensor.device.type != "cpu":
-        where = tensor.device if tensor is not None else f"{len(storages)} allocations"
-        raise ValueError(f"the KV cache is on {where}; one allocation on the CPU can be stored")
+    if tensor is None or tensor.device.type not in ("cpu", "cuda"):
+        where = tensor.device if tensor is not None else f"in {len(storages)} allocations"
+        raise ValueError(f"the KV cache is {where}; one allocation, on CPU or GPU, can be stored")
     pages = []
     for row in connector.rows:
         cache = group_kernel_blocks(kv_caches[row.layer], config.num_blocks)
@@ -116,7 +116,7 @@ def register(connector, kv_caches):
                 f"layer {row.layer} is at offset {found[0]} with stride {found[1]}; vLLM promised "
                 f"{row.offset} and {row.stride}"
             )
-        page = torch.tensor([], dtype=torch.uint8)
+        page = torch.tensor([], dtype=torch.uint8, device=tensor.device)
         size, stride = (config.num_blocks, row.bytes), (row.stride, 1)
         pages.append(page.set_(tensor.untyped_storage(), row.offset, size, stride))
     pool = ripieno.Pool(
@@ -126,5 +126,6 @@ def register(connector, kv_caches):
         block_stride=connector.rows[0].stride,
         blocks=config.num_blocks,
         owner=tensor,
+        device=str(tensor.device),
     )
     return pages, pool

@@ -6,6 +6,12 @@ from dataclasses import MISSING, dataclass, fields
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
+CHOICES = {
+    "overwrite": ("nothing", "store", "anything"),
+    "executor": ("host", "cuda"),
+    "route": ("direct", "staged", "host"),
+}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -15,6 +21,9 @@ class Options:
     capacity: int
     devices: int | list[str] = 1
     overwrite: str = "nothing"
+    executor: str | None = None
+    route: str | None = None
+    io_sms: int | None = None
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5
@@ -52,8 +61,12 @@ class Options:
             is_right = type(self.devices) is int and self.devices >= 1
         hint = 'give a number of files from 1 on, or drives: ["vfio:0000:65:00.0"]'
         check("devices", is_right, hint, self)
-        levels = ("nothing", "store", "anything")
-        check("overwrite", self.overwrite in levels, f"give one of {', '.join(levels)}", self)
+        is_right = self.io_sms is None or (type(self.io_sms) is int and self.io_sms >= 1)
+        check("io_sms", is_right, "give a whole number from 1 on", self)
+        for name, words in CHOICES.items():
+            hint = f"give one of {', '.join(words)}"
+            is_default = getattr(self, name) == getattr(Options, name)
+            check(name, is_default or getattr(self, name) in words, hint, self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
 

@@ -36,8 +36,10 @@ class Saved:
 class Saver:
     """Stores blocks layer by layer, in the order in which it is told to."""
 
-    def __init__(self, plane, layers):
+    def __init__(self, plane, layers, stream=tuple):
         self.plane, self.layers = plane, layers
+        self.stream = stream
+        """Says which stream computes; none on a CPU."""
         self.step, self.started = [], set()
         """Saves of this step; layers of them that are on their way."""
         self.tasks = queue.SimpleQueue()
@@ -62,14 +64,14 @@ class Saver:
         """A layer of this step's saves is computed."""
         if self.step and layer not in self.started:
             self.started.add(layer)
-            self.tasks.put((self.step, layer))
+            self.tasks.put((self.step, layer, self.stream()))
 
     def end_step(self):
         """All layers are computed: also those that nobody told of."""
         for layer in self.layers if self.step else ():
             self.store(layer)
         if self.step:
-            self.tasks.put((self.step, None))
+            self.tasks.put((self.step, None, ()))
         self.step, self.started = [], set()
 
     def take(self):
@@ -104,16 +106,16 @@ class Saver:
                 tasks.append(self.tasks.get())
             is_open = tasks[-1] is not None
             complete = []
-            for savings, layer in tasks if is_open else tasks[:-1]:
+            for savings, layer, stream in tasks if is_open else tasks[:-1]:
                 if layer is None:
                     complete += savings
                 else:
                     for saving in savings:
-                        self._start(saving, layer)
+                        self._start(saving, layer, stream)
             # One flush for all of them.
             self._end(complete)
 
-    def _start(self, saving, layer):
+    def _start(self, saving, layer, stream):
         if self.dropping:
             saving.error = saving.error or "it was dropped: the engine ends"
         if saving.error is not None:
@@ -121,7 +123,7 @@ class Saver:
         try:
             if saving.job is None:
                 saving.job = self.plane.begin_store(saving.files, saving.blocks)
-            self.plane.start(saving.job, layer)
+            self.plane.start(saving.job, layer, *stream)
         except ripieno.Error as error:
             saving.error = str(error)
             if isinstance(error, ripieno.ClosedError):

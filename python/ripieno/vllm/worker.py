@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+import torch
 from vllm.logger import init_logger
 
 import ripieno
@@ -33,6 +34,13 @@ class Loading:
     """In flight, of a load between steps."""
 
 
+def stream_of(device):
+    """What says which CUDA stream of the device work is enqueued on now; none on a CPU."""
+    if device == "cpu":
+        return tuple
+    return lambda: (torch.cuda.current_stream(device).cuda_stream,)
+
+
 class Worker:
     """Moves blocks between the KV cache and its files."""
 
@@ -43,8 +51,18 @@ class Worker:
         self.layers = {row.layer: at for at, row in enumerate(connector.rows)}
         self.pages, pool = register(connector, kv_caches)
         rank = connector.ranks[self.rank]
-        self.plane = ripieno.Plane(connector.path, rank, connector.shape, pool)
-        self.saver = Saver(self.plane, list(self.layers.values()))
+        options = self.options
+        self.plane = ripieno.Plane(
+            connector.path,
+            rank,
+            connector.shape,
+            pool,
+            executor=options.executor,
+            require=options.route,
+            io_sms=options.io_sms,
+        )
+        self.stream = stream_of(pool.device)
+        self.saver = Saver(self.plane, list(self.layers.values()), self.stream)
         self.tasks = Tasks()
         self.loading = []
         """Loads of this step."""
@@ -58,12 +76,13 @@ class Worker:
         self.dead = None
         self.quiet_until = 0.0
         logger.info(
-            "ripieno: rank %d: %d layers of %d blocks of %d bytes%s",
+            "ripieno: rank %d: %d layers of %d blocks of %d bytes%s; route: %s",
             self.rank,
             len(self.layers),
             pool.blocks,
             connector.shape.object_bytes,
             ", copied by the CPU" if self.plane.is_bounced else "",
+            self.plane.placement,
         )
 
     def begin(self, tasks):
@@ -86,18 +105,20 @@ class Worker:
             else:
                 layers = list(self.layers.values())
                 begun.append(Loading(task, job, time.monotonic(), layers))
+        # On a GPU, what used the blocks before may be under way still.
+        stream = self.stream()
         for layer in self.layers.values():
             for load in begun:
-                self._attempt(self.plane.start, load.job, layer)
+                self._attempt(self.plane.start, load.job, layer, *stream)
         self.pending += [load for load in begun if load.task.is_async]
         self.loading += [load for load in begun if not load.task.is_async]
         # A FULL graph runs without the layers' hooks: what it reads has to be there.
         if not has_hooks:
             self.finish_loads()
 
-    def _attempt(self, act, job, layer):
+    def _attempt(self, act, job, layer, *stream):
         try:
-            return act(job, layer)
+            return act(job, layer, *stream)
         except ripieno.Error:
             # The job says it when it ends.
             return True
@@ -107,8 +128,11 @@ class Worker:
         if self.loading and layer is not None and layer not in self.waited:
             self.waited.add(layer)
             since = time.monotonic()
+            stream = self.stream()
             for load in self.loading:
-                self._attempt(self.plane.wait, load.job, layer)
+                # A GPU waits itself. Whether the load failed is asked at the end.
+                wait = self.plane.join if stream else self.plane.wait
+                self._attempt(wait, load.job, layer, *stream)
             self.wait_seconds += time.monotonic() - since
 
     def finish_loads(self):
@@ -162,7 +186,7 @@ class Worker:
         except ripieno.Error:
             return 0
         for layer in self.layers.values():
-            self._attempt(self.plane.start, job, layer)
+            self._attempt(self.plane.start, job, layer, *self.stream())
         report = self._end([job]).get(job)
         return good if report and report.error is None else 0
 

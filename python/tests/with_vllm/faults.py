@@ -33,8 +33,8 @@ class Plane:
 
     made = []
 
-    def __init__(self, path, rank, shape, pool):
-        self.real = _Plane(path, rank, shape, pool)
+    def __init__(self, path, rank, shape, pool, **options):
+        self.real = _Plane(path, rank, shape, pool, **options)
         self.shape, self.pool = shape, pool
         self.memory = (ctypes.c_char * pool.length).from_address(pool.address)
         self.loads, self.stores = {}, {}
@@ -117,8 +117,9 @@ class SwappedV(Plane):
 class ShiftedRows(Plane):
     """Each layer has the bytes of the one before."""
 
-    def __init__(self, path, rank, shape, pool):
-        super().__init__(path, rank, shape, replace(pool, rows=[*pool.rows[1:], pool.rows[0]]))
+    def __init__(self, path, rank, shape, pool, **options):
+        shifted = replace(pool, rows=[*pool.rows[1:], pool.rows[0]])
+        super().__init__(path, rank, shape, shifted, **options)
 
 
 class Idle(Plane):
@@ -159,8 +160,8 @@ class LoadsFail(Plane):
 class SavesFail(Plane):
     """No store of the last rank succeeds."""
 
-    def __init__(self, path, rank, shape, pool):
-        super().__init__(path, rank, shape, pool)
+    def __init__(self, path, rank, shape, pool, **options):
+        super().__init__(path, rank, shape, pool, **options)
         self.fails = str(rank["rank"]) == "1" if "rank" in rank else True
 
     def ended(self, report):
@@ -176,8 +177,8 @@ class Late(Plane):
     seconds = 0.1
     store_seconds = 0
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         self.due, self.last = {}, 0
 
     def begin_store(self, files, blocks):

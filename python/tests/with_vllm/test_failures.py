@@ -86,8 +86,8 @@ def test_damaged_pages_are_misses(model, stored, said):
 class Dies(faults.Plane):
     """After some loads and stores nothing works any more."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         self.left = 2
 
     def attempt(self):

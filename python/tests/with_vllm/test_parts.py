@@ -52,6 +52,9 @@ def test_reports_of_workers_add_up():
         ({"devices": ["/dev/nvme0n1"]}, "or drives: "),
         ({"devices": []}, "or drives: "),
         ({"overwrite": "all"}, "give one of nothing, store, anything"),
+        ({"executor": "gpu"}, "give one of host, cuda"),
+        ({"route": "fast"}, "give one of direct, staged, host"),
+        ({"io_sms": 0}, "give a whole number from 1 on"),
         ({"save_backlog": 2}, "give a share of the blocks"),
         ({"shutdown": "wait"}, 'give "drain" or "drop"'),
         ({"load_async": "no"}, "give true or false"),
@@ -116,9 +119,9 @@ class Plane:
     def begin_store(self, files, blocks):
         return files[0]
 
-    def start(self, job, layer):
+    def start(self, job, layer, *stream):
         assert self.may_start.wait(20)
-        self.calls.append((job, layer))
+        self.calls.append((job, layer, *stream))
 
     def end(self, jobs):
         self.calls.append(jobs)
@@ -144,6 +147,17 @@ def test_a_step_waits_for_saves_whose_blocks_it_reuses():
     assert plane.calls == [(11, 1), (12, 1), (11, 0), (12, 0), [11, 12]]
     assert [(saved.id, saved.checksums) for saved in saver.take()] == [(1, b"\x0b"), (2, b"\x0c")]
     saver.close(1)
+
+
+def test_layers_are_saved_after_the_stream_that_computes_them():
+    plane, streams = Plane(), iter([70, 71])
+    plane.may_start.set()
+    saver = Saver(plane, [0, 1], lambda: (next(streams),))
+    saver.begin_step([Job(1, "a", [11], [5])], [])
+    saver.store(0)
+    saver.begin_step([], [])
+    saver.close(20)
+    assert plane.calls == [(11, 0, 70), (11, 1, 71), [11]]
 
 
 def test_saves_are_dropped_at_the_end():
