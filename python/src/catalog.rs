@@ -25,8 +25,8 @@ use crate::{
 /// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
 /// and one for each rank. Whoever comes first makes it; the others wait.
 ///
-/// capacity: bytes of all ranks' data; of files, allocated at once. devices: files of each rank (1);
-/// or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]), as many for each rank.
+/// capacity: bytes of all ranks' data; of files, allocated at once. devices: files of each rank,
+/// 1; or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]), as many for each rank.
 /// overwrite: what a drive may lose when the store is made: nothing, store, or anything. Returns
 /// what the plane of each rank is opened with.
 #[pyfunction]
