@@ -102,8 +102,8 @@ enum Command {
     Engine(command::engine::EngineArgs),
     /// Measure vLLM's time to first token with Ripieno and with others, and write a report
     ///
-    /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in target/peers.
-    /// Takes 15 minutes and 10 GB; not a part of CI.
+    /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in
+    /// target/peers. Takes 15 minutes and 10 GB; not a part of CI.
     Peers(command::peers::PeersArgs),
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///

@@ -27,7 +27,8 @@ const LMCACHE: &[&str] = &[
 #[derive(Args)]
 pub struct PeersArgs {
     /// Prompts of each kind: each one is a turn
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     prompts: u32,
     /// Where stores, logs and samples go: on the file system that is to be measured, 10 GB
     #[arg(long, value_name = "FOLDER", default_value = "target/peers/run")]
