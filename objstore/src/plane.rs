@@ -244,9 +244,13 @@ impl Plane {
         std::mem::take(&mut self.ended)
     }
 
-    /// Files whose bytes could not be read since the last call: they are misses from now on.
+    /// Files whose bytes could not be read since the last call, each once: they are misses from
+    /// now on.
     pub fn take_lost(&mut self) -> Vec<FileId> {
-        std::mem::take(&mut self.lost)
+        let mut lost = std::mem::take(&mut self.lost);
+        lost.sort_unstable();
+        lost.dedup();
+        lost
     }
 
     /// Times the controllers were recovered from a timeout or a fault.

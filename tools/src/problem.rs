@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use gio_kernels::cuda::ErrorCode;
 use nvme_emu::EmuError;
 use objstore::StoreError;
 use ripieno_stack::{NotTaken, StackError};
@@ -60,7 +61,9 @@ pub(crate) fn told(error: StackError) -> anyhow::Error {
         StackError::Drive { drive, why, hint } => {
             Problem::new(format!("vfio:{drive}: {why}"), hint)
         }
-        StackError::Cuda(error) => Problem::new(format!("--executor cuda: {error}"), INSTEAD),
+        StackError::Cuda(error) if !error.code().is_some_and(ErrorCode::is_sticky) => {
+            Problem::new(format!("--executor cuda: {error}"), INSTEAD)
+        }
         StackError::Home(error) => Problem::new(error.to_string(), ""),
         // What is there is not what was asked for; it says what to do.
         StackError::Store(StoreError::Format(error)) => Problem::new(error.to_string(), ""),

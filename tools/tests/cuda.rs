@@ -167,12 +167,15 @@ fn doorbells_out_of_reach_are_said() {
 #[test]
 fn a_lost_gpu_ends_a_replay() {
     for launch in ["per-batch", "resident"] {
-        let dies = [("MOCK_CUDA_INJECT", "cuStreamQuery:40:700")];
-        let line = format!("replay --executor cuda --requests 200 --launch {launch}");
-        let output = run(Level::Full, &dies, &line);
-        let err = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{err}");
-        assert!(err.contains("error: ") && err.contains("ILLEGAL_ADDRESS"), "{err}");
+        // While it starts, and while it runs.
+        for call in [40, 2000] {
+            let dies = [("MOCK_CUDA_INJECT", &*format!("cuStreamQuery:{call}:700"))];
+            let line = format!("replay --executor cuda --requests 200 --launch {launch}");
+            let output = run(Level::Full, &dies, &line);
+            let err = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{err}");
+            assert!(err.contains("error: ") && err.contains("ILLEGAL_ADDRESS"), "{err}");
+        }
     }
 }
 

@@ -121,7 +121,7 @@ impl Gpu {
     /// [`StackError::Unfit`] when it has no more so many.
     pub(crate) fn memory(&self, bytes: usize) -> Result<ExternalMemory, StackError> {
         let allocated = self.device.allocate(bytes.next_multiple_of(PAGE));
-        Ok(allocated.map_err(|error| StackError::unfit(error, FEWER))?.into_external())
+        Ok(allocated.map_err(of_memory)?.into_external())
     }
 
     /// Pinned memory of the host that GPU and devices reach.
@@ -133,7 +133,7 @@ impl Gpu {
         space: &dyn DmaSpace,
         bytes: usize,
     ) -> Result<Arc<dyn DmaMemory>, StackError> {
-        let pinned = self.device.pinned(bytes).map_err(|error| StackError::unfit(error, FEWER))?;
+        let pinned = self.device.pinned(bytes).map_err(of_memory)?;
         space.import(pinned.into_external()).map_err(|error| {
             StackError::unfit(format!("mapping pinned memory for devices: {error}"), "")
         })
@@ -195,5 +195,13 @@ impl Gpu {
     #[must_use]
     pub fn report(&self) -> Option<CudaReport> {
         self.ran.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Less memory may do, unless the GPU is lost.
+fn of_memory(error: CudaError) -> StackError {
+    match error.code() {
+        Some(code) if code.is_sticky() => error.into(),
+        _ => StackError::unfit(error, FEWER),
     }
 }
