@@ -166,7 +166,7 @@ impl Build<'_> {
         prepared: Prepared,
     ) -> Result<(Stack, Pool), StackError> {
         let Self { args, sizing, clock, gpu, keep } = *self;
-        let (devices, below, queues) = fleet.into_parts();
+        let (below, devices, queues) = fleet.into_parts();
         let Prepared { pool, place, .. } = prepared;
         let hand = self.hand(route, &pool)?;
         let format = Format {

@@ -109,7 +109,7 @@ impl Plan<'_> {
             plan.prepare(route, fleet, gpu.as_ref()).map(|prepared| (route, prepared))
         };
         let taken = by_first_route(routes, fleet, prepare, |fleet, (route, prepared)| {
-            let (devices, below, queues) = fleet.into_parts();
+            let (below, devices, queues) = fleet.into_parts();
             let Prepared { pool, place: at, bounce } = prepared;
             if let Some(format) = format.take() {
                 place.format(&devices, format)?;

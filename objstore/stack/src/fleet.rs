@@ -216,10 +216,11 @@ impl Fleet {
         &self.space
     }
 
-    /// The devices, what has to live as long, and where queues and descriptors are.
+    /// What has to live as long as the devices, the devices, and where queues and descriptors are:
+    /// variables are dropped in the reverse order.
     #[must_use]
-    pub fn into_parts(self) -> (Vec<StoreDevice>, Below, String) {
-        (self.devices, self.below, self.queues)
+    pub fn into_parts(self) -> (Below, Vec<StoreDevice>, String) {
+        (self.below, self.devices, self.queues)
     }
 }
 

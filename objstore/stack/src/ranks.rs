@@ -437,7 +437,7 @@ fn make(
     format: &Format,
     clock: &Arc<dyn Clock>,
 ) -> Result<(u32, Vec<DriveIdentity>), StackError> {
-    let (devices, _below, _) =
+    let (_below, devices, _) =
         place.fleet(clock, &ControllerOptions::default(), None)?.into_parts();
     let files = Store::plan(&devices, format)?[0].layout.files;
     place.format(&devices, format)?;
@@ -471,7 +471,7 @@ impl CatalogStack {
     ) -> Result<Self, StackError> {
         let place = Place::from(Home::open(&ranks.catalog_dir())?);
         let fleet = place.fleet(clock, &ControllerOptions::default(), None)?;
-        let (devices, below, _) = fleet.into_parts();
+        let (below, devices, _) = fleet.into_parts();
         let catalog = DurableCatalog::open(&devices[0], options, |_, _| {})?;
         Ok(Self { catalog, below, place })
     }
