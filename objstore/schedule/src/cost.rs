@@ -1,0 +1,200 @@
+//! What a read or a write costs, by its size: a measured curve, and a factor that is learned.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::table::TableError;
+
+/// How fast the factor of a curve follows what is measured.
+const FOLLOW: f64 = 0.1;
+/// A factor beyond these has been measured in error.
+const FACTOR: (f64, f64) = (0.1, 10.0);
+/// Devices that keep so much of their bandwidth when reads and writes mix are not kept from it.
+const MIXES_WELL: f64 = 0.95;
+
+/// A way that bytes take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the devices.
+    Read,
+    /// To the devices.
+    Write,
+}
+
+/// How long batches take, with nothing else in flight.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// Bytes of a batch, and nanoseconds that it took; both rise.
+    points: Vec<(u64, u64)>,
+    /// What was measured since, divided by what the points say.
+    factor: f64,
+}
+
+impl Curve {
+    /// From measured points: bytes of a batch, and how long it took.
+    ///
+    /// # Errors
+    /// [`TableError::Curve`] without a point, or where more bytes take less time.
+    pub fn new(points: &[(u64, Duration)]) -> Result<Self, TableError> {
+        let nanos = |took: &Duration| u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let points = points.iter().map(|(bytes, took)| (*bytes, nanos(took))).collect();
+        let curve = Self { points, factor: 1.0 };
+        curve.check().map(|()| curve)
+    }
+
+    /// What a latency and a bandwidth give (TierKV, equation 1).
+    ///
+    /// # Errors
+    /// [`TableError::Curve`] for a bandwidth of nothing.
+    pub fn line(latency: Duration, bytes_per_second: f64) -> Result<Self, TableError> {
+        const LARGE: u64 = 1 << 40;
+        let took = |bytes: u64| bytes as f64 / bytes_per_second;
+        let at = |bytes| {
+            let seconds = Duration::try_from_secs_f64(took(bytes));
+            seconds.map(|seconds| (bytes, latency + seconds)).map_err(|_| TableError::Curve)
+        };
+        Self::new(&[at(1)?, at(LARGE)?])
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TableError> {
+        let rises = |pair: &[(u64, u64)]| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1;
+        let first = self.points.first().is_some_and(|(bytes, took)| *bytes > 0 && *took > 0);
+        let is_good = first
+            && self.points.windows(2).all(rises)
+            && (FACTOR.0..=FACTOR.1).contains(&self.factor);
+        if is_good { Ok(()) } else { Err(TableError::Curve) }
+    }
+
+    /// How long `bytes` take.
+    #[must_use]
+    pub fn duration(&self, bytes: u64) -> Duration {
+        if bytes == 0 {
+            return Duration::ZERO;
+        }
+        let nanos = self.nanos(bytes as f64) * self.factor;
+        Duration::from_nanos(nanos as u64)
+    }
+
+    /// Between two points on the line through them; outside, on the next such line.
+    fn nanos(&self, bytes: f64) -> f64 {
+        let float = |(bytes, nanos): (u64, u64)| (bytes as f64, nanos as f64);
+        let [.., _, _] = self.points[..] else {
+            let (known, nanos) = float(self.points[0]);
+            return nanos * (bytes / known).max(1.0);
+        };
+        let at = self.points.partition_point(|(known, _)| (*known as f64) < bytes);
+        let at = at.clamp(1, self.points.len() - 1);
+        let (low, high) = (float(self.points[at - 1]), float(self.points[at]));
+        let slope = (high.1 - low.1) / (high.0 - low.0);
+        (low.1 + (bytes - low.0) * slope).max(1.0)
+    }
+
+    /// How many bytes `time` is enough for.
+    #[must_use]
+    pub fn fits(&self, time: Duration) -> u64 {
+        let (mut enough, mut much) = (0_u64, 1_u64 << 50);
+        while much - enough > 1 {
+            let middle = enough.midpoint(much);
+            if self.duration(middle) <= time { enough = middle } else { much = middle }
+        }
+        enough
+    }
+
+    /// Takes in that `bytes` took so long, with nothing else in flight.
+    fn learn(&mut self, bytes: u64, took: Duration) {
+        if bytes == 0 || took.is_zero() {
+            return;
+        }
+        let found = took.as_nanos() as f64 / self.nanos(bytes as f64);
+        // A batch that hung says nothing of the next one.
+        let found = found.clamp(self.factor / 2.0, self.factor * 2.0);
+        self.factor = (self.factor + FOLLOW * (found - self.factor)).clamp(FACTOR.0, FACTOR.1);
+    }
+}
+
+/// What the devices do with reads, with writes, and with both at once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct IoCosts {
+    /// Reads alone.
+    pub read: Curve,
+    /// Writes alone.
+    pub write: Curve,
+    /// Bandwidth of both together, as many bytes of each, divided by the mean of what each has
+    /// alone (paper, figure 6: 0.4).
+    pub mixed: f64,
+}
+
+impl IoCosts {
+    /// The curve of a direction.
+    #[must_use]
+    pub fn of(&self, direction: Direction) -> &Curve {
+        match direction {
+            Direction::Read => &self.read,
+            Direction::Write => &self.write,
+        }
+    }
+
+    /// Whether little is lost when reads and writes are in flight together.
+    #[must_use]
+    pub fn mixes_well(&self) -> bool {
+        self.mixed >= MIXES_WELL
+    }
+
+    /// Takes in how long a batch took, with nothing else in flight.
+    pub fn learn(&mut self, direction: Direction, bytes: u64, took: Duration) {
+        match direction {
+            Direction::Read => self.read.learn(bytes, took),
+            Direction::Write => self.write.learn(bytes, took),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TableError> {
+        self.read.check()?;
+        self.write.check()?;
+        if (0.0..=2.0).contains(&self.mixed) { Ok(()) } else { Err(TableError::Curve) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn between_points_and_beyond_them() {
+        let curve = Curve::new(&[(1000, MS), (3000, 2 * MS), (4000, 4 * MS)]).unwrap();
+        for (bytes, micros) in [(0, 0), (500, 750), (2000, 1500), (3500, 3000), (5000, 6000)] {
+            assert_eq!(curve.duration(bytes).as_micros(), micros, "{bytes}");
+            assert_eq!(curve.fits(Duration::from_micros(micros as u64)), bytes);
+        }
+    }
+
+    #[test]
+    fn a_latency_and_a_bandwidth() {
+        let curve = Curve::line(Duration::from_micros(80), 7e9).unwrap();
+        let micros = curve.duration(7_000_000).as_micros();
+        assert!((1079..=1080).contains(&micros), "{micros}");
+    }
+
+    #[test]
+    fn it_follows_slower_devices_and_not_a_single_hiccup() {
+        let mut curve = Curve::line(Duration::from_micros(80), 7e9).unwrap();
+        let alone = curve.duration(1 << 20);
+        curve.learn(1 << 20, alone * 1000);
+        assert!(curve.duration(1 << 20) < alone * 12 / 10);
+        (0..100).for_each(|_| curve.learn(1 << 20, alone * 3));
+        let slower = curve.duration(1 << 20).as_secs_f64() / alone.as_secs_f64();
+        assert!((2.9..3.1).contains(&slower), "{slower}");
+    }
+
+    #[test]
+    fn what_is_no_curve_is_refused() {
+        for points in [&[][..], &[(2, MS), (1, MS)], &[(1, 2 * MS), (2, MS)], &[(0, MS)]] {
+            assert!(Curve::new(points).is_err(), "{points:?}");
+        }
+        assert!(Curve::line(MS, 0.0).is_err());
+    }
+}

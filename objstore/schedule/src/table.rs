@@ -1,0 +1,311 @@
+//! The slack table: how long a layer computes, by what its step does, and what I/O fits into that.
+//!
+//! The paper looks windows up by input length and prefix length (section 3.3). A layer's time has
+//! a part that grows with the tokens of a step and one that grows with the tokens they attend to;
+//! so three numbers say most of it, after a few samples and for shapes never seen. What they do not
+//! say a cell of the table keeps, for shapes that were.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::cost::{Direction, IoCosts};
+
+/// Of the table's file.
+const VERSION: u32 = 1;
+/// Samples that a cell keeps: their median is its time, so that a single hiccup is never believed
+/// and a change is after five of them.
+const SAMPLES: usize = 9;
+/// A shape has so many cells an octave, in each direction.
+const STEPS: f64 = 4.0;
+
+/// Why a table cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// More bytes take longer; these do not, or there are none.
+    #[error("the cost of I/O by size is no curve that rises; profile the devices again")]
+    Curve,
+    /// It is no table.
+    #[error("this is no slack table: {0}; profile again, or remove the file")]
+    Syntax(#[from] serde_json::Error),
+    /// Of another release.
+    #[error("the slack table has version {found}, and {VERSION} can be read; profile again")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// Of another setting.
+    #[error("the slack table is of {found:?}, and this is {wanted:?}; profile this setting")]
+    Setting {
+        /// What it was measured with.
+        found: Box<Setting>,
+        /// What it was asked for.
+        wanted: Box<Setting>,
+    },
+    /// A number that no measurement gives.
+    #[error("the slack table has {what} of {value}; profile again, or remove the file")]
+    Value {
+        /// Which one.
+        what: &'static str,
+        /// The number.
+        value: f64,
+    },
+}
+
+/// What a table holds for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Name and parallelism of the model.
+    pub model: String,
+    /// Name of the GPU.
+    pub gpu: String,
+    /// Name and version of the engine.
+    pub engine: String,
+    /// Model numbers of the drives.
+    pub drives: Vec<String>,
+}
+
+/// What a step computes, as far as its time depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepShape {
+    /// Tokens that are computed: the input, over all requests.
+    pub tokens: u32,
+    /// Tokens that they attend to: for each token those before it.
+    pub attended: u64,
+    /// Whether any request has more than one token.
+    pub is_prefill: bool,
+}
+
+impl StepShape {
+    /// Of requests with so many tokens to compute, after so many that are there: input length and
+    /// prefix length.
+    #[must_use]
+    pub fn of(requests: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let mut shape = Self::default();
+        for (input, prefix) in requests {
+            let (input, prefix) = (u64::from(input), u64::from(prefix));
+            shape.tokens = shape.tokens.saturating_add(input as u32);
+            shape.attended += input * prefix + input * (input + 1) / 2;
+            shape.is_prefill |= input > 1;
+        }
+        shape
+    }
+
+    /// What the time is a sum of, in numbers of about the same size.
+    fn terms(self) -> Terms {
+        [1.0, f64::from(self.tokens) / 1e3, self.attended as f64 / 1e7]
+    }
+
+    fn key(self) -> (bool, u8, u8) {
+        let step = |number: f64| (number.max(1.0).log2() * STEPS) as u8;
+        let mean = self.attended as f64 / f64::from(self.tokens.max(1));
+        (self.is_prefill, step(self.tokens.into()), step(mean))
+    }
+}
+
+/// Constant, tokens, and what they attend to.
+type Terms = [f64; 3];
+
+/// Steps of about the same shape.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Cell {
+    is_prefill: bool,
+    /// Mean of the samples.
+    terms: Terms,
+    /// Nanoseconds of a layer, the latest last.
+    samples: Vec<u64>,
+}
+
+impl Cell {
+    fn add(&mut self, terms: Terms, nanos: u64) {
+        if self.samples.len() == SAMPLES {
+            self.samples.remove(0);
+        }
+        self.samples.push(nanos);
+        let part = 1.0 / self.samples.len() as f64;
+        for (mean, term) in self.terms.iter_mut().zip(terms) {
+            *mean += (term - *mean) * part;
+        }
+    }
+
+    fn median(&self) -> f64 {
+        let mut samples = self.samples.clone();
+        samples.sort_unstable();
+        samples[samples.len() / 2] as f64
+    }
+}
+
+/// Nanoseconds of each term.
+#[derive(Debug, Clone, Copy, Default)]
+struct Model([f64; 3]);
+
+impl Model {
+    /// The least relative error over `cells`, without a term whose part would be negative.
+    fn of<'a>(cells: impl Iterator<Item = &'a Cell>) -> Option<Self> {
+        /// Where cells do not tell terms apart: against every term, as little as this.
+        const RIDGE: f64 = 1e-6;
+        let (mut matrix, mut right, mut any) = ([[0.0; 3]; 3], [0.0; 3], false);
+        for cell in cells {
+            let terms = cell.terms.map(|term| term / cell.median());
+            for row in 0..3 {
+                right[row] += terms[row];
+                (0..3).for_each(|column| matrix[row][column] += terms[row] * terms[column]);
+            }
+            any = true;
+        }
+        // Terms of the same size each, whatever the GPU.
+        let scale = [0, 1, 2].map(|at: usize| f64::sqrt(matrix[at][at]).max(f64::MIN_POSITIVE));
+        for row in 0..3 {
+            right[row] /= scale[row];
+            (0..3).for_each(|column| matrix[row][column] /= scale[row] * scale[column]);
+            matrix[row][row] += RIDGE;
+        }
+        if !any {
+            return None;
+        }
+        let mut used = [true; 3];
+        loop {
+            let found = solve(matrix, right, used);
+            let negative = (0..3).filter(|at| found[*at] < 0.0);
+            match negative.min_by(|a, b| found[*a].total_cmp(&found[*b])) {
+                Some(negative) => used[negative] = false,
+                None => return Some(Self([0, 1, 2].map(|at: usize| found[at] / scale[at]))),
+            }
+        }
+    }
+
+    fn nanos(&self, terms: Terms) -> f64 {
+        terms.iter().zip(self.0).map(|(term, weight)| term * weight).sum::<f64>().max(1.0)
+    }
+}
+
+/// Solves a positive definite system for the unknowns that are used; the others are nothing.
+fn solve(mut matrix: [[f64; 3]; 3], mut right: [f64; 3], used: [bool; 3]) -> [f64; 3] {
+    for at in 0..3 {
+        if !used[at] {
+            (0..3).for_each(|other| (matrix[at][other], matrix[other][at]) = (0.0, 0.0));
+            (matrix[at][at], right[at]) = (1.0, 0.0);
+        }
+    }
+    for pivot in 0..3 {
+        for row in (0..3).filter(|row| *row != pivot) {
+            let factor = matrix[row][pivot] / matrix[pivot][pivot];
+            let from = matrix[pivot];
+            matrix[row].iter_mut().zip(from).for_each(|(to, from)| *to -= factor * from);
+            right[row] -= factor * right[pivot];
+        }
+    }
+    [0, 1, 2].map(|at: usize| right[at] / matrix[at][at])
+}
+
+/// How long layers compute, and what I/O costs.
+#[derive(Debug, Clone)]
+pub struct SlackTable {
+    setting: Setting,
+    cells: BTreeMap<(bool, u8, u8), Cell>,
+    prefill: Option<Model>,
+    decode: Option<Model>,
+    /// What the devices do.
+    pub costs: IoCosts,
+}
+
+/// As it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+struct File {
+    ripieno_slack: u32,
+    setting: Setting,
+    cells: Vec<Cell>,
+    costs: IoCosts,
+}
+
+impl SlackTable {
+    /// An empty one.
+    #[must_use]
+    pub fn new(setting: Setting, costs: IoCosts) -> Self {
+        Self { setting, cells: BTreeMap::new(), prefill: None, decode: None, costs }
+    }
+
+    /// Takes in how long a layer of such a step computed, waits not counted.
+    pub fn learn(&mut self, shape: StepShape, layer: Duration) {
+        let nanos = u64::try_from(layer.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let cell = self.cells.entry(shape.key()).or_default();
+        cell.is_prefill = shape.is_prefill;
+        cell.add(shape.terms(), nanos);
+        self.fit(shape.is_prefill);
+    }
+
+    fn fit(&mut self, is_prefill: bool) {
+        let model = Model::of(self.cells.values().filter(|cell| cell.is_prefill == is_prefill));
+        *(if is_prefill { &mut self.prefill } else { &mut self.decode }) = model;
+    }
+
+    /// How long a layer of such a step computes; `None` while no such step was seen.
+    #[must_use]
+    pub fn layer(&self, shape: StepShape) -> Option<Duration> {
+        let model = (if shape.is_prefill { &self.prefill } else { &self.decode }).as_ref()?;
+        let terms = shape.terms();
+        let nanos = match self.cells.get(&shape.key()) {
+            // Not all of a cell's shapes are the same.
+            Some(cell) => cell.median() * model.nanos(terms) / model.nanos(cell.terms),
+            None => model.nanos(terms),
+        };
+        Some(Duration::from_nanos(nanos as u64))
+    }
+
+    /// Bytes that move while a layer of such a step computes.
+    #[must_use]
+    pub fn budget(&self, shape: StepShape, direction: Direction) -> Option<u64> {
+        Some(self.costs.of(direction).fits(self.layer(shape)?))
+    }
+
+    /// As a file.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let (setting, costs) = (self.setting.clone(), self.costs.clone());
+        let cells = self.cells.values().cloned().collect();
+        let file = File { ripieno_slack: VERSION, setting, cells, costs };
+        serde_json::to_string(&file).expect("numbers and names")
+    }
+
+    /// Reads a file of `wanted`.
+    ///
+    /// # Errors
+    /// [`TableError`] of another version, another setting, or what is no table.
+    pub fn from_json(text: &str, wanted: &Setting) -> Result<Self, TableError> {
+        #[derive(Deserialize)]
+        struct Head {
+            ripieno_slack: u32,
+        }
+        let found = serde_json::from_str::<Head>(text)?.ripieno_slack;
+        if found != VERSION {
+            return Err(TableError::Version { found });
+        }
+        let File { setting, cells, costs, .. } = serde_json::from_str(text)?;
+        if setting != *wanted {
+            let (found, wanted) = (Box::new(setting), Box::new(wanted.clone()));
+            return Err(TableError::Setting { found, wanted });
+        }
+        costs.check()?;
+        let mut table = Self::new(setting, costs);
+        for cell in cells {
+            let [_, tokens, attended] = cell.terms;
+            let value = |what, value| TableError::Value { what, value };
+            if !(1..=SAMPLES).contains(&cell.samples.len()) || cell.samples.contains(&0) {
+                return Err(value("a cell's samples", cell.samples.len() as f64));
+            }
+            if let Some(bad) = cell.terms.into_iter().find(|term| !(0.0..1e15).contains(term)) {
+                return Err(value("a cell's shape", bad));
+            }
+            let (tokens, attended) = ((tokens * 1e3) as u32, (attended * 1e7) as u64);
+            let shape = StepShape { tokens, attended, is_prefill: cell.is_prefill };
+            table.cells.insert(shape.key(), cell);
+        }
+        [true, false].into_iter().for_each(|is_prefill| table.fit(is_prefill));
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests;
