@@ -10,6 +10,7 @@ use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
 use crate::scrub::{self, ScrubFlags};
+use crate::sim::{self, SimFlags};
 use crate::terminal::say;
 use crate::{devices, doctor, identify, replay};
 
@@ -154,6 +155,24 @@ Exit codes:
   2    bad input: the command line, no store, one without checksums, or one in use
   130  interrupted by Ctrl-C, and nothing damaged was found";
 
+const SIM_HELP: &str = "\
+Examples:
+  ripieno sim
+  ripieno sim tutti-13
+  ripieno sim all --html report.html
+
+Nothing is measured: a model of GPU and devices says how long each thing takes, and the store's own
+index and scheduler decide what happens. Each scenario says where its parameters are from, and
+which of a paper's numbers were used for them. The same scenario gives the same numbers everywhere.
+
+With --json: [{\"name\", \"title\", \"setting\", \"tables\": [{\"title\", \"columns\", \"rows\"}],
+\"comparisons\": [{\"what\", \"unit\", \"paper\", \"ours\", \"basis\", \"note\"}],
+\"plots\", \"notes\"}].
+
+Exit codes:
+  0  simulated
+  2  bad input: the command line";
+
 /// NVMe SSDs as a memory tier for GPUs.
 #[derive(Debug, Parser)]
 #[command(name = "ripieno", version, after_help = EXIT_CODES, arg_required_else_help = true)]
@@ -192,6 +211,10 @@ enum Command {
     /// are dropped from the catalog, so that they are misses and not errors.
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubFlags),
+
+    /// Simulate serving with tiers of KV cache, beside the papers' numbers
+    #[command(after_help = SIM_HELP)]
+    Sim(SimFlags),
 
     /// Show devices: model, sizes, limits, formats, health
     ///
@@ -248,6 +271,10 @@ pub fn run() -> ExitCode {
         Command::Scrub(flags) => {
             log(0, false);
             scrub::run(&flags)
+        }
+        Command::Sim(flags) => {
+            log(0, false);
+            sim::run(&flags)
         }
         Command::Identify(flags) => {
             log(flags.verbose, false);

@@ -12,6 +12,7 @@
 //!   format    makes a store, and can undo that
 //!   inspect   shows and checks a store that is not open (survey reads it, offline has its devices)
 //!   scrub     reads all of a store, and compares checksums
+//!   sim       simulates serving, and shows what it found
 //!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
 //!             measured), report (one JSON object, or tables)
 //!   stack     store and pool, from what ripieno-stack opens: controllers, drives, GPU, routes
@@ -72,6 +73,7 @@ mod problem;
 mod progress;
 mod replay;
 mod scrub;
+mod sim;
 mod size;
 mod sizing;
 mod stack;

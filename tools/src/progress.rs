@@ -43,6 +43,15 @@ impl Progress {
         Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
     }
 
+    /// A bar for scenarios that are simulated, on a terminal.
+    pub(crate) fn scenarios(all: usize) -> Self {
+        Self::with(
+            "[{bar:24}] {human_pos}/{human_len} scenarios  {wide_msg}",
+            all as u64,
+            terminal(true),
+        )
+    }
+
     /// A bar for files that are read, hidden as above.
     pub(crate) fn files(all: u64, wanted: bool) -> Self {
         let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} files  {wide_msg}";

@@ -1,0 +1,106 @@
+//! How long a GPU computes: by FLOPs and bytes (a roofline), with factors that are calibrated.
+
+use std::time::Duration;
+
+use kv_schedule::StepShape;
+
+/// A dense transformer with grouped-query attention, in 16-bit numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Model {
+    /// Its name.
+    pub name: &'static str,
+    /// Layers.
+    pub layers: u32,
+    /// Elements of a token's state.
+    pub hidden: u32,
+    /// Heads of queries.
+    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Elements of the feed-forward state.
+    pub inner: u32,
+}
+
+/// Llama-3-8B.
+pub const LLAMA_3_8B: Model = Model {
+    name: "llama-3-8b",
+    layers: 32,
+    hidden: 4096,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    inner: 14336,
+};
+
+impl Model {
+    /// Weights of a layer.
+    #[must_use]
+    pub fn layer_weights(&self) -> f64 {
+        let Self { hidden, heads, kv_heads, head_dim, inner, .. } = *self;
+        let attention = 2.0 * f64::from(heads + kv_heads) * f64::from(head_dim);
+        f64::from(hidden) * (attention + 3.0 * f64::from(inner))
+    }
+
+    /// Bytes of a token's keys and values in a layer.
+    #[must_use]
+    pub fn token_layer_bytes(&self) -> u64 {
+        u64::from(self.kv_heads) * u64::from(self.head_dim) * 2 * 2
+    }
+
+    /// Bytes of a token's keys and values.
+    #[must_use]
+    pub fn token_bytes(&self) -> u64 {
+        self.token_layer_bytes() * u64::from(self.layers)
+    }
+}
+
+/// A GPU, or several that share a model's tensors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gpu {
+    /// Its name.
+    pub name: &'static str,
+    /// GPUs, for tensor parallelism.
+    pub count: u32,
+    /// Dense 16-bit FLOP a second of each, at the peak.
+    pub flops: f64,
+    /// Bytes a second of each one's memory.
+    pub bandwidth: f64,
+    /// Part of the peak that matrix products reach.
+    pub linear: f64,
+    /// Part of the peak that attention reaches.
+    pub attention: f64,
+    /// Part of the memory's bandwidth that decoding reaches.
+    pub memory: f64,
+    /// Beside the computation: launches of a layer's kernels.
+    pub layer_overhead: Duration,
+}
+
+/// H100 SXM.
+pub const H100: Gpu = Gpu {
+    name: "H100",
+    count: 1,
+    flops: 989e12,
+    bandwidth: 3.35e12,
+    linear: 0.6,
+    attention: 0.35,
+    memory: 0.7,
+    layer_overhead: Duration::from_micros(30),
+};
+
+impl Gpu {
+    /// How long a layer of a step computes.
+    #[must_use]
+    pub fn layer(&self, model: &Model, step: StepShape) -> Duration {
+        let count = f64::from(self.count);
+        let (weights, attended) = (model.layer_weights(), step.attended as f64);
+        let linear = 2.0 * weights * f64::from(step.tokens) / (self.flops * self.linear);
+        let width = f64::from(model.heads * model.head_dim);
+        let attention = 4.0 * width * attended / (self.flops * self.attention);
+        let read = if step.is_prefill { 0.0 } else { attended * model.token_layer_bytes() as f64 };
+        let memory = (2.0 * weights + read) / (self.bandwidth * self.memory);
+        let seconds = (linear + attention).max(memory) / count;
+        self.layer_overhead + Duration::from_secs_f64(seconds)
+    }
+}

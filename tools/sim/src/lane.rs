@@ -1,0 +1,149 @@
+//! A way of bytes: drives, or a link. What came first goes first, in each direction.
+
+use std::{collections::VecDeque, time::Duration};
+
+use kv_schedule::{Direction, OpId};
+
+/// What a way can do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LaneModel {
+    /// Bytes a second, reads alone.
+    pub read: f64,
+    /// Bytes a second, writes alone.
+    pub write: f64,
+    /// From the last byte's turn to its arrival.
+    pub latency: Duration,
+    /// What an object costs whoever moves it, at the least.
+    pub object: Duration,
+    /// Part of the bandwidth that is left while reads and writes mix, for both together.
+    pub mixed: f64,
+}
+
+/// Such a way, and what is on it.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    model: LaneModel,
+    /// Reads and writes: seconds of work that are left, with nothing else on the way.
+    queues: [VecDeque<(OpId, f64)>; 2],
+    /// On their last microseconds.
+    landing: VecDeque<(Duration, OpId)>,
+    now: Duration,
+}
+
+/// What is less has ended: a rounding of times to nanoseconds.
+const NOTHING: f64 = 1e-9;
+
+impl Lane {
+    pub(crate) fn new(model: LaneModel) -> Self {
+        let (queues, landing) = Default::default();
+        Self { model, queues, landing, now: Duration::ZERO }
+    }
+
+    /// Puts an operation on the way. `now` is not before what was said last.
+    pub(crate) fn push(
+        &mut self,
+        now: Duration,
+        id: OpId,
+        direction: Direction,
+        bytes: u64,
+        objects: u64,
+    ) {
+        self.advance(now);
+        let (bandwidth, queue) = match direction {
+            Direction::Read => (self.model.read, 0),
+            Direction::Write => (self.model.write, 1),
+        };
+        let calls = objects as f64 * self.model.object.as_secs_f64();
+        self.queues[queue].push_back((id, (bytes as f64 / bandwidth).max(calls)));
+    }
+
+    /// Which part of the way each direction has.
+    fn rate(&self) -> f64 {
+        let both = self.queues.iter().all(|queue| !queue.is_empty());
+        if both { self.model.mixed / 2.0 } else { 1.0 }
+    }
+
+    /// When something happens by itself.
+    pub(crate) fn next_event(&self) -> Option<Duration> {
+        let rate = self.rate();
+        let ends = self.queues.iter().filter_map(|queue| {
+            let (_, left) = queue.front()?;
+            Some(self.now + Duration::from_secs_f64(left / rate) + Duration::from_nanos(1))
+        });
+        let lands = self.landing.front().map(|(time, _)| *time);
+        ends.chain(lands).min()
+    }
+
+    /// What has arrived until `now`.
+    pub(crate) fn arrived(&mut self, now: Duration) -> Vec<OpId> {
+        let mut arrived = Vec::new();
+        while let Some(event) = self.next_event().filter(|event| *event <= now) {
+            self.advance(event);
+            while let Some((_, id)) = self.landing.pop_front_if(|(time, _)| *time <= event) {
+                arrived.push(id);
+            }
+        }
+        self.advance(now);
+        arrived
+    }
+
+    /// Lets time go by, to the next event at the most.
+    fn advance(&mut self, now: Duration) {
+        let rate = self.rate();
+        let work = now.saturating_sub(self.now).as_secs_f64() * rate;
+        self.now = self.now.max(now);
+        for queue in &mut self.queues {
+            let Some((id, left)) = queue.front_mut() else { continue };
+            *left -= work;
+            if *left <= NOTHING {
+                self.landing.push_back((self.now + self.model.latency, *id));
+                queue.pop_front();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn lane(mixed: f64) -> Lane {
+        let (latency, object) = (Duration::from_micros(80), Duration::ZERO);
+        Lane::new(LaneModel { read: 10e9, write: 5e9, latency, object, mixed })
+    }
+
+    /// When each operation arrives, in microseconds.
+    fn run(lane: &mut Lane) -> Vec<(u64, u128)> {
+        let mut arrived = Vec::new();
+        while let Some(now) = lane.next_event() {
+            arrived.extend(lane.arrived(now).into_iter().map(|id| (id.0, now.as_micros())));
+        }
+        arrived
+    }
+
+    #[test]
+    fn bytes_go_one_after_another_and_latencies_overlap() {
+        let mut lane = lane(0.4);
+        (1..=2).for_each(|id| lane.push(Duration::ZERO, OpId(id), Direction::Read, 10 * MB, 1));
+        assert_eq!(run(&mut lane), [(1, 1080), (2, 2080)]);
+    }
+
+    #[test]
+    fn mixing_costs_what_the_model_says() {
+        let mut lane = lane(0.4);
+        lane.push(Duration::ZERO, OpId(1), Direction::Read, 10 * MB, 1);
+        lane.push(Duration::ZERO, OpId(2), Direction::Write, 10 * MB, 1);
+        // 1 ms of reads at a fifth of the way; 2 ms of writes, of which 1 ms is left then.
+        assert_eq!(run(&mut lane), [(1, 5080), (2, 6080)]);
+    }
+
+    #[test]
+    fn small_objects_cost_their_calls() {
+        let mut lane = lane(1.0);
+        lane.model.object = Duration::from_micros(10);
+        lane.push(Duration::ZERO, OpId(1), Direction::Read, MB, 1000);
+        assert_eq!(run(&mut lane), [(1, 10_080)]);
+    }
+}

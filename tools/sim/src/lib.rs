@@ -1,0 +1,36 @@
+//! Serving with tiers of KV cache, simulated in virtual time.
+//!
+//! # Architecture
+//! - [`Gpu`] and [`Model`]: how long a layer computes (a roofline). [`LaneModel`]: how long bytes
+//!   take. Both have few parameters; scenarios say where those are from.
+//! - [`Run`]: an engine with continuous batching, requests and steps as events. What is stored and
+//!   evicted is the store's own [`kv_catalog::Catalog`]; what moves when is its own
+//!   [`kv_schedule::Scheduler`].
+//! - [`Policy`]: where KV cache is kept, and how it gets to the GPU.
+//! - [`Scenario`]: what can be simulated by name. [`Outcome`]: what was found, as tables and plots,
+//!   and a paper's numbers beside ours. [`page`]: as HTML.
+//!
+//! # Invariants
+//! - No threads, clock or chance: the same requests give the same report, on every machine.
+//!
+//! # Not implemented
+//! - Preemption: a request gets all its blocks when it is taken on, those for its output too.
+//! - Several tiers below the GPU at once, and prefetching.
+
+mod engine;
+mod gpu;
+mod lane;
+mod outcome;
+mod page;
+mod policy;
+mod scenario;
+mod workload;
+
+pub use engine::{Report, Request, Run, Served, Setup};
+pub use gpu::{Gpu, H100, LLAMA_3_8B, Model};
+pub use lane::LaneModel;
+pub use outcome::{Basis, Comparison, Line, Outcome, Plot, Table};
+pub use page::{comparisons, page};
+pub use policy::{Loads, Policy, TWO_DRIVES, Tier};
+pub use scenario::Scenario;
+pub use workload::Documents;

@@ -1,0 +1,159 @@
+//! A page of HTML with everything in it.
+
+use std::fmt::Write as _;
+
+use plotters::prelude::*;
+
+use crate::outcome::{Basis, Outcome, Plot, Table};
+
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
+    table{border-collapse:collapse;margin:1rem 0}caption{text-align:left;font-weight:bold}\
+    td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:right}\
+    td:first-child,th:first-child,td.note{text-align:left}svg{max-width:100%;height:auto}";
+
+/// All outcomes, one after another.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub fn page(outcomes: &[Outcome]) -> Result<String, String> {
+    let mut page = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>ripieno sim</title>\
+         <style>{STYLE}</style><h1>ripieno sim</h1>"
+    );
+    for outcome in outcomes {
+        let (name, title) = (text(&outcome.name), text(&outcome.title));
+        let _ = write!(page, "<h2 id=\"{name}\">{name}: {title}</h2><ul>");
+        for setting in &outcome.setting {
+            let _ = write!(page, "<li>{}</li>", text(setting));
+        }
+        page.push_str("</ul>");
+        for plot in &outcome.plots {
+            page.push_str(&svg(plot).map_err(|error| format!("{}: {error}", plot.title))?);
+        }
+        outcome.tables.iter().chain(&comparisons(outcome)).for_each(|it| table(&mut page, it));
+        for note in &outcome.notes {
+            let _ = write!(page, "<p>{}</p>", text(note));
+        }
+    }
+    page.push_str("</html>\n");
+    Ok(page)
+}
+
+/// The paper's numbers beside ours, as a table; none if there are none.
+#[must_use]
+pub fn comparisons(outcome: &Outcome) -> Option<Table> {
+    if outcome.comparisons.is_empty() {
+        return None;
+    }
+    let columns = ["", "unit", "paper", "ours", "difference", "", "why"].map(str::to_owned);
+    let row = |it: &crate::outcome::Comparison| {
+        let or_none = |number: Option<String>| number.unwrap_or_else(|| "none".to_owned());
+        let basis = match it.basis {
+            Basis::Calibrated => "calibrated",
+            Basis::Predicted => "predicted",
+        };
+        vec![
+            it.what.clone(),
+            it.unit.to_owned(),
+            number(it.paper),
+            or_none(it.ours.map(number)),
+            or_none(it.difference().map(|part| format!("{:+.0} %", part * 100.0))),
+            basis.to_owned(),
+            it.note.to_owned(),
+        ]
+    };
+    let rows = outcome.comparisons.iter().map(row).collect();
+    Some(Table { title: "Paper and simulation".to_owned(), columns: columns.to_vec(), rows })
+}
+
+/// Three digits or more.
+pub(crate) fn number(number: f64) -> String {
+    let digits = if number.abs() >= 100.0 {
+        0
+    } else if number.abs() >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{number:.digits$}")
+}
+
+fn table(page: &mut String, table: &Table) {
+    let _ = write!(page, "<table><caption>{}</caption><tr>", text(&table.title));
+    for column in &table.columns {
+        let _ = write!(page, "<th>{}</th>", text(column));
+    }
+    page.push_str("</tr>");
+    for row in &table.rows {
+        page.push_str("<tr>");
+        for cell in row {
+            let class = if cell.len() > 24 { " class=\"note\"" } else { "" };
+            let _ = write!(page, "<td{class}>{}</td>", text(cell));
+        }
+        page.push_str("</tr>");
+    }
+    page.push_str("</table>");
+}
+
+fn text(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
+}
+
+fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
+    let mut svg = String::new();
+    let points = || plot.lines.iter().flat_map(|line| &line.points);
+    let (low, high) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), point| {
+        (low.min(point.0), high.max(point.0))
+    });
+    let top = points().map(|point| point.1).fold(0.0, f64::max) * 1.1;
+    if low >= high || top <= 0.0 {
+        return Err("there is nothing to be drawn".into());
+    }
+    {
+        let root = SVGBackend::with_string(&mut svg, (760, 420)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&root)
+            .caption(&plot.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(60)
+            .build_cartesian_2d(low..high, 0.0..top)?;
+        chart.configure_mesh().max_light_lines(0).x_desc(&plot.x).y_desc(&plot.y).draw()?;
+        for (index, line) in plot.lines.iter().enumerate() {
+            let color = Palette99::pick(index).stroke_width(2);
+            chart
+                .draw_series(LineSeries::new(line.points.iter().copied(), color))?
+                .label(&line.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
+        }
+        chart.configure_series_labels().border_style(BLACK).background_style(WHITE).draw()?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Line;
+
+    #[test]
+    fn a_page_is_complete_in_itself() {
+        let line = Line { name: "a<b".to_owned(), points: vec![(0.0, 1.0), (2.0, 3.0)] };
+        let [title, x, y] = ["plot", "x", "y"].map(str::to_owned);
+        let outcome = Outcome {
+            name: "one".to_owned(),
+            title: "a & b".to_owned(),
+            plots: vec![Plot { title, x, y, lines: vec![line] }],
+            ..Outcome::default()
+        };
+        let page = page(std::slice::from_ref(&outcome)).unwrap();
+        assert!(page.contains("one: a &amp; b") && page.contains("<svg"), "{page}");
+        assert!(!page.contains("a<b") && !page.contains("src=") && !page.contains("href="));
+        let empty = Outcome {
+            plots: vec![Plot { lines: Vec::new(), ..outcome.plots[0].clone() }],
+            ..outcome
+        };
+        assert!(super::page(&[empty]).is_err());
+    }
+}

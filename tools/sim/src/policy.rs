@@ -1,0 +1,149 @@
+//! Ways to serve: where KV cache is kept besides the GPU, and how it moves.
+
+use std::time::Duration;
+
+use kv_schedule::Config;
+
+use crate::lane::LaneModel;
+
+/// How loads and computation go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loads {
+    /// The load of a layer has to be there before the layer computes, and not before.
+    Layers,
+    /// Everything has to be there before a request gets into a step.
+    Whole,
+}
+
+/// A tier below the GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tier {
+    /// What its bytes go through.
+    pub lane: LaneModel,
+    /// Bytes.
+    pub capacity: u64,
+    /// Tokens that move together: a block, or a chunk.
+    pub unit_tokens: u32,
+    /// Objects that a unit has in a layer.
+    pub objects: u32,
+    /// How its loads go.
+    pub loads: Loads,
+    /// When its operations start.
+    pub schedule: Config,
+}
+
+/// A way to serve.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Policy {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether blocks stay in the GPU's memory when their request has ended.
+    pub keeps_hbm: bool,
+    /// What is below.
+    pub tier: Option<Tier>,
+}
+
+const GIB: u64 = 1 << 30;
+const TB: u64 = 1_000_000_000_000;
+
+/// Everything starts when it comes: layer-wise without a scheduler.
+const AT_ONCE: Config = Config {
+    read_depth_bytes: u64::MAX,
+    write_depth_bytes: u64::MAX,
+    backlog_bytes: u64::MAX,
+    window_share: None,
+    margin: 1.0,
+    high_water: 1.0,
+    is_slack_aware: false,
+};
+
+/// Two of the paper's drives, as its own path reaches them (figure 9; section 2.2).
+pub const TWO_DRIVES: LaneModel = LaneModel {
+    read: 25.9e9,
+    write: 9.8e9,
+    latency: Duration::from_micros(80),
+    object: Duration::ZERO,
+    mixed: 0.4,
+};
+
+/// Host memory over the link (section 2.2).
+const DRAM: LaneModel = LaneModel {
+    read: 50e9,
+    write: 50e9,
+    latency: Duration::from_micros(5),
+    object: Duration::ZERO,
+    mixed: 1.0,
+};
+
+impl Policy {
+    /// Computes everything again.
+    pub const RECOMPUTE: Self = Self { name: "recompute", keeps_hbm: false, tier: None };
+    /// Keeps what the GPU's memory has room for.
+    pub const HBM: Self = Self { name: "HBM", keeps_hbm: true, tier: None };
+    /// Host memory, layer by layer.
+    pub const DRAM: Self = Self::of(
+        "DRAM",
+        Tier {
+            lane: DRAM,
+            capacity: 256 * GIB,
+            unit_tokens: 256,
+            objects: 1,
+            loads: Loads::Layers,
+            schedule: AT_ONCE,
+        },
+    );
+    /// Drives, through the CPU and host memory, in chunks (LMCache).
+    pub const SSD: Self = Self::of(
+        "SSD",
+        Tier { lane: LaneModel { read: 3.4e9, write: 3e9, ..TWO_DRIVES }, ..CHUNKS },
+    );
+    /// As [`Policy::SSD`], layer by layer.
+    pub const SSD_LAYERS: Self = Self::of(
+        "SSD by layers",
+        Tier {
+            lane: LaneModel { read: 3.4e9, write: 3e9, ..TWO_DRIVES },
+            loads: Loads::Layers,
+            ..CHUNKS
+        },
+    );
+    /// Drives to GPU, each I/O started by the CPU, in chunks (LMCache with GDS).
+    pub const GDS: Self = Self::of(
+        "GDS",
+        Tier { lane: LaneModel { read: 11.9e9, write: 7e9, ..TWO_DRIVES }, ..CHUNKS },
+    );
+    /// Drives to GPU, layer by layer, everything as soon as it can.
+    pub const NAIVE: Self = Self::of("layer-wise", Tier { schedule: AT_ONCE, ..DIRECT });
+    /// Drives to GPU, layer by layer, with the scheduler.
+    pub const OURS: Self = Self::of("ours", DIRECT);
+
+    const fn of(name: &'static str, tier: Tier) -> Self {
+        Self { name, keeps_hbm: true, tier: Some(tier) }
+    }
+}
+
+/// Chunks of 256 tokens, as LMCache has them.
+const CHUNKS: Tier = Tier {
+    lane: TWO_DRIVES,
+    capacity: 14 * TB,
+    unit_tokens: 256,
+    objects: 1,
+    loads: Loads::Whole,
+    schedule: AT_ONCE,
+};
+
+const DIRECT: Tier = Tier {
+    lane: TWO_DRIVES,
+    capacity: 14 * TB,
+    unit_tokens: 64,
+    objects: 2,
+    loads: Loads::Layers,
+    schedule: Config {
+        read_depth_bytes: 64 << 20,
+        write_depth_bytes: 16 << 20,
+        backlog_bytes: 4 << 30,
+        window_share: None,
+        margin: 1.25,
+        high_water: 0.8,
+        is_slack_aware: true,
+    },
+};

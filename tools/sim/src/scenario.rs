@@ -1,0 +1,52 @@
+//! What can be simulated by name.
+
+mod serving;
+mod tutti;
+
+use crate::outcome::{Basis, Comparison, Outcome};
+
+/// A scenario.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is about.
+    pub title: &'static str,
+    run: fn() -> Outcome,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        tutti::FIGURE_2,
+        tutti::FIGURE_11,
+        tutti::FIGURE_13,
+        serving::TABLE_1,
+        serving::FIGURE_8,
+        serving::FIGURE_14,
+    ];
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        Self::ALL.iter().find(|scenario| scenario.name == name)
+    }
+
+    /// Simulates it.
+    #[must_use]
+    pub fn run(&self) -> Outcome {
+        let (name, title) = (self.name.to_owned(), self.title.to_owned());
+        Outcome { name, title, ..(self.run)() }
+    }
+}
+
+fn predicted(
+    what: &str,
+    unit: &'static str,
+    paper: f64,
+    ours: f64,
+    note: &'static str,
+) -> Comparison {
+    let (what, ours, basis) = (what.to_owned(), Some(ours), Basis::Predicted);
+    Comparison { what, unit, paper, ours, basis, note }
+}
