@@ -16,3 +16,4 @@ pub mod ptx;
 pub mod python;
 pub mod test;
 pub mod vm;
+pub mod wheel;

@@ -105,6 +105,11 @@ enum Command {
     /// In the environment of `engine`, with LMCache (100 MB, once) in one of its own in
     /// target/peers. Takes 15 minutes and 10 GB; not a part of CI.
     Peers(command::peers::PeersArgs),
+    /// Make wheels of the Python package, for x86-64 and aarch64: target/wheel/wheels
+    ///
+    /// maturin comes from PyPI (10 MB, once), the compiler for the other machine from Debian. The
+    /// wheel for this machine is installed and tried; the other one cannot be.
+    Wheel,
     /// Compile the I/O kernel for GPUs, and check what the assembler makes of it
     ///
     /// Rewrites what is committed in kernels/ptx and bench/ptx. The compiler comes from PyPI (100
@@ -167,6 +172,7 @@ fn main() -> ExitCode {
         Command::Python => command::python::run(),
         Command::Engine(args) => command::engine::run(&args),
         Command::Peers(args) => command::peers::run(&args),
+        Command::Wheel => command::wheel::run(),
         Command::Vm(args) => command::vm::run(&args),
         Command::Gpu(args) => command::gpu::run(&args),
         Command::Mutants(args) => command::mutants::run(&args),

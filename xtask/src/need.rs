@@ -7,6 +7,8 @@ pub enum Need {
     Cxx,
     /// That of GNU.
     Gxx,
+    /// That of GNU for 64-bit Arm.
+    GxxAarch64,
     /// `strip`.
     Binutils,
     Mmdebstrap,

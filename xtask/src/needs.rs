@@ -33,6 +33,10 @@ impl Need {
                 package("a C++ compiler", "every build compiles the I/O kernel for the host", "g++")
             }
             Self::Gxx if !is_installed("g++") => package("g++", "nvcc preprocesses with it", "g++"),
+            Self::GxxAarch64 if !is_installed("aarch64-linux-gnu-g++") => {
+                let name = "g++-aarch64-linux-gnu";
+                package("a C++ compiler for 64-bit Arm", "a wheel is made for it", name)
+            }
             Self::Binutils if !is_installed("strip") => {
                 package("strip", "programs are packed without their symbols", "binutils")
             }
@@ -69,6 +73,7 @@ impl Need {
         match self {
             Self::Cxx
             | Self::Gxx
+            | Self::GxxAarch64
             | Self::Binutils
             | Self::Mmdebstrap
             | Self::Numa

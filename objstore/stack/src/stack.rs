@@ -67,7 +67,7 @@ impl Stack {
     }
 
     /// As [`Stack::open`] for a home that is ready, and as [`Stack::create`] for one that was just
-    /// created: what comes after [`Home::open_or_create`].
+    /// created: what comes after [`crate::Home::open_or_create`].
     ///
     /// # Errors
     /// As for [`Stack::open`].
