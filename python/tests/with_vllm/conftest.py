@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from prompts import alone
+from prompts import SHARED, alone
 
 # Before torch is there: a child would wait for threads that a fork does not copy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +44,7 @@ def filled(model, computed, tmp_path_factory):
     answers = live(alone, model=model, options=options)
     pages = {}
     for (said, cached, written), (expected, _, bytes_of), begin in zip(
-        answers, computed, [0, 320, 320, 0, 0], strict=True
+        answers, computed, SHARED, strict=True
     ):
         # The others that begin alike had that from the store at once.
         assert (said, cached) == (expected, begin)

@@ -6,6 +6,7 @@ Each passes everything on to the real one. A test gives a subclass that does som
 import ctypes
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -200,6 +201,42 @@ class Late(Plane):
     def end(self, jobs):
         due = [at for (job, _), at in self.due.items() if job in jobs]
         time.sleep(max([0, *(at - time.monotonic() for at in due)]))
+        return super().end(jobs)
+
+
+class Held(Plane):
+    """Each layer of a store waits until it may go, or so long."""
+
+    seconds = 60
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def start(self, job, layer):
+        if job in self.stores:
+            self.may_go.wait(self.seconds)
+        self.real.start(job, layer)
+
+
+class Lazy(Plane):
+    """Loads do nothing until somebody ends them."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.asked = []
+
+    def start(self, job, layer):
+        if job in self.loads:
+            self.asked.append((job, layer))
+        else:
+            self.real.start(job, layer)
+
+    def end(self, jobs):
+        for job, layer in self.asked:
+            self.real.start(job, layer)
+        self.asked.clear()
         return super().end(jobs)
 
 

@@ -1,10 +1,12 @@
 """Engines for tests: vLLM on the CPU, each in a process of its own that is forked from this one.
 
-vLLM is imported once, here. A child has it already, and takes two seconds to become an engine; what
-it does wrong, or is made to do wrong, dies with it.
+vLLM is imported once, here. A child has it already, and takes a second to become an engine; what it
+does wrong, or is made to do wrong, dies with it.
 """
 
 import contextlib
+import faulthandler
+import gc
 import hashlib
 import logging
 import os
@@ -28,13 +30,26 @@ os.environ |= {
 }
 
 import faults  # noqa: E402
+import prometheus_client  # noqa: E402
 import torch  # noqa: E402
 import vllm.v1.engine.core  # noqa: E402
 import vllm.v1.worker.cpu_worker  # noqa: E402, F401
 from prompts import BLOCK  # noqa: E402
 from vllm import EngineArgs, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+
+# Two thirds of what a child's start would cost. Kernels are found in all modules; it is done once.
+current_platform.register_triton_kernel_overrides()
+type(current_platform).register_triton_kernel_overrides = lambda *_: None
+# vLLM collects garbage several times at its start: not in what it has from here.
+gc.collect()
+gc.freeze()
+
+SECONDS = 180
+"""What a life may take."""
 
 
 @dataclass
@@ -51,11 +66,11 @@ class Answer:
 class Engine:
     """options: of the connector, which is left out without them. args: of vLLM."""
 
-    def __init__(self, model, options=None, policy="fail", **args):
+    def __init__(self, model, options=None, policy="fail", module="ripieno.vllm", **args):
         transfer = options and KVTransferConfig(
             kv_connector="RipienoConnector",
             kv_role="kv_both",
-            kv_connector_module_path="ripieno.vllm",
+            kv_connector_module_path=module,
             kv_connector_extra_config={"capacity": "32MiB"} | options,
             kv_load_failure_policy=policy,
         )
@@ -78,9 +93,10 @@ class Engine:
         self.llm = LLMEngine.from_vllm_config(config)
         self.answers = {}
 
+    # What follows is of an engine in this process.
+
     @property
     def core(self):
-        """Of an engine in this process."""
         return self.llm.engine_core.engine_core
 
     @property
@@ -88,9 +104,23 @@ class Engine:
         return self.core.scheduler
 
     @property
+    def connector(self):
+        """The scheduler's half of ours."""
+        return self.scheduler.connector._scheduler
+
+    @property
+    def worker(self):
+        """The worker's."""
+        return get_kv_transfer_group()._worker
+
+    @property
     def plane(self):
-        """Of an engine in this process."""
         return faults.Plane.made[-1]
+
+    @property
+    def caches(self):
+        """Of each layer: [block, ...]."""
+        return self.core.model_executor.driver_worker.worker.model_runner.kv_caches
 
     def add(self, prompt, name=None, salt=None, lora=None, **sampling):
         """Returns the name of the request. Tokens are the most likely ones, 24 of them."""
@@ -133,19 +163,32 @@ class Engine:
         self.settle()
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
 
-    def pages(self):
-        """Digest of each block's bytes in all layers, by its key."""
+    def blocks(self):
+        """Each block's bytes in each layer, by its key; the oldest first."""
         pool = self.scheduler.kv_cache_manager.block_pool
-        caches = self.core.model_executor.driver_worker.worker.model_runner.kv_caches
-        digests = {}
+        found = {}
         for key, block in pool.cached_block_hash_to_block._cache.items():
             block = block if hasattr(block, "block_id") else next(iter(block.values()))
-            pages = [cache[block.block_id].view(torch.uint8).numpy() for cache in caches]
-            digests[key] = hashlib.sha256(b"".join(map(bytes, pages))).hexdigest()
-        return digests
+            pages = [cache[block.block_id].view(torch.uint8).numpy() for cache in self.caches]
+            found[key] = [page.tobytes() for page in pages]
+        return found
+
+    def pages(self):
+        """Digest of each block's bytes in all layers, by its key."""
+        blocks = self.blocks().items()
+        return {key: hashlib.sha256(b"".join(pages)).hexdigest() for key, pages in blocks}
 
     def close(self):
         self.llm.engine_core.shutdown()
+
+
+def metric(name, **labels):
+    """The value of a sample of this process, or None."""
+    for family in prometheus_client.REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    return None
 
 
 @dataclass
@@ -181,6 +224,8 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
             for handler in logging.getLogger("vllm").handlers:
                 handler.stream = sys.stdout
+            # All threads' stacks, if it hangs.
+            faulthandler.dump_traceback_later(SECONDS, file=log, exit=True)
             os.environ |= environment or {}
             faults.install(plane, catalog)
             try:
@@ -195,7 +240,8 @@ def life_of(body, *args, environment=None, plane=faults.Plane, catalog=faults.Ca
         into.close()
         value, error = None, "it was killed"
         with contextlib.suppress(EOFError):
-            value, error = result.recv() if result.poll(180) else (None, "180 seconds passed")
+            late = None, f"{SECONDS} seconds passed"
+            value, error = result.recv() if result.poll(SECONDS + 10) else late
         # Also what it started.
         if error is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 LAYERS, HIDDEN, HEADS, VOCABULARY = 4, 256, 8, 2048
 
 
-def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS):
+def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS, positions=4096):
     inner = 2 * hidden
     path = pathlib.Path(path)
     path.mkdir(parents=True)
@@ -49,7 +49,7 @@ def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS):
         "head_dim": hidden // heads,
         "num_hidden_layers": layers,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 524288,
+        "max_position_embeddings": positions,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -59,3 +59,4 @@ def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS):
         "eos_token_id": 2,
     }
     (path / "config.json").write_text(json.dumps(config))
+    return path

@@ -11,10 +11,10 @@ def tokens(count):
     return [_chance.randrange(10, 2000) for _ in range(count)]
 
 
-SHARED = tokens(320)
+_begin = tokens(320)
 # Three begin alike. All but the shortest are computed in chunks. No block closes while 24 tokens
 # are generated: whatever a block of theirs is computed with is the same in each run.
-PROMPTS = [SHARED + tokens(100), SHARED + tokens(71), SHARED + tokens(7), tokens(517), tokens(38)]
+PROMPTS = [_begin + tokens(100), _begin + tokens(71), _begin + tokens(7), tokens(517), tokens(38)]
 
 
 def whole(prompt, block=BLOCK):
@@ -22,7 +22,10 @@ def whole(prompt, block=BLOCK):
     return (len(prompt) - 1) // block * block
 
 
+SHARED = [0, 320, 320, 0, 0]
+"""What vLLM finds without a store when it is asked all of them."""
 STORED = [whole(prompt) for prompt in PROMPTS]
+"""What is found in a store."""
 
 
 def alone(engine):

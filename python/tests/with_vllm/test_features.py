@@ -1,112 +1,335 @@
-"""What the connector does beside finding blocks, in real engines."""
+"""What the connector does beside finding blocks."""
 
+import dataclasses
 import json
-import os
 import pathlib
 import subprocess
 import sys
-import tomllib
+import threading
 
 import pytest
 
 pytest.importorskip("vllm")
-import model  # noqa: E402
 
-HERE = pathlib.Path(__file__).parent
-# Whole blocks of the prompt of 420 tokens.
-WHOLE = 13 * 32
+import faults  # noqa: E402
+import gemma as gemmas  # noqa: E402
+from forked import life_of, live, metric  # noqa: E402
+from prompts import BLOCK, PROMPTS, tokens, whole  # noqa: E402
+from vllm.config import CUDAGraphMode, KVEventsConfig  # noqa: E402
+from vllm.v1.worker import kv_connector_model_runner_mixin as mixin  # noqa: E402
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """With a model, and the package's entry points as an installation has them."""
-    place = tmp_path_factory.mktemp("features")
-    model.make(place / "model")
-    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
-    installed = place / "site" / "ripieno-0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: ripieno\nVersion: 0\n")
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]"] + [f"{name} = {value}" for name, value in entries.items()]
-    (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return place
+A, B = PROMPTS[0], tokens(290)
+A_BLOCKS, B_BLOCKS = whole(A) // BLOCK, whole(B) // BLOCK
 
 
-def live(place, scenario, store, *arguments, **environment):
-    """What a scenario of features.py returned, and what the engine logged."""
-    path = os.pathsep.join(filter(None, [str(place / "site"), os.environ.get("PYTHONPATH")]))
-    program = HERE / "features.py"
-    command = [sys.executable, "-P", program, scenario, place / "model", place / store]
-    ended = subprocess.run(
-        [*command, *arguments],
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
+def lines(life, text):
+    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    return [line for line in life.said.splitlines() if text in line]
+
+
+def test_the_plugin_is_installed_and_imports_little():
+    code = (
+        "import sys; from importlib.metadata import entry_points as found;"
+        "(plugin,) = found(group='vllm.general_plugins', name='ripieno'); plugin.load();"
+        "print([name for name in ('ripieno', 'torch', 'vllm') if name in sys.modules])"
     )
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 0, said[-6000:]
-    return json.loads([line for line in ended.stdout.splitlines() if line[:1] == "{"][-1]), said
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.strip() == "['ripieno']", ended.stderr
 
 
-def lines(said, text):
-    return [line for line in said.splitlines() if text in line]
+class Told:
+    """The events that vLLM publishes."""
+
+    def __init__(self, engine):
+        self.events, publisher = [], engine.scheduler.kv_event_publisher
+        publish = publisher.publish
+        publisher.publish = lambda batch: (self.events.extend(batch.events), publish(batch))
+
+    def of(self, name, is_ours=True):
+        named = [event for event in self.events if type(event).__name__ == name]
+        return [event for event in named if (event.medium == "STORAGE") == is_ours]
 
 
-def test_metrics_events_and_resets(place):
-    _, said = live(place, "main_life", "main")
-    (line,) = lines(said, "KV Transfer metrics:")
-    for part in ("hit_tokens=832", "stored_blocks=", "mean_load_seconds="):
+def counts_and_events(engine):
+    told = Told(engine)
+    said, cached = engine.ask(A)
+    assert cached == [0]
+    engine.settle()
+    stored = told.of("BlockStored")
+    assert [event.block_size for event in stored] == [BLOCK] * A_BLOCKS
+    assert [token for event in stored for token in event.token_ids] == A[: whole(A)]
+    keys = [key for event in stored for key in event.block_hashes]
+    assert [event.parent_block_hash for event in stored] == [None, *keys[:-1]]
+    on_gpu = told.of("BlockStored", is_ours=False)
+    assert set(keys) <= {key for event in on_gpu for key in event.block_hashes}
+    block_bytes = engine.worker.block_bytes
+    for name, value in {
+        "lookup_tokens": len(A),
+        "hit_tokens": 0,
+        "stored_blocks": A_BLOCKS,
+        "stored_bytes": A_BLOCKS * block_bytes,
+        "loaded_blocks": 0,
+        "evicted_blocks": 0,
+        "load_failures": 0,
+    }.items():
+        assert metric(f"ripieno_{name}_total", engine="0") == value, name
+    assert metric("ripieno_save_seconds_count") >= 2
+    assert metric("ripieno_used_blocks") == A_BLOCKS
+    assert metric("ripieno_healthy") == 1
+    assert metric("ripieno_pending_blocks") == 0
+
+    # vLLM's own cache is reset, the store is not.
+    assert engine.llm.reset_prefix_cache()
+    again = engine.ask(A[:200])
+    assert again[1] == [192]
+    assert engine.ask(A[:200]) == again, "vLLM's own cache has as much"
+    assert engine.ask(A) == (said, [416])
+    # 192 of 416 tokens were in vLLM's own one.
+    by_source = "vllm:prompt_tokens_cached_by_source_total"
+    assert metric(by_source, source="disk") == 192 + 224
+    assert metric(by_source, source="device") == 192 + 192
+    assert metric("ripieno_hit_tokens_total") == 192 + 224
+    assert metric("ripieno_loaded_blocks_total") == A_BLOCKS
+    assert metric("ripieno_loaded_bytes_total") == A_BLOCKS * block_bytes
+    assert metric("ripieno_load_seconds_count") == 2
+    assert metric("ripieno_load_wait_seconds_count") == 2
+    engine.settle()
+    resets(engine, told, said)
+    evictions(engine, told)
+    engine.llm.do_log_stats()
+
+
+def resets(engine, told, said):
+    # The weights have changed: both caches are reset.
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    assert engine.ask(A) == (said, [0])
+    engine.settle()
+    assert any(type(event).__name__ == "AllBlocksCleared" for event in told.events)
+    assert engine.llm.reset_prefix_cache()
+    assert engine.ask(A) == (said, [416]), "it is stored again"
+    engine.settle()
+
+    # Nor is there what is on its way meanwhile.
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    engine.plane.may_go.clear()
+    engine.ask(A, max_tokens=1)
+    assert engine.connector.backlog == A_BLOCKS
+    told.events.clear()
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    engine.plane.may_go.set()
+    engine.settle()
+    cleared = [type(event).__name__ for event in told.events]
+    assert cleared == ["AllBlocksCleared"] * 2, "both caches"
+    assert engine.llm.reset_prefix_cache()
+    assert engine.ask(A) == (said, [0])
+    engine.settle()
+
+
+def evictions(engine, told):
+    told.events.clear()
+    engine.ask(B)
+    engine.settle()
+    stored = {key for event in told.of("BlockStored") for key in event.block_hashes}
+    assert len(stored) == B_BLOCKS
+    evicted = engine.connector.catalog.evict(1000, engine.connector.namespace)
+    assert evicted == A_BLOCKS + B_BLOCKS
+    engine.ask(B)
+    removed = [key for event in told.of("BlockRemoved") for key in event.block_hashes]
+    assert len(removed) == len(set(removed)) == evicted
+    assert stored <= set(removed)
+    assert metric("ripieno_evicted_blocks_total") == evicted
+
+
+def test_metrics_events_and_resets(model, options):
+    life = life_of(
+        counts_and_events,
+        model=model,
+        options=options,
+        plane=faults.Held,
+        # By its short name.
+        module=None,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+    )
+    (line,) = lines(life, "KV Transfer metrics:")
+    for part in (f"hit_tokens={2 * whole(A)}", "stored_blocks=", "mean_load_seconds="):
         assert part in line
 
 
-def test_the_plugin_imports_little():
-    code = "import sys, ripieno.plugin; print([m for m in ('torch', 'vllm') if m in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stdout.strip() == "[]", ended.stderr
+def test_steps_without_hooks_wait_for_their_loads(model, options):
+    def ask(engine):
+        real, called = mixin.get_forward_context, []
+        full = {"cudagraph_runtime_mode": CUDAGraphMode.FULL}
+        mixin.get_forward_context = lambda: dataclasses.replace(real(), **full)
+        connector = type(engine.scheduler.connector)
+        connector.wait_for_layer_load = lambda self, name: called.append(name)
+        connector.save_kv_layer = lambda self, name, *rest: called.append(name)
+        first = engine.ask(A)
+        engine.forget()
+        for cache in engine.caches:
+            cache[1:] = 0
+        second = engine.ask(A)
+        assert called, "there were hooks to be suppressed"
+        return first, second
+
+    first, second = live(ask, model=model, options=options, plane=faults.Lazy)
+    assert (first[1], second) == ([0], (first[0], [whole(A)]))
 
 
-def test_steps_without_hooks_wait_for_their_loads(place):
-    result, _ = live(place, "full_graph", "full")
-    assert result["tokens"][0] == result["tokens"][1]
-    assert result["cached"] == [[0], [WHOLE]]
+def damage(store, content):
+    """Flips a bit of a page, which is found by its content."""
+    (medium,) = pathlib.Path(store).glob("*/rank-0/device-0.img")
+    with medium.open("r+b") as image:
+        at = image.read().index(content) + 1000
+        image.seek(at)
+        image.write(bytes([content[1000] ^ 0x40]))
 
 
-@pytest.mark.parametrize("how", ["sync", "async"])
-def test_blocks_before_one_that_failed_are_used(place, how):
-    result, _ = live(place, "partial", f"partial-{how}", how)
-    assert result["same"]
-    assert (result["failures"], result["mismatches"]) == (1, 1)
+def computed_by(engine):
+    """Says how many tokens were computed since."""
+    schedule, total = engine.scheduler.schedule, [0]
+
+    def counted(*args, **more):
+        output = schedule(*args, **more)
+        total[0] += output.total_num_scheduled_tokens
+        return output
+
+    engine.scheduler.schedule = counted
+    return lambda: total[0]
+
+
+def test_blocks_before_one_that_failed_are_used(model, both, said):
+    def ask(engine):
+        engine.ask(A)
+        engine.settle()
+        page = list(engine.blocks().values())[8][2]
+        engine.forget()
+        # Three blocks stay in vLLM's own cache.
+        engine.ask(A[:100], max_tokens=1)
+        engine.settle()
+        damage(both["path"], page)
+        failures, computed = metric("ripieno_load_failures_total"), computed_by(engine)
+        answer, _ = engine.ask(A)
+        computed = computed()
+        engine.settle()
+        failures = metric("ripieno_load_failures_total") - failures
+        mismatches = metric("ripieno_checksum_mismatches_total")
+        # All of it is there again.
+        engine.forget()
+        return answer, computed, failures, mismatches, engine.ask(A + tokens(64))[1]
+
+    settings = {"model": model, "options": both, "policy": "recompute"}
+    answer, computed, *rest = live(ask, **settings)
+    assert (answer, rest) == ([said[0]], [1, 1, [whole(A)]])
     # From the damaged block on, and what was generated.
-    assert result["computed"] < 420 - 8 * 32 + 420 - WHOLE + 40, "the first eight were kept"
-    assert result["again"] == [WHOLE]
+    assert computed < len(A) - 8 * BLOCK + len(A) - whole(A) + 40, "the first eight were kept"
 
 
-@pytest.mark.parametrize(("mode", "dropped"), [("drain", 0), ("drop", 13)])
-def test_the_end_with_saves_on_their_way(place, mode, dropped):
-    _, said = live(place, "shutdown", mode, mode)
-    (line,) = lines(said, "ripieno: shutdown")
-    assert f"({mode}): 13 blocks were on their way, {dropped} of them were dropped" in line
-    assert f"'stored': {3 + 13 - dropped}" in line
+@pytest.mark.parametrize(("mode", "dropped"), [("drain", 0), ("drop", A_BLOCKS)])
+def test_the_end_with_saves_on_their_way(model, options, mode, dropped):
+    def leave(engine):
+        engine.ask(tokens(100))
+        engine.settle()
+        engine.plane.may_go.clear()
+        engine.ask(A, max_tokens=1)
+        assert engine.connector.backlog == A_BLOCKS
+        threading.Timer(0.5, engine.plane.may_go.set).start()
+
+    life = life_of(leave, model=model, options=options | {"shutdown": mode}, plane=faults.Held)
+    (line,) = lines(life, "ripieno: shutdown")
+    text = f"({mode}): {A_BLOCKS} blocks were on their way, {dropped} of them were dropped"
+    assert text in line
+    assert f"'stored': {3 + A_BLOCKS - dropped}" in line
 
 
-@pytest.mark.parametrize("waits", ["yes", "no"])
-def test_blocks_are_used_again_when_their_saves_have_ended(place, waits):
-    result, _ = live(place, "reuse", f"reuse-{waits}", waits)
-    assert result["preempted"] > 0
-    assert sum(result["cached"]) > (1000 if waits == "yes" else 0)
-    assert result["same"] == (waits == "yes")
+@pytest.mark.parametrize("waits", [True, False])
+def test_blocks_are_used_again_when_their_saves_have_ended(model, options, waits):
+    """At once, while their saves wait. A test notices if they do not."""
+    some = [tokens(310) for _ in range(6)]
+
+    def ask(engine):
+        engine.plane.seconds = 0.1 if waits else 60
+        engine.plane.may_go.clear()
+        if not waits:
+            begin = engine.worker.saver.begin_step
+            engine.worker.saver.begin_step = lambda saves, reused: begin(saves, [])
+        said, _ = engine.ask(*some)
+        engine.plane.may_go.set()
+        engine.forget()
+        again, cached = engine.ask(*some)
+        return said == again, sum(cached), metric("vllm:num_preemptions_total")
+
+    # Room for three requests, until they grow.
+    few = {"num_gpu_blocks_override": 32, "max_model_len": 512}
+    options["save_backlog"] = 1.0
+    same, cached, preempted = live(ask, model=model, options=options, plane=faults.Held, **few)
+    assert preempted > 0
+    assert cached > (1000 if waits else 0)
+    assert same == waits
 
 
-def test_a_drive_that_is_gone(place):
-    result, said = live(place, "dead", "dead")
-    assert result == {"same": True, "cached": [0, 0]}
-    assert len(lines(said, "the drive is gone")) == 1
+MLA = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 2048,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # One row of 576 numbers a token.
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
 
 
-@pytest.mark.parametrize(("name", "whole"), [("mla", 416), ("gemma3", 416)])
-def test_other_kinds_of_attention(place, name, whole):
-    result, _ = live(place, "architecture", name, name)
-    assert (result["same"], result["cached"]) == (True, [whole])
-    assert all(result["right"])
+@pytest.mark.parametrize("kind", ["latent", "windows"])
+def test_other_kinds_of_attention(tmp_path, options, kind):
+    """All bytes of all layers are what was computed. vLLM has no prefix cache for latents on the
+    CPU, and weights that it draws give tokens that know no context."""
+
+    def contents(engine):
+        """Tokens, how many were cached, and the bytes of each block of the prompt."""
+        for cache in engine.caches:
+            cache[:] = 0
+        answer = engine.add(A, max_tokens=2)
+        while not engine.answers[answer].tokens:
+            engine.step()
+        (request,) = engine.scheduler.requests
+        (blocks,) = engine.scheduler.kv_cache_manager.get_block_ids(request)
+        blocks = blocks[: 416 // size]
+        pages = [b"".join(cache[at].numpy().tobytes() for cache in engine.caches) for at in blocks]
+        engine.run()
+        engine.settle()
+        return engine.answers[answer].tokens, engine.answers[answer].cached, pages
+
+    def ask(engine):
+        first = contents(engine)
+        # Of which the store keeps all.
+        assert engine.llm.reset_prefix_cache(reset_connector=True)
+        return first, contents(engine)
+
+    path = tmp_path / "model"
+    if kind == "latent":
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(MLA))
+        size, settings = 16, {"load_format": "dummy"}
+    else:
+        gemmas.make(path)
+        size, settings = BLOCK, {"disable_hybrid_kv_cache_manager": True}
+    settings |= {"options": options | {"keep_on_reset": True}, "block_size": size}
+    (said, none, computed), second = live(ask, model=path, **settings)
+    assert none == 0
+    assert len(set(computed)) == 416 // size
+    assert second == (said, 416, computed)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 
@@ -12,7 +13,7 @@ pytest.importorskip("vllm")
 import faults  # noqa: E402
 import model as models  # noqa: E402
 from forked import life_of, live  # noqa: E402
-from prompts import BLOCK, PROMPTS, STORED, tokens_of, whole  # noqa: E402
+from prompts import BLOCK, PROMPTS, SHARED, STORED, tokens_of, whole  # noqa: E402
 
 SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
 
@@ -58,12 +59,14 @@ def test_an_engine_that_is_killed_at_random(seed, model, both, said):
     [{}, {"distributed_executor_backend": "mp"}, {"tensor_parallel_size": 2}],
     ids=["two", "three", "tp2"],
 )
-def test_processes(args, model, both, said):
+def test_processes(args, model, options, said):
     """Scheduler and workers in processes of their own."""
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    settings = {"model": model, "options": both, "environment": environment} | args
-    assert live(tokens_of, **settings) == (said, [0, 320, 320, 0, 0])
-    assert live(tokens_of, **settings) == (said, STORED)
+    settings = {"model": model, "environment": environment} | args
+    assert live(tokens_of, options=options, **settings) == (said, SHARED)
+    for load_async in (False, True):
+        both = options | {"load_async": load_async}
+        assert live(tokens_of, options=both, **settings) == (said, STORED)
 
 
 def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
@@ -80,32 +83,39 @@ def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
     assert live(tokens_of, model=model, options=both)[0] == said
 
 
-def test_others_in_the_same_directory_find_nothing(model, options, said, tmp_path):
-    """Other weights, types, block sizes, shapes and numbers of workers."""
-    models.make(tmp_path / "other", seed=2)
-    # Room for all of them.
-    options["capacity"] = "128MiB"
-    assert live(tokens_of, model=model, options=options)[0] == said
+@pytest.mark.parametrize(
+    ("change", "is_alike"),
+    [
+        ({"model": "other"}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"block_size": 64}, True),
+        ({"tensor_parallel_size": 2}, True),
+        ({"prefix_caching_hash_algo": "sha256_cbor"}, True),
+        ({"weights_id": "other"}, True),
+    ],
+)
+def test_others_in_the_same_directory_find_nothing(
+    change, is_alike, model, filled, options, said, tmp_path
+):
+    """Other weights, types, block sizes, shapes and numbers of workers. is_alike: they would say
+    the same."""
+    shutil.copytree(filled[0]["path"], options["path"])
+    others = {"model": model, "options": options} | change
+    if "model" in change:
+        others["model"] = models.make(tmp_path / "other", seed=2)
+    if "weights_id" in change:
+        others["options"] = options | {"weights_id": others.pop("weights_id")}
 
     def twice(engine):
         first = tokens_of(engine)
         engine.forget()
         return first, tokens_of(engine)
 
-    for change in (
-        {"model": tmp_path / "other"},
-        {"dtype": "bfloat16"},
-        {"block_size": 64},
-        {"tensor_parallel_size": 2},
-        {"prefix_caching_hash_algo": "sha256_cbor"},
-        {"options": options | {"weights_id": "other"}},
-    ):
-        others = {"model": model, "options": options} | change
-        expected, shared = live(tokens_of, **others | {"options": None})
-        first, second = live(twice, **others)
-        assert first == (expected, shared), f"{change}: nothing is found"
-        found = [whole(prompt, change.get("block_size", BLOCK)) for prompt in PROMPTS]
-        assert second == (expected, found), f"{change}: its own is found"
+    (answers, cached), second = live(twice, **others)
+    assert cached == SHARED, "nothing is found"
+    assert (answers == said) == is_alike
+    found = [whole(prompt, change.get("block_size", BLOCK)) for prompt in PROMPTS]
+    assert second == (answers, found), "its own is found"
     assert live(tokens_of, model=model, options=options) == (said, STORED)
 
 

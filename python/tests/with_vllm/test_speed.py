@@ -56,7 +56,7 @@ def test_loads_overlap_with_what_is_computed(tmp_path, capsys):
 
 def test_a_lookup_takes_less_than_a_millisecond(tmp_path, capsys):
     """8,192 blocks in the scheduler, all of them stored."""
-    models.make(tmp_path / "model", layers=1, hidden=64, heads=2)
+    models.make(tmp_path / "model", layers=1, hidden=64, heads=2, positions=1 << 19)
     blocks = 8192
 
     def ask(engine):

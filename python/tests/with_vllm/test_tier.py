@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 from ripieno import plugin, tiering  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.config import (  # noqa: E402
@@ -308,7 +309,10 @@ def test_what_can_not_be_is_refused_in_words(tmp_path, settings, message):
         Engine(tmp_path / "kv", **settings)
 
 
-def test_its_short_name_is_known():
+def test_its_short_name_is_known(monkeypatch):
+    # Of vLLM's connectors, too: another test wants to see them loaded by their entry point.
+    monkeypatch.setattr(KVConnectorFactory, "_registry", dict(KVConnectorFactory._registry))
+    monkeypatch.setattr(SecondaryTierFactory, "_registry", dict(SecondaryTierFactory._registry))
     plugin.register()
     plugin.register()
     assert SecondaryTierFactory.get_tier_class({"type": "ripieno"}) is tiering.RipienoTier
