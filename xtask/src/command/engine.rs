@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::Mutex;
 use std::{env, fs, thread};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::needs::{self, Need};
-use crate::step::{Step, quoted};
+use crate::step::Step;
 use crate::{EXIT_STEP_FAILED, engine, folder};
 
 #[derive(Args)]
@@ -42,7 +41,6 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     needs::satisfy(NEEDS.iter().copied())?;
-    let bin = engine::place().join("venv/bin");
     let tests = folder::workspace().join("python/tests/with_vllm");
     let modules = modules(&tests, &args.modules)?;
     let installed = install()?;
@@ -51,24 +49,21 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.map_or(cores, |jobs| usize::try_from(jobs).unwrap_or(cores));
-    let (queue, failed) = (Mutex::new(modules.into_iter()), Mutex::new(false));
-    thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
-                while let Some(module) = next(&queue) {
-                    let passed = run_module(&bin, &module, &args.pytest).unwrap_or_else(|error| {
-                        eprintln!("error: {error:#}");
-                        false
-                    });
-                    if !passed {
-                        *failed.lock().unwrap_or_else(|lock| lock.into_inner()) = true;
-                    }
-                }
-            });
-        }
-    });
-    let failed = failed.into_inner().unwrap_or(true);
-    Ok(if failed { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+    // Each job imports vLLM, and takes whole modules: engines of one share what they ask.
+    let jobs = jobs.min(modules.len());
+    // Not below /tmp, which may have no direct I/O.
+    let place = engine::place().join("tests");
+    let status = Command::new(engine::place().join("venv/bin/python"))
+        .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=10", "--dist=loadfile"])
+        .args(["-n", &jobs.to_string(), "--basetemp"])
+        .arg(place)
+        .args(modules)
+        .args(&args.pytest)
+        // Importing vLLM takes 20 seconds otherwise.
+        .env_remove("PYTHONDONTWRITEBYTECODE")
+        .status()
+        .context("cannot run pytest")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_STEP_FAILED) })
 }
 
 /// Installs the package into vLLM's environment.
@@ -83,10 +78,6 @@ pub fn install() -> Result<ExitCode> {
         .run_alone()
 }
 
-fn next(queue: &Mutex<std::vec::IntoIter<PathBuf>>) -> Option<PathBuf> {
-    queue.lock().unwrap_or_else(|lock| lock.into_inner()).next()
-}
-
 /// The files of the modules that were asked for.
 fn modules(tests: &Path, asked: &[String]) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(tests).with_context(|| format!("no {}", tests.display()))?;
@@ -97,32 +88,8 @@ fn modules(tests: &Path, asked: &[String]) -> Result<Vec<PathBuf>> {
     };
     found.retain(|path| name(path).is_some_and(|name| asked.is_empty() || asked.contains(&name)));
     ensure!(!found.is_empty(), "{} has none of the modules {asked:?}", tests.display());
-    // The largest first, for they take longest.
-    found.sort_by_key(|path| std::cmp::Reverse(path.metadata().map_or(0, |file| file.len())));
+    found.sort();
     Ok(found)
-}
-
-/// Runs a module's tests in a process of their own, and shows all that they print at once.
-fn run_module(bin: &Path, module: &Path, more: &[String]) -> Result<bool> {
-    let name = module.file_stem().unwrap_or_default();
-    // Not below /tmp, which may have no direct I/O.
-    let place = engine::place().join("tests").join(name);
-    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
-    let output = Command::new(bin.join("python"))
-        .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=5", "--basetemp"])
-        .args([&place, module])
-        .args(more)
-        // Importing vLLM takes 20 seconds otherwise.
-        .env_remove("PYTHONDONTWRITEBYTECODE")
-        .output()
-        .context("cannot run pytest")?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!(
-        "==> {}\n{said}{}",
-        quoted(&name.to_string_lossy()),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output.status.success())
 }
 
 fn path_with(bin: &Path) -> Result<String> {
