@@ -24,7 +24,8 @@
 //! - [`SimMedia`] loses what power loss takes from a volatile cache, and has faults of its own that
 //!   no command shows ([`SimFaults`]). A [`PowerSwitch`] cuts the power of several controllers at
 //!   once, at a moment that can be counted and chosen; the bytes below outlive them.
-//! - [`FtlMedia`] over another medium counts what a drive's flash translation layer would write.
+//! - [`BandwidthMedia`] over another medium is as fast as a drive, in virtual time. [`FtlMedia`]
+//!   counts what a drive's flash translation layer would write.
 //!
 //! # Invariants
 //!
@@ -82,9 +83,9 @@ pub use fault::{
 };
 pub use interrupt::Interrupts;
 pub use media::{
-    DataFault, FileMedia, FileOptions, FtlCounters, FtlMedia, FtlMeter, FtlOptions, Latency, Media,
-    MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia, SimFault, SimFaultKind, SimFaultLog,
-    SimFaults, SimMedia, SimOptions,
+    Bandwidth, BandwidthDial, BandwidthMedia, DataFault, FileMedia, FileOptions, FtlCounters,
+    FtlMedia, FtlMeter, FtlOptions, Latency, Media, MediaDone, MediaError, MediaKind, MediaOp,
+    MemoryMedia, SimFault, SimFaultKind, SimFaultLog, SimFaults, SimMedia, SimOptions,
 };
 pub use power::PowerSwitch;
 pub use progress::{EmuCounters, Progress};

@@ -3,6 +3,7 @@
 //! A medium moves bytes between itself and [`SgList`] and knows nothing of NVMe. It is driven like
 //! the controller: it has no threads, and is told the time.
 
+mod bandwidth;
 mod file;
 mod ftl;
 mod gpu_copies;
@@ -15,6 +16,7 @@ use std::fmt;
 use nvme_driver::{Clock, CopyError, MonotonicClock, Nanos, wait_until};
 
 pub use self::{
+    bandwidth::{Bandwidth, BandwidthDial, BandwidthMedia},
     file::{FileMedia, FileOptions},
     ftl::{FtlCounters, FtlMedia, FtlMeter, FtlOptions},
     memory::MemoryMedia,

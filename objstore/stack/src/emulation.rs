@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nvme_driver::{Clock, Controller, ControllerOptions};
-use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner};
+use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, SimClock};
 
 use crate::error::StackError;
 
@@ -15,7 +15,8 @@ pub const EMU_DEPTH: u32 = 1024;
 /// Software controllers, and the threads that step them.
 #[derive(Debug)]
 pub struct Emulation {
-    _runner: EmuRunner,
+    /// None in virtual time.
+    _runner: Option<EmuRunner>,
     emus: Vec<Arc<Emu>>,
 }
 
@@ -31,13 +32,33 @@ impl Emulation {
         clock: &Arc<dyn Clock>,
         options: &ControllerOptions,
     ) -> Result<(Self, Vec<Controller>), StackError> {
-        let emus = configs.into_iter().map(|config| {
-            // One more than offered: the driver takes one for itself.
-            let io_queues_max = EMU_QUEUES + 1;
-            Emu::new(domain.clone(), EmuConfig { io_queues_max, mqes: EMU_DEPTH as u16, ..config })
-        });
-        let emus = emus.collect::<Result<Vec<_>, _>>()?;
+        let emus = make(configs, domain)?;
         let runner = EmuRunner::spawn(emus.clone(), clock.clone()).map_err(StackError::Threads)?;
+        Self::attach(emus, Some(runner), clock, options)
+    }
+
+    /// As [`Emulation::start`], without threads: whoever waits on `clock` lets the controllers run.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn simulate(
+        configs: impl IntoIterator<Item = EmuConfig>,
+        domain: &Arc<EmuDomain>,
+        clock: &Arc<SimClock>,
+        options: &ControllerOptions,
+    ) -> Result<(Self, Vec<Controller>), StackError> {
+        let emus = make(configs, domain)?;
+        emus.iter().for_each(|emu| clock.drive(emu.clone()));
+        let clock: Arc<dyn Clock> = clock.clone();
+        Self::attach(emus, None, &clock, options)
+    }
+
+    fn attach(
+        emus: Vec<Arc<Emu>>,
+        runner: Option<EmuRunner>,
+        clock: &Arc<dyn Clock>,
+        options: &ControllerOptions,
+    ) -> Result<(Self, Vec<Controller>), StackError> {
         let attach = |emu: &Arc<Emu>| {
             let attached = Controller::attach(emu.bus(), clock.clone(), options.clone());
             let device = || emu.id().to_owned();
@@ -52,4 +73,16 @@ impl Emulation {
     pub fn emus(&self) -> &[Arc<Emu>] {
         &self.emus
     }
+}
+
+fn make(
+    configs: impl IntoIterator<Item = EmuConfig>,
+    domain: &Arc<EmuDomain>,
+) -> Result<Vec<Arc<Emu>>, StackError> {
+    let emus = configs.into_iter().map(|config| {
+        // One more than offered: the driver takes one for itself.
+        let io_queues_max = EMU_QUEUES + 1;
+        Emu::new(domain.clone(), EmuConfig { io_queues_max, mqes: EMU_DEPTH as u16, ..config })
+    });
+    Ok(emus.collect::<Result<_, _>>()?)
 }

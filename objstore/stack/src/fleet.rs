@@ -6,7 +6,7 @@ use gio_kernels::cuda::{DoorbellKind, MappingKind, Registration};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace, platform::p2p,
 };
-use nvme_emu::{EmuConfig, EmuDomain};
+use nvme_emu::{EmuConfig, EmuDomain, SimClock};
 use objstore::StoreDevice;
 
 use crate::{
@@ -76,6 +76,21 @@ impl Fleet {
             None => EmuDomain::new(name),
         };
         let (emulation, controllers) = Emulation::start(configs, &domain, clock, options)?;
+        let devices = controllers.into_iter().map(StoreDevice::new).collect();
+        Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
+    }
+
+    /// Software controllers in virtual time: whoever waits on `clock` lets them run.
+    ///
+    /// # Errors
+    /// As for [`Emulation::simulate`].
+    pub fn simulated(
+        configs: impl IntoIterator<Item = EmuConfig>,
+        clock: &Arc<SimClock>,
+        options: &ControllerOptions,
+    ) -> Result<Self, StackError> {
+        let domain = EmuDomain::new("simulated");
+        let (emulation, controllers) = Emulation::simulate(configs, &domain, clock, options)?;
         let devices = controllers.into_iter().map(StoreDevice::new).collect();
         Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
     }
