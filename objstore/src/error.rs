@@ -7,6 +7,7 @@ use nvme_driver::DmaError;
 use nvme_spec::nvm::Direction;
 
 use kv_catalog::{BlockId, DeviceIndex, FileId, Layer, LayoutError};
+use kv_schedule::BacklogFull;
 
 use crate::{plane::JobId, stats::Path};
 
@@ -128,6 +129,9 @@ pub enum StoreError {
         /// What was found, and what to do.
         problem: String,
     },
+    /// Too much waits to be written ([`crate::PacedStore`]).
+    #[error(transparent)]
+    Backlog(#[from] BacklogFull),
     /// A controller refused.
     #[error("device {device}: {source}")]
     Driver {

@@ -191,7 +191,8 @@
 //!   report by themselves.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
-//!   scheduler's process has when planes are in other ones (`store/ranks.rs`). Handles ([`Prefix`],
+//!   scheduler's process has when planes are in other ones (`store/ranks.rs`). [`PacedStore`] lets
+//!   a [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`). Handles ([`Prefix`],
 //!   [`Transfer`], [`Writing`]) are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants
@@ -219,6 +220,7 @@
 //! - Requests larger than a staging buffer, and buffers of different sizes.
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
+//! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.
 
@@ -250,5 +252,6 @@ pub use plane::{
 pub use registration::{InUse, KvPool};
 pub use stats::{Path, StoreStats};
 pub use store::{
-    Closed, Committed, DurableCatalog, Medium, Prefix, RankConfig, RankId, Store, Transfer, Writing,
+    Closed, Committed, DurableCatalog, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId,
+    Store, Transfer, Writing,
 };

@@ -25,6 +25,7 @@ mod everything;
 mod handles;
 mod layer;
 mod open;
+mod paced;
 mod ranks;
 mod request;
 mod writer;
@@ -34,6 +35,7 @@ use deallocation::Drive;
 use handles::Held;
 pub use handles::{Committed, Prefix, Transfer, Writing};
 pub use open::{Closed, Medium};
+pub use paced::{PacedEnd, PacedStore};
 pub use ranks::{DurableCatalog, RankConfig, RankId};
 
 /// A GPU-centric object store for KV cache. See the crate's documentation for how it works.

@@ -118,12 +118,18 @@ impl Plane {
         if ticket.plane == self.id { Ok(()) } else { Err(StoreError::Foreign { what: "ticket" }) }
     }
 
+    /// Whether nothing works on the layer any more, as far as was noted.
+    pub(crate) fn is_over(&self, ticket: &Ticket) -> bool {
+        let job = self.jobs.get(&ticket.job);
+        job.is_none_or(|job| job.layers[ticket.layer.0 as usize] != LayerState::InFlight)
+    }
+
     fn op_of(&self, job: JobId, layer: Layer) -> Option<usize> {
         self.ops.iter().position(|op| op.job == job && op.layer == layer)
     }
 
     /// Takes note of all operations that have completed.
-    pub(super) fn reap(&mut self) -> Result<Progress, StoreError> {
+    pub(crate) fn reap(&mut self) -> Result<Progress, StoreError> {
         let mut progress = Progress::Idle;
         if !self.ops.is_empty() {
             match self.ring()?.poll() {
