@@ -30,6 +30,8 @@ Examples:
     ripieno replay --trace conversation_trace.jsonl --verify full
   The KV cache of a real model; the store is too small for it and evicts files:
     ripieno replay --model llama-3-8b --capacity 1GiB
+  Requests at their arrival times, in virtual time, with the scheduler and without it:
+    ripieno replay --pace --model mini --requests 1000 --speed 4
   Media in files, through io_uring and O_DIRECT; the report as JSON:
     ripieno replay --media file:/mnt/scratch --json
   The same store again in the next replay (the second one finds what the first one stored):

@@ -11,6 +11,7 @@ use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, Home, MemoryPlace, Route}
 
 use crate::devices::{self, Devices, EmuChoice, MediaChoice};
 use crate::model::{self, Model, Shape};
+use crate::pace::{Pace, PaceFlags};
 use crate::problem::Problem;
 use crate::size;
 
@@ -101,8 +102,8 @@ impl GpuFlags {
 pub(crate) struct ReplayFlags {
     /// Trace file in Mooncake's format: one JSON object per line with timestamp, input_length,
     /// output_length and hash_ids (one id per block of 512 tokens). Other fields are ignored.
-    /// Timestamps are ignored too: each request starts when the one before it ends. [default: a
-    /// synthetic workload of conversations]
+    /// Without --pace, times and output are ignored, too: each request starts when the one before
+    /// it ends. [default: a synthetic workload of conversations, two requests a second]
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
     pub(crate) trace: Option<PathBuf>,
 
@@ -118,7 +119,8 @@ pub(crate) struct ReplayFlags {
     pub(crate) seed: u64,
 
     /// Model that gives the shape of the KV cache: tiny (1 KiB objects, for long traces on small
-    /// machines), llama-3-8b, qwen3-32b or deepseek-v3-mla
+    /// machines), mini (the 32 layers of llama-3-8b with a 1024th of its bytes, for --pace),
+    /// llama-3-8b, qwen3-32b or deepseek-v3-mla
     #[arg(long, value_name = "NAME", default_value = "tiny", help_heading = "Workload",
         value_parser = model::named)]
     model: &'static Model,
@@ -234,6 +236,9 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_enum, default_value_t = Descriptors::Auto, help_heading = "I/O")]
     pub(crate) descriptors: Descriptors,
 
+    #[command(flatten)]
+    pub(crate) pace: PaceFlags,
+
     /// Print one JSON object on stdout instead of the table
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -261,6 +266,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) devices: Devices,
     /// The GPU that runs the I/O kernel.
     pub(crate) gpu: Option<CudaChoice>,
+    /// At the pace of the requests.
+    pub(crate) pace: Option<Pace>,
 }
 
 impl ReplayArgs {
@@ -273,7 +280,8 @@ impl ReplayArgs {
         let shape = Shape::new(model, flags.block_tokens.unwrap_or(model.block_tokens))?;
         let devices = flags.devices()?;
         let gpu = flags.gpu()?;
-        let args = Self { flags, shape, devices, gpu };
+        let pace = flags.pace(&devices)?;
+        let args = Self { flags, shape, devices, gpu, pace };
         if let Devices::Emu(emu) = &args.devices {
             args.check_prp(emu.lba_bytes)?;
         }
@@ -348,6 +356,8 @@ impl ReplayArgs {
     pub(crate) fn executor(&self) -> ripieno_stack::Executor {
         match (self.gpu, self.flags.executor) {
             (Some(choice), _) => ripieno_stack::Executor::Cuda(choice),
+            // Virtual time passes on one thread.
+            (None, _) if self.pace.is_some() => ripieno_stack::Executor::Inline,
             (None, Executor::Inline) => ripieno_stack::Executor::Inline,
             (None, _) => ripieno_stack::Executor::Host,
         }
@@ -426,6 +436,24 @@ impl ReplayFlags {
             return Err(Problem::new(found, "name fewer drives"));
         }
         Ok(Devices::Vfio(drives))
+    }
+
+    /// Checks `--pace` together with what has no virtual time.
+    fn pace(&self, devices: &Devices) -> Result<Option<Pace>, Problem> {
+        if !self.pace.pace {
+            return Ok(None);
+        }
+        let is_memory = devices.media() == Some(&MediaChoice::Memory);
+        none_of(
+            &[
+                ("--device vfio", matches!(devices, Devices::Vfio(_))),
+                ("--media file", !is_memory),
+                ("--executor cuda", self.executor == Executor::Cuda),
+            ],
+            "it does not know virtual time, which --pace needs",
+            "leave it out; --pace takes software controllers with media in memory",
+        )?;
+        Ok(Some(Pace::new(&self.pace, self.model.scale)))
     }
 
     /// Checks `--executor` together with the flags that only a GPU has.

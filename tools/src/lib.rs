@@ -24,6 +24,7 @@
 //!   gpu       the GPU as it is reported
 //!   plan      the workload as keys; requests come from trace or synthetic
 //!   config    the flags, checked; devices: those that name devices and memory
+//!   pace      --pace: layer times, speed of the devices, who decides
 //!   model     the shape of a block
 //!   contents, interrupt, machine, problem, progress, size, table, terminal
 //! ```
@@ -48,7 +49,7 @@
 //! - Software controllers and real drives in one store: their DMA has different address spaces.
 //! - `--keep`: the order of uses is not kept when a store is closed, only that of commits. A store
 //!   that has to evict hits less often at first after it was opened.
-//! - The pace of a trace: requests follow each other at once, one at a time.
+//! - `--pace`: preemption, blocks that stay in the GPU's memory, and checking bytes.
 //! - The tokens an engine generates: as in the trace's format, only prompts are stored.
 
 mod cli;
@@ -67,6 +68,7 @@ mod machine;
 mod media;
 mod model;
 mod offline;
+mod pace;
 mod plan;
 mod pool;
 mod problem;

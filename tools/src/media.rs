@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 use anyhow::Context as _;
-use nvme_emu::{EmuConfig, FileMedia, FileOptions, MemoryMedia};
+use nvme_emu::{BandwidthDial, BandwidthMedia, EmuConfig, FileMedia, FileOptions, MemoryMedia};
 use ripieno_stack::Home;
 
 use crate::devices::{EmuChoice, MediaChoice};
@@ -31,14 +31,33 @@ pub(crate) fn controllers(
     Ok(configs)
 }
 
+/// Software controllers in memory, as fast as `dial` says.
+///
+/// # Errors
+/// When there are no addresses for their bytes.
+pub(crate) fn simulated(
+    choice: &EmuChoice,
+    sizing: &Sizing,
+    dial: &BandwidthDial,
+) -> anyhow::Result<Vec<EmuConfig>> {
+    let controller = |index| {
+        let media = memory(sizing)?;
+        let media = BandwidthMedia::new(media, dial.clone());
+        let config = EmuConfig::new(format!("emu{index}")).namespace(media, choice.lba_bytes);
+        // What is stored counts as stored when it is written: commits wait for nothing.
+        Ok(EmuConfig { mdts_bytes: Some(choice.mdts), vwc: false, ..config })
+    };
+    (0..choice.count).map(controller).collect()
+}
+
+fn memory(sizing: &Sizing) -> anyhow::Result<MemoryMedia> {
+    MemoryMedia::new(sizing.device_bytes).context("reserving addresses for the media")
+}
+
 fn scratch(choice: &EmuChoice, sizing: &Sizing, index: u32) -> anyhow::Result<EmuConfig> {
     let config = EmuConfig::new(format!("emu{index}"));
     Ok(match &choice.media {
-        MediaChoice::Memory => {
-            let media = MemoryMedia::new(sizing.device_bytes)
-                .context("reserving addresses for the media")?;
-            config.namespace(media, choice.lba_bytes)
-        }
+        MediaChoice::Memory => config.namespace(memory(sizing)?, choice.lba_bytes),
         MediaChoice::File(directory) => {
             config.namespace(file_media(directory, sizing)?, choice.lba_bytes)
         }

@@ -22,10 +22,12 @@ pub(crate) struct Model {
     pub(crate) block_tokens: u32,
     /// LBA size unless `--lba` says otherwise.
     pub(crate) lba_bytes: u32,
+    /// How many times smaller its objects are than those of a real model.
+    pub(crate) scale: u32,
 }
 
 /// All models, the default first.
-pub(crate) static MODELS: [Model; 4] = [
+pub(crate) static MODELS: [Model; 5] = [
     // Not a real model: 1 KiB objects, so that a long trace fits into the memory of a laptop.
     Model {
         name: "tiny",
@@ -34,6 +36,17 @@ pub(crate) static MODELS: [Model; 4] = [
         token_bytes: 2,
         block_tokens: TRACE_BLOCK_TOKENS,
         lba_bytes: 512,
+        scale: 1024,
+    },
+    // Llama-3-8B with a 1024th of its bytes, for --pace.
+    Model {
+        name: "mini",
+        layers: 32,
+        segments: 2,
+        token_bytes: 2,
+        block_tokens: TRACE_BLOCK_TOKENS,
+        lba_bytes: 512,
+        scale: 1024,
     },
     // 8 KV heads of 128 elements of 2 bytes.
     Model {
@@ -43,6 +56,7 @@ pub(crate) static MODELS: [Model; 4] = [
         token_bytes: 8 * 128 * 2,
         block_tokens: 64,
         lba_bytes: 4096,
+        scale: 1,
     },
     Model {
         name: "qwen3-32b",
@@ -51,6 +65,7 @@ pub(crate) static MODELS: [Model; 4] = [
         token_bytes: 8 * 128 * 2,
         block_tokens: 64,
         lba_bytes: 4096,
+        scale: 1,
     },
     // Multi-head latent attention: one latent of 512 and one rotary key of 64 elements.
     Model {
@@ -60,6 +75,7 @@ pub(crate) static MODELS: [Model; 4] = [
         token_bytes: 576 * 2,
         block_tokens: 64,
         lba_bytes: 4096,
+        scale: 1,
     },
 ];
 

@@ -1,11 +1,23 @@
 //! The workload as keys: which blocks each request needs, and what that adds up to.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use objstore::{BlockKey, KeyChain};
 
 use crate::model::Shape;
 use crate::trace::Request;
+
+/// When a request comes, and how long it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    /// Since the trace began; never before the request before it.
+    pub(crate) arrival: Duration,
+    /// Tokens of the prompt.
+    pub(crate) input: u64,
+    /// Tokens that are generated.
+    pub(crate) output: u64,
+}
 
 /// All requests of a replay, as the keys of their store blocks.
 #[derive(Debug)]
@@ -14,6 +26,8 @@ pub(crate) struct Plan {
     keys: Vec<BlockKey>,
     /// For each request, where its keys end.
     ends: Vec<usize>,
+    /// For each request, when it comes and how long it is.
+    times: Vec<Times>,
     /// Store blocks of a trace block.
     subs: usize,
     distinct: u64,
@@ -37,6 +51,7 @@ impl Plan {
         let mut plan = Self {
             keys: Vec::new(),
             ends: Vec::new(),
+            times: Vec::new(),
             subs,
             distinct: 0,
             longest: 0,
@@ -64,6 +79,12 @@ impl Plan {
             plan.longest = plan.longest.max(plan.keys.len() - before);
             plan.uneven += u64::from(request.is_uneven());
             plan.ends.push(plan.keys.len());
+            let before = plan.times.last().map_or(Duration::ZERO, |times| times.arrival);
+            plan.times.push(Times {
+                arrival: request.arrival.max(before),
+                input: request.input_tokens,
+                output: request.output_tokens,
+            });
         }
         plan
     }
@@ -77,6 +98,11 @@ impl Plan {
     pub(crate) fn keys(&self, request: usize) -> &[BlockKey] {
         let start = if request == 0 { 0 } else { self.ends[request - 1] };
         &self.keys[start..self.ends[request]]
+    }
+
+    /// When a request comes, and how long it is.
+    pub(crate) fn times(&self, request: usize) -> Times {
+        self.times[request]
     }
 
     /// Trace blocks of all requests.
@@ -141,7 +167,12 @@ mod tests {
     fn plan(requests: &[&[u64]], block_tokens: u32, max: Option<u64>) -> Plan {
         let requests: Vec<Request> = requests
             .iter()
-            .map(|ids| Request { input_tokens: 512 * ids.len() as u64, hash_ids: ids.to_vec() })
+            .map(|ids| Request {
+                arrival: Duration::ZERO,
+                input_tokens: 512 * ids.len() as u64,
+                output_tokens: 1,
+                hash_ids: ids.to_vec(),
+            })
             .collect();
         Plan::new(requests.into_iter(), &Shape::new(&MODELS[0], block_tokens).unwrap(), max)
     }

@@ -2,6 +2,7 @@
 
 mod engine;
 mod flight;
+mod pace;
 mod rate;
 mod report;
 mod verify;
@@ -66,6 +67,9 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
         gpu::set_environment();
     }
     let mut interrupt = Interrupt::listen()?;
+    if let Some(pace) = &args.pace {
+        return pace::run(args, pace, &plan(args)?, &mut interrupt);
+    }
     let gpu = args.executor().gpu().map_err(told)?;
     let (report, closed) = perform(args, gpu.as_ref(), &mut interrupt).map_err(|error| {
         match error.downcast_ref::<NoRoute>() {
@@ -115,7 +119,7 @@ fn perform(
         (None, Some(keep)) => keep.make(args, &sizing)?,
         (None, None) => {}
     }
-    let parts = Build { args, sizing: &sizing, clock: &clock, gpu, keep: keep.as_ref() };
+    let parts = Build { args, sizing: &sizing, clock: &clock, gpu, keep: keep.as_ref(), sim: None };
     let (mut stack, pool) = Stack::build(parts, drives)?;
     let sizing = match &mut keep {
         Some(keep) => keep.opened(args, &sizing, stack.store().superblock().layout.files)?,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use nvme_driver::Clock;
+use nvme_driver::{Clock, Nanos};
 #[cfg(test)]
 use nvme_emu::Emu;
+use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{Format, KvPool, Namespace, Overwrite, Store, StoreConfig, StoreId, StoreOptions};
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
@@ -43,6 +44,17 @@ pub(crate) struct Build<'a> {
     pub(crate) gpu: Option<&'a Arc<Gpu>>,
     /// Where the store is kept.
     pub(crate) keep: Option<&'a Keep>,
+    /// Virtual time.
+    pub(crate) sim: Option<&'a Sim>,
+}
+
+/// Software controllers in virtual time.
+#[derive(Debug)]
+pub(crate) struct Sim {
+    /// What lets them run.
+    pub(crate) clock: Arc<SimClock>,
+    /// How fast they are.
+    pub(crate) dial: BandwidthDial,
 }
 
 /// How the store was opened.
@@ -136,21 +148,37 @@ fn layers_ahead(args: &ReplayArgs) -> u32 {
     args.shape.layers.min(LAYERS_AHEAD as u32)
 }
 
+/// Everything may be asked for at once, and take as long as slow devices need for it.
+fn in_virtual_time() -> StoreOptions {
+    let long = Nanos::from_millis(1000 * 3600);
+    StoreOptions {
+        iocbs: 1 << 15,
+        command_timeout: long,
+        wait_timeout: long,
+        virtual_time: true,
+        ..StoreOptions::default()
+    }
+}
+
 impl Build<'_> {
     /// Controllers with queues where they should be: `drives`, or software controllers.
     fn fleet(&self, drives: Option<Drives>) -> anyhow::Result<Fleet> {
-        let Self { args, sizing, clock, gpu, keep } = *self;
+        let Self { args, sizing, clock, gpu, keep, sim } = *self;
         let (options, gpu) = (args.controller_options(), gpu.map(|gpu| &**gpu));
-        let fleet = match (&args.devices, drives) {
-            (Devices::Emu(choice), _) => {
+        let fleet = match (&args.devices, drives, sim) {
+            (Devices::Emu(choice), _, Some(sim)) => {
+                let configs = media::simulated(choice, sizing, &sim.dial)?;
+                Fleet::simulated(configs, &sim.clock, &options)
+            }
+            (Devices::Emu(choice), _, None) => {
                 let home = keep.and_then(Keep::home);
                 let configs = media::controllers(choice, sizing, home)?;
                 let name = home.map_or(Path::new("replay"), Home::dir);
                 Fleet::of_controllers(configs, name, clock, &options, gpu)
             }
-            (Devices::Vfio(_), Some(drives)) => Ok(Fleet::of_drives(drives)),
+            (Devices::Vfio(_), Some(drives), _) => Ok(Fleet::of_drives(drives)),
             // They went with a store that was opened over a route that does not work.
-            (Devices::Vfio(addresses), None) => {
+            (Devices::Vfio(addresses), None, _) => {
                 Drives::open(addresses, args.flags.memory, clock, &options).map(Fleet::of_drives)
             }
         };
@@ -165,7 +193,7 @@ impl Build<'_> {
         route: Route,
         prepared: Prepared,
     ) -> Result<(Stack, Pool), StackError> {
-        let Self { args, sizing, clock, gpu, keep } = *self;
+        let Self { args, sizing, clock, gpu, keep, sim } = *self;
         let (below, devices, queues) = fleet.into_parts();
         let Prepared { pool, place, .. } = prepared;
         let hand = self.hand(route, &pool)?;
@@ -193,7 +221,7 @@ impl Build<'_> {
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
                 // Files keep the space that they have.
                 deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),
-                ..StoreOptions::default()
+                ..sim.map_or_else(StoreOptions::default, |_| in_virtual_time())
             },
             namespace: Namespace::default(),
         };

@@ -1,5 +1,7 @@
 //! A synthetic workload: conversations of many turns that share system prompts.
 
+use std::time::Duration;
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -12,6 +14,9 @@ const PROMPTS: usize = 4;
 const CONVERSATIONS: usize = 24;
 /// A conversation ends when it is this long, in trace blocks.
 const BLOCKS_MAX: usize = 64;
+
+/// Requests a second, in the mean; their times are those of a Poisson process.
+const RATE: f64 = 2.0;
 
 /// Trace blocks of a request, on average; a little less than that.
 pub(crate) const BLOCKS_MEAN: u64 = 16;
@@ -36,6 +41,9 @@ pub(crate) fn requests(seed: u64, count: usize) -> impl Iterator<Item = Request>
         }
         prompts[prompt].clone()
     };
+    // Of their own: what is asked does not depend on when.
+    let mut times = StdRng::seed_from_u64(seed.rotate_left(32));
+    let mut arrival = Duration::ZERO;
     let mut open: Vec<Vec<u64>> = (0..CONVERSATIONS).map(|_| begin(&mut rng)).collect();
     (0..count).map(move |_| {
         let talk = &mut open[rng.random_range(0..CONVERSATIONS)];
@@ -43,7 +51,11 @@ pub(crate) fn requests(seed: u64, count: usize) -> impl Iterator<Item = Request>
         talk.extend(ids.by_ref().take(added));
         let rest = rng.random_range(1..u64::from(TRACE_BLOCK_TOKENS));
         let input_tokens = (talk.len() as u64 - 1) * u64::from(TRACE_BLOCK_TOKENS) + rest;
-        let request = Request { input_tokens, hash_ids: talk.clone() };
+        let output_tokens = times.random_range(20..=300);
+        let hash_ids = talk.clone();
+        let request = Request { arrival, input_tokens, output_tokens, hash_ids };
+        let gap: f64 = -times.random_range(f64::MIN_POSITIVE..1.0).ln();
+        arrival += Duration::from_secs_f64(gap / RATE);
         talk.pop();
         if talk.len() >= BLOCKS_MAX || rng.random_bool(0.1) {
             *talk = begin(&mut rng);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -18,8 +19,12 @@ const FORMAT: &str = "each line must be one JSON object such as \
 /// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
+    /// When it comes, since the trace began.
+    pub(crate) arrival: Duration,
     /// Tokens of the prompt.
     pub(crate) input_tokens: u64,
+    /// Tokens that are generated.
+    pub(crate) output_tokens: u64,
     /// One id for each 512 tokens of the prompt. Behind another prefix, an id is another block.
     pub(crate) hash_ids: Vec<u64>,
 }
@@ -95,14 +100,15 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
         return Err(at.problem(&format!("expected a JSON object, found {}", kind(&value))));
     }
     let input_tokens = count(&value, "input_length", at)?;
-    count(&value, "output_length", at)?;
+    let output_tokens = count(&value, "output_length", at)?;
     let timestamp = field(&value, "timestamp", at)?;
-    if timestamp.as_f64().is_none_or(|time| time < 0.0) {
+    let arrival = timestamp.as_f64().map(|time| Duration::try_from_secs_f64(time / 1e3));
+    let Some(Ok(arrival)) = arrival else {
         let found = kind(timestamp);
         return Err(at.problem(&format!(
             "field `timestamp`: expected milliseconds, zero or more, found {found}"
         )));
-    }
+    };
     let ids = field(&value, "hash_ids", at)?;
     let Some(ids) = ids.as_array() else {
         return Err(at.problem(&format!(
@@ -115,7 +121,7 @@ fn request(line: &[u8], at: &Place) -> Result<Request, Problem> {
         .enumerate()
         .map(|(index, id)| whole(id, &format!("hash_ids[{index}]"), at))
         .collect::<Result<_, _>>()?;
-    Ok(Request { input_tokens, hash_ids })
+    Ok(Request { arrival, input_tokens, output_tokens, hash_ids })
 }
 
 fn field<'a>(value: &'a Value, name: &str, at: &Place) -> Result<&'a Value, Problem> {
@@ -169,7 +175,9 @@ mod tests {
         let more = GOOD.replace("[0, 1]", "[7, 18446744073709551615], \"extra\": {\"a\": [1]}");
         let requests = read_text(&format!("{GOOD}\n\n{more}\r\n"), None).unwrap();
         assert_eq!(requests.len(), 2);
-        assert_eq!(requests[0], Request { input_tokens: 700, hash_ids: vec![0, 1] });
+        let (arrival, hash_ids) = (Duration::ZERO, vec![0, 1]);
+        let first = Request { arrival, input_tokens: 700, output_tokens: 5, hash_ids };
+        assert_eq!(requests[0], first);
         assert_eq!(requests[1].hash_ids, [7, u64::MAX]);
         assert!(!requests[0].is_uneven());
         assert_eq!(read_text(&format!("{GOOD}\n{more}"), Some(1)).unwrap().len(), 1);
@@ -182,7 +190,8 @@ mod tests {
         for (tokens, ids, uneven) in
             [(0, 0, false), (1, 1, false), (512, 1, false), (513, 1, true), (5, 0, true)]
         {
-            let request = Request { input_tokens: tokens, hash_ids: vec![0; ids] };
+            let (arrival, hash_ids) = (Duration::ZERO, vec![0; ids]);
+            let request = Request { arrival, input_tokens: tokens, output_tokens: 1, hash_ids };
             assert_eq!(request.is_uneven(), uneven, "{tokens} tokens, {ids} ids");
         }
     }

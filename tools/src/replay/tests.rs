@@ -34,7 +34,7 @@ fn replay_on(
     let plan = plan(&args).unwrap();
     let sizing = Sizing::new(&args, &plan, limits.lba_bytes).unwrap();
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
-    let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu, keep: None };
+    let parts = Build { args: &args, sizing: &sizing, clock: &clock, gpu, keep: None, sim: None };
     let (mut stack, pool) = Stack::build(parts, None).unwrap();
     let data = stack.store().superblock().data_region().unwrap();
     let when = FaultWhen {

@@ -1,0 +1,278 @@
+//! What `--pace` asks for: how long layers compute, how fast the devices are, and who decides when
+//! layers move.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use kv_schedule::{Config, Curve, IoCosts, Setting, StepShape, TableError};
+use nvme_driver::Nanos;
+use nvme_emu::Bandwidth;
+
+use crate::problem::Problem;
+use crate::size;
+
+/// Who decides when layers move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Schedule {
+    Slack,
+    Naive,
+    Both,
+}
+
+/// Flags of the pace.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PaceFlags {
+    /// Play requests at their arrival times, in virtual time: an engine with continuous batching
+    /// that computes layer by layer, waits for layers that are loaded, and stores what it computed.
+    /// The report says how long the GPU waited. Software controllers with the speed of drives; the
+    /// bytes are moved, and not checked. The same arguments give the same numbers
+    #[arg(long, help_heading = "Pace")]
+    pub(crate) pace: bool,
+
+    /// Who decides when layers move. slack: the scheduler, by deadline, and writes when nothing
+    /// waits. naive: nobody; each as soon as it is asked for. both: one after the other, each with
+    /// a store of its own
+    #[arg(long, value_enum, default_value_t = Schedule::Both, requires = "pace",
+        help_heading = "Pace")]
+    schedule: Schedule,
+
+    /// How long a layer of a step with prompts computes: a time, one more for each 1,000 tokens of
+    /// the step, and one more for each 10 million pairs of a token and one before it. The default
+    /// is Llama-3-8B on an H100, by its FLOPs
+    #[arg(long, value_name = "TIME,TIME,TIME", default_value = "30us,735us,473us",
+        value_parser = layer_time, requires = "pace", help_heading = "Pace")]
+    layer_time: LayerTime,
+
+    /// The same for steps that only generate
+    #[arg(long, value_name = "TIME,TIME,TIME", default_value = "216us,0us,17500us",
+        value_parser = layer_time, requires = "pace", help_heading = "Pace")]
+    decode_layer_time: LayerTime,
+
+    /// Slack table that the scheduler begins with, from `ripieno profile` or an earlier run; what
+    /// is learned is written back. Layer times that it has go before --layer-time
+    #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace")]
+    pub(crate) slack: Option<PathBuf>,
+
+    /// What the devices do together: bytes a second of reads, of writes, the latency, and which
+    /// part is left while they mix [default: two drives of the Tutti paper,
+    /// 25900MB,9800MB,80us,0.4; 1024 times less for models whose objects are so much smaller]
+    #[arg(long, value_name = "READ,WRITE,TIME,PART", value_parser = medium, requires = "pace",
+        help_heading = "Pace")]
+    medium: Option<Medium>,
+
+    /// How many times faster requests come than the trace says
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor,
+        requires = "pace", help_heading = "Pace")]
+    speed: f64,
+
+    /// Tokens that a step computes at the most; longer prompts are computed in chunks
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "pace",
+        value_parser = RangedU64ValueParser::<u32>::new().range(1..=1 << 24),
+        help_heading = "Pace")]
+    step_tokens: u32,
+
+    /// Requests that run at the same time at the most
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "pace",
+        value_parser = RangedU64ValueParser::<u32>::new().range(1..=1 << 16),
+        help_heading = "Pace")]
+    batch: u32,
+}
+
+/// How long a layer computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LayerTime {
+    fixed: Duration,
+    /// For each 1,000 tokens.
+    tokens: Duration,
+    /// For each 10 million pairs.
+    attended: Duration,
+}
+
+impl LayerTime {
+    fn of(&self, step: StepShape) -> Duration {
+        let tokens = self.tokens.mul_f64(f64::from(step.tokens) / 1e3);
+        self.fixed + tokens + self.attended.mul_f64(step.attended as f64 / 1e7)
+    }
+}
+
+/// What devices do together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Medium {
+    pub(crate) read: f64,
+    pub(crate) write: f64,
+    pub(crate) latency: Duration,
+    pub(crate) mixed: f64,
+}
+
+/// Two of the paper's drives (figures 6 and 9).
+const PAPER: Medium =
+    Medium { read: 25.9e9, write: 9.8e9, latency: Duration::from_micros(80), mixed: 0.4 };
+
+impl Medium {
+    /// What each of `count` devices does, for data from the byte `from` on.
+    pub(crate) fn each(&self, count: u32, from: u64) -> Bandwidth {
+        let Self { read, write, latency, mixed } = *self;
+        let count = f64::from(count);
+        let latency = Nanos(latency.as_nanos() as u64);
+        Bandwidth { read: read / count, write: write / count, latency, mixed, from }
+    }
+
+    /// What batches cost.
+    ///
+    /// # Errors
+    /// None for a bandwidth that is positive.
+    pub(crate) fn costs(&self) -> Result<IoCosts, TableError> {
+        let curve = |bandwidth| Curve::line(self.latency, bandwidth);
+        Ok(IoCosts { read: curve(self.read)?, write: curve(self.write)?, mixed: self.mixed })
+    }
+}
+
+/// `--pace`, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace {
+    flags: PaceFlags,
+    pub(crate) medium: Medium,
+}
+
+impl Pace {
+    /// For objects that are `scale` times smaller than those of the real model.
+    pub(crate) fn new(flags: &PaceFlags, scale: u32) -> Self {
+        let scale = f64::from(scale);
+        let paper = Medium { read: PAPER.read / scale, write: PAPER.write / scale, ..PAPER };
+        Self { medium: flags.medium.unwrap_or(paper), flags: flags.clone() }
+    }
+
+    /// Whether the scheduler decides, in each run.
+    pub(crate) fn runs(&self) -> &'static [bool] {
+        match self.flags.schedule {
+            Schedule::Slack => &[true],
+            Schedule::Naive => &[false],
+            Schedule::Both => &[true, false],
+        }
+    }
+
+    /// How the scheduler is set, with or without its say. A read that comes finds no more in its
+    /// way than 2 ms of writes and 16 ms of reads: enough of those that latencies of layers
+    /// overlap, or cost less than a hundredth.
+    pub(crate) fn config(&self, is_slack_aware: bool) -> Config {
+        if !is_slack_aware {
+            let (read_depth_bytes, write_depth_bytes, backlog_bytes) =
+                (u64::MAX, u64::MAX, u64::MAX);
+            return Config {
+                read_depth_bytes,
+                write_depth_bytes,
+                backlog_bytes,
+                margin: 1.0,
+                high_water: 1.0,
+                is_slack_aware,
+                window_share: None,
+            };
+        }
+        Config {
+            read_depth_bytes: (self.medium.read * 16e-3) as u64,
+            write_depth_bytes: (self.medium.write * 2e-3) as u64,
+            backlog_bytes: (self.medium.write * 0.5) as u64,
+            ..Config::default()
+        }
+    }
+
+    /// How long a layer of a step computes, where no table says it.
+    pub(crate) fn layer(&self, step: StepShape) -> Duration {
+        let PaceFlags { layer_time, decode_layer_time, .. } = &self.flags;
+        (if step.is_prefill { layer_time } else { decode_layer_time }).of(step)
+    }
+
+    pub(crate) fn slack(&self) -> Option<&PathBuf> {
+        self.flags.slack.as_ref()
+    }
+
+    /// When a request comes.
+    pub(crate) fn arrival(&self, recorded: Duration) -> Duration {
+        recorded.div_f64(self.flags.speed)
+    }
+
+    pub(crate) fn step_tokens(&self) -> u32 {
+        self.flags.step_tokens
+    }
+
+    pub(crate) fn batch(&self) -> usize {
+        self.flags.batch as usize
+    }
+}
+
+/// What a table of this command holds for.
+pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
+    let (gpu, engine) = ("none".to_owned(), "ripieno replay".to_owned());
+    Setting { model: model.to_owned(), gpu, engine, drives }
+}
+
+/// What a slack table that cannot be used is to the person who named it.
+pub(crate) fn unusable(path: &std::path::Path, why: impl std::fmt::Display) -> Problem {
+    let what = format!("--slack {}: {why}", path.display());
+    Problem::new(what, "name another file; one that is not there yet is made")
+}
+
+/// Reads `30us`, `1.5ms` or `2s`.
+fn time(text: &str) -> Result<Duration, String> {
+    let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+    let found = units.iter().find_map(|(unit, seconds)| {
+        let number: f64 = text.trim().strip_suffix(unit)?.trim_end().parse().ok()?;
+        Duration::try_from_secs_f64(number * seconds).ok()
+    });
+    found.ok_or_else(|| format!("{text:?} is no time; write it as 30us, 1.5ms or 2s"))
+}
+
+fn layer_time(text: &str) -> Result<LayerTime, String> {
+    let times = text.split(',').map(time).collect::<Result<Vec<_>, _>>()?;
+    let [fixed, tokens, attended] = times[..] else {
+        return Err("expected three times, such as 30us,735us,473us".to_owned());
+    };
+    if fixed.is_zero() && tokens.is_zero() {
+        return Err("a layer takes some time".to_owned());
+    }
+    Ok(LayerTime { fixed, tokens, attended })
+}
+
+fn medium(text: &str) -> Result<Medium, String> {
+    let parts: Vec<&str> = text.split(',').collect();
+    let [read, write, latency, mixed] = parts[..] else {
+        return Err("expected four values, such as 25900MB,9800MB,80us,0.4".to_owned());
+    };
+    let (read, write) = (size::parse(read)? as f64, size::parse(write)? as f64);
+    if read == 0.0 || write == 0.0 {
+        return Err("devices move more than 0 bytes a second".to_owned());
+    }
+    let part = mixed.trim().parse().ok().filter(|part| (0.01..=2.0).contains(part));
+    let mixed = part.ok_or_else(|| format!("{mixed:?}: expected a number from 0.01 to 2"))?;
+    Ok(Medium { read, write, latency: time(latency)?, mixed })
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|factor| (1e-6..=1e6).contains(factor));
+    found.ok_or_else(|| format!("{text:?}: expected a number from 0.000001 to 1000000"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_media_are_read() {
+        assert_eq!(time("30us"), Ok(Duration::from_micros(30)));
+        assert_eq!(time("1.5ms"), Ok(Duration::from_micros(1500)));
+        assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
+        for text in ["", "30", "us", "-1ms", "30us,", "nans"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+        let of = layer_time("30us,700us,400us").unwrap().of(StepShape::of([(1000, 9500)]));
+        assert_eq!(of.as_micros(), 1130);
+        assert!(layer_time("1us,1us").is_err() && layer_time("0us,0us,1us").is_err());
+        let found = medium("2GB,500MB,80us,0.4").unwrap();
+        assert_eq!((found.read, found.write, found.mixed), (2e9, 5e8, 0.4));
+        for text in ["2GB,500MB,80us", "0,1,1us,1", "1,1,1us,0", "x,1,1us,1", "1,1,1,1"] {
+            assert!(medium(text).is_err(), "{text}");
+        }
+    }
+}

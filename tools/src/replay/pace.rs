@@ -1,0 +1,169 @@
+//! `ripieno replay --pace`: requests at their arrival times, in virtual time, with the scheduler
+//! and without.
+
+mod engine;
+mod report;
+mod tally;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use kv_schedule::{Scheduler, SlackTable};
+use nvme_driver::Clock;
+use nvme_emu::{BandwidthDial, SimClock};
+use objstore::PacedStore;
+
+use crate::config::ReplayArgs;
+use crate::interrupt::Interrupt;
+use crate::pace::{self, Pace};
+use crate::plan::Plan;
+use crate::pool::Pool;
+use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
+use crate::progress::Progress;
+use crate::size::Size;
+use crate::sizing::Sizing;
+use crate::stack::{Build, Sim, Stack};
+
+use engine::{Engine, Setup};
+use report::{Report, Run};
+use tally::Tally;
+
+/// What software controllers call themselves.
+const DRIVE: &str = "Ripieno software controller";
+
+/// Replays, and reports. Returns the exit code.
+///
+/// # Errors
+/// [`Problem`] for bad input; anything else is a failure of the stack.
+pub(super) fn run(
+    args: &ReplayArgs,
+    pace: &Pace,
+    plan: &Plan,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<u8> {
+    let report = perform(args, pace, plan, interrupt)?;
+    report.print(args.flags.json)?;
+    Ok(match (report.is_clean(), report.interrupted) {
+        (false, _) => EXIT_FAILED,
+        (true, true) => EXIT_INTERRUPTED,
+        (true, false) => 0,
+    })
+}
+
+pub(super) fn perform(
+    args: &ReplayArgs,
+    pace: &Pace,
+    plan: &Plan,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<Report> {
+    let limits = super::Limits::of(args, None);
+    let sizing = Sizing::new(args, plan, limits.lba_bytes)?;
+    sizing.check_machine(args, false)?;
+    check_pool(args, plan, &sizing)?;
+    interrupt.orderly();
+    let table = table(args, pace)?;
+    let mut runs = Vec::new();
+    for is_scheduled in pace.runs().iter().copied() {
+        let setup = RunSetup { args, pace, plan, sizing: &sizing, table: &table };
+        let (run, learned) = setup.run(is_scheduled, interrupt)?;
+        if let (Some(path), true) = (pace.slack(), is_scheduled) {
+            write(path, &learned.to_json())?;
+        }
+        runs.push(run);
+    }
+    Ok(Report::new(args, pace, plan, runs))
+}
+
+/// Every request has to fit into the pool as a whole.
+fn check_pool(args: &ReplayArgs, plan: &Plan, sizing: &Sizing) -> Result<(), Problem> {
+    if plan.longest() <= sizing.pool_blocks as usize {
+        return Ok(());
+    }
+    let (longest, has) = (plan.longest(), sizing.pool_blocks);
+    let bytes = Size(args.shape.block_bytes() * longest as u64);
+    Err(Problem::new(
+        format!("--pace: the longest request has {longest} blocks, and the KV pool {has}"),
+        format!("use --pool-blocks {longest} ({bytes}) or more, or --model mini"),
+    ))
+}
+
+/// The table that is there, or an empty one.
+fn table(args: &ReplayArgs, pace: &Pace) -> anyhow::Result<SlackTable> {
+    let drives = vec![DRIVE.to_owned(); args.devices.count() as usize];
+    let setting = pace::setting(args.shape.model, drives);
+    let new = || Ok(SlackTable::new(setting.clone(), pace.medium.costs()?));
+    let Some(path) = pace.slack() else { return new() };
+    match fs::read_to_string(path) {
+        Ok(text) => {
+            Ok(SlackTable::from_json(&text, &setting)
+                .map_err(|error| pace::unusable(path, error))?)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => new(),
+        Err(error) => Err(pace::unusable(path, error).into()),
+    }
+}
+
+/// Writes a file as a whole, or not at all.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Problem> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let write = || {
+        let file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))?;
+        fs::write(file.path(), text)?;
+        file.persist(path).map(|_| ()).map_err(|error| error.error)
+    };
+    write().map_err(|error: std::io::Error| pace::unusable(path, error))
+}
+
+/// What runs have in common.
+struct RunSetup<'a> {
+    args: &'a ReplayArgs,
+    pace: &'a Pace,
+    plan: &'a Plan,
+    sizing: &'a Sizing,
+    table: &'a SlackTable,
+}
+
+impl RunSetup<'_> {
+    /// All requests, over a store of their own. Returns what was learned, too.
+    fn run(
+        &self,
+        is_scheduled: bool,
+        interrupt: &mut Interrupt,
+    ) -> anyhow::Result<(Run, SlackTable)> {
+        let Self { args, pace, plan, sizing, table } = *self;
+        let sim = Sim { clock: SimClock::new(args.flags.seed), dial: BandwidthDial::default() };
+        let clock: Arc<dyn Clock> = sim.clock.clone();
+        let build = Build { args, sizing, clock: &clock, gpu: None, keep: None, sim: Some(&sim) };
+        let (mut stack, mut pool) = Stack::build(build, None)?;
+        let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
+        let lba_bytes = u64::from(super::Limits::of(args, None).lba_bytes);
+        sim.dial.set(Some(pace.medium.each(args.devices.count(), from * lba_bytes)));
+        let scheduler = Scheduler::new(pace.config(is_scheduled), table.clone());
+        let store = PacedStore::new(stack.store().clone(), scheduler);
+        let progress = Progress::new(plan.requests(), args.shows_progress());
+        let setup = Setup {
+            plan,
+            pace,
+            layers: args.shape.layers,
+            block_tokens: args.shape.block_tokens,
+            known: Some(table),
+            clock: &sim.clock,
+            progress: &progress,
+        };
+        let free = blocks(&mut pool);
+        let (store, tally): (PacedStore, Tally) =
+            Engine::new(setup, store, free).serve(interrupt)?;
+        progress.finish();
+        sim.dial.set(None);
+        let (_, scheduler) = store.into_parts();
+        stack.close()?;
+        Ok((Run::new(is_scheduled, tally), scheduler.table().clone()))
+    }
+}
+
+/// All of the pool, in its order.
+fn blocks(pool: &mut Pool) -> Vec<objstore::BlockId> {
+    pool.take(pool.blocks())
+}

@@ -1,0 +1,231 @@
+//! What a replay at a pace reports: one JSON object, or a table with the runs beside each other.
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::config::ReplayArgs;
+use crate::pace::Pace;
+use crate::plan::Plan;
+use crate::size::{Size, grouped};
+use crate::terminal;
+
+use super::tally::Tally;
+
+/// Times of requests, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    fn new(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |part: f64| {
+            let place = (times.len() as f64 * part).ceil() as usize;
+            times.get(place.saturating_sub(1)).copied().map_or(0.0, ms)
+        };
+        let sum: Duration = times.iter().sum();
+        let mean = ms(sum) / (times.len() as f64).max(1.0);
+        Self { mean, p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// One way to schedule. Field names are those of the JSON object.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Run {
+    /// slack, or naive.
+    pub(crate) schedule: &'static str,
+    /// Requests that were served.
+    pub(crate) requests: u64,
+    /// Part of all tokens of prompts that was loaded.
+    pub(crate) hit_ratio: f64,
+    /// From arrival to the first token, in milliseconds.
+    pub(crate) ttft_ms: Spread,
+    /// From the first token to the last, in milliseconds.
+    pub(crate) decode_ms: Spread,
+    /// Seconds that the GPU waited for loads, and by layer.
+    pub(crate) bubble_s: f64,
+    pub(crate) bubble_layers_s: Vec<f64>,
+    /// Of layers, in milliseconds for each request.
+    pub(crate) bubble_layer_ms: Spread,
+    pub(crate) compute_s: f64,
+    /// Seconds in which anything was in flight.
+    pub(crate) io_busy_s: f64,
+    /// Part of them in which the GPU did not wait.
+    pub(crate) hidden: f64,
+    /// Until everything was written.
+    pub(crate) took_s: f64,
+    pub(crate) read_bytes: u64,
+    pub(crate) write_bytes: u64,
+    /// Not stored: no room, or too much waited to be written.
+    pub(crate) blocks_dropped: u64,
+    /// Reads that started too late to be in time.
+    pub(crate) late_reads: u64,
+    /// Median and largest relative error of the slack table after the first hundred requests; null
+    /// before them.
+    pub(crate) slack_error_p50: Option<f64>,
+    pub(crate) slack_error_max: Option<f64>,
+    pub(crate) io_errors: u64,
+    interrupted: bool,
+}
+
+impl Run {
+    pub(super) fn new(is_scheduled: bool, tally: Tally) -> Self {
+        let bubble_s = tally.bubble().as_secs_f64();
+        let io_busy_s = tally.io_busy.as_secs_f64();
+        let served = tally.ttft.len() as u32;
+        let mut errors = tally.errors;
+        errors.sort_by(f64::total_cmp);
+        let each = tally.bubbles.iter().map(|time| *time / served.max(1));
+        Self {
+            schedule: if is_scheduled { "slack" } else { "naive" },
+            requests: u64::from(served),
+            hit_ratio: tally.loaded_tokens as f64 / (tally.input_tokens as f64).max(1.0),
+            ttft_ms: Spread::new(tally.ttft),
+            decode_ms: Spread::new(tally.decode),
+            bubble_s,
+            bubble_layer_ms: Spread::new(each.collect()),
+            bubble_layers_s: tally.bubbles.iter().map(Duration::as_secs_f64).collect(),
+            compute_s: tally.compute.as_secs_f64(),
+            io_busy_s,
+            hidden: if io_busy_s > 0.0 { (1.0 - bubble_s / io_busy_s).max(0.0) } else { 1.0 },
+            took_s: tally.took.as_secs_f64(),
+            read_bytes: tally.read_bytes,
+            write_bytes: tally.write_bytes,
+            blocks_dropped: tally.blocks_dropped,
+            late_reads: tally.counts.late_reads,
+            slack_error_p50: errors.get(errors.len() / 2).copied(),
+            slack_error_max: errors.last().copied(),
+            io_errors: tally.io_errors,
+            interrupted: tally.is_interrupted,
+        }
+    }
+
+    fn column(&self) -> Vec<String> {
+        let spread = |it: &Spread| format!("{:.1}, {:.1}, {:.1}", it.mean, it.p50, it.p99);
+        let error =
+            |it: Option<f64>| it.map_or("-".to_owned(), |it| format!("{:.1} %", 100.0 * it));
+        vec![
+            self.schedule.to_owned(),
+            grouped(self.requests),
+            format!("{:.1} %", 100.0 * self.hit_ratio),
+            spread(&self.ttft_ms),
+            spread(&self.decode_ms),
+            format!("{:.3}", self.bubble_s),
+            spread(&self.bubble_layer_ms),
+            format!("{:.3}", self.compute_s),
+            format!("{:.3}", self.io_busy_s),
+            format!("{:.1} %", 100.0 * self.hidden),
+            Size(self.read_bytes).to_string(),
+            Size(self.write_bytes).to_string(),
+            grouped(self.blocks_dropped),
+            error(self.slack_error_p50),
+        ]
+    }
+}
+
+/// What the rows of the table are.
+const ROWS: [&str; 14] = [
+    "",
+    "requests",
+    "hits, of tokens",
+    "time to first token, ms: mean, p50, p99",
+    "generation, ms: mean, p50, p99",
+    "the GPU waited, s",
+    "of that by layer, ms a request: mean, p50, p99",
+    "the GPU computed, s",
+    "I/O was in flight, s",
+    "of that hidden",
+    "loaded",
+    "stored",
+    "blocks not stored",
+    "error of the slack table after 100 requests, p50",
+];
+
+/// All there is to say. Field names are those of the JSON object.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Report {
+    /// Of this program.
+    version: &'static str,
+    model: &'static str,
+    layers: u32,
+    trace: Option<String>,
+    seed: u64,
+    requests_planned: u64,
+    /// Bytes a second of the devices together, and what is left of it while they mix.
+    read_bytes_s: f64,
+    write_bytes_s: f64,
+    mixed: f64,
+    step_tokens: u32,
+    batch: usize,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) interrupted: bool,
+}
+
+impl Report {
+    pub(super) fn new(args: &ReplayArgs, pace: &Pace, plan: &Plan, runs: Vec<Run>) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            model: args.shape.model,
+            layers: args.shape.layers,
+            trace: args.flags.trace.as_ref().map(|path| path.display().to_string()),
+            seed: args.flags.seed,
+            requests_planned: plan.requests() as u64,
+            read_bytes_s: pace.medium.read,
+            write_bytes_s: pace.medium.write,
+            mixed: pace.medium.mixed,
+            step_tokens: pace.step_tokens(),
+            batch: pace.batch(),
+            interrupted: runs.iter().any(|run| run.interrupted),
+            runs,
+        }
+    }
+
+    /// Whether all I/O went well.
+    pub(super) fn is_clean(&self) -> bool {
+        self.runs.iter().all(|run| run.io_errors == 0)
+    }
+
+    /// Writes the report to stdout.
+    ///
+    /// # Errors
+    /// When stdout cannot be written to.
+    pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
+        terminal::print(if json { serde_json::to_string(self)? } else { self.text() })
+    }
+
+    fn text(&self) -> String {
+        let workload = self.trace.as_deref().unwrap_or("synthetic");
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED);
+        let columns: Vec<Vec<String>> = self.runs.iter().map(Run::column).collect();
+        for (at, name) in ROWS.iter().enumerate() {
+            let values = columns.iter().map(|column| column[at].clone());
+            table.add_row(std::iter::once((*name).to_owned()).chain(values));
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        format!(
+            "ripieno {} replay --pace: {workload}, {} requests; model {}, {} layers; reads {}/s, \
+             writes {}/s, mixed {}\n\n{table}\n\nIn virtual time; the bytes were moved and not \
+             checked.",
+            self.version,
+            grouped(self.requests_planned),
+            self.model,
+            self.layers,
+            Size(self.read_bytes_s as u64),
+            Size(self.write_bytes_s as u64),
+            self.mixed,
+        )
+    }
+}

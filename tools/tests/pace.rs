@@ -1,0 +1,160 @@
+//! `ripieno replay --pace`, as a person or a script runs it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(["replay", "--pace"]).args(line.split_whitespace()).env_remove("RUST_LOG");
+    command.output().unwrap()
+}
+
+fn report(line: &str) -> Value {
+    let output = run(&format!("{line} --json"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{line}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(run: &Value, field: &str) -> f64 {
+    let found = field.split('.').fold(run, |value, name| &value[name]);
+    found.as_f64().unwrap_or_else(|| panic!("{field} is no number in {run}"))
+}
+
+fn refused(line: &str, wanted: &str) {
+    let output = run(line);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{line}: {error}");
+    assert!(error.contains(wanted), "{line}: {error}");
+}
+
+#[test]
+fn the_same_arguments_give_the_same_numbers() {
+    let line = "--model mini --requests 40 --speed 2";
+    let first = report(line);
+    assert_eq!(report(line), first);
+    assert_ne!(report(&format!("{line} --seed 2"))["runs"], first["runs"]);
+}
+
+#[test]
+fn the_scheduler_waits_less_under_load_and_never_more() {
+    for speed in ["0.5", "2", "4"] {
+        let found = report(&format!("--model mini --requests 150 --speed {speed}"));
+        let [slack, naive] = [&found["runs"][0], &found["runs"][1]];
+        assert_eq!((&slack["schedule"], &naive["schedule"]), (&"slack".into(), &"naive".into()));
+        for field in ["bubble_s", "ttft_ms.mean", "ttft_ms.p99", "took_s"] {
+            let (ours, theirs) = (number(slack, field), number(naive, field));
+            assert!(ours <= theirs * 1.01, "speed {speed}, {field}: {ours} and {theirs}");
+        }
+        let waited = number(slack, "bubble_s") / number(naive, "bubble_s");
+        assert!(speed != "4" || waited < 0.8, "{waited}");
+        for run in [slack, naive] {
+            assert_eq!((number(run, "requests"), number(run, "io_errors")), (150.0, 0.0));
+            let layers = run["bubble_layers_s"].as_array().unwrap();
+            let sum: f64 = layers.iter().map(|layer| layer.as_f64().unwrap()).sum();
+            assert_eq!(layers.len(), 32);
+            assert!((sum - number(run, "bubble_s")).abs() < 1e-9);
+        }
+    }
+}
+
+#[test]
+fn layer_times_are_known_within_a_hundred_requests() {
+    let found = report("--model mini --requests 200 --schedule slack");
+    let run = &found["runs"][0];
+    assert!(number(run, "slack_error_p50") < 0.01, "{run}");
+    assert!(number(run, "slack_error_max") < 0.05, "{run}");
+}
+
+/// Two requests with the same prompt, the second long after the first: it loads all blocks but the
+/// last, which has to be computed.
+fn again(tokens: u64) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let ids: Vec<u64> = (0..tokens.div_ceil(512)).collect();
+    let mut text = String::new();
+    for time in [0, 100_000] {
+        write!(text, r#"{{"timestamp": {time}, "input_length": {tokens}, "output_length": 1,"#)
+            .unwrap();
+        writeln!(text, r#" "hash_ids": {ids:?}}}"#).unwrap();
+    }
+    fs::write(file.path(), text).unwrap();
+    file
+}
+
+#[test]
+fn times_are_what_arithmetic_says() {
+    // 63 blocks of 2 KiB a layer; 512 tokens are computed, in 1 ms or in 20 ms a layer.
+    let trace = again(64 * 512);
+    let (layers, bytes) = (32.0, 63.0 * 2048.0);
+    let (load, latency) = (bytes / 20e6, 80e-6);
+    for (layer_ms, wanted) in [
+        // The load of each layer is waited for.
+        (1.0, layers * load + latency + 1e-3),
+        // Only that of the first is.
+        (20.0, load + latency + layers * 20e-3),
+    ] {
+        let line = format!(
+            "--model mini --trace {} --step-tokens 65536 --medium 20MB,10MB,80us,0.4 \
+             --layer-time {layer_ms}ms,0us,0us",
+            trace.path().display()
+        );
+        for run in report(&line)["runs"].as_array().unwrap() {
+            assert_eq!(number(run, "hit_ratio"), 63.0 / 128.0);
+            // The first one loads nothing.
+            let ttft = 2.0 * number(run, "ttft_ms.mean") / 1e3 - layers * layer_ms / 1e3;
+            assert!((ttft / wanted - 1.0).abs() < 0.01, "{ttft}, and not {wanted}: {run}");
+            let bubble = wanted - layers * layer_ms / 1e3;
+            let found = number(run, "bubble_s");
+            assert!((found / bubble - 1.0).abs() < 0.02, "{found}, and not {bubble}: {run}");
+        }
+    }
+}
+
+#[test]
+fn what_was_learned_is_kept_for_the_same_setting() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("slack.json");
+    let line = |model: &str, more: &str| {
+        format!("--model {model} --requests 20 --slack {} {more}", path.display())
+    };
+    let first = report(&line("mini", "--schedule slack"));
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains("\"ripieno_slack\":1"), "{text}");
+    // The times of the table go before those of the command line.
+    let again = report(&line("mini", "--schedule slack --layer-time 1s,0us,0us"));
+    let ratio = number(&again["runs"][0], "compute_s") / number(&first["runs"][0], "compute_s");
+    assert!((0.8..1.2).contains(&ratio), "{ratio}");
+    refused(&line("tiny", ""), "profile this setting");
+    fs::write(&path, "{}").unwrap();
+    refused(&line("mini", ""), "this is no slack table");
+}
+
+#[test]
+fn what_has_no_virtual_time_is_refused() {
+    for (line, wanted) in [
+        ("--device vfio:65:00.0", "virtual time"),
+        ("--media file:/tmp", "virtual time"),
+        ("--executor cuda", "virtual time"),
+        ("--layer-time 1ms", "three times"),
+        ("--medium 1GB,1GB", "four values"),
+        ("--speed 0", "expected a number"),
+        ("--model llama-3-8b --requests 5", "--pool-blocks"),
+    ] {
+        refused(line, wanted);
+    }
+    let line = ["replay", "--speed", "2"];
+    let output = Command::new(env!("CARGO_BIN_EXE_ripieno")).args(line).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "--speed means nothing without --pace");
+}
+
+#[test]
+fn the_table_shows_the_runs_beside_each_other() {
+    let output = run("--model mini --requests 10");
+    let text = String::from_utf8(output.stdout).unwrap();
+    for wanted in ["slack", "naive", "time to first token", "of that hidden", "virtual time"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+}
