@@ -99,8 +99,6 @@ impl Step {
 struct InFlight {
     op: Op,
     since: Duration,
-    /// Whether nothing else was in flight at any time.
-    is_alone: bool,
 }
 
 /// Decides when operations start. Times are those of any clock that never goes back.
@@ -114,6 +112,8 @@ pub struct Scheduler {
     /// By when they are of use.
     prefetches: BTreeMap<(Duration, OpId), Op>,
     in_flight: HashMap<OpId, InFlight>,
+    /// The one in flight, if nothing else was since it started.
+    alone: Option<OpId>,
     /// Bytes of needed reads, writes and prefetches in flight.
     moving: [u64; 3],
     waiting_writes: u64,
@@ -145,6 +145,7 @@ impl Scheduler {
             writes: VecDeque::new(),
             prefetches: BTreeMap::new(),
             in_flight: HashMap::new(),
+            alone: None,
             moving: [0; 3],
             waiting_writes: 0,
             budget: u64::MAX,
@@ -260,7 +261,8 @@ impl Scheduler {
 
     /// An operation that was started has ended, well or not.
     pub fn ended(&mut self, id: OpId, now: Duration) {
-        let Some(InFlight { op, since, is_alone }) = self.in_flight.remove(&id) else { return };
+        let Some(InFlight { op, since }) = self.in_flight.remove(&id) else { return };
+        let is_alone = self.alone.take_if(|alone| *alone == id).is_some();
         self.moving[lane(op.kind)] -= op.bytes;
         self.utilisation.set(!self.in_flight.is_empty(), now);
         let direction = match op.kind {
@@ -393,9 +395,8 @@ impl Scheduler {
     }
 
     fn start(&mut self, op: Op, now: Duration) -> Decision {
-        let is_alone = self.in_flight.is_empty();
-        self.in_flight.values_mut().for_each(|other| other.is_alone = false);
-        self.in_flight.insert(op.id, InFlight { op, since: now, is_alone });
+        self.alone = self.in_flight.is_empty().then_some(op.id);
+        self.in_flight.insert(op.id, InFlight { op, since: now });
         self.moving[lane(op.kind)] += op.bytes;
         self.utilisation.set(true, now);
         Decision::Start(op.id)

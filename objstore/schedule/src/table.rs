@@ -116,6 +116,9 @@ struct Cell {
     terms: Terms,
     /// Nanoseconds of a layer, the latest last.
     samples: Vec<u64>,
+    /// Of the samples.
+    #[serde(skip)]
+    median: f64,
 }
 
 impl Cell {
@@ -128,12 +131,36 @@ impl Cell {
         for (mean, term) in self.terms.iter_mut().zip(terms) {
             *mean += (term - *mean) * part;
         }
+        self.find_median();
     }
 
-    fn median(&self) -> f64 {
-        let mut samples = self.samples.clone();
-        samples.sort_unstable();
-        samples[samples.len() / 2] as f64
+    fn find_median(&mut self) {
+        let mut sorted = [u64::MAX; SAMPLES];
+        sorted[..self.samples.len()].copy_from_slice(&self.samples);
+        sorted.sort_unstable();
+        self.median = sorted[self.samples.len() / 2] as f64;
+    }
+}
+
+/// What the least squares are made from: sums over cells, each brought up to date as its cell is.
+#[derive(Debug, Clone, Default)]
+struct Sums {
+    matrix: [[f64; 3]; 3],
+    right: [f64; 3],
+    updates: u32,
+}
+
+/// Sums that were brought up to date so often are made anew, against roundings.
+const ROUNDS: u32 = 1 << 12;
+
+impl Sums {
+    /// With the part that a cell has in them, or without: its relative errors count.
+    fn add(&mut self, cell: &Cell, sign: f64) {
+        let terms = cell.terms.map(|term| term / cell.median);
+        for row in 0..3 {
+            self.right[row] += sign * terms[row];
+            (0..3).for_each(|column| self.matrix[row][column] += sign * terms[row] * terms[column]);
+        }
     }
 }
 
@@ -142,19 +169,11 @@ impl Cell {
 struct Model([f64; 3]);
 
 impl Model {
-    /// The least relative error over `cells`, without a term whose part would be negative.
-    fn of<'a>(cells: impl Iterator<Item = &'a Cell>) -> Option<Self> {
+    /// The least relative error over cells, without a term whose part would be negative.
+    fn of(sums: &Sums) -> Self {
         /// Where cells do not tell terms apart: against every term, as little as this.
         const RIDGE: f64 = 1e-6;
-        let (mut matrix, mut right, mut any) = ([[0.0; 3]; 3], [0.0; 3], false);
-        for cell in cells {
-            let terms = cell.terms.map(|term| term / cell.median());
-            for row in 0..3 {
-                right[row] += terms[row];
-                (0..3).for_each(|column| matrix[row][column] += terms[row] * terms[column]);
-            }
-            any = true;
-        }
+        let Sums { mut matrix, mut right, .. } = *sums;
         // Terms of the same size each, whatever the GPU.
         let scale = [0, 1, 2].map(|at: usize| f64::sqrt(matrix[at][at]).max(f64::MIN_POSITIVE));
         for row in 0..3 {
@@ -162,16 +181,13 @@ impl Model {
             (0..3).for_each(|column| matrix[row][column] /= scale[row] * scale[column]);
             matrix[row][row] += RIDGE;
         }
-        if !any {
-            return None;
-        }
         let mut used = [true; 3];
         loop {
             let found = solve(matrix, right, used);
             let negative = (0..3).filter(|at| found[*at] < 0.0);
             match negative.min_by(|a, b| found[*a].total_cmp(&found[*b])) {
                 Some(negative) => used[negative] = false,
-                None => return Some(Self([0, 1, 2].map(|at: usize| found[at] / scale[at]))),
+                None => return Self([0, 1, 2].map(|at: usize| found[at] / scale[at])),
             }
         }
     }
@@ -205,10 +221,17 @@ fn solve(mut matrix: [[f64; 3]; 3], mut right: [f64; 3], used: [bool; 3]) -> [f6
 pub struct SlackTable {
     setting: Setting,
     cells: BTreeMap<(bool, u8, u8), Cell>,
-    prefill: Option<Model>,
-    decode: Option<Model>,
+    /// Of steps that decode, and of the others.
+    fits: [Fit; 2],
     /// What the devices do.
     pub costs: IoCosts,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Fit {
+    sums: Sums,
+    /// None before the first cell.
+    model: Option<Model>,
 }
 
 /// As it is kept.
@@ -224,31 +247,37 @@ impl SlackTable {
     /// An empty one.
     #[must_use]
     pub fn new(setting: Setting, costs: IoCosts) -> Self {
-        Self { setting, cells: BTreeMap::new(), prefill: None, decode: None, costs }
+        Self { setting, cells: BTreeMap::new(), fits: Default::default(), costs }
     }
 
     /// Takes in how long a layer of such a step computed, waits not counted.
     pub fn learn(&mut self, shape: StepShape, layer: Duration) {
         let nanos = u64::try_from(layer.as_nanos()).unwrap_or(u64::MAX).max(1);
         let cell = self.cells.entry(shape.key()).or_default();
+        let Fit { sums, model } = &mut self.fits[usize::from(shape.is_prefill)];
+        if !cell.samples.is_empty() {
+            sums.add(cell, -1.0);
+        }
         cell.is_prefill = shape.is_prefill;
         cell.add(shape.terms(), nanos);
-        self.fit(shape.is_prefill);
-    }
-
-    fn fit(&mut self, is_prefill: bool) {
-        let model = Model::of(self.cells.values().filter(|cell| cell.is_prefill == is_prefill));
-        *(if is_prefill { &mut self.prefill } else { &mut self.decode }) = model;
+        sums.add(cell, 1.0);
+        sums.updates += 1;
+        if sums.updates == ROUNDS {
+            let cells = self.cells.values().filter(|cell| cell.is_prefill == shape.is_prefill);
+            *sums = Sums::default();
+            cells.for_each(|cell| sums.add(cell, 1.0));
+        }
+        *model = Some(Model::of(sums));
     }
 
     /// How long a layer of such a step computes; `None` while no such step was seen.
     #[must_use]
     pub fn layer(&self, shape: StepShape) -> Option<Duration> {
-        let model = (if shape.is_prefill { &self.prefill } else { &self.decode }).as_ref()?;
+        let model = self.fits[usize::from(shape.is_prefill)].model.as_ref()?;
         let terms = shape.terms();
         let nanos = match self.cells.get(&shape.key()) {
             // Not all of a cell's shapes are the same.
-            Some(cell) => cell.median() * model.nanos(terms) / model.nanos(cell.terms),
+            Some(cell) => cell.median * model.nanos(terms) / model.nanos(cell.terms),
             None => model.nanos(terms),
         };
         Some(Duration::from_nanos(nanos as u64))
@@ -289,7 +318,7 @@ impl SlackTable {
         }
         costs.check()?;
         let mut table = Self::new(setting, costs);
-        for cell in cells {
+        for mut cell in cells {
             let [_, tokens, attended] = cell.terms;
             let value = |what, value| TableError::Value { what, value };
             if !(1..=SAMPLES).contains(&cell.samples.len()) || cell.samples.contains(&0) {
@@ -300,9 +329,12 @@ impl SlackTable {
             }
             let (tokens, attended) = ((tokens * 1e3) as u32, (attended * 1e7) as u64);
             let shape = StepShape { tokens, attended, is_prefill: cell.is_prefill };
+            cell.find_median();
+            let Fit { sums, model } = &mut table.fits[usize::from(shape.is_prefill)];
+            sums.add(&cell, 1.0);
+            *model = Some(Model::of(sums));
             table.cells.insert(shape.key(), cell);
         }
-        [true, false].into_iter().for_each(|is_prefill| table.fit(is_prefill));
         Ok(table)
     }
 }
