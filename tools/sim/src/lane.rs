@@ -23,11 +23,20 @@ pub struct LaneModel {
 #[derive(Debug)]
 pub(crate) struct Lane {
     model: LaneModel,
-    /// Reads and writes: seconds of work that are left, with nothing else on the way.
-    queues: [VecDeque<(OpId, f64)>; 2],
-    /// On their last microseconds.
-    landing: VecDeque<(Duration, OpId)>,
+    /// Reads and writes.
+    queues: [VecDeque<Waiting>; 2],
+    /// On their last microseconds: when they arrive, and when it was their turn.
+    landing: VecDeque<(Duration, OpId, Duration)>,
     now: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    id: OpId,
+    /// Seconds of work that are left, with nothing else on the way.
+    left: f64,
+    /// Since when it is its turn, if it is.
+    since: Duration,
 }
 
 /// What is less has ended: a rounding of times to nanoseconds.
@@ -54,7 +63,8 @@ impl Lane {
             Direction::Write => (self.model.write, 1),
         };
         let calls = objects as f64 * self.model.object.as_secs_f64();
-        self.queues[queue].push_back((id, (bytes as f64 / bandwidth).max(calls)));
+        let left = (bytes as f64 / bandwidth).max(calls);
+        self.queues[queue].push_back(Waiting { id, left, since: now });
     }
 
     /// Which part of the way each direction has.
@@ -67,20 +77,21 @@ impl Lane {
     pub(crate) fn next_event(&self) -> Option<Duration> {
         let rate = self.rate();
         let ends = self.queues.iter().filter_map(|queue| {
-            let (_, left) = queue.front()?;
+            let left = queue.front()?.left;
             Some(self.now + Duration::from_secs_f64(left / rate) + Duration::from_nanos(1))
         });
-        let lands = self.landing.front().map(|(time, _)| *time);
+        let lands = self.landing.front().map(|(time, ..)| *time);
         ends.chain(lands).min()
     }
 
-    /// What has arrived until `now`.
-    pub(crate) fn arrived(&mut self, now: Duration) -> Vec<OpId> {
+    /// What has arrived until `now`, and when it was its turn.
+    pub(crate) fn arrived(&mut self, now: Duration) -> Vec<(OpId, Duration)> {
         let mut arrived = Vec::new();
         while let Some(event) = self.next_event().filter(|event| *event <= now) {
             self.advance(event);
-            while let Some((_, id)) = self.landing.pop_front_if(|(time, _)| *time <= event) {
-                arrived.push(id);
+            let is_there = |(time, ..): &mut (Duration, OpId, Duration)| *time <= event;
+            while let Some((_, id, since)) = self.landing.pop_front_if(is_there) {
+                arrived.push((id, since));
             }
         }
         self.advance(now);
@@ -93,11 +104,14 @@ impl Lane {
         let work = now.saturating_sub(self.now).as_secs_f64() * rate;
         self.now = self.now.max(now);
         for queue in &mut self.queues {
-            let Some((id, left)) = queue.front_mut() else { continue };
-            *left -= work;
-            if *left <= NOTHING {
-                self.landing.push_back((self.now + self.model.latency, *id));
+            let Some(first) = queue.front_mut() else { continue };
+            first.left -= work;
+            if first.left <= NOTHING {
+                self.landing.push_back((self.now + self.model.latency, first.id, first.since));
                 queue.pop_front();
+                if let Some(next) = queue.front_mut() {
+                    next.since = self.now;
+                }
             }
         }
     }
@@ -118,7 +132,7 @@ mod tests {
     fn run(lane: &mut Lane) -> Vec<(u64, u128)> {
         let mut arrived = Vec::new();
         while let Some(now) = lane.next_event() {
-            arrived.extend(lane.arrived(now).into_iter().map(|id| (id.0, now.as_micros())));
+            arrived.extend(lane.arrived(now).into_iter().map(|(id, _)| (id.0, now.as_micros())));
         }
         arrived
     }

@@ -26,7 +26,7 @@ mod policy;
 mod scenario;
 mod workload;
 
-pub use engine::{Report, Request, Run, Served, Setup};
+pub use engine::{Report, Request, Run, Second, Served, Setup, Span, Work};
 pub use gpu::{Gpu, H100, LLAMA_3_8B, Model};
 pub use lane::LaneModel;
 pub use outcome::{Basis, Comparison, Line, Outcome, Plot, Table};

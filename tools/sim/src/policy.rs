@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_schedule::Config;
+use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
 
 use crate::lane::LaneModel;
 
@@ -75,6 +75,27 @@ const DRAM: LaneModel = LaneModel {
     mixed: 1.0,
 };
 
+/// Nothing takes any time.
+const NO_TIME: LaneModel = LaneModel {
+    read: 1e18,
+    write: 1e18,
+    latency: Duration::from_nanos(1),
+    object: Duration::ZERO,
+    mixed: 1.0,
+};
+
+impl Tier {
+    /// A scheduler that knows what the tier's operations cost, and nothing of layers.
+    pub(crate) fn scheduler(&self) -> Scheduler {
+        let curve = |bandwidth| Curve::line(self.lane.latency, bandwidth).expect("bandwidths");
+        let (read, write) = (curve(self.lane.read), curve(self.lane.write));
+        let costs = IoCosts { read, write, mixed: self.lane.mixed };
+        let [model, gpu, engine] = [(); 3].map(|()| "simulated".to_owned());
+        let setting = Setting { model, gpu, engine, drives: Vec::new() };
+        Scheduler::new(self.schedule, SlackTable::new(setting, costs))
+    }
+}
+
 impl Policy {
     /// Computes everything again.
     pub const RECOMPUTE: Self = Self { name: "recompute", keeps_hbm: false, tier: None };
@@ -115,6 +136,9 @@ impl Policy {
     pub const NAIVE: Self = Self::of("layer-wise", Tier { schedule: AT_ONCE, ..DIRECT });
     /// Drives to GPU, layer by layer, with the scheduler.
     pub const OURS: Self = Self::of("ours", DIRECT);
+    /// As ours, from drives that take no time: what no scheduler can be better than.
+    pub const ORACLE: Self =
+        Self::of("oracle", Tier { lane: NO_TIME, schedule: AT_ONCE, ..DIRECT });
 
     const fn of(name: &'static str, tier: Tier) -> Self {
         Self { name, keeps_hbm: true, tier: Some(tier) }

@@ -1,6 +1,6 @@
 //! Requests: documents that are asked again and again, at random times.
 
-use std::time::Duration;
+use std::{f64::consts::LN_2, time::Duration};
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
@@ -33,7 +33,7 @@ impl Documents {
         let lengths: Vec<u32> = (0..self.count).map(|_| self.length(&mut chance)).collect();
         let mut arrival = 0.0;
         let request = |number: u64| {
-            arrival -= chance.random_range(f64::MIN_POSITIVE..1.0).ln() / rate;
+            arrival -= ln(chance.random_range(f64::MIN_POSITIVE..1.0)) / rate;
             let document = chance.random_range(0..self.count);
             let length = lengths[document as usize];
             let input = length + self.question;
@@ -50,17 +50,46 @@ impl Documents {
 
     /// Log-normal, cut at both ends.
     fn length(&self, chance: &mut StdRng) -> u32 {
-        // Twelve uniform numbers are as good as normal, and the same on every machine.
+        // Twelve uniform numbers are as good as normal.
         let normal: f64 = (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0;
-        let median = self.mean.ln() - self.spread * self.spread / 2.0;
-        let tokens = (median + self.spread * normal).exp();
+        let median = ln(self.mean) - self.spread * self.spread / 2.0;
+        let tokens = exp(median + self.spread * normal);
         (tokens as u32).clamp(self.tokens.0, self.tokens.1)
     }
+}
+
+/// The natural logarithm of a normal number above zero. The standard library's is that of the
+/// platform, and the same requests are wanted everywhere.
+fn ln(x: f64) -> f64 {
+    const FRACTION: u64 = (1 << 52) - 1;
+    let exponent = (x.to_bits() >> 52) as f64 - 1023.0;
+    let fraction = f64::from_bits((x.to_bits() & FRACTION) | (1023 << 52));
+    let z = (fraction - 1.0) / (fraction + 1.0);
+    let series = (0..18).rev().fold(0.0, |sum, k| sum * z * z + 1.0 / f64::from(2 * k + 1));
+    exponent * LN_2 + 2.0 * z * series
+}
+
+/// The inverse, for the same reason; for numbers that are not large.
+fn exp(x: f64) -> f64 {
+    let whole = (x / LN_2).round();
+    let rest = x - whole * LN_2;
+    let series = (1..20).rev().fold(1.0, |sum, k| sum * rest / f64::from(k) + 1.0);
+    series * f64::from_bits(((1023.0 + whole) as u64) << 52)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logarithms_are_as_good_as_the_platforms() {
+        for x in [1e-300, 1e-9, 0.5, 1.0, 1.999_999, 2.0, 3.7, 30_000.0, 1e100] {
+            assert!((ln(x) - x.ln()).abs() <= 1e-15 * x.ln().abs(), "{x}");
+        }
+        for x in [-20.0, -0.3, 0.0, 0.7, 1.0, 10.3, 12.2] {
+            assert!((exp(x) / x.exp() - 1.0).abs() <= 1e-14, "{x}");
+        }
+    }
 
     #[test]
     fn requests_are_as_many_as_long_and_as_often_as_was_asked() {

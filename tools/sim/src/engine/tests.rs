@@ -1,5 +1,8 @@
 use super::*;
-use crate::gpu::{H100, LLAMA_3_8B};
+use crate::{
+    gpu::{H100, LLAMA_3_8B},
+    workload::Documents,
+};
 
 const SETUP: Setup = Setup {
     model: LLAMA_3_8B,
@@ -24,7 +27,7 @@ fn requests(count: u64, every: Duration) -> Vec<Request> {
     (0..count).map(request).collect()
 }
 
-const ALL: [Policy; 7] = [
+const ALL: [Policy; 8] = [
     Policy::RECOMPUTE,
     Policy::HBM,
     Policy::DRAM,
@@ -32,6 +35,7 @@ const ALL: [Policy; 7] = [
     Policy::GDS,
     Policy::NAIVE,
     Policy::OURS,
+    Policy::ORACLE,
 ];
 
 #[test]
@@ -53,9 +57,28 @@ fn every_request_is_served_and_every_token_accounted_for() {
 
 #[test]
 fn the_same_requests_give_the_same_report() {
-    let requests = requests(40, Duration::from_millis(30));
-    let one = || format!("{:?}", Run::serve(&SETUP, &Policy::OURS, &requests));
-    assert_eq!(one(), one());
+    let documents = Documents {
+        count: 40,
+        tokens: (300, 30_000),
+        mean: 3000.0,
+        spread: 0.8,
+        question: 100,
+        answer: 40,
+        questions: 4.0,
+    };
+    let requests = documents.requests(8.0, 64, 7);
+    let digest = |policy: Policy| {
+        let policy = &Policy { keeps_hbm: false, ..policy };
+        // FNV-1a, of all there is in the report.
+        let report = format!("{:?}", Run::watch(&SETUP, policy, &requests, 100));
+        report.bytes().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        })
+    };
+    // To be set anew when the model or the scheduler changes, and for no other reason.
+    let found = [Policy::GDS, Policy::NAIVE, Policy::OURS].map(digest);
+    let expected = [0xa6cf_6d62_d402_a0d2, 0xe5fd_7ee6_09fc_6874, 0x181c_5ac7_fb7f_3d77];
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -94,4 +117,36 @@ fn the_scheduler_is_never_worse_than_everything_at_once() {
         assert!(ours.0 <= naive.0 * 1.01, "every {every} ms: TTFT {ours:?} {naive:?}");
         assert!(ours.1 <= naive.1 * 1.01, "every {every} ms: bubble {ours:?} {naive:?}");
     }
+}
+
+#[test]
+fn what_is_watched_is_in_the_order_of_causes() {
+    let again = |arrival| Request { arrival, ..requests(2, Duration::ZERO)[1].clone() };
+    let mut requests = [again(Duration::ZERO), again(Duration::from_secs(10))];
+    let end = requests[1].blocks.len() - 1;
+    requests[1].blocks[end] = 77;
+    let policy = Policy { keeps_hbm: false, ..Policy::OURS };
+    let report = Run::watch(&SETUP, &policy, &requests, 1);
+    let of = |work: Work, layer: u32| {
+        let mut spans = report.spans.iter();
+        *spans.find(|span| (span.work, span.layer) == (work, layer)).expect("it was done")
+    };
+    for layer in 0..SETUP.model.layers {
+        let [read, compute, write] =
+            [Work::Read, Work::Compute, Work::Write].map(|work| of(work, layer));
+        assert!(read.from < read.to && read.to <= compute.from, "layer {layer}");
+        assert!(compute.to <= write.from && write.from < write.to, "layer {layer}");
+    }
+    assert_eq!(report.spans.len(), 3 * SETUP.model.layers as usize);
+    let sum = |of: fn(&Second) -> u64| report.seconds.iter().map(of).sum::<u64>();
+    assert_eq!(sum(|it| it.read_bytes), report.read_bytes);
+    assert_eq!(sum(|it| it.write_bytes), report.write_bytes);
+    assert_eq!(report.seconds.iter().map(|it| it.compute).sum::<Duration>(), report.compute);
+}
+
+#[test]
+#[should_panic(expected = "has no room for")]
+fn a_request_larger_than_the_memory_is_refused() {
+    let small = Setup { kv_bytes: 100 << 20, ..SETUP };
+    let _ = Run::serve(&small, &Policy::HBM, &requests(1, Duration::ZERO));
 }

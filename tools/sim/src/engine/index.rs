@@ -1,0 +1,66 @@
+//! Which blocks are where: a catalog of the store, without its I/O.
+
+use kv_catalog::{
+    BlockKey, Catalog, CatalogConfig, Namespace, NamespaceId, PolicyKind, ReferenceId, WriteId,
+};
+
+#[derive(Debug)]
+pub(super) struct Index {
+    catalog: Catalog,
+    space: NamespaceId,
+}
+
+const REGISTERED: &str = "the only namespace is registered";
+
+impl Index {
+    pub(super) fn new(bytes: u64, block_bytes: u64) -> Self {
+        let files = u32::try_from(bytes / block_bytes).unwrap_or(u32::MAX - 1);
+        let mut catalog = Catalog::new(CatalogConfig {
+            files,
+            ranks: 1,
+            words_per_file: 0,
+            namespaces_max: 1,
+            journal: false,
+            files_ahead: 0,
+            seed: 1,
+            policy: PolicyKind::Lru,
+            write_budget: None,
+        });
+        let space = catalog.namespace(&Namespace::default()).expect("the first of one");
+        Self { catalog, space }
+    }
+
+    /// How many leading blocks are there.
+    pub(super) fn find(&self, keys: &[BlockKey]) -> usize {
+        self.catalog.lookup(self.space, keys).expect(REGISTERED)
+    }
+
+    /// Uses blocks that are there, and keeps them until they are released.
+    pub(super) fn hold(&mut self, keys: &[BlockKey]) -> ReferenceId {
+        self.catalog.acquire(self.space, keys).expect(REGISTERED).id
+    }
+
+    pub(super) fn release(&mut self, held: ReferenceId) {
+        self.catalog.release(held).expect("it is held");
+    }
+
+    /// Room for blocks: how many of them there is room for, and how many of these are new.
+    pub(super) fn begin(&mut self, keys: &[BlockKey]) -> (WriteId, usize, usize) {
+        let write = self.catalog.begin(self.space, keys).expect(REGISTERED);
+        (write.id, write.positions.len(), write.own().count())
+    }
+
+    pub(super) fn abort(&mut self, write: WriteId) {
+        self.catalog.abort(write).expect("it is a write");
+    }
+
+    /// All of a write is there.
+    pub(super) fn commit(&mut self, write: WriteId) {
+        self.catalog.written(write, 0, &[]).expect("it is a write");
+        self.catalog.commit(write).expect("all of it was written");
+    }
+
+    pub(super) fn remove(&mut self, keys: &[BlockKey]) {
+        self.catalog.remove(self.space, keys).expect(REGISTERED);
+    }
+}

@@ -1,0 +1,212 @@
+//! Steps: what they compute, load and store, and layer by layer how they go on.
+
+use std::time::Duration;
+
+use kv_schedule::{Kind, StepId, StepShape};
+
+use super::{Run, Work, below::Purpose};
+
+/// A step of the engine.
+#[derive(Debug)]
+pub(super) struct Step {
+    id: StepId,
+    shape: StepShape,
+    /// Of each request in it, by its place among the active ones: tokens that it computes.
+    parts: Vec<(usize, u32)>,
+    /// Loads of each layer that are not there; none if the step is a single event.
+    missing: Vec<u32>,
+    /// The layer that computes or waits.
+    layer: u32,
+    /// How long a layer computes.
+    took: Duration,
+    /// Since when it waits.
+    waits: Option<Duration>,
+    /// When what computes has ended.
+    ends: Option<Duration>,
+    /// Steps of the same kind, one after another: decoding only.
+    times: u32,
+    /// What becomes of it: writes to the tier, by number and request.
+    stores: Vec<(u64, usize)>,
+}
+
+/// Decoding makes contexts longer, and so its steps: not too many are taken for equal.
+const EQUAL_STEPS: u32 = 64;
+
+impl Step {
+    pub(super) fn ends(&self) -> Option<Duration> {
+        self.ends
+    }
+
+    /// A load of a layer has ended.
+    pub(super) fn loaded(&mut self, layer: u32) {
+        self.missing[layer as usize] -= 1;
+    }
+
+    fn is_layered(&self) -> bool {
+        !self.missing.is_empty()
+    }
+}
+
+impl Run<'_> {
+    /// Begins the next step, if there is something to do.
+    pub(super) fn plan(&mut self) {
+        if self.step.is_some() {
+            return;
+        }
+        self.admit();
+        let mut left = self.setup.step_tokens;
+        let (mut parts, mut loads) = (Vec::with_capacity(self.active.len()), Vec::new());
+        for (at, active) in self.active.iter_mut().enumerate() {
+            let input = self.requests[active.request].input;
+            let wanted = if active.computed < input { input - active.computed } else { 1 };
+            if !active.is_loading && left > 0 {
+                parts.push((at, wanted.min(left)));
+                left -= wanted.min(left);
+                if active.to_load > 0 {
+                    loads.push((active.request, std::mem::take(&mut active.to_load)));
+                }
+            }
+        }
+        if parts.is_empty() {
+            return;
+        }
+        let shape = StepShape::of(parts.iter().map(|(at, tokens)| {
+            let active = &self.active[*at];
+            (*tokens, active.computed + active.generated)
+        }));
+        self.steps += 1;
+        let mut step = Step {
+            id: StepId(self.steps),
+            shape,
+            missing: Vec::new(),
+            layer: 0,
+            took: self.setup.gpu.layer(&self.setup.model, shape),
+            waits: Some(self.now),
+            ends: None,
+            times: 1,
+            stores: Vec::new(),
+            parts,
+        };
+        self.plan_io(&mut step, &loads);
+        if !shape.is_prefill && !step.is_layered() {
+            step.times = self.equal_steps(&step);
+        }
+        self.step = Some(step);
+    }
+
+    /// What the step loads, and what it is going to store: units that become full.
+    fn plan_io(&mut self, step: &mut Step, loads: &[(usize, u32)]) {
+        let Some(below) = &mut self.below else { return };
+        let layers = self.setup.model.layers;
+        below.scheduler.announce(step.id, step.shape, self.now);
+        for (at, tokens) in &step.parts {
+            let active = &self.active[*at];
+            let input = self.requests[active.request].input;
+            if active.computed >= input {
+                continue;
+            }
+            let full = |tokens: u32| (tokens / below.tier.unit_tokens) as usize;
+            let units = full((active.computed + tokens).min(input)).min(active.units.len());
+            if units > 0
+                && let Some((number, _)) = below.begin_store(&active.units[..units], layers)
+            {
+                step.stores.push((number, active.request));
+            }
+        }
+        if !loads.is_empty() || !step.stores.is_empty() {
+            step.missing = vec![loads.len() as u32; layers as usize];
+        }
+        for (request, tokens) in loads {
+            let units = below.units_of(*tokens);
+            for layer in 0..layers {
+                let kind = Kind::Layer { step: step.id, layer };
+                below.add(Purpose::Layer(layer), kind, *request, (units, 1), self.now);
+            }
+        }
+    }
+
+    /// Steps that only decode, and change nothing, are one event: how many.
+    fn equal_steps(&self, step: &Step) -> u32 {
+        if self.active.iter().any(|active| active.is_loading) {
+            return 1;
+        }
+        let left = step.parts.iter().map(|(at, _)| {
+            let active = &self.active[*at];
+            self.requests[active.request].output.saturating_sub(active.generated)
+        });
+        let left = left.min().unwrap_or(1).max(1);
+        let took = step.took * self.setup.model.layers;
+        let until = self.requests.get(self.arrived).map_or(u32::MAX, |next| {
+            let wait = next.arrival.saturating_sub(self.now).as_secs_f64();
+            (wait / took.as_secs_f64()).ceil().max(1.0) as u32
+        });
+        left.min(until).min(EQUAL_STEPS)
+    }
+
+    /// Computes what the step may compute now.
+    pub(super) fn go_on(&mut self) {
+        let Some(step) = &mut self.step else { return };
+        if step.ends.is_some() || step.missing.get(step.layer as usize).is_some_and(|it| *it > 0) {
+            return;
+        }
+        let all = self.setup.model.layers * step.times;
+        let took = if step.is_layered() { step.took } else { step.took * all };
+        if let Some(since) = step.waits.take() {
+            self.report.bubble += self.now - since;
+        }
+        let ends = self.now + took;
+        step.ends = Some(ends);
+        self.report.compute += took;
+        self.record.compute(self.now, ends);
+        let mut requests = step.parts.iter().map(|(at, _)| self.active[*at].request);
+        if step.is_layered() && requests.any(|request| self.record.is_watched(request)) {
+            self.record.span(Work::Compute, step.layer, self.now, ends);
+        }
+        if let Some(below) = &mut self.below {
+            below.scheduler.layer_begins(step.id, step.layer, self.now);
+        }
+    }
+
+    pub(super) fn compute_ends(&mut self) {
+        let Some(step) = &mut self.step else { return };
+        if step.ends.is_none_or(|ends| ends > self.now) {
+            return;
+        }
+        step.ends = None;
+        if step.is_layered() {
+            if let Some(below) = &mut self.below {
+                below.scheduler.layer_ends(step.id, self.now);
+                for (number, request) in &step.stores {
+                    self.report.blocks_dropped +=
+                        below.store(*number, step.layer, *request, self.now);
+                }
+            }
+            (step.layer, step.waits) = (step.layer + 1, Some(self.now));
+            if step.layer < self.setup.model.layers {
+                return;
+            }
+        }
+        if let Some(step) = self.step.take() {
+            self.step_ends(&step);
+        }
+    }
+
+    fn step_ends(&mut self, step: &Step) {
+        if let Some(below) = &mut self.below {
+            below.scheduler.step_ends(step.id);
+        }
+        for (at, tokens) in &step.parts {
+            let active = &mut self.active[*at];
+            let input = self.requests[active.request].input;
+            if active.computed >= input {
+                active.generated += step.times;
+                continue;
+            }
+            active.computed += tokens;
+            if active.computed >= input {
+                self.prompt_ends(*at);
+            }
+        }
+        self.requests_end();
+    }
+}
