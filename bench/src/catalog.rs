@@ -2,11 +2,11 @@
 //! rates of the eviction policies on a recorded trace, and how long the runs of files stay.
 
 mod cost;
-mod eviction;
+pub mod eviction;
 mod lookup;
 mod runs;
 mod scan;
-mod trace;
+pub mod trace;
 
 use std::path::PathBuf;
 

@@ -14,6 +14,7 @@ mod path;
 mod plot;
 mod report;
 mod sample;
+mod tier;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -54,6 +55,9 @@ enum Command {
     /// How long a store of so many files takes to open: reading its journal, and building its
     /// catalog
     Open(open::OpenArgs),
+    /// Host memory before the drives: hit rates against LRU and Belady on a recorded trace,
+    /// and blocks that are on the GPU in time, by how far ahead they are announced
+    Tier(tier::TierArgs),
 }
 
 /// The parts of `path`.
@@ -96,6 +100,7 @@ fn main() -> ExitCode {
         Command::Gpu(args) => gpu::run(&args),
         Command::Lifetime(args) => lifetime::run(&args),
         Command::Open(args) => open::run(&args),
+        Command::Tier(args) => tier::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

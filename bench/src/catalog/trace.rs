@@ -45,6 +45,12 @@ impl Trace {
         Ok(Self { requests, distinct: nodes.len() as u32 })
     }
 
+    /// From blocks that are numbered from 1 on, each request with all before its own.
+    pub fn of(requests: Vec<Vec<u32>>) -> Self {
+        let distinct = requests.iter().flatten().max().copied().unwrap_or(0);
+        Self { requests, distinct }
+    }
+
     /// Distinct blocks.
     pub fn distinct(&self) -> u64 {
         u64::from(self.distinct)

@@ -59,7 +59,7 @@ pub use namespace::Namespace;
 #[cfg(any(test, feature = "planted-bugs"))]
 pub use planted::plant;
 pub use planted::{PlantedBug, planted};
-pub use policy::PolicyKind;
+pub use policy::{Candidate, Policy, PolicyKind, Tiers};
 pub use record::{CHECKSUMS_MAX, LABEL_BYTES_MAX, Record, RecordError, Records, UseKind, Words};
 pub use shape::{KvShape, ROWS_MAX};
 pub use superblock::{

@@ -44,7 +44,9 @@ impl PolicyKind {
         }
     }
 
-    pub(crate) fn policy(self, files: u32) -> Box<dyn Policy> {
+    /// A policy for so many files, without a namespace.
+    #[must_use]
+    pub fn policy(self, files: u32) -> Box<dyn Policy> {
         match self {
             Self::ReuseRate => Box::new(ReuseRate::new(files)),
             Self::Lru => Box::new(Lru::new(files)),
@@ -56,7 +58,8 @@ impl PolicyKind {
 
 /// A file that could be evicted.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Candidate {
+pub struct Candidate {
+    /// The file.
     pub file: FileId,
     /// How often blocks like this one are used again, as far as the policy knows: the lowest goes.
     pub rate: f32,
@@ -67,6 +70,7 @@ pub(crate) struct Candidate {
 
 impl Candidate {
     /// What goes first is less.
+    #[must_use]
     pub fn order(&self, other: &Self) -> std::cmp::Ordering {
         self.rate.total_cmp(&other.rate).then(other.age.total_cmp(&self.age))
     }
@@ -74,7 +78,7 @@ impl Candidate {
 
 /// Files of one namespace, by how the policy sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Tiers {
+pub struct Tiers {
     /// Used since they came: kept longer.
     pub recent: u32,
     /// The others.
@@ -87,7 +91,7 @@ pub(crate) struct Tiers {
 /// `hash` stands for a file's key: equal for equal keys, and nearly always different otherwise.
 /// The blocks of a request come tail first, so that among equals a block goes before the blocks it
 /// follows.
-pub(crate) trait Policy: std::fmt::Debug + Send {
+pub trait Policy: std::fmt::Debug + Send {
     /// There is one more namespace; the first call makes number 0.
     fn add_namespace(&mut self);
 

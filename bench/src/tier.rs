@@ -1,0 +1,115 @@
+//! `bench tier`: host memory before the drives. What is found there by its size and policy, and
+//! what is on the GPU in time by how far ahead it is announced. No I/O, in virtual time: figures
+//! repeat.
+
+mod ahead;
+mod sizes;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use kv_catalog::PolicyKind;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+
+use self::{ahead::Case, sizes::Found};
+use crate::{
+    catalog::{eviction, trace::Trace},
+    report::{Aim, Ratio, Report},
+};
+
+/// Sizes of host memory, in per mille of the distinct blocks.
+const SIZES: [u64; 5] = [10, 20, 50, 100, 250];
+/// Requests in the waiting queue, of which the engine knows.
+const QUEUE: usize = 32;
+/// Bytes of a block of 512 tokens: Llama-3-8B.
+const BLOCK_BYTES: u64 = 64 << 20;
+/// TierKV's, section 4.4.
+const WINDOWS: [u32; 9] = [0, 1, 2, 4, 6, 8, 10, 12, 16];
+
+/// What `tier` takes.
+#[derive(clap::Args, Debug)]
+pub struct TierArgs {
+    /// A recorded trace, one JSON object a line; without it only the synthetic one is measured
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures everything and prints it.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn run(args: &TierArgs) -> Result<()> {
+    let mut report = Report::new("tier");
+    hit_rates("Zipf", &zipf(), &mut report);
+    match &args.trace {
+        Some(path) => hit_rates("trace", &Trace::read(path)?, &mut report),
+        None => report.notes.push("no --trace was given: only Zipf was measured".into()),
+    }
+    report.notes.push(
+        "hit rates are of blocks that are stored, held against Belady's bound: what host memory of \
+         that size would serve that knows all requests to come"
+            .into(),
+    );
+    for (name, case) in [
+        ("host memory, nothing preempted", Case::HOST),
+        ("host memory, one in 10 preempted", Case { preempted: 0.1, ..Case::HOST }),
+        ("drives, nothing preempted", Case::DRIVES),
+        ("drives, one in 10 preempted", Case { preempted: 0.1, ..Case::DRIVES }),
+    ] {
+        for window in WINDOWS {
+            let found = ahead::measure(&case, window);
+            let name = |what: &str| format!("{what}, K = {window}, from {name}");
+            let rate = Ratio::new(name("there in time"), "% of blocks", found.blocks, 100.0);
+            let is_aim = window >= 4 && case.preempted == 0.0;
+            let aim = if is_aim { Aim::AtLeast(0.99, 1.0) } else { Aim::Open };
+            report.ratios.push(rate.aim(aim));
+            report.counts.push((name("% of requests without a wait"), found.requests));
+            report.counts.push((name("ms an iteration"), found.iteration_ms));
+            report.counts.push((name("% of the bytes wasted"), found.wasted));
+        }
+    }
+    report.print(args.json)
+}
+
+fn hit_rates(name: &str, trace: &Trace, report: &mut Report) {
+    let reads = (trace.blocks() - trace.distinct()) as f64;
+    for size in SIZES {
+        let blocks = (trace.distinct() * size / 1000) as u32;
+        let bound = 100.0 * eviction::min(trace, blocks) * trace.blocks() as f64 / reads;
+        for (policy, queue) in [(PolicyKind::Lru, 0), (PolicyKind::ReuseRate, 0)]
+            .into_iter()
+            .chain([(PolicyKind::ReuseRate, QUEUE)])
+        {
+            let Found { hits, drive_bytes } = sizes::replay(trace, blocks, policy, queue);
+            let rate = 100.0 * hits as f64 / reads;
+            let queue = if queue > 0 { format!(" and a queue of {queue}") } else { String::new() };
+            let what = format!("{name}, {}{queue}, {} %", policy.name(), size as f64 / 10.0);
+            report.ratios.push(Ratio::new(
+                format!("served by host memory, {what}"),
+                "%",
+                rate,
+                bound,
+            ));
+            report.counts.push((format!("TB from the drives, {what}"), drive_bytes as f64 / 1e12));
+        }
+    }
+}
+
+/// Requests for single blocks, the most wanted one most often: exponent 0.9.
+fn zipf() -> Trace {
+    const BLOCKS: u32 = 20_000;
+    let mut random = StdRng::seed_from_u64(1);
+    let mut sum = 0.0;
+    let sums: Vec<f64> = (1..=BLOCKS)
+        .map(|rank| {
+            sum += f64::from(rank).powf(-0.9);
+            sum
+        })
+        .collect();
+    // Every block once at first, so that all are stored.
+    let draw = |_| sums.partition_point(|below| *below < random.random_range(0.0..sum)) as u32 + 1;
+    Trace::of((1..=BLOCKS).chain((0..10 * BLOCKS).map(draw)).map(|block| vec![block]).collect())
+}

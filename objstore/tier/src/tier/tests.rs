@@ -1,0 +1,154 @@
+mod model;
+
+use proptest::prelude::*;
+
+use super::*;
+use model::{Model, Op};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn tier(blocks: u32, policy: PolicyKind) -> Tier<u32> {
+    Tier::new(TierConfig { blocks, block_bytes: 10, policy })
+}
+
+fn block(key: u32) -> Block<u32> {
+    Block { key, again: MS, is_dirty: false, by: None }
+}
+
+/// Admits and fills.
+fn bring(tier: &mut Tier<u32>, block: Block<u32>) -> bool {
+    let Admission::Fill(memory) = tier.admit(block) else { return false };
+    tier.filled(memory, true);
+    true
+}
+
+fn there(tier: &Tier<u32>) -> Vec<u32> {
+    (0..20).filter(|key| tier.contains(*key)).collect()
+}
+
+#[test]
+fn what_is_cheaper_to_get_again_goes_first() {
+    let mut it = tier(2, PolicyKind::Lru);
+    assert!(bring(&mut it, Block { again: 20 * MS, ..block(0) }));
+    assert!(bring(&mut it, block(1)));
+    for key in 2..5 {
+        assert!(bring(&mut it, block(key)));
+        assert_eq!(there(&it), [0, key], "block 0 takes 20 times as long");
+    }
+    (5..40).for_each(|key| assert!(bring(&mut it, block(key))));
+    assert!(!it.contains(0), "but not forever");
+}
+
+#[test]
+fn a_scan_does_not_evict_what_is_used_again() {
+    let mut it = tier(10, PolicyKind::ReuseRate);
+    for round in 0..2000 {
+        for key in (0..5).chain([1000 + 2 * round, 1001 + 2 * round]) {
+            match it.get(key) {
+                Some(memory) => it.release(memory),
+                None => assert!(bring(&mut it, block(key))),
+            }
+        }
+    }
+    let counts = it.counts();
+    assert_eq!((counts.hits, counts.misses), (5 * 1999, 5 + 2 * 2000));
+    assert_eq!((counts.hit_bytes, counts.miss_bytes), (10 * counts.hits, 10 * counts.misses));
+    assert_eq!((it.class(0), it.class(1000 + 2 * 1999)), (Some(Class::Recent), Some(Class::Idle)));
+}
+
+#[test]
+fn classes_go_in_their_order() {
+    let mut it = tier(4, PolicyKind::Lru);
+    (0..4).for_each(|key| assert!(bring(&mut it, block(key))));
+    it.expect(0, 9 * MS);
+    it.expect(1, 5 * MS);
+    it.discard(3);
+    let memory = it.get(2).unwrap();
+    let classes = [Class::Expected, Class::Expected, Class::Active, Class::Evictable];
+    for (key, class) in (0..).zip(classes) {
+        assert_eq!(it.class(key), Some(class));
+    }
+    let ahead = |key, by| Block { by: Some(by), ..block(key) };
+    assert!(bring(&mut it, ahead(4, 7 * MS)));
+    assert_eq!(there(&it), [0, 1, 2, 4]);
+    assert!(!bring(&mut it, block(5)), "all the others are wanted or in use");
+    assert!(!bring(&mut it, ahead(5, 9 * MS)), "no later than this one");
+    assert!(bring(&mut it, ahead(5, 8 * MS)));
+    assert_eq!(there(&it), [1, 2, 4, 5], "the latest went");
+    assert_eq!(it.counts().wasted_bytes, 0, "it was not read ahead");
+    it.release(memory);
+    assert!(bring(&mut it, block(6)));
+    assert_eq!(there(&it), [1, 4, 5, 6]);
+    it.forget(4);
+    it.discard(4);
+    assert!(bring(&mut it, block(7)));
+    assert_eq!(it.counts().wasted_bytes, 10);
+}
+
+#[test]
+fn what_no_drive_has_stays_until_it_is_written() {
+    let mut it = tier(2, PolicyKind::Lru);
+    for key in 0..2 {
+        assert!(bring(&mut it, Block { is_dirty: true, ..block(key) }));
+    }
+    assert_eq!(it.admit(block(2)), Admission::Refused);
+    let (key, memory) = it.next_write().unwrap();
+    assert_eq!((key, it.next_write().unwrap().0), (0, 1));
+    it.written(memory, false);
+    assert_eq!((it.admit(block(2)), it.dirty()), (Admission::Refused, 2));
+    assert_eq!(it.next_write(), Some((0, memory)));
+    it.written(memory, true);
+    assert!(bring(&mut it, block(2)));
+    assert_eq!((there(&it), it.dirty()), (vec![1, 2], 1));
+}
+
+#[test]
+fn what_is_removed_keeps_its_memory_until_its_reader_is_done() {
+    let mut it = tier(1, PolicyKind::Lru);
+    assert!(bring(&mut it, block(0)));
+    let memory = it.get(0).unwrap();
+    it.remove(0);
+    assert_eq!((it.contains(0), it.used(), it.admit(block(0))), (false, 1, Admission::Refused));
+    it.release(memory);
+    assert_eq!(it.used(), 0);
+    let Admission::Fill(memory) = it.admit(block(0)) else { panic!("there is room") };
+    it.remove(0);
+    it.filled(memory, false);
+    assert_eq!(it.used(), 0);
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = 0..12_u32;
+    let by = proptest::option::weighted(0.3, 0..5_u64);
+    prop_oneof![
+        5 => key.clone().prop_map(Op::Get),
+        4 => any::<usize>().prop_map(Op::Release),
+        6 => (key.clone(), any::<bool>(), by, 0..6_u32)
+            .prop_map(|(key, is_dirty, by, cost)| Op::Admit { key, is_dirty, by, cost }),
+        6 => (any::<usize>(), proptest::bool::weighted(0.9)).prop_map(|(n, ok)| Op::Fill(n, ok)),
+        2 => (key.clone(), 0..5_u64).prop_map(|(key, by)| Op::Expect(key, by)),
+        2 => key.clone().prop_map(Op::Forget),
+        2 => key.clone().prop_map(Op::Discard),
+        1 => key.prop_map(Op::Remove),
+        3 => Just(Op::NextWrite),
+        3 => (any::<usize>(), proptest::bool::weighted(0.8)).prop_map(|(n, ok)| Op::Written(n, ok)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn it_does_what_a_naive_model_does(ops in prop::collection::vec(op(), 1..200)) {
+        Model::new(4, PolicyKind::Lru, true).run(&ops);
+    }
+
+    #[test]
+    fn no_policy_evicts_what_is_active(
+        ops in prop::collection::vec(op(), 1..200),
+        policy in prop::sample::select(PolicyKind::ALL),
+        blocks in 0..6_u32,
+    ) {
+        Model::new(blocks, policy, false).run(&ops);
+    }
+}

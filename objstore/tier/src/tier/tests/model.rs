@@ -1,0 +1,251 @@
+//! The same with lists that are searched.
+
+use super::*;
+
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    Get(u32),
+    Release(usize),
+    Admit { key: u32, is_dirty: bool, by: Option<u64>, cost: u32 },
+    Fill(usize, bool),
+    Expect(u32, u64),
+    Forget(u32),
+    Discard(u32),
+    Remove(u32),
+    NextWrite,
+    Written(usize, bool),
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    key: u32,
+    memory: HostBlock,
+    readers: u32,
+    is_filling: bool,
+    is_writing: bool,
+    is_removed: bool,
+    dirty: Option<u64>,
+    evictable: Option<u64>,
+    by: Option<u64>,
+    /// When it was used last; those that could not go when they were the oldest are used.
+    used: u64,
+}
+
+impl Known {
+    fn is_active(&self) -> bool {
+        self.readers > 0 || self.is_filling || self.is_writing || self.dirty.is_some()
+    }
+}
+
+pub(super) struct Model {
+    tier: Tier<u32>,
+    /// Whether it is LRU, with one cost, and every decision is known.
+    is_exact: bool,
+    known: Vec<Known>,
+    time: u64,
+    /// When the block that was admitted last came.
+    came: u64,
+}
+
+impl Model {
+    pub(super) fn new(blocks: u32, policy: PolicyKind, is_exact: bool) -> Self {
+        Self { tier: tier(blocks, policy), is_exact, known: Vec::new(), time: 0, came: 0 }
+    }
+
+    pub(super) fn run(&mut self, ops: &[Op]) {
+        for op in ops {
+            self.step(op);
+            self.check();
+        }
+    }
+
+    fn find(&mut self, key: u32) -> Option<&mut Known> {
+        self.known.iter_mut().find(|known| known.key == key && !known.is_removed)
+    }
+
+    /// The `n`th of those for which it holds.
+    fn pick(&mut self, n: usize, holds: impl Fn(&Known) -> bool) -> Option<&mut Known> {
+        let found: Vec<usize> =
+            (0..self.known.len()).filter(|at| holds(&self.known[*at])).collect();
+        (!found.is_empty()).then(|| &mut self.known[found[n % found.len()]])
+    }
+
+    fn step(&mut self, op: &Op) {
+        self.time += 1;
+        let time = self.time;
+        match *op {
+            Op::Get(key) => {
+                let found = self.tier.get(key);
+                let known = self.find(key).filter(|known| !known.is_filling);
+                assert_eq!(found, known.as_ref().map(|known| known.memory));
+                if let Some(known) = known {
+                    known.readers += 1;
+                    (known.used, known.evictable) = (time, None);
+                }
+            }
+            Op::Release(n) => {
+                let Some(known) = self.pick(n, |known| known.readers > 0) else { return };
+                known.readers -= 1;
+                let memory = known.memory;
+                self.tier.release(memory);
+            }
+            Op::Admit { key, is_dirty, by, cost } => self.admit(key, is_dirty, by, cost),
+            Op::Fill(n, is_good) => {
+                let Some(known) = self.pick(n, |known| known.is_filling) else { return };
+                known.is_filling = false;
+                known.is_removed |= !is_good;
+                let memory = known.memory;
+                self.tier.filled(memory, is_good);
+            }
+            Op::Expect(key, by) => {
+                self.tier.expect(key, Duration::from_secs(by));
+                if let Some(known) = self.find(key) {
+                    if known.evictable.take().is_some() {
+                        known.used = time;
+                    }
+                    known.by = Some(by);
+                }
+            }
+            Op::Forget(key) => {
+                self.tier.forget(key);
+                self.find(key).into_iter().for_each(|known| known.by = None);
+            }
+            Op::Discard(key) => {
+                self.tier.discard(key);
+                if let Some(known) = self.find(key) {
+                    known.by = None;
+                    known.evictable.get_or_insert(time);
+                }
+            }
+            Op::Remove(key) => {
+                self.tier.remove(key);
+                self.find(key).into_iter().for_each(|known| known.is_removed = true);
+            }
+            Op::NextWrite => self.next_write(),
+            Op::Written(n, is_good) => {
+                let Some(known) = self.pick(n, |known| known.is_writing) else { return };
+                known.is_writing = false;
+                known.dirty = (!is_good).then_some(time);
+                let memory = known.memory;
+                self.tier.written(memory, is_good);
+            }
+        }
+        let is_held = |known: &Known| known.readers > 0 || known.is_filling || known.is_writing;
+        self.known.retain(|known| !known.is_removed || is_held(known));
+    }
+
+    fn next_write(&mut self) {
+        let due = |known: &&mut Known| {
+            let is_idle = !known.is_filling && !known.is_writing && !known.is_removed;
+            known.dirty.is_some() && is_idle
+        };
+        let oldest = self.known.iter_mut().filter(due).min_by_key(|known| known.dirty);
+        let due = oldest.map(|known| {
+            known.is_writing = true;
+            (known.key, known.memory)
+        });
+        assert_eq!(self.tier.next_write(), due);
+    }
+
+    fn admit(&mut self, key: u32, is_dirty: bool, by: Option<u64>, cost: u32) {
+        let time = self.time;
+        self.came = time;
+        let again = if self.is_exact { MS } else { MS * 3_u32.pow(cost) };
+        let by_time = by.map(Duration::from_secs);
+        let owners = self.tier.owners.clone();
+        let was_full = self.tier.used() == self.tier.config().blocks;
+        let found = self.tier.admit(Block { key, again, is_dirty, by: by_time });
+        if let Some(known) = self.find(key) {
+            assert_eq!(found, Admission::Present);
+            if by.is_some() {
+                if known.evictable.take().is_some() {
+                    known.used = time;
+                }
+                known.by = by;
+            }
+            return;
+        }
+        if was_full {
+            let gone = if self.is_exact { self.victim(by, &owners) } else { self.seen_victim() };
+            assert_eq!(gone.is_some(), matches!(found, Admission::Fill(_)));
+            if let Some(at) = gone {
+                assert!(!self.known[at].is_active(), "{:?}", self.known[at]);
+                self.known.remove(at);
+            }
+        }
+        if let Admission::Fill(memory) = found {
+            assert!(self.known.iter().all(|known| known.memory != memory), "it is somebody's");
+            let known = Known {
+                key,
+                memory,
+                readers: 0,
+                is_filling: true,
+                is_writing: false,
+                is_removed: false,
+                dirty: is_dirty.then_some(time),
+                evictable: None,
+                by,
+                used: self.came,
+            };
+            self.known.push(known);
+        }
+    }
+
+    /// What went, whoever chose it.
+    fn seen_victim(&self) -> Option<usize> {
+        let gone = |known: &Known| !known.is_removed && self.tier.class(known.key).is_none();
+        let mut gone = (0..self.known.len()).filter(|at| gone(&self.known[*at]));
+        let first = gone.next();
+        assert_eq!(gone.next(), None, "more than one went");
+        first
+    }
+
+    /// What has to go for a new block that is wanted at `by`.
+    fn victim(&mut self, by: Option<u64>, owners: &[u32]) -> Option<usize> {
+        let may_go = |at: &usize| !self.known[*at].is_active() && !self.known[*at].is_removed;
+        let all = 0..self.known.len();
+        let evictable = all.clone().filter(may_go).filter(|at| self.known[*at].evictable.is_some());
+        if let Some(at) = evictable.min_by_key(|at| self.known[*at].evictable) {
+            return Some(at);
+        }
+        let begin = self.time;
+        self.came = begin;
+        loop {
+            let in_list = |known: &Known| known.evictable.is_none() && !known.is_removed;
+            let list = all.clone().filter(|at| in_list(&self.known[*at]));
+            let Some(at) = list.min_by_key(|at| self.known[*at].used) else { break };
+            if self.known[at].used >= begin {
+                // The new one was the last of those that could not go.
+                self.time += 1;
+                self.came = self.time;
+                break;
+            }
+            if !self.known[at].is_active() && self.known[at].by.is_none() {
+                return Some(at);
+            }
+            self.time += 1;
+            self.known[at].used = self.time;
+        }
+        let by = by?;
+        let later = |at: &usize| self.known[*at].by.is_some_and(|other| other > by);
+        let may_go = |at: &usize| !self.known[*at].is_active();
+        let id = |at: usize| owners[self.known[at].memory.0 as usize];
+        all.filter(later).filter(may_go).max_by_key(|at| (self.known[*at].by, id(*at)))
+    }
+
+    fn check(&self) {
+        let tier = &self.tier;
+        assert!(tier.used() <= tier.config().blocks);
+        assert_eq!(tier.used() as usize, self.known.len());
+        let dirty = self.known.iter().filter(|known| known.dirty.is_some());
+        assert_eq!(tier.dirty() as usize, dirty.count());
+        for known in self.known.iter().filter(|known| !known.is_removed) {
+            assert_eq!(tier.contains(known.key), !known.is_filling);
+            let class = tier.class(known.key).unwrap();
+            assert_eq!(class == Class::Active, known.is_active());
+            assert_eq!(class == Class::Evictable, !known.is_active() && known.evictable.is_some());
+            let is_expected = !known.is_active() && known.by.is_some();
+            assert_eq!(class == Class::Expected, is_expected);
+        }
+    }
+}
