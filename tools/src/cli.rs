@@ -9,6 +9,7 @@ use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
 use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
+use crate::profile::{self, ProfileFlags};
 use crate::scrub::{self, ScrubFlags};
 use crate::sim::{self, SimFlags};
 use crate::terminal::say;
@@ -66,6 +67,30 @@ With --keep, what was stored is found by the next replay, also after this one wa
 of the directory belongs to one process at a time. Remove the directory to remove the store.
 
 ";
+
+const PROFILE_HELP: &str = "\
+Examples:
+  Software controllers, and a table for what they do:
+    ripieno profile --model llama-3-8b --out slack.json
+  Drives; what is on them is lost:
+    ripieno profile --device vfio:0000:65:00.0,vfio:0000:66:00.0 --overwrite --out slack.json
+  Software controllers with the speed of drives, in virtual time; then requests with this table:
+    ripieno profile --pace --model mini --out slack.json
+    ripieno replay --pace --model mini --slack slack.json
+
+Flags that say what requests are (--trace, --requests, --capacity, --keep, --slack) are refused; the
+others mean what they do for ripieno replay. Larger batches need a larger pool (--pool-blocks). On
+drives, what was just written may be read from their cache.
+
+What --json prints: {\"setting\", \"simulated\", \"read\": [{\"bytes\", \"us\"}], \"write\",
+\"mix\": [{\"reads\", \"bytes_s\", \"read_bytes_s\", \"write_bytes_s\"}], \"mixed\", \"out\"}.
+
+Exit codes:
+  0    measured, and with --out written
+  1    I/O failed
+  2    bad input: the command line, a table of another setting, or something that this machine
+       does not have
+  130  interrupted by Ctrl-C; nothing was written";
 
 const DOCTOR_HELP: &str = "\
 Examples:
@@ -195,6 +220,15 @@ enum Command {
     #[command(after_help = format!("{REPLAY_EXAMPLES}{EXIT_CODES}"))]
     Replay(Box<ReplayFlags>),
 
+    /// Measure what batches of reads and writes cost on devices, alone and together
+    ///
+    /// Batches of a layer's objects are stored and retrieved through the whole stack, in sizes that
+    /// double; then four operations are kept in flight, from reads only to writes only. With --out
+    /// the costs go into a slack table, which the scheduler goes by; layer times are learned while
+    /// serving.
+    #[command(after_help = PROFILE_HELP)]
+    Profile(Box<ProfileFlags>),
+
     /// Make a store in a home or on drives; refuse to destroy what is there; undo it
     #[command(after_help = FORMAT_HELP)]
     Format(Box<FormatFlags>),
@@ -257,6 +291,10 @@ pub fn run() -> ExitCode {
         Command::Replay(flags) => {
             log(flags.verbose, flags.quiet);
             ReplayArgs::check(*flags).map_err(Into::into).and_then(|args| replay::run(&args))
+        }
+        Command::Profile(flags) => {
+            log(flags.replay.verbose, flags.replay.quiet);
+            profile::run(&flags)
         }
         Command::Format(flags) => {
             log(0, false);

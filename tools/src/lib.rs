@@ -13,6 +13,7 @@
 //!   inspect   shows and checks a store that is not open (survey reads it, offline has its devices)
 //!   scrub     reads all of a store, and compares checksums
 //!   sim       simulates serving, and shows what it found
+//!   profile   measures devices, and writes a slack table (measure: batches, alone and mixed)
 //!   replay    engine (look up, retrieve, store), verify (what is checked), rate (what is
 //!             measured), report (one JSON object, or tables)
 //!   stack     store and pool, from what ripieno-stack opens: controllers, drives, GPU, routes
@@ -72,6 +73,7 @@ mod pace;
 mod plan;
 mod pool;
 mod problem;
+mod profile;
 mod progress;
 mod replay;
 mod scrub;

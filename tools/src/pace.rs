@@ -202,9 +202,14 @@ impl Pace {
     }
 }
 
+/// The GPU of `ripieno replay --pace`, as a table names it.
+pub(crate) const GPU: &str = "none";
+/// The engine.
+pub(crate) const ENGINE: &str = "ripieno replay";
+
 /// What a table of this command holds for.
 pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
-    let (gpu, engine) = ("none".to_owned(), "ripieno replay".to_owned());
+    let (gpu, engine) = (GPU.to_owned(), ENGINE.to_owned());
     Setting { model: model.to_owned(), gpu, engine, drives }
 }
 

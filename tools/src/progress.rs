@@ -38,6 +38,12 @@ impl Progress {
         Self::with(template, requests as u64, terminal(wanted))
     }
 
+    /// A bar for so many measurements, hidden as above.
+    pub(crate) fn measurements(all: usize, wanted: bool) -> Self {
+        let template = "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} measurements";
+        Self::with(template, all as u64, terminal(wanted))
+    }
+
     /// A bar for bytes that are read, hidden as above. How many there are is said later.
     pub(crate) fn reading(wanted: bool) -> Self {
         Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))

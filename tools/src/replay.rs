@@ -31,6 +31,7 @@ use crate::terminal::say;
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
+pub(crate) use pace::write;
 use report::{Report, RouteNotTaken, Written, ratio};
 use verify::Sampler;
 
@@ -131,7 +132,7 @@ fn perform(
     let gpu = gpu.and_then(|gpu| gpu.report()).as_ref().map(GpuReport::new);
     let (placement, opening) = (stack.placement().clone(), stack.opening());
     let setting = Setting { limits, placement, opening, gpu };
-    let closed = stack.close();
+    let closed = stack.close().map(|_| ());
     Ok((report(args, &plan, &sizing, setting, outcome), closed))
 }
 
@@ -154,6 +155,11 @@ impl Limits {
             (Devices::Vfio(_), None) => Self { lba_bytes: 512, mdts_bytes: None },
         }
     }
+}
+
+/// Bytes of an LBA of the devices.
+pub(crate) fn lba_bytes(args: &ReplayArgs, drives: Option<&Drives>) -> u32 {
+    Limits::of(args, drives).lba_bytes
 }
 
 fn open_drives(args: &ReplayArgs, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Drives>> {

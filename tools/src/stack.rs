@@ -128,18 +128,20 @@ impl Stack {
         self.below.emulation().map_or(&[], |emulation| emulation.emus())
     }
 
-    /// Shuts the devices down, then ends the threads that drive them.
+    /// Shuts the devices down, then ends the threads that drive them. Returns the devices' models.
     ///
     /// # Errors
     /// When a device does not shut down.
-    pub(crate) fn close(self) -> anyhow::Result<()> {
+    pub(crate) fn close(self) -> anyhow::Result<Vec<String>> {
         let Self { store, below, .. } = self;
         let controllers = store.close().context("closing the store")?.controllers;
+        let mut models = Vec::new();
         for mut controller in controllers {
+            models.push(controller.info().model.clone());
             controller.shutdown().context("shutting a device down")?;
         }
         drop(below);
-        Ok(())
+        Ok(models)
     }
 }
 

@@ -1,0 +1,279 @@
+//! `ripieno profile`: what batches cost on devices by their size, and what reads and writes do to
+//! each other. That is half of a slack table; layer times are learned while serving.
+
+mod measure;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use kv_schedule::{Curve, IoCosts, Setting, SlackTable};
+use nvme_driver::{Clock, MonotonicClock};
+use nvme_emu::{BandwidthDial, SimClock};
+use ripieno_stack::Drives;
+use serde::Serialize;
+
+use crate::config::{ReplayArgs, ReplayFlags};
+use crate::devices::Devices;
+use crate::interrupt::Interrupt;
+use crate::pace;
+use crate::plan::Plan;
+use crate::problem::{EXIT_INTERRUPTED, Problem, told};
+use crate::progress::Progress;
+use crate::replay;
+use crate::size::Size;
+use crate::sizing::Sizing;
+use crate::stack::{Build, Sim, Stack};
+use crate::table::{row, table};
+use crate::trace::Request;
+use crate::{drives, terminal};
+
+use measure::{Found, Measure, Mix, Point};
+
+/// Parts of the data set: three are read, one is written.
+const PARTS: u64 = 4;
+/// Bytes of a layer in the largest batch, at the most.
+const BATCH_BYTES_MAX: u64 = 32 << 20;
+
+/// Flags of `ripieno profile`.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileFlags {
+    /// Slack table to write: a new one, or one of the same setting, whose layer times stay
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    out: Option<PathBuf>,
+
+    /// GPU that the table is for
+    #[arg(long, value_name = "NAME", default_value = pace::GPU, help_heading = "Output")]
+    for_gpu: String,
+
+    /// Engine that the table is for, with its version
+    #[arg(long, value_name = "NAME", default_value = pace::ENGINE, help_heading = "Output")]
+    for_engine: String,
+
+    #[command(flatten)]
+    pub(crate) replay: ReplayFlags,
+}
+
+/// What was found. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    setting: Setting,
+    /// Whether it was measured in virtual time.
+    simulated: bool,
+    read: Vec<Point>,
+    write: Vec<Point>,
+    /// By the part of operations that read.
+    mix: Vec<Mix>,
+    /// Bandwidth of both together, by the mean of each alone.
+    mixed: f64,
+    /// The file that was written.
+    out: Option<PathBuf>,
+}
+
+/// Measures, writes the table, and reports. Returns the exit code.
+///
+/// # Errors
+/// [`Problem`] for bad input; anything else is a failure of the stack.
+pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
+    let mut interrupt = Interrupt::listen()?;
+    check(&flags.replay)?;
+    let args = ReplayArgs::check(flags.replay.clone())?;
+    let (found, drives) = perform(&args, &mut interrupt)?;
+    let Some(found) = found else { return Ok(EXIT_INTERRUPTED) };
+    let setting = Setting {
+        model: args.shape.model.to_owned(),
+        gpu: flags.for_gpu.clone(),
+        engine: flags.for_engine.clone(),
+        drives,
+    };
+    let costs = costs(&found).context("the measured times make no curve")?;
+    if let Some(path) = &flags.out {
+        replay::write(path, &slack_table(path, setting.clone(), costs.clone())?.to_json())?;
+    }
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        setting,
+        simulated: args.pace.is_some(),
+        mixed: costs.mixed,
+        read: found.read,
+        write: found.write,
+        mix: found.mix,
+        out: flags.out.clone(),
+    };
+    let is_json = args.flags.json;
+    terminal::print(if is_json { serde_json::to_string(&report)? } else { report.text() })?;
+    Ok(0)
+}
+
+/// Refuses what only requests need.
+fn check(flags: &ReplayFlags) -> Result<(), Problem> {
+    let given = [
+        ("--trace", flags.trace.is_some()),
+        ("--requests", flags.requests.is_some()),
+        ("--keep", flags.keep),
+        ("--capacity", flags.capacity.is_some()),
+        ("--slack", flags.pace.slack.is_some()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => Err(Problem::new(
+            format!("{flag}: ripieno profile plays no requests, and keeps nothing"),
+            "leave it out; --out names the table that is written",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The table in the file with new costs, or one without layer times.
+fn slack_table(path: &Path, setting: Setting, costs: IoCosts) -> Result<SlackTable, Problem> {
+    let Ok(text) = fs::read_to_string(path) else { return Ok(SlackTable::new(setting, costs)) };
+    let found = SlackTable::from_json(&text, &setting);
+    let mut table = found.map_err(|error| {
+        let what = format!("--out {}: {error}", path.display());
+        Problem::new(what, "name another file, or remove this one")
+    })?;
+    table.costs = costs;
+    Ok(table)
+}
+
+fn costs(found: &Found) -> anyhow::Result<IoCosts> {
+    let curve = |points: &[Point]| {
+        let mut longest = Duration::ZERO;
+        let points: Vec<(u64, Duration)> = points
+            .iter()
+            .map(|point| {
+                // More bytes do not take less time.
+                longest = longest.max(Duration::from_secs_f64(point.us * 1e-6));
+                (point.bytes, longest)
+            })
+            .collect();
+        Curve::new(&points)
+    };
+    let alone = |reads: f64| found.mix.iter().find(|mix| mix.reads == reads);
+    let rate = |reads: f64| alone(reads).map_or(0.0, |mix| mix.bytes_s);
+    let mean = f64::midpoint(rate(1.0), rate(0.0));
+    let mixed = if mean > 0.0 { (rate(0.5) / mean).clamp(0.01, 2.0) } else { 1.0 };
+    Ok(IoCosts { read: curve(&found.read)?, write: curve(&found.write)?, mixed })
+}
+
+/// Measures; `None` if it was interrupted. And the drives' models.
+fn perform(
+    args: &ReplayArgs,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<(Option<Found>, Vec<String>)> {
+    let gpu = args.executor().gpu().map_err(told)?;
+    let dial = BandwidthDial::default();
+    let sim = args.pace.is_some().then(|| Sim { clock: SimClock::new(args.flags.seed), dial });
+    let clock: Arc<dyn Clock> = match &sim {
+        Some(sim) => sim.clock.clone(),
+        None => Arc::new(MonotonicClock::default()),
+    };
+    interrupt.orderly();
+    let mut found = match &args.devices {
+        Devices::Emu(_) => None,
+        Devices::Vfio(addresses) => {
+            let options = args.controller_options();
+            let opened = Drives::open(addresses, args.flags.memory, &clock, &options);
+            Some(opened.map_err(told)?)
+        }
+    };
+    let lba_bytes = replay::lba_bytes(args, found.as_ref());
+    args.check_prp(lba_bytes)?;
+    let batch_max = batch_max(args);
+    let plan = plan(args, u64::from(batch_max) * PARTS);
+    let sizing = Sizing::new(args, &plan, lba_bytes)?;
+    sizing.check_machine(args, false)?;
+    if let Some(found) = &mut found {
+        drives::claim(found, sizing.device_bytes, args.flags.overwrite)?;
+    }
+    let build = Build {
+        args,
+        sizing: &sizing,
+        clock: &clock,
+        gpu: gpu.as_ref(),
+        keep: None,
+        sim: sim.as_ref(),
+    };
+    let (mut stack, mut pool) = Stack::build(build, found)?;
+    let batch_max = batch_max.min(sizing.pool_blocks / 4).max(1);
+    let progress = Progress::measurements(Measure::count(batch_max), args.shows_progress());
+    let blocks = pool.take(pool.blocks());
+    let mut measure = Measure {
+        store: stack.store().clone(),
+        clock: &clock,
+        shape: args.shape.kv(),
+        keys: plan.keys(0),
+        blocks,
+        batch_max,
+        interrupt,
+        progress: &progress,
+        done: 0,
+    };
+    measure.prepare()?;
+    if let (Some(sim), Some(pace)) = (&sim, &args.pace) {
+        let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
+        let from = from * u64::from(lba_bytes);
+        sim.dial.set(Some(pace.medium.each(args.devices.count(), from)));
+    }
+    let in_flight = u32::from(args.flags.queues) * args.flags.depth * args.devices.count();
+    let measured = measure.all(in_flight);
+    drop(measure);
+    progress.finish();
+    if let Some(sim) = &sim {
+        sim.dial.set(None);
+    }
+    let models = stack.close()?;
+    Ok((measured?, models))
+}
+
+/// Blocks of the largest batch: so many as fit into the default pool four times.
+fn batch_max(args: &ReplayArgs) -> u32 {
+    let layer_bytes = u64::from(args.shape.segments) * u64::from(args.shape.object_bytes);
+    let default = (256 << 20) / args.shape.block_bytes() / 4;
+    let pool = args.flags.pool_blocks.map_or(default, |blocks| u64::from(blocks / 4));
+    (BATCH_BYTES_MAX / layer_bytes).min(pool).clamp(1, 1 << 20) as u32
+}
+
+/// One request with so many blocks.
+fn plan(args: &ReplayArgs, blocks: u64) -> Plan {
+    let hash_ids = (0..blocks.div_ceil(u64::from(args.shape.subs()))).collect();
+    let (arrival, input_tokens, output_tokens) = (Duration::ZERO, 0, 0);
+    let request = Request { arrival, input_tokens, output_tokens, hash_ids };
+    Plan::new(std::iter::once(request), &args.shape, None)
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let rate = |bytes_s: f64| format!("{}/s", Size(bytes_s as u64));
+        let point = |point: &Point| {
+            format!("{:.0} us, {}", point.us, rate(point.bytes as f64 / point.us * 1e6))
+        };
+        let mut rows = vec![row("batch", "read", "write")];
+        for (read, write) in self.read.iter().zip(&self.write) {
+            rows.push(row(&Size(read.bytes).to_string(), point(read), point(write)));
+        }
+        let mut mixes = vec![row("reads", "together", "of that read, and written")];
+        for mix in &self.mix {
+            let parts = format!("{}, {}", rate(mix.read_bytes_s), rate(mix.write_bytes_s));
+            mixes.push(row(&format!("{:.0} %", 100.0 * mix.reads), rate(mix.bytes_s), parts));
+        }
+        let Setting { model, gpu, engine, drives } = &self.setting;
+        let out = self.out.as_ref().map_or_else(String::new, |path| {
+            format!("\nWritten to {}, for {gpu} and {engine}.", path.display())
+        });
+        format!(
+            "ripieno {} profile: model {model}, {} x {}{}\n\n{}\n\n{}\n\nReads and writes \
+             together have {:.2} of the mean of each alone.{out}",
+            self.version,
+            drives.len(),
+            drives.first().map_or("drive", String::as_str),
+            if self.simulated { ", in virtual time" } else { "" },
+            table(&rows),
+            table(&mixes),
+            self.mixed,
+        )
+    }
+}

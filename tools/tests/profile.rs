@@ -1,0 +1,92 @@
+//! `ripieno profile`, as a person or a script runs it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(line.split_whitespace()).env_remove("RUST_LOG").output().unwrap()
+}
+
+fn report(line: &str) -> Value {
+    let output = run(&format!("{line} --json"));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{line}: {error}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Two devices, each of which reads 4 MB a second and writes 1 MB.
+const MEDIUM: &str = "--pace --model mini --medium 8MB,2MB,100us,0.4";
+
+#[test]
+fn what_is_measured_is_what_the_medium_does() {
+    let found = report(&format!("profile {MEDIUM}"));
+    assert_eq!(found["simulated"], true);
+    for (direction, bytes_s) in [("read", 8e6), ("write", 2e6)] {
+        let points = found[direction].as_array().unwrap();
+        assert!(points.len() > 8, "{points:?}");
+        for point in points {
+            let (bytes, us) = (point["bytes"].as_f64().unwrap(), point["us"].as_f64().unwrap());
+            let wanted = 100.0 + bytes / bytes_s * 1e6;
+            // A small batch is not on all devices alike.
+            let most = if bytes < 65536.0 { 2.0 } else { 1.05 };
+            assert!((0.98..most).contains(&(us / wanted)), "{direction} of {bytes}: {us} us");
+        }
+    }
+    let mixed = found["mixed"].as_f64().unwrap();
+    assert!((0.36..0.46).contains(&mixed), "{mixed}");
+    let mix = found["mix"].as_array().unwrap();
+    let reads: Vec<f64> = mix.iter().map(|mix| mix["reads"].as_f64().unwrap()).collect();
+    assert_eq!(reads, [1.0, 0.75, 0.5, 0.25, 0.0]);
+    let rate = |at: usize| mix[at]["bytes_s"].as_f64().unwrap();
+    assert!((7.5e6..8.1e6).contains(&rate(0)) && (1.9e6..2.1e6).contains(&rate(4)), "{mix:?}");
+    assert!(rate(2) < rate(0) / 2.0, "writes slow reads down: {mix:?}");
+    assert_eq!(report(&format!("profile {MEDIUM}")), found, "virtual time repeats itself");
+}
+
+#[test]
+fn a_table_goes_to_the_replay_and_keeps_what_it_learns() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("slack.json");
+    let table = |path: &Path| -> Value {
+        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let profile = format!("profile {MEDIUM} --out {}", path.display());
+    report(&profile);
+    let first = table(&path);
+    assert_eq!(first["cells"].as_array().unwrap().len(), 0);
+    report(&format!("replay {MEDIUM} --requests 20 --schedule slack --slack {}", path.display()));
+    let learned = table(&path);
+    assert!(learned["cells"].as_array().unwrap().len() > 3, "{learned}");
+    report(&profile);
+    let again = table(&path);
+    assert_eq!((&again["cells"], &again["costs"]), (&learned["cells"], &first["costs"]));
+    // Not over a table of something else.
+    let output = run(&format!("profile --pace --model tiny --out {}", path.display()));
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(table(&path), again);
+}
+
+#[test]
+fn devices_are_measured_in_real_time_and_shown_as_tables() {
+    let output = run("profile --pool-blocks 64 --queues 2");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for wanted in ["2 x Ripieno software controller", "batch", "75 %", "of the mean of each alone"]
+    {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+}
+
+#[test]
+fn what_only_requests_need_is_refused() {
+    for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--pace --slack x"] {
+        let output = run(&format!("profile {flag}"));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{flag}: {error}");
+        assert!(error.contains("plays no requests"), "{flag}: {error}");
+    }
+}
