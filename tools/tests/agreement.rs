@@ -1,0 +1,143 @@
+//! The simulator and the replay of the same run: one has models of engine and drives, the other the
+//! store, the driver and the I/O kernel over software controllers. Both have the scheduler.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use kv_schedule::{Config, StepShape};
+use ripieno_sim::{Documents, Gpu, H100, LLAMA_3_8B, Policy, Report, Request, Run, Setup, Tier};
+use serde_json::Value;
+
+const BLOCK_TOKENS: u32 = 512;
+
+/// Decoding by its FLOPs alone: layer times are the same sum for all steps.
+const GPU: Gpu = Gpu { bandwidth: 1e30, ..H100 };
+
+fn setup() -> Setup {
+    Setup {
+        model: LLAMA_3_8B,
+        gpu: GPU,
+        kv_bytes: 200 << 30,
+        block_tokens: BLOCK_TOKENS,
+        step_tokens: 8192,
+        requests_max: 16,
+    }
+}
+
+fn requests(rate: f64, question: u32) -> Vec<Request> {
+    let documents = Documents {
+        count: 12,
+        tokens: (4_000, 30_000),
+        mean: 12_000.0,
+        spread: 0.6,
+        question,
+        answer: 40,
+        questions: 10.0,
+    };
+    documents.requests(rate, BLOCK_TOKENS, 1)
+}
+
+/// As `--layer-time` has it.
+fn layer_time() -> String {
+    let layer = |tokens, attended| {
+        let step = StepShape { tokens, attended, is_prefill: true };
+        GPU.layer(&LLAMA_3_8B, step).as_secs_f64() * 1e6
+    };
+    let fixed = layer(0, 0);
+    format!("{fixed}us,{}us,{}us", layer(1000, 0) - fixed, layer(0, 10_000_000) - fixed)
+}
+
+/// The same requests as a trace; the last block of a prompt is not full, and nobody else's.
+fn trace(requests: &[Request]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut text = String::new();
+    for (number, request) in requests.iter().enumerate() {
+        let Request { arrival, input, output, blocks } = request;
+        let mut ids = blocks.clone();
+        ids.resize(input.div_ceil(BLOCK_TOKENS) as usize, u64::MAX - number as u64);
+        let time = arrival.as_secs_f64() * 1e3;
+        let lengths = format!(r#""input_length": {input}, "output_length": {output}"#);
+        writeln!(text, r#"{{"timestamp": {time}, {lengths}, "hash_ids": {ids:?}}}"#).unwrap();
+    }
+    fs::write(file.path(), text).unwrap();
+    file
+}
+
+/// The replay: with the scheduler, and without.
+fn replay(requests: &[Request]) -> [Value; 2] {
+    let (file, layer) = (trace(requests), layer_time());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(["replay", "--pace", "--model", "mini", "--json", "--trace"]).arg(file.path());
+    command.args(["--layer-time", &layer, "--decode-layer-time", &layer]);
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    [0, 1].map(|at: usize| report["runs"][at].clone())
+}
+
+/// The simulation, with the depths that the replay has.
+fn simulate(requests: &[Request], policy: Policy) -> Report {
+    let tier = policy.tier.map(|tier| {
+        let (read, write) = (tier.lane.read, tier.lane.write);
+        let schedule = match tier.schedule.is_slack_aware {
+            false => tier.schedule,
+            true => Config {
+                read_depth_bytes: (read * 16e-3) as u64,
+                write_depth_bytes: (write * 2e-3) as u64,
+                backlog_bytes: (write * 0.5) as u64,
+                ..tier.schedule
+            },
+        };
+        Tier { unit_tokens: BLOCK_TOKENS, schedule, ..tier }
+    });
+    Run::serve(&setup(), &Policy { keeps_hbm: false, tier, ..policy }, requests)
+}
+
+fn mean_ms(times: impl ExactSizeIterator<Item = Duration>) -> f64 {
+    let count = times.len() as f64;
+    times.sum::<Duration>().as_secs_f64() * 1e3 / count
+}
+
+/// What both say of a run: what it is, by the replay, by the simulator.
+fn both(run: &Value, report: &Report, requests: &[Request]) -> [(&'static str, f64, f64); 6] {
+    let loaded: u64 = report.served.iter().map(|it| u64::from(it.loaded_tokens)).sum();
+    let input: u64 = requests.iter().map(|it| u64::from(it.input)).sum();
+    let ttft = mean_ms(report.served.iter().map(|it| it.ttft));
+    let number = |value: &Value| value.as_f64().unwrap();
+    // Of a model with a 1024th of the bytes.
+    let scale = 1024.0;
+    [
+        ("TTFT", number(&run["ttft_ms"]["mean"]), ttft),
+        ("bubble", number(&run["bubble_s"]), report.bubble.as_secs_f64()),
+        ("compute", number(&run["compute_s"]), report.compute.as_secs_f64()),
+        ("hits", number(&run["hit_ratio"]), loaded as f64 / input as f64),
+        ("read", number(&run["read_bytes"]) * scale, report.read_bytes as f64),
+        ("written", number(&run["write_bytes"]) * scale, report.write_bytes as f64),
+    ]
+}
+
+#[test]
+fn simulator_and_replay_agree_within_ten_per_cent() {
+    for (rate, question) in [(0.5, 300), (3.0, 300), (6.0, 300), (2.0, 2000)] {
+        let requests = requests(rate, question);
+        for (run, policy) in replay(&requests).iter().zip([Policy::OURS, Policy::NAIVE]) {
+            let report = simulate(&requests, policy);
+            for (what, replayed, simulated) in both(run, &report, &requests) {
+                let (ratio, name) = (replayed / simulated, policy.name);
+                let text = format!("{name}, {rate}/s, {question}: {what} {replayed}, {simulated}");
+                // The I/O kernel starts operations in their order: without a scheduler, writes that
+                // come after reads wait for them, and do not take half of the way at once as on a
+                // simulated one. Many writes are less bad than the simulator says.
+                let agreed = match (name == Policy::OURS.name, question) {
+                    (true, _) => 0.98..1.02,
+                    (false, 2000) => 0.0..1.1,
+                    (false, _) => 0.9..1.1,
+                };
+                assert!(agreed.contains(&ratio), "{text}");
+            }
+        }
+    }
+}
