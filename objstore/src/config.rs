@@ -159,6 +159,10 @@ pub struct StoreOptions {
     pub durability: Durability,
     /// What is evicted first.
     pub policy: PolicyKind,
+    /// Bytes of memory of this process in which blocks that were stored or retrieved are kept
+    /// beside the devices, which have them all the same: what is found there is copied, and not
+    /// read. 0: none. Only for a pool in memory of this process, without a GPU.
+    pub dram_bytes: u64,
     /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
     /// store knows the bytes of a file itself.
     pub write_budget: Option<WriteBudget>,
@@ -189,6 +193,7 @@ impl Default for StoreOptions {
             stop_timeout: Nanos::from_millis(10_000),
             durability: Durability::Auto,
             policy: PolicyKind::default(),
+            dram_bytes: 0,
             write_budget: None,
             deallocate: true,
             placement: true,

@@ -188,7 +188,8 @@
 //! - `plane/streams.rs` has the events between streams, I/O kernel and plane, and the proof that no
 //!   stream uses them any more; `staging.rs` the buffers of staging memory. What a stream does
 //!   is a seam: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for what they
-//!   report by themselves.
+//!   report by themselves. `memory.rs` has blocks in memory of this process beside the devices
+//!   ([`StoreOptions::dram_bytes`]); which ones, [`kv_tier`] says.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
 //!   scheduler's process has when planes are in other ones (`store/ranks.rs`). [`PacedStore`] lets
@@ -221,6 +222,9 @@
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
+//! - Blocks in memory of this process beside the devices, where there is a GPU; telling that memory
+//!   of files that were evicted; comparing checksums of what is served from it; writing to the
+//!   devices later than at once (write-back); prefetching into it.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.
 

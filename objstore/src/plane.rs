@@ -28,6 +28,7 @@ mod complete;
 mod events;
 mod job;
 mod layer;
+mod memory;
 mod open;
 mod recover;
 mod request;
@@ -41,6 +42,7 @@ pub(crate) use complete::Polled;
 pub use events::StoreEvent;
 use job::{Job, LayerState, PlaneId};
 pub use job::{JobDone, JobFailure, JobId, LayerDone, Move, Ticket};
+use memory::HostMemory;
 pub use open::{PlaneConfig, PlaneDevice};
 pub use self_test::KvView;
 use staging::Staging;
@@ -125,6 +127,7 @@ enum Target {
 struct Tally {
     stored_bytes: u64,
     retrieved_bytes: u64,
+    dram_retrieved_bytes: u64,
     recoveries: u64,
 }
 
@@ -162,6 +165,8 @@ pub struct Plane {
     geometry: Geometry,
     files: u32,
     pool: KvPool,
+    /// Blocks beside the devices.
+    memory: Option<HostMemory>,
     /// Where padding comes from and goes to. Never read; kept because the devices use it.
     pads: Option<Arc<dyn DmaMemory>>,
     jobs: HashMap<JobId, Job>,
@@ -196,6 +201,12 @@ pub struct PlaneStats {
     pub stored_bytes: u64,
     /// Bytes read from the devices, without padding.
     pub retrieved_bytes: u64,
+    /// Bytes that were copied from memory of this process instead.
+    pub dram_retrieved_bytes: u64,
+    /// Blocks that are there now.
+    pub dram_blocks: u32,
+    /// Blocks that went from there for others.
+    pub dram_evictions: u64,
     /// Times the controllers were recovered from a timeout or a fault.
     pub recoveries: u64,
     /// What the I/O kernel counts.
@@ -265,9 +276,19 @@ impl Plane {
     /// [`StoreError::Failed`].
     pub fn stats(&mut self) -> Result<PlaneStats, StoreError> {
         let ring = self.ring()?.counters().total;
-        let Tally { stored_bytes, retrieved_bytes, recoveries } = self.tally;
-        let path = self.pool.path();
-        Ok(PlaneStats { path, stored_bytes, retrieved_bytes, recoveries, ring })
+        let Tally { stored_bytes, retrieved_bytes, dram_retrieved_bytes, recoveries } = self.tally;
+        let (dram_blocks, dram_evictions) =
+            self.memory.as_ref().map_or((0, 0), HostMemory::blocks_and_evictions);
+        Ok(PlaneStats {
+            path: self.pool.path(),
+            stored_bytes,
+            retrieved_bytes,
+            dram_retrieved_bytes,
+            dram_blocks,
+            dram_evictions,
+            recoveries,
+            ring,
+        })
     }
 
     /// Makes everything that was written permanent, where a device has a volatile write cache.

@@ -59,6 +59,12 @@ pub struct StoreStats {
     pub stored_bytes: u64,
     /// Bytes read from the devices, without padding.
     pub retrieved_bytes: u64,
+    /// Bytes that were retrieved without them, from [`crate::StoreOptions::dram_bytes`].
+    pub dram_retrieved_bytes: u64,
+    /// Blocks that are there now.
+    pub dram_blocks: u32,
+    /// Blocks that went for others.
+    pub dram_evictions: u64,
     /// Bytes written to the journal, padding included.
     pub journal_bytes: u64,
     /// Bytes that drives were told are not needed.

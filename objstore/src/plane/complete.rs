@@ -170,9 +170,10 @@ impl Plane {
         }
         let over = |job: &super::Job| job.abandoned && job.in_flight == 0;
         if self.abandoned > 0 {
-            let ended = self.jobs.extract_if(|_, job| over(job)).map(|(id, _)| id);
+            let over: Vec<_> = self.jobs.extract_if(|_, job| over(job)).collect();
+            over.iter().for_each(|(_, job)| self.let_go(job));
             let before = self.ended.len();
-            self.ended.extend(ended);
+            self.ended.extend(over.iter().map(|(id, _)| *id));
             self.abandoned -= self.ended.len() - before;
             self.ended[before..].sort_unstable();
         }
@@ -238,8 +239,15 @@ impl Plane {
                 outcome = Err(Failure { direction, layer, position, file, status, errors });
             }
         }
+        let moved = outcome;
+        if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {
+            memory.fill(job, op.layer);
+            let (objects, bytes) = memory.size(job.hits.len());
+            done.objects += objects;
+            done.bytes += bytes;
+        }
         job.layers[op.layer.0 as usize] = LayerState::Ended(outcome);
-        match (outcome, job.direction) {
+        match (moved, job.direction) {
             (Ok(done), Direction::Read) => self.tally.retrieved_bytes += done.bytes,
             (Ok(done), Direction::Write) => self.tally.stored_bytes += done.bytes,
             (Err(failure), _) => self.note_failure(op.job, failure),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gio_uring::{BlockMap, DeviceArray, Wait};
 use kv_catalog::{BlockId, FileId, Layer};
+use kv_tier::HostBlock;
 use nvme_spec::nvm::Direction;
 
 use super::checksums::JobChecksums;
@@ -119,7 +120,12 @@ pub(super) struct Job {
     /// Staged: the block of each of the map's entries.
     pub(super) blocks: Option<DeviceArray<u32>>,
     pub(super) checksums: Option<JobChecksums>,
+    /// What the devices move.
     pub(super) moves: Vec<Move>,
+    /// What is in memory of this process, and is copied from there.
+    pub(super) hits: Vec<(Move, HostBlock)>,
+    /// What is copied there when the devices have moved it.
+    pub(super) fills: Vec<(Move, HostBlock)>,
     pub(super) layers: Vec<LayerState>,
     pub(super) in_flight: u32,
     /// [`JobDone::recoveries`].
@@ -139,6 +145,8 @@ impl Job {
             blocks: None,
             checksums: None,
             moves: moves.to_vec(),
+            hits: Vec::new(),
+            fills: Vec::new(),
             layers: vec![LayerState::Idle; layers as usize],
             in_flight: 0,
             recoveries,

@@ -59,8 +59,14 @@ impl Plane {
         if matches!(state, LayerState::InFlight) {
             return Err(StoreError::InFlight { layer });
         }
+        let (mut objects, mut bytes) = (0, 0);
+        if let Some(memory) = &mut self.memory {
+            (objects, bytes) = memory.size(job.hits.len());
+            memory.serve(&job.hits, layer);
+            self.tally.dram_retrieved_bytes += bytes;
+        }
         let end = if job.map.is_none() {
-            *state = LayerState::Ended(Ok(LayerDone { layer, objects: 0, bytes: 0 }));
+            *state = LayerState::Ended(Ok(LayerDone { layer, objects, bytes }));
             None
         } else {
             match (&self.target, job.direction) {
@@ -105,6 +111,11 @@ impl Plane {
     fn check_order(&mut self, order: Order<'_>) -> Result<(), StoreError> {
         match order {
             Order::Unordered => Ok(()),
+            // What is copied on the host is copied at once.
+            Order::AfterEvent(_) if self.memory.is_some() => {
+                let problem = "with it, no layer can wait for an event; leave it 0".to_owned();
+                Err(StoreError::Config { field: "dram_bytes", problem })
+            }
             Order::AfterEvent(wait) if self.ring()?.owns(&wait.event) => Ok(()),
             Order::AfterEvent(_) => Err(Error::Foreign { what: "event" }.into()),
             Order::AfterStream(_) | Order::InStream(_) => self.streams().map(|_| ()),

@@ -13,7 +13,9 @@ use nvme_driver::{
 use nvme_spec::ids::{Nsid, QueueId};
 
 use super::{
-    Device, Factory, Plane, PlaneId, Scratch, SharedController, Tally, Target, route,
+    Device, Factory, Plane, PlaneId, Scratch, SharedController, Tally, Target,
+    memory::HostMemory,
+    route,
     staging::{Staging, StagingLayout},
     streams::Streams,
 };
@@ -92,6 +94,7 @@ impl Plane {
         let (files, checksums, pool) = (config.files, config.checksums, config.pool);
         let (gpu, options) = (config.gpu, config.options);
         check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
+        let memory = HostMemory::new(&shape, &pool, gpu.is_some(), &options)?;
         let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
         let mut devices = devices
             .into_iter()
@@ -137,6 +140,7 @@ impl Plane {
             geometry,
             files,
             pool,
+            memory,
             pads,
             jobs: HashMap::new(),
             jobs_ever: 0,

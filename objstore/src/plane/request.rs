@@ -38,7 +38,11 @@ impl Plane {
         self.check_moves(id, direction, moves)?;
         self.check_room(moves.len())?;
         let mut job = Job::new(direction, self.shape.layers, moves, self.tally.recoveries);
-        self.upload(&mut job, expected)?;
+        let rest = self.divide(&mut job, expected);
+        if let Err(error) = self.upload(&mut job, rest.as_deref().unwrap_or(expected)) {
+            self.let_go(&job);
+            return Err(error);
+        }
         self.jobs.insert(id, job);
         Ok(id)
     }
@@ -68,6 +72,7 @@ impl Plane {
             return Err(StoreError::InFlight { layer: op.layer });
         }
         let job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
+        self.let_go(&job);
         let (failure, recoveries) = (job.verdict(), job.recoveries);
         let made = job.checksums.as_ref().filter(|_| job.direction == Direction::Write);
         let checksums = made.map(|made| made.values(self.shape.rows(), &job.moves));
@@ -85,7 +90,9 @@ impl Plane {
     pub fn abandon(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if job.in_flight == 0 {
-            self.jobs.remove(&id);
+            if let Some(job) = self.jobs.remove(&id) {
+                self.let_go(&job);
+            }
             self.ended.push(id);
         } else if !std::mem::replace(&mut job.abandoned, true) {
             self.abandoned += 1;

@@ -1,0 +1,168 @@
+//! Blocks in memory of this process beside the devices: what is there is not read, is the right
+//! bytes, and is never all there is.
+
+mod stack;
+
+use std::sync::Arc;
+
+use nvme_driver::{Controller, ControllerOptions};
+use nvme_emu::{EmuConfig, EmuDomain, MemoryMedia, SimClock};
+use objstore::{
+    KvShape, Namespace, Order, Store, StoreConfig, StoreDevice, StoreError, StoreOptions,
+};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use ripieno_testkit::{Drives, KvMemory, format, inline_executor, seeds};
+use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, keys, on};
+
+fn plan(blocks: u64) -> Plan {
+    let mut plan = Plan::default();
+    plan.options.dram_bytes = blocks * plan.shape.block_bytes();
+    plan
+}
+
+#[test]
+fn what_was_stored_or_retrieved_is_retrieved_without_a_command() {
+    let mut stack = Stack::new(&plan(8));
+    let keys = keys(0..20);
+    let block = stack.shape.block_bytes();
+    assert_eq!(stack.put(&keys[..6], 0), 6);
+    let before = stack.store.stats().unwrap();
+    // Not one read gets to a device.
+    stack.faults(Some(on(READ, READ_ERROR)));
+    assert_eq!(stack.get(&keys[..6], 30), 6);
+    stack.faults(None);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0));
+    assert_eq!((stats.dram_retrieved_bytes, stats.dram_blocks), (6 * block, 6));
+
+    // More than there is room for: the rest comes from the devices.
+    assert_eq!(stack.put(&keys, 0), 20);
+    assert_eq!(stack.get(&keys, 30), 20);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram_blocks, stats.dram_evictions > 0), (8, true));
+    assert!(stats.retrieved_bytes >= 12 * block);
+    assert_eq!(stats.dram_retrieved_bytes + stats.retrieved_bytes, 26 * block);
+    // What was read is there now, and its head first.
+    assert_eq!(stack.get(&keys[..8], 30), 8);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!(stack.get(&keys[..8], 30), 8);
+    let again = stack.store.stats().unwrap();
+    assert_eq!(again.retrieved_bytes, stats.retrieved_bytes);
+    assert_eq!(stack.refused_dma(), 0);
+}
+
+#[test]
+fn a_layer_says_what_was_moved_wherever_it_came_from() {
+    let mut stack = Stack::new(&plan(2));
+    let keys = keys(0..5);
+    assert_eq!(stack.put(&keys, 0), 5);
+    let prefix = stack.store.lookup(&keys).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &stack::blocks(30, 5)).unwrap();
+    let ticket = stack.store.retrieve_layer(&transfer, objstore::Layer(1)).unwrap();
+    let done = stack.store.wait(ticket).unwrap();
+    assert_eq!((done.objects, done.bytes), (10, 10 * 4096));
+}
+
+#[test]
+fn what_was_not_moved_well_is_not_kept() {
+    let mut stack = Stack::new(&plan(8));
+    let keys = keys(0..4);
+    let writing = stack.begin(&keys, 0);
+    stack.faults(Some(on(WRITE, WRITE_FAULT)));
+    stack.write_all(&writing).unwrap_err();
+    stack.faults(None);
+    stack.store.commit(writing).unwrap_err();
+    assert_eq!(stack.store.stats().unwrap().dram_blocks, 0);
+    // Incomplete ones neither.
+    let writing = stack.begin(&keys, 0);
+    let ticket = stack.store.store_layer(&writing, objstore::Layer(0)).unwrap();
+    stack.store.wait(ticket).unwrap();
+    drop(writing);
+    assert_eq!(stack.store.stats().unwrap().dram_blocks, 0);
+    assert_eq!(stack.put(&keys, 0), 4);
+    assert_eq!(stack.get(&keys, 30), 4);
+}
+
+/// Every byte is compared by [`Stack::get`]: a file that was evicted and written again must not be
+/// served as what it was.
+#[test]
+fn files_that_are_reused_are_served_as_what_they_are() {
+    // Room for less than the store has, and for more.
+    for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut plan = Plan { seed, ..plan(room) };
+        plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
+        let mut stack = Stack::new(&plan);
+        let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 10)).collect();
+        for _ in 0..120 {
+            let keys = &all[random.random_range(0..all.len())];
+            match random.random_range(0..8) {
+                0 => drop(stack.store.remove(keys).unwrap()),
+                1..4 => drop(stack.put(keys, 0)),
+                _ => drop(stack.get(keys, 30)),
+            }
+            assert!(stack.store.stats().unwrap().dram_blocks as u64 <= room);
+        }
+        let stats = stack.store.stats().unwrap();
+        assert!(stats.evictions > 0 && stats.dram_retrieved_bytes > 0, "seed {seed}: {stats:?}");
+    }
+}
+
+#[test]
+fn nothing_of_it_is_needed_after_a_crash() {
+    let bytes = MemoryMedia::new(64 << 20).unwrap();
+    let shape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
+    let open = |create: bool| {
+        let clock = SimClock::new(1);
+        let configs = vec![EmuConfig::new("drive").namespace(bytes.clone(), 4096)];
+        let drives = Drives::simulated(EmuDomain::new("crash"), configs, &clock);
+        let attach =
+            |bus| Controller::attach(bus, clock.clone(), ControllerOptions::default()).unwrap();
+        let devices = drives.buses().into_iter().map(attach).map(StoreDevice::new).collect();
+        let kv = KvMemory::new(&*drives.domain, shape, 64);
+        let config = StoreConfig {
+            devices,
+            clock: clock.clone(),
+            executor: inline_executor(clock.clone()),
+            shape,
+            namespace: Namespace::default(),
+            pool: kv.pool.clone(),
+            gpu: None,
+            options: StoreOptions {
+                virtual_time: true,
+                dram_bytes: 64 * shape.block_bytes(),
+                ..StoreOptions::default()
+            },
+        };
+        let store = match create {
+            true => Store::create(config, &format(shape)),
+            false => Store::open(config),
+        };
+        let (store, domain) = (store.unwrap(), Arc::clone(&drives.domain));
+        Stack { store, shape, kv, domain, emus: Vec::new(), clock }
+    };
+    let keys = keys(0..10);
+    let mut stack = open(true);
+    assert_eq!(stack.put(&keys, 0), 10);
+    // The process is gone: nothing is closed.
+    std::mem::forget(stack);
+    let mut stack = open(false);
+    assert_eq!(stack.get(&keys, 30), 10);
+    assert_eq!(stack.store.stats().unwrap().dram_retrieved_bytes, 0);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let mut small = plan(1);
+    small.options.dram_bytes -= 1;
+    let refused = Stack::open(&small).err().unwrap().to_string();
+    assert!(refused.contains("dram_bytes") && refused.contains("have no room"), "{refused}");
+    let mut stack = Stack::new(&plan(4));
+    assert_eq!(stack.put(&keys(0..2), 0), 2);
+    let prefix = stack.store.lookup(&keys(0..2)).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &stack::blocks(30, 2)).unwrap();
+    let wait = gio_uring::Wait { event: stack.store.event().unwrap(), value: 1 };
+    let order = Order::AfterEvent(&wait);
+    let error = stack.store.retrieve_layer_on(&transfer, objstore::Layer(0), order).unwrap_err();
+    assert!(matches!(error, StoreError::Config { field: "dram_bytes", .. }), "{error}");
+}
