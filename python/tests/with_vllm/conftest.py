@@ -8,6 +8,8 @@ from prompts import SHARED, alone
 
 # Before torch is there: a child would wait for threads that a fork does not copy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before vLLM is: each engine would compile anew, for seconds, what takes milliseconds.
+os.environ |= {"NUMBA_DISABLE_JIT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def test_a_store_that_is_full_of_blocks_in_use(model, options):
         return answers + said, engine.ask(*others)[0]
 
     class Slower(faults.Late):
-        seconds = 0.5
+        seconds = 0.25
 
     said, again = live(ask, plane=Slower, **small)
     assert (said, again) == (expected, expected[6:])

@@ -128,20 +128,26 @@ def test_an_engine_in_a_process_of_its_own(model, said, filled):
     assert live(tokens_of, model=model, store=filled, **settings)[0] == (said, STORED)
 
 
+HYBRID = {"disable_hybrid_kv_cache_manager": False}
+
+
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_a_model_with_several_groups(gemma, gemma_said, store, blocks, monkeypatch):
+def test_a_model_with_several_groups(gemma, gemma_said, store, blocks):
     """Two of its three groups are of layers that see a window only."""
-    settings = {"model": gemma, "store": store, "blocks": blocks}
-    settings["disable_hybrid_kv_cache_manager"] = False
+    settings = {"model": gemma, "store": store, "blocks": blocks, **HYBRID}
     (found, _), said = live(tokens_of, **settings)
     assert found == gemma_said
     assert "kv cache group sizes (32, 32, 32)" in said
     stored = [whole(prompt, BLOCK * blocks) for prompt in PROMPTS]
     assert live(tokens_of, **settings)[0] == (gemma_said, stored)
+
+
+def test_that_test_notices_keys_without_a_group(gemma, gemma_said, store, monkeypatch):
     monkeypatch.setattr(tiering, "_digest", lambda key: key[:-4])
-    assert live(tokens_of, **settings | {"store": store | {"weights_id": "a"}})[0][0] == gemma_said
-    (found, cached), _ = live(tokens_of, **settings | {"store": store | {"weights_id": "a"}})
-    assert (cached, found == gemma_said) == (stored, False), "without the group, tests notice"
+    settings = {"model": gemma, "store": store, **HYBRID}
+    assert live(tokens_of, **settings)[0][0] == gemma_said
+    (found, cached), _ = live(tokens_of, **settings)
+    assert (cached, found == gemma_said) == (STORED, False)
 
 
 @pytest.mark.parametrize("salt", [None, "tenant"])
