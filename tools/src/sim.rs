@@ -89,7 +89,7 @@ fn show(outcome: &Outcome) -> String {
             .load_preset(presets::UTF8_FULL_CONDENSED)
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_header(&table.columns)
-            .add_rows(&table.rows);
+            .add_rows(table.rows.iter().map(|row| row.iter().map(|cell| fold(cell))));
         let numbers = table.columns.len().min(5);
         for column in drawn.column_iter_mut().take(numbers).skip(1) {
             column.set_cell_alignment(CellAlignment::Right);

@@ -34,6 +34,17 @@ pub const LLAMA_3_8B: Model = Model {
     inner: 14336,
 };
 
+/// GLM-4-9B-Chat-1M.
+pub const GLM_4_9B_1M: Model = Model {
+    name: "glm-4-9b-chat-1m",
+    layers: 40,
+    hidden: 4096,
+    heads: 32,
+    kv_heads: 4,
+    head_dim: 128,
+    inner: 13696,
+};
+
 impl Model {
     /// Weights of a layer.
     #[must_use]

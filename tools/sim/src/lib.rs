@@ -27,9 +27,9 @@ mod scenario;
 mod workload;
 
 pub use engine::{Report, Request, Run, Second, Served, Setup, Span, Work};
-pub use gpu::{Gpu, H100, LLAMA_3_8B, Model};
+pub use gpu::{GLM_4_9B_1M, Gpu, H100, LLAMA_3_8B, Model};
 pub use lane::LaneModel;
-pub use outcome::{Basis, Comparison, Line, Outcome, Plot, Table};
+pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page};
 pub use policy::{Loads, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::engine::Work;
+
 /// Whether a number was used to set the model's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -70,6 +72,30 @@ pub struct Plot {
     pub lines: Vec<Line>,
 }
 
+/// Something that is done for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bar {
+    /// Its row, from 0 at the top.
+    pub row: u32,
+    /// When it begins.
+    pub from: f64,
+    /// When it has ended.
+    pub to: f64,
+}
+
+/// What is done when, row by row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Gantt {
+    /// What it shows.
+    pub title: String,
+    /// Name of the x axis, with its unit.
+    pub x: String,
+    /// Name of the rows.
+    pub y: String,
+    /// What is done, by its kind.
+    pub bars: Vec<(Work, Vec<Bar>)>,
+}
+
 /// What a scenario found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Outcome {
@@ -85,6 +111,8 @@ pub struct Outcome {
     pub comparisons: Vec<Comparison>,
     /// Plots.
     pub plots: Vec<Plot>,
+    /// What is done when.
+    pub gantts: Vec<Gantt>,
     /// What to make of it.
     pub notes: Vec<String>,
 }

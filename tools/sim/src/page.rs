@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use plotters::prelude::*;
 
-use crate::outcome::{Basis, Outcome, Plot, Table};
+use crate::outcome::{Bar, Basis, Gantt, Outcome, Plot, Table};
 
 const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
     table{border-collapse:collapse;margin:1rem 0}caption{text-align:left;font-weight:bold}\
@@ -29,6 +29,9 @@ pub fn page(outcomes: &[Outcome]) -> Result<String, String> {
         page.push_str("</ul>");
         for plot in &outcome.plots {
             page.push_str(&svg(plot).map_err(|error| format!("{}: {error}", plot.title))?);
+        }
+        for gantt in &outcome.gantts {
+            page.push_str(&bars(gantt).map_err(|error| format!("{}: {error}", gantt.title))?);
         }
         outcome.tables.iter().chain(&comparisons(outcome)).for_each(|it| table(&mut page, it));
         for note in &outcome.notes {
@@ -117,7 +120,8 @@ fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            .build_cartesian_2d(low..high, 0.0..top)?;
+            // The legend has a part to itself.
+            .build_cartesian_2d(low..high + (high - low) * 0.35, 0.0..top)?;
         chart.configure_mesh().max_light_lines(0).x_desc(&plot.x).y_desc(&plot.y).draw()?;
         for (index, line) in plot.lines.iter().enumerate() {
             let color = Palette99::pick(index).stroke_width(2);
@@ -126,7 +130,53 @@ fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
                 .label(&line.name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
         }
-        chart.configure_series_labels().border_style(BLACK).background_style(WHITE).draw()?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .border_style(BLACK)
+            .background_style(WHITE)
+            .draw()?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+fn bars(gantt: &Gantt) -> Result<String, Box<dyn std::error::Error>> {
+    let mut svg = String::new();
+    let all = || gantt.bars.iter().flat_map(|(_, bars)| bars);
+    let rows = all().map(|bar| bar.row + 1).max().ok_or("there is nothing to be drawn")?;
+    let end = all().map(|bar| bar.to).fold(0.0, f64::max);
+    {
+        let root = SVGBackend::with_string(&mut svg, (760, 520)).into_drawing_area();
+        root.fill(&WHITE)?;
+        // The first row at the top.
+        let mut chart = ChartBuilder::on(&root)
+            .caption(&gantt.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(60)
+            .build_cartesian_2d(0.0..end, f64::from(rows)..0.0)?;
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_y_mesh().max_light_lines(0).x_desc(&gantt.x).y_desc(&gantt.y);
+        mesh.y_label_formatter(&|row| format!("{row:.0}")).draw()?;
+        for (index, (work, bars)) in gantt.bars.iter().enumerate() {
+            let color = Palette99::pick(index).filled();
+            // A third of the row each.
+            let thirds = |bar: &Bar| {
+                let top = f64::from(bar.row) + index as f64 / 3.0;
+                Rectangle::new([(bar.from, top), (bar.to, top + 0.33)], color)
+            };
+            chart
+                .draw_series(bars.iter().map(thirds))?
+                .label(work.name())
+                .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 18, y + 4)], color));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::LowerLeft)
+            .border_style(BLACK)
+            .background_style(WHITE)
+            .draw()?;
         root.present()?;
     }
     Ok(svg)

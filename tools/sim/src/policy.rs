@@ -11,7 +11,9 @@ use crate::lane::LaneModel;
 pub enum Loads {
     /// The load of a layer has to be there before the layer computes, and not before.
     Layers,
-    /// Everything has to be there before a request gets into a step.
+    /// A step waits for all loads of its requests, and then computes.
+    Step,
+    /// Everything has to be there before a request gets into a step; the others go on meanwhile.
     Whole,
 }
 
@@ -136,6 +138,9 @@ impl Policy {
     pub const NAIVE: Self = Self::of("layer-wise", Tier { schedule: AT_ONCE, ..DIRECT });
     /// Drives to GPU, layer by layer, with the scheduler.
     pub const OURS: Self = Self::of("ours", DIRECT);
+    /// As ours, but what is loaded is there before a request gets into a step.
+    pub const AHEAD: Self =
+        Self::of("ours, before the step", Tier { loads: Loads::Whole, ..DIRECT });
     /// As ours, from drives that take no time: what no scheduler can be better than.
     pub const ORACLE: Self =
         Self::of("oracle", Tier { lane: NO_TIME, schedule: AT_ONCE, ..DIRECT });
@@ -151,7 +156,7 @@ const CHUNKS: Tier = Tier {
     capacity: 14 * TB,
     unit_tokens: 256,
     objects: 1,
-    loads: Loads::Whole,
+    loads: Loads::Step,
     schedule: AT_ONCE,
 };
 

@@ -1,5 +1,7 @@
 //! What can be simulated by name.
 
+mod hiding;
+mod io;
 mod serving;
 mod tutti;
 
@@ -19,11 +21,15 @@ impl Scenario {
     /// All of them.
     pub const ALL: &[Self] = &[
         tutti::FIGURE_2,
-        tutti::FIGURE_11,
-        tutti::FIGURE_13,
+        io::FIGURE_6,
         serving::TABLE_1,
         serving::FIGURE_8,
+        io::FIGURE_9,
+        tutti::FIGURE_11,
+        tutti::FIGURE_12,
+        tutti::FIGURE_13,
         serving::FIGURE_14,
+        hiding::HIDING,
     ];
 
     /// The one of this name.
@@ -49,4 +55,14 @@ fn predicted(
 ) -> Comparison {
     let (what, ours, basis) = (what.to_owned(), Some(ours), Basis::Predicted);
     Comparison { what, unit, paper, ours, basis, note }
+}
+
+fn calibrated(
+    what: &str,
+    unit: &'static str,
+    paper: f64,
+    ours: f64,
+    note: &'static str,
+) -> Comparison {
+    Comparison { basis: Basis::Calibrated, ..predicted(what, unit, paper, ours, note) }
 }

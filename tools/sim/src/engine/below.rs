@@ -115,6 +115,14 @@ impl Below {
         u64::from(tokens.div_ceil(self.tier.unit_tokens))
     }
 
+    /// Units of each part of a layer's read: two of them may be in flight, so that the devices have
+    /// the next one when one has ended.
+    pub(super) fn parts(&self, units: u64) -> impl Iterator<Item = u64> + use<> {
+        let bytes = self.tier.schedule.read_depth_bytes / 2;
+        let most = (bytes / self.unit_layer_bytes).max(1);
+        (0..units.div_ceil(most)).map(move |part| most.min(units - part * most))
+    }
+
     pub(super) fn next_event(&self) -> Option<Duration> {
         self.lane.next_event().into_iter().chain(self.wake).min()
     }

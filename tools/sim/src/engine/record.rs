@@ -16,6 +16,17 @@ pub enum Work {
     Write,
 }
 
+impl Work {
+    /// As a page names it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "computation",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
 /// A layer's work for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {

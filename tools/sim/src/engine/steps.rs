@@ -5,6 +5,7 @@ use std::time::Duration;
 use kv_schedule::{Kind, StepId, StepShape};
 
 use super::{Run, Work, below::Purpose};
+use crate::policy::Loads;
 
 /// A step of the engine.
 #[derive(Debug)]
@@ -114,13 +115,22 @@ impl Run<'_> {
             }
         }
         if !loads.is_empty() || !step.stores.is_empty() {
-            step.missing = vec![loads.len() as u32; layers as usize];
+            step.missing = vec![0; layers as usize];
         }
         for (request, tokens) in loads {
-            let units = below.units_of(*tokens);
-            for layer in 0..layers {
-                let kind = Kind::Layer { step: step.id, layer };
-                below.add(Purpose::Layer(layer), kind, *request, (units, 1), self.now);
+            if below.tier.loads == Loads::Step {
+                let kind = Kind::Layer { step: step.id, layer: 0 };
+                let size = (below.units_of(*tokens), layers);
+                below.add(Purpose::Layer(0), kind, *request, size, self.now);
+                step.missing[0] += 1;
+                continue;
+            }
+            for (layer, missing) in (0..).zip(&mut step.missing) {
+                for units in below.parts(below.units_of(*tokens)) {
+                    let kind = Kind::Layer { step: step.id, layer };
+                    below.add(Purpose::Layer(layer), kind, *request, (units, 1), self.now);
+                    *missing += 1;
+                }
             }
         }
     }

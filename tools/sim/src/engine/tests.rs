@@ -27,7 +27,7 @@ fn requests(count: u64, every: Duration) -> Vec<Request> {
     (0..count).map(request).collect()
 }
 
-const ALL: [Policy; 8] = [
+const ALL: [Policy; 9] = [
     Policy::RECOMPUTE,
     Policy::HBM,
     Policy::DRAM,
@@ -35,6 +35,7 @@ const ALL: [Policy; 8] = [
     Policy::GDS,
     Policy::NAIVE,
     Policy::OURS,
+    Policy::AHEAD,
     Policy::ORACLE,
 ];
 
@@ -77,7 +78,7 @@ fn the_same_requests_give_the_same_report() {
     };
     // To be set anew when the model or the scheduler changes, and for no other reason.
     let found = [Policy::GDS, Policy::NAIVE, Policy::OURS].map(digest);
-    let expected = [0xa6cf_6d62_d402_a0d2, 0xe5fd_7ee6_09fc_6874, 0x181c_5ac7_fb7f_3d77];
+    let expected = [0x773c_7b4c_29cc_4f7b, 0xe5fd_7ee6_09fc_6874, 0x18b3_3737_dac0_7dbf];
     assert_eq!(found, expected);
 }
 
