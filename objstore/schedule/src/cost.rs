@@ -10,8 +10,9 @@ use crate::table::TableError;
 const FOLLOW: f64 = 0.1;
 /// A factor beyond these has been measured in error.
 const FACTOR: (f64, f64) = (0.1, 10.0);
-/// Devices that keep so much of their bandwidth when reads and writes mix are not kept from it.
-const MIXES_WELL: f64 = 0.95;
+/// From here on a read takes no longer for a write beside it: each direction has nearly all of its
+/// bandwidth.
+const MIXES_WELL: f64 = 1.9;
 
 /// A way that bytes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -136,7 +137,7 @@ impl IoCosts {
         }
     }
 
-    /// Whether little is lost when reads and writes are in flight together.
+    /// Whether reads lose little when writes are in flight together with them.
     #[must_use]
     pub fn mixes_well(&self) -> bool {
         self.mixed >= MIXES_WELL

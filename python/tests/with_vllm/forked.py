@@ -208,7 +208,10 @@ def live(body, *args, environment=None, plane=faults.Plane, catalog=faults.Catal
     life = life_of(
         body, *args, environment=environment, plane=plane, catalog=catalog, **settings
     )
-    assert life.error is None, f"{life.said[-6000:]}\n{life.error}"
+    # From the stacks on, if it hung: the innermost call comes first.
+    since = life.said.find("Timeout (")
+    said = life.said[since:][:9000] if since >= 0 else life.said[-6000:]
+    assert life.error is None, f"{said}\n{life.error}"
     return life.value
 
 

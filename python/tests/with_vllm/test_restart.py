@@ -27,7 +27,8 @@ SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
         ("commit", 3, False),
         ("commit", 3, True),
         ("sync", 1, False),
-        ("sync", 2, True),
+        # There may be no second one: what is committed meanwhile is made permanent together.
+        ("sync", 1, True),
     ],
 )
 def test_an_engine_that_is_killed(name, count, after, model, options, said):
@@ -37,7 +38,7 @@ def test_an_engine_that_is_killed(name, count, after, model, options, said):
     answers, cached = live(tokens_of, **settings)
     assert answers == said
     if (name, after) == ("sync", True):
-        assert cached[0], "what was permanent is found"
+        assert any(cached), "what was permanent is found"
 
 
 @pytest.mark.parametrize("seed", range(2 * SOAK))

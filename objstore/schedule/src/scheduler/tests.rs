@@ -66,6 +66,16 @@ fn reads_start_by_deadline_and_no_more_of_them_than_keep_the_devices_busy() {
 }
 
 #[test]
+fn a_write_goes_beside_a_read_only_where_the_read_takes_no_longer_for_it() {
+    for (mixed, expected) in [(0.4, vec![1]), (1.0, vec![1]), (2.0, vec![1, 7])] {
+        let mut it = Scheduler::new(Config::default(), table(mixed));
+        it.add(op(1, MB, Kind::Soon), Duration::ZERO).unwrap();
+        it.add(op(7, MB, Kind::Write), Duration::ZERO).unwrap();
+        assert_eq!(started(&mut it, Duration::ZERO), expected, "{mixed}");
+    }
+}
+
+#[test]
 fn writes_go_when_reads_have_slack_and_never_beside_them() {
     let mut it = scheduler(Config { read_depth_bytes: 10 * MB, ..Config::default() });
     it.announce(StepId(1), shape(), Duration::ZERO);
@@ -205,7 +215,7 @@ impl Chaos {
             window_share: chance.random_bool(0.3).then(|| chance.random_range(0.05..1.0)),
             ..Config::default()
         };
-        let it = Scheduler::new(config, table(if chance.random_bool(0.2) { 1.0 } else { 0.4 }));
+        let it = Scheduler::new(config, table(if chance.random_bool(0.2) { 2.0 } else { 0.4 }));
         let (waiting, flying) = (HashMap::new(), HashMap::new());
         Self { it, config, chance, now: MS, waiting, flying, steps: Vec::new(), next: 0 }
     }
