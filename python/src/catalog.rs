@@ -20,6 +20,7 @@ use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
     error::{closed, invalid, of_store},
     events,
+    own::Own,
 };
 
 /// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
@@ -81,7 +82,7 @@ pub struct Write {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Catalog {
-    stack: RwLock<Option<CatalogStack>>,
+    stack: Own<RwLock<Option<CatalogStack>>>,
     ranks: Ranks,
 }
 
@@ -132,7 +133,7 @@ impl Catalog {
                 CatalogStack::open(&ranks, &options, &clock).map(|stack| (ranks, stack))
             })
             .or_raise()?;
-        Ok(Self { stack: RwLock::new(Some(stack)), ranks })
+        Ok(Self { stack: Own::new(RwLock::new(Some(stack))), ranks })
     }
 
     /// What the plane of this rank is opened with: plain data, to be sent to its worker.

@@ -5,7 +5,8 @@
 //!   [`Store`]: both, for an engine of one process. What passes between a catalog and its planes is
 //!   numbers and bytes.
 //! - `arguments.rs`: what callers give; `error.rs`: the exceptions of `ripieno/errors.py`;
-//!   `events.rs`: from `tracing` to Python's `logging`.
+//!   `events.rs`: from `tracing` to Python's `logging`; `own.rs`: what a forked process leaves
+//!   alone.
 //!
 //! # Invariants
 //! - Whatever may wait for a device, a disk or a lock that is held during I/O does so without the
@@ -14,12 +15,14 @@
 //! - The owner of registered memory is kept until no device reaches it.
 //!
 //! # Not implemented
-//! - Drives and GPUs: a store's home is a directory.
+//! - Drives: a `Store`'s home is a directory.
+//! - Use in a process that was forked: what is open there belongs to the other one.
 
 mod arguments;
 mod catalog;
 mod error;
 mod events;
+mod own;
 mod plane;
 mod store;
 

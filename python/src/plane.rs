@@ -15,6 +15,7 @@ use crate::{
     arguments::{self, OrRaise as _},
     error::invalid,
     events,
+    own::Own,
 };
 
 /// What became of a job.
@@ -47,7 +48,7 @@ impl Report {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Plane {
-    stack: RankStack,
+    stack: Own<RankStack>,
 }
 
 impl Plane {
@@ -133,7 +134,7 @@ impl Plane {
             };
             RankStack::open(config, clock)
         });
-        Ok(Self { stack: stack.or_raise()? })
+        Ok(Self { stack: Own::new(stack.or_raise()?) })
     }
 
     /// Whether blocks are copied by the CPU, because the devices cannot describe where they are.

@@ -18,6 +18,7 @@ use crate::{
     catalog,
     error::{closed, invalid},
     events,
+    own::Own,
 };
 
 /// A store in one process: keys, data and registered memory. Handles of one store share it, each in
@@ -25,8 +26,8 @@ use crate::{
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
-    handle: objstore::Store,
-    stack: Arc<RwLock<Option<Stack>>>,
+    handle: Own<objstore::Store>,
+    stack: Own<Arc<RwLock<Option<Stack>>>>,
 }
 
 /// Blocks that are being loaded or stored, layer by layer. Ending it (end(), or as a context)
@@ -34,7 +35,7 @@ pub struct Store {
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Request {
-    request: RwLock<Option<ripieno_stack::Request>>,
+    request: Own<RwLock<Option<ripieno_stack::Request>>>,
     layers: u32,
     /// Blocks it covers.
     #[pyo3(get)]
@@ -52,7 +53,8 @@ impl Store {
             let stack = unpoisoned(stack.read());
             let (request, blocks) = make(stack.as_ref().ok_or_else(closed)?).or_raise()?;
             let layers = self.handle.shape().layers;
-            Ok(Request { request: RwLock::new(Some(request)), layers, blocks })
+            let request = Own::new(RwLock::new(Some(request)));
+            Ok(Request { request, layers, blocks })
         })
     }
 }
@@ -109,8 +111,8 @@ impl Store {
             Stack::open_or_create(config, &Format::new(StoreId(random), shape), clock)
         });
         let stack = stack.or_raise()?;
-        let handle = stack.store().clone();
-        Ok(Self { handle, stack: Arc::new(RwLock::new(Some(stack))) })
+        let handle = Own::new(stack.store().clone());
+        Ok(Self { handle, stack: Own::new(Arc::new(RwLock::new(Some(stack)))) })
     }
 
     /// As Plane.placement.
@@ -122,8 +124,8 @@ impl Store {
 
     /// A handle of the same store that works in another namespace.
     fn within(&self, namespace: arguments::Namespace) -> PyResult<Self> {
-        let handle = self.handle.within(&namespace.check()?).or_raise()?;
-        Ok(Self { handle, stack: self.stack.clone() })
+        let handle = Own::new(self.handle.within(&namespace.check()?).or_raise()?);
+        Ok(Self { handle, stack: Own::new(Arc::clone(&self.stack)) })
     }
 
     /// How many leading keys are stored. Has no effect, and waits for nothing.

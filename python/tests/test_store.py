@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import pathlib
 import re
+import signal
+import time
 import weakref
 
 import numpy
@@ -215,3 +217,25 @@ def test_the_readme_works(tmp_path, monkeypatch):
 def test_the_readme_works_with_torch(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed")
     run_the_readme(tmp_path, monkeypatch, 2)
+
+
+def test_a_forked_process_leaves_alone_what_is_open(tmp_path):
+    """It has no threads of the store, and would wait for them."""
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    store = ripieno.Store(tmp_path / "kv", SHAPE, pool, capacity=CAPACITY)
+    request = store.store(keys(1), [0])
+    child = os.fork()
+    if child == 0:
+        del store, request
+        gc.collect()
+        os._exit(0)
+    until = time.monotonic() + 30
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the child waits for a thread that it does not have")
+        time.sleep(0.01)
+    with request:
+        request.move_all()
+        assert request.commit() == 1
+    store.close()

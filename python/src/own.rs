@@ -1,0 +1,33 @@
+//! What a process that is forked from this one must leave alone.
+
+use std::ops::Deref;
+
+/// A value whose threads and rings are in the process that made it. In one that is forked from
+/// that, which has a copy without the threads, it is never dropped: dropping would wait for them.
+#[derive(Debug)]
+pub(crate) struct Own<T> {
+    value: Option<T>,
+    process: u32,
+}
+
+impl<T> Own<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: Some(value), process: std::process::id() }
+    }
+}
+
+impl<T> Deref for Own<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
