@@ -36,7 +36,7 @@ pub(crate) struct SimFlags {
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
     let scenarios = chosen(&flags.names)?;
     if scenarios.is_empty() {
-        let list = Scenario::ALL.iter().map(|it| format!("{:12}{}", it.name, it.title));
+        let list = Scenario::ALL.iter().map(|it| format!("{:14}{}", it.name, it.title));
         terminal::print(list.collect::<Vec<_>>().join("\n"))?;
         return Ok(0);
     }
