@@ -26,7 +26,7 @@ use requests::Active;
 use steps::Step;
 
 /// A request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// When it comes.
     pub arrival: Duration,

@@ -33,4 +33,4 @@ pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page};
 pub use policy::{Loads, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;
-pub use workload::Documents;
+pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile};

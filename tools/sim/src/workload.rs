@@ -1,4 +1,5 @@
-//! Requests: documents that are asked again and again, at random times.
+//! Requests at random times: documents that are asked again and again, and prompts that nobody
+//! else has.
 
 use std::time::Duration;
 
@@ -27,12 +28,116 @@ pub struct Documents {
     pub questions: f64,
 }
 
+/// L-Eval as the Tutti paper uses it. The paper says nothing of how many documents it used, and how
+/// often: so many tokens in all, and so many questions about each, give the hit rates of its
+/// table 1. L-Eval has 508 documents.
+pub const L_EVAL: Documents = Documents {
+    count: 508,
+    tokens: (3_000, 200_000),
+    mean: 7_700.0,
+    spread: 0.9,
+    question: 200,
+    answer: 150,
+    questions: 6.7,
+};
+
+/// LooGLE, as [`L_EVAL`]: its documents have about 24K tokens in the mean.
+pub const LOOGLE: Documents = Documents {
+    count: 330,
+    tokens: (5_000, 125_000),
+    mean: 24_500.0,
+    spread: 0.6,
+    question: 200,
+    answer: 150,
+    questions: 8.0,
+};
+
+/// Lengths in tokens: log-normal, cut at both ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lengths {
+    /// The shortest and the longest.
+    pub tokens: (u32, u32),
+    /// The mean, about.
+    pub mean: f64,
+    /// Standard deviation of the logarithm; 0: all are the same.
+    pub spread: f64,
+}
+
+impl Lengths {
+    fn draw(&self, chance: &mut StdRng) -> u32 {
+        // Twelve uniform numbers are as good as normal.
+        let normal: f64 = (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0;
+        let median = ln(self.mean) - self.spread * self.spread / 2.0;
+        let tokens = exp(median + self.spread * normal);
+        // A whole number of which nothing is lost, where the logarithm goes there and back.
+        ((tokens + 1e-6) as u32).clamp(self.tokens.0, self.tokens.1)
+    }
+}
+
+/// Prompts that share nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Profile {
+    /// Tokens of prompts.
+    pub input: Lengths,
+    /// Tokens of output.
+    pub output: Lengths,
+}
+
+impl Profile {
+    /// TierKV's chatbot: short prompts, short responses (section 4). As for [`Self::SUMMARIZATION`]
+    /// and [`Self::CODE`], the paper has no numbers beside "log-normal": these are ours.
+    pub const CHATBOT: Self = Self {
+        input: Lengths { tokens: (16, 2_048), mean: 256.0, spread: 0.8 },
+        output: Lengths { tokens: (8, 1_024), mean: 128.0, spread: 0.8 },
+    };
+    /// Long prompts, moderate responses.
+    pub const SUMMARIZATION: Self = Self {
+        input: Lengths { tokens: (256, 16_384), mean: 3_000.0, spread: 0.6 },
+        output: Lengths { tokens: (16, 1_024), mean: 256.0, spread: 0.5 },
+    };
+    /// Moderate prompts, variable responses.
+    pub const CODE: Self = Self {
+        input: Lengths { tokens: (64, 8_192), mean: 1_000.0, spread: 0.7 },
+        output: Lengths { tokens: (8, 4_096), mean: 300.0, spread: 1.1 },
+    };
+    /// Prompts of 512 tokens, responses of 256: the paper's numbers.
+    pub const UNIFORM: Self = Self {
+        input: Lengths { tokens: (512, 512), mean: 512.0, spread: 0.0 },
+        output: Lengths { tokens: (256, 256), mean: 256.0, spread: 0.0 },
+    };
+
+    /// All four, by name.
+    pub const ALL: &[(&'static str, Self)] = &[
+        ("chatbot", Self::CHATBOT),
+        ("summarization", Self::SUMMARIZATION),
+        ("code", Self::CODE),
+        ("uniform", Self::UNIFORM),
+    ];
+
+    /// So many requests at `rate` a second, Poisson arrivals.
+    #[must_use]
+    pub fn requests(&self, count: u64, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
+        let mut chance = StdRng::seed_from_u64(seed);
+        let mut arrival = 0.0;
+        let request = |number: u64| {
+            arrival -= ln(chance.random_range(f64::MIN_POSITIVE..1.0)) / rate;
+            let input = self.input.draw(&mut chance);
+            let output = self.output.draw(&mut chance);
+            let blocks = (0..u64::from(input / block_tokens)).map(|at| number << 24 | at).collect();
+            Request { arrival: Duration::from_secs_f64(arrival), input, output, blocks }
+        };
+        (0..count).map(request).collect()
+    }
+}
+
 impl Documents {
     /// Questions at `rate` a second, Poisson arrivals, each about a document that is drawn anew.
     #[must_use]
     pub fn requests(&self, rate: f64, block_tokens: u32, seed: u64) -> Vec<Request> {
         let mut chance = StdRng::seed_from_u64(seed);
-        let lengths: Vec<u32> = (0..self.count).map(|_| self.length(&mut chance)).collect();
+        let Self { tokens, mean, spread, .. } = *self;
+        let length = Lengths { tokens, mean, spread };
+        let lengths: Vec<u32> = (0..self.count).map(|_| length.draw(&mut chance)).collect();
         let mut arrival = 0.0;
         let request = |number: u64| {
             arrival -= ln(chance.random_range(f64::MIN_POSITIVE..1.0)) / rate;
@@ -48,15 +153,6 @@ impl Documents {
             Request { arrival, input, output: self.answer, blocks }
         };
         (0..(self.count as f64 * self.questions) as u64).map(request).collect()
-    }
-
-    /// Log-normal, cut at both ends.
-    fn length(&self, chance: &mut StdRng) -> u32 {
-        // Twelve uniform numbers are as good as normal.
-        let normal: f64 = (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0;
-        let median = ln(self.mean) - self.spread * self.spread / 2.0;
-        let tokens = exp(median + self.spread * normal);
-        (tokens as u32).clamp(self.tokens.0, self.tokens.1)
     }
 }
 
@@ -87,5 +183,27 @@ mod tests {
         blocks.dedup();
         let hits = 1.0 - blocks.len() as f64 / all;
         assert!((0.80..0.86).contains(&hits), "{hits}");
+    }
+
+    #[test]
+    fn profiles_are_as_long_as_they_say_and_share_nothing() {
+        for (name, profile) in Profile::ALL {
+            let requests = profile.requests(4000, 5.0, 16, 3);
+            assert_eq!(requests, profile.requests(4000, 5.0, 16, 3));
+            let mean = |of: fn(&Request) -> u32| {
+                requests.iter().map(|it| f64::from(of(it))).sum::<f64>() / 4000.0
+            };
+            let (input, output) = (mean(|it| it.input), mean(|it| it.output));
+            for (found, lengths) in [(input, profile.input), (output, profile.output)] {
+                let exact = lengths.spread == 0.0;
+                let off = (found / lengths.mean - 1.0).abs();
+                assert!(off <= if exact { 0.0 } else { 0.08 }, "{name}: {found}, {lengths:?}");
+            }
+            let mut blocks: Vec<u64> = requests.iter().flat_map(|it| it.blocks.clone()).collect();
+            let all = blocks.len();
+            blocks.sort_unstable();
+            blocks.dedup();
+            assert_eq!(blocks.len(), all, "{name}");
+        }
     }
 }

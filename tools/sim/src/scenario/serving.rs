@@ -6,29 +6,7 @@ use crate::{
     outcome::{Basis, Comparison, Line, Outcome, Plot, Table},
     page::number,
     policy::Policy,
-    workload::Documents,
-};
-
-/// What the paper's two workloads are taken for. It says nothing of how many documents it used, and
-/// how often: so many tokens in all, and so many questions about each, give the hit rates of its
-/// table 1. L-Eval has 508 documents; LooGLE's have about 24K tokens in the mean.
-const L_EVAL: Documents = Documents {
-    count: 508,
-    tokens: (3_000, 200_000),
-    mean: 7_700.0,
-    spread: 0.9,
-    question: 200,
-    answer: 150,
-    questions: 6.7,
-};
-const LOOGLE: Documents = Documents {
-    count: 330,
-    tokens: (5_000, 125_000),
-    mean: 24_500.0,
-    spread: 0.6,
-    question: 200,
-    answer: 150,
-    questions: 8.0,
+    workload::{Documents, L_EVAL, LOOGLE},
 };
 
 const SETUP: Setup = Setup { step_tokens: 8192, requests_max: 256, ..tutti::SETUP };
