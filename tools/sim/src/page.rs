@@ -1,12 +1,16 @@
 //! A page of HTML with everything in it.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, ops::Range};
 
-use plotters::prelude::*;
+use plotters::{
+    coord::ranged1d::{AsRangedCoord, ValueFormatter},
+    prelude::*,
+};
 
 use crate::outcome::{Bar, Basis, Gantt, Outcome, Plot, Table};
 
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem}\
+    nav{columns:3}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(30rem,1fr))}\
     table{border-collapse:collapse;margin:1rem 0}caption{text-align:left;font-weight:bold}\
     td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:right}\
     td:first-child,th:first-child,td.note{text-align:left}svg{max-width:100%;height:auto}";
@@ -18,21 +22,27 @@ const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem a
 pub fn page(outcomes: &[Outcome]) -> Result<String, String> {
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>ripieno sim</title>\
-         <style>{STYLE}</style><h1>ripieno sim</h1>"
+         <style>{STYLE}</style><h1>ripieno sim</h1><nav>"
     );
+    for outcome in outcomes {
+        let (name, title) = (text(&outcome.name), text(&outcome.title));
+        let _ = write!(page, "<a href=\"#{name}\">{name}</a>: {title}<br>");
+    }
+    page.push_str("</nav>");
     for outcome in outcomes {
         let (name, title) = (text(&outcome.name), text(&outcome.title));
         let _ = write!(page, "<h2 id=\"{name}\">{name}: {title}</h2><ul>");
         for setting in &outcome.setting {
             let _ = write!(page, "<li>{}</li>", text(setting));
         }
-        page.push_str("</ul>");
+        page.push_str("</ul><div class=\"plots\">");
         for plot in &outcome.plots {
             page.push_str(&svg(plot).map_err(|error| format!("{}: {error}", plot.title))?);
         }
         for gantt in &outcome.gantts {
             page.push_str(&bars(gantt).map_err(|error| format!("{}: {error}", gantt.title))?);
         }
+        page.push_str("</div>");
         outcome.tables.iter().chain(&comparisons(outcome)).for_each(|it| table(&mut page, it));
         for note in &outcome.notes {
             let _ = write!(page, "<p>{}</p>", text(note));
@@ -103,15 +113,33 @@ fn text(text: &str) -> String {
 }
 
 fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
-    let mut svg = String::new();
     let points = || plot.lines.iter().flat_map(|line| &line.points);
-    let (low, high) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), point| {
-        (low.min(point.0), high.max(point.0))
-    });
-    let top = points().map(|point| point.1).fold(0.0, f64::max) * 1.1;
-    if low >= high || top <= 0.0 {
+    let range = |of: fn(&(f64, f64)) -> f64| {
+        points().map(of).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+            (low.min(value), high.max(value))
+        })
+    };
+    let (left, right) = range(|point| point.0);
+    let (low, high) = range(|point| point.1);
+    if left >= right || high <= 0.0 {
         return Err("there is nothing to be drawn".into());
     }
+    // The legend has a part to itself.
+    let x = left..right + (right - left) * 0.35;
+    // What is a hundred times smaller would lie on the axis.
+    if low > 0.0 && high / low > 100.0 {
+        lines(plot, x, (low * 0.8..high * 1.25).log_scale())
+    } else {
+        lines(plot, x, 0.0..high * 1.1)
+    }
+}
+
+fn lines<Y>(plot: &Plot, x: Range<f64>, y: Y) -> Result<String, Box<dyn std::error::Error>>
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (760, 420)).into_drawing_area();
         root.fill(&WHITE)?;
@@ -120,8 +148,7 @@ fn svg(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            // The legend has a part to itself.
-            .build_cartesian_2d(low..high + (high - low) * 0.35, 0.0..top)?;
+            .build_cartesian_2d(x, y)?;
         chart.configure_mesh().max_light_lines(0).x_desc(&plot.x).y_desc(&plot.y).draw()?;
         for (index, line) in plot.lines.iter().enumerate() {
             let color = Palette99::pick(index).stroke_width(2);
@@ -199,7 +226,7 @@ mod tests {
         };
         let page = page(std::slice::from_ref(&outcome)).unwrap();
         assert!(page.contains("one: a &amp; b") && page.contains("<svg"), "{page}");
-        assert!(!page.contains("a<b") && !page.contains("src=") && !page.contains("href="));
+        assert!(!page.contains("a<b") && !page.contains("src=") && !page.contains("href=\"h"));
         let empty = Outcome {
             plots: vec![Plot { lines: Vec::new(), ..outcome.plots[0].clone() }],
             ..outcome
