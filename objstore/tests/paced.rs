@@ -51,12 +51,16 @@ fn what_goes_through_it_is_there_and_reads_go_before_writes() {
     let mut stack = Stack::new(&Plan::default());
     let (old, new) = (keys(0..8), keys(8..16));
     stack.put(&old, 0);
-    let mut store = paced(&stack, Config::default());
+    // One of each at a time.
+    let config = Config { read_depth_bytes: 1, write_depth_bytes: 1, ..Config::default() };
+    let mut store = paced(&stack, config);
     let writing = stack.begin(&new, 8);
     let mut writes = Vec::new();
     for layer in layers(&stack) {
         writes.push(store.store_layer(&writing, layer, FLOW, now(&stack)).unwrap());
     }
+    store.poll(now(&stack)).unwrap();
+    assert_eq!(store.in_flight(), 1, "nothing is in the first write's way");
     let prefix = stack.store.lookup(&old).unwrap();
     let targets = blocks(20, 8);
     targets.iter().for_each(|block| stack.wipe(*block));
@@ -68,10 +72,26 @@ fn what_goes_through_it_is_there_and_reads_go_before_writes() {
         let kind = Kind::Layer { step, layer: layer.0 };
         reads.push(store.retrieve_layer(&transfer, layer, FLOW, kind, now(&stack)).unwrap());
     }
-    let ended = finish(&stack, &mut store);
-    let order: Vec<OpId> = ended.iter().map(|(id, _)| *id).collect();
-    let wanted: Vec<OpId> = reads.into_iter().chain(writes).collect();
-    assert_eq!(order, wanted, "reads came last, and are needed first");
+    let mut ended: Vec<(OpId, PacedEnd)> = Vec::new();
+    for idle in 0..100_000 {
+        store.poll(now(&stack)).unwrap();
+        ended.extend(store.ended());
+        let has_ended = |id: &OpId| ended.iter().any(|(ended, _)| ended == id);
+        let writing = usize::from(!has_ended(&writes[0]));
+        if reads.iter().all(has_ended) {
+            break;
+        }
+        assert_eq!(store.in_flight(), 1 + writing, "a read, and what was there before it");
+        stack.clock.pause(idle, Nanos::MAX);
+    }
+    ended.extend(finish(&stack, &mut store));
+    let order = |of: &[OpId]| -> Vec<OpId> {
+        ended.iter().map(|(id, _)| *id).filter(|id| of.contains(id)).collect()
+    };
+    assert_eq!(order(&reads), reads);
+    let after: Vec<OpId> = reads.iter().chain(&writes[1..]).copied().collect();
+    assert_eq!(order(&after), after, "reads came last, and are needed first");
+    assert_eq!(ended.len(), reads.len() + writes.len());
     for (_, end) in &ended {
         assert!(matches!(end, PacedEnd::Moved(done) if done.objects == 16), "{end:?}");
     }

@@ -3,6 +3,8 @@
 
 mod faults;
 
+use std::time::{Duration, Instant};
+
 use nvme_driver::{DevicePtr, DmaError};
 use nvme_spec::sgl::{SglDescriptor, SglKind};
 use proptest::prelude::*;
@@ -403,10 +405,11 @@ proptest! {
 }
 
 impl Rig {
-    /// As [`Rig::io`], for media that work by themselves.
+    /// As [`Rig::io`], for media that work by themselves, in their own time.
     fn io_polled(&mut self, sqe: Sqe) -> Status {
         let cid = self.host.send(1, sqe);
-        for _ in 0..100_000 {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
             self.settle();
             if let Some(cqe) = self.host.reap(1) {
                 self.host.ring_cq(1);
