@@ -17,12 +17,16 @@ pub struct LaneModel {
     pub object: Duration,
     /// Part of the bandwidth that is left while reads and writes mix, for both together.
     pub mixed: f64,
+    /// Operations in progress at the most. Others wait, in the order in which they came.
+    pub window: usize,
 }
 
 /// Such a way, and what is on it.
 #[derive(Debug)]
 pub(crate) struct Lane {
     model: LaneModel,
+    /// Those that are not in progress: 0 for a read, 1 for a write.
+    outside: VecDeque<(usize, Waiting)>,
     /// Reads and writes.
     queues: [VecDeque<Waiting>; 2],
     /// On their last microseconds: when they arrive, and when it was their turn.
@@ -44,8 +48,8 @@ const NOTHING: f64 = 1e-9;
 
 impl Lane {
     pub(crate) fn new(model: LaneModel) -> Self {
-        let (queues, landing) = Default::default();
-        Self { model, queues, landing, now: Duration::ZERO }
+        let (outside, queues, landing) = Default::default();
+        Self { model, outside, queues, landing, now: Duration::ZERO }
     }
 
     /// Puts an operation on the way. `now` is not before what was said last.
@@ -64,7 +68,19 @@ impl Lane {
         };
         let calls = objects as f64 * self.model.object.as_secs_f64();
         let left = (bytes as f64 / bandwidth).max(calls);
-        self.queues[queue].push_back(Waiting { id, left, since: now });
+        self.outside.push_back((queue, Waiting { id, left, since: now }));
+        self.admit();
+    }
+
+    /// Takes operations on as far as there is room for them.
+    fn admit(&mut self) {
+        let queued = self.queues.iter().map(VecDeque::len).sum::<usize>();
+        let room = self.model.window.saturating_sub(queued + self.landing.len());
+        let most = room.min(self.outside.len());
+        for (queue, mut op) in self.outside.drain(..most) {
+            op.since = self.now;
+            self.queues[queue].push_back(op);
+        }
     }
 
     /// Which part of the way each direction has.
@@ -93,6 +109,7 @@ impl Lane {
             while let Some((_, id, since)) = self.landing.pop_front_if(is_there) {
                 arrived.push((id, since));
             }
+            self.admit();
         }
         self.advance(now);
         arrived
@@ -125,7 +142,7 @@ mod tests {
 
     fn lane(mixed: f64) -> Lane {
         let (latency, object) = (Duration::from_micros(80), Duration::ZERO);
-        Lane::new(LaneModel { read: 10e9, write: 5e9, latency, object, mixed })
+        Lane::new(LaneModel { read: 10e9, write: 5e9, latency, object, mixed, window: usize::MAX })
     }
 
     /// When each operation arrives, in microseconds.
@@ -151,6 +168,15 @@ mod tests {
         lane.push(Duration::ZERO, OpId(2), Direction::Write, 10 * MB, 1);
         // 1 ms of reads at a fifth of the way; 2 ms of writes, of which 1 ms is left then.
         assert_eq!(run(&mut lane), [(1, 5080), (2, 6080)]);
+    }
+
+    #[test]
+    fn what_is_outside_the_window_mixes_with_nothing() {
+        let mut lane = lane(0.4);
+        lane.model.window = 1;
+        lane.push(Duration::ZERO, OpId(1), Direction::Read, 10 * MB, 1);
+        lane.push(Duration::ZERO, OpId(2), Direction::Write, 10 * MB, 1);
+        assert_eq!(run(&mut lane), [(1, 1080), (2, 3160)]);
     }
 
     #[test]

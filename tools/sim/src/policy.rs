@@ -59,14 +59,19 @@ const AT_ONCE: Config = Config {
     is_slack_aware: false,
 };
 
-/// Two of the paper's drives, as its own path reaches them (figure 9; section 2.2).
+/// Two of the paper's drives, as its own path reaches them (figure 9; section 2.2). The window is
+/// the I/O kernel's: `GIO_WINDOW`.
 pub const TWO_DRIVES: LaneModel = LaneModel {
     read: 25.9e9,
     write: 9.8e9,
     latency: Duration::from_micros(80),
     object: Duration::ZERO,
     mixed: 0.4,
+    window: 8,
 };
+
+/// The same drives through the CPU, which asks for everything at once.
+const THROUGH_CPU: LaneModel = LaneModel { window: usize::MAX, ..TWO_DRIVES };
 
 /// Host memory over the link (section 2.2).
 const DRAM: LaneModel = LaneModel {
@@ -75,6 +80,7 @@ const DRAM: LaneModel = LaneModel {
     latency: Duration::from_micros(5),
     object: Duration::ZERO,
     mixed: 1.0,
+    window: usize::MAX,
 };
 
 /// Nothing takes any time.
@@ -84,6 +90,7 @@ const NO_TIME: LaneModel = LaneModel {
     latency: Duration::from_nanos(1),
     object: Duration::ZERO,
     mixed: 1.0,
+    window: usize::MAX,
 };
 
 impl Tier {
@@ -118,13 +125,13 @@ impl Policy {
     /// Drives, through the CPU and host memory, in chunks (LMCache).
     pub const SSD: Self = Self::of(
         "SSD",
-        Tier { lane: LaneModel { read: 3.4e9, write: 3e9, ..TWO_DRIVES }, ..CHUNKS },
+        Tier { lane: LaneModel { read: 3.4e9, write: 3e9, ..THROUGH_CPU }, ..CHUNKS },
     );
     /// As [`Policy::SSD`], layer by layer.
     pub const SSD_LAYERS: Self = Self::of(
         "SSD by layers",
         Tier {
-            lane: LaneModel { read: 3.4e9, write: 3e9, ..TWO_DRIVES },
+            lane: LaneModel { read: 3.4e9, write: 3e9, ..THROUGH_CPU },
             loads: Loads::Layers,
             ..CHUNKS
         },
@@ -132,7 +139,7 @@ impl Policy {
     /// Drives to GPU, each I/O started by the CPU, in chunks (LMCache with GDS).
     pub const GDS: Self = Self::of(
         "GDS",
-        Tier { lane: LaneModel { read: 11.9e9, write: 7e9, ..TWO_DRIVES }, ..CHUNKS },
+        Tier { lane: LaneModel { read: 11.9e9, write: 7e9, ..THROUGH_CPU }, ..CHUNKS },
     );
     /// Drives to GPU, layer by layer, everything as soon as it can.
     pub const NAIVE: Self = Self::of("layer-wise", Tier { schedule: AT_ONCE, ..DIRECT });

@@ -43,10 +43,11 @@ fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
     }
 }
 
-/// A tier of a policy that has one, with room for all writes to wait.
+/// A tier of a policy that has one, with room for all writes to wait. Reads and writes come from
+/// where nobody waits for the other: all that mixes does so on the drives.
 fn tier(policy: &Policy) -> Tier {
     let mut tier = policy.tier.expect("a policy with a tier");
-    tier.schedule.backlog_bytes = u64::MAX;
+    (tier.schedule.backlog_bytes, tier.lane.window) = (u64::MAX, usize::MAX);
     tier
 }
 
