@@ -187,6 +187,8 @@ Examples:
   ripieno sim
   ripieno sim tutti-13
   ripieno sim all --html report.html
+  ripieno sim conversation_trace.jsonl --rate 0.5 --gpus 2 --drives 4 --dram 512GiB
+  ripieno sim loogle --rate 0.4 --json
 
 Nothing is measured: a model of GPU and devices says how long each thing takes, and the store's own
 index and scheduler decide what happens. Each scenario says where its parameters are from, and
@@ -250,7 +252,7 @@ enum Command {
 
     /// Simulate serving with tiers of KV cache, beside the papers' numbers
     #[command(after_help = SIM_HELP)]
-    Sim(SimFlags),
+    Sim(Box<SimFlags>),
 
     /// Show devices: model, sizes, limits, formats, health
     ///

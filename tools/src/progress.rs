@@ -49,13 +49,17 @@ impl Progress {
         Self::with("[{bar:24}] {bytes} of {total_bytes} read", 0, terminal(wanted))
     }
 
-    /// A bar for scenarios that are simulated, on a terminal.
-    pub(crate) fn scenarios(all: usize) -> Self {
-        Self::with(
-            "[{bar:24}] {human_pos}/{human_len} scenarios  {wide_msg}",
-            all as u64,
-            terminal(true),
-        )
+    /// A bar for simulations, on a terminal.
+    pub(crate) fn simulations(all: usize) -> Self {
+        let template =
+            "{elapsed_precise} [{bar:24}] {human_pos}/{human_len} simulations  {wide_msg}";
+        Self::with(template, all as u64, terminal(true))
+    }
+
+    /// So many simulations are done, and the next one is this.
+    pub(crate) fn simulates(&self, done: usize, name: &str) {
+        self.bar.set_position(done as u64);
+        self.bar.set_message(name.to_owned());
     }
 
     /// A bar for files that are read, hidden as above.

@@ -1,25 +1,44 @@
 //! `ripieno sim`: serving with tiers of KV cache, in virtual time.
 
+mod machine;
+mod workload;
+
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use ripieno_sim::{Outcome, Scenario, comparisons, page};
+use ripieno_sim::{Machine, Outcome, POLICIES, Prices, Scenario, compare, comparisons, page};
 
 use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::table::fold;
 use crate::terminal;
+use machine::{MachineFlags, check_fit};
+use workload::{Workload, WorkloadFlags};
 
 /// Flags of `ripieno sim`.
 #[derive(Debug, Args)]
 pub(crate) struct SimFlags {
-    /// Scenarios to simulate; without any, they are listed. "all" stands for all of them
-    #[arg(value_name = "NAME")]
+    /// Scenarios to simulate, workloads, or traces in the format of Mooncake; without any,
+    /// scenarios and workloads are listed. "all" stands for all scenarios
+    #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
 
+    #[command(flatten)]
+    workload: WorkloadFlags,
+
+    #[command(flatten)]
+    machine: MachineFlags,
+
+    #[command(flatten)]
+    report: ReportFlags,
+}
+
+/// Flags of the report.
+#[derive(Debug, Args)]
+pub(crate) struct ReportFlags {
     /// Write a page with tables and plots to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -29,53 +48,119 @@ pub(crate) struct SimFlags {
     json: bool,
 }
 
+/// What is simulated.
+enum Task {
+    Scenario(&'static Scenario),
+    /// The name of a workload or a file, and its requests.
+    Compare(String, Workload),
+}
+
 /// Simulates, and reports.
 ///
 /// # Errors
-/// [`Problem`] for a scenario that there is not; when the page cannot be written.
+/// [`Problem`] for a scenario that there is not, or a trace that cannot be served; when the page
+/// cannot be written.
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
-    let scenarios = chosen(&flags.names)?;
-    if scenarios.is_empty() {
-        let list = Scenario::ALL.iter().map(|it| format!("{:14}{}", it.name, it.title));
-        terminal::print(list.collect::<Vec<_>>().join("\n"))?;
+    if flags.names.is_empty() {
+        terminal::print(list())?;
         return Ok(0);
     }
+    let (machine, prices) = (flags.machine.machine()?, flags.machine.prices());
+    let tasks = tasks(flags, &machine)?;
+    let runs = |task: &Task| match task {
+        Task::Scenario(_) => 1,
+        Task::Compare(..) => POLICIES.len(),
+    };
+    let progress = Progress::simulations(tasks.iter().map(runs).sum());
+    let mut done = 0;
     let mut outcomes = Vec::new();
-    let progress = Progress::scenarios(scenarios.len());
-    for (done, scenario) in scenarios.into_iter().enumerate() {
-        progress.note(scenario.name);
-        progress.advance(done, || scenario.name.to_owned());
-        outcomes.push(scenario.run());
+    for task in tasks {
+        let mut next = |name: &str| {
+            progress.simulates(done, name);
+            done += 1;
+        };
+        outcomes.push(match task {
+            Task::Scenario(scenario) => {
+                next(scenario.name);
+                scenario.run()
+            }
+            Task::Compare(name, workload) => {
+                compared(&name, &workload, &machine, &prices, &mut next)
+            }
+        });
     }
     progress.finish();
+    report(&outcomes, &flags.report)?;
+    Ok(0)
+}
+
+fn list() -> String {
+    let scenarios = Scenario::ALL.iter().map(|it| format!("{:14}{}", it.name, it.title));
+    let names: Vec<&str> = workload::names().collect();
+    let more =
+        format!("\nworkloads, and traces, with all policies: {}, or a file", names.join(", "));
+    scenarios.chain([more]).collect::<Vec<_>>().join("\n")
+}
+
+fn tasks(flags: &SimFlags, machine: &Machine) -> Result<Vec<Task>, Problem> {
+    if flags.names.iter().any(|name| name == "all") {
+        return Ok(Scenario::ALL.iter().map(Task::Scenario).collect());
+    }
+    let task = |name: &String| match Scenario::named(name) {
+        Some(scenario) => Ok(Task::Scenario(scenario)),
+        None => Ok(Task::Compare(name.clone(), read(name, &flags.workload, machine)?)),
+    };
+    flags.names.iter().map(task).collect()
+}
+
+/// Requests of a workload, all of which can be served.
+fn read(name: &str, flags: &WorkloadFlags, machine: &Machine) -> Result<Workload, Problem> {
+    // Who misspells a name has not meant a file.
+    let is_name = !name.contains(['/', '.']) && !Path::new(name).exists();
+    if is_name && !workload::names().any(|known| known == name) {
+        let scenarios = Scenario::ALL.iter().map(|it| it.name);
+        let known: Vec<&str> = scenarios.chain(workload::names()).collect();
+        let what = format!("{name}: no such scenario, workload or file");
+        return Err(Problem::new(
+            what,
+            format!("choose from {}, all, or a file", known.join(", ")),
+        ));
+    }
+    let workload = Workload::read(name, flags, machine.setup().block_tokens)?;
+    check_fit(machine, &workload.requests)?;
+    Ok(workload)
+}
+
+fn compared(
+    name: &str,
+    workload: &Workload,
+    machine: &Machine,
+    prices: &Prices,
+    next: impl FnMut(&str),
+) -> Outcome {
+    let Outcome { mut setting, tables, plots, notes, .. } =
+        compare(machine, prices, &workload.requests, next);
+    setting.splice(0..0, workload.setting.iter().cloned());
+    let name = Path::new(name).file_stem().map_or(name.into(), |name| name.to_string_lossy());
+    let title = "all policies beside each other".to_owned();
+    Outcome { name: name.into_owned(), title, setting, tables, plots, notes, ..Outcome::default() }
+}
+
+fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
     if let Some(file) = &flags.html {
-        let page = page(&outcomes).map_err(anyhow::Error::msg).context("drawing the page")?;
+        let page = page(outcomes).map_err(anyhow::Error::msg).context("drawing the page")?;
         fs::write(file, page).map_err(|error| {
             let what = format!("--html {}: cannot be written: {error}", file.display());
             Problem::new(what, "name a file in a directory that you may write to")
         })?;
     }
     if flags.json {
-        terminal::print(serde_json::to_string(&outcomes)?)?;
+        terminal::print(serde_json::to_string(outcomes)?)?;
     } else {
         let shown: Vec<String> = outcomes.iter().map(show).collect();
         terminal::print(shown.join("\n").trim_end())?;
     }
-    Ok(0)
-}
-
-fn chosen(names: &[String]) -> Result<Vec<&'static Scenario>, Problem> {
-    if names.iter().any(|name| name == "all") {
-        return Ok(Scenario::ALL.iter().collect());
-    }
-    let find = |name: &String| {
-        Scenario::named(name).ok_or_else(|| {
-            let known: Vec<&str> = Scenario::ALL.iter().map(|it| it.name).collect();
-            let what = format!("{name}: no such scenario");
-            Problem::new(what, format!("choose from {}, or all", known.join(", ")))
-        })
-    };
-    names.iter().map(find).collect()
+    Ok(())
 }
 
 fn show(outcome: &Outcome) -> String {

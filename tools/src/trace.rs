@@ -44,8 +44,8 @@ impl Request {
 pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
     let unreadable = |error: std::io::Error| {
         Problem::new(
-            format!("--trace {}: cannot be read: {error}", path.display()),
-            "check the path and its permissions; leave --trace out for a synthetic workload",
+            format!("trace {}: cannot be read: {error}", path.display()),
+            "check the path and its permissions",
         )
     };
     let file = File::open(path).map_err(unreadable)?;
@@ -70,7 +70,7 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
     }
     if requests.is_empty() {
         return Err(Problem::new(
-            format!("--trace {}: the trace holds no request", path.display()),
+            format!("trace {}: the file holds no request", path.display()),
             FORMAT,
         ));
     }

@@ -34,6 +34,17 @@ pub const LLAMA_3_8B: Model = Model {
     inner: 14336,
 };
 
+/// Llama-3-70B.
+pub const LLAMA_3_70B: Model = Model {
+    name: "llama-3-70b",
+    layers: 80,
+    hidden: 8192,
+    heads: 64,
+    kv_heads: 8,
+    head_dim: 128,
+    inner: 28672,
+};
+
 /// GLM-4-9B-Chat-1M.
 pub const GLM_4_9B_1M: Model = Model {
     name: "glm-4-9b-chat-1m",
@@ -46,6 +57,9 @@ pub const GLM_4_9B_1M: Model = Model {
 };
 
 impl Model {
+    /// All that there are.
+    pub const ALL: &[Self] = &[LLAMA_3_8B, LLAMA_3_70B, GLM_4_9B_1M];
+
     /// Weights of a layer.
     #[must_use]
     pub fn layer_weights(&self) -> f64 {
@@ -74,6 +88,8 @@ pub struct Gpu {
     pub name: &'static str,
     /// GPUs, for tensor parallelism.
     pub count: u32,
+    /// Bytes of each one's memory.
+    pub bytes: u64,
     /// Dense 16-bit FLOP a second of each, at the peak.
     pub flops: f64,
     /// Bytes a second of each one's memory.
@@ -92,6 +108,7 @@ pub struct Gpu {
 pub const H100: Gpu = Gpu {
     name: "H100",
     count: 1,
+    bytes: 80_000_000_000,
     flops: 989e12,
     bandwidth: 3.35e12,
     linear: 0.6,
@@ -100,7 +117,16 @@ pub const H100: Gpu = Gpu {
     layer_overhead: Duration::from_micros(30),
 };
 
+/// H200 SXM: the factors are those of [`H100`], and not calibrated.
+pub const H200: Gpu = Gpu { name: "H200", bytes: 141_000_000_000, bandwidth: 4.8e12, ..H100 };
+
+/// A100 SXM with 80 GB: as [`H200`].
+pub const A100: Gpu = Gpu { name: "A100", flops: 312e12, bandwidth: 2.039e12, ..H100 };
+
 impl Gpu {
+    /// All that there are.
+    pub const ALL: &[Self] = &[H100, H200, A100];
+
     /// How long a layer of a step computes.
     #[must_use]
     pub fn layer(&self, model: &Model, step: StepShape) -> Duration {

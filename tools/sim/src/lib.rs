@@ -7,6 +7,8 @@
 //!   evicted is the store's own [`kv_catalog::Catalog`]; what moves when is its own
 //!   [`kv_schedule::Scheduler`].
 //! - [`Policy`]: where KV cache is kept, and how it gets to the GPU.
+//! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
+//!   policies beside each other. [`Summary`], [`Prices`]: how well, and for how much.
 //! - [`Scenario`]: what can be simulated by name. [`Outcome`]: what was found, as tables and plots,
 //!   and a paper's numbers beside ours. [`page`]: as HTML.
 //!
@@ -17,20 +19,26 @@
 //! - Preemption: a request gets all its blocks when it is taken on, those for its output too.
 //! - Several tiers below the GPU at once, and prefetching.
 
+mod compare;
 mod engine;
 mod gpu;
 mod lane;
+mod machine;
 mod outcome;
 mod page;
 mod policy;
 mod scenario;
+mod summary;
 mod workload;
 
+pub use compare::{POLICIES, compare};
 pub use engine::{Report, Request, Run, Second, Served, Setup, Span, Work};
-pub use gpu::{GLM_4_9B_1M, Gpu, H100, LLAMA_3_8B, Model};
+pub use gpu::{A100, GLM_4_9B_1M, Gpu, H100, H200, LLAMA_3_8B, LLAMA_3_70B, Model};
 pub use lane::LaneModel;
+pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page};
-pub use policy::{Loads, Policy, TWO_DRIVES, Tier};
+pub use policy::{Loads, Medium, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;
+pub use summary::{Prices, Summary, Times};
 pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile};

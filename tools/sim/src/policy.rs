@@ -17,9 +17,20 @@ pub enum Loads {
     Whole,
 }
 
+/// What a tier consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    /// Host memory.
+    Host,
+    /// NVMe drives.
+    Drives,
+}
+
 /// A tier below the GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tier {
+    /// What it consists of.
+    pub medium: Medium,
     /// What its bytes go through.
     pub lane: LaneModel,
     /// Bytes.
@@ -74,7 +85,7 @@ pub const TWO_DRIVES: LaneModel = LaneModel {
 const THROUGH_CPU: LaneModel = LaneModel { window: usize::MAX, ..TWO_DRIVES };
 
 /// Host memory over the link (section 2.2).
-const DRAM: LaneModel = LaneModel {
+pub(crate) const DRAM_LINK: LaneModel = LaneModel {
     read: 50e9,
     write: 50e9,
     latency: Duration::from_micros(5),
@@ -114,7 +125,8 @@ impl Policy {
     pub const DRAM: Self = Self::of(
         "DRAM",
         Tier {
-            lane: DRAM,
+            medium: Medium::Host,
+            lane: DRAM_LINK,
             capacity: 256 * GIB,
             unit_tokens: 256,
             objects: 1,
@@ -159,6 +171,7 @@ impl Policy {
 
 /// Chunks of 256 tokens, as LMCache has them.
 const CHUNKS: Tier = Tier {
+    medium: Medium::Drives,
     lane: TWO_DRIVES,
     capacity: 14 * TB,
     unit_tokens: 256,
@@ -168,6 +181,7 @@ const CHUNKS: Tier = Tier {
 };
 
 const DIRECT: Tier = Tier {
+    medium: Medium::Drives,
     lane: TWO_DRIVES,
     capacity: 14 * TB,
     unit_tokens: 64,

@@ -2,10 +2,12 @@
 
 use super::{Scenario, predicted, tutti};
 use crate::{
-    engine::{Report, Run, Second, Setup},
+    compare::busy,
+    engine::{Report, Run, Setup},
     outcome::{Basis, Comparison, Line, Outcome, Plot, Table},
     page::number,
     policy::Policy,
+    summary::Prices,
     workload::{Documents, L_EVAL, LOOGLE},
 };
 
@@ -125,30 +127,9 @@ fn figure_8() -> Outcome {
 /// How busy GPU and drives are, minute by minute.
 fn use_over_time(policy: &Policy) -> Plot {
     const RATE: f64 = 0.5;
-    const SPAN: usize = 60;
-    let lane = policy.tier.expect("a policy with a tier").lane;
     let requests = LOOGLE.requests(RATE, SETUP.block_tokens, SEED);
-    let seconds = Run::serve(&SETUP, policy, &requests).seconds;
-    let line = |name: &str, of: &dyn Fn(&Second) -> f64| {
-        let point = |(at, minute): (usize, &[Second])| {
-            let part = minute.iter().map(of).sum::<f64>() / minute.len() as f64;
-            (at as f64, part * 100.0)
-        };
-        Line {
-            name: name.to_owned(),
-            points: seconds.chunks(SPAN).enumerate().map(point).collect(),
-        }
-    };
-    Plot {
-        title: format!("LooGLE at {RATE}/s, {}: what is busy", policy.name),
-        x: "minute".to_owned(),
-        y: "%".to_owned(),
-        lines: vec![
-            line("GPU computes", &|it| it.compute.as_secs_f64()),
-            line("reads, of the bandwidth", &|it| it.read_bytes as f64 / lane.read),
-            line("writes, of the bandwidth", &|it| it.write_bytes as f64 / lane.write),
-        ],
-    }
+    let report = Run::serve(&SETUP, policy, &requests);
+    busy(&format!("LooGLE at {RATE}/s, {}", policy.name), policy, &report)
 }
 
 /// What is measured.
@@ -226,16 +207,9 @@ impl<'a> Sweep<'a> {
 pub(super) const FIGURE_14: Scenario =
     Scenario { name: "tutti-14", title: "cost of a million tokens", run: figure_14 };
 
-/// Section 4.3: dollars an hour, for a GPU and for a gigabyte.
-const GPU_PRICE: f64 = 5.0;
-const DRAM_PRICE: f64 = 0.0088;
-const SSD_PRICE: f64 = 0.000_082;
-
 /// Dollars of a million tokens.
 fn cost(policy: &Policy, point: &Point) -> f64 {
-    let gigabytes = policy.tier.map_or(0.0, |tier| tier.capacity as f64 / 1e9);
-    let price = if policy.name == Policy::DRAM.name { DRAM_PRICE } else { SSD_PRICE };
-    (GPU_PRICE + gigabytes * price) / (point.throughput * 3600.0) * 1e6
+    Prices::million(Prices::TUTTI.hour(1, policy), point.throughput)
 }
 
 fn figure_14() -> Outcome {
@@ -247,8 +221,9 @@ fn figure_14() -> Outcome {
         Sweep::run("LooGLE", &LOOGLE, &[0.2, 0.4, 0.5, 0.6, 0.8, 1.2, 8.0], &POLICIES),
     ];
     let mut outcome = Outcome { setting: setting(&LOOGLE), ..Outcome::default() };
+    let Prices { gpu, dram_gb, drive_gb } = Prices::TUTTI;
     outcome.setting.push(format!(
-        "${GPU_PRICE} an hour for a GPU, ${DRAM_PRICE} and ${SSD_PRICE} for a gigabyte of DRAM and \
+        "${gpu} an hour for a GPU, ${dram_gb} and ${drive_gb} for a gigabyte of DRAM and \
          of drives (section 4.3), for all that a tier has; tokens of prompts and answers, until \
          the last request has ended"
     ));

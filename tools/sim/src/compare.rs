@@ -1,0 +1,179 @@
+//! One workload, all policies beside each other.
+
+use std::time::Duration;
+
+use crate::{
+    engine::{Report, Request, Run, Second},
+    machine::Machine,
+    outcome::{Line, Outcome, Plot, Table},
+    page::number,
+    policy::{Medium, Policy},
+    summary::{Prices, Summary, percentile},
+};
+
+/// What is compared where nothing else is asked for.
+pub const POLICIES: &[Policy] = &[
+    Policy::RECOMPUTE,
+    Policy::HBM,
+    Policy::DRAM,
+    Policy::SSD,
+    Policy::GDS,
+    Policy::NAIVE,
+    Policy::OURS,
+    Policy::AHEAD,
+];
+
+/// Serves requests with each policy. `next` is called before each, with its name.
+///
+/// # Panics
+/// When the GPUs' memory has no room for one of the requests: see [`Machine::too_long`].
+#[must_use]
+pub fn compare(
+    machine: &Machine,
+    prices: &Prices,
+    requests: &[Request],
+    mut next: impl FnMut(&str),
+) -> Outcome {
+    let setup = machine.setup();
+    let mut outcome = Outcome { setting: machine.setting(), ..Outcome::default() };
+    outcome.setting.extend(tiers(machine, prices));
+    let (mut latency, mut places, mut costs) = (Vec::new(), Vec::new(), Vec::new());
+    let mut lines = Vec::new();
+    for policy in POLICIES {
+        next(policy.name);
+        let policy = machine.policy(*policy);
+        let report = Run::serve(&setup, &policy, requests);
+        let summary = Summary::of(&policy, requests, &report);
+        latency.push(row(policy.name, &latencies(&summary)));
+        places.push(row(policy.name, &traffic(&summary, &report)));
+        let hour = prices.hour(machine.gpu.count, &policy);
+        let tokens = summary.tokens_per_second;
+        let million = format!("{:.3}", Prices::million(hour, tokens));
+        costs.push(row(
+            policy.name,
+            &[number(summary.requests_per_second), number(tokens), number(hour), million],
+        ));
+        lines.push(Line { name: policy.name.to_owned(), points: distribution(&report) });
+        if policy.tier.is_some() && report.seconds.len() > 1 {
+            outcome.plots.push(busy(policy.name, &policy, &report));
+        }
+    }
+    outcome.plots.insert(
+        0,
+        Plot {
+            title: "TTFT: so many percent of requests take no longer".to_owned(),
+            x: "%".to_owned(),
+            y: "s".to_owned(),
+            lines,
+        },
+    );
+    outcome.tables = vec![
+        table("TTFT and inter-token latency", &LATENCY, latency),
+        table("Where prompts' tokens were, and what was moved", &TRAFFIC, places),
+        table("Cost", &["requests/s", "tokens/s", "$ an hour", "$ a million tokens"], costs),
+    ];
+    outcome
+}
+
+const LATENCY: [&str; 8] = [
+    "TTFT, ms",
+    "p50",
+    "p95",
+    "p99",
+    "inter-token latency, ms",
+    "p95",
+    "p99",
+    "bubble, % of steps",
+];
+const TRAFFIC: [&str; 6] =
+    ["GPU, %", "host memory, %", "drives, %", "together, %", "read, GB", "written, GB"];
+
+fn latencies(summary: &Summary) -> [String; 8] {
+    let Summary { ttft, itl, bubble, .. } = summary;
+    let ms = |seconds: f64| number(seconds * 1e3);
+    let [first, half, most, nearly] = [ttft.mean, ttft.p50, ttft.p95, ttft.p99].map(ms);
+    let [between, often, rarely] = [itl.mean, itl.p95, itl.p99].map(ms);
+    [first, half, most, nearly, between, often, rarely, number(bubble * 100.0)]
+}
+
+fn traffic(summary: &Summary, report: &Report) -> [String; 6] {
+    let parts = [summary.hbm_hits, summary.host_hits, summary.drive_hits, summary.hits()];
+    let [gpu, host, drives, all] = parts.map(|part| number(part * 100.0));
+    let [read, written] =
+        [report.read_bytes, report.write_bytes].map(|bytes| format!("{:.0}", bytes as f64 / 1e9));
+    [gpu, host, drives, all, read, written]
+}
+
+fn row(name: &str, cells: &[String]) -> Vec<String> {
+    std::iter::once(name.to_owned()).chain(cells.iter().cloned()).collect()
+}
+
+fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Table {
+    let columns = std::iter::once("").chain(columns.iter().copied()).map(str::to_owned).collect();
+    Table { title: title.to_owned(), columns, rows }
+}
+
+/// Tiers and prices, in words.
+pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> [String; 3] {
+    let gb = |bandwidth: f64| number(bandwidth / 1e9);
+    let read = |policy| machine.policy(policy).tier.map_or_else(String::new, |it| gb(it.lane.read));
+    [
+        format!(
+            "{} drives of {:.1} TB: {} GB/s of reads directly, {} with GDS, {} through the CPU; \
+             {:.0} GB of host memory: {} GB/s (Tutti, figure 9 and section 2.2)",
+            machine.drives,
+            machine.drive_bytes as f64 / 1e12,
+            read(Policy::OURS),
+            read(Policy::GDS),
+            read(Policy::SSD),
+            machine.dram_bytes as f64 / 1e9,
+            read(Policy::DRAM)
+        ),
+        format!(
+            "${} an hour for a GPU, ${} and ${} for a gigabyte of host memory and of drives, for \
+             all that a tier has{}; tokens of prompts and output, until the last request has ended",
+            prices.gpu,
+            prices.dram_gb,
+            prices.drive_gb,
+            if *prices == Prices::TUTTI { " (Tutti, section 4.3)" } else { "" }
+        ),
+        "bandwidths beyond two drives and one GPU are assumed to grow with their number, up to \
+         what the links of the GPUs have"
+            .to_owned(),
+    ]
+}
+
+fn distribution(report: &Report) -> Vec<(f64, f64)> {
+    let mut times: Vec<f64> = report.served.iter().map(|it| it.ttft.as_secs_f64()).collect();
+    times.sort_unstable_by(f64::total_cmp);
+    (1..=99).map(|percent| (percent as f64, percentile(&times, percent))).collect()
+}
+
+/// How busy GPU and tier are: in each minute, or less often in a long run.
+pub(crate) fn busy(title: &str, policy: &Policy, report: &Report) -> Plot {
+    const POINTS: usize = 120;
+    let Report { seconds, .. } = report;
+    let span = seconds.len().div_ceil(POINTS).next_multiple_of(60).min(seconds.len() / 2).max(1);
+    let line = |name: String, of: &dyn Fn(&Second) -> f64| {
+        let point = |(at, part): (usize, &[Second])| {
+            let busy = part.iter().map(of).sum::<f64>() / part.len() as f64;
+            ((at * span) as f64 / 60.0, busy * 100.0)
+        };
+        Line { name, points: seconds.chunks(span).enumerate().map(point).collect() }
+    };
+    let mut lines = vec![line("GPU computes".to_owned(), &|it| Duration::as_secs_f64(&it.compute))];
+    if let Some(tier) = policy.tier {
+        let medium = match tier.medium {
+            Medium::Host => "host memory",
+            Medium::Drives => "drives",
+        };
+        lines.push(line(format!("{medium}: reads, of the bandwidth"), &|it| {
+            it.read_bytes as f64 / tier.lane.read
+        }));
+        lines.push(line(format!("{medium}: writes, of the bandwidth"), &|it| {
+            it.write_bytes as f64 / tier.lane.write
+        }));
+    }
+    let (x, y) = ("minute".to_owned(), "%".to_owned());
+    Plot { title: format!("{title}: what is busy"), x, y, lines }
+}

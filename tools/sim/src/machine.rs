@@ -1,0 +1,165 @@
+//! A machine to serve on, and the policies on it.
+
+use crate::{
+    engine::{Request, Setup},
+    gpu::{Gpu, Model},
+    lane::LaneModel,
+    policy::{DRAM_LINK, Medium, Policy, TWO_DRIVES},
+};
+
+/// GPUs that share a model's tensors, host memory and drives.
+///
+/// With several GPUs each computes and keeps its part of the heads, and loads its part of each
+/// block: bandwidths and memory are those of all of them together. What they say to each other is
+/// not modelled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Machine {
+    /// The model.
+    pub model: Model,
+    /// The GPUs.
+    pub gpu: Gpu,
+    /// Bytes for KV cache of all GPUs together.
+    pub kv_bytes: u64,
+    /// Bytes of host memory for KV cache.
+    pub dram_bytes: u64,
+    /// Drives, which all GPUs share.
+    pub drives: u32,
+    /// Bytes of each.
+    pub drive_bytes: u64,
+}
+
+/// Tokens of a block.
+const BLOCK_TOKENS: u32 = 64;
+
+impl Machine {
+    /// What 90 % of the GPUs' memory leave beside the weights of the layers; none if they do not
+    /// fit.
+    #[must_use]
+    pub fn kv_room(model: &Model, gpu: &Gpu) -> Option<u64> {
+        let weights = 2.0 * model.layer_weights() * f64::from(model.layers);
+        let bytes = gpu.bytes as f64 * f64::from(gpu.count) * 0.9 - weights;
+        (bytes > 0.0).then_some(bytes as u64)
+    }
+
+    /// The engine on it: blocks of 64 tokens, steps of up to 8,192, up to 256 requests at a time.
+    #[must_use]
+    pub fn setup(&self) -> Setup {
+        Setup {
+            model: self.model,
+            gpu: self.gpu,
+            kv_bytes: self.kv_bytes,
+            block_tokens: BLOCK_TOKENS,
+            step_tokens: 8192,
+            requests_max: 256,
+        }
+    }
+
+    /// The policy with the tier that this machine has: the bandwidth of its drives, and no more for
+    /// each GPU than software or the link can move.
+    #[must_use]
+    pub fn policy(&self, policy: Policy) -> Policy {
+        let (gpus, drives) = (f64::from(self.gpu.count), f64::from(self.drives));
+        let tier = policy.tier.map(|mut tier| {
+            let LaneModel { read, write, .. } = tier.lane;
+            match tier.medium {
+                Medium::Host => {
+                    (tier.lane.read, tier.lane.write) = (read * gpus, write * gpus);
+                    tier.capacity = self.dram_bytes;
+                }
+                Medium::Drives => {
+                    // What is as fast as two drives is so because of them.
+                    let limit = |of: f64, two: f64, link: f64| {
+                        let each = if of >= two { link } else { of };
+                        (each * gpus).min(two / 2.0 * drives)
+                    };
+                    if read <= TWO_DRIVES.read {
+                        tier.lane.read = limit(read, TWO_DRIVES.read, DRAM_LINK.read);
+                        tier.lane.write = limit(write, TWO_DRIVES.write, DRAM_LINK.write);
+                    }
+                    tier.capacity = self.drive_bytes.saturating_mul(self.drives.into());
+                }
+            }
+            tier
+        });
+        Policy { tier, ..policy }
+    }
+
+    /// The first of `requests` that the GPUs' memory has no room for, alone.
+    #[must_use]
+    pub fn too_long(&self, requests: &[Request]) -> Option<usize> {
+        let room = self.kv_bytes / (self.model.token_bytes() * u64::from(BLOCK_TOKENS));
+        let blocks = |it: &Request| {
+            (u64::from(it.input) + u64::from(it.output.max(1))).div_ceil(BLOCK_TOKENS.into())
+        };
+        requests.iter().position(|request| blocks(request) > room)
+    }
+
+    /// Its parts, in words.
+    #[must_use]
+    pub fn setting(&self) -> Vec<String> {
+        let Self { model, gpu, kv_bytes, .. } = self;
+        let mut setting = vec![format!(
+            "{} on {} {} ({:.0} TFLOP/s, of which matrix products reach {:.0} % and attention \
+             {:.0} %); {:.1} GB for KV cache",
+            model.name,
+            gpu.count,
+            gpu.name,
+            gpu.flops / 1e12,
+            gpu.linear * 100.0,
+            gpu.attention * 100.0,
+            *kv_bytes as f64 / 1e9
+        )];
+        if gpu.count > 1 {
+            setting.push(
+                "tensor parallel: each GPU has its part of the heads; what GPUs say to each other \
+                 is not modelled"
+                    .to_owned(),
+            );
+        }
+        setting.push(
+            "blocks of 64 tokens, up to 8,192 tokens a step (chunked prefill), up to 256 requests \
+             at a time"
+                .to_owned(),
+        );
+        setting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::{H100, LLAMA_3_8B, LLAMA_3_70B};
+
+    #[test]
+    fn a_policy_has_what_the_machine_has() {
+        let machine = Machine {
+            model: LLAMA_3_8B,
+            gpu: H100,
+            kv_bytes: 50 << 30,
+            dram_bytes: 1 << 40,
+            drives: 2,
+            drive_bytes: 7_000_000_000_000,
+        };
+        for policy in [Policy::SSD, Policy::GDS, Policy::OURS, Policy::ORACLE, Policy::HBM] {
+            assert_eq!(machine.policy(policy), policy);
+        }
+        let read = |machine: Machine, policy| machine.policy(policy).tier.unwrap().lane.read;
+        // More drives are of no use to the CPU, and of no more than the link has.
+        let four = Machine { drives: 4, ..machine };
+        assert_eq!([Policy::SSD, Policy::GDS].map(|it| read(four, it)), [3.4e9, 11.9e9]);
+        assert_eq!(read(four, Policy::OURS), 50e9);
+        let two_gpus = Machine { gpu: Gpu { count: 2, ..H100 }, ..four };
+        assert_eq!(read(two_gpus, Policy::GDS), 23.8e9);
+        assert_eq!(read(two_gpus, Policy::OURS), 51.8e9);
+        assert_eq!(machine.policy(Policy::DRAM).tier.unwrap().capacity, 1 << 40);
+    }
+
+    #[test]
+    fn weights_that_do_not_fit_leave_no_room() {
+        assert_eq!(Machine::kv_room(&LLAMA_3_70B, &H100), None);
+        let two = Machine::kv_room(&LLAMA_3_70B, &Gpu { count: 2, ..H100 });
+        assert!(two.is_some_and(|room| room < 10 << 30), "{two:?}");
+        let one = Machine::kv_room(&LLAMA_3_8B, &H100).unwrap() >> 30;
+        assert!((50..60).contains(&one), "{one}");
+    }
+}

@@ -1,0 +1,142 @@
+//! A run in a few numbers, and what it costs.
+
+use serde::Serialize;
+
+use crate::{
+    engine::{Report, Request},
+    policy::{Medium, Policy},
+};
+
+/// Times in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Times {
+    /// The mean.
+    pub mean: f64,
+    /// Half of them take no longer.
+    pub p50: f64,
+    /// 95 % take no longer.
+    pub p95: f64,
+    /// 99 % take no longer.
+    pub p99: f64,
+}
+
+impl Times {
+    /// Of any times; zeros without one.
+    fn of(mut times: Vec<f64>) -> Self {
+        if times.is_empty() {
+            return Self::default();
+        }
+        times.sort_unstable_by(f64::total_cmp);
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let [p50, p95, p99] = [50, 95, 99].map(|part| percentile(&times, part));
+        Self { mean, p50, p95, p99 }
+    }
+}
+
+/// The least of sorted times that so many percent do not exceed.
+pub(crate) fn percentile(times: &[f64], percent: usize) -> f64 {
+    times[(times.len() * percent).div_ceil(100).max(1) - 1]
+}
+
+/// How well a workload was served.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// To the first token.
+    pub ttft: Times,
+    /// Between two tokens: of each request, the mean.
+    pub itl: Times,
+    /// Part of the prompts' tokens that was in the GPU's memory.
+    pub hbm_hits: f64,
+    /// Part of them that was loaded from host memory.
+    pub host_hits: f64,
+    /// Part of them that was loaded from drives.
+    pub drive_hits: f64,
+    /// Part of the time of all steps that the GPU waited for loads.
+    pub bubble: f64,
+    /// Requests a second, from the first one that came to the last one that ended.
+    pub requests_per_second: f64,
+    /// Tokens a second, prompts and output.
+    pub tokens_per_second: f64,
+}
+
+impl Summary {
+    /// Of what `policy` did for `requests`.
+    #[must_use]
+    pub fn of(policy: &Policy, requests: &[Request], report: &Report) -> Self {
+        let Report { served, took, compute, bubble, .. } = report;
+        let both = || requests.iter().zip(served);
+        let itl = both().filter(|(request, _)| request.output > 1);
+        let itl = itl.map(|(it, was)| was.decode.as_secs_f64() / f64::from(it.output - 1));
+        let sum = |of: &dyn Fn(&Request) -> u32| requests.iter().map(|it| f64::from(of(it))).sum();
+        let (input, output): (f64, f64) = (sum(&|it| it.input), sum(&|it| it.output));
+        let hbm: f64 = served.iter().map(|it| f64::from(it.hbm_tokens)).sum();
+        let loaded: f64 = served.iter().map(|it| f64::from(it.loaded_tokens)).sum();
+        let is_host = policy.tier.is_some_and(|tier| tier.medium == Medium::Host);
+        let host = if is_host { loaded } else { 0.0 };
+        let took = took.as_secs_f64();
+        Self {
+            ttft: Times::of(served.iter().map(|it| it.ttft.as_secs_f64()).collect()),
+            itl: Times::of(itl.collect()),
+            hbm_hits: hbm / input,
+            host_hits: host / input,
+            drive_hits: (loaded - host) / input,
+            bubble: bubble.as_secs_f64() / (*compute + *bubble).as_secs_f64(),
+            requests_per_second: requests.len() as f64 / took,
+            tokens_per_second: (input + output) / took,
+        }
+    }
+
+    /// Part of the prompts' tokens that was not computed.
+    #[must_use]
+    pub fn hits(&self) -> f64 {
+        self.hbm_hits + self.host_hits + self.drive_hits
+    }
+}
+
+/// Dollars an hour.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Prices {
+    /// Of a GPU.
+    pub gpu: f64,
+    /// Of 10^9 bytes of host memory.
+    pub dram_gb: f64,
+    /// Of 10^9 bytes of drives.
+    pub drive_gb: f64,
+}
+
+impl Prices {
+    /// The Tutti paper's (section 4.3).
+    pub const TUTTI: Self = Self { gpu: 5.0, dram_gb: 0.0088, drive_gb: 0.000_082 };
+
+    /// Of so many GPUs and of all that a policy's tiers have, used or not.
+    #[must_use]
+    pub fn hour(&self, gpus: u32, policy: &Policy) -> f64 {
+        let tier = policy.tier.map_or(0.0, |tier| {
+            let price = match tier.medium {
+                Medium::Host => self.dram_gb,
+                Medium::Drives => self.drive_gb,
+            };
+            tier.capacity as f64 / 1e9 * price
+        });
+        self.gpu * f64::from(gpus) + tier
+    }
+
+    /// Of a million tokens, at so many a second.
+    #[must_use]
+    pub fn million(hour: f64, tokens_per_second: f64) -> f64 {
+        hour / (tokens_per_second * 3600.0) * 1e6
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_times_that_were_measured() {
+        let times = Times::of((1..=200).rev().map(f64::from).collect());
+        assert_eq!(times, Times { mean: 100.5, p50: 100.0, p95: 190.0, p99: 198.0 });
+        assert_eq!(Times::of(vec![7.0]), Times { mean: 7.0, p50: 7.0, p95: 7.0, p99: 7.0 });
+        assert_eq!(Times::of(Vec::new()), Times::default());
+    }
+}

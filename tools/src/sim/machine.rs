@@ -1,0 +1,120 @@
+//! What it is served on.
+
+use clap::Args;
+use ripieno_sim::{Gpu, H100, LLAMA_3_8B, Machine, Model, Prices, Request};
+
+use super::workload::above_zero;
+use crate::problem::Problem;
+use crate::size::{self, Size};
+
+/// Flags of the machine, and prices.
+#[derive(Debug, Args)]
+pub(crate) struct MachineFlags {
+    /// The model: llama-3-8b, llama-3-70b or glm-4-9b-chat-1m
+    #[arg(long, value_name = "NAME", default_value = LLAMA_3_8B.name, value_parser = model,
+        help_heading = "Machine")]
+    model: Model,
+
+    /// The GPU: H100, H200 or A100
+    #[arg(long, value_name = "NAME", default_value = H100.name, value_parser = gpu,
+        help_heading = "Machine")]
+    gpu: Gpu,
+
+    /// GPUs that share the model's tensors; host memory and drives are shared by all of them
+    #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Machine",
+        value_parser = clap::value_parser!(u32).range(1..=64))]
+    gpus: u32,
+
+    /// Memory of all GPUs for KV cache [default: 90 % of it, less the weights of the layers]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
+    kv_memory: Option<u64>,
+
+    /// Host memory for KV cache
+    #[arg(long, value_name = "SIZE", default_value = "256GiB", value_parser = size::parse,
+        help_heading = "Machine")]
+    dram: u64,
+
+    /// Drives; each has half of the bandwidth of the Tutti paper's two
+    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
+        value_parser = clap::value_parser!(u32).range(1..=256))]
+    drives: u32,
+
+    /// What a drive has room for
+    #[arg(long, value_name = "SIZE", default_value = "7TB", value_parser = size::parse,
+        help_heading = "Machine")]
+    drive_size: u64,
+
+    /// Dollars an hour for a GPU. The default prices are the Tutti paper's (section 4.3)
+    #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.gpu,
+        value_parser = above_zero, help_heading = "Prices")]
+    gpu_price: f64,
+
+    /// Dollars an hour for 10^9 bytes of host memory
+    #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.dram_gb,
+        value_parser = above_zero, help_heading = "Prices")]
+    dram_price: f64,
+
+    /// Dollars an hour for 10^9 bytes of drives
+    #[arg(long, value_name = "DOLLARS", default_value_t = Prices::TUTTI.drive_gb,
+        value_parser = above_zero, help_heading = "Prices")]
+    drive_price: f64,
+}
+
+fn model(name: &str) -> Result<Model, String> {
+    let found = Model::ALL.iter().find(|model| model.name == name);
+    found.copied().ok_or_else(|| "no such model".to_owned())
+}
+
+fn gpu(name: &str) -> Result<Gpu, String> {
+    let found = Gpu::ALL.iter().find(|gpu| gpu.name.eq_ignore_ascii_case(name));
+    found.copied().ok_or_else(|| "no such GPU".to_owned())
+}
+
+impl MachineFlags {
+    /// The machine.
+    ///
+    /// # Errors
+    /// [`Problem`] if the model does not fit.
+    pub(crate) fn machine(&self) -> Result<Machine, Problem> {
+        let gpu = Gpu { count: self.gpus, ..self.gpu };
+        let Self { model, dram, drives, drive_size, .. } = *self;
+        let room = self.kv_memory.or_else(|| Machine::kv_room(&model, &gpu)).ok_or_else(|| {
+            let has = Size(gpu.bytes * u64::from(gpu.count));
+            let what = format!("--model {}: its weights leave no room in {has}", model.name);
+            Problem::new(what, "use more GPUs (--gpus)")
+        })?;
+        Ok(Machine {
+            model,
+            gpu,
+            kv_bytes: room,
+            dram_bytes: dram,
+            drives,
+            drive_bytes: drive_size,
+        })
+    }
+
+    /// The prices.
+    pub(crate) fn prices(&self) -> Prices {
+        let Self { gpu_price, dram_price, drive_price, .. } = *self;
+        Prices { gpu: gpu_price, dram_gb: dram_price, drive_gb: drive_price }
+    }
+}
+
+/// Whether each request fits into the GPUs' memory, alone.
+///
+/// # Errors
+/// [`Problem`] for the first that does not.
+pub(crate) fn check_fit(machine: &Machine, requests: &[Request]) -> Result<(), Problem> {
+    let Some(at) = machine.too_long(requests) else { return Ok(()) };
+    let Request { input, output, .. } = requests[at];
+    let need = u64::from(input + output) * machine.model.token_bytes();
+    let [need, room] = [need, machine.kv_bytes].map(Size);
+    Err(Problem::new(
+        format!(
+            "request {}: {input} tokens of prompt and {output} of output need {need} of KV cache, \
+             and the GPU's memory has {room} for it",
+            at + 1
+        ),
+        "use more GPUs (--gpus) or more memory (--kv-memory)",
+    ))
+}

@@ -1,0 +1,243 @@
+//! What is served: a trace, or a workload with a name.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use ripieno_sim::{Documents, L_EVAL, LOOGLE, Profile, Request};
+
+use crate::model::TRACE_BLOCK_TOKENS;
+use crate::problem::Problem;
+use crate::trace;
+
+/// Flags of the workload.
+#[derive(Debug, Args)]
+pub(crate) struct WorkloadFlags {
+    /// Requests a second, in the mean. The times of a trace are stretched or pressed to it
+    /// [default: a trace's own; 1 for documents, 4 for profiles]
+    #[arg(long, value_name = "RATE", value_parser = above_zero, help_heading = "Workload")]
+    rate: Option<f64>,
+
+    /// Only the first so many requests [default: all of a trace; 4000 of a profile]
+    #[arg(long, value_name = "COUNT", help_heading = "Workload",
+        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
+    requests: Option<usize>,
+
+    /// Seed of a workload that is drawn
+    #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload")]
+    seed: u64,
+}
+
+/// Reads a number above zero.
+pub(crate) fn above_zero(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number, such as 0.5".to_owned())?;
+    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("expected above 0".to_owned()) }
+}
+
+const DOCUMENTS: [(&str, Documents); 2] = [("l-eval", L_EVAL), ("loogle", LOOGLE)];
+
+/// Names of workloads that are not files.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    DOCUMENTS.iter().map(|(name, _)| *name).chain(Profile::ALL.iter().map(|(name, _)| *name))
+}
+
+/// Requests, and what they are.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    /// In the order of their arrival.
+    pub(crate) requests: Vec<Request>,
+    /// Where they are from, in words.
+    pub(crate) setting: Vec<String>,
+}
+
+impl Workload {
+    /// The workload of a name, or the trace in a file of that name.
+    ///
+    /// # Errors
+    /// [`Problem`] for a trace that cannot be read, or has a request that is none.
+    pub(crate) fn read(
+        name: &str,
+        flags: &WorkloadFlags,
+        block_tokens: u32,
+    ) -> Result<Self, Problem> {
+        let mut workload = if let Some((_, documents)) = DOCUMENTS.iter().find(|it| it.0 == name) {
+            let requests = documents.requests(flags.rate.unwrap_or(1.0), block_tokens, flags.seed);
+            let Documents { count, mean, question, questions, .. } = documents;
+            let what = format!(
+                "{name}: {count} documents of {mean:.0} tokens in the mean, {questions} questions \
+                 of {question} tokens about each, in random order, Poisson arrivals"
+            );
+            Self { requests, setting: vec![what] }
+        } else if let Some((_, profile)) = Profile::ALL.iter().find(|it| it.0 == name) {
+            let (count, rate) = (flags.requests.unwrap_or(4000), flags.rate.unwrap_or(4.0));
+            let requests = profile.requests(count as u64, rate, block_tokens, flags.seed);
+            let [input, output] = [profile.input, profile.output].map(|it| match it.spread {
+                0.0 => format!("{}", it.mean),
+                _ => format!("{} (log-normal)", it.mean),
+            });
+            let what = format!(
+                "{name}: prompts of {input} tokens in the mean that share nothing, {output} of \
+                 output, Poisson arrivals (TierKV, section 4, which says so in words; but for the \
+                 uniform one the numbers are ours)"
+            );
+            Self { requests, setting: vec![what] }
+        } else {
+            from_trace(Path::new(name), flags, block_tokens)?
+        };
+        workload.requests.truncate(flags.requests.unwrap_or(usize::MAX));
+        workload.measure();
+        Ok(workload)
+    }
+
+    /// Says how many there are, how long, and how often.
+    fn measure(&mut self) {
+        let count = self.requests.len() as f64;
+        let mean = |of: fn(&Request) -> u32| {
+            self.requests.iter().map(|it| f64::from(of(it))).sum::<f64>() / count
+        };
+        self.setting.push(format!(
+            "{} requests, {:.2} a second; {:.0} tokens of prompt and {:.0} of output in the mean",
+            self.requests.len(),
+            rate(&self.requests),
+            mean(|it| it.input),
+            mean(|it| it.output)
+        ));
+    }
+}
+
+/// Requests a second; zero if all come at once.
+fn rate(requests: &[Request]) -> f64 {
+    let [Some(first), Some(last)] = [requests.first(), requests.last()] else { return 0.0 };
+    let span = (last.arrival - first.arrival).as_secs_f64();
+    if span > 0.0 { requests.len() as f64 / span } else { 0.0 }
+}
+
+fn from_trace(path: &Path, flags: &WorkloadFlags, block_tokens: u32) -> Result<Workload, Problem> {
+    let read = trace::read(path, flags.requests)?;
+    let wrong = |number: usize, what: &str| {
+        let hint = "a request has one token of prompt at least, and fewer than 2^31 in all";
+        Problem::new(format!("{}: request {}: {what}", path.display(), number + 1), hint)
+    };
+    let mut requests = Vec::with_capacity(read.len());
+    for (number, request) in read.iter().enumerate() {
+        let trace::Request { arrival, input_tokens, output_tokens, hash_ids } = request;
+        let fits = |tokens: &u64| u32::try_from(*tokens).ok().filter(|tokens| *tokens < 1 << 30);
+        let [Some(input), Some(output)] = [input_tokens, output_tokens].map(fits) else {
+            let what = format!("it has {input_tokens} and {output_tokens} tokens");
+            return Err(wrong(number, &what));
+        };
+        if input == 0 {
+            return Err(wrong(number, "its prompt has no tokens"));
+        }
+        let blocks = blocks(hash_ids, input, block_tokens);
+        requests.push(Request { arrival: *arrival, input, output, blocks });
+    }
+    requests.sort_by_key(|request| request.arrival);
+    let mut setting = vec![format!("the trace {}", path.display())];
+    let recorded = rate(&requests);
+    if let Some(wanted) = flags.rate {
+        if recorded == 0.0 {
+            let what = format!("--rate {wanted}: all requests of the trace come at once");
+            return Err(Problem::new(what, "leave --rate out"));
+        }
+        let factor = recorded / wanted;
+        for request in &mut requests {
+            request.arrival = Duration::from_secs_f64(request.arrival.as_secs_f64() * factor);
+        }
+        setting.push(format!(
+            "times between requests are {factor:.3} times those of the trace, which has \
+             {recorded:.2} requests a second (--rate {wanted})"
+        ));
+    }
+    Ok(Workload { requests, setting })
+}
+
+/// Names of the full blocks of a prompt: equal behind equal blocks only.
+fn blocks(hash_ids: &[u64], input: u32, block_tokens: u32) -> Vec<u64> {
+    let each = TRACE_BLOCK_TOKENS / block_tokens;
+    let full = (input / block_tokens) as usize;
+    let mut before = 0;
+    let names = hash_ids.iter().flat_map(|id| {
+        before = mix(before ^ mix(*id));
+        (0..u64::from(each)).map(move |part| mix(before.wrapping_add(part)))
+    });
+    names.take(full).collect()
+}
+
+/// The finalizer of SplitMix64: no two numbers give the same one.
+fn mix(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn flags(rate: Option<f64>) -> WorkloadFlags {
+        WorkloadFlags { rate, requests: None, seed: 1 }
+    }
+
+    fn read(text: &str, rate: Option<f64>) -> Result<Workload, Problem> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        Workload::read(file.path().to_str().unwrap(), &flags(rate), 64)
+    }
+
+    fn line(time: u64, input: u64, ids: &str) -> String {
+        format!(
+            "{{\"timestamp\": {time}, \"input_length\": {input}, \"output_length\": 5, \
+             \"hash_ids\": {ids}}}\n"
+        )
+    }
+
+    #[test]
+    fn blocks_are_equal_where_all_before_them_are() {
+        let text = [
+            line(0, 1100, "[1, 2, 3]"),
+            line(500, 1100, "[1, 2, 4]"),
+            line(1000, 1100, "[5, 2, 3]"),
+        ];
+        let requests = read(&text.concat(), None).unwrap().requests;
+        let [first, second, third] = &requests[..] else { panic!("{requests:?}") };
+        // 1,100 tokens are 17 full blocks, of which 16 are in the first two of the trace.
+        assert_eq!(first.blocks.len(), 17);
+        assert_eq!(first.blocks[..16], second.blocks[..16]);
+        assert_ne!(first.blocks[16], second.blocks[16]);
+        assert!(first.blocks.iter().all(|name| !third.blocks.contains(name)));
+    }
+
+    #[test]
+    fn a_rate_stretches_the_times_and_says_so() {
+        let text = [line(2000, 70, "[1]"), line(0, 80, "[2]"), line(1000, 90, "[3]")].concat();
+        let recorded = read(&text, None).unwrap();
+        // They come in the order of their arrival.
+        assert_eq!(recorded.requests.iter().map(|it| it.input).collect::<Vec<_>>(), [80, 90, 70]);
+        let slower = read(&text, Some(0.5)).unwrap();
+        assert_eq!(slower.requests[2].arrival, Duration::from_secs(6));
+        assert!(slower.setting[1].contains("3.000 times"), "{:?}", slower.setting);
+        let at_once = read(&line(7, 70, "[1]"), Some(1.0)).unwrap_err().to_string();
+        assert!(at_once.contains("come at once"), "{at_once}");
+    }
+
+    #[test]
+    fn requests_that_are_none_are_named() {
+        let good = line(0, 70, "[1]");
+        let empty = read(&(good.clone() + &line(0, 0, "[]")), None).unwrap_err().to_string();
+        assert!(empty.contains("request 2: its prompt has no tokens"), "{empty}");
+        let long = read(&(good + &line(0, 1 << 40, "[]")), None).unwrap_err().to_string();
+        assert!(long.contains("request 2: it has 1099511627776"), "{long}");
+    }
+
+    #[test]
+    fn names_are_workloads() {
+        for name in names() {
+            let workload = Workload::read(name, &flags(Some(2.0)), 64).unwrap();
+            assert!((1.8..2.2).contains(&rate(&workload.requests)), "{name}");
+        }
+    }
+}
