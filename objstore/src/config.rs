@@ -161,7 +161,8 @@ pub struct StoreOptions {
     pub policy: PolicyKind,
     /// Bytes of memory of this process in which blocks that were stored or retrieved are kept
     /// beside the devices, which have them all the same: what is found there is copied, and not
-    /// read. 0: none. Only for a pool in memory of this process, without a GPU.
+    /// read. All of it is taken, and with real devices pinned, when the store is opened. 0: none.
+    /// Only for a pool in memory of this process, without a GPU.
     pub dram_bytes: u64,
     /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
     /// store knows the bytes of a file itself.

@@ -189,7 +189,7 @@
 //!   stream uses them any more; `staging.rs` the buffers of staging memory. What a stream does
 //!   is a seam: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for what they
 //!   report by themselves. `memory.rs` has blocks in memory of this process beside the devices
-//!   ([`StoreOptions::dram_bytes`]); which ones, [`kv_tier`] says.
+//!   ([`StoreOptions::dram_bytes`]), which the devices reach, too; which ones, [`kv_tier`] says.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
 //!   scheduler's process has when planes are in other ones (`store/ranks.rs`). [`PacedStore`] lets
@@ -222,9 +222,9 @@
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
-//! - Blocks in memory of this process beside the devices, where there is a GPU; telling that memory
-//!   of files that were evicted; comparing checksums of what is served from it; writing to the
-//!   devices later than at once (write-back); prefetching into it.
+//! - Blocks in memory of this process beside the devices, where there is a GPU; writing them to the
+//!   devices later than at once (write-back). Where the catalog is a [`DurableCatalog`], blocks of
+//!   files that were evicted stay there until others need the memory.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.
 
@@ -254,7 +254,7 @@ pub use plane::{
     PlaneDevice, PlaneStats, SharedController, StoreEvent, Ticket,
 };
 pub use registration::{InUse, KvPool};
-pub use stats::{Path, StoreStats};
+pub use stats::{DramStats, Path, StoreStats};
 pub use store::{
     Closed, Committed, DurableCatalog, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId,
     Store, Transfer, Writing,

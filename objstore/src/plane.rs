@@ -19,7 +19,7 @@ use crate::{
     config::{ExecutorFactory, StoreOptions},
     error::{Failure, StoreError},
     registration::KvPool,
-    stats::Path,
+    stats::{DramStats, Path},
 };
 
 mod checksums;
@@ -127,7 +127,6 @@ enum Target {
 struct Tally {
     stored_bytes: u64,
     retrieved_bytes: u64,
-    dram_retrieved_bytes: u64,
     recoveries: u64,
 }
 
@@ -201,12 +200,8 @@ pub struct PlaneStats {
     pub stored_bytes: u64,
     /// Bytes read from the devices, without padding.
     pub retrieved_bytes: u64,
-    /// Bytes that were copied from memory of this process instead.
-    pub dram_retrieved_bytes: u64,
-    /// Blocks that are there now.
-    pub dram_blocks: u32,
-    /// Blocks that went from there for others.
-    pub dram_evictions: u64,
+    /// What was retrieved without them.
+    pub dram: DramStats,
     /// Times the controllers were recovered from a timeout or a fault.
     pub recoveries: u64,
     /// What the I/O kernel counts.
@@ -276,16 +271,12 @@ impl Plane {
     /// [`StoreError::Failed`].
     pub fn stats(&mut self) -> Result<PlaneStats, StoreError> {
         let ring = self.ring()?.counters().total;
-        let Tally { stored_bytes, retrieved_bytes, dram_retrieved_bytes, recoveries } = self.tally;
-        let (dram_blocks, dram_evictions) =
-            self.memory.as_ref().map_or((0, 0), HostMemory::blocks_and_evictions);
+        let Tally { stored_bytes, retrieved_bytes, recoveries } = self.tally;
         Ok(PlaneStats {
             path: self.pool.path(),
             stored_bytes,
             retrieved_bytes,
-            dram_retrieved_bytes,
-            dram_blocks,
-            dram_evictions,
+            dram: self.memory.as_ref().map(HostMemory::stats).unwrap_or_default(),
             recoveries,
             ring,
         })

@@ -25,6 +25,26 @@ impl fmt::Display for Path {
     }
 }
 
+/// What memory of this process beside the devices did ([`crate::StoreOptions::dram_bytes`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct DramStats {
+    /// Blocks of retrievals that were there: they are copied.
+    pub hits: u64,
+    /// Blocks of retrievals that were not: the devices are asked.
+    pub misses: u64,
+    /// Bytes that were retrieved from there.
+    pub retrieved_bytes: u64,
+    /// Blocks that are there now.
+    pub blocks: u32,
+    /// Blocks that went for others.
+    pub evictions: u64,
+    /// Bytes that were read from the devices ahead of time.
+    pub prefetched_bytes: u64,
+    /// Of these, bytes that went for others, or were written anew, before anybody retrieved them.
+    pub wasted_bytes: u64,
+}
+
 /// Counts since the store was opened, and what it holds now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -57,14 +77,10 @@ pub struct StoreStats {
     pub files_lost: u64,
     /// Bytes written to the devices, without padding.
     pub stored_bytes: u64,
-    /// Bytes read from the devices, without padding.
+    /// Bytes retrieved from the devices, without padding.
     pub retrieved_bytes: u64,
-    /// Bytes that were retrieved without them, from [`crate::StoreOptions::dram_bytes`].
-    pub dram_retrieved_bytes: u64,
-    /// Blocks that are there now.
-    pub dram_blocks: u32,
-    /// Blocks that went for others.
-    pub dram_evictions: u64,
+    /// What was retrieved without them.
+    pub dram: DramStats,
     /// Bytes written to the journal, padding included.
     pub journal_bytes: u64,
     /// Bytes that drives were told are not needed.

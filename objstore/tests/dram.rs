@@ -5,7 +5,7 @@ mod stack;
 
 use std::sync::Arc;
 
-use nvme_driver::{Controller, ControllerOptions};
+use nvme_driver::{Clock as _, Controller, ControllerOptions, Nanos};
 use nvme_emu::{EmuConfig, EmuDomain, MemoryMedia, SimClock};
 use objstore::{
     KvShape, Namespace, Order, Store, StoreConfig, StoreDevice, StoreError, StoreOptions,
@@ -18,6 +18,17 @@ fn plan(blocks: u64) -> Plan {
     let mut plan = Plan::default();
     plan.options.dram_bytes = blocks * plan.shape.block_bytes();
     plan
+}
+
+/// Lets so much time go by.
+fn pass(stack: &Stack, time: Nanos) {
+    let until = stack.clock.now() + time;
+    for idle in 0.. {
+        if stack.clock.now() > until {
+            break;
+        }
+        stack.clock.pause(idle, Nanos::MAX);
+    }
 }
 
 #[test]
@@ -33,15 +44,15 @@ fn what_was_stored_or_retrieved_is_retrieved_without_a_command() {
     stack.faults(None);
     let stats = stack.store.stats().unwrap();
     assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0));
-    assert_eq!((stats.dram_retrieved_bytes, stats.dram_blocks), (6 * block, 6));
+    assert_eq!((stats.dram.retrieved_bytes, stats.dram.blocks), (6 * block, 6));
 
     // More than there is room for: the rest comes from the devices.
     assert_eq!(stack.put(&keys, 0), 20);
     assert_eq!(stack.get(&keys, 30), 20);
     let stats = stack.store.stats().unwrap();
-    assert_eq!((stats.dram_blocks, stats.dram_evictions > 0), (8, true));
+    assert_eq!((stats.dram.blocks, stats.dram.evictions > 0), (8, true));
     assert!(stats.retrieved_bytes >= 12 * block);
-    assert_eq!(stats.dram_retrieved_bytes + stats.retrieved_bytes, 26 * block);
+    assert_eq!(stats.dram.retrieved_bytes + stats.retrieved_bytes, 26 * block);
     // What was read is there now, and its head first.
     assert_eq!(stack.get(&keys[..8], 30), 8);
     let stats = stack.store.stats().unwrap();
@@ -72,15 +83,98 @@ fn what_was_not_moved_well_is_not_kept() {
     stack.write_all(&writing).unwrap_err();
     stack.faults(None);
     stack.store.commit(writing).unwrap_err();
-    assert_eq!(stack.store.stats().unwrap().dram_blocks, 0);
+    assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
     // Incomplete ones neither.
     let writing = stack.begin(&keys, 0);
     let ticket = stack.store.store_layer(&writing, objstore::Layer(0)).unwrap();
     stack.store.wait(ticket).unwrap();
     drop(writing);
-    assert_eq!(stack.store.stats().unwrap().dram_blocks, 0);
+    assert_eq!(stack.store.stats().unwrap().dram.blocks, 0);
     assert_eq!(stack.put(&keys, 0), 4);
     assert_eq!(stack.get(&keys, 30), 4);
+}
+
+#[test]
+fn what_was_prefetched_is_retrieved_without_a_command() {
+    let mut stack = Stack::new(&plan(4));
+    let (old, new, block) = (keys(0..4), keys(10..14), stack.shape.block_bytes());
+    stack.put(&old, 0);
+    stack.put(&new, 4);
+    let soon = Nanos::from_millis(1000);
+    let absent = stack.store.stats().unwrap();
+    assert_eq!(stack.store.prefetch(&keys(20..24), soon).unwrap(), 0);
+    assert_eq!(stack.store.stats().unwrap(), absent, "nothing is done for what is not stored");
+    // The first of a run that ends at a miss.
+    let asked = [old.clone(), keys(20..21), new.clone()].concat();
+    assert_eq!(stack.store.prefetch(&asked, soon).unwrap(), 4);
+    stack.store.drain().unwrap();
+    let before = stack.store.stats().unwrap();
+    assert_eq!(before.dram.prefetched_bytes, 4 * block);
+    assert_eq!((before.dram.blocks, before.files_referenced, before.blocks_hit), (4, 0, 0));
+    assert_eq!(before.retrieved_bytes, 0);
+    // Once more: they are there.
+    assert_eq!(stack.store.prefetch(&old, soon).unwrap(), 4);
+    stack.faults(Some(on(READ, READ_ERROR)));
+    assert_eq!(stack.get(&old, 30), 4);
+    stack.faults(None);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.commands, stats.dram.hits), (before.commands, 4));
+    assert_eq!((stats.dram.prefetched_bytes, stats.dram.wasted_bytes), (4 * block, 0));
+    // It is kept for whoever said so, and not for ever.
+    stack.put(&keys(30..34), 0);
+    assert_eq!(stack.get(&old, 30), 4);
+    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 0);
+    pass(&stack, soon);
+    stack.put(&keys(40..44), 0);
+    assert_eq!(stack.get(&old, 30), 4);
+    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 4 * block);
+    assert_eq!(stack.refused_dma(), 0);
+}
+
+#[test]
+fn what_was_read_ahead_for_nothing_is_counted() {
+    let mut stack = Stack::new(&plan(4));
+    stack.put(&keys(0..4), 0);
+    stack.put(&keys(10..14), 0);
+    assert_eq!(stack.store.prefetch(&keys(0..2), Nanos(0)).unwrap(), 2);
+    stack.store.drain().unwrap();
+    pass(&stack, Nanos(1));
+    stack.put(&keys(20..24), 0);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!(stats.dram.wasted_bytes, 2 * stack.shape.block_bytes());
+}
+
+#[test]
+fn what_could_not_be_read_ahead_is_lost_and_not_kept() {
+    let mut stack = Stack::new(&plan(4));
+    stack.put(&keys(0..4), 0);
+    stack.put(&keys(10..14), 0);
+    stack.faults(Some(on(READ, READ_ERROR)));
+    assert_eq!(stack.store.prefetch(&keys(0..2), Nanos(0)).unwrap(), 2);
+    stack.store.drain().unwrap();
+    stack.faults(None);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram.prefetched_bytes, stats.dram.blocks, stats.files_lost), (0, 2, 2));
+    assert_eq!(stats.files_referenced, 0);
+    assert_eq!(stack.get(&keys(0..4), 30), 0);
+    assert_eq!(stack.get(&keys(10..14), 30), 4);
+}
+
+#[test]
+fn what_the_store_holds_no_more_takes_no_memory() {
+    let mut stack = Stack::new(&plan(8));
+    stack.put(&keys(0..6), 0);
+    assert_eq!(stack.store.remove(&keys(0..4)).unwrap(), 4);
+    stack.put(&keys(10..11), 0);
+    assert_eq!(stack.store.stats().unwrap().dram.blocks, 3);
+    // A file that is read yet is as it was.
+    let prefix = stack.store.lookup(&keys(4..6)).unwrap();
+    assert_eq!(stack.store.remove(&keys(4..6)).unwrap(), 2);
+    assert_eq!(stack.get(&keys(10..11), 30), 1);
+    assert_eq!(stack.store.stats().unwrap().dram.blocks, 3);
+    drop(prefix);
+    assert_eq!(stack.get(&keys(10..11), 30), 1);
+    assert_eq!(stack.store.stats().unwrap().dram.blocks, 1);
 }
 
 /// Every byte is compared by [`Stack::get`]: a file that was evicted and written again must not be
@@ -99,12 +193,17 @@ fn files_that_are_reused_are_served_as_what_they_are() {
             match random.random_range(0..8) {
                 0 => drop(stack.store.remove(keys).unwrap()),
                 1..4 => drop(stack.put(keys, 0)),
+                // In flight when the next one begins.
+                4 => drop(stack.store.prefetch(keys, Nanos(random.random_range(0..1 << 20)))),
                 _ => drop(stack.get(keys, 30)),
             }
-            assert!(stack.store.stats().unwrap().dram_blocks as u64 <= room);
+            assert!(stack.store.stats().unwrap().dram.blocks as u64 <= room);
         }
+        stack.store.drain().unwrap();
         let stats = stack.store.stats().unwrap();
-        assert!(stats.evictions > 0 && stats.dram_retrieved_bytes > 0, "seed {seed}: {stats:?}");
+        assert_eq!(stats.files_referenced, 0);
+        assert_eq!(stats.dram.prefetched_bytes > 0, room < 48, "seed {seed}: {stats:?}");
+        assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "seed {seed}: {stats:?}");
     }
 }
 
@@ -148,7 +247,7 @@ fn nothing_of_it_is_needed_after_a_crash() {
     std::mem::forget(stack);
     let mut stack = open(false);
     assert_eq!(stack.get(&keys, 30), 10);
-    assert_eq!(stack.store.stats().unwrap().dram_retrieved_bytes, 0);
+    assert_eq!(stack.store.stats().unwrap().dram.retrieved_bytes, 0);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code, reason = "describes memory that a Python object owns, by its address")]
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{ptr::NonNull, sync::Arc, time::Duration};
 
-use nvme_driver::DevicePtr;
-use objstore::{BlockId, BlockKey, KvShape, Overwrite, RankId, StoreId};
+use nvme_driver::{DevicePtr, Nanos};
+use objstore::{BlockId, BlockKey, DramStats, KvShape, Overwrite, RankId, StoreId};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},
@@ -250,6 +250,24 @@ impl Rank {
         let number: u128 = store.parse().map_err(|_| invalid("rank.store is no store's number"))?;
         Ok(RankId { store: StoreId(number.to_be_bytes()), rank, ranks, files })
     }
+}
+
+/// Counts of memory beside the devices.
+pub(crate) fn dram_items(dict: &Bound<'_, PyDict>, dram: &DramStats) -> PyResult<()> {
+    dict.set_item("dram_hits", dram.hits)?;
+    dict.set_item("dram_misses", dram.misses)?;
+    dict.set_item("dram_retrieved_bytes", dram.retrieved_bytes)?;
+    dict.set_item("dram_blocks", dram.blocks)?;
+    dict.set_item("dram_evictions", dram.evictions)?;
+    dict.set_item("dram_prefetched_bytes", dram.prefetched_bytes)?;
+    dict.set_item("dram_wasted_bytes", dram.wasted_bytes)
+}
+
+/// A time.
+pub(crate) fn seconds(name: &str, given: f64) -> PyResult<Nanos> {
+    let time = Duration::try_from_secs_f64(given).ok();
+    let nanos = time.and_then(|time| u64::try_from(time.as_nanos()).ok());
+    nanos.map(Nanos).ok_or_else(|| invalid(format!("{name} is {given}; give seconds from 0 on")))
 }
 
 /// Random bytes of the operating system.

@@ -99,10 +99,10 @@ impl Plane {
     ///
     /// executor: who runs the I/O kernel, host (threads) or cuda (the GPU, on io_sms SMs: 4);
     /// None: cuda if the pool is on a GPU. require: the way of the data (direct, staged or host);
-    /// None: the best that works.
+    /// None: the best that works. dram_bytes: as for Store.
     #[new]
     #[pyo3(signature = (
-        path, rank, shape, pool, *, executor = None, require = None, io_sms = None
+        path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -114,6 +114,7 @@ impl Plane {
         executor: Option<&str>,
         require: Option<&str>,
         io_sms: Option<u32>,
+        dram_bytes: u64,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
@@ -130,7 +131,7 @@ impl Plane {
                 shape,
                 pool,
                 controller: ControllerOptions::default(),
-                options: StoreOptions::default(),
+                options: StoreOptions { dram_bytes, ..StoreOptions::default() },
             };
             RankStack::open(config, clock)
         });
@@ -238,6 +239,7 @@ impl Plane {
         dict.set_item("retrieved_bytes", stats.retrieved_bytes)?;
         dict.set_item("recoveries", stats.recoveries)?;
         dict.set_item("commands", stats.ring.commands)?;
+        arguments::dram_items(&dict, &stats.dram)?;
         Ok(dict)
     }
 

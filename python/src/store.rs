@@ -63,11 +63,12 @@ impl Store {
 impl Store {
     /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it
     /// is made first if there is none. While it is opened, some of the pool is used for tests, and
-    /// put back as it was.
+    /// put back as it was. dram_bytes: memory of this process in which blocks that were stored or
+    /// loaded are kept beside the devices, and copied from; not with a pool on a GPU.
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
-        require = None, io_sms = None
+        require = None, io_sms = None, dram_bytes = 0
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -81,6 +82,7 @@ impl Store {
         executor: Option<&str>,
         require: Option<&str>,
         io_sms: Option<u32>,
+        dram_bytes: u64,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (shape, pool) = (shape.check()?, pool.memory()?);
@@ -105,7 +107,7 @@ impl Store {
                 namespace,
                 pool,
                 controller: ControllerOptions::default(),
-                options: StoreOptions::default(),
+                options: StoreOptions { dram_bytes, ..StoreOptions::default() },
             };
             let clock = Arc::new(MonotonicClock::default());
             Stack::open_or_create(config, &Format::new(StoreId(random), shape), clock)
@@ -131,6 +133,18 @@ impl Store {
     /// How many leading keys are stored. Has no effect, and waits for nothing.
     fn lookup(&self, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         Ok(self.handle.peek(&arguments::keys(keys)?))
+    }
+
+    /// Starts reading the longest stored prefix of the keys into the memory of dram_bytes, but for
+    /// what is there: a load that comes soon copies it. It is kept for one for so many seconds;
+    /// then it is like other blocks. Returns how many leading blocks are there or on their way; 0
+    /// without such memory. Waits for nothing. What is on its way holds up what is started later:
+    /// ask for what runs next.
+    #[pyo3(signature = (keys, within = 10.0))]
+    fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, within: f64) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        let within = arguments::seconds("within", within)?;
+        py.detach(|| self.handle.prefetch(&keys, within)).or_raise()
     }
 
     /// Loads the longest stored prefix of the keys into as many of these blocks. The request says
@@ -228,6 +242,7 @@ impl Store {
         ] {
             dict.set_item(name, value)?;
         }
+        arguments::dram_items(&dict, &stats.dram)?;
         Ok(dict)
     }
 

@@ -61,6 +61,35 @@ def test_bytes_survive(tmp_path):
         assert store.usage()["stored"] == 3
 
 
+def test_what_is_in_dram_is_not_read(tmp_path):
+    kv = random()
+    sent = kv.copy()
+    pool = ripieno.Pool.contiguous(kv, SHAPE)
+    block = SHAPE.rows * SHAPE.object_bytes
+    with ripieno.Store(
+        tmp_path / "s", SHAPE, pool, capacity=CAPACITY, dram_bytes=2 * block
+    ) as store:
+        save(store, keys(1, 2, 3), [4, 5, 6])
+        with store.load(keys(1, 2, 3), [9, 0, 15]) as request:
+            request.move_all()
+        assert (kv[:, [9, 0, 15]] == sent[:, [4, 5, 6]]).all()
+        stats = store.stats()
+        assert (stats["dram_hits"], stats["dram_misses"], stats["dram_blocks"]) == (2, 1, 2)
+        assert (stats["dram_retrieved_bytes"], stats["retrieved_bytes"]) == (2 * block, block)
+        save(store, keys(4, 5), [1, 2])
+        assert store.prefetch(keys(6, 1)) == 0
+        assert store.prefetch(keys(1, 2, 6), within=60.0) == 2
+        while store.stats()["dram_prefetched_bytes"] < 2 * block:
+            time.sleep(0.001)
+        with store.load(keys(1, 2), [9, 0]) as request:
+            request.move_all()
+        assert (kv[:, [9, 0]] == sent[:, [4, 5]]).all()
+        assert store.stats()["retrieved_bytes"] == block, "as before"
+        for wrong in (-1.0, float("inf"), float("nan"), 1e12):
+            with pytest.raises(ripieno.InvalidError, match="within is"):
+                store.prefetch(keys(1), wrong)
+
+
 def test_memory_of_any_alignment(tmp_path):
     raw = bytearray(SHAPE.rows * BLOCKS * SHAPE.object_bytes + 1)
     kv = memoryview(raw)[1:]

@@ -185,6 +185,12 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Devices")]
     pub(crate) capacity: Option<u64>,
 
+    /// Memory of this process in which blocks that were stored or retrieved are kept beside the
+    /// devices, and copied from. Not with a GPU
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0",
+        help_heading = "Devices")]
+    pub(crate) dram: u64,
+
     /// Logical block size of a software controller, 512 or 4096 bytes [default: 512 for tiny, else
     /// 4096]
     #[arg(long, value_name = "BYTES", value_parser = devices::lba, help_heading = "Devices")]

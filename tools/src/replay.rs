@@ -32,7 +32,7 @@ use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
 pub(crate) use pace::write;
-use report::{Report, RouteNotTaken, Written, ratio};
+use report::{Dram, Report, RouteNotTaken, Written, ratio};
 use verify::Sampler;
 
 /// Requests of the synthetic workload, where no one asked for a number.
@@ -272,13 +272,13 @@ fn report(
     args: &ReplayArgs,
     plan: &Plan,
     sizing: &Sizing,
-    setting: Setting,
+    Setting { limits, placement, opening, gpu }: Setting,
     outcome: Outcome,
 ) -> Report {
-    let Setting { limits, placement, opening, gpu } = setting;
     let Outcome { tally, stats, wall_s, memcpy_gib_s, interrupted } = outcome;
     let (retrieved_bytes, stored_bytes) = (tally.retrieve.bytes(), tally.store.bytes());
     let objects = (retrieved_bytes + stored_bytes) / u64::from(args.shape.object_bytes);
+    let moved = objects - stats.dram.retrieved_bytes / u64::from(args.shape.object_bytes);
     Report {
         version: env!("CARGO_PKG_VERSION"),
         path: stats.path.to_string(),
@@ -330,6 +330,7 @@ fn report(
         final_check_bytes: tally.final_check.bytes(),
         io_errors: tally.io_errors,
         recoveries: stats.recoveries,
+        dram: Dram::new(args.flags.dram, &stats.dram),
         retrieve_gib_s: tally.retrieve.gib_s(),
         store_gib_s: tally.store.gib_s(),
         memcpy_gib_s,
@@ -339,8 +340,8 @@ fn report(
         sq_doorbells: stats.sq_doorbells,
         cq_doorbells: stats.cq_doorbells,
         commands_per_sq_doorbell: ratio(stats.commands, stats.sq_doorbells),
-        objects_per_sq_doorbell: ratio(objects, stats.sq_doorbells),
-        objects_per_command: ratio(objects, stats.commands),
+        objects_per_sq_doorbell: ratio(moved, stats.sq_doorbells),
+        objects_per_command: ratio(moved, stats.commands),
         wall_s,
         interrupted,
     }

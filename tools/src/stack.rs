@@ -220,6 +220,7 @@ impl Build<'_> {
                 queue_depth: args.flags.depth,
                 run_bytes: args.coalesce(),
                 staging_buffers: layers_ahead(args),
+                dram_bytes: args.flags.dram,
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
                 // Files keep the space that they have.
                 deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),

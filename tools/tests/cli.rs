@@ -109,6 +109,23 @@ fn help_states_units_examples_and_exit_codes() {
 }
 
 #[test]
+fn what_is_in_dram_is_not_read_from_the_devices() {
+    let line = "--requests 300 --verify full --seed 3";
+    let (without, with) = (report(line), report(&format!("{line} --dram 64MiB")));
+    assert_eq!(count(&without, "dram_hits") + count(&without, "dram_misses"), 0);
+    // Everything that was stored fits.
+    assert_eq!(count(&with, "dram_misses"), 0);
+    assert_eq!(with["dram_retrieved_bytes"], with["retrieved_bytes"]);
+    assert_eq!(with["retrieved_bytes"], without["retrieved_bytes"]);
+    assert!(count(&with, "commands") < count(&without, "commands"));
+    let some = report(&format!("{line} --dram 100KiB"));
+    assert!(count(&some, "dram_hits") > 0 && count(&some, "dram_misses") > 0, "{some}");
+    assert!(count(&some, "dram_blocks") * trace_block_bytes(&some) <= 100 << 10);
+    let text = text(&run("--requests 300 --dram 64MiB").stdout);
+    assert!(text.contains("from DRAM"), "{text}");
+}
+
+#[test]
 fn bad_flags_are_refused() {
     for (line, wanted) in [
         ("--device vfio:0000:65", "--device vfio:0000:65"),

@@ -210,6 +210,9 @@ typedef struct {
     uint32_t queues_per_device;
     // Entries of a queue, a power of two from 2 to 1024; 0 for 256.
     uint32_t queue_depth;
+    // Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
+    // the devices: what is found there is copied, and not read. 0 for none.
+    uint64_t dram_bytes;
 } ripieno_config;
 
 // What a namespace holds.
@@ -269,7 +272,7 @@ typedef struct {
     uint64_t blocks_lost;
     // Bytes that were stored, without padding.
     uint64_t stored_bytes;
-    // Bytes that were retrieved, without padding.
+    // Bytes that were retrieved from the devices, without padding.
     uint64_t retrieved_bytes;
     // Bytes that were written to the journal.
     uint64_t journal_bytes;
@@ -277,6 +280,20 @@ typedef struct {
     uint64_t recoveries;
     // NVMe commands of the I/O kernel.
     uint64_t commands;
+    // Blocks of retrievals that were in the memory of ripieno_config.dram_bytes.
+    uint64_t dram_hits;
+    // Blocks of retrievals that were not; 0 without such memory.
+    uint64_t dram_misses;
+    // Bytes that were retrieved from there.
+    uint64_t dram_retrieved_bytes;
+    // Blocks that are there now.
+    uint64_t dram_blocks;
+    // Blocks that went from there for others.
+    uint64_t dram_evictions;
+    // Bytes that were read from the devices ahead of time.
+    uint64_t dram_prefetched_bytes;
+    // Of these, bytes that nobody retrieved before they went.
+    uint64_t dram_wasted_bytes;
 } ripieno_stats;
 
 #ifdef __cplusplus
@@ -343,6 +360,21 @@ ripieno_status ripieno_lookup(const ripieno_store *store,
                               const uint8_t *keys,
                               size_t count,
                               ripieno_prefix **prefix);
+
+// Starts reading the longest stored run of leading keys into the memory of
+// ripieno_config.dram_bytes, but for what is there: a request that comes soon copies it. It is
+// kept for one for within_ms milliseconds; then it is like other blocks. found: how many leading
+// blocks are there or on their way; 0 without such memory. Waits for nothing, and holds no blocks.
+// What is on its way holds up what is started later: ask for what runs next.
+//
+// keys: as for ripieno_peek.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_FAILED.
+ripieno_status ripieno_prefetch(const ripieno_store *store,
+                                const uint8_t *keys,
+                                size_t count,
+                                uint32_t within_ms,
+                                size_t *found);
 
 // Blocks that were found; 0 for null.
 size_t ripieno_prefix_blocks(const ripieno_prefix *prefix);

@@ -121,6 +121,9 @@ pub struct Config {
     pub queues_per_device: u32,
     /// Entries of a queue, a power of two from 2 to 1024; 0 for 256.
     pub queue_depth: u32,
+    /// Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
+    /// the devices: what is found there is copied, and not read. 0 for none.
+    pub dram_bytes: u64,
 }
 
 /// A struct that a caller fills: plain data, for which all zeros is a value.
@@ -341,7 +344,7 @@ mod tests {
     /// Programs have these sizes and offsets in them; later versions may only add at the end.
     #[test]
     fn the_first_version_stays_as_it_is() {
-        assert_eq!(size_of::<Config>(), 80);
+        assert_eq!(std::mem::offset_of!(Config, dram_bytes), 80);
         assert_eq!(size_of::<Namespace>(), 96);
         assert_eq!(size_of::<Pool>(), 72);
         assert_eq!(std::mem::offset_of!(Config, queue_depth), 76);

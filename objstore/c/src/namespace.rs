@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "the C interface: keys of callers, and names without mangling")]
 
+use nvme_driver::Nanos;
 use objstore::{BlockKey, Prefix as Found};
 
 use crate::{
@@ -69,6 +70,33 @@ pub unsafe extern "C" fn ripieno_lookup(
         // SAFETY: as above.
         let found = store.handle.lookup(&unsafe { self::keys(keys, count)? })?;
         *to = Box::into_raw(Box::new(Prefix(found)));
+        Ok(())
+    })
+}
+
+/// Starts reading the longest stored run of leading keys into the memory of
+/// ripieno_config.dram_bytes, but for what is there: a request that comes soon copies it. It is
+/// kept for one for within_ms milliseconds; then it is like other blocks. found: how many leading
+/// blocks are there or on their way; 0 without such memory. Waits for nothing, and holds no blocks.
+/// What is on its way holds up what is started later: ask for what runs next.
+///
+/// keys: as for ripieno_peek.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_FAILED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_prefetch(
+    store: *const Store,
+    keys: *const u8,
+    count: usize,
+    within_ms: u32,
+    found: *mut usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
+        // SAFETY: as above.
+        let keys = unsafe { self::keys(keys, count)? };
+        *to = store.handle.prefetch(&keys, Nanos::from_millis(within_ms.into()))?;
         Ok(())
     })
 }

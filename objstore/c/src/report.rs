@@ -68,7 +68,7 @@ pub struct Stats {
     pub blocks_lost: u64,
     /// Bytes that were stored, without padding.
     pub stored_bytes: u64,
-    /// Bytes that were retrieved, without padding.
+    /// Bytes that were retrieved from the devices, without padding.
     pub retrieved_bytes: u64,
     /// Bytes that were written to the journal.
     pub journal_bytes: u64,
@@ -76,6 +76,20 @@ pub struct Stats {
     pub recoveries: u64,
     /// NVMe commands of the I/O kernel.
     pub commands: u64,
+    /// Blocks of retrievals that were in the memory of ripieno_config.dram_bytes.
+    pub dram_hits: u64,
+    /// Blocks of retrievals that were not; 0 without such memory.
+    pub dram_misses: u64,
+    /// Bytes that were retrieved from there.
+    pub dram_retrieved_bytes: u64,
+    /// Blocks that are there now.
+    pub dram_blocks: u64,
+    /// Blocks that went from there for others.
+    pub dram_evictions: u64,
+    /// Bytes that were read from the devices ahead of time.
+    pub dram_prefetched_bytes: u64,
+    /// Of these, bytes that nobody retrieved before they went.
+    pub dram_wasted_bytes: u64,
 }
 
 /// Fills a caller's struct as far as the caller knows it.
@@ -160,6 +174,13 @@ pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stat
             journal_bytes: found.journal_bytes,
             recoveries: found.recoveries,
             commands: found.commands,
+            dram_hits: found.dram.hits,
+            dram_misses: found.dram.misses,
+            dram_retrieved_bytes: found.dram.retrieved_bytes,
+            dram_blocks: found.dram.blocks.into(),
+            dram_evictions: found.dram.evictions,
+            dram_prefetched_bytes: found.dram.prefetched_bytes,
+            dram_wasted_bytes: found.dram.wasted_bytes,
         };
         // SAFETY: as the header says.
         unsafe { write(stats, "stats", value) }

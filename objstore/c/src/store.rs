@@ -106,6 +106,7 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
         options: StoreOptions {
             queues_per_device: queues as u16,
             queue_depth: depth,
+            dram_bytes: config.dram_bytes,
             ..StoreOptions::default()
         },
     };

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <ripieno.h>
 
@@ -367,6 +368,48 @@ static void test_close(const char *home, ripieno_store *store) {
     CHECK(released == 3);
 }
 
+static void with_dram(ripieno_config *config, ripieno_pool *memory) {
+    (void)memory;
+    config->dram_bytes = (uint64_t)8 * ROWS * OBJECT;
+}
+
+// What was stored is copied from memory, and not read.
+static void test_dram(const char *home) {
+    ripieno_store *store;
+    OK(open_with(home, with_dram, &store));
+    CHECK(put(store, 500, 3, 0) == 3);
+    unsigned char key[3 * RIPIENO_KEY_BYTES], more[4 * RIPIENO_KEY_BYTES];
+    uint32_t blocks[3] = { 8, 9, 10 };
+    ripieno_prefix *prefix;
+    ripieno_request *request;
+    OK(ripieno_lookup(store, keys(500, 3, key), 3, &prefix));
+    OK(ripieno_retrieve_begin(store, prefix, 0, blocks, 3, &request));
+    ripieno_prefix_release(prefix);
+    OK(ripieno_move_all(request));
+    ripieno_request_end(request);
+    for (uint32_t at = 0; at < 3; at++) compare(500 + at, 8 + at);
+    ripieno_stats stats = RIPIENO_STATS_INIT;
+    OK(ripieno_get_stats(store, &stats));
+    CHECK(stats.dram_hits == 3 && stats.dram_misses == 0 && stats.dram_blocks == 3);
+    CHECK(stats.dram_retrieved_bytes == 3 * ROWS * OBJECT && stats.retrieved_bytes == 0);
+    CHECK(stats.dram_evictions == 0);
+
+    // Blocks that went for others are read ahead.
+    CHECK(put(store, 600, 8, 0) == 8);
+    size_t found;
+    OK(ripieno_prefetch(store, keys(500, 4, more), 4, 60000, &found));
+    CHECK(found == 3);
+    OK(ripieno_prefetch(store, keys(700, 1, more), 1, 60000, &found));
+    CHECK(found == 0);
+    INVALID("keys", ripieno_prefetch(store, NULL, 1, 0, &found));
+    for (int at = 0; at < 5000 && stats.dram_prefetched_bytes == 0; at++) {
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+        OK(ripieno_get_stats(store, &stats));
+    }
+    CHECK(stats.dram_prefetched_bytes == 3 * ROWS * OBJECT && stats.dram_wasted_bytes == 0);
+    OK(ripieno_close(store));
+}
+
 int main(int count, char **words) {
     CHECK(count == 2);
     // An odd address.
@@ -381,6 +424,7 @@ int main(int count, char **words) {
     test_pins(store);
     test_threads(store);
     test_close(words[1], store);
+    test_dram(words[1]);
     free(memory);
     return 0;
 }

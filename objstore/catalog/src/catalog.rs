@@ -139,6 +139,8 @@ pub struct Catalog {
     recovering: bool,
     /// First files of the groups that were handed out by [`Catalog::unused_groups`].
     deallocating: Vec<FileId>,
+    /// Files for [`Catalog::take_freed`], once somebody has asked for them.
+    freed: Option<Vec<FileId>>,
     /// Keys for [`Catalog::take_dropped`], once somebody has asked for them.
     dropped: Option<Vec<(NamespaceId, BlockKey)>>,
 }
@@ -174,6 +176,7 @@ impl Catalog {
             log: Log::new(config.journal),
             recovering: false,
             deallocating: Vec::new(),
+            freed: None,
             dropped: None,
             config,
         }
@@ -231,6 +234,20 @@ impl Catalog {
         tenant.hits += files.len() as u64;
         let held = Held { files: files.clone() };
         Ok(Reference { id: ReferenceId(self.references.insert(held)), files })
+    }
+
+    /// As [`Catalog::acquire`], but no use of the files: they are evicted as if nobody had asked.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn hold_prefix(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[BlockKey],
+    ) -> Result<Reference, CatalogError> {
+        let found = self.lookup(namespace, keys)?;
+        let files = self.stored_files(namespace, &keys[..found])?;
+        Ok(self.hold(&files))
     }
 
     /// A reference of its own on some files of another one, by position: for a transfer that may

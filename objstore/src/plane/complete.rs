@@ -240,7 +240,9 @@ impl Plane {
             }
         }
         let moved = outcome;
-        if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {
+        if let (Ok(done), Some(memory), true) = (&outcome, &mut self.memory, job.is_ahead) {
+            memory.prefetched_bytes += done.bytes;
+        } else if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {
             memory.fill(job, op.layer);
             let (objects, bytes) = memory.size(job.hits.len());
             done.objects += objects;
@@ -248,6 +250,7 @@ impl Plane {
         }
         job.layers[op.layer.0 as usize] = LayerState::Ended(outcome);
         match (moved, job.direction) {
+            (Ok(_), Direction::Read) if job.is_ahead => {}
             (Ok(done), Direction::Read) => self.tally.retrieved_bytes += done.bytes,
             (Ok(done), Direction::Write) => self.tally.stored_bytes += done.bytes,
             (Err(failure), _) => self.note_failure(op.job, failure),

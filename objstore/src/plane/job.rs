@@ -124,8 +124,12 @@ pub(super) struct Job {
     pub(super) moves: Vec<Move>,
     /// What is in memory of this process, and is copied from there.
     pub(super) hits: Vec<(Move, HostBlock)>,
+    /// Their checksums, `[block][row]`; empty if there are none.
+    pub(super) hit_words: Vec<u32>,
     /// What is copied there when the devices have moved it.
     pub(super) fills: Vec<(Move, HostBlock)>,
+    /// It is read ahead: the devices move all rows at once, to that memory itself.
+    pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerState>,
     pub(super) in_flight: u32,
     /// [`JobDone::recoveries`].
@@ -146,7 +150,9 @@ impl Job {
             checksums: None,
             moves: moves.to_vec(),
             hits: Vec::new(),
+            hit_words: Vec::new(),
             fills: Vec::new(),
+            is_ahead: false,
             layers: vec![LayerState::Idle; layers as usize],
             in_flight: 0,
             recoveries,

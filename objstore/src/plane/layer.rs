@@ -4,11 +4,11 @@
 //! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
 //! that waits.
 
-use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Signal, Wait};
+use gio_uring::{AffineOp, Error, IoStatus, RawStream, ScatterGather, Signal, Wait};
 use nvme_spec::nvm::Direction;
 
 use super::{
-    Op, Plane, Target,
+    Move, Op, Plane, Target,
     checksums::JobChecksums,
     staging::Until,
     streams::{Refused, Streams},
@@ -16,7 +16,7 @@ use super::{
 use kv_catalog::Layer;
 
 use crate::{
-    error::StoreError,
+    error::{Failure, StoreError},
     order::Order,
     plane::job::{JobId, LayerDone, LayerState, Ticket},
 };
@@ -51,21 +51,28 @@ impl Plane {
         if self.ops.len() >= self.options.iocbs as usize {
             return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
         }
-        let Some(job) = self.jobs.get_mut(&id) else { return Err(StoreError::Ended { layer }) };
+        let job = self.jobs.get_mut(&id).filter(|job| !job.abandoned);
+        let Some(job) = job else { return Err(StoreError::Ended { layer }) };
         if let Some(failure) = job.failure {
             return Err(StoreError::RequestFailed { failure });
         }
-        let state = &mut job.layers[layer.0 as usize];
-        if matches!(state, LayerState::InFlight) {
+        if matches!(job.layers[layer.0 as usize], LayerState::InFlight) {
             return Err(StoreError::InFlight { layer });
         }
         let (mut objects, mut bytes) = (0, 0);
+        let mut served = Ok(());
         if let Some(memory) = &mut self.memory {
             (objects, bytes) = memory.size(job.hits.len());
-            memory.serve(&job.hits, layer);
-            self.tally.dram_retrieved_bytes += bytes;
+            served = memory.serve(job, layer);
         }
-        let end = if job.map.is_none() {
+        let state = &mut job.layers[layer.0 as usize];
+        let end = if let Err(Move { file, position, .. }) = served {
+            let (direction, status) = (Direction::Read, IoStatus::Checksum);
+            let failure = Failure { direction, layer, position, file, status, errors: 1 };
+            *state = LayerState::Ended(Err(failure));
+            job.failure = Some(failure);
+            None
+        } else if job.map.is_none() {
             *state = LayerState::Ended(Ok(LayerDone { layer, objects, bytes }));
             None
         } else {
@@ -254,7 +261,7 @@ impl Plane {
     }
 
     /// Submits the operation of one layer: what it signals when it ended, if there are streams.
-    fn issue(
+    pub(super) fn issue(
         &mut self,
         id: JobId,
         layer: Layer,
@@ -265,14 +272,19 @@ impl Plane {
         let (Some(ring), Some(map)) = (&mut self.ring, &job.map) else {
             return Err(StoreError::Ended { layer });
         };
+        let ahead = self.memory.as_ref().filter(|_| job.is_ahead);
         let pool = match (&self.target, buffer) {
+            _ if ahead.is_some() => ahead.expect("it was just asked").target(),
             (Target::Staged(staging), Some(at)) => staging.pool(at),
             (Target::Pool(pool), _) => pool,
             (Target::Staged(_), None) => return Err(StoreError::Ended { layer }),
         };
         let end = self.streams.as_mut().map(Streams::take_end);
         let signal = end.as_ref().map(|end| Signal { event: end.event.clone(), value: end.value });
-        let rows = self.shape.layer_rows(layer);
+        let rows = match job.is_ahead {
+            true => 0..self.shape.rows(),
+            false => self.shape.layer_rows(layer),
+        };
         let op = AffineOp {
             fua: self.fua && job.direction == Direction::Write,
             placement: job.placement,

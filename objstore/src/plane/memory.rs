@@ -3,37 +3,61 @@
 //! The devices have all of it, so that nothing is lost with the process (write-through). A block is
 //! known by its file. A file gets other bytes only by being written, and whoever begins that,
 //! begins by forgetting what was here.
+//!
+//! The devices reach this memory, too: what is read ahead ([`Plane::prefetch`]) gets here without
+//! the engine's blocks.
 
 use std::time::Duration;
 
-use kv_catalog::{FileId, KvShape, Layer, Row};
-use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig};
-use nvme_driver::{DmaSlice, platform::buffer::Buffer};
+use gio_uring::{PoolDesc, PoolHandle, Uring};
+use kv_catalog::{BlockId, FileId, KvShape, Layer, Region, Row};
+use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig, TierCounts};
+use nvme_driver::{Bus, DmaSlice, Nanos, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
-use super::{Move, Plane, job::Job};
-use crate::{config::StoreOptions, error::StoreError, registration::KvPool, stats::Path};
+use super::{
+    Device, Move, Plane,
+    job::{Job, JobId},
+    open, route,
+};
+use crate::{
+    config::StoreOptions,
+    error::StoreError,
+    registration::KvPool,
+    stats::{DramStats, Path},
+};
 
 /// How long any block takes to get again: they are all on the same devices.
 const AGAIN: Duration = Duration::from_millis(1);
+/// Bytes that are copied at a time: they stay in the CPU's first cache.
+const COPY_BYTES: usize = 16 << 10;
 
 /// The memory, and what is in it.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     tier: Tier<FileId>,
-    /// `[row][object]` of each block; empty before it is used.
-    blocks: Vec<Vec<u8>>,
+    /// Its blocks, and those of the engine.
+    pub(super) own: KvPool,
+    own_bytes: Buffer,
+    engine: KvPool,
+    engine_bytes: Buffer,
+    /// What the ring calls it.
+    target: Option<PoolHandle>,
     shape: KvShape,
-    pool: KvPool,
-    /// The engine's memory.
-    engine: Buffer,
+    retrieved_bytes: u64,
+    pub(super) prefetched_bytes: u64,
+}
+
+fn buffer(pool: &KvPool) -> Option<Buffer> {
+    DmaSlice::whole(pool.memory().clone()).ok().and_then(Buffer::new)
 }
 
 impl HostMemory {
     /// As much as the options say; `None` if that is nothing.
     pub(super) fn new(
+        bus: &dyn Bus,
         shape: &KvShape,
-        pool: &KvPool,
+        engine: &KvPool,
         has_gpu: bool,
         options: &StoreOptions,
     ) -> Result<Option<Self>, StoreError> {
@@ -49,17 +73,64 @@ impl HostMemory {
                 "{bytes} bytes have no room for a block of {block_bytes}; give more, or 0"
             )));
         }
-        let whole = DmaSlice::whole(pool.memory().clone()).ok().and_then(Buffer::new);
-        let engine = whole.filter(|_| pool.path() == Path::Host && !has_gpu).ok_or_else(|| {
+        let here = buffer(engine).filter(|_| engine.path() == Path::Host && !has_gpu);
+        let engine_bytes = here.ok_or_else(|| {
             wrong("it needs a pool in memory of this process, and no GPU; leave it 0".to_owned())
         })?;
+        let bytes = usize::try_from(u64::from(blocks) * block_bytes).unwrap_or(usize::MAX);
+        let memory = bus.dma().alloc_on(bytes, bus.numa_node());
+        let memory = memory.map_err(|error| wrong(format!("{error}, or give less")))?;
+        let own = KvPool::contiguous(memory, shape, blocks);
+        let own = own.map_err(|error| wrong(error.to_string()))?;
+        let own_bytes = buffer(&own).ok_or_else(|| wrong("it has no address".to_owned()))?;
         let tier = Tier::new(TierConfig { blocks, block_bytes, policy: options.policy });
-        let blocks = vec![Vec::new(); blocks as usize];
-        Ok(Some(Self { tier, blocks, shape: *shape, pool: pool.clone(), engine }))
+        Ok(Some(Self {
+            tier,
+            own,
+            own_bytes,
+            engine: engine.clone(),
+            engine_bytes,
+            target: None,
+            shape: *shape,
+            retrieved_bytes: 0,
+            prefetched_bytes: 0,
+        }))
     }
 
-    pub(super) fn blocks_and_evictions(&self) -> (u32, u64) {
-        (self.tier.used(), self.tier.counts().evictions)
+    /// Proves that every device reaches it.
+    pub(super) fn prove(&self, devices: &[Device], scratch: &[Region]) -> Result<(), StoreError> {
+        route::prove(devices, scratch, &self.own, None)
+    }
+
+    /// Makes it known to a ring, so that operations can name it.
+    pub(super) fn register(
+        &mut self,
+        ring: &mut Uring,
+        desc: &PoolDesc,
+        checksums: bool,
+    ) -> Result<(), StoreError> {
+        self.target = Some(ring.register_pool(&open::of_pool(desc, &self.own, checksums))?);
+        Ok(())
+    }
+
+    /// What an operation of the ring names.
+    pub(super) fn target(&self) -> &PoolHandle {
+        self.target.as_ref().expect("it was registered when the plane was opened")
+    }
+
+    pub(super) fn stats(&self) -> DramStats {
+        let TierCounts { hits, misses, evictions, wasted_bytes, .. } = self.tier.counts();
+        let Self { retrieved_bytes, prefetched_bytes, .. } = *self;
+        let blocks = self.tier.used();
+        DramStats {
+            hits,
+            misses,
+            retrieved_bytes,
+            blocks,
+            evictions,
+            prefetched_bytes,
+            wasted_bytes,
+        }
     }
 
     /// Objects of a layer of so many blocks, and their bytes.
@@ -68,54 +139,70 @@ impl HostMemory {
         (objects, objects * u64::from(self.shape.object_bytes))
     }
 
-    /// Takes memory for what a job moves, the tail first, so that it goes before what it follows;
-    /// of what has no room, the tail is left out.
-    fn take(&mut self, moves: &[Move]) -> Vec<(Move, HostBlock)> {
-        let mut taken = Vec::new();
-        for entry in moves.iter().take(self.blocks.len()).rev() {
-            let block = Block { key: entry.file, again: AGAIN, is_dirty: false, by: None };
-            let Admission::Fill(at) = self.tier.admit(block) else { continue };
-            let bytes = self.shape.block_bytes() as usize;
-            let memory = &mut self.blocks[at.0 as usize];
-            if memory.is_empty() && memory.try_reserve_exact(bytes).is_err() {
-                self.tier.filled(at, false);
-                continue;
-            }
-            memory.resize(bytes, 0);
-            taken.push((*entry, at));
+    /// Takes memory for a block, if there is any; `by`: when it is wanted.
+    fn take(&mut self, entry: &Move, by: Option<Duration>) -> Option<(Move, HostBlock)> {
+        let block = Block { key: entry.file, again: AGAIN, is_dirty: false, by };
+        match self.tier.admit(block) {
+            Admission::Fill(at) => Some((*entry, at)),
+            _ => None,
         }
-        taken
     }
 
-    /// Copies a layer of blocks that are here to the engine.
-    pub(super) fn serve(&mut self, hits: &[(Move, HostBlock)], layer: Layer) {
-        for (entry, at) in hits {
+    /// Copies a layer of blocks that are here to the engine. Where the bytes are not those of the
+    /// checksums, says which block that is, and keeps it no longer: the devices may have it right.
+    pub(super) fn serve(&mut self, job: &Job, layer: Layer) -> Result<(), Move> {
+        let rows = self.shape.rows() as usize;
+        for (at, (entry, host)) in job.hits.iter().enumerate() {
             for row in self.shape.layer_rows(layer) {
-                let (object, offset) = self.object(entry, row);
-                let bytes = &self.blocks[at.0 as usize][object];
-                self.engine.write(offset, bytes).expect("the pool was checked");
+                let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
+                let offset = self.engine.offset(entry.block, Row(row)).expect("it was checked");
+                let sum = copy(
+                    &self.own_bytes,
+                    own,
+                    &mut self.engine_bytes,
+                    offset,
+                    self.shape.object_bytes as usize,
+                    !job.hit_words.is_empty(),
+                );
+                let expected = job.hit_words.get(at * rows + row as usize);
+                if expected.is_some_and(|expected| *expected != sum) {
+                    self.tier.remove(entry.file);
+                    return Err(*entry);
+                }
             }
         }
+        self.retrieved_bytes += self.size(job.hits.len()).1;
+        Ok(())
     }
 
     /// Copies a layer that was moved here.
     pub(super) fn fill(&mut self, job: &Job, layer: Layer) {
-        for (entry, at) in &job.fills {
+        for (entry, host) in &job.fills {
             for row in self.shape.layer_rows(layer) {
-                let (object, offset) = self.object(entry, row);
-                let bytes = &mut self.blocks[at.0 as usize][object];
-                self.engine.read(offset, bytes).expect("the pool was checked");
+                let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
+                let offset = self.engine.offset(entry.block, Row(row)).expect("it was checked");
+                let bytes = self.shape.object_bytes as usize;
+                copy(&self.engine_bytes, offset, &mut self.own_bytes, own, bytes, false);
             }
         }
     }
+}
 
-    /// Where an object is in a block here, and in the engine's memory.
-    fn object(&self, entry: &Move, row: u32) -> (std::ops::Range<usize>, usize) {
-        let bytes = self.shape.object_bytes as usize;
-        let first = row as usize * bytes;
-        let offset = self.pool.offset(entry.block, Row(row)).expect("it was checked");
-        (first..first + bytes, offset as usize)
+/// Copies `len` bytes, and says their CRC-32C if asked. By way of a buffer: there is never a
+/// reference to what a device may write to.
+fn copy(from: &Buffer, at: u64, to: &mut Buffer, offset: u64, len: usize, sum: bool) -> u32 {
+    let mut chunk = [0; COPY_BYTES];
+    let (mut done, mut crc) = (0, 0);
+    while done < len {
+        let bytes = &mut chunk[..COPY_BYTES.min(len - done)];
+        from.read(at as usize + done, bytes).expect("the pool was checked");
+        if sum {
+            crc = crc32c::crc32c_append(crc, bytes);
+        }
+        to.write(offset as usize + done, bytes).expect("the pool was checked");
+        done += bytes.len();
     }
+    crc
 }
 
 impl Plane {
@@ -127,23 +214,30 @@ impl Plane {
         if job.moves.iter().any(|entry| entry.file.0 + 1 == self.files) {
             return None;
         }
+        memory.tier.expire(Duration::from_nanos(self.clock.now().0));
         let mut rest = Vec::new();
         if job.direction == Direction::Write {
             job.moves.iter().for_each(|entry| memory.tier.remove(entry.file));
         } else {
             let mut words = expected.chunks_exact(self.shape.rows() as usize);
-            let hits = &mut job.hits;
-            job.moves.retain(|entry| {
-                let words = words.next();
+            let Job { moves, hits, hit_words, .. } = job;
+            moves.retain(|entry| {
+                let words = words.next().unwrap_or_default();
                 let found = memory.tier.get(entry.file);
                 match found {
-                    Some(at) => hits.push((*entry, at)),
-                    None => rest.extend(words.into_iter().flatten()),
+                    Some(at) => {
+                        hits.push((*entry, at));
+                        hit_words.extend(words);
+                    }
+                    None => rest.extend(words),
                 }
                 found.is_none()
             });
         }
-        job.fills = memory.take(&job.moves);
+        // The tail first, so that it goes before what it follows; of what has no room, the tail is
+        // left out.
+        let first = job.moves.iter().take(memory.own.blocks() as usize).rev();
+        job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
         (job.direction == Direction::Read).then_some(rest)
     }
 
@@ -154,5 +248,99 @@ impl Plane {
         job.hits.iter().for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
         job.fills.iter().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
+    }
+
+    /// Starts reading files into memory of this process ([`StoreOptions::dram_bytes`]), but for
+    /// those that are there or on their way. All of them are kept for a job that reads them, until
+    /// the time `until`. Without such memory, nothing is done. Says how many leading ones are there
+    /// or on their way, and which job reads: it is among [`Plane::take_ended`] when it has ended,
+    /// and until then its files must not get other bytes.
+    ///
+    /// `expected`: as for [`Plane::begin`]. What is in flight is not called back, and holds up what
+    /// is started later: ask for what is needed next.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchFile`]; [`StoreError::Busy`] when half of all operations are in flight,
+    /// [`StoreError::Ring`], [`StoreError::Failed`].
+    pub fn prefetch(
+        &mut self,
+        files: &[FileId],
+        expected: &[u32],
+        until: Nanos,
+    ) -> Result<(usize, Option<JobId>), StoreError> {
+        self.sync()?;
+        if let Some(file) = files.iter().copied().find(|file| file.0 + 1 >= self.files) {
+            return Err(StoreError::NoSuchFile { file, files: self.files - 1 });
+        }
+        let now = Duration::from_nanos(self.clock.now().0);
+        let Some(memory) = &mut self.memory else { return Ok((0, None)) };
+        memory.tier.expire(now);
+        let by = Duration::from_nanos(until.0);
+        files.iter().for_each(|file| memory.tier.expect(*file, by));
+        let moves = files.iter().zip(0..).map(|(file, position)| Move {
+            file: *file,
+            block: BlockId(0),
+            position,
+        });
+        // Of what has no room, the tail is left out.
+        let taken = moves.map_while(|entry| match memory.tier.class(entry.file) {
+            Some(_) => Some(None),
+            None => memory.take(&entry, Some(by)).map(Some),
+        });
+        let taken: Vec<Option<(Move, HostBlock)>> = taken.collect();
+        let there = taken.len();
+        let taken: Vec<(Move, HostBlock)> = taken.into_iter().flatten().collect();
+        if taken.is_empty() {
+            return Ok((there, None));
+        }
+        let rows = self.shape.rows() as usize;
+        let words = taken.iter().flat_map(|(entry, _)| {
+            let at = entry.position as usize * rows;
+            expected.get(at..at + rows).unwrap_or_default()
+        });
+        let words: Vec<u32> = words.copied().collect();
+        let moves: Vec<Move> =
+            taken.iter().map(|(entry, at)| Move { block: BlockId(at.0), ..*entry }).collect();
+        // One operation moves all rows.
+        let mut job = Job::new(Direction::Read, 1, &moves, self.tally.recoveries);
+        job.fills = taken;
+        job.is_ahead = true;
+        let begun = self.begin_ahead(job, &words)?;
+        Ok((there, Some(begun)))
+    }
+
+    fn begin_ahead(&mut self, mut job: Job, words: &[u32]) -> Result<JobId, StoreError> {
+        let ready = match self.ops.len() {
+            busy if busy >= self.options.iocbs as usize / 2 => {
+                Err(StoreError::Busy { in_flight: busy as u32 })
+            }
+            _ => self.upload(&mut job, words),
+        };
+        if let Err(error) = ready {
+            job.map = None;
+            self.let_go(&job);
+            return Err(error);
+        }
+        self.jobs_ever += 1;
+        let id = JobId(self.jobs_ever);
+        self.jobs.insert(id, job);
+        let issued = self.issue(id, Layer(0), None, None);
+        // It ends by itself.
+        self.abandon(id);
+        issued?;
+        self.after_completions()?;
+        Ok(id)
+    }
+
+    /// Whether blocks are kept in memory of this process.
+    pub(crate) fn keeps_blocks(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// These files hold nothing any more: their memory is of no use.
+    pub(crate) fn forget(&mut self, files: &[FileId]) {
+        if let Some(memory) = &mut self.memory {
+            files.iter().for_each(|file| memory.tier.remove(*file));
+        }
     }
 }

@@ -94,7 +94,8 @@ impl Plane {
         let (files, checksums, pool) = (config.files, config.checksums, config.pool);
         let (gpu, options) = (config.gpu, config.options);
         check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
-        let memory = HostMemory::new(&shape, &pool, gpu.is_some(), &options)?;
+        let bus = devices[0].controller.lock().bus().clone();
+        let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.is_some(), &options)?;
         let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
         let mut devices = devices
             .into_iter()
@@ -104,6 +105,7 @@ impl Plane {
         let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
         // Before anything is granted: the proof has the controllers to itself.
         route::prove(&devices, &scratch, &pool, gpu.as_ref())?;
+        memory.as_ref().map_or(Ok(()), |memory| memory.prove(&devices, &scratch))?;
         let mut ring = start_ring(&mut devices, executor()?, clock.clone(), &options)?;
         let plan = Plan {
             pool: &pool,
@@ -115,7 +117,7 @@ impl Plane {
             clock: &*clock,
             options: &options,
         };
-        let Parts { target, streams, pads } = match plan.register(&mut ring, gpu, &devices[0]) {
+        let parts = match plan.register(&mut ring, gpu, &*bus, memory.as_mut()) {
             Ok(registered) => registered,
             Err(error) => {
                 stop(ring, &mut devices, clock.now() + options.stop_timeout);
@@ -127,8 +129,8 @@ impl Plane {
         let (next_poll, used) = (clock.now(), vec![0; pool.blocks() as usize]);
         let plane = Self {
             ring: Some(ring),
-            target,
-            streams,
+            target: parts.target,
+            streams: parts.streams,
             devices,
             clock,
             executor: Factory(executor),
@@ -141,7 +143,7 @@ impl Plane {
             files,
             pool,
             memory,
-            pads,
+            pads: parts.pads,
             jobs: HashMap::new(),
             jobs_ever: 0,
             ops: Vec::with_capacity(options.iocbs as usize),
@@ -199,12 +201,13 @@ impl Plan<'_> {
         &self,
         ring: &mut Uring,
         gpu: Option<StoreGpu>,
-        device: &Device,
+        bus: &dyn Bus,
+        memory: Option<&mut HostMemory>,
     ) -> Result<Parts, StoreError> {
-        let bus = device.controller.lock().bus().clone();
-        let pads = pads(&*bus, self.geometry)?;
+        let pads = pads(bus, self.geometry)?;
         let desc = describe(self.geometry, self.regions, self.files, pads.as_ref(), self.options);
         let target = target(ring, self.pool, self.shape, &desc, self.checksums, self.options)?;
+        memory.map_or(Ok(()), |memory| memory.register(ring, &desc, self.checksums))?;
         let streams = gpu.map(|gpu| Streams::new(gpu, ring)).transpose()?;
         self.prove_scatter_gather(Parts { target, streams, pads }, ring)
     }
@@ -439,6 +442,17 @@ pub(super) fn describe(
     }
 }
 
+/// A pool that the devices reach, for the ring.
+pub(super) fn of_pool(desc: &PoolDesc, pool: &KvPool, checksums: bool) -> PoolDesc {
+    PoolDesc {
+        row_iova: pool.row_iova().to_vec(),
+        row_memory: if checksums { pool.row_places() } else { Vec::new() },
+        block_stride: pool.block_stride(),
+        blocks: pool.blocks(),
+        ..desc.clone()
+    }
+}
+
 /// Registers the pool with the ring, or each buffer of its staging memory.
 pub(super) fn target(
     ring: &mut Uring,
@@ -449,13 +463,7 @@ pub(super) fn target(
     options: &StoreOptions,
 ) -> Result<Target, StoreError> {
     if pool.path() != Path::Staged {
-        return Ok(Target::Pool(ring.register_pool(&PoolDesc {
-            row_iova: pool.row_iova().to_vec(),
-            row_memory: if checksums { pool.row_places() } else { Vec::new() },
-            block_stride: pool.block_stride(),
-            blocks: pool.blocks(),
-            ..desc.clone()
-        })?));
+        return Ok(Target::Pool(ring.register_pool(&of_pool(desc, pool, checksums))?));
     }
     let layout = StagingLayout::new(pool.memory().len() as u64, shape, options.staging_buffers)?;
     let mut pools = Vec::with_capacity(layout.buffers as usize);

@@ -74,6 +74,9 @@ impl Plane {
             open::describe(&self.geometry, &regions, self.files, self.pads.as_ref(), &self.options);
         let target =
             open::target(&mut ring, &self.pool, &self.shape, &desc, self.checksums, &self.options)?;
+        if let Some(memory) = &mut self.memory {
+            memory.register(&mut ring, &desc, self.checksums)?;
+        }
         let gpu = self.streams.as_ref().map(|streams| streams.gpu().clone());
         let streams = gpu.map(|gpu| Streams::new(gpu, &mut ring)).transpose()?;
         let mut target = std::mem::replace(&mut self.target, target);
@@ -112,7 +115,8 @@ impl Plane {
             ring.abandon();
         }
         // With the ring go events, maps and tables: its memory is never given back.
-        std::mem::forget((ring, self.pads.take(), self.pool.clone()));
+        let memory = self.memory.as_ref().map(|memory| memory.own.clone());
+        std::mem::forget((ring, self.pads.take(), self.pool.clone(), memory));
         self.ops.clear();
         for job in self.jobs.values_mut() {
             for state in &mut job.layers {

@@ -134,7 +134,7 @@ impl Plane {
     }
 
     /// Uploads the job's map; an empty one needs none.
-    fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
+    pub(super) fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
         if job.moves.is_empty() {
             return Ok(());
         }

@@ -253,6 +253,10 @@ impl Store {
             gpu,
             options,
         })?;
+        if plane.keeps_blocks() {
+            // They are collected from now on.
+            catalog.take_freed();
+        }
         let (held, tally) = (HashMap::new(), Tally::default());
         let id = catalog.namespace(&namespace)?;
         let keys = Keys { catalog, held, tally, is_crowded: false, read_only: None, failed: None };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kv_catalog::{BlockId, BlockKey, CatalogError, FileId, PlantedBug, Write, planted};
+use nvme_driver::Nanos;
 use nvme_spec::nvm::Direction;
 
 use super::{
@@ -126,6 +127,35 @@ impl Store {
         drop(writing);
     }
 
+    /// Starts reading the longest stored run of leading `keys` into memory of this process
+    /// ([`crate::StoreOptions::dram_bytes`]), but for what is there: a retrieval that comes soon
+    /// copies it. It is kept for one for the time `within`; then it is like other blocks. Says how
+    /// many leading blocks are there or on their way; 0 without such memory. No use of the blocks,
+    /// and no lookup, as far as is counted.
+    ///
+    /// What is on its way holds up what is started later, for as long as it takes: ask for what
+    /// runs next. [`crate::PacedStore`] reads ahead when that is in nobody's way.
+    ///
+    /// # Errors
+    /// As for [`crate::Plane::prefetch`].
+    pub fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StoreError> {
+        let until = self.inner.clock.now() + within;
+        let shared = self.change(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
+        let expected = self.expected(&shared.files);
+        let begun = self.inner.with_plane(|plane| {
+            let (there, job) = plane.prefetch(&shared.files, &expected, until)?;
+            if let Some(job) = job {
+                self.inner.keys().held.insert(job, Held::Read(shared.id));
+            }
+            Ok((there, job))
+        });
+        // A job that has begun gives it back when it ends.
+        if !matches!(begun, Ok((_, Some(_)))) {
+            self.inner.keys().give_back(Held::Read(shared.id));
+        }
+        begun.map(|(there, _)| there)
+    }
+
     /// The checksums of files that are referenced.
     fn expected(&self, files: &[FileId]) -> Vec<u32> {
         let keys = self.inner.keys();
@@ -145,6 +175,9 @@ impl Store {
     ) -> Result<Handle, StoreError> {
         let inner = &self.inner;
         let begun = inner.with_plane(|plane| {
+            if plane.keeps_blocks() {
+                plane.forget(&inner.keys().catalog.take_freed());
+            }
             let job = plane.begin(direction, moves, expected)?;
             // What a namespace has ends together, and turns over at a rate of its own.
             plane.place(job, self.namespace.0)?;

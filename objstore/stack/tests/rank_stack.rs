@@ -4,10 +4,11 @@
 
 use std::{path::Path, ptr::NonNull, sync::Arc};
 
+use gio_uring::IoStatus;
 use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock};
 use objstore::{
     BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Overwrite,
-    StoreId, StoreOptions,
+    StoreError, StoreId, StoreOptions,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
@@ -36,6 +37,14 @@ fn temporary() -> tempfile::TempDir {
 
 /// A rank with memory of an engine's. The memory begins at an address that suits nobody.
 fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError> {
+    open_with(ranks, rank, StoreOptions::default())
+}
+
+fn open_with(
+    ranks: &Ranks,
+    rank: u32,
+    options: StoreOptions,
+) -> Result<(RankStack, NonNull<u8>), StackError> {
     // PRPs describe multiples of four bytes: what rank 1 has goes through bounce buffers.
     let descriptors = [DescriptorPreference::Auto, DescriptorPreference::Prp][rank as usize];
     let memory = Arc::new(std::sync::Mutex::new(vec![0_u8; BYTES + 1]));
@@ -51,7 +60,7 @@ fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError
             shape: SHAPE,
             pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) },
             controller: ControllerOptions { descriptors, ..ControllerOptions::default() },
-            options: StoreOptions::default(),
+            options,
         },
         clock(),
     )?;
@@ -113,6 +122,37 @@ fn a_block_of_all_ranks_is_found_again() {
         stack.close().unwrap();
     }
     catalog.close().unwrap();
+}
+
+#[test]
+fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
+    let place = temporary();
+    let ranks = Ranks::prepare(&place.path().join("store"), &options(), &clock()).unwrap();
+    for rank in 0..2 {
+        let dram_bytes = 4 * SHAPE.block_bytes();
+        let options = StoreOptions { dram_bytes, ..StoreOptions::default() };
+        let (stack, base) = open_with(&ranks, rank, options).unwrap();
+        // SAFETY: the engine's memory; no job uses it now.
+        unsafe { base.write_bytes(0xA0, BYTES) };
+        let job = begin(&stack, Direction::Write, FileId(0), 1, &[]);
+        let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+        let mut others = sums.clone();
+        others[5] ^= 1;
+        for (expected, is_right, hits, misses) in
+            [(&sums, true, 1, 0), (&others, false, 2, 0), (&sums, true, 2, 1), (&sums, true, 3, 1)]
+        {
+            let job = begin(&stack, Direction::Read, FileId(0), 2, expected);
+            let failure = stack.end(&[job]).unwrap().remove(0).failure;
+            let is_mismatch = matches!(&failure, Some(StoreError::Transfer { failure })
+                if failure.status == IoStatus::Checksum && failure.layer == Layer(2));
+            assert_eq!((failure.is_none(), is_mismatch), (is_right, !is_right), "{failure:?}");
+            let dram = stack.stats().unwrap().dram;
+            assert_eq!((dram.hits, dram.misses), (hits, misses), "what differs goes");
+        }
+        // The devices have it right.
+        assert_eq!(stack.take_lost().unwrap(), []);
+        stack.close().unwrap();
+    }
 }
 
 #[test]

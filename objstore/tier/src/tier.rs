@@ -275,6 +275,13 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
+    /// Whoever needed blocks before this time did not come: they are like others now.
+    pub fn expire(&mut self, now: Duration) {
+        while let Some((_, id)) = self.expected.first().copied().filter(|(by, _)| *by < now) {
+            self.unexpect(id);
+        }
+    }
+
     /// Nobody is going to want the block: it goes before all others.
     pub fn discard(&mut self, key: K) {
         let Some(id) = self.index.get(&key).copied() else { return };

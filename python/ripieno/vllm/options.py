@@ -12,6 +12,8 @@ CHOICES = {
     "route": ("direct", "staged", "host"),
 }
 
+SIZES = {"capacity", "dram"}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -24,6 +26,7 @@ class Options:
     executor: str | None = None
     route: str | None = None
     io_sms: int | None = None
+    dram: int = 0
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5
@@ -45,7 +48,8 @@ class Options:
         needed = {name for name, each in known.items() if each.default is MISSING}
         if missing := needed - set(given):
             raise ValueError(f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing")
-        return cls(**given | {"capacity": parse_bytes(given["capacity"])})
+        sizes = {name: parse_bytes(given[name], name) for name in SIZES & set(given)}
+        return cls(**given | sizes)
 
     def __post_init__(self):
         for name in ("load_async", "save_decode", "keep_on_reset", "piecewise"):
@@ -81,9 +85,9 @@ def check(name, is_right, hint, options):
         raise ValueError(f"{name}: {getattr(options, name)!r} was given; {hint}")
 
 
-def parse_bytes(text):
+def parse_bytes(text, name="capacity"):
     """Bytes that a number, or text such as "100GiB", means."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?", str(text).strip())
     if match is None or match[2] not in UNITS:
-        raise ValueError(f'capacity: {text!r} was given; give bytes, or a size such as "100GiB"')
+        raise ValueError(f'{name}: {text!r} was given; give bytes, or a size such as "100GiB"')
     return int(float(match[1]) * UNITS[match[2]])

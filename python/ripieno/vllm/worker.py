@@ -60,6 +60,7 @@ class Worker:
             executor=options.executor,
             require=options.route,
             io_sms=options.io_sms,
+            dram_bytes=options.dram,
         )
         self.stream = stream_of(pool.device)
         self.saver = Saver(self.plane, list(self.layers.values()), self.stream)

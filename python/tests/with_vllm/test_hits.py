@@ -32,6 +32,19 @@ def test_after_a_restart_hits_are_what_was_computed(how, load_async, model, said
     check(how, model=model, said=said, filled=filled, load_async=load_async)
 
 
+def test_hits_in_host_memory_are_what_was_computed(model, said, options):
+    def ask(engine):
+        first = alone(engine)
+        return first, alone(engine), engine.plane.stats()
+
+    first, second, stats = live(ask, model=model, options=options | {"dram": "16MiB"})
+    assert [tokens for tokens, _, _ in first] == said
+    assert [tokens for tokens, _, _ in second] == said
+    assert [cached for _, cached, _ in second] == STORED
+    assert (stats["dram_misses"], stats["retrieved_bytes"]) == (0, 0), "all of it was there"
+    assert stats["dram_hits"] > 0
+
+
 @pytest.mark.parametrize(
     ("plane", "notices"),
     [

@@ -1,6 +1,6 @@
 //! What a replay reports: one JSON object for programs, tables for people.
 
-use objstore::{KvShape, StoreStats};
+use objstore::{DramStats, KvShape, StoreStats};
 use ripieno_stack::NotTaken;
 use serde::Serialize;
 
@@ -118,6 +118,8 @@ pub(crate) struct Report {
     pub(crate) io_errors: u64,
     /// Times the store had to recover its controllers.
     pub(crate) recoveries: u64,
+    #[serde(flatten)]
+    pub(crate) dram: Dram,
 
     pub(crate) retrieve_gib_s: f64,
     pub(crate) store_gib_s: f64,
@@ -134,6 +136,46 @@ pub(crate) struct Report {
     pub(crate) wall_s: f64,
     /// Whether the user ended the replay early.
     pub(crate) interrupted: bool,
+}
+
+/// What memory beside the devices served.
+#[derive(Debug, Serialize)]
+pub(crate) struct Dram {
+    dram_bytes: u64,
+    /// Store blocks that were retrieved from there, and from the devices.
+    dram_hits: u64,
+    dram_misses: u64,
+    dram_retrieved_bytes: u64,
+    dram_blocks: u32,
+    dram_evictions: u64,
+}
+
+impl Dram {
+    pub(crate) fn new(dram_bytes: u64, stats: &DramStats) -> Self {
+        Self {
+            dram_bytes,
+            dram_hits: stats.hits,
+            dram_misses: stats.misses,
+            dram_retrieved_bytes: stats.retrieved_bytes,
+            dram_blocks: stats.blocks,
+            dram_evictions: stats.evictions,
+        }
+    }
+
+    fn row(&self) -> [String; 3] {
+        let blocks = self.dram_hits + self.dram_misses;
+        row(
+            "from DRAM",
+            Size(self.dram_retrieved_bytes),
+            format!(
+                "{} of {} blocks, {:.1} %; the devices served the rest; {} evicted",
+                grouped(self.dram_hits),
+                grouped(blocks),
+                100.0 * ratio(self.dram_hits, blocks),
+                grouped(self.dram_evictions)
+            ),
+        )
+    }
 }
 
 /// What the devices were given to write.
@@ -326,6 +368,9 @@ impl Report {
                 format!("{} blocks found no room", grouped(self.blocks_left_out)),
             ),
         ];
+        if self.dram.dram_bytes > 0 {
+            rows.push(self.dram.row());
+        }
         if self.final_check_blocks > 0 {
             rows.push(row(
                 "final check",

@@ -116,6 +116,12 @@ impl Catalog {
         self.dropped.replace(Vec::new()).unwrap_or_default()
     }
 
+    /// Files that hold nothing any more, and that nobody reads, since the last call. They are
+    /// collected from the first call on. A file that is among them may have been taken again.
+    pub fn take_freed(&mut self) -> Vec<FileId> {
+        self.freed.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Drops all blocks of a namespace at once, pinned ones and those being written included.
     ///
     /// # Errors
@@ -246,6 +252,9 @@ impl Catalog {
     /// A doomed file that nobody uses any more goes to limbo, or at once.
     pub(super) fn set_free(&mut self, file: FileId) {
         self.reset(file);
+        if let Some(freed) = &mut self.freed {
+            freed.push(file);
+        }
         // Recovery finds out which files are free when it has all records.
         if !self.recovering && self.log.retire(file) {
             self.pool.free(file);

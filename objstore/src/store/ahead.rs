@@ -1,0 +1,238 @@
+//! What requests that run soon need is read ahead.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use kv_catalog::{BlockId, BlockKey, FileId};
+use kv_schedule::{Decision, OpId, Scheduler};
+use kv_tier::{
+    Batch, Lookahead, LookaheadConfig, LookaheadCounts, RequestId, Tier, When,
+};
+
+use super::{Store, handles::Prefix};
+use crate::{
+    error::StoreError,
+    plane::{AGAIN, Move, Ticket},
+};
+
+/// A batch that is read from the devices.
+#[derive(Debug)]
+struct Flight {
+    op: OpId,
+    ticket: Ticket,
+    /// Its files get no other bytes meanwhile.
+    _prefix: Option<Arc<Prefix>>,
+}
+
+/// A request that was announced.
+#[derive(Debug)]
+struct Announced {
+    /// Its blocks stay stored.
+    prefix: Arc<Prefix>,
+    /// Where they are to go; empty before it has any.
+    targets: Vec<BlockId>,
+}
+
+/// The lookahead of a [`super::PacedStore`]: its batches and what they are of.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    store: Store,
+    lookahead: Lookahead<FileId>,
+    /// Of copies from host memory to the engine's.
+    link: Scheduler,
+    requests: HashMap<RequestId, Announced>,
+    in_flight: Vec<Flight>,
+    /// There may be something to plan.
+    is_due: bool,
+}
+
+impl Ahead {
+    pub(super) fn new(store: Store, link: Scheduler, config: LookaheadConfig) -> Self {
+        let (requests, in_flight) = Default::default();
+        let lookahead = Lookahead::new(config);
+        Self { store, lookahead, link, requests, in_flight, is_due: false }
+    }
+
+    pub(super) fn counts(&self) -> LookaheadCounts {
+        self.lookahead.counts()
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.lookahead.pending()
+    }
+
+    pub(super) fn iteration(&mut self, took: Duration) {
+        self.lookahead.iteration(took);
+        self.is_due = true;
+    }
+
+    /// Says how many leading blocks are stored.
+    pub(super) fn prefetch(
+        &mut self,
+        id: RequestId,
+        keys: &[BlockKey],
+        when: When,
+        now: Duration,
+    ) -> Result<usize, StoreError> {
+        let Self { store, lookahead, requests, .. } = self;
+        if !requests.contains_key(&id) {
+            let prefix = Arc::new(store.hold_prefix(keys)?);
+            requests.insert(id, Announced { prefix, targets: Vec::new() });
+        }
+        let files = requests[&id].prefix.files();
+        with_tier(store, |tier| lookahead.prefetch(id, files, when, tier, now))?;
+        self.is_due = true;
+        Ok(files.len())
+    }
+
+    pub(super) fn allocated(&mut self, id: RequestId, blocks: &[BlockId]) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.targets = blocks.to_vec();
+            self.lookahead.allocated(id);
+            self.is_due = true;
+        }
+    }
+
+    pub(super) fn cancel(
+        &mut self,
+        id: RequestId,
+        drives: &mut Scheduler,
+    ) -> Result<(), StoreError> {
+        let Self { store, lookahead, link, .. } = self;
+        with_tier(store, |tier| lookahead.cancel(id, tier, drives, link))?;
+        self.requests.remove(&id);
+        self.is_due = true;
+        Ok(())
+    }
+
+    /// Says how many leading blocks are where they are to go.
+    pub(super) fn run(
+        &mut self,
+        id: RequestId,
+        drives: &mut Scheduler,
+    ) -> Result<usize, StoreError> {
+        let Self { store, lookahead, link, .. } = self;
+        let missing = with_tier(store, |tier| lookahead.run(id, tier, drives, link))?;
+        self.is_due = true;
+        let (Some(request), Some(missing)) = (self.requests.remove(&id), missing) else {
+            return Ok(0);
+        };
+        let files = request.prefix.files();
+        let first = files.iter().position(|file| missing.blocks.contains(file));
+        Ok(first.unwrap_or(files.len()))
+    }
+
+    /// Takes note of what was read, and hands what may begin to the schedulers.
+    pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) -> Result<(), StoreError> {
+        let Self { store, lookahead, link, in_flight, is_due, .. } = self;
+        store.inner.with_plane(|plane| {
+            for Flight { op, ticket, .. } in
+                in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket))
+            {
+                let is_good = plane.poll(&ticket).is_ok_and(|done| done.is_some());
+                plane.end_ahead(ticket)?;
+                let tier = plane.tier().expect("its memory was read to");
+                lookahead.ended(op, is_good, tier);
+                drives.ended(op, now);
+                *is_due = true;
+            }
+            if let (true, Some(tier)) = (std::mem::take(is_due), plane.tier()) {
+                lookahead.plan(tier, drives, link, now);
+            }
+            Ok(())
+        })
+    }
+
+    /// Starts a batch that is read from the devices.
+    pub(super) fn read(
+        &mut self,
+        op: OpId,
+        drives: &mut Scheduler,
+        now: Duration,
+    ) -> Result<(), StoreError> {
+        let Self { store, lookahead, .. } = self;
+        let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
+        let Some(Batch { request, blocks, .. }) = batch else { return Ok(()) };
+        let files: Vec<FileId> = blocks.iter().map(|(file, _)| *file).collect();
+        let expected = store.expected(&files);
+        let begun = match blocks.is_empty() {
+            // It got there otherwise.
+            true => None,
+            // What could not be started is tried again when it is announced again.
+            false => store.inner.with_plane(|plane| plane.read_ahead(&blocks, &expected)).ok(),
+        };
+        if let Some(ticket) = begun {
+            let announced = self.requests.get(&request);
+            let prefix = announced.map(|announced| Arc::clone(&announced.prefix));
+            self.in_flight.push(Flight { op, ticket, _prefix: prefix });
+        } else {
+            with_tier(store, |tier| lookahead.ended(op, blocks.is_empty(), tier))?;
+            drives.ended(op, now);
+        }
+        Ok(())
+    }
+
+    /// A batch cannot be read in time.
+    pub(super) fn dropped(&mut self, op: OpId) {
+        self.lookahead.dropped(op);
+        self.is_due = true;
+    }
+
+    /// Copies what may be copied to the engine's blocks. Says whether that was anything, and when
+    /// to look again.
+    pub(super) fn copy(&mut self, now: Duration) -> Result<(bool, Option<Duration>), StoreError> {
+        let mut moved = false;
+        loop {
+            match self.link.next(now) {
+                Decision::Wait(until) => return Ok((moved, until)),
+                Decision::Drop(op) => self.dropped(op),
+                Decision::Start(op) => self.copy_batch(op, now)?,
+            }
+            moved = true;
+        }
+    }
+
+    fn copy_batch(&mut self, op: OpId, now: Duration) -> Result<(), StoreError> {
+        let Self { store, lookahead, link, requests, .. } = self;
+        let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
+        let Some(Batch { request, blocks, .. }) = batch else { return Ok(()) };
+        let target = |file: FileId| {
+            let Announced { prefix, targets } = requests.get(&request)?;
+            let at = prefix.files().iter().position(|other| *other == file)?;
+            targets.get(at).copied()
+        };
+        let mut is_good = true;
+        for (file, host) in blocks {
+            let expected = store.expected(&[file]);
+            is_good &= target(file).is_some_and(|block| {
+                let copied = store.inner.with_plane(|plane| {
+                    Ok(plane.copy_ahead(Move { file, block, position: 0 }, host, &expected))
+                });
+                copied.unwrap_or(false)
+            });
+        }
+        with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
+        link.ended(op, now);
+        self.is_due = true;
+        Ok(())
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        for Flight { ticket, .. } in self.in_flight.drain(..) {
+            // What became of it nobody asks any more.
+            let _ = self.store.inner.with_plane(|plane| {
+                plane.abandon_ahead(&ticket);
+                Ok(())
+            });
+        }
+    }
+}
+
+/// Does something with the index of host memory; `None` without such memory.
+fn with_tier<T>(
+    store: &Store,
+    act: impl FnOnce(&mut Tier<FileId>) -> T,
+) -> Result<Option<T>, StoreError> {
+    store.inner.with_plane(|plane| Ok(plane.tier().map(act)))
+}
