@@ -21,6 +21,8 @@ pub const POLICIES: &[Policy] = &[
     Policy::NAIVE,
     Policy::OURS,
     Policy::AHEAD,
+    Policy::WITH_HOST,
+    Policy::LOOKAHEAD,
 ];
 
 /// Serves requests with each policy. `next` is called before each, with its name.
@@ -85,8 +87,17 @@ const LATENCY: [&str; 8] = [
     "p99",
     "bubble, % of steps",
 ];
-const TRAFFIC: [&str; 6] =
-    ["GPU, %", "host memory, %", "drives, %", "together, %", "read, GB", "written, GB"];
+const TRAFFIC: [&str; 9] = [
+    "GPU, %",
+    "host memory, %",
+    "drives, %",
+    "together, %",
+    "read, GB",
+    "written, GB",
+    "from host memory",
+    "read ahead",
+    "wasted",
+];
 
 fn latencies(summary: &Summary) -> [String; 8] {
     let Summary { ttft, itl, bubble, .. } = summary;
@@ -96,12 +107,14 @@ fn latencies(summary: &Summary) -> [String; 8] {
     [first, half, most, nearly, between, often, rarely, number(bubble * 100.0)]
 }
 
-fn traffic(summary: &Summary, report: &Report) -> [String; 6] {
+fn traffic(summary: &Summary, report: &Report) -> [String; 9] {
     let parts = [summary.hbm_hits, summary.host_hits, summary.drive_hits, summary.hits()];
     let [gpu, host, drives, all] = parts.map(|part| number(part * 100.0));
-    let [read, written] =
-        [report.read_bytes, report.write_bytes].map(|bytes| format!("{:.0}", bytes as f64 / 1e9));
-    [gpu, host, drives, all, read, written]
+    let Report { read_bytes, write_bytes, host_read_bytes, ahead_bytes, wasted_bytes, .. } = report;
+    let gb = |bytes: &u64| format!("{:.0}", *bytes as f64 / 1e9);
+    let moved = [read_bytes, write_bytes, host_read_bytes, ahead_bytes, wasted_bytes].map(gb);
+    let [read, written, copied, ahead, wasted] = moved;
+    [gpu, host, drives, all, read, written, copied, ahead, wasted]
 }
 
 fn row(name: &str, cells: &[String]) -> Vec<String> {
@@ -172,6 +185,14 @@ pub(crate) fn busy(title: &str, policy: &Policy, report: &Report) -> Plot {
         }));
         lines.push(line(format!("{medium}: writes, of the bandwidth"), &|it| {
             it.write_bytes as f64 / tier.lane.write
+        }));
+    }
+    if let Some(host) = policy.host {
+        lines.push(line("host memory: reads".to_owned(), &|it| {
+            it.host_read_bytes as f64 / host.lane.read
+        }));
+        lines.push(line("host memory: writes".to_owned(), &|it| {
+            it.host_write_bytes as f64 / host.lane.write
         }));
     }
     let (x, y) = ("minute".to_owned(), "%".to_owned());

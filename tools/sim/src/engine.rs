@@ -1,18 +1,20 @@
-//! An engine with continuous batching and chunked prefill, its GPU, and a tier below.
+//! An engine with continuous batching and chunked prefill, its GPU, and the tiers below.
 //!
 //! A step computes a token of each request that decodes, and prompts until its budget is used up
 //! (vLLM's chunked prefill). A step with loads or stores goes layer by layer; any other one is an
 //! event.
 
 mod below;
+mod host;
 mod index;
 mod record;
 mod requests;
 mod steps;
+mod way;
 
 use std::{collections::VecDeque, time::Duration};
 
-use kv_catalog::BlockKey;
+use kv_catalog::{BlockKey, PolicyKind};
 
 use crate::{
     gpu::{Gpu, Model},
@@ -66,6 +68,8 @@ pub struct Served {
     pub hbm_tokens: u32,
     /// Tokens of its prompt that were loaded.
     pub loaded_tokens: u32,
+    /// Of those, tokens from host memory before the drives.
+    pub host_tokens: u32,
 }
 
 /// What a run was like.
@@ -79,10 +83,18 @@ pub struct Report {
     pub compute: Duration,
     /// The GPU waited for a load that a step needs.
     pub bubble: Duration,
-    /// Bytes that were loaded.
+    /// Bytes that were read from the tier.
     pub read_bytes: u64,
     /// Bytes that were stored.
     pub write_bytes: u64,
+    /// Bytes that came from host memory before it.
+    pub host_read_bytes: u64,
+    /// Bytes that were put there.
+    pub host_write_bytes: u64,
+    /// Bytes that were read from the tier ahead of time.
+    pub ahead_bytes: u64,
+    /// Of those, bytes that went from host memory without being used.
+    pub wasted_bytes: u64,
     /// Blocks that were not stored, for want of memory to wait in.
     pub blocks_dropped: u64,
     /// What was done in each second.
@@ -100,6 +112,8 @@ pub struct Run<'a> {
     now: Duration,
     arrived: usize,
     waiting: VecDeque<usize>,
+    /// Something came or began: time to look ahead.
+    is_new: bool,
     /// The first that waits found no room, and nobody has left since.
     is_full: bool,
     active: Vec<Active>,
@@ -149,10 +163,12 @@ impl<'a> Run<'a> {
             now: Duration::ZERO,
             arrived: 0,
             waiting: VecDeque::new(),
+            is_new: false,
             is_full: false,
             active: Vec::new(),
-            hbm: Index::new(setup.kv_bytes, block_bytes),
-            below: policy.tier.map(|tier| Below::new(setup, tier)),
+            // As engines have it.
+            hbm: Index::new(setup.kv_bytes, block_bytes, PolicyKind::Lru),
+            below: policy.tier.map(|tier| Below::new(setup, tier, policy.host.as_ref())),
             step: None,
             steps: 0,
             record: Record::new(watched),
@@ -164,6 +180,7 @@ impl<'a> Run<'a> {
             run.compute_ends();
             run.arrive();
             run.plan();
+            run.look_ahead();
             run.go_on();
             if let Some(below) = &mut run.below {
                 below.pump(next);
@@ -171,6 +188,9 @@ impl<'a> Run<'a> {
         }
         assert!(run.waiting.is_empty(), "{setup:?} has no room for {:?}", run.waiting.front());
         run.report.took = run.now;
+        if let Some(host) = run.below.as_ref().and_then(|below| below.host.as_ref()) {
+            run.report.wasted_bytes = host.memory.tier.counts().wasted_bytes;
+        }
         (run.report.seconds, run.report.spans) = run.record.end();
         run.report
     }
@@ -187,6 +207,7 @@ impl<'a> Run<'a> {
         while self.requests.get(self.arrived).is_some_and(|next| next.arrival <= self.now) {
             self.waiting.push_back(self.arrived);
             self.arrived += 1;
+            self.is_new = true;
         }
     }
 }

@@ -4,7 +4,8 @@
 //! - [`Gpu`] and [`Model`]: how long a layer computes (a roofline). [`LaneModel`]: how long bytes
 //!   take. Both have few parameters; scenarios say where those are from.
 //! - [`Run`]: an engine with continuous batching, requests and steps as events. What is stored and
-//!   evicted is the store's own [`kv_catalog::Catalog`]; what moves when is its own
+//!   evicted is the store's own [`kv_catalog::Catalog`], and [`kv_tier::Tier`] for host memory
+//!   before it, with its [`kv_tier::Lookahead`]; what moves when is its own
 //!   [`kv_schedule::Scheduler`].
 //! - [`Policy`]: where KV cache is kept, and how it gets to the GPU.
 //! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
@@ -17,7 +18,7 @@
 //!
 //! # Not implemented
 //! - Preemption: a request gets all its blocks when it is taken on, those for its output too.
-//! - Several tiers below the GPU at once, and prefetching.
+//! - What drives and host memory take from each other on the GPU's link.
 
 mod compare;
 mod engine;
@@ -38,7 +39,7 @@ pub use lane::LaneModel;
 pub use machine::Machine;
 pub use outcome::{Bar, Basis, Comparison, Gantt, Line, Outcome, Plot, Table};
 pub use page::{comparisons, page};
-pub use policy::{Loads, Medium, Policy, TWO_DRIVES, Tier};
+pub use policy::{HostMemory, Loads, Medium, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;
 pub use summary::{Prices, Summary, Times};
 pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile};

@@ -81,7 +81,13 @@ impl Machine {
             }
             tier
         });
-        Policy { tier, ..policy }
+        let host = policy.host.map(|mut host| {
+            let LaneModel { read, write, .. } = host.lane;
+            (host.lane.read, host.lane.write) = (read * gpus, write * gpus);
+            host.capacity = self.dram_bytes;
+            host
+        });
+        Policy { tier, host, ..policy }
     }
 
     /// The first of `requests` that the GPUs' memory has no room for, alone.

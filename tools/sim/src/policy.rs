@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use kv_catalog::PolicyKind;
 use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
+use kv_tier::LookaheadConfig;
 
 use crate::lane::LaneModel;
 
@@ -39,10 +41,27 @@ pub struct Tier {
     pub unit_tokens: u32,
     /// Objects that a unit has in a layer.
     pub objects: u32,
+    /// What it evicts.
+    pub eviction: PolicyKind,
     /// How its loads go.
     pub loads: Loads,
     /// When its operations start.
     pub schedule: Config,
+}
+
+/// Host memory before a tier: it keeps what was computed and what was loaded (write-through).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostMemory {
+    /// What its bytes go through.
+    pub lane: LaneModel,
+    /// Bytes.
+    pub capacity: u64,
+    /// What it evicts.
+    pub eviction: PolicyKind,
+    /// When copies start.
+    pub schedule: Config,
+    /// How far ahead what waits is brought there.
+    pub lookahead: Option<LookaheadConfig>,
 }
 
 /// A way to serve.
@@ -54,6 +73,8 @@ pub struct Policy {
     pub keeps_hbm: bool,
     /// What is below.
     pub tier: Option<Tier>,
+    /// What is between.
+    pub host: Option<HostMemory>,
 }
 
 const GIB: u64 = 1 << 30;
@@ -104,23 +125,24 @@ const NO_TIME: LaneModel = LaneModel {
     window: usize::MAX,
 };
 
-impl Tier {
-    /// A scheduler that knows what the tier's operations cost, and nothing of layers.
-    pub(crate) fn scheduler(&self) -> Scheduler {
-        let curve = |bandwidth| Curve::line(self.lane.latency, bandwidth).expect("bandwidths");
-        let (read, write) = (curve(self.lane.read), curve(self.lane.write));
-        let costs = IoCosts { read, write, mixed: self.lane.mixed };
+impl LaneModel {
+    /// A scheduler that knows what operations cost, and nothing of layers.
+    pub(crate) fn scheduler(&self, schedule: Config) -> Scheduler {
+        let curve = |bandwidth| Curve::line(self.latency, bandwidth).expect("bandwidths");
+        let (read, write) = (curve(self.read), curve(self.write));
+        let costs = IoCosts { read, write, mixed: self.mixed };
         let [model, gpu, engine] = [(); 3].map(|()| "simulated".to_owned());
         let setting = Setting { model, gpu, engine, drives: Vec::new() };
-        Scheduler::new(self.schedule, SlackTable::new(setting, costs))
+        Scheduler::new(schedule, SlackTable::new(setting, costs))
     }
 }
 
 impl Policy {
     /// Computes everything again.
-    pub const RECOMPUTE: Self = Self { name: "recompute", keeps_hbm: false, tier: None };
+    pub const RECOMPUTE: Self =
+        Self { name: "recompute", keeps_hbm: false, tier: None, host: None };
     /// Keeps what the GPU's memory has room for.
-    pub const HBM: Self = Self { name: "HBM", keeps_hbm: true, tier: None };
+    pub const HBM: Self = Self { name: "HBM", keeps_hbm: true, tier: None, host: None };
     /// Host memory, layer by layer.
     pub const DRAM: Self = Self::of(
         "DRAM",
@@ -130,6 +152,7 @@ impl Policy {
             capacity: 256 * GIB,
             unit_tokens: 256,
             objects: 1,
+            eviction: PolicyKind::Lru,
             loads: Loads::Layers,
             schedule: AT_ONCE,
         },
@@ -154,7 +177,8 @@ impl Policy {
         Tier { lane: LaneModel { read: 11.9e9, write: 7e9, ..THROUGH_CPU }, ..CHUNKS },
     );
     /// Drives to GPU, layer by layer, everything as soon as it can.
-    pub const NAIVE: Self = Self::of("layer-wise", Tier { schedule: AT_ONCE, ..DIRECT });
+    pub const NAIVE: Self =
+        Self::of("layer-wise", Tier { schedule: AT_ONCE, eviction: PolicyKind::Lru, ..DIRECT });
     /// Drives to GPU, layer by layer, with the scheduler.
     pub const OURS: Self = Self::of("ours", DIRECT);
     /// As ours, but what is loaded is there before a request gets into a step.
@@ -164,10 +188,22 @@ impl Policy {
     pub const ORACLE: Self =
         Self::of("oracle", Tier { lane: NO_TIME, schedule: AT_ONCE, ..DIRECT });
 
+    /// As ours, with host memory before the drives.
+    pub const WITH_HOST: Self = Self { name: "ours + host memory", host: Some(HOST), ..Self::OURS };
+    /// As that, and what requests need that wait is brought to host memory meanwhile.
+    pub const LOOKAHEAD: Self = Self {
+        name: "ours + host memory, ahead",
+        host: Some(HostMemory { lookahead: Some(LOOKAHEAD), ..HOST }),
+        ..Self::OURS
+    };
+
     const fn of(name: &'static str, tier: Tier) -> Self {
-        Self { name, keeps_hbm: true, tier: Some(tier) }
+        Self { name, keeps_hbm: true, tier: Some(tier), host: None }
     }
 }
+
+/// As TierKV has it (section 3.4).
+const LOOKAHEAD: LookaheadConfig = LookaheadConfig { window: 4, drives_window: 8, batch_blocks: 8 };
 
 /// Chunks of 256 tokens, as LMCache has them.
 const CHUNKS: Tier = Tier {
@@ -176,6 +212,7 @@ const CHUNKS: Tier = Tier {
     capacity: 14 * TB,
     unit_tokens: 256,
     objects: 1,
+    eviction: PolicyKind::Lru,
     loads: Loads::Step,
     schedule: AT_ONCE,
 };
@@ -186,14 +223,27 @@ const DIRECT: Tier = Tier {
     capacity: 14 * TB,
     unit_tokens: 64,
     objects: 2,
+    eviction: PolicyKind::ReuseRate,
     loads: Loads::Layers,
-    schedule: Config {
-        read_depth_bytes: 64 << 20,
-        write_depth_bytes: 16 << 20,
-        backlog_bytes: 4 << 30,
-        window_share: None,
-        margin: 1.25,
-        high_water: 0.8,
-        is_slack_aware: true,
-    },
+    schedule: SCHEDULE,
+};
+
+/// The scheduler's numbers for bandwidths of tens of GB/s.
+const SCHEDULE: Config = Config {
+    read_depth_bytes: 64 << 20,
+    write_depth_bytes: 16 << 20,
+    backlog_bytes: 4 << 30,
+    window_share: None,
+    margin: 1.25,
+    high_water: 0.8,
+    is_slack_aware: true,
+};
+
+/// 256 GiB of host memory, as the DRAM tier has.
+const HOST: HostMemory = HostMemory {
+    lane: DRAM_LINK,
+    capacity: 256 * GIB,
+    eviction: PolicyKind::ReuseRate,
+    schedule: SCHEDULE,
+    lookahead: None,
 };

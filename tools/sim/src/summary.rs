@@ -72,7 +72,8 @@ impl Summary {
         let hbm: f64 = served.iter().map(|it| f64::from(it.hbm_tokens)).sum();
         let loaded: f64 = served.iter().map(|it| f64::from(it.loaded_tokens)).sum();
         let is_host = policy.tier.is_some_and(|tier| tier.medium == Medium::Host);
-        let host = if is_host { loaded } else { 0.0 };
+        let before: f64 = served.iter().map(|it| f64::from(it.host_tokens)).sum();
+        let host = if is_host { loaded } else { before };
         let took = took.as_secs_f64();
         Self {
             ttft: Times::of(served.iter().map(|it| it.ttft.as_secs_f64()).collect()),
@@ -118,7 +119,8 @@ impl Prices {
             };
             tier.capacity as f64 / 1e9 * price
         });
-        self.gpu * f64::from(gpus) + tier
+        let host = policy.host.map_or(0.0, |host| host.capacity as f64 / 1e9 * self.dram_gb);
+        self.gpu * f64::from(gpus) + tier + host
     }
 
     /// Of a million tokens, at so many a second.

@@ -1,37 +1,18 @@
-//! The tier, while a run goes on: its index, what moves, and what is stored.
+//! The tiers below the GPU, while a run goes on: their indexes, what moves, and what is stored.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
-use kv_catalog::{BlockKey, WriteId};
-use kv_schedule::{Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
+use kv_catalog::{BlockKey, ReferenceId, WriteId};
+use kv_schedule::{Direction, Kind, StepId};
+use kv_tier::HostBlock;
 
-use super::{Index, Request, Run, Setup, Work, keys};
-use crate::{lane::Lane, policy::Tier};
-
-/// What an operation is for.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Purpose {
-    /// A layer of the step that runs.
-    Layer(u32),
-    /// A request that waits.
-    Whole,
-    /// A layer of a write.
-    Store {
-        /// The write's number.
-        number: u64,
-        layer: u32,
-    },
-}
-
-/// An operation that waits or moves.
-#[derive(Debug, Clone, Copy)]
-struct Moving {
-    purpose: Purpose,
-    request: usize,
-    direction: Direction,
-    bytes: u64,
-    objects: u64,
-}
+use super::{
+    Index, Request, Run, Setup, Work,
+    host::Host,
+    keys,
+    way::{Ended, Moving, Numbered, Purpose, Way},
+};
+use crate::policy::{HostMemory, Loads, Tier};
 
 /// Blocks on their way to the tier.
 #[derive(Debug)]
@@ -42,66 +23,61 @@ struct Store {
     units: u64,
 }
 
-/// Values by number, of which the oldest go first, about.
-#[derive(Debug)]
-struct Numbered<T> {
-    /// The number of the first one.
-    first: u64,
-    values: VecDeque<Option<T>>,
+/// Units that a request loads.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Load {
+    /// From the tier.
+    pub(super) tier: u64,
+    /// From host memory before it.
+    pub(super) host: u64,
 }
 
-impl<T> Numbered<T> {
-    const fn new() -> Self {
-        Self { first: 0, values: VecDeque::new() }
+impl Load {
+    pub(super) fn is_none(&self) -> bool {
+        self.tier + self.host == 0
     }
+}
 
-    fn push(&mut self, value: T) -> u64 {
-        self.values.push_back(Some(value));
-        self.first + self.values.len() as u64 - 1
-    }
+/// What is found must not be evicted before it is loaded.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) load: Load,
+    /// Tokens that are loaded.
+    pub(super) tokens: u32,
+    held: Option<ReferenceId>,
+    blocks: Vec<HostBlock>,
+}
 
-    fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        let at = number.checked_sub(self.first)?;
-        self.values.get_mut(at as usize)?.as_mut()
-    }
-
-    fn remove(&mut self, number: u64) -> Option<T> {
-        let at = number.checked_sub(self.first)?;
-        let value = self.values.get_mut(at as usize)?.take();
-        while let Some(None) = self.values.front() {
-            self.values.pop_front();
-            self.first += 1;
-        }
-        value
-    }
+/// The tiers that a step writes to: numbers of what they store.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stores {
+    tier: Option<u64>,
+    host: Option<u64>,
+    request: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Below {
     pub(super) tier: Tier,
-    pub(super) index: Index,
-    pub(super) scheduler: Scheduler,
-    lane: Lane,
-    /// Bytes of a unit in a layer.
-    unit_layer_bytes: u64,
-    moving: Numbered<Moving>,
+    index: Index,
+    pub(super) way: Way,
+    pub(super) host: Option<Host>,
     stores: Numbered<Store>,
-    wake: Option<Duration>,
+    layers: u32,
 }
 
 impl Below {
-    pub(super) fn new(setup: &Setup, tier: Tier) -> Self {
+    pub(super) fn new(setup: &Setup, tier: Tier, host: Option<&HostMemory>) -> Self {
         let unit_layer_bytes = setup.model.token_layer_bytes() * u64::from(tier.unit_tokens);
-        let layers = u64::from(setup.model.layers);
+        let layers = setup.model.layers;
+        let Tier { lane, schedule, objects, capacity, eviction, .. } = tier;
         Self {
             tier,
-            index: Index::new(tier.capacity, unit_layer_bytes * layers),
-            scheduler: tier.scheduler(),
-            lane: Lane::new(tier.lane),
-            unit_layer_bytes,
-            moving: Numbered::new(),
+            index: Index::new(capacity, unit_layer_bytes * u64::from(layers), eviction),
+            way: Way::new(lane, schedule, unit_layer_bytes, objects),
+            host: host.map(|host| Host::new(host, &lane, unit_layer_bytes, layers)),
             stores: Numbered::new(),
-            wake: None,
+            layers,
         }
     }
 
@@ -115,75 +91,118 @@ impl Below {
         u64::from(tokens.div_ceil(self.tier.unit_tokens))
     }
 
-    /// Units of each part of a layer's read: two of them may be in flight, so that the devices have
-    /// the next one when one has ended.
-    pub(super) fn parts(&self, units: u64) -> impl Iterator<Item = u64> + use<> {
-        let bytes = self.tier.schedule.read_depth_bytes / 2;
-        let most = (bytes / self.unit_layer_bytes).max(1);
-        (0..units.div_ceil(most)).map(move |part| most.min(units - part * most))
-    }
-
     pub(super) fn next_event(&self) -> Option<Duration> {
-        self.lane.next_event().into_iter().chain(self.wake).min()
+        let link = self.host.as_ref().and_then(|host| host.link.next_event());
+        self.way.next_event().into_iter().chain(link).min()
     }
 
     /// Starts what may be started.
     pub(super) fn pump(&mut self, now: Duration) {
-        loop {
-            match self.scheduler.next(now) {
-                Decision::Start(id) => {
-                    let Moving { direction, bytes, objects, .. } =
-                        *self.moving.get_mut(id.0).expect("it was added");
-                    self.lane.push(now, id, direction, bytes, objects);
-                }
-                Decision::Drop(_) => {}
-                Decision::Wait(until) => {
-                    self.wake = until;
-                    return;
-                }
+        let Some(host) = &mut self.host else { return self.way.pump(now, None) };
+        self.way.pump(now, Some(&mut host.memory));
+        host.link.pump(now, None);
+    }
+
+    /// How many leading units are in one of the tiers: in the drives alone, and together.
+    pub(super) fn find(&self, units: &[BlockKey]) -> [usize; 2] {
+        let tier = self.index.find(units);
+        [tier, tier + self.host.as_ref().map_or(0, |host| host.find(&units[tier..]))]
+    }
+
+    /// What a request loads of its units, of which the GPU has the first tokens; not more than
+    /// `most` tokens are wanted.
+    pub(super) fn take(&mut self, units: &[BlockKey], in_hbm: u32, most: u32) -> Found {
+        let [in_tier, all] = self.find(units);
+        let tokens = (all as u32 * self.tier.unit_tokens).min(most).saturating_sub(in_hbm);
+        if tokens == 0 {
+            return Found::default();
+        }
+        let held = (in_tier > 0).then(|| self.index.hold(&units[..in_tier]));
+        let count = self.units_of(tokens);
+        let first = (in_hbm / self.tier.unit_tokens) as usize;
+        let wanted = &units[first..(first + count as usize).min(units.len())];
+        let blocks = self.host.as_mut().map_or_else(Vec::new, |host| host.take(wanted));
+        let host = blocks.len() as u64;
+        Found { load: Load { tier: count - host, host }, tokens, held, blocks }
+    }
+
+    /// What was found has been loaded, or nobody wants it.
+    pub(super) fn release(&mut self, found: &mut Found) {
+        if let Some(held) = found.held.take() {
+            self.index.release(held);
+        }
+        if let Some(host) = &mut self.host {
+            host.release(std::mem::take(&mut found.blocks));
+        }
+    }
+
+    /// Loads all of it, for a request outside of steps: how many operations.
+    pub(super) fn load_whole(&mut self, load: Load, request: usize, now: Duration) -> u32 {
+        let add = |way: &mut Way, units: u64| {
+            units > 0 && way.add(Purpose::Whole, Kind::Soon, request, (units, self.layers), now)
+        };
+        let link = self.host.as_mut().is_some_and(|host| add(&mut host.link, load.host));
+        u32::from(add(&mut self.way, load.tier)) + u32::from(link)
+    }
+
+    /// Loads for a step; counts in `missing` what each layer waits for.
+    pub(super) fn load_step(
+        &mut self,
+        load: Load,
+        step: StepId,
+        request: usize,
+        missing: &mut [u32],
+        now: Duration,
+    ) {
+        if self.tier.loads == Loads::Step {
+            let kind = Kind::Layer { step, layer: 0 };
+            let size = (load.tier, self.layers);
+            self.way.add(Purpose::Layer(0), kind, request, size, now);
+            missing[0] += 1;
+            return;
+        }
+        for (layer, missing) in (0..).zip(missing) {
+            let kind = Kind::Layer { step, layer };
+            *missing += self.way.add_layer(kind, layer, request, load.tier, now);
+            if let Some(host) = &mut self.host {
+                *missing += host.link.add_layer(kind, layer, request, load.host, now);
             }
         }
     }
 
-    /// Hands an operation to the scheduler; false if there are too many writes.
-    pub(super) fn add(
+    /// Room for the units that are full after a step, as far as they are not there; host memory
+    /// was asked for the first `offered` of them before. None if nothing is new.
+    pub(super) fn begin_store(
         &mut self,
-        purpose: Purpose,
-        kind: Kind,
+        units: &[BlockKey],
+        offered: usize,
         request: usize,
-        (units, layers): (u64, u32),
-        now: Duration,
-    ) -> bool {
-        let bytes = units * self.unit_layer_bytes * u64::from(layers);
-        let objects = units * u64::from(self.tier.objects) * u64::from(layers);
-        let direction = if kind == Kind::Write { Direction::Write } else { Direction::Read };
-        let id = OpId(self.moving.push(Moving { purpose, request, direction, bytes, objects }));
-        let flow = Flow { tenant: 0, request: request as u64 };
-        let is_taken = self.scheduler.add(Op { id, flow, bytes, kind }, now).is_ok();
-        if !is_taken {
-            self.moving.remove(id.0);
-        }
-        is_taken
-    }
-
-    /// Room for units, as far as they are not there: a write's number, and how many are new.
-    pub(super) fn begin_store(&mut self, units: &[BlockKey], layers: u32) -> Option<(u64, u64)> {
+    ) -> Option<Stores> {
         let (write, _, own) = self.index.begin(units);
-        if own == 0 {
+        let tier = if own > 0 {
+            let store = Store { write, left: self.layers, units: own as u64 };
+            Some(self.stores.push(store))
+        } else {
             self.index.abort(write);
-            return None;
-        }
-        let units = own as u64;
-        Some((self.stores.push(Store { write, left: layers, units }), units))
+            None
+        };
+        let layers = self.layers;
+        let fill = |host: &mut Host| host.begin_fill(&units[offered.min(units.len())..], layers);
+        let host = self.host.as_mut().and_then(fill);
+        (tier.is_some() || host.is_some()).then_some(Stores { tier, host, request })
     }
 
     /// A layer of a store has been computed. Blocks that are dropped for it.
-    pub(super) fn store(&mut self, number: u64, layer: u32, request: usize, now: Duration) -> u64 {
+    pub(super) fn store(&mut self, stores: Stores, layer: u32, now: Duration) -> u64 {
+        if let (Some(number), Some(host)) = (stores.host, &mut self.host) {
+            host.fill(number, layer, stores.request, now);
+        }
+        let Some(number) = stores.tier else { return 0 };
         // Not if a layer of it was dropped.
         let Some(store) = self.stores.get_mut(number) else { return 0 };
         let (write, units) = (store.write, store.units);
         let purpose = Purpose::Store { number, layer };
-        if self.add(purpose, Kind::Write, request, (units, 1), now) {
+        if self.way.add(purpose, Kind::Write, stores.request, (units, 1), now) {
             return 0;
         }
         // Layers that are on their way are for nothing.
@@ -206,34 +225,64 @@ impl Below {
 impl Run<'_> {
     pub(super) fn io_ends(&mut self) {
         let Some(below) = &mut self.below else { return };
-        below.wake = below.wake.filter(|wake| *wake > self.now);
-        for (id, began) in below.lane.arrived(self.now) {
-            below.scheduler.ended(id, self.now);
-            let moved = below.moving.remove(id.0).expect("it was started");
-            let is_read = moved.direction == Direction::Read;
-            let report = &mut self.report;
-            *(if is_read { &mut report.read_bytes } else { &mut report.write_bytes }) +=
-                moved.bytes;
-            self.record.moved(is_read, moved.bytes, self.now);
-            let (work, layer) = match moved.purpose {
-                Purpose::Layer(layer) => {
-                    self.step.as_mut().expect("a step waits for its loads").loaded(layer);
-                    (Work::Read, layer)
+        let mut host = below.host.as_mut();
+        let ended = below.way.ended(self.now, host.as_mut().map(|host| &mut host.memory));
+        let linked = host.map_or_else(Vec::new, |host| host.link.ended(self.now, None));
+        for ended in ended {
+            match ended {
+                Ended::Ahead(bytes) => {
+                    self.report.read_bytes += bytes;
+                    self.report.ahead_bytes += bytes;
+                    self.record.second(self.now).read_bytes += bytes;
                 }
-                Purpose::Whole => {
-                    let mut active = self.active.iter_mut();
-                    let active = active.find(|active| active.request == moved.request);
-                    active.expect("it waits for its loads").is_loading = false;
-                    (Work::Read, 0)
-                }
-                Purpose::Store { number, layer } => {
-                    below.stored(number);
-                    (Work::Write, layer)
-                }
-            };
-            if self.record.is_watched(moved.request) {
-                self.record.span(work, layer, began, self.now);
+                Ended::Op(moved, began) => self.moved(moved, began, false),
             }
+        }
+        for ended in linked {
+            if let Ended::Op(moved, began) = ended {
+                self.moved(moved, began, true);
+            }
+        }
+    }
+
+    /// An operation has ended: of host memory, or of the tier.
+    fn moved(&mut self, moved: Moving, began: Duration, is_host: bool) {
+        let Moving { purpose, request, direction, bytes, .. } = moved;
+        let second = self.record.second(self.now);
+        let (all, part) = match (is_host, direction) {
+            (false, Direction::Read) => (&mut self.report.read_bytes, &mut second.read_bytes),
+            (false, Direction::Write) => (&mut self.report.write_bytes, &mut second.write_bytes),
+            (true, Direction::Read) => {
+                (&mut self.report.host_read_bytes, &mut second.host_read_bytes)
+            }
+            (true, Direction::Write) => {
+                (&mut self.report.host_write_bytes, &mut second.host_write_bytes)
+            }
+        };
+        *all += bytes;
+        *part += bytes;
+        let below = self.below.as_mut().expect("something moved");
+        let (work, layer) = match purpose {
+            Purpose::Layer(layer) => {
+                self.step.as_mut().expect("a step waits for its loads").loaded(layer);
+                (Work::Read, layer)
+            }
+            Purpose::Whole => {
+                let mut active = self.active.iter_mut();
+                let active = active.find(|active| active.request == request);
+                active.expect("it waits for its loads").loading -= 1;
+                (Work::Read, 0)
+            }
+            Purpose::Store { number, layer } => {
+                match &mut below.host {
+                    Some(host) if is_host => host.filled(number),
+                    _ => below.stored(number),
+                }
+                (Work::Write, layer)
+            }
+        };
+        if self.record.is_watched(request) {
+            self.record.span(work, layer, began, self.now);
         }
     }
 }

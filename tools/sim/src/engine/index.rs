@@ -13,7 +13,7 @@ pub(super) struct Index {
 const REGISTERED: &str = "the only namespace is registered";
 
 impl Index {
-    pub(super) fn new(bytes: u64, block_bytes: u64) -> Self {
+    pub(super) fn new(bytes: u64, block_bytes: u64, policy: PolicyKind) -> Self {
         let files = u32::try_from(bytes / block_bytes).unwrap_or(u32::MAX - 1);
         let mut catalog = Catalog::new(CatalogConfig {
             files,
@@ -23,7 +23,7 @@ impl Index {
             journal: false,
             files_ahead: 0,
             seed: 1,
-            policy: PolicyKind::Lru,
+            policy,
             write_budget: None,
         });
         let space = catalog.namespace(&Namespace::default()).expect("the first of one");

@@ -45,10 +45,14 @@ pub struct Span {
 pub struct Second {
     /// The GPU computed for so long.
     pub compute: Duration,
-    /// Bytes whose loads have ended.
+    /// Bytes whose loads from the tier have ended.
     pub read_bytes: u64,
     /// Bytes whose stores have ended.
     pub write_bytes: u64,
+    /// Bytes that came from host memory before it.
+    pub host_read_bytes: u64,
+    /// Bytes that went there.
+    pub host_write_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -71,8 +75,8 @@ impl Record {
         self.spans.push(Span { work, layer, from, to });
     }
 
-    fn second(&mut self, at: u64) -> &mut Second {
-        let at = at as usize;
+    pub(super) fn second(&mut self, now: Duration) -> &mut Second {
+        let at = now.as_secs() as usize;
         if at >= self.seconds.len() {
             self.seconds.resize(at + 1, Second::default());
         }
@@ -83,15 +87,9 @@ impl Record {
         let mut from = from;
         while from < to {
             let end = Duration::from_secs(from.as_secs() + 1).min(to);
-            self.second(from.as_secs()).compute += end - from;
+            self.second(from).compute += end - from;
             from = end;
         }
-    }
-
-    pub(super) fn moved(&mut self, is_read: bool, bytes: u64, now: Duration) {
-        let second = self.second(now.as_secs());
-        let sum = if is_read { &mut second.read_bytes } else { &mut second.write_bytes };
-        *sum += bytes;
     }
 
     pub(super) fn end(self) -> (Vec<Second>, Vec<Span>) {

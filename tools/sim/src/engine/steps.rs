@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use kv_schedule::{Kind, StepId, StepShape};
+use kv_schedule::{StepId, StepShape};
 
-use super::{Run, Work, below::Purpose};
-use crate::policy::Loads;
+use super::{
+    Run, Work,
+    below::{Load, Stores},
+};
 
 /// A step of the engine.
 #[derive(Debug)]
@@ -16,18 +18,22 @@ pub(super) struct Step {
     parts: Vec<(usize, u32)>,
     /// Loads of each layer that are not there; none if the step is a single event.
     missing: Vec<u32>,
+    /// Layers of the model.
+    layers: u32,
     /// The layer that computes or waits.
     layer: u32,
     /// How long a layer computes.
     took: Duration,
+    /// When it was planned.
+    began: Duration,
     /// Since when it waits.
     waits: Option<Duration>,
     /// When what computes has ended.
     ends: Option<Duration>,
     /// Steps of the same kind, one after another: decoding only.
     times: u32,
-    /// What becomes of it: writes to the tier, by number and request.
-    stores: Vec<(u64, usize)>,
+    /// What becomes of it: writes to the tiers.
+    stores: Vec<Stores>,
 }
 
 /// Decoding makes contexts longer, and so its steps: not too many are taken for equal.
@@ -36,6 +42,15 @@ const EQUAL_STEPS: u32 = 64;
 impl Step {
     pub(super) fn ends(&self) -> Option<Duration> {
         self.ends
+    }
+
+    /// When it ends, if its loads are there in time.
+    pub(super) fn expected_end(&self, now: Duration) -> Duration {
+        match self.ends {
+            Some(ends) if !self.is_layered() => ends,
+            Some(ends) => ends + self.took * (self.layers - self.layer - 1),
+            None => now + self.took * (self.layers - self.layer) * self.times,
+        }
     }
 
     /// A load of a layer has ended.
@@ -60,10 +75,10 @@ impl Run<'_> {
         for (at, active) in self.active.iter_mut().enumerate() {
             let input = self.requests[active.request].input;
             let wanted = if active.computed < input { input - active.computed } else { 1 };
-            if !active.is_loading && left > 0 {
+            if active.loading == 0 && left > 0 {
                 parts.push((at, wanted.min(left)));
                 left -= wanted.min(left);
-                if active.to_load > 0 {
+                if !active.to_load.is_none() {
                     loads.push((active.request, std::mem::take(&mut active.to_load)));
                 }
             }
@@ -80,8 +95,10 @@ impl Run<'_> {
             id: StepId(self.steps),
             shape,
             missing: Vec::new(),
+            layers: self.setup.model.layers,
             layer: 0,
             took: self.setup.gpu.layer(&self.setup.model, shape),
+            began: self.now,
             waits: Some(self.now),
             ends: None,
             times: 1,
@@ -93,51 +110,44 @@ impl Run<'_> {
             step.times = self.equal_steps(&step);
         }
         self.step = Some(step);
+        self.is_new = true;
     }
 
     /// What the step loads, and what it is going to store: units that become full.
-    fn plan_io(&mut self, step: &mut Step, loads: &[(usize, u32)]) {
+    fn plan_io(&mut self, step: &mut Step, loads: &[(usize, Load)]) {
         let Some(below) = &mut self.below else { return };
         let layers = self.setup.model.layers;
-        below.scheduler.announce(step.id, step.shape, self.now);
+        below.way.scheduler.announce(step.id, step.shape, self.now);
+        if let Some(host) = &mut below.host {
+            host.link.scheduler.announce(step.id, step.shape, self.now);
+        }
         for (at, tokens) in &step.parts {
-            let active = &self.active[*at];
+            let active = &mut self.active[*at];
             let input = self.requests[active.request].input;
             if active.computed >= input {
                 continue;
             }
             let full = |tokens: u32| (tokens / below.tier.unit_tokens) as usize;
             let units = full((active.computed + tokens).min(input)).min(active.units.len());
+            let offered = std::mem::replace(&mut active.offered, units);
             if units > 0
-                && let Some((number, _)) = below.begin_store(&active.units[..units], layers)
+                && let Some(stores) =
+                    below.begin_store(&active.units[..units], offered, active.request)
             {
-                step.stores.push((number, active.request));
+                step.stores.push(stores);
             }
         }
         if !loads.is_empty() || !step.stores.is_empty() {
             step.missing = vec![0; layers as usize];
         }
-        for (request, tokens) in loads {
-            if below.tier.loads == Loads::Step {
-                let kind = Kind::Layer { step: step.id, layer: 0 };
-                let size = (below.units_of(*tokens), layers);
-                below.add(Purpose::Layer(0), kind, *request, size, self.now);
-                step.missing[0] += 1;
-                continue;
-            }
-            for (layer, missing) in (0..).zip(&mut step.missing) {
-                for units in below.parts(below.units_of(*tokens)) {
-                    let kind = Kind::Layer { step: step.id, layer };
-                    below.add(Purpose::Layer(layer), kind, *request, (units, 1), self.now);
-                    *missing += 1;
-                }
-            }
+        for (request, load) in loads {
+            below.load_step(*load, step.id, *request, &mut step.missing, self.now);
         }
     }
 
     /// Steps that only decode, and change nothing, are one event: how many.
     fn equal_steps(&self, step: &Step) -> u32 {
-        if self.active.iter().any(|active| active.is_loading) {
+        if self.active.iter().any(|active| active.loading > 0) {
             return 1;
         }
         let left = step.parts.iter().map(|(at, _)| {
@@ -173,7 +183,10 @@ impl Run<'_> {
             self.record.span(Work::Compute, step.layer, self.now, ends);
         }
         if let Some(below) = &mut self.below {
-            below.scheduler.layer_begins(step.id, step.layer, self.now);
+            below.way.scheduler.layer_begins(step.id, step.layer, self.now);
+            if let Some(host) = &mut below.host {
+                host.link.scheduler.layer_begins(step.id, step.layer, self.now);
+            }
         }
     }
 
@@ -185,10 +198,12 @@ impl Run<'_> {
         step.ends = None;
         if step.is_layered() {
             if let Some(below) = &mut self.below {
-                below.scheduler.layer_ends(step.id, self.now);
-                for (number, request) in &step.stores {
-                    self.report.blocks_dropped +=
-                        below.store(*number, step.layer, *request, self.now);
+                below.way.scheduler.layer_ends(step.id, self.now);
+                if let Some(host) = &mut below.host {
+                    host.link.scheduler.layer_ends(step.id, self.now);
+                }
+                for stores in &step.stores {
+                    self.report.blocks_dropped += below.store(*stores, step.layer, self.now);
                 }
             }
             (step.layer, step.waits) = (step.layer + 1, Some(self.now));
@@ -203,7 +218,12 @@ impl Run<'_> {
 
     fn step_ends(&mut self, step: &Step) {
         if let Some(below) = &mut self.below {
-            below.scheduler.step_ends(step.id);
+            below.way.scheduler.step_ends(step.id);
+            if let Some(host) = &mut below.host {
+                host.link.scheduler.step_ends(step.id);
+                let took = self.now - step.began;
+                host.iteration(took / step.times);
+            }
         }
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];

@@ -27,7 +27,7 @@ fn requests(count: u64, every: Duration) -> Vec<Request> {
     (0..count).map(request).collect()
 }
 
-const ALL: [Policy; 9] = [
+const ALL: [Policy; 11] = [
     Policy::RECOMPUTE,
     Policy::HBM,
     Policy::DRAM,
@@ -36,6 +36,8 @@ const ALL: [Policy; 9] = [
     Policy::NAIVE,
     Policy::OURS,
     Policy::AHEAD,
+    Policy::WITH_HOST,
+    Policy::LOOKAHEAD,
     Policy::ORACLE,
 ];
 
@@ -49,7 +51,8 @@ fn every_request_is_served_and_every_token_accounted_for() {
             assert!(served.hbm_tokens + served.loaded_tokens < request.input);
         }
         let loaded: u64 = report.served.iter().map(|it| u64::from(it.loaded_tokens)).sum();
-        assert!(report.read_bytes >= loaded * SETUP.model.token_bytes(), "{}", policy.name);
+        let read = report.read_bytes + report.host_read_bytes;
+        assert!(read >= loaded * SETUP.model.token_bytes(), "{}", policy.name);
         assert!(report.compute + report.bubble <= report.took);
         let any = report.served.iter().any(|it| it.hbm_tokens + it.loaded_tokens > 0);
         assert_eq!(any, policy != Policy::RECOMPUTE, "{}", policy.name);
@@ -78,7 +81,7 @@ fn the_same_requests_give_the_same_report() {
     };
     // To be set anew when the model or the scheduler changes, and for no other reason.
     let found = [Policy::GDS, Policy::NAIVE, Policy::OURS].map(digest);
-    let expected = [0x773c_7b4c_29cc_4f7b, 0xe4da_7811_cb67_67e9, 0x35f7_4180_0cc4_bf28];
+    let expected = [0x25e4_802c_b16a_6470, 0xb97b_de19_3cf5_9062, 0xea54_37b2_b698_edeb];
     assert_eq!(found, expected);
 }
 
@@ -93,6 +96,68 @@ fn blocks_are_stored_once_and_found_by_the_next_request() {
     // The last token has to be computed.
     assert_eq!(report.served[1].loaded_tokens, (requests[0].input - 1) / 64 * 64);
     assert!(report.served[1].ttft < report.served[0].ttft / 2);
+}
+
+#[test]
+fn what_two_tiers_load_is_what_was_found_in_each() {
+    let requests = requests(120, Duration::from_millis(100));
+    let mut policy = Policy { keeps_hbm: false, ..Policy::WITH_HOST };
+    // A part of what is asked for again.
+    policy.host.as_mut().unwrap().capacity = 2 << 30;
+    let report = Run::serve(&SETUP, &policy, &requests);
+    let sum = |of: fn(&Served) -> u32| report.served.iter().map(|it| u64::from(of(it))).sum();
+    let (loaded, host): (u64, u64) = (sum(|it| it.loaded_tokens), sum(|it| it.host_tokens));
+    let token = SETUP.model.token_bytes();
+    // All tokens of these requests are in full blocks, so no more is moved.
+    assert!(host > 0 && host < loaded, "{host} of {loaded}");
+    assert_eq!(report.host_read_bytes, host * token);
+    assert_eq!(report.read_bytes, (loaded - host) * token);
+    let second = |of: fn(&Second) -> u64| report.seconds.iter().map(of).sum::<u64>();
+    assert_eq!(second(|it| it.host_read_bytes), report.host_read_bytes);
+    assert_eq!(second(|it| it.host_write_bytes), report.host_write_bytes);
+    // With room for everything the drives are not read.
+    policy.host.as_mut().unwrap().capacity = 64 << 30;
+    let all = Run::serve(&SETUP, &policy, &requests);
+    assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
+}
+
+#[test]
+fn looking_ahead_is_never_worse_by_a_hundredth_and_helps_who_waits() {
+    let mut better = 0.0_f64;
+    for (every, requests_max, capacity) in [
+        (30, 16, 2),
+        (100, 16, 2),
+        (300, 16, 2),
+        (60, 16, 6),
+        (100, 16, 20),
+        (100, 4, 2),
+        (150, 2, 4),
+        (300, 2, 2),
+        (400, 1, 4),
+    ] {
+        let setup = Setup { requests_max, ..SETUP };
+        let mut requests = requests(150, Duration::from_millis(every));
+        for (number, request) in (0..).zip(&mut requests) {
+            // Nearly all of it was stored.
+            let shared = request.blocks.len() - 4;
+            let name = |at: u64| ((number % 5) << 32) | at;
+            request.blocks.iter_mut().zip(0..).take(shared).for_each(|(it, at)| *it = name(at));
+        }
+        let run = |policy: Policy| {
+            let mut policy = Policy { keeps_hbm: false, ..policy };
+            policy.host.as_mut().unwrap().capacity = capacity << 30;
+            policy.tier.as_mut().unwrap().lane.read = 7e9;
+            let report = Run::serve(&setup, &policy, &requests);
+            let ttft: Duration = report.served.iter().map(|it| it.ttft).sum();
+            (ttft.as_secs_f64(), report.ahead_bytes, report.wasted_bytes)
+        };
+        let (without, with) = (run(Policy::WITH_HOST), run(Policy::LOOKAHEAD));
+        let what = format!("every {every} ms, {requests_max}, {capacity}: {without:?} {with:?}");
+        assert!(with.0 <= without.0 * 1.01, "{what}");
+        assert!(without.1 == 0 && with.2 <= with.1, "{what}");
+        better = better.max(1.0 - with.0 / without.0);
+    }
+    assert!(better > 0.1, "{better}");
 }
 
 #[test]

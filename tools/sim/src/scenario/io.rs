@@ -16,7 +16,7 @@ const GB: f64 = 1e9;
 
 /// How long reads and writes take that are all there at the beginning: until the last of each.
 fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
-    let (mut lane, mut scheduler) = (Lane::new(tier.lane), tier.scheduler());
+    let (mut lane, mut scheduler) = (Lane::new(tier.lane), tier.lane.scheduler(tier.schedule));
     let directions = [Direction::Read, Direction::Write];
     let mut ops = Vec::new();
     for at in 0..reads.len().max(writes.len()) {

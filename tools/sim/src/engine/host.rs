@@ -1,0 +1,180 @@
+//! Host memory before the drives: what is there, what comes, and what is read ahead.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kv_catalog::BlockKey;
+use kv_schedule::{Kind, OpId, Scheduler};
+use kv_tier::{Admission, Block, HostBlock, Lookahead, Pace, RequestId, Tier, TierConfig, When};
+
+use super::way::{Numbered, Purpose, Way};
+use crate::{lane::LaneModel, policy::HostMemory};
+
+/// What is in host memory, and who is going to want it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) tier: Tier<BlockKey>,
+    pub(super) ahead: Option<Lookahead<BlockKey>>,
+    /// How long a block takes to get from the drives.
+    again: Duration,
+    /// Bytes of batches that were started.
+    batches: BTreeMap<OpId, u64>,
+}
+
+impl Memory {
+    /// A batch may begin: its bytes, and how many blocks it has. None if nothing has to move.
+    pub(super) fn start(&mut self, id: OpId) -> Option<(u64, u64)> {
+        let ahead = self.ahead.as_mut()?;
+        let batch = ahead.start(id, self.again, &mut self.tier)?;
+        let blocks = batch.blocks.len() as u64;
+        if blocks == 0 {
+            ahead.ended(id, true, &mut self.tier);
+            return None;
+        }
+        let bytes = blocks * self.tier.config().block_bytes;
+        self.batches.insert(id, bytes);
+        Some((bytes, blocks))
+    }
+
+    pub(super) fn dropped(&mut self, id: OpId) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.dropped(id);
+        }
+    }
+
+    /// A batch has ended: its bytes.
+    pub(super) fn ended(&mut self, id: OpId) -> u64 {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.ended(id, true, &mut self.tier);
+        }
+        self.batches.remove(&id).unwrap_or_default()
+    }
+}
+
+/// Blocks on their way to host memory.
+#[derive(Debug)]
+struct Filling {
+    blocks: Vec<HostBlock>,
+    /// Layers that are not there yet.
+    left: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) memory: Memory,
+    pub(super) link: Way,
+    filling: Numbered<Filling>,
+    pace: Pace,
+}
+
+impl Host {
+    pub(super) fn new(
+        host: &HostMemory,
+        drives: &LaneModel,
+        unit_layer_bytes: u64,
+        layers: u32,
+    ) -> Self {
+        let block_bytes = unit_layer_bytes * u64::from(layers);
+        let blocks = u32::try_from(host.capacity / block_bytes).unwrap_or(u32::MAX - 2);
+        let config = TierConfig { blocks, block_bytes, policy: host.eviction };
+        let read = Duration::from_secs_f64(block_bytes as f64 / drives.read);
+        let memory = Memory {
+            tier: Tier::new(config),
+            ahead: host.lookahead.map(Lookahead::new),
+            again: drives.latency + read,
+            batches: BTreeMap::new(),
+        };
+        let link = Way::new(host.lane, host.schedule, unit_layer_bytes, 1);
+        Self { memory, link, filling: Numbered::new(), pace: Pace::default() }
+    }
+
+    /// How many of `units` are there, from the first on.
+    pub(super) fn find(&self, units: &[BlockKey]) -> usize {
+        units.iter().take_while(|unit| self.memory.tier.contains(**unit)).count()
+    }
+
+    /// Takes those of `units` that are there, until they are released.
+    pub(super) fn take(&mut self, units: &[BlockKey]) -> Vec<HostBlock> {
+        units.iter().filter_map(|unit| self.memory.tier.get(*unit)).collect()
+    }
+
+    pub(super) fn release(&mut self, blocks: Vec<HostBlock>) {
+        blocks.into_iter().for_each(|block| self.memory.tier.release(block));
+    }
+
+    /// Room for those of `units` that are not there and worth it: the number of what is filled.
+    pub(super) fn begin_fill(&mut self, units: &[BlockKey], layers: u32) -> Option<u64> {
+        let again = self.memory.again;
+        let admitted = units.iter().filter_map(|key| {
+            let block = Block { key: *key, again, is_dirty: false, by: None };
+            match self.memory.tier.admit(block) {
+                Admission::Fill(memory) => Some(memory),
+                Admission::Present | Admission::Refused => None,
+            }
+        });
+        let blocks: Vec<HostBlock> = admitted.collect();
+        let filling = Filling { blocks, left: layers };
+        (!filling.blocks.is_empty()).then(|| self.filling.push(filling))
+    }
+
+    /// A layer of what is filled has been computed.
+    pub(super) fn fill(&mut self, number: u64, layer: u32, request: usize, now: Duration) {
+        let Some(filling) = self.filling.get_mut(number) else { return };
+        let units = filling.blocks.len() as u64;
+        let purpose = Purpose::Store { number, layer };
+        if !self.link.add(purpose, Kind::Write, request, (units, 1), now) {
+            self.end_fill(number, false);
+        }
+    }
+
+    /// A layer is there.
+    pub(super) fn filled(&mut self, number: u64) {
+        let Some(filling) = self.filling.get_mut(number) else { return };
+        filling.left -= 1;
+        if filling.left == 0 {
+            self.end_fill(number, true);
+        }
+    }
+
+    fn end_fill(&mut self, number: u64, is_good: bool) {
+        let Some(Filling { blocks, .. }) = self.filling.remove(number) else { return };
+        blocks.into_iter().for_each(|block| self.memory.tier.filled(block, is_good));
+    }
+
+    /// A request that waits is going to run so many steps after `next`, and needs these units.
+    pub(super) fn announce(
+        &mut self,
+        number: usize,
+        units: &[BlockKey],
+        (next, after): (Duration, u32),
+        now: Duration,
+    ) {
+        let Memory { tier, ahead, .. } = &mut self.memory;
+        if let Some(ahead) = ahead {
+            let by = When::At(next + self.pace.of(after).unwrap_or_default());
+            ahead.prefetch(RequestId(number as u64), units, by, tier, now);
+        }
+    }
+
+    /// Hands the drives' scheduler what should be read ahead.
+    pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) {
+        let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
+        if let Some(ahead) = ahead {
+            ahead.plan(tier, drives, &mut link.scheduler, now);
+        }
+    }
+
+    /// A request runs now, and reads itself what is not there.
+    pub(super) fn runs(&mut self, number: usize, drives: &mut Scheduler) {
+        let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
+        if let Some(ahead) = ahead {
+            let _ = ahead.run(RequestId(number as u64), tier, drives, &mut link.scheduler);
+        }
+    }
+
+    pub(super) fn iteration(&mut self, took: Duration) {
+        self.pace.iteration(took);
+        if let Some(ahead) = &mut self.memory.ahead {
+            ahead.iteration(took);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A way of bytes, while a run goes on: who decides what starts, and what moves.
+
+use std::{collections::VecDeque, time::Duration};
+
+use kv_schedule::{Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
+use kv_tier::Lookahead;
+
+use super::host::Memory;
+use crate::lane::{Lane, LaneModel};
+
+/// What an operation is for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Purpose {
+    /// A layer of the step that runs.
+    Layer(u32),
+    /// A request that waits.
+    Whole,
+    /// A layer of a write.
+    Store {
+        /// The write's number.
+        number: u64,
+        layer: u32,
+    },
+}
+
+/// An operation that waits or moves.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moving {
+    pub(super) purpose: Purpose,
+    pub(super) request: usize,
+    pub(super) direction: Direction,
+    pub(super) bytes: u64,
+    objects: u64,
+}
+
+/// Something that was started and has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ended {
+    /// An operation, and when it was its turn.
+    Op(Moving, Duration),
+    /// Bytes that were read ahead.
+    Ahead(u64),
+}
+
+/// Values by number, of which the oldest go first, about.
+#[derive(Debug)]
+pub(super) struct Numbered<T> {
+    /// The number of the first one.
+    first: u64,
+    values: VecDeque<Option<T>>,
+}
+
+impl<T> Numbered<T> {
+    pub(super) const fn new() -> Self {
+        Self { first: 0, values: VecDeque::new() }
+    }
+
+    pub(super) fn push(&mut self, value: T) -> u64 {
+        self.values.push_back(Some(value));
+        self.first + self.values.len() as u64 - 1
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        let at = number.checked_sub(self.first)?;
+        self.values.get_mut(at as usize)?.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
+        let at = number.checked_sub(self.first)?;
+        let value = self.values.get_mut(at as usize)?.take();
+        while let Some(None) = self.values.front() {
+            self.values.pop_front();
+            self.first += 1;
+        }
+        value
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) scheduler: Scheduler,
+    lane: Lane,
+    /// Bytes of a unit in a layer.
+    unit_layer_bytes: u64,
+    /// Objects of it.
+    objects: u32,
+    /// Bytes of a read at the most.
+    part_bytes: u64,
+    moving: Numbered<Moving>,
+    wake: Option<Duration>,
+}
+
+impl Way {
+    pub(super) fn new(
+        lane: LaneModel,
+        schedule: Config,
+        unit_layer_bytes: u64,
+        objects: u32,
+    ) -> Self {
+        Self {
+            scheduler: lane.scheduler(schedule),
+            lane: Lane::new(lane),
+            unit_layer_bytes,
+            objects,
+            // Two may be in flight, so that the devices have the next one when one has ended.
+            part_bytes: schedule.read_depth_bytes / 2,
+            moving: Numbered::new(),
+            wake: None,
+        }
+    }
+
+    pub(super) fn next_event(&self) -> Option<Duration> {
+        self.lane.next_event().into_iter().chain(self.wake).min()
+    }
+
+    /// Hands an operation to the scheduler; false if there are too many writes.
+    pub(super) fn add(
+        &mut self,
+        purpose: Purpose,
+        kind: Kind,
+        request: usize,
+        (units, layers): (u64, u32),
+        now: Duration,
+    ) -> bool {
+        let bytes = units * self.unit_layer_bytes * u64::from(layers);
+        let objects = units * u64::from(self.objects) * u64::from(layers);
+        let direction = if kind == Kind::Write { Direction::Write } else { Direction::Read };
+        let id = OpId(self.moving.push(Moving { purpose, request, direction, bytes, objects }));
+        let flow = Flow { tenant: 0, request: request as u64 };
+        let is_taken = self.scheduler.add(Op { id, flow, bytes, kind }, now).is_ok();
+        if !is_taken {
+            self.moving.remove(id.0);
+        }
+        is_taken
+    }
+
+    /// Reads a layer for a step, in parts; says how many.
+    pub(super) fn add_layer(
+        &mut self,
+        kind: Kind,
+        layer: u32,
+        request: usize,
+        units: u64,
+        now: Duration,
+    ) -> u32 {
+        let most = (self.part_bytes / self.unit_layer_bytes).max(1);
+        let parts = units.div_ceil(most);
+        for part in 0..parts {
+            let size = (most.min(units - part * most), 1);
+            self.add(Purpose::Layer(layer), kind, request, size, now);
+        }
+        parts as u32
+    }
+
+    /// Starts what may be started; what is read ahead goes to `memory`.
+    pub(super) fn pump(&mut self, now: Duration, mut memory: Option<&mut Memory>) {
+        loop {
+            match self.scheduler.next(now) {
+                Decision::Start(id) if Lookahead::<()>::owns(id) => {
+                    let started = memory.as_mut().and_then(|memory| memory.start(id));
+                    match started {
+                        Some((bytes, blocks)) => {
+                            let layers = bytes / self.unit_layer_bytes / blocks;
+                            let objects = blocks * layers * u64::from(self.objects);
+                            self.lane.push(now, id, Direction::Read, bytes, objects);
+                        }
+                        None => self.scheduler.ended(id, now),
+                    }
+                }
+                Decision::Start(id) => {
+                    let Moving { direction, bytes, objects, .. } =
+                        *self.moving.get_mut(id.0).expect("it was added");
+                    self.lane.push(now, id, direction, bytes, objects);
+                }
+                Decision::Drop(id) => {
+                    if let Some(memory) = &mut memory {
+                        memory.dropped(id);
+                    }
+                }
+                Decision::Wait(until) => {
+                    self.wake = until;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What has ended until `now`.
+    pub(super) fn ended(&mut self, now: Duration, mut memory: Option<&mut Memory>) -> Vec<Ended> {
+        self.wake = self.wake.filter(|wake| *wake > now);
+        let arrived = self.lane.arrived(now);
+        let mut ended = Vec::with_capacity(arrived.len());
+        for (id, began) in arrived {
+            self.scheduler.ended(id, now);
+            ended.push(match &mut memory {
+                Some(memory) if Lookahead::<()>::owns(id) => Ended::Ahead(memory.ended(id)),
+                _ => Ended::Op(self.moving.remove(id.0).expect("it was started"), began),
+            });
+        }
+        ended
+    }
+}
