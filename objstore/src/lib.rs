@@ -193,7 +193,8 @@
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
 //!   scheduler's process has when planes are in other ones (`store/ranks.rs`). [`PacedStore`] lets
-//!   a [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`). Handles ([`Prefix`],
+//!   a [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
+//!   requests that were announced (`store/ahead.rs`). Handles ([`Prefix`],
 //!   [`Transfer`], [`Writing`]) are only names: they may be dropped anywhere and at any time.
 //!
 //! # Invariants

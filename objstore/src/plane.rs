@@ -42,6 +42,7 @@ pub(crate) use complete::Polled;
 pub use events::StoreEvent;
 use job::{Job, LayerState, PlaneId};
 pub use job::{JobDone, JobFailure, JobId, LayerDone, Move, Ticket};
+pub(crate) use memory::AGAIN;
 use memory::HostMemory;
 pub use open::{PlaneConfig, PlaneDevice};
 pub use self_test::KvView;

@@ -18,6 +18,7 @@ use crate::{
     stats::StoreStats,
 };
 
+mod ahead;
 mod block_device;
 mod commit;
 mod deallocation;

@@ -7,7 +7,7 @@
 //! The devices reach this memory, too: what is read ahead ([`Plane::prefetch`]) gets here without
 //! the engine's blocks.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use gio_uring::{PoolDesc, PoolHandle, Uring};
 use kv_catalog::{BlockId, FileId, KvShape, Layer, Region, Row};
@@ -17,7 +17,7 @@ use nvme_spec::nvm::Direction;
 
 use super::{
     Device, Move, Plane,
-    job::{Job, JobId},
+    job::{Job, JobId, Ticket},
     open, route,
 };
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// How long any block takes to get again: they are all on the same devices.
-const AGAIN: Duration = Duration::from_millis(1);
+pub(crate) const AGAIN: Duration = Duration::from_millis(1);
 /// Bytes that are copied at a time: they stay in the CPU's first cache.
 const COPY_BYTES: usize = 16 << 10;
 
@@ -151,28 +151,33 @@ impl HostMemory {
     /// Copies a layer of blocks that are here to the engine. Where the bytes are not those of the
     /// checksums, says which block that is, and keeps it no longer: the devices may have it right.
     pub(super) fn serve(&mut self, job: &Job, layer: Layer) -> Result<(), Move> {
-        let rows = self.shape.rows() as usize;
-        for (at, (entry, host)) in job.hits.iter().enumerate() {
-            for row in self.shape.layer_rows(layer) {
-                let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
-                let offset = self.engine.offset(entry.block, Row(row)).expect("it was checked");
-                let sum = copy(
-                    &self.own_bytes,
-                    own,
-                    &mut self.engine_bytes,
-                    offset,
-                    self.shape.object_bytes as usize,
-                    !job.hit_words.is_empty(),
-                );
-                let expected = job.hit_words.get(at * rows + row as usize);
-                if expected.is_some_and(|expected| *expected != sum) {
-                    self.tier.remove(entry.file);
-                    return Err(*entry);
-                }
+        let words = job.hit_words.chunks_exact(self.shape.rows() as usize);
+        let mut words = words.chain(std::iter::repeat(&[][..]));
+        for (entry, host) in &job.hits {
+            let words = words.next().unwrap_or_default();
+            if !self.give(entry, *host, self.shape.layer_rows(layer), words) {
+                return Err(*entry);
             }
         }
         self.retrieved_bytes += self.size(job.hits.len()).1;
         Ok(())
+    }
+
+    /// Copies rows of a block to the engine. `words`: its checksums, if there are any. Says whether
+    /// the bytes are those.
+    fn give(&mut self, to: &Move, host: HostBlock, rows: Range<u32>, words: &[u32]) -> bool {
+        for row in rows {
+            let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
+            let offset = self.engine.offset(to.block, Row(row)).expect("it was checked");
+            let (from, engine) = (&self.own_bytes, &mut self.engine_bytes);
+            let (bytes, expected) = (self.shape.object_bytes as usize, words.get(row as usize));
+            let sum = copy(from, own, engine, offset, bytes, expected.is_some());
+            if expected.is_some_and(|expected| *expected != sum) {
+                self.tier.remove(to.file);
+                return false;
+            }
+        }
+        true
     }
 
     /// Copies a layer that was moved here.
@@ -299,37 +304,74 @@ impl Plane {
             expected.get(at..at + rows).unwrap_or_default()
         });
         let words: Vec<u32> = words.copied().collect();
-        let moves: Vec<Move> =
-            taken.iter().map(|(entry, at)| Move { block: BlockId(at.0), ..*entry }).collect();
-        // One operation moves all rows.
-        let mut job = Job::new(Direction::Read, 1, &moves, self.tally.recoveries);
-        job.fills = taken;
-        job.is_ahead = true;
-        let begun = self.begin_ahead(job, &words)?;
-        Ok((there, Some(begun)))
+        let blocks: Vec<_> = taken.iter().map(|(entry, at)| (entry.file, *at)).collect();
+        match self.read_ahead(&blocks, &words) {
+            Ok(ticket) => Ok((there, Some(self.abandon_ahead(&ticket)))),
+            Err(error) => {
+                let memory = self.memory.iter_mut();
+                memory.for_each(|m| taken.iter().for_each(|(_, at)| m.tier.filled(*at, false)));
+                Err(error)
+            }
+        }
     }
 
-    fn begin_ahead(&mut self, mut job: Job, words: &[u32]) -> Result<JobId, StoreError> {
-        let ready = match self.ops.len() {
-            busy if busy >= self.options.iocbs as usize / 2 => {
-                Err(StoreError::Busy { in_flight: busy as u32 })
-            }
-            _ => self.upload(&mut job, words),
-        };
-        if let Err(error) = ready {
-            job.map = None;
-            self.let_go(&job);
-            return Err(error);
+    /// Starts reading files into blocks that were admitted for them. The caller says when they are
+    /// filled.
+    pub(crate) fn read_ahead(
+        &mut self,
+        blocks: &[(FileId, HostBlock)],
+        words: &[u32],
+    ) -> Result<Ticket, StoreError> {
+        if self.ops.len() >= self.options.iocbs as usize / 2 {
+            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
         }
+        let moves = blocks.iter().zip(0..).map(|((file, at), position)| Move {
+            file: *file,
+            block: BlockId(at.0),
+            position,
+        });
+        let moves: Vec<Move> = moves.collect();
+        // One operation moves all rows.
+        let mut job = Job::new(Direction::Read, 1, &moves, self.tally.recoveries);
+        job.is_ahead = true;
+        self.upload(&mut job, words)?;
         self.jobs_ever += 1;
         let id = JobId(self.jobs_ever);
         self.jobs.insert(id, job);
-        let issued = self.issue(id, Layer(0), None, None);
-        // It ends by itself.
-        self.abandon(id);
-        issued?;
+        if let Err(error) = self.issue(id, Layer(0), None, None) {
+            self.jobs.remove(&id);
+            return Err(error);
+        }
         self.after_completions()?;
-        Ok(id)
+        Ok(self.ticket(id, Layer(0), None))
+    }
+
+    /// What is read ends by itself: its blocks are filled then, and the job is among
+    /// [`Plane::take_ended`].
+    pub(crate) fn abandon_ahead(&mut self, ticket: &Ticket) -> JobId {
+        if let Some(job) = self.jobs.get_mut(&ticket.job) {
+            job.fills = job.moves.iter().map(|at| (*at, HostBlock(at.block.0))).collect();
+        }
+        self.abandon(ticket.job);
+        ticket.job
+    }
+
+    /// Ends what was read. Says whether it is there.
+    pub(crate) fn end_ahead(&mut self, ticket: &Ticket) -> bool {
+        self.end(ticket.job).is_ok_and(|done| done.failure.is_none())
+    }
+
+    /// Copies a block to the engine's one in `to`. Says whether the bytes are those of the
+    /// checksums; what differs is kept no longer.
+    pub(crate) fn copy_ahead(&mut self, to: Move, host: HostBlock, words: &[u32]) -> bool {
+        let (rows, is_there) = (0..self.shape.rows(), to.block.0 < self.pool.blocks());
+        let memory = self.memory.as_mut().filter(|_| is_there);
+        memory.is_some_and(|memory| memory.give(&to, host, rows, words))
+    }
+
+    /// Which blocks are in memory; `None` if none are ever.
+    pub(crate) fn tier(&mut self) -> Option<&mut Tier<FileId>> {
+        self.memory.as_mut().map(|memory| &mut memory.tier)
     }
 
     /// Whether blocks are kept in memory of this process.

@@ -1,14 +1,19 @@
 //! What requests that run soon need is read ahead.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
 
 use kv_catalog::{BlockId, BlockKey, FileId};
 use kv_schedule::{Decision, OpId, Scheduler};
-use kv_tier::{
-    Batch, Lookahead, LookaheadConfig, LookaheadCounts, RequestId, Tier, When,
-};
+use kv_tier::{Batch, Lookahead, LookaheadConfig, LookaheadCounts, RequestId, Tier, When};
 
-use super::{Store, handles::Prefix};
+use super::{
+    Store,
+    handles::{Held, Prefix},
+};
 use crate::{
     error::StoreError,
     plane::{AGAIN, Move, Ticket},
@@ -20,7 +25,7 @@ struct Flight {
     op: OpId,
     ticket: Ticket,
     /// Its files get no other bytes meanwhile.
-    _prefix: Option<Arc<Prefix>>,
+    prefix: Option<Arc<Prefix>>,
 }
 
 /// A request that was announced.
@@ -56,8 +61,8 @@ impl Ahead {
         self.lookahead.counts()
     }
 
-    pub(super) fn pending(&self) -> usize {
-        self.lookahead.pending()
+    pub(super) fn owns(&self, op: OpId) -> bool {
+        Lookahead::<FileId>::owns(op)
     }
 
     pub(super) fn iteration(&mut self, took: Duration) {
@@ -74,11 +79,14 @@ impl Ahead {
         now: Duration,
     ) -> Result<usize, StoreError> {
         let Self { store, lookahead, requests, .. } = self;
-        if !requests.contains_key(&id) {
-            let prefix = Arc::new(store.hold_prefix(keys)?);
-            requests.insert(id, Announced { prefix, targets: Vec::new() });
-        }
-        let files = requests[&id].prefix.files();
+        let announced = match requests.entry(id) {
+            Entry::Occupied(before) => before.into_mut(),
+            Entry::Vacant(new) => {
+                let prefix = Arc::new(store.hold_prefix(keys)?);
+                new.insert(Announced { prefix, targets: Vec::new() })
+            }
+        };
+        let files = announced.prefix.files();
         with_tier(store, |tier| lookahead.prefetch(id, files, when, tier, now))?;
         self.is_due = true;
         Ok(files.len())
@@ -125,11 +133,10 @@ impl Ahead {
     pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) -> Result<(), StoreError> {
         let Self { store, lookahead, link, in_flight, is_due, .. } = self;
         store.inner.with_plane(|plane| {
-            for Flight { op, ticket, .. } in
-                in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket))
-            {
-                let is_good = plane.poll(&ticket).is_ok_and(|done| done.is_some());
-                plane.end_ahead(ticket)?;
+            let over = in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket));
+            let over: Vec<Flight> = over.collect();
+            for Flight { op, ticket, .. } in over {
+                let is_good = plane.end_ahead(&ticket);
                 let tier = plane.tier().expect("its memory was read to");
                 lookahead.ended(op, is_good, tier);
                 drives.ended(op, now);
@@ -163,7 +170,7 @@ impl Ahead {
         if let Some(ticket) = begun {
             let announced = self.requests.get(&request);
             let prefix = announced.map(|announced| Arc::clone(&announced.prefix));
-            self.in_flight.push(Flight { op, ticket, _prefix: prefix });
+            self.in_flight.push(Flight { op, ticket, prefix });
         } else {
             with_tier(store, |tier| lookahead.ended(op, blocks.is_empty(), tier))?;
             drives.ended(op, now);
@@ -219,10 +226,14 @@ impl Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        for Flight { ticket, .. } in self.in_flight.drain(..) {
-            // What became of it nobody asks any more.
-            let _ = self.store.inner.with_plane(|plane| {
-                plane.abandon_ahead(&ticket);
+        let Self { store: Store { inner, .. }, in_flight, .. } = self;
+        for Flight { ticket, prefix, .. } in in_flight.drain(..) {
+            // A closed store has nothing left to give back.
+            let _ = inner.with_plane(|plane| {
+                let job = plane.abandon_ahead(&ticket);
+                let keys = &mut *inner.keys();
+                let files = prefix.as_ref().map_or(&[][..], |prefix| prefix.files());
+                keys.held.insert(job, Held::Read(keys.catalog.hold(files).id));
                 Ok(())
             });
         }

@@ -3,11 +3,13 @@
 use std::{collections::HashMap, time::Duration};
 
 use gio_uring::Progress;
-use kv_catalog::Layer;
+use kv_catalog::{BlockId, BlockKey, Layer};
 use kv_schedule::{Cancelled, Decision, Flow, Kind, Op, OpId, Scheduler, StepId, StepShape};
+use kv_tier::{LookaheadConfig, LookaheadCounts, RequestId, When};
 
 use super::{
     Store,
+    ahead::Ahead,
     handles::{Transfer, Writing},
 };
 use crate::{
@@ -42,6 +44,7 @@ pub struct PacedStore {
     in_flight: Vec<(OpId, Ticket)>,
     ended: Vec<(OpId, PacedEnd)>,
     last: u64,
+    ahead: Option<Ahead>,
 }
 
 impl PacedStore {
@@ -49,7 +52,78 @@ impl PacedStore {
     #[must_use]
     pub fn new(store: Store, scheduler: Scheduler) -> Self {
         let (waiting, in_flight, ended) = Default::default();
-        Self { store, scheduler, waiting, in_flight, ended, last: 0 }
+        Self { store, scheduler, waiting, in_flight, ended, last: 0, ahead: None }
+    }
+
+    /// The same, and reads ahead for requests that are announced: from the devices to host memory
+    /// ([`crate::StoreOptions::dram_bytes`]) as the scheduler lets it, and from there to the
+    /// engine's blocks, once there are any, as `link` does. Times have to be those of the store's
+    /// clock.
+    #[must_use]
+    pub fn with_lookahead(mut self, link: Scheduler, config: LookaheadConfig) -> Self {
+        self.ahead = Some(Ahead::new(self.store.clone(), link, config));
+        self
+    }
+
+    /// A request is going to run, with these keys: its blocks are read ahead. Says how many leading
+    /// ones are stored; they stay so until it runs or is cancelled. Said again of the same request,
+    /// the time is another one, and what was left is tried again: what could not be done in time,
+    /// was not read well, or found no room. Without a lookahead or host memory, nothing is read.
+    ///
+    /// # Errors
+    /// As for [`Store::lookup`].
+    pub fn prefetch(
+        &mut self,
+        request: RequestId,
+        keys: &[BlockKey],
+        when: When,
+        now: Duration,
+    ) -> Result<usize, StoreError> {
+        self.ahead.as_mut().map_or(Ok(0), |ahead| ahead.prefetch(request, keys, when, now))
+    }
+
+    /// The request has blocks: what is in host memory may be copied there, until it runs or is
+    /// cancelled. A block for each of its leading keys; those of which nothing is stored are left
+    /// alone.
+    pub fn allocated(&mut self, request: RequestId, blocks: &[BlockId]) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.allocated(request, blocks);
+        }
+    }
+
+    /// The request runs now. Says how many leading blocks are where they are to go: it has to
+    /// retrieve the others itself ([`Store::retrieve_from`]). None of its blocks is written to any
+    /// more.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub fn run(&mut self, request: RequestId) -> Result<usize, StoreError> {
+        let scheduler = &mut self.scheduler;
+        self.ahead.as_mut().map_or(Ok(0), |ahead| ahead.run(request, scheduler))
+    }
+
+    /// The request was aborted or preempted: nothing more is read for it, and none of its blocks is
+    /// written to any more. What only it wanted is the first to go.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub fn abort(&mut self, request: RequestId) -> Result<(), StoreError> {
+        let scheduler = &mut self.scheduler;
+        self.ahead.as_mut().map_or(Ok(()), |ahead| ahead.cancel(request, scheduler))
+    }
+
+    /// An iteration of the engine took so long.
+    pub fn iteration(&mut self, took: Duration) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.iteration(took);
+        }
+    }
+
+    /// What the lookahead did; `None` without one. Of what was read from the devices for nothing,
+    /// [`crate::DramStats::wasted_bytes`] has the count.
+    #[must_use]
+    pub fn lookahead(&self) -> Option<LookaheadCounts> {
+        self.ahead.as_ref().map(Ahead::counts)
     }
 
     /// The store: for everything but layers.
@@ -169,14 +243,27 @@ impl PacedStore {
             self.scheduler.ended(*id, now);
             progress = Progress::Moved;
         }
+        let mut again = None;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.plan(&mut self.scheduler, now)?;
+            let (moved, until) = ahead.copy(now)?;
+            again = until;
+            progress = if moved { Progress::Moved } else { progress };
+        }
         loop {
-            match self.scheduler.next(now) {
-                Decision::Start(id) => self.start(id, now),
-                Decision::Drop(id) => {
+            match (self.scheduler.next(now), &mut self.ahead) {
+                (Decision::Wait(until), _) => {
+                    return Ok((progress, until.into_iter().chain(again).min()));
+                }
+                (Decision::Start(id), Some(ahead)) if ahead.owns(id) => {
+                    ahead.read(id, &mut self.scheduler, now)?;
+                }
+                (Decision::Drop(id), Some(ahead)) if ahead.owns(id) => ahead.dropped(id),
+                (Decision::Start(id), _) => self.start(id, now),
+                (Decision::Drop(id), _) => {
                     self.waiting.remove(&id);
                     self.ended.push((id, PacedEnd::Dropped));
                 }
-                Decision::Wait(until) => return Ok((progress, until)),
             }
             progress = Progress::Moved;
         }
@@ -199,13 +286,14 @@ impl PacedStore {
         std::mem::take(&mut self.ended)
     }
 
-    /// Operations in flight.
+    /// Operations in flight, but for those of the lookahead.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// The store, and what was learned. Nothing may wait or be in flight.
+    /// The store, and what was learned. Nothing may wait or be in flight; what is read ahead ends
+    /// by itself.
     ///
     /// # Panics
     /// When something does.

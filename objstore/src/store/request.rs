@@ -156,8 +156,14 @@ impl Store {
         begun.map(|(there, _)| there)
     }
 
+    /// The longest run of leading `keys` that is stored: no use of the blocks, and no lookup.
+    pub(super) fn hold_prefix(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
+        let reference = self.change(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
+        Ok(Prefix { store: self.inner.clone(), reference })
+    }
+
     /// The checksums of files that are referenced.
-    fn expected(&self, files: &[FileId]) -> Vec<u32> {
+    pub(super) fn expected(&self, files: &[FileId]) -> Vec<u32> {
         let keys = self.inner.keys();
         if planted(PlantedBug::ChecksumIgnored) {
             return Vec::new();

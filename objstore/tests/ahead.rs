@@ -1,0 +1,227 @@
+//! What requests that run soon need is read ahead, when that is in nobody's way.
+
+mod stack;
+
+use std::time::Duration;
+
+use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
+use kv_tier::{LookaheadConfig, RequestId, When};
+use nvme_driver::{Clock as _, Nanos};
+use objstore::{BlockKey, PacedStore};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use ripieno_testkit::seeds;
+use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A store with so many blocks of host memory, and what schedules it.
+fn stack(dram_blocks: u64) -> (Stack, PacedStore) {
+    let mut plan = Plan::default();
+    plan.options.dram_bytes = dram_blocks * plan.shape.block_bytes();
+    let stack = Stack::new(&plan);
+    let store = paced(&stack);
+    (stack, store)
+}
+
+fn paced(stack: &Stack) -> PacedStore {
+    let curve = || Curve::line(Duration::from_micros(80), 1e9).unwrap();
+    let [model, gpu, engine] = ["test"; 3].map(str::to_owned);
+    let setting = Setting { model, gpu, engine, drives: Vec::new() };
+    let scheduler = || {
+        let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
+        Scheduler::new(Config::default(), SlackTable::new(setting.clone(), costs))
+    };
+    PacedStore::new(stack.store.clone(), scheduler())
+        .with_lookahead(scheduler(), LookaheadConfig { batch_blocks: 3, ..Default::default() })
+}
+
+fn now(stack: &Stack) -> Duration {
+    stack.clock.now().duration()
+}
+
+/// Lets time go by until nothing is planned or in flight.
+fn settle(stack: &Stack, store: &mut PacedStore) {
+    let mut quiet = 0;
+    for idle in 0.. {
+        store.poll(now(stack)).unwrap();
+        quiet = if store.scheduler().pending() == 0 { quiet + 1 } else { 0 };
+        if quiet == 3 {
+            break;
+        }
+        assert!(idle < 100_000, "something never ends");
+        stack.clock.pause(idle, Nanos::MAX);
+    }
+}
+
+/// Stores `keys`, and then so much else that host memory has none of them.
+fn put_away(stack: &mut Stack, keys: &[BlockKey], others: &[BlockKey]) {
+    stack.put(keys, 0);
+    stack.put(others, 0);
+}
+
+/// In 50 ms.
+fn soon(stack: &Stack) -> When {
+    When::At(now(stack) + 50 * MS)
+}
+
+const REQUEST: RequestId = RequestId(7);
+
+#[test]
+fn what_a_request_needs_is_where_it_is_to_go_before_it_runs() {
+    let (mut stack, mut store) = stack(8);
+    let (wanted, others) = (keys(0..7), keys(10..18));
+    put_away(&mut stack, &wanted, &others);
+    let before = stack.store.stats().unwrap();
+    let asked = [wanted.clone(), keys(90..92)].concat();
+    assert_eq!(store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap(), 7);
+    settle(&stack, &mut store);
+    let stats = stack.store.stats().unwrap();
+    let block = stack.shape.block_bytes();
+    assert_eq!((stats.dram.prefetched_bytes, stats.retrieved_bytes), (7 * block, 0));
+    // Not one command more: for one that has blocks before it runs, nor for one that has not.
+    let commands = stats.commands;
+    stack.faults(Some(on(READ, READ_ERROR)));
+    let targets = blocks(30, 7);
+    targets.iter().for_each(|target| stack.wipe(*target));
+    store.allocated(REQUEST, &targets);
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 7);
+    for (key, target) in wanted.iter().zip(&targets) {
+        assert!(stack.holds(*target, *key), "{target}");
+    }
+    store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap();
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 0);
+    assert_eq!(stack.get(&asked, 40), 7);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.commands, stats.files_referenced, stats.files_lost), (commands, 0, 0));
+    assert_eq!((stats.blocks_hit - before.blocks_hit, stats.dram.wasted_bytes), (7, 0));
+    let counts = store.lookahead().unwrap();
+    assert_eq!((counts.link_bytes, counts.ready_blocks, counts.dropped), (7 * block, 7, 0));
+    assert_eq!(stack.refused_dma(), 0);
+}
+
+#[test]
+fn nothing_is_read_for_what_is_not_stored_or_without_host_memory() {
+    let (mut stack, mut store) = stack(4);
+    stack.put(&keys(0..2), 0);
+    let commands = stack.store.stats().unwrap().commands;
+    assert_eq!(store.prefetch(REQUEST, &keys(5..8), soon(&stack), now(&stack)).unwrap(), 0);
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 0);
+    assert_eq!(store.run(REQUEST).unwrap(), 0, "nobody announced it");
+    assert_eq!(stack.store.stats().unwrap().commands, commands);
+
+    let mut stack = Stack::new(&Plan::default());
+    let mut store = paced(&stack);
+    stack.put(&keys(0..2), 0);
+    assert_eq!(store.prefetch(REQUEST, &keys(0..2), soon(&stack), now(&stack)).unwrap(), 2);
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 0);
+}
+
+#[test]
+fn what_is_aborted_in_flight_leaves_nothing_behind() {
+    let (mut stack, mut store) = stack(4);
+    put_away(&mut stack, &keys(0..4), &keys(10..14));
+    store.prefetch(REQUEST, &keys(0..4), soon(&stack), now(&stack)).unwrap();
+    while store.lookahead().unwrap().drives_bytes == 0 {
+        store.poll(now(&stack)).unwrap();
+    }
+    store.abort(REQUEST).unwrap();
+    // One is stored no more while it is read.
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 4, "as long as they are read");
+    assert_eq!(stack.store.remove(&keys(0..1)).unwrap(), 1);
+    settle(&stack, &mut store);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_referenced, store.scheduler().pending()), (0, 0));
+    // What was read for nothing goes before all others, and is counted.
+    stack.put(&keys(20..24), 0);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (4, 0));
+    assert_eq!(stats.dram.wasted_bytes, store.lookahead().unwrap().drives_bytes);
+    assert_eq!(stack.get(&keys(20..24), 30), 4);
+    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 0, "they had room");
+}
+
+#[test]
+fn what_is_read_when_the_lookahead_goes_ends_by_itself() {
+    let (mut stack, mut store) = stack(4);
+    put_away(&mut stack, &keys(0..4), &keys(10..14));
+    store.prefetch(REQUEST, &keys(0..3), soon(&stack), now(&stack)).unwrap();
+    while store.lookahead().unwrap().drives_bytes == 0 {
+        store.poll(now(&stack)).unwrap();
+    }
+    drop(store);
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 3);
+    stack.store.drain().unwrap();
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_referenced, stats.dram.blocks), (0, 4));
+    assert_eq!(stack.get(&keys(0..3), 30), 3);
+    assert_eq!(stack.store.stats().unwrap().retrieved_bytes, 0);
+}
+
+#[test]
+fn what_cannot_be_read_is_lost_and_the_request_reads_the_rest() {
+    let (mut stack, mut store) = stack(4);
+    put_away(&mut stack, &keys(0..3), &keys(10..14));
+    stack.faults(Some(on(READ, READ_ERROR)));
+    store.prefetch(REQUEST, &keys(0..3), soon(&stack), now(&stack)).unwrap();
+    store.allocated(REQUEST, &blocks(30, 3));
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 0);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.files_lost, stats.dram.prefetched_bytes, stats.files_referenced), (3, 0, 0));
+    assert_eq!(stack.get(&keys(0..3), 30), 0);
+}
+
+/// Requests come, run or are aborted at any time, while files are evicted and written anew. Every
+/// byte is compared.
+#[test]
+fn bytes_are_right_whatever_happens_meanwhile() {
+    for seed in seeds(1, 4) {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut plan = Plan { seed, ..Plan::default() };
+        plan.options.dram_bytes = 12 * plan.shape.block_bytes();
+        plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
+        let mut stack = Stack::new(&plan);
+        let mut store = paced(&stack);
+        let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 8)).collect();
+        for id in 0..150 {
+            let wanted = &all[random.random_range(0..all.len())];
+            if random.random_bool(0.3) {
+                stack.put(wanted, 0);
+                continue;
+            }
+            let request = RequestId(id);
+            let by = When::At(now(&stack) + MS.mul_f64(random.random_range(0.0..20.0)));
+            let found = store.prefetch(request, wanted, by, now(&stack)).unwrap();
+            let targets = blocks(30, found);
+            targets.iter().for_each(|target| stack.wipe(*target));
+            for step in 0..random.random_range(0..200) {
+                store.poll(now(&stack)).unwrap();
+                stack.clock.pause(step, Nanos::MAX);
+                if step == 120 {
+                    store.allocated(request, &targets);
+                }
+                if step == 60 && random.random_bool(0.2) {
+                    stack.store.remove(&all[random.random_range(0..all.len())]).unwrap();
+                }
+            }
+            if random.random_bool(0.3) {
+                store.abort(request).unwrap();
+            } else {
+                let ready = store.run(request).unwrap();
+                for (key, target) in wanted.iter().zip(&targets[..ready]) {
+                    assert!(stack.holds(*target, *key), "seed {seed}, request {id}: {target}");
+                }
+                stack.get(wanted, 30);
+            }
+            assert!(stack.store.stats().unwrap().dram.blocks <= 12, "seed {seed}");
+        }
+        settle(&stack, &mut store);
+        let (stats, counts) = (stack.store.stats().unwrap(), store.lookahead().unwrap());
+        assert_eq!(stats.files_referenced, 0, "seed {seed}");
+        assert!(counts.ready_blocks > 0 && stats.dram.wasted_bytes > 0, "{counts:?} {stats:?}");
+    }
+}
