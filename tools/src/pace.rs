@@ -62,6 +62,15 @@ pub(crate) struct PaceFlags {
         help_heading = "Pace")]
     medium: Option<Medium>,
 
+    /// Instead of a trace: prompts of about 32,768 tokens of which so many percent are stored,
+    /// alone and under two loads, with the scheduler and without [without a list: 13 rates from 50
+    /// to 100]
+    #[arg(long, value_name = "PERCENT,...", num_args = 0..=1, value_delimiter = ',',
+        value_parser = percent, requires = "pace", help_heading = "Pace",
+        conflicts_with_all = ["trace", "slack", "speed", "schedule"],
+        default_missing_value = "50,60,70,75,80,85,90,93.75,95,96.9,98.3,99,100")]
+    hit_rates: Option<Vec<f64>>,
+
     /// How many times faster requests come than the trace says
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor,
         requires = "pace", help_heading = "Pace")]
@@ -188,6 +197,11 @@ impl Pace {
         self.flags.slack.as_ref()
     }
 
+    /// Hit rates to go through.
+    pub(crate) fn hit_rates(&self) -> Option<&[f64]> {
+        self.flags.hit_rates.as_deref()
+    }
+
     /// When a request comes.
     pub(crate) fn arrival(&self, recorded: Duration) -> Duration {
         recorded.div_f64(self.flags.speed)
@@ -252,6 +266,11 @@ fn medium(text: &str) -> Result<Medium, String> {
     let part = mixed.trim().parse().ok().filter(|part| (0.01..=2.0).contains(part));
     let mixed = part.ok_or_else(|| format!("{mixed:?}: expected a number from 0.01 to 2"))?;
     Ok(Medium { read, write, latency: time(latency)?, mixed })
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let found = text.trim().parse().ok().filter(|percent| (1.0..=100.0).contains(percent));
+    found.ok_or_else(|| format!("{text:?}: expected a number from 1 to 100"))
 }
 
 fn factor(text: &str) -> Result<f64, String> {

@@ -69,6 +69,9 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
     }
     let mut interrupt = Interrupt::listen()?;
     if let Some(pace) = &args.pace {
+        if let Some(rates) = pace.hit_rates() {
+            return pace::sweep::run(args, pace, rates, &mut interrupt);
+        }
         return pace::run(args, pace, &plan(args)?, &mut interrupt);
     }
     let gpu = args.executor().gpu().map_err(told)?;

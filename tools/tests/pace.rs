@@ -62,6 +62,35 @@ fn the_scheduler_waits_less_under_load_and_never_more() {
 }
 
 #[test]
+fn by_hit_rate_the_scheduler_is_never_worse_by_a_hundredth() {
+    let line = "--model mini --requests 11 --hit-rates";
+    let found = report(&format!("{line} 50,75,90,93.75,95,96.9,98.3,100"));
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8 * 3);
+    for row in rows {
+        for field in ["ttft_ms", "bubble_ms"] {
+            let [slack, naive] = ["slack", "naive"].map(|it| number(&row[it], field));
+            assert!(slack <= naive * 1.01, "{field}: {row}");
+        }
+        let hits = number(&row["slack"], "hit_ratio") * 100.0;
+        assert!((hits - number(row, "hit_rate")).abs() < 0.05, "{row}");
+        if row["hit_rate"] == 93.75 {
+            let [slack, naive] = ["slack", "naive"].map(|it| number(&row[it], "ttft_ms"));
+            assert!(slack < naive * 0.7, "{row}");
+        }
+    }
+    // As the simulator has it (docs/results/sim.md).
+    let [slack, naive] = ["slack", "naive"].map(|it| number(&found["crossover"], it));
+    assert!((96.0..97.2).contains(&slack) && (94.4..95.4).contains(&naive), "{slack}, {naive}");
+    for row in found["mixed"].as_array().unwrap() {
+        let [slack, naive, best] =
+            ["slack", "naive", "best"].map(|it| number(row, &format!("{it}_bytes_s")));
+        assert!((best * 0.97..best * 1.001).contains(&slack), "{row}");
+        assert!(row["writes"] != 0.25 || naive < slack * 0.5, "{row}");
+    }
+}
+
+#[test]
 fn layer_times_are_known_within_a_hundred_requests() {
     let found = report("--model mini --requests 200 --schedule slack");
     let run = &found["runs"][0];
@@ -141,6 +170,8 @@ fn what_has_no_virtual_time_is_refused() {
         ("--layer-time 1ms", "three times"),
         ("--medium 1GB,1GB", "four values"),
         ("--speed 0", "expected a number"),
+        ("--hit-rates 101", "from 1 to 100"),
+        ("--hit-rates --speed 2", "cannot be used with"),
         ("--model llama-3-8b --requests 5", "--pool-blocks"),
     ] {
         refused(line, wanted);

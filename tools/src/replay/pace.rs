@@ -2,7 +2,9 @@
 //! and without.
 
 mod engine;
+mod mixed;
 mod report;
+pub(super) mod sweep;
 mod tally;
 
 use std::fs;
@@ -10,16 +12,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use kv_schedule::{Scheduler, SlackTable};
+use kv_schedule::{Config, Scheduler, SlackTable};
 use nvme_driver::Clock;
 use nvme_emu::{BandwidthDial, SimClock};
-use objstore::PacedStore;
+use objstore::{BlockId, PacedStore};
 
 use crate::config::ReplayArgs;
 use crate::interrupt::Interrupt;
 use crate::pace::{self, Pace};
 use crate::plan::Plan;
-use crate::pool::Pool;
 use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
 use crate::progress::Progress;
 use crate::size::Size;
@@ -58,22 +59,27 @@ pub(super) fn perform(
     plan: &Plan,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Report> {
-    let limits = super::Limits::of(args, None);
-    let sizing = Sizing::new(args, plan, limits.lba_bytes)?;
-    sizing.check_machine(args, false)?;
-    check_pool(args, plan, &sizing)?;
+    let sizing = sizing(args, plan)?;
     interrupt.orderly();
     let table = table(args, pace)?;
     let mut runs = Vec::new();
     for is_scheduled in pace.runs().iter().copied() {
         let setup = RunSetup { args, pace, plan, sizing: &sizing, table: &table };
-        let (run, learned) = setup.run(is_scheduled, interrupt)?;
+        let (tally, learned) = setup.serve(is_scheduled, interrupt)?;
         if let (Some(path), true) = (pace.slack(), is_scheduled) {
             write(path, &learned.to_json())?;
         }
-        runs.push(run);
+        runs.push(Run::new(is_scheduled, tally));
     }
     Ok(Report::new(args, pace, plan, runs))
+}
+
+/// Room for a plan.
+fn sizing(args: &ReplayArgs, plan: &Plan) -> Result<Sizing, Problem> {
+    let sizing = Sizing::new(args, plan, super::Limits::of(args, None).lba_bytes)?;
+    sizing.check_machine(args, false)?;
+    check_pool(args, plan, &sizing)?;
+    Ok(sizing)
 }
 
 /// Every request has to fit into the pool as a whole.
@@ -116,6 +122,9 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Problem> {
     write().map_err(|error: std::io::Error| pace::unusable(path, error))
 }
 
+/// A store of which all has ended, and what came of it.
+type Done<T> = anyhow::Result<(PacedStore, T)>;
+
 /// What runs have in common.
 struct RunSetup<'a> {
     args: &'a ReplayArgs,
@@ -127,12 +136,36 @@ struct RunSetup<'a> {
 
 impl RunSetup<'_> {
     /// All requests, over a store of their own. Returns what was learned, too.
-    fn run(
+    fn serve(
         &self,
         is_scheduled: bool,
         interrupt: &mut Interrupt,
-    ) -> anyhow::Result<(Run, SlackTable)> {
-        let Self { args, pace, plan, sizing, table } = *self;
+    ) -> anyhow::Result<(Tally, SlackTable)> {
+        let Self { args, pace, plan, table, .. } = *self;
+        let progress = Progress::new(plan.requests(), args.shows_progress());
+        self.with_store(pace.config(is_scheduled), |clock, store, free| {
+            let setup = Setup {
+                plan,
+                pace,
+                layers: args.shape.layers,
+                block_tokens: args.shape.block_tokens,
+                known: Some(table),
+                clock,
+                progress: &progress,
+            };
+            let served = Engine::new(setup, store, free).serve(interrupt)?;
+            progress.finish();
+            Ok(served)
+        })
+    }
+
+    /// Something over a store of its own, and all of its pool. Returns what was learned, too.
+    fn with_store<T>(
+        &self,
+        config: Config,
+        act: impl FnOnce(&Arc<SimClock>, PacedStore, Vec<BlockId>) -> Done<T>,
+    ) -> anyhow::Result<(T, SlackTable)> {
+        let Self { args, pace, sizing, table, .. } = *self;
         let sim = Sim { clock: SimClock::new(args.flags.seed), dial: BandwidthDial::default() };
         let clock: Arc<dyn Clock> = sim.clock.clone();
         let build = Build { args, sizing, clock: &clock, gpu: None, keep: None, sim: Some(&sim) };
@@ -140,30 +173,13 @@ impl RunSetup<'_> {
         let from = stack.store().superblock().data_region().context("a store has data")?.first.0;
         let lba_bytes = u64::from(super::Limits::of(args, None).lba_bytes);
         sim.dial.set(Some(pace.medium.each(args.devices.count(), from * lba_bytes)));
-        let scheduler = Scheduler::new(pace.config(is_scheduled), table.clone());
+        let scheduler = Scheduler::new(config, table.clone());
         let store = PacedStore::new(stack.store().clone(), scheduler);
-        let progress = Progress::new(plan.requests(), args.shows_progress());
-        let setup = Setup {
-            plan,
-            pace,
-            layers: args.shape.layers,
-            block_tokens: args.shape.block_tokens,
-            known: Some(table),
-            clock: &sim.clock,
-            progress: &progress,
-        };
-        let free = blocks(&mut pool);
-        let (store, tally): (PacedStore, Tally) =
-            Engine::new(setup, store, free).serve(interrupt)?;
-        progress.finish();
+        let free = pool.take(pool.blocks());
+        let (store, result) = act(&sim.clock, store, free)?;
         sim.dial.set(None);
         let (_, scheduler) = store.into_parts();
         stack.close()?;
-        Ok((Run::new(is_scheduled, tally), scheduler.table().clone()))
+        Ok((result, scheduler.table().clone()))
     }
-}
-
-/// All of the pool, in its order.
-fn blocks(pool: &mut Pool) -> Vec<objstore::BlockId> {
-    pool.take(pool.blocks())
 }

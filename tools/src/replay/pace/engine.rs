@@ -19,7 +19,7 @@ use crate::progress;
 use super::tally::Tally;
 
 /// Fruitless polls after which virtual time goes on in large steps: nothing is in flight.
-const IDLE: u32 = 64 * 20;
+pub(super) const IDLE: u32 = 64 * 20;
 
 /// What does not change.
 pub(super) struct Setup<'a> {

@@ -82,6 +82,7 @@ impl Run {
     pub(super) fn new(is_scheduled: bool, tally: Tally) -> Self {
         let bubble_s = tally.bubble().as_secs_f64();
         let io_busy_s = tally.io_busy.as_secs_f64();
+        let hidden = tally.hidden();
         let served = tally.ttft.len() as u32;
         let mut errors = tally.errors;
         errors.sort_by(f64::total_cmp);
@@ -97,7 +98,7 @@ impl Run {
             bubble_layers_s: tally.bubbles.iter().map(Duration::as_secs_f64).collect(),
             compute_s: tally.compute.as_secs_f64(),
             io_busy_s,
-            hidden: if io_busy_s > 0.0 { (1.0 - bubble_s / io_busy_s).max(0.0) } else { 1.0 },
+            hidden,
             took_s: tally.took.as_secs_f64(),
             read_bytes: tally.read_bytes,
             write_bytes: tally.write_bytes,

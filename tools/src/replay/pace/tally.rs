@@ -73,6 +73,12 @@ impl Tally {
         self.bubbles.iter().sum()
     }
 
+    /// Part of the time with I/O in flight in which the GPU did not wait.
+    pub(super) fn hidden(&self) -> f64 {
+        let busy = self.io_busy.as_secs_f64();
+        if busy > 0.0 { (1.0 - self.bubble().as_secs_f64() / busy).max(0.0) } else { 1.0 }
+    }
+
     /// The state of things in a few words.
     pub(super) fn line(&self) -> String {
         let waited = 100.0 * self.bubble().as_secs_f64();

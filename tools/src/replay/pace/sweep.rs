@@ -1,0 +1,265 @@
+//! `ripieno replay --pace --hit-rates`: the scheduler and layer-wise order by hit rate, over the
+//! same devices, and where the GPU begins to wait for longer than it computes.
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use kv_schedule::SlackTable;
+use serde::Serialize;
+
+use crate::config::ReplayArgs;
+use crate::interrupt::Interrupt;
+use crate::model::TRACE_BLOCK_TOKENS;
+use crate::pace::Pace;
+use crate::plan::Plan;
+use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
+use crate::terminal;
+use crate::trace::Request;
+
+use super::RunSetup;
+use super::mixed::{self, Mixed};
+
+/// Tokens of a prompt, about: so many that a whole number of its blocks is stored.
+const INPUT: u64 = 32_768;
+const OUTPUT: u64 = 20;
+/// Requests where no one asked for a number: the first one stores what the others have in common.
+const REQUESTS: usize = 31;
+/// When the others begin: what the first one stores is on the devices.
+const SECOND: Duration = Duration::from_secs(60);
+
+/// What part of the time between two requests one of them takes alone, without a scheduler.
+const LOADS: [(&str, f64); 3] = [("alone", 0.05), ("nearly always", 0.9), ("too much", 1.25)];
+
+/// Prompts of which so many percent were stored by the first one, at regular times.
+fn requests(percent: f64, every: Duration, count: usize) -> Vec<Request> {
+    let all = INPUT / u64::from(TRACE_BLOCK_TOKENS);
+    let shared = (all as f64 * percent / 100.0).round().max(1.0) as u64;
+    let stored = shared * u64::from(TRACE_BLOCK_TOKENS);
+    // One token has to be computed.
+    let input = ((stored as f64 * 100.0 / percent).round() as u64).max(stored + 1);
+    let blocks = input.div_ceil(u64::from(TRACE_BLOCK_TOKENS));
+    let request = |number: usize| {
+        let own = (number as u64 + 1) << 32;
+        let arrival = match number {
+            0 => Duration::ZERO,
+            _ => SECOND + every * (number as u32 - 1),
+        };
+        Request {
+            arrival,
+            input_tokens: input,
+            output_tokens: OUTPUT,
+            hash_ids: (0..blocks).map(|at| if at < shared { at } else { own | at }).collect(),
+        }
+    };
+    (0..count).map(request).collect()
+}
+
+/// One schedule at one hit rate. Field names are those of the JSON object; means of all requests
+/// but the first.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Found {
+    hit_ratio: f64,
+    ttft_ms: f64,
+    bubble_ms: f64,
+    /// Part of the time with I/O in flight in which the GPU did not wait.
+    hidden: f64,
+}
+
+impl Found {
+    /// How much longer the GPU waits than it computes before the first token, where a request is
+    /// alone.
+    fn over(&self) -> f64 {
+        2.0 * self.bubble_ms - self.ttft_ms
+    }
+}
+
+/// A hit rate under a load.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Row {
+    hit_rate: f64,
+    load: &'static str,
+    slack: Found,
+    naive: Found,
+}
+
+/// Where the GPU waits for longer than it computes before the first token, in percent; null where
+/// it never does.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Crossover {
+    slack: Option<f64>,
+    naive: Option<f64>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Sweep {
+    /// Of this program.
+    version: &'static str,
+    model: &'static str,
+    requests: usize,
+    rows: Vec<Row>,
+    crossover: Crossover,
+    mixed: Vec<Mixed>,
+    io_errors: u64,
+    interrupted: bool,
+}
+
+/// What runs need.
+struct Runs<'a> {
+    args: &'a ReplayArgs,
+    pace: &'a Pace,
+    table: &'a SlackTable,
+    interrupt: &'a mut Interrupt,
+    io_errors: u64,
+    is_interrupted: bool,
+}
+
+impl Runs<'_> {
+    fn run(&mut self, requests: &[Request], is_scheduled: bool) -> anyhow::Result<Found> {
+        let Self { args, pace, table, .. } = *self;
+        let plan = &Plan::new(requests.iter().cloned(), &args.shape, None);
+        let sizing = &super::sizing(args, plan)?;
+        let setup = RunSetup { args, pace, plan, sizing, table };
+        let (tally, _) = setup.serve(is_scheduled, self.interrupt)?;
+        self.io_errors += tally.io_errors;
+        self.is_interrupted |= tally.is_interrupted;
+        let others = (requests.len() - 1) as f64;
+        let ms = |sum: Duration| sum.as_secs_f64() * 1e3 / others;
+        // The first one loads nothing, and ends before the second comes.
+        let input: u64 = requests[1..].iter().map(|it| it.input_tokens).sum();
+        Ok(Found {
+            hit_ratio: tally.loaded_tokens as f64 / input as f64,
+            ttft_ms: ms(tally.ttft.iter().skip(1).sum()),
+            bubble_ms: ms(tally.bubble()),
+            hidden: tally.hidden(),
+        })
+    }
+
+    fn mixed(&self) -> anyhow::Result<Vec<Mixed>> {
+        let Self { args, pace, table, .. } = *self;
+        let plan = &Plan::new(mixed::requests().into_iter(), &args.shape, None);
+        let sizing = &super::sizing(args, plan)?;
+        RunSetup { args, pace, plan, sizing, table }.mixed()
+    }
+
+    fn rows(&mut self, percent: f64, count: usize) -> anyhow::Result<Vec<Row>> {
+        let alone = self.run(&requests(percent, Duration::ZERO, 2), false)?;
+        let row = |(load, part): (&'static str, f64)| {
+            let every = Duration::from_secs_f64(alone.ttft_ms / 1e3 / part);
+            let requests = requests(percent, every, count);
+            let [slack, naive] = [true, false].map(|it| self.run(&requests, it));
+            Ok(Row { hit_rate: percent, load, slack: slack?, naive: naive? })
+        };
+        LOADS.into_iter().map(row).collect()
+    }
+}
+
+/// Where the sign changes, between two hit rates in their order.
+fn crossover(rows: &[Row], of: fn(&Row) -> Found) -> Option<f64> {
+    let alone = rows.iter().filter(|row| row.load == LOADS[0].0);
+    let mut points: Vec<(f64, f64)> = alone.map(|row| (row.hit_rate, of(row).over())).collect();
+    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    points.windows(2).find_map(|pair| {
+        let [(from, low), (to, high)] = pair else { return None };
+        (*low < 0.0 && *high >= 0.0).then(|| from + (to - from) * low / (low - high))
+    })
+}
+
+/// Runs the sweep, and reports. Returns the exit code.
+///
+/// # Errors
+/// As for a replay.
+pub(in crate::replay) fn run(
+    args: &ReplayArgs,
+    pace: &Pace,
+    rates: &[f64],
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<u8> {
+    interrupt.orderly();
+    let table = &super::table(args, pace)?;
+    let count = args.flags.requests.unwrap_or(REQUESTS).max(2);
+    let mut runs = Runs { args, pace, table, interrupt, io_errors: 0, is_interrupted: false };
+    let mut rows = Vec::new();
+    for rate in rates {
+        if !runs.is_interrupted {
+            rows.extend(runs.rows(*rate, count)?);
+        }
+    }
+    let sweep = Sweep {
+        version: env!("CARGO_PKG_VERSION"),
+        model: args.shape.model,
+        requests: count,
+        crossover: Crossover {
+            slack: crossover(&rows, |row| row.slack),
+            naive: crossover(&rows, |row| row.naive),
+        },
+        rows,
+        mixed: runs.mixed()?,
+        io_errors: runs.io_errors,
+        interrupted: runs.is_interrupted,
+    };
+    terminal::print(if args.flags.json { serde_json::to_string(&sweep)? } else { sweep.text() })?;
+    Ok(match (sweep.io_errors, sweep.interrupted) {
+        (0, false) => 0,
+        (0, true) => EXIT_INTERRUPTED,
+        _ => EXIT_FAILED,
+    })
+}
+
+impl Sweep {
+    fn text(&self) -> String {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
+            "hit rate",
+            "GPU used",
+            "TTFT, ms: naive",
+            "slack",
+            "less",
+            "bubble, ms: naive",
+            "slack",
+            "I/O hidden: naive",
+            "slack",
+        ]);
+        for Row { hit_rate, load, slack, naive } in &self.rows {
+            let less = 100.0 * (1.0 - slack.ttft_ms / naive.ttft_ms);
+            table.add_row([
+                format!("{hit_rate} %"),
+                (*load).to_owned(),
+                format!("{:.1}", naive.ttft_ms),
+                format!("{:.1}", slack.ttft_ms),
+                format!("{less:.1} %"),
+                format!("{:.2}", naive.bubble_ms),
+                format!("{:.2}", slack.bubble_ms),
+                format!("{:.1} %", 100.0 * naive.hidden),
+                format!("{:.1} %", 100.0 * slack.hidden),
+            ]);
+        }
+        for column in table.column_iter_mut().skip(2) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let mut mixed = Table::new();
+        mixed.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
+            "writes",
+            "MB/s: naive",
+            "slack",
+            "at best",
+            "lost by naive",
+        ]);
+        mixed.add_rows(self.mixed.iter().map(Mixed::cells));
+        for column in mixed.column_iter_mut() {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let at = |it: Option<f64>| it.map_or("no rate".to_owned(), |it| format!("{it:.1} %"));
+        format!(
+            "ripieno {} replay --pace --hit-rates: model {}, {} prompts of about {INPUT} tokens, \
+             of which so many were stored\n\n{table}\n\nMeans of all but the first. Alone, the \
+             GPU waits for longer than it computes from {} on, and without the scheduler from {} \
+             on.\n\nReads and writes that are all there at the beginning, both together:\n\n\
+             {mixed}",
+            self.version,
+            self.model,
+            self.requests,
+            at(self.crossover.slack),
+            at(self.crossover.naive),
+        )
+    }
+}
