@@ -1,8 +1,6 @@
-//! `bench tier`: host memory before the drives. What is found there by its size and policy, and
-//! what is on the GPU in time by how far ahead it is announced. No I/O, in virtual time: figures
-//! repeat.
+//! `bench tier`: host memory before the drives. What is found there by its size and policy. No I/O:
+//! figures repeat. What is on the GPU in time by how far ahead it is announced, `ripieno sim` says.
 
-mod ahead;
 mod sizes;
 
 use std::path::PathBuf;
@@ -11,10 +9,10 @@ use anyhow::Result;
 use kv_catalog::PolicyKind;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-use self::{ahead::Case, sizes::Found};
+use self::sizes::Found;
 use crate::{
     catalog::{eviction, trace::Trace},
-    report::{Aim, Ratio, Report},
+    report::{Ratio, Report},
 };
 
 /// Sizes of host memory, in per mille of the distinct blocks.
@@ -23,8 +21,6 @@ const SIZES: [u64; 5] = [10, 20, 50, 100, 250];
 const QUEUE: usize = 32;
 /// Bytes of a block of 512 tokens: Llama-3-8B.
 const BLOCK_BYTES: u64 = 64 << 20;
-/// TierKV's, section 4.4.
-const WINDOWS: [u32; 9] = [0, 1, 2, 4, 6, 8, 10, 12, 16];
 
 /// What `tier` takes.
 #[derive(clap::Args, Debug)]
@@ -53,24 +49,6 @@ pub fn run(args: &TierArgs) -> Result<()> {
          that size would serve that knows all requests to come"
             .into(),
     );
-    for (name, case) in [
-        ("host memory, nothing preempted", Case::HOST),
-        ("host memory, one in 10 preempted", Case { preempted: 0.1, ..Case::HOST }),
-        ("drives, nothing preempted", Case::DRIVES),
-        ("drives, one in 10 preempted", Case { preempted: 0.1, ..Case::DRIVES }),
-    ] {
-        for window in WINDOWS {
-            let found = ahead::measure(&case, window);
-            let name = |what: &str| format!("{what}, K = {window}, from {name}");
-            let rate = Ratio::new(name("there in time"), "% of blocks", found.blocks, 100.0);
-            let is_aim = window >= 4 && case.preempted == 0.0;
-            let aim = if is_aim { Aim::AtLeast(0.99, 1.0) } else { Aim::Open };
-            report.ratios.push(rate.aim(aim));
-            report.counts.push((name("% of requests without a wait"), found.requests));
-            report.counts.push((name("ms an iteration"), found.iteration_ms));
-            report.counts.push((name("% of the bytes wasted"), found.wasted));
-        }
-    }
     report.print(args.json)
 }
 

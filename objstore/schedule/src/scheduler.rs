@@ -33,8 +33,8 @@ pub struct Config {
     pub window_share: Option<f64>,
     /// How much longer I/O may take than was predicted.
     pub margin: f64,
-    /// Part of the time that the devices are busy above which nothing is prefetched (TierKV,
-    /// section 3.4: 0.8).
+    /// Part of the time that the devices are busy with what is needed above which nothing is
+    /// prefetched (TierKV, section 3.4: 0.8). What is prefetched itself does not count.
     pub high_water: f64,
     /// Whether writes wait for reads. Without, and with no `window_share`, everything starts in the
     /// order in which it came: layer-wise as others do it.
@@ -264,7 +264,7 @@ impl Scheduler {
         let Some(InFlight { op, since }) = self.in_flight.remove(&id) else { return };
         let is_alone = self.alone.take_if(|alone| *alone == id).is_some();
         self.moving[lane(op.kind)] -= op.bytes;
-        self.utilisation.set(!self.in_flight.is_empty(), now);
+        self.utilisation.set(self.is_needed(), now);
         let direction = match op.kind {
             Kind::Write => Direction::Write,
             _ => Direction::Read,
@@ -311,13 +311,14 @@ impl Scheduler {
             return self.start(op, now);
         }
         let prefetch = if presses { self.next_prefetch(now) } else { None };
-        prefetch.unwrap_or(Decision::Wait(wake.into_iter().chain(self.next_look()).min()))
+        prefetch.unwrap_or(Decision::Wait(wake.into_iter().chain(self.next_look(now)).min()))
     }
 
     /// When devices that are idle have been so for long enough for a prefetch.
-    fn next_look(&self) -> Option<Duration> {
+    fn next_look(&self, now: Duration) -> Option<Duration> {
         let is_idle = self.in_flight.is_empty() && !self.prefetches.is_empty();
-        is_idle.then(|| self.utilisation.falls_to(self.config.high_water))
+        let time = self.utilisation.falls_to(self.config.high_water);
+        (is_idle && time > now).then_some(time)
     }
 
     /// Whether the most urgent read starts; if not, when it does at the latest.
@@ -377,7 +378,8 @@ impl Scheduler {
     fn next_prefetch(&mut self, now: Duration) -> Option<Decision> {
         let (key, op) = self.prefetches.first_key_value().map(|(key, op)| (*key, *op))?;
         let ahead: u64 = self.moving.iter().sum();
-        let cost = self.table.costs.read.duration(op.bytes + ahead).mul_f64(self.config.margin);
+        // Without the margin: what is dropped is read when it is wanted, which is later still.
+        let cost = self.table.costs.read.duration(op.bytes + ahead);
         if now.saturating_add(cost) > key.0 {
             self.prefetches.remove(&key);
             self.counts.prefetches_dropped += 1;
@@ -394,11 +396,17 @@ impl Scheduler {
         Some(self.start(op, now))
     }
 
+    /// Whether something is in flight that is no prefetch.
+    fn is_needed(&self) -> bool {
+        let [reads, writes, _] = self.moving;
+        reads + writes > 0
+    }
+
     fn start(&mut self, op: Op, now: Duration) -> Decision {
         self.alone = self.in_flight.is_empty().then_some(op.id);
         self.in_flight.insert(op.id, InFlight { op, since: now });
         self.moving[lane(op.kind)] += op.bytes;
-        self.utilisation.set(true, now);
+        self.utilisation.set(self.is_needed(), now);
         Decision::Start(op.id)
     }
 }

@@ -27,6 +27,7 @@ mod lane;
 mod machine;
 mod outcome;
 mod page;
+mod paging;
 mod policy;
 mod scenario;
 mod summary;

@@ -3,7 +3,9 @@
 mod hiding;
 mod io;
 mod serving;
+mod tierkv;
 mod tutti;
+mod vllm;
 
 use crate::outcome::{Basis, Comparison, Outcome};
 
@@ -30,6 +32,10 @@ impl Scenario {
         tutti::FIGURE_13,
         serving::FIGURE_14,
         hiding::HIDING,
+        tierkv::TABLE_4,
+        tierkv::TABLE_5,
+        tierkv::TABLE_6,
+        vllm::TABLES,
     ];
 
     /// The one of this name.

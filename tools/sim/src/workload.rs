@@ -64,7 +64,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    fn draw(&self, chance: &mut StdRng) -> u32 {
+    pub(crate) fn draw(&self, chance: &mut StdRng) -> u32 {
         // Twelve uniform numbers are as good as normal.
         let normal: f64 = (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0;
         let median = ln(self.mean) - self.spread * self.spread / 2.0;

@@ -151,6 +151,21 @@ fn busy_devices_do_not_prefetch_until_they_have_been_idle() {
 }
 
 #[test]
+fn prefetches_do_not_wait_for_prefetches_and_none_is_dropped_that_may_be_in_time() {
+    let mut it = scheduler(Config::default());
+    for id in 0..500 {
+        // 880 us of each millisecond.
+        let now = id as u32 * MS;
+        it.add(op(id, 8 * MB, Kind::Prefetch { by: 900 * MS }), now).unwrap();
+        assert_eq!(started(&mut it, now), [id], "nothing else wants the devices");
+        it.ended(OpId(id), now + 880 * MS / 1000);
+    }
+    // It takes 1.08 ms, with the margin 1.35.
+    it.add(op(500, 10 * MB, Kind::Prefetch { by: 501_200 * MS / 1000 }), 500 * MS).unwrap();
+    assert_eq!(started(&mut it, 500 * MS), [500]);
+}
+
+#[test]
 fn a_short_request_is_not_behind_a_long_one_and_tenants_get_the_same() {
     let mut it = scheduler(Config { read_depth_bytes: 1, ..Config::default() });
     let add = |it: &mut Scheduler, id, tenant, request, now| {

@@ -1,0 +1,429 @@
+//! An engine that decodes for more requests than fit into the GPU's memory: they take turns.
+
+use std::{collections::VecDeque, time::Duration};
+
+use kv_tier::RequestId;
+// The standard library's are those of the platform, and the same requests are wanted everywhere.
+use libm::log as ln;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+
+use super::{Ahead, Below, Moved, Paging};
+use crate::workload::Profile;
+
+/// Tokens of a block.
+const BLOCK_TOKENS: u32 = 16;
+/// Iterations before any is counted.
+const WARM_UP: u64 = 100;
+
+/// What leaves the GPU's memory first, of requests that do not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hbm {
+    /// What ran longest ago.
+    Lru,
+    /// What ran least often.
+    Lfu,
+    /// What runs latest.
+    Latest,
+}
+
+/// An engine, and its requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Decode<'a> {
+    /// Time of an iteration that waits for nothing: normal, with a deviation of 2 %.
+    pub iteration: Duration,
+    /// Requests that fit into the GPU's memory, in the mean, and run together.
+    pub batch: u32,
+    /// Blocks of all requests by those that fit.
+    pub oversubscription: f64,
+    /// Requests that come back into the batch in an iteration, in the mean.
+    pub exchanged: f64,
+    pub profiles: &'a [Profile],
+    pub below: Below,
+    /// Whether requests that do not run go to the drives, and not to host memory.
+    pub on_drives: bool,
+    pub hbm: Hbm,
+    /// None: whatever is missing is there at once.
+    pub ahead: Option<Ahead>,
+    /// Part of the requests that lose their turn after they were announced.
+    pub preempted: f64,
+    pub iterations: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Found {
+    /// Mean time of an iteration, with what it waited.
+    pub iteration_ms: f64,
+    pub tokens_per_second: f64,
+    /// Time between two tokens of a request, with the turns that it waited.
+    pub turns_ms: f64,
+    /// Part of the blocks that came from below which were there when their request ran.
+    pub hits: f64,
+    /// Part of the bytes read ahead that nobody used.
+    pub wasted: f64,
+    /// Part of the time that the link was busy.
+    pub link: f64,
+    /// Blocks that came over the link in an iteration.
+    pub blocks: f64,
+}
+
+#[derive(Debug, Clone)]
+struct Request {
+    id: RequestId,
+    prompt: u32,
+    output: u32,
+    done: u32,
+    /// While it does not run: blocks of its prefix that the GPU's memory still has.
+    resident: u32,
+    /// Blocks of the GPU's memory that wait for others of its blocks.
+    staged: u32,
+    is_announced: bool,
+}
+
+impl Request {
+    fn blocks(&self) -> u32 {
+        (self.prompt + self.done).div_ceil(BLOCK_TOKENS)
+    }
+
+    fn final_blocks(&self) -> u32 {
+        (self.prompt + self.output).div_ceil(BLOCK_TOKENS)
+    }
+
+    fn keys(&self, from: u32) -> Vec<u64> {
+        (from..self.blocks()).map(|at| self.id.0 << 16 | u64::from(at)).collect()
+    }
+}
+
+/// Twelve uniform numbers are as good as normal.
+fn normal(chance: &mut StdRng) -> f64 {
+    (0..12).map(|_| chance.random_range(0.0..1.0)).sum::<f64>() - 6.0
+}
+
+struct Engine<'a> {
+    setting: &'a Decode<'a>,
+    paging: Option<Paging>,
+    chance: StdRng,
+    now: Duration,
+    named: u64,
+    /// Blocks of the GPU's memory, and how many of them are free.
+    capacity: u32,
+    free: u32,
+    /// In the order in which they came.
+    batch: VecDeque<Request>,
+    /// The others, the next to run first.
+    others: VecDeque<Request>,
+    /// Final blocks of both.
+    sums: [u32; 2],
+    /// Requests that have arrived and never ran, and when the next one does.
+    arrived: VecDeque<Request>,
+    next_arrival: f64,
+    mean_output: f64,
+    credit: f64,
+    /// Tokens that were generated, and requests that were there, summed over iterations.
+    tokens: u64,
+    requests: u64,
+}
+
+impl Decode<'_> {
+    /// Runs the engine, with random numbers of this seed.
+    pub(crate) fn run(&self, seed: u64) -> Found {
+        let mut engine = Engine::new(self, seed);
+        (0..WARM_UP).for_each(|_| engine.iterate());
+        let counts = |engine: &Engine<'_>| match &engine.paging {
+            Some(paging) => paging.counts(),
+            None => Moved { now: engine.now, ..Moved::default() },
+        };
+        let (before, tokens, requests) = (counts(&engine), engine.tokens, engine.requests);
+        (0..self.iterations).for_each(|_| engine.iterate());
+        let moved = counts(&engine).since(before);
+        let (tokens, requests) = ((engine.tokens - tokens) as f64, engine.requests - requests);
+        let took = moved.now.as_secs_f64();
+        let part = |some: u64, all: u64| some as f64 / all.max(1) as f64;
+        let count = self.iterations as f64;
+        let iteration_ms = took / count * 1e3;
+        Found {
+            iteration_ms,
+            tokens_per_second: tokens / took,
+            turns_ms: iteration_ms * requests as f64 / tokens,
+            hits: part(moved.ready, moved.ready + moved.late),
+            wasted: part(moved.wasted, moved.ahead),
+            link: moved.link as f64 / self.below.link.read / took,
+            blocks: part(moved.link, self.below.block_bytes) / count,
+        }
+    }
+}
+
+impl<'a> Engine<'a> {
+    fn new(setting: &'a Decode<'a>, seed: u64) -> Self {
+        let mut engine = Self {
+            setting,
+            paging: setting.ahead.map(|ahead| Paging::new(setting.below, ahead)),
+            chance: StdRng::seed_from_u64(seed),
+            now: Duration::ZERO,
+            named: 0,
+            capacity: 0,
+            free: 0,
+            batch: VecDeque::new(),
+            others: VecDeque::new(),
+            sums: [0; 2],
+            arrived: VecDeque::new(),
+            next_arrival: 0.0,
+            mean_output: 0.0,
+            credit: 0.0,
+            tokens: 0,
+            requests: 0,
+        };
+        let sample: Vec<Request> = (0..2000).map(|_| engine.request()).collect();
+        let output: f64 = sample.iter().map(|it| f64::from(it.output)).sum();
+        // Those that are there longest are there most often.
+        let weighed = |it: &Request| f64::from(it.final_blocks()) * f64::from(it.output);
+        let blocks = sample.iter().map(weighed).sum::<f64>() / output;
+        engine.capacity = (blocks * f64::from(setting.batch)) as u32;
+        engine.mean_output = output / sample.len() as f64;
+        engine.free = engine.capacity;
+        engine.fill();
+        // What the batch leaves of the GPU's memory has a part of each of the others.
+        let all: u32 = engine.others.iter().map(Request::blocks).sum();
+        let free = engine.free;
+        for request in &mut engine.others {
+            request.resident = request.blocks() * free.min(all) / all;
+            engine.free -= request.resident;
+        }
+        engine
+    }
+
+    /// All requests that there is room for, somewhere in their answers.
+    fn fill(&mut self) {
+        let all = f64::from(self.capacity) * self.setting.oversubscription;
+        let longest = self.setting.profiles.iter().map(|it| it.output.tokens.1).max();
+        let longest = longest.expect("there are profiles");
+        loop {
+            let mut request = self.request();
+            // The longer one is there, the likelier it is found there.
+            if self.chance.random_range(0..longest) >= request.output {
+                continue;
+            }
+            request.done = self.chance.random_range(0..request.output);
+            let more = request.final_blocks();
+            if self.sums[0] + more <= self.capacity {
+                self.sums[0] += more;
+                self.free -= request.blocks();
+                self.batch.push_back(request);
+            } else if f64::from(self.sums[0] + self.sums[1] + more) <= all {
+                self.sums[1] += more;
+                self.put_away(&request);
+                self.others.push_back(request);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn request(&mut self) -> Request {
+        self.named += 1;
+        let which = self.chance.random_range(0..self.setting.profiles.len());
+        let profile = self.setting.profiles[which];
+        Request {
+            id: RequestId(self.named),
+            prompt: profile.input.draw(&mut self.chance),
+            output: profile.output.draw(&mut self.chance),
+            done: 0,
+            resident: 0,
+            staged: 0,
+            is_announced: false,
+        }
+    }
+
+    fn iterate(&mut self) {
+        let waited = self.exchange();
+        self.admit();
+        self.announce();
+        let noise = 1.0 + 0.02 * normal(&mut self.chance);
+        let took = self.setting.iteration.mul_f64(noise);
+        if let Some(paging) = &mut self.paging {
+            paging.compute(waited, took);
+        }
+        self.now += waited + took;
+        self.tokens += self.batch.len() as u64;
+        self.requests += (self.batch.len() + self.others.len()) as u64;
+        self.decode();
+    }
+
+    /// Whose turn it is comes into the batch, and who was there longest leaves it. Says how long
+    /// blocks had to be waited for.
+    fn exchange(&mut self) -> Duration {
+        let limit = f64::from(self.capacity) * (self.setting.oversubscription - 1.0);
+        self.credit += self.setting.exchanged;
+        while self.credit >= 1.0 {
+            self.credit -= 1.0;
+            let Some(mut next) = self.others.pop_front() else { continue };
+            let more = next.final_blocks();
+            self.sums[1] -= more;
+            while self.sums[0] + more > self.capacity || f64::from(self.sums[1]) < limit {
+                let Some(mut last) = self.batch.pop_front() else { break };
+                self.sums[0] -= last.final_blocks();
+                self.sums[1] += last.final_blocks();
+                last.resident = last.blocks();
+                self.put_away(&last);
+                self.others.push_back(last);
+            }
+            self.sums[0] += more;
+            self.bring(&mut next);
+            self.batch.push_back(next);
+        }
+        self.paging.as_mut().map_or(Duration::ZERO, Paging::wait)
+    }
+
+    /// The blocks of a request are needed now.
+    fn bring(&mut self, request: &mut Request) {
+        let missing = request.blocks() - request.resident;
+        if request.staged == 0 {
+            assert!(self.take(missing, true), "the batch fits");
+        }
+        if let Some(paging) = &mut self.paging {
+            if request.is_announced {
+                paging.run(request.id);
+            } else {
+                paging.read(request.id, &request.keys(request.resident));
+            }
+        }
+        (request.staged, request.is_announced) = (0, false);
+    }
+
+    /// A request stops to run: host memory has all its blocks.
+    fn put_away(&mut self, request: &Request) {
+        if let Some(paging) = self.paging.as_mut().filter(|_| !self.setting.on_drives) {
+            request.keys(0).into_iter().for_each(|key| paging.keep(key));
+        }
+    }
+
+    /// New requests run as soon as there is room.
+    fn admit(&mut self) {
+        let seconds = self.setting.iteration.as_secs_f64() * self.mean_output;
+        let rate = self.setting.oversubscription * f64::from(self.setting.batch) / seconds;
+        while self.next_arrival <= self.now.as_secs_f64() {
+            self.next_arrival -= ln(self.chance.random_range(f64::MIN_POSITIVE..1.0)) / rate;
+            let request = self.request();
+            self.arrived.push_back(request);
+        }
+        while let Some(request) = self.arrived.front() {
+            let (blocks, more) = (request.blocks(), request.final_blocks());
+            if self.sums[0] + more > self.capacity {
+                break;
+            }
+            assert!(self.take(blocks, true), "the batch fits");
+            self.sums[0] += more;
+            self.batch.extend(self.arrived.pop_front());
+        }
+    }
+
+    /// Says what runs in the next iterations, and makes room for it.
+    fn announce(&mut self) {
+        let Some(config) = self.setting.ahead.map(|ahead| ahead.lookahead) else { return };
+        let horizon = match self.setting.on_drives {
+            // Nothing has to come from the drives first.
+            false => config.window,
+            true => config.window.max(config.drives_window),
+        };
+        if horizon == 0 {
+            return;
+        }
+        self.preempt();
+        let mut credit = self.credit;
+        let mut at = 0;
+        for iterations in 1..=horizon {
+            credit += self.setting.exchanged;
+            while credit >= 1.0 && at < self.others.len() {
+                credit -= 1.0;
+                let request = &mut self.others[at];
+                request.is_announced = true;
+                let (id, resident) = (request.id, request.resident);
+                let keys = request.keys(resident);
+                let is_due = iterations <= config.window && request.staged == 0;
+                let paging = self.paging.as_mut().expect("there is a lookahead");
+                paging.announce(id, &keys, iterations);
+                if is_due && !keys.is_empty() && self.take(keys.len() as u32, false) {
+                    self.others[at].staged = keys.len() as u32;
+                    self.paging.as_mut().expect("there is a lookahead").allocated(id);
+                }
+                at += 1;
+            }
+        }
+    }
+
+    /// Some that were announced lose their turn.
+    fn preempt(&mut self) {
+        let announced = self.others.iter().take_while(|it| it.is_announced).count();
+        let chance = self.setting.preempted * self.setting.exchanged;
+        if announced == 0 || !self.chance.random_bool(chance.min(1.0)) {
+            return;
+        }
+        let at = self.chance.random_range(0..announced);
+        let mut request = self.others.remove(at).expect("it is one of them");
+        self.unstage(&mut request);
+        self.others.push_back(request);
+    }
+
+    fn unstage(&mut self, request: &mut Request) {
+        self.free += request.staged;
+        (request.staged, request.is_announced) = (0, false);
+        self.paging.as_mut().expect("it was announced").cancel(request.id);
+    }
+
+    /// Takes so many blocks of the GPU's memory, for which others go; if it has to be, such that
+    /// were read ahead.
+    fn take(&mut self, blocks: u32, is_needed: bool) -> bool {
+        while self.free < blocks {
+            let missing = blocks - self.free;
+            let may_go = |at: &usize| {
+                let request = &self.others[*at];
+                request.resident > 0 && !request.is_announced
+            };
+            let mut all = 0..self.others.len();
+            let found = match self.setting.hbm {
+                Hbm::Lru => all.find(may_go),
+                Hbm::Latest => all.rev().find(may_go),
+                Hbm::Lfu => all.filter(may_go).min_by_key(|at| self.others[*at].done),
+            };
+            if let Some(at) = found {
+                let request = &mut self.others[at];
+                let gone = missing.min(request.resident);
+                request.resident -= gone;
+                self.free += gone;
+                continue;
+            }
+            let staged = |request: &Request| request.is_announced;
+            let Some(at) = self.others.iter().rposition(staged).filter(|_| is_needed) else {
+                return false;
+            };
+            let mut request = self.others[at].clone();
+            self.unstage(&mut request);
+            self.others[at] = request;
+        }
+        self.free -= blocks;
+        true
+    }
+
+    /// One more token for each request of the batch.
+    fn decode(&mut self) {
+        let mut ended = Vec::new();
+        for at in 0..self.batch.len() {
+            let request = &mut self.batch[at];
+            let before = request.blocks();
+            request.done += 1;
+            let more = request.blocks() - before;
+            if request.done >= request.output {
+                ended.push(at);
+            }
+            assert!(self.take(more, true), "the batch fits");
+        }
+        for at in ended.into_iter().rev() {
+            let request = self.batch.remove(at).expect("it was seen");
+            self.sums[0] -= request.final_blocks();
+            self.free += request.blocks();
+            if let Some(paging) = self.paging.as_mut().filter(|_| !self.setting.on_drives) {
+                request.keys(0).into_iter().for_each(|key| paging.forget(key));
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! How far ahead is enough: table 6, and section 4.7.
+
+use std::time::Duration;
+
+use super::{
+    BELOW, ITERATION, NAMES, PROFILES, SATURATED, Scenario, columns, lru, median, ours, predicted,
+    row, setting,
+};
+use crate::{
+    outcome::{Comparison, Line, Outcome, Plot, Table},
+    paging::{Below, Decode, Found},
+    workload::Profile,
+};
+
+/// The lookahead sweep.
+pub(in crate::scenario) const TABLE_6: Scenario =
+    Scenario { name: "tierkv-6", title: "TierKV, table 6: how far ahead is enough", run: table_6 };
+
+/// K, and the paper's hit rate and mean TPOT.
+const PAPER_6: [(u32, f64, f64); 9] = [
+    (0, 0.0, 4.38),
+    (1, 42.6, 3.19),
+    (2, 76.1, 2.10),
+    (4, 100.0, 1.20),
+    (6, 100.0, 1.20),
+    (8, 100.0, 1.20),
+    (10, 100.0, 1.20),
+    (12, 100.0, 1.20),
+    (16, 100.0, 1.20),
+];
+
+/// What is swept: as the paper's, with a link that is busy for so large a part of the time, with
+/// the longer iterations of section 3.5, and from the drives.
+fn cases() -> [(&'static str, Decode<'static>); 6] {
+    let paper = lru(3.0);
+    // So much of the link does one request take that comes back, in iterations.
+    let blocks = median(&paper).blocks / paper.exchanged;
+    let seconds = |bandwidth: f64| blocks * BELOW.block_bytes as f64 / bandwidth;
+    let link = |part: f64| {
+        let exchanged = part * ITERATION.as_secs_f64() / seconds(BELOW.link.read);
+        Decode { exchanged, ..paper }
+    };
+    let iteration = Duration::from_millis(20);
+    let long = Decode { iteration, ..paper };
+    let exchanged = 0.5 * iteration.as_secs_f64() / seconds(BELOW.drives.read);
+    let below = Below { host_blocks: 4096, ..BELOW };
+    let drives = Decode { on_drives: true, exchanged, below, ..long };
+    [
+        ("as in table 5", paper),
+        ("link 25 % busy", link(0.25)),
+        ("link 50 % busy", link(0.5)),
+        ("link 75 % busy", link(0.75)),
+        ("20 ms", long),
+        ("20 ms, drives 50 % busy", drives),
+    ]
+}
+
+/// In which of them requests lose their turn.
+const PREEMPTED: [usize; 3] = [2, 3, 5];
+
+fn table_6() -> Outcome {
+    let mut outcome = Outcome { setting: setting(), ..Outcome::default() };
+    outcome.setting.push(
+        "3x; where the link is busy for a part of the time, fewer requests change places; 20 ms: \
+         iterations as long as section 3.5 has them, all else as in table 5; drives: what does not \
+         run is on the drives, and K_SSD is twice K"
+            .to_owned(),
+    );
+    let cases = cases();
+    let sweep = |decode: &Decode<'static>, preempted: f64| {
+        let of = |(window, ..): &(u32, f64, f64)| {
+            median(&Decode { ahead: Some(ours(*window)), preempted, ..*decode })
+        };
+        PAPER_6.iter().map(of).collect::<Vec<Found>>()
+    };
+    let found: Vec<Vec<Found>> = cases.iter().map(|(_, case)| sweep(case, 0.0)).collect();
+    let preempted: Vec<Vec<Found>> = PREEMPTED.iter().map(|at| sweep(&cases[*at].1, 0.1)).collect();
+    compare_6(&mut outcome, &found);
+    let names = cases.map(|(name, _)| name);
+    let preempted_names = PREEMPTED.map(|at| names[at]);
+    let table = |title: &str, all: &[Vec<Found>], names: &[&str], of: fn(&Found) -> f64| {
+        let row_of = |(at, it): (usize, &(u32, f64, f64))| {
+            let numbers: Vec<f64> = all.iter().map(|found| of(&found[at])).collect();
+            row(it.0.to_string(), &numbers)
+        };
+        let rows = PAPER_6.iter().enumerate().map(row_of).collect();
+        Table { title: title.to_owned(), columns: columns(&[&["K"][..], names].concat()), rows }
+    };
+    let hits: fn(&Found) -> f64 = |it| it.hits * 100.0;
+    outcome.tables = vec![
+        table("Blocks that are there in time, %", &found, &names, hits),
+        table("Time of an iteration, ms", &found, &names, |it| it.iteration_ms),
+        table("One in 10 loses its turn: blocks in time, %", &preempted, &preempted_names, hits),
+        table(
+            "One in 10 loses its turn: bytes read ahead that nobody used, %",
+            &preempted,
+            &preempted_names,
+            |it| it.wasted * 100.0,
+        ),
+    ];
+    let line = |name: &str, found: &[Found]| Line {
+        name: name.to_owned(),
+        points: PAPER_6.iter().zip(found).map(|(it, found)| (it.0.into(), hits(found))).collect(),
+    };
+    let printed = PAPER_6.iter().map(|it| (it.0.into(), it.1)).collect();
+    let mut lines = vec![Line { name: "the paper".to_owned(), points: printed }];
+    lines.extend(names.iter().zip(&found).map(|(name, found)| line(name, found)));
+    let [title, x, y] = ["Blocks in time by lookahead", "K, iterations", "%"].map(str::to_owned);
+    outcome.plots.push(Plot { title, x, y, lines });
+    outcome.notes = notes_6(&found[0][0]);
+    outcome.tables.push(by_profile(&mut outcome.comparisons));
+    outcome
+}
+
+/// Each profile by itself, and one with longer prompts.
+fn by_profile(comparisons: &mut Vec<Comparison>) -> Table {
+    let long = [("summarization, 3,000 tokens", Profile::SUMMARIZATION)];
+    let alone = NAMES.into_iter().zip(PROFILES).chain(long);
+    let mut rows = Vec::new();
+    for (name, profile) in alone {
+        let profiles = &[profile];
+        let late = Decode { profiles, ..lru(3.0) };
+        let blocks = median(&late).blocks / late.exchanged;
+        let reads = blocks * BELOW.block_bytes as f64 / BELOW.link.read;
+        let exchanged = 0.5 * ITERATION.as_secs_f64() / reads;
+        let of = |window| median(&Decode { exchanged, ahead: Some(ours(window)), ..late });
+        let found = [1, 2, 4, 8].map(|window| of(window).hits * 100.0);
+        rows.push(row(name.to_owned(), &[&[blocks][..], &found].concat()));
+        let what = format!("hit rate at least, K = 4, {name}");
+        let note = if found[2] < 80.0 { "8 ms of the link: more than four iterations" } else { "" };
+        comparisons.push(predicted(&what, "%", 80.0, found[2], note));
+    }
+    Table {
+        title: "Blocks in time by profile, link 50 % busy, %".to_owned(),
+        columns: columns(&["", "blocks a request", "K = 1", "K = 2", "K = 4", "K = 8"]),
+        rows,
+    }
+}
+
+/// What follows from what is found without lookahead.
+fn notes_6(late: &Found) -> Vec<String> {
+    let reads = late.blocks * BELOW.block_bytes as f64 / BELOW.link.read * 1e3;
+    let computes = ITERATION.as_secs_f64() * 1e3;
+    vec![
+        format!(
+            "As in table 5 an iteration wants {:.0} blocks, which are {reads:.2} ms of the link, \
+             and computes for {computes} ms: however early reads start, {:.0} % of the blocks come \
+             beside computation, and an iteration takes {reads:.2} ms. That is what is found at \
+             large K.",
+            late.blocks,
+            computes / reads * 100.0
+        ),
+        "The paper's rates by K are those of requests that come one at a time, each of 1.2 to 4.8 \
+         ms of the link: K iterations hide K times 1.2 ms of it. That is a link which is idle most \
+         of the time, and not the one of its table 5."
+            .to_owned(),
+    ]
+}
+
+fn compare_6(outcome: &mut Outcome, found: &[Vec<Found>]) {
+    const LOAD: &str = "nothing was fitted but lengths, which are such that none is longer than \
+        four iterations of the link";
+    const LONG: &str = "a wait of 3.15 ms is within one iteration of 20 ms";
+    for (at, (window, hits, tpot)) in PAPER_6.into_iter().enumerate() {
+        if window == 0 {
+            continue;
+        }
+        let what = |what: &str, case: &str| format!("{what}, K = {window}, {case}");
+        let [paper, half, long] = [0, 2, 4].map(|case: usize| found[case][at]);
+        let hit = |case: &str, found: Found, note| {
+            predicted(&what("hit rate", case), "%", hits, found.hits * 100.0, note)
+        };
+        outcome.comparisons.extend([
+            hit("as in table 5", paper, SATURATED),
+            predicted(
+                &what("mean TPOT", "as in table 5"),
+                "ms",
+                tpot,
+                paper.iteration_ms,
+                SATURATED,
+            ),
+            hit("link 50 % busy", half, if (1..4).contains(&window) { LOAD } else { "" }),
+            hit("iterations of 20 ms", long, if (1..4).contains(&window) { LONG } else { "" }),
+        ]);
+    }
+}
