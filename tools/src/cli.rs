@@ -189,6 +189,7 @@ Examples:
   ripieno sim all --html report.html
   ripieno sim conversation_trace.jsonl --rate 0.5 --gpus 2 --drives 4 --dram 512GiB
   ripieno sim loogle --rate 0.4 --json
+  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 20
 
 Nothing is measured: a model of GPU and devices says how long each thing takes, and the store's own
 index and scheduler decide what happens. Each scenario says where its parameters are from, and

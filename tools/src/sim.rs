@@ -1,30 +1,47 @@
 //! `ripieno sim`: serving with tiers of KV cache, in virtual time.
 
 mod machine;
+mod plan;
 mod workload;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use ripieno_sim::{Machine, Outcome, POLICIES, Prices, Scenario, compare, comparisons, page};
 
 use crate::problem::Problem;
 use crate::progress::Progress;
+use crate::size;
 use crate::table::fold;
 use crate::terminal;
 use machine::{MachineFlags, check_fit};
+use plan::PlanFlags;
 use workload::{Workload, WorkloadFlags};
 
 /// Flags of `ripieno sim`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct SimFlags {
+    #[command(subcommand)]
+    command: Option<SimCommand>,
+
     /// Scenarios to simulate, workloads, or traces in the format of Mooncake; without any,
     /// scenarios and workloads are listed. "all" stands for all scenarios
     #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
+
+    /// Host memory for KV cache
+    #[arg(long, value_name = "SIZE", default_value = "256GiB", value_parser = size::parse,
+        help_heading = "Machine")]
+    dram: u64,
+
+    /// Drives; each has half of the bandwidth of the Tutti paper's two
+    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
+        value_parser = clap::value_parser!(u32).range(1..=256))]
+    drives: u32,
 
     #[command(flatten)]
     workload: WorkloadFlags,
@@ -35,6 +52,22 @@ pub(crate) struct SimFlags {
     #[command(flatten)]
     report: ReportFlags,
 }
+
+/// What else is simulated.
+#[derive(Debug, Subcommand)]
+enum SimCommand {
+    /// Which tiers to buy for a workload: hits, TTFT, throughput and cost of each combination
+    #[command(after_help = PLAN_HELP)]
+    Plan(Box<PlanFlags>),
+}
+
+const PLAN_HELP: &str = "\
+Examples:
+  ripieno sim plan conversation_trace.jsonl --rate 0.5 --ttft-p99 5
+  ripieno sim plan loogle --rate 1 --dram 128GiB,512GiB --drives 2,4,8 --json
+
+All combinations of host memory and drives are simulated, and none of either. The recommended one is
+the cheapest by tokens that keeps --ttft-p99; without it, the cheapest of all.";
 
 /// Flags of the report.
 #[derive(Debug, Args)]
@@ -61,11 +94,15 @@ enum Task {
 /// [`Problem`] for a scenario that there is not, or a trace that cannot be served; when the page
 /// cannot be written.
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
+    if let Some(SimCommand::Plan(flags)) = &flags.command {
+        return plan::run(flags);
+    }
     if flags.names.is_empty() {
         terminal::print(list())?;
         return Ok(0);
     }
-    let (machine, prices) = (flags.machine.machine()?, flags.machine.prices());
+    let (machine, prices) =
+        (flags.machine.machine(flags.dram, flags.drives)?, flags.machine.prices());
     let tasks = tasks(flags, &machine)?;
     let runs = |task: &Task| match task {
         Task::Scenario(_) => 1,
@@ -138,12 +175,17 @@ fn compared(
     prices: &Prices,
     next: impl FnMut(&str),
 ) -> Outcome {
-    let Outcome { mut setting, tables, plots, notes, .. } =
-        compare(machine, prices, &workload.requests, next);
-    setting.splice(0..0, workload.setting.iter().cloned());
-    let name = Path::new(name).file_stem().map_or(name.into(), |name| name.to_string_lossy());
     let title = "all policies beside each other".to_owned();
-    Outcome { name: name.into_owned(), title, setting, tables, plots, notes, ..Outcome::default() }
+    let outcome = compare(machine, prices, &workload.requests, next);
+    named(Outcome { title, ..outcome }, name, workload)
+}
+
+/// What was found for a workload, with its name, and where its requests are from.
+fn named(mut outcome: Outcome, name: &str, workload: &Workload) -> Outcome {
+    outcome.setting.splice(0..0, workload.setting.iter().cloned());
+    let stem = Path::new(name).file_stem().map_or(name.into(), |name| name.to_string_lossy());
+    outcome.name = stem.into_owned();
+    outcome
 }
 
 fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {

@@ -188,6 +188,11 @@ impl Policy {
     pub const ORACLE: Self =
         Self::of("oracle", Tier { lane: NO_TIME, schedule: AT_ONCE, ..DIRECT });
 
+    /// As ours, from host memory alone.
+    pub const HOST_ALONE: Self = Self::of(
+        "host memory alone",
+        Tier { medium: Medium::Host, lane: DRAM_LINK, capacity: 256 * GIB, objects: 1, ..DIRECT },
+    );
     /// As ours, with host memory before the drives.
     pub const WITH_HOST: Self = Self { name: "ours + host memory", host: Some(HOST), ..Self::OURS };
     /// As that, and what requests need that wait is brought to host memory meanwhile.

@@ -29,16 +29,6 @@ pub(crate) struct MachineFlags {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Machine")]
     kv_memory: Option<u64>,
 
-    /// Host memory for KV cache
-    #[arg(long, value_name = "SIZE", default_value = "256GiB", value_parser = size::parse,
-        help_heading = "Machine")]
-    dram: u64,
-
-    /// Drives; each has half of the bandwidth of the Tutti paper's two
-    #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
-        value_parser = clap::value_parser!(u32).range(1..=256))]
-    drives: u32,
-
     /// What a drive has room for
     #[arg(long, value_name = "SIZE", default_value = "7TB", value_parser = size::parse,
         help_heading = "Machine")]
@@ -71,13 +61,13 @@ fn gpu(name: &str) -> Result<Gpu, String> {
 }
 
 impl MachineFlags {
-    /// The machine.
+    /// The machine, with so many bytes of host memory and drives.
     ///
     /// # Errors
     /// [`Problem`] if the model does not fit.
-    pub(crate) fn machine(&self) -> Result<Machine, Problem> {
+    pub(crate) fn machine(&self, dram: u64, drives: u32) -> Result<Machine, Problem> {
         let gpu = Gpu { count: self.gpus, ..self.gpu };
-        let Self { model, dram, drives, drive_size, .. } = *self;
+        let Self { model, drive_size, .. } = *self;
         let room = self.kv_memory.or_else(|| Machine::kv_room(&model, &gpu)).ok_or_else(|| {
             let has = Size(gpu.bytes * u64::from(gpu.count));
             let what = format!("--model {}: its weights leave no room in {has}", model.name);

@@ -1,0 +1,68 @@
+//! `ripieno sim plan`: which tiers to buy.
+
+use clap::Args;
+use ripieno_sim::{Choices, Outcome, plan};
+
+use super::machine::MachineFlags;
+use super::workload::{WorkloadFlags, above_zero};
+use super::{ReportFlags, named, read, report};
+use crate::progress::Progress;
+use crate::size;
+
+/// Flags of `ripieno sim plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanFlags {
+    /// A workload, or a trace in the format of Mooncake
+    #[arg(value_name = "NAME|FILE")]
+    name: String,
+
+    /// Sizes of host memory that could be bought
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = size::parse,
+        default_value = "64GiB,256GiB,1TiB", help_heading = "Choices")]
+    dram: Vec<u64>,
+
+    /// Numbers of drives that could be bought
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,2,4",
+        value_parser = clap::value_parser!(u32).range(1..=256), help_heading = "Choices")]
+    drives: Vec<u32>,
+
+    /// Seconds to the first token that 99 % of the requests must not exceed
+    #[arg(long, value_name = "SECONDS", value_parser = above_zero, help_heading = "Choices")]
+    ttft_p99: Option<f64>,
+
+    #[command(flatten)]
+    workload: WorkloadFlags,
+
+    #[command(flatten)]
+    machine: MachineFlags,
+
+    #[command(flatten)]
+    report: ReportFlags,
+}
+
+/// Simulates all combinations, and recommends one.
+///
+/// # Errors
+/// As [`super::run`].
+pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
+    let machine = flags.machine.machine(0, 0)?;
+    let workload = read(&flags.name, &flags.workload, &machine)?;
+    let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone() };
+    choices.dram.retain(|bytes| *bytes > 0);
+    choices.dram.sort_unstable();
+    choices.dram.dedup();
+    choices.drives.sort_unstable();
+    choices.drives.dedup();
+    let progress = Progress::simulations(choices.runs());
+    let mut done = 0;
+    let next = |name: &str| {
+        progress.simulates(done, name);
+        done += 1;
+    };
+    let prices = flags.machine.prices();
+    let found = plan(&machine, &prices, &choices, flags.ttft_p99, &workload.requests, next);
+    progress.finish();
+    let title = "which tiers to buy".to_owned();
+    report(&[named(Outcome { title, ..found }, &flags.name, &workload)], &flags.report)?;
+    Ok(0)
+}

@@ -1,0 +1,94 @@
+//! `ripieno sim` with a trace, and `ripieno sim plan`.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn sim(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ripieno")).arg("sim").args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = sim(&[args, &["--json"]].concat());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    found[0].clone()
+}
+
+/// Conversations of three turns each.
+fn trace() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = |number: u64| {
+        let (talk, turn) = (number % 10, number / 10);
+        let ids: Vec<u64> = (0..(turn + 1) * 8).map(|at| talk * 1000 + at).collect();
+        let input = ids.len() * 512;
+        format!(
+            "{{\"timestamp\": {}, \"input_length\": {input}, \"output_length\": 20, \
+             \"hash_ids\": {ids:?}}}\n",
+            number * 500
+        )
+    };
+    fs::write(file.path(), (0..30).map(line).collect::<String>()).unwrap();
+    file
+}
+
+/// The number in a table's row of that name.
+fn cell(outcome: &Value, table: usize, row: &str, column: &str) -> f64 {
+    let table = &outcome["tables"][table];
+    let columns = table["columns"].as_array().unwrap();
+    let at = columns.iter().position(|it| it == column).unwrap();
+    let mut rows = table["rows"].as_array().unwrap().iter();
+    rows.find(|it| it[0] == row).unwrap()[at].as_str().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_trace_is_served_with_all_policies() {
+    let file = trace();
+    let path = file.path().to_str().unwrap();
+    let found = json(&[path, "--rate", "1"]);
+    assert_eq!(cell(&found, 1, "recompute", "together, %"), 0.0);
+    // The second and the third turn find what the one before had: 4 and 8 of 24 thousand.
+    let hits = cell(&found, 1, "ours", "together, %");
+    assert!((49.0..=50.0).contains(&hits), "{hits}");
+    assert!(cell(&found, 0, "ours", "TTFT, ms") < cell(&found, 0, "recompute", "TTFT, ms"));
+    let setting = found["setting"].to_string();
+    assert!(setting.contains("times those of the trace") && setting.contains("--rate 1"));
+    assert_eq!(found, json(&[path, "--rate", "1"]));
+}
+
+#[test]
+fn a_plan_recommends_what_keeps_the_limit() {
+    let file = trace();
+    let path = file.path().to_str().unwrap();
+    let plan = |limit| {
+        let args = ["plan", path, "--dram", "8GiB", "--drives", "1", "--ttft-p99", limit];
+        json(&args)["notes"][0].as_str().unwrap().to_owned()
+    };
+    let all = plan("1000");
+    assert!(all.starts_with("Recommended: the GPU's memory alone: "), "{all}");
+    let none = plan("0.0001");
+    assert!(none.starts_with("Recommended: none: no combination has a TTFT"), "{none}");
+}
+
+#[test]
+fn bad_input_is_named() {
+    let file = trace();
+    let path = file.path().to_str().unwrap();
+    let refused = |args: &[&str], wanted: &str| {
+        let output = sim(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(wanted) && error.contains("hint: "), "{error}");
+    };
+    refused(&["/no/such.jsonl"], "trace /no/such.jsonl: cannot be read");
+    refused(&["tutti-99"], "tutti-99: no such scenario, workload or file");
+    refused(&["plan", "tutti-99"], "tutti-99: no such scenario, workload or file");
+    refused(&[path, "--kv-memory", "300MiB"], "request 1: 4096 tokens of prompt and 20 of output");
+    refused(&["plan", path, "--model", "llama-3-70b"], "its weights leave no room");
+    let mut text = fs::read_to_string(path).unwrap();
+    text.insert_str(text.find('\n').unwrap() + 1, "{\"timestamp\": 1}\n");
+    fs::write(path, text).unwrap();
+    refused(&[path], ":2: field `input_length` is missing");
+}
