@@ -67,7 +67,7 @@ pub fn replay(trace: &Trace, blocks: u32, policy: PolicyKind, queue: usize) -> F
 
 fn bring(tier: &mut Tier<u32>, key: u32, by: Option<Duration>) {
     let again = Duration::from_millis(10);
-    let block = Block { key, again, is_dirty: false, by };
+    let block = Block { key, again, by };
     if let Admission::Fill(memory) = tier.admit(block) {
         tier.filled(memory, true);
     }

@@ -77,12 +77,13 @@ pub unsafe extern "C" fn ripieno_lookup(
 /// Starts reading the longest stored run of leading keys into the memory of
 /// ripieno_config.dram_bytes, but for what is there: a request that comes soon copies it. It is
 /// kept for one for within_ms milliseconds; then it is like other blocks. found: how many leading
-/// blocks are there or on their way; 0 without such memory. Waits for nothing, and holds no blocks.
-/// What is on its way holds up what is started later: ask for what runs next.
+/// blocks are there or on their way; 0 without such memory, and none more while half of all that
+/// may be in flight is. Waits for nothing, and holds no blocks. What is on its way holds up what is
+/// started later: ask for what runs next.
 ///
 /// keys: as for ripieno_peek.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_prefetch(
     store: *const Store,

@@ -141,7 +141,7 @@ impl HostMemory {
 
     /// Takes memory for a block, if there is any; `by`: when it is wanted.
     fn take(&mut self, entry: &Move, by: Option<Duration>) -> Option<(Move, HostBlock)> {
-        let block = Block { key: entry.file, again: AGAIN, is_dirty: false, by };
+        let block = Block { key: entry.file, again: AGAIN, by };
         match self.tier.admit(block) {
             Admission::Fill(at) => Some((*entry, at)),
             _ => None,
@@ -257,16 +257,16 @@ impl Plane {
 
     /// Starts reading files into memory of this process ([`StoreOptions::dram_bytes`]), but for
     /// those that are there or on their way. All of them are kept for a job that reads them, until
-    /// the time `until`. Without such memory, nothing is done. Says how many leading ones are there
-    /// or on their way, and which job reads: it is among [`Plane::take_ended`] when it has ended,
-    /// and until then its files must not get other bytes.
+    /// the time `until`. Without such memory, nothing is done, and nothing more when half of all
+    /// operations are in flight. Says how many leading ones are there or on their way, and which
+    /// job reads: it is among [`Plane::take_ended`] when it has ended. What is written anew
+    /// meanwhile is not kept.
     ///
     /// `expected`: as for [`Plane::begin`]. What is in flight is not called back, and holds up what
     /// is started later: ask for what is needed next.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchFile`]; [`StoreError::Busy`] when half of all operations are in flight,
-    /// [`StoreError::Ring`], [`StoreError::Failed`].
+    /// [`StoreError::NoSuchFile`], [`StoreError::Ring`], [`StoreError::Failed`].
     pub fn prefetch(
         &mut self,
         files: &[FileId],
@@ -277,6 +277,7 @@ impl Plane {
         if let Some(file) = files.iter().copied().find(|file| file.0 + 1 >= self.files) {
             return Err(StoreError::NoSuchFile { file, files: self.files - 1 });
         }
+        let is_full = self.is_full();
         let now = Duration::from_nanos(self.clock.now().0);
         let Some(memory) = &mut self.memory else { return Ok((0, None)) };
         memory.tier.expire(now);
@@ -290,6 +291,7 @@ impl Plane {
         // Of what has no room, the tail is left out.
         let taken = moves.map_while(|entry| match memory.tier.class(entry.file) {
             Some(_) => Some(None),
+            None if is_full => None,
             None => memory.take(&entry, Some(by)).map(Some),
         });
         let taken: Vec<Option<(Move, HostBlock)>> = taken.collect();
@@ -315,6 +317,11 @@ impl Plane {
         }
     }
 
+    /// Whether the rest is for what somebody waits for.
+    fn is_full(&self) -> bool {
+        self.ops.len() >= self.options.iocbs as usize / 2
+    }
+
     /// Starts reading files into blocks that were admitted for them. The caller says when they are
     /// filled.
     pub(crate) fn read_ahead(
@@ -322,7 +329,7 @@ impl Plane {
         blocks: &[(FileId, HostBlock)],
         words: &[u32],
     ) -> Result<Ticket, StoreError> {
-        if self.ops.len() >= self.options.iocbs as usize / 2 {
+        if self.is_full() {
             return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
         }
         let moves = blocks.iter().zip(0..).map(|((file, at), position)| Move {

@@ -130,8 +130,9 @@ impl Store {
     /// Starts reading the longest stored run of leading `keys` into memory of this process
     /// ([`crate::StoreOptions::dram_bytes`]), but for what is there: a retrieval that comes soon
     /// copies it. It is kept for one for the time `within`; then it is like other blocks. Says how
-    /// many leading blocks are there or on their way; 0 without such memory. No use of the blocks,
-    /// and no lookup, as far as is counted.
+    /// many leading blocks are there or on their way; 0 without such memory, and none more while
+    /// half of all operations are in flight. No use of the blocks, and no lookup, as far as is
+    /// counted.
     ///
     /// What is on its way holds up what is started later, for as long as it takes: ask for what
     /// runs next. [`crate::PacedStore`] reads ahead when that is in nobody's way.

@@ -151,6 +151,17 @@ fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
         }
         // The devices have it right.
         assert_eq!(stack.take_lost().unwrap(), []);
+        // A file that is written anew while nobody says what became of the old block.
+        // SAFETY: as above.
+        unsafe { base.write_bytes(0xB0, BYTES) };
+        let job = begin(&stack, Direction::Write, FileId(0), 1, &[]);
+        let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+        // SAFETY: as above.
+        unsafe { base.write_bytes(0, BYTES) };
+        let job = begin(&stack, Direction::Read, FileId(0), 2, &sums);
+        assert!(stack.end(&[job]).unwrap()[0].failure.is_none());
+        // SAFETY: inside the memory; nothing is in flight.
+        assert_eq!(unsafe { base.add(2 * 4096).read() }, 0xB0);
         stack.close().unwrap();
     }
 }

@@ -12,11 +12,12 @@
 //! # Invariants
 //! - No I/O, threads, clock or chance: the same events give the same decisions.
 //! - No more blocks are in the tier than it has memory for.
-//! - What is read, filled or written back, and what only this memory has, is not evicted.
+//! - What is read or filled is not evicted.
 //! - Every batch that is scheduled ends: it is started and ended, dropped or cancelled.
 //!
 //! # Not implemented
 //! - Blocks of different sizes in one tier.
+//! - Blocks that no drive has yet (write-back): what is here may go at any time.
 
 mod lookahead;
 mod pace;

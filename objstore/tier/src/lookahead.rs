@@ -255,7 +255,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         for key in keys {
             let by = self.wanted.get(&key).and_then(BTreeSet::first).map(|(by, _)| *by);
             let found = match batch.hop {
-                Hop::Drives => match tier.admit(Block { key, again, is_dirty: false, by }) {
+                Hop::Drives => match tier.admit(Block { key, again, by }) {
                     Admission::Fill(memory) => Ok(memory),
                     Admission::Present => Err(Place::Elsewhere),
                     Admission::Refused => Err(Place::Left),

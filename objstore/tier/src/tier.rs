@@ -40,8 +40,6 @@ pub struct Block<K> {
     pub key: K,
     /// How long it takes to get again: from the drives, or by computing it.
     pub again: Duration,
-    /// No drive has it: it stays until [`Tier::written`] says otherwise.
-    pub is_dirty: bool,
     /// It is wanted at this time: read ahead.
     pub by: Option<Duration>,
 }
@@ -60,7 +58,7 @@ pub enum Admission {
 /// How much a block is wanted. What goes first is greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// It is read, filled or written back, or no drive has it: not evicted.
+    /// It is read or filled: not evicted.
     Active,
     /// A request was announced that needs it: evicted only for one that runs earlier, and the
     /// latest first.
@@ -92,8 +90,6 @@ pub struct TierCounts {
     pub evictions: u64,
     /// Bytes of blocks that were read ahead and went without being used.
     pub wasted_bytes: u64,
-    /// Bytes that were written back.
-    pub written_back_bytes: u64,
 }
 
 /// Which blocks are in host memory.
@@ -113,9 +109,7 @@ pub struct Tier<K> {
     evictable: BTreeSet<(u64, u32)>,
     /// Entries that are wanted, by time.
     expected: BTreeSet<(Duration, u32)>,
-    /// Entries that no drive has, oldest first.
-    dirty: BTreeSet<(u64, u32)>,
-    /// What the order of `evictable` and `dirty` goes by.
+    /// What the order of `evictable` goes by.
     turn: u64,
     counts: TierCounts,
 }
@@ -136,7 +130,6 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
             policy,
             evictable: BTreeSet::new(),
             expected: BTreeSet::new(),
-            dirty: BTreeSet::new(),
             turn: 0,
             counts: TierCounts::default(),
         }
@@ -158,12 +151,6 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     #[must_use]
     pub fn used(&self) -> u32 {
         self.config.blocks - self.free.len() as u32
-    }
-
-    /// Blocks that no drive has.
-    #[must_use]
-    pub fn dirty(&self) -> u32 {
-        self.dirty.len() as u32
     }
 
     /// Whether a block can be read here.
@@ -218,7 +205,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
 
     /// Asks for memory for a block, which may evict others.
     pub fn admit(&mut self, block: Block<K>) -> Admission {
-        let Block { key, again, is_dirty, by } = block;
+        let Block { key, again, by } = block;
         if self.index.contains_key(&key) {
             if let Some(by) = by {
                 self.expect(key, by);
@@ -239,10 +226,8 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         self.counts.admissions += 1;
         self.owners[memory.0 as usize] = id;
         self.index.insert(key, id);
-        let dirty = is_dirty.then(|| self.turn());
-        self.entries[id as usize] = Some(Entry::new(key, memory, cost, dirty, by));
+        self.entries[id as usize] = Some(Entry::new(key, memory, cost, by));
         self.expected.extend(by.map(|by| (by, id)));
-        self.dirty.extend(dirty.map(|turn| (turn, id)));
         Admission::Fill(memory)
     }
 
@@ -297,40 +282,11 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     }
 
     /// The block is another one now, or none: it is not found any more, and its memory is free when
-    /// nobody uses it. Also if no drive has it.
+    /// nobody uses it.
     pub fn remove(&mut self, key: K) {
         if let Some(id) = self.index.get(&key).copied() {
             self.remove_entry(id);
         }
-    }
-
-    /// What should be written to the drives next, of what they do not have: the oldest. Then call
-    /// [`Tier::written`].
-    pub fn next_write(&mut self) -> Option<(K, HostBlock)> {
-        let is_due = |id: &u32| {
-            let entry = self.entry(*id);
-            entry.phase == Phase::Ready && !entry.is_writing && !entry.is_removed
-        };
-        let id = self.dirty.iter().map(|(_, id)| *id).find(is_due)?;
-        let entry = self.entry_mut(id);
-        entry.is_writing = true;
-        Some((entry.key, entry.memory))
-    }
-
-    /// A block was written to the drives, or could not be: then it stays, and is tried again.
-    pub fn written(&mut self, memory: HostBlock, is_good: bool) {
-        let id = self.owners[memory.0 as usize];
-        let turn = self.turn();
-        let entry = self.entry_mut(id);
-        entry.is_writing = false;
-        let before = std::mem::replace(&mut entry.dirty, (!is_good).then_some(turn));
-        self.dirty.remove(&(before.expect("it was written back"), id));
-        if is_good {
-            self.counts.written_back_bytes += self.config.block_bytes;
-        } else {
-            self.dirty.insert((turn, id));
-        }
-        self.free_if_removed(id);
     }
 
     /// Memory for the new entry `id`, of what is worth least.
@@ -381,9 +337,6 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         if entry.is_unused_prefetch {
             self.counts.wasted_bytes += self.config.block_bytes;
         }
-        if let Some(turn) = entry.dirty {
-            self.dirty.remove(&(turn, id));
-        }
         self.unused.push(id);
         entry.memory
     }
@@ -402,7 +355,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     /// Frees the memory of an entry that nobody finds, once nobody uses it.
     fn free_if_removed(&mut self, id: u32) {
         let entry = self.entry(id);
-        let is_used = entry.readers > 0 || entry.is_writing || entry.phase == Phase::Filling;
+        let is_used = entry.readers > 0 || entry.phase == Phase::Filling;
         if entry.is_removed && !is_used {
             let memory = self.end(id);
             self.free.push(memory);

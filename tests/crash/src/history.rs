@@ -22,6 +22,9 @@ use crate::model::{Model, Name, Wrong};
 const KEYS: u32 = 24;
 /// Blocks of the engine.
 const BLOCKS: u32 = 32;
+/// Blocks in host memory beside the devices, in one of so many histories.
+const DRAM_BLOCKS: u64 = 6;
+const DRAM_EVERY: u64 = 3;
 /// Crashes of one history.
 const LIVES: u64 = 8;
 /// Failures that are described.
@@ -241,6 +244,7 @@ impl History {
                 wait_timeout: Nanos::from_millis(100),
                 stop_timeout: Nanos::from_millis(100),
                 virtual_time: true,
+                dram_bytes: if self.has_dram() { DRAM_BLOCKS * shape.block_bytes() } else { 0 },
                 ..StoreOptions::default()
             },
         })?;
@@ -318,6 +322,10 @@ impl History {
             0..40 => self.begin(life, namespace)?,
             40..65 => self.finish(life)?,
             65..80 => {
+                if self.has_dram() {
+                    store
+                        .prefetch(&self.some_keys(life), Nanos(self.rng.random_range(0..50_000)))?;
+                }
                 let name = (namespace, life.keys[self.rng.random_range(0..KEYS as usize)]);
                 self.read(life, &name, outcome)?;
             }
@@ -351,6 +359,11 @@ impl History {
             _ => life.open.clear(),
         }
         Ok(())
+    }
+
+    /// What is read comes from the devices in the others, so that they are seen to be wrong.
+    fn has_dram(&self) -> bool {
+        self.seed.is_multiple_of(DRAM_EVERY)
     }
 
     fn some_keys(&mut self, life: &Life) -> Vec<BlockKey> {

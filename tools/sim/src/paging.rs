@@ -112,9 +112,7 @@ impl Paging {
     /// Puts a block into host memory, if there is room.
     pub(crate) fn keep(&mut self, key: u64) {
         let again = self.again();
-        if let Admission::Fill(memory) =
-            self.tier.admit(Block { key, again, is_dirty: false, by: None })
-        {
+        if let Admission::Fill(memory) = self.tier.admit(Block { key, again, by: None }) {
             self.tier.filled(memory, true);
         }
     }

@@ -21,9 +21,6 @@ pub(super) struct Entry<K> {
     pub(super) readers: u32,
     /// When it is wanted.
     pub(super) by: Option<Duration>,
-    /// No drive has it, since this turn.
-    pub(super) dirty: Option<u64>,
-    pub(super) is_writing: bool,
     /// Nobody is going to want it, since this turn.
     pub(super) evictable: Option<u64>,
     /// It is not found any more.
@@ -33,13 +30,7 @@ pub(super) struct Entry<K> {
 }
 
 impl<K> Entry<K> {
-    pub(super) fn new(
-        key: K,
-        memory: HostBlock,
-        cost: u32,
-        dirty: Option<u64>,
-        by: Option<Duration>,
-    ) -> Self {
+    pub(super) fn new(key: K, memory: HostBlock, cost: u32, by: Option<Duration>) -> Self {
         Self {
             key,
             memory,
@@ -47,8 +38,6 @@ impl<K> Entry<K> {
             phase: Phase::Filling,
             readers: 0,
             by,
-            dirty,
-            is_writing: false,
             evictable: None,
             is_removed: false,
             is_unused_prefetch: by.is_some(),
@@ -57,6 +46,6 @@ impl<K> Entry<K> {
 
     /// Whether it cannot go now.
     pub(super) fn is_active(&self) -> bool {
-        self.readers > 0 || self.phase == Phase::Filling || self.dirty.is_some() || self.is_writing
+        self.readers > 0 || self.phase == Phase::Filling
     }
 }

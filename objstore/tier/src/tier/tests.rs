@@ -12,7 +12,7 @@ fn tier(blocks: u32, policy: PolicyKind) -> Tier<u32> {
 }
 
 fn block(key: u32) -> Block<u32> {
-    Block { key, again: MS, is_dirty: false, by: None }
+    Block { key, again: MS, by: None }
 }
 
 /// Admits and fills.
@@ -86,23 +86,6 @@ fn classes_go_in_their_order() {
 }
 
 #[test]
-fn what_no_drive_has_stays_until_it_is_written() {
-    let mut it = tier(2, PolicyKind::Lru);
-    for key in 0..2 {
-        assert!(bring(&mut it, Block { is_dirty: true, ..block(key) }));
-    }
-    assert_eq!(it.admit(block(2)), Admission::Refused);
-    let (key, memory) = it.next_write().unwrap();
-    assert_eq!((key, it.next_write().unwrap().0), (0, 1));
-    it.written(memory, false);
-    assert_eq!((it.admit(block(2)), it.dirty()), (Admission::Refused, 2));
-    assert_eq!(it.next_write(), Some((0, memory)));
-    it.written(memory, true);
-    assert!(bring(&mut it, block(2)));
-    assert_eq!((there(&it), it.dirty()), (vec![1, 2], 1));
-}
-
-#[test]
 fn what_is_removed_keeps_its_memory_until_its_reader_is_done() {
     let mut it = tier(1, PolicyKind::Lru);
     assert!(bring(&mut it, block(0)));
@@ -123,15 +106,14 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => key.clone().prop_map(Op::Get),
         4 => any::<usize>().prop_map(Op::Release),
-        6 => (key.clone(), any::<bool>(), by, 0..6_u32)
-            .prop_map(|(key, is_dirty, by, cost)| Op::Admit { key, is_dirty, by, cost }),
+        6 => (key.clone(), by, 0..6_u32)
+            .prop_map(|(key, by, cost)| Op::Admit { key, by, cost }),
         6 => (any::<usize>(), proptest::bool::weighted(0.9)).prop_map(|(n, ok)| Op::Fill(n, ok)),
         2 => (key.clone(), 0..5_u64).prop_map(|(key, by)| Op::Expect(key, by)),
         2 => key.clone().prop_map(Op::Forget),
         2 => key.clone().prop_map(Op::Discard),
         1 => key.prop_map(Op::Remove),
-        3 => Just(Op::NextWrite),
-        3 => (any::<usize>(), proptest::bool::weighted(0.8)).prop_map(|(n, ok)| Op::Written(n, ok)),
+        2 => (0..5_u64).prop_map(Op::Expire),
     ]
 }
 

@@ -105,7 +105,7 @@ impl Host {
     pub(super) fn begin_fill(&mut self, units: &[BlockKey], layers: u32) -> Option<u64> {
         let again = self.memory.again;
         let admitted = units.iter().filter_map(|key| {
-            let block = Block { key: *key, again, is_dirty: false, by: None };
+            let block = Block { key: *key, again, by: None };
             match self.memory.tier.admit(block) {
                 Admission::Fill(memory) => Some(memory),
                 Admission::Present | Admission::Refused => None,

@@ -6,14 +6,13 @@ use super::*;
 pub(super) enum Op {
     Get(u32),
     Release(usize),
-    Admit { key: u32, is_dirty: bool, by: Option<u64>, cost: u32 },
+    Admit { key: u32, by: Option<u64>, cost: u32 },
     Fill(usize, bool),
     Expect(u32, u64),
     Forget(u32),
     Discard(u32),
     Remove(u32),
-    NextWrite,
-    Written(usize, bool),
+    Expire(u64),
 }
 
 #[derive(Debug, Clone)]
@@ -22,9 +21,7 @@ struct Known {
     memory: HostBlock,
     readers: u32,
     is_filling: bool,
-    is_writing: bool,
     is_removed: bool,
-    dirty: Option<u64>,
     evictable: Option<u64>,
     by: Option<u64>,
     /// When it was used last; those that could not go when they were the oldest are used.
@@ -33,7 +30,7 @@ struct Known {
 
 impl Known {
     fn is_active(&self) -> bool {
-        self.readers > 0 || self.is_filling || self.is_writing || self.dirty.is_some()
+        self.readers > 0 || self.is_filling
     }
 }
 
@@ -89,7 +86,7 @@ impl Model {
                 let memory = known.memory;
                 self.tier.release(memory);
             }
-            Op::Admit { key, is_dirty, by, cost } => self.admit(key, is_dirty, by, cost),
+            Op::Admit { key, by, cost } => self.admit(key, by, cost),
             Op::Fill(n, is_good) => {
                 let Some(known) = self.pick(n, |known| known.is_filling) else { return };
                 known.is_filling = false;
@@ -121,40 +118,24 @@ impl Model {
                 self.tier.remove(key);
                 self.find(key).into_iter().for_each(|known| known.is_removed = true);
             }
-            Op::NextWrite => self.next_write(),
-            Op::Written(n, is_good) => {
-                let Some(known) = self.pick(n, |known| known.is_writing) else { return };
-                known.is_writing = false;
-                known.dirty = (!is_good).then_some(time);
-                let memory = known.memory;
-                self.tier.written(memory, is_good);
+            Op::Expire(by) => {
+                self.tier.expire(Duration::from_secs(by));
+                let over = |known: &&mut Known| known.by.is_some_and(|other| other < by);
+                self.known.iter_mut().filter(over).for_each(|known| known.by = None);
             }
         }
-        let is_held = |known: &Known| known.readers > 0 || known.is_filling || known.is_writing;
+        let is_held = |known: &Known| known.readers > 0 || known.is_filling;
         self.known.retain(|known| !known.is_removed || is_held(known));
     }
 
-    fn next_write(&mut self) {
-        let due = |known: &&mut Known| {
-            let is_idle = !known.is_filling && !known.is_writing && !known.is_removed;
-            known.dirty.is_some() && is_idle
-        };
-        let oldest = self.known.iter_mut().filter(due).min_by_key(|known| known.dirty);
-        let due = oldest.map(|known| {
-            known.is_writing = true;
-            (known.key, known.memory)
-        });
-        assert_eq!(self.tier.next_write(), due);
-    }
-
-    fn admit(&mut self, key: u32, is_dirty: bool, by: Option<u64>, cost: u32) {
+    fn admit(&mut self, key: u32, by: Option<u64>, cost: u32) {
         let time = self.time;
         self.came = time;
         let again = if self.is_exact { MS } else { MS * 3_u32.pow(cost) };
         let by_time = by.map(Duration::from_secs);
         let owners = self.tier.owners.clone();
         let was_full = self.tier.used() == self.tier.config().blocks;
-        let found = self.tier.admit(Block { key, again, is_dirty, by: by_time });
+        let found = self.tier.admit(Block { key, again, by: by_time });
         if let Some(known) = self.find(key) {
             assert_eq!(found, Admission::Present);
             if by.is_some() {
@@ -180,9 +161,7 @@ impl Model {
                 memory,
                 readers: 0,
                 is_filling: true,
-                is_writing: false,
                 is_removed: false,
-                dirty: is_dirty.then_some(time),
                 evictable: None,
                 by,
                 used: self.came,
@@ -237,8 +216,6 @@ impl Model {
         let tier = &self.tier;
         assert!(tier.used() <= tier.config().blocks);
         assert_eq!(tier.used() as usize, self.known.len());
-        let dirty = self.known.iter().filter(|known| known.dirty.is_some());
-        assert_eq!(tier.dirty() as usize, dirty.count());
         for known in self.known.iter().filter(|known| !known.is_removed) {
             assert_eq!(tier.contains(known.key), !known.is_filling);
             let class = tier.class(known.key).unwrap();
