@@ -28,6 +28,8 @@ Options (kv_connector_extra_config):
 - save_decode: store what was generated, too. true.
 - save_backlog: how many blocks may be on their way to the store, as a share of the KV cache's. What
   is more waits, and is dropped if its request ends before. 0.5.
+- schedule: loads go before saves: a layer's save starts when nothing is being loaded, and few are in
+  flight, unless vLLM waits for it or half of save_backlog is on its way. false.
 - shutdown: what is done at the end with what is on its way: "drain" or "drop". "drain". Without
   requests, "drop" does not wait either: what the store has not told of by then is told of in the
   next step.

@@ -30,6 +30,7 @@ class Options:
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5
+    schedule: bool = False
     shutdown: str = "drain"
     drain_seconds: float = 10.0
     keep_on_reset: bool = False
@@ -52,7 +53,7 @@ class Options:
         return cls(**given | sizes)
 
     def __post_init__(self):
-        for name in ("load_async", "save_decode", "keep_on_reset", "piecewise"):
+        for name in ("load_async", "save_decode", "schedule", "keep_on_reset", "piecewise"):
             check(name, getattr(self, name) in (True, False, None), "give true or false", self)
         for name, least in (("drain_seconds", 0), ("save_backlog", 0)):
             value = getattr(self, name)

@@ -3,9 +3,14 @@
 import queue
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import ripieno
+
+
+DEPTH_BYTES = 8 << 20
+"""Of saves in flight when they give way: what a load that comes may find before it."""
 
 
 @dataclass
@@ -34,14 +39,22 @@ class Saved:
 
 
 class Saver:
-    """Stores blocks layer by layer, in the order in which it is told to."""
+    """Stores blocks layer by layer, in the order in which it is told to.
 
-    def __init__(self, plane, layers, stream=tuple):
+    With `schedule`, loads go before it: nothing is started while one is on its way, and no more than
+    DEPTH_BYTES is in flight; unless somebody waits for a save, or more than `schedule` blocks wait.
+    """
+
+    def __init__(self, plane, layers, stream=tuple, schedule=None, layer_bytes=0):
         self.plane, self.layers = plane, layers
         self.stream = stream
         """Says which stream computes; none on a CPU."""
         self.step, self.started = [], set()
         """Saves of this step; layers of them that are on their way."""
+        self.schedule, self.layer_bytes = schedule, layer_bytes
+        self.is_loading = self.is_wanted = False
+        self.flying = deque()
+        """With a schedule: job, layer and bytes of what may not have ended."""
         self.tasks = queue.SimpleQueue()
         self.ended = []
         self.unfinished = {}
@@ -55,10 +68,20 @@ class Saver:
         """When this returns, the blocks of the saves in `reused` may be changed."""
         self.end_step()
         with self.changed:
+            self.is_wanted = True
+            self.changed.notify_all()
             self.changed.wait_for(lambda: self.unfinished.keys().isdisjoint(reused) or self.broken)
+            self.is_wanted = False
             now = time.monotonic()
             self.step = [Saving(save.id, save.files, save.blocks, now) for save in saves]
             self.unfinished.update((saving.id, len(saving.blocks)) for saving in self.step)
+
+    def give_way(self, is_loading):
+        """Whether a load is on its way from now on."""
+        if self.schedule is not None and self.is_loading != is_loading:
+            with self.changed:
+                self.is_loading = is_loading
+                self.changed.notify_all()
 
     def store(self, layer):
         """A layer of this step's saves is computed."""
@@ -83,6 +106,7 @@ class Saver:
     def close(self, seconds):
         """Gives what is on its way so many seconds. Says how many blocks were dropped."""
         self.end_step()
+        self.give_way(False)
         self.dropping = seconds <= 0
         self.tasks.put(None)
         self.thread.join(seconds)
@@ -123,11 +147,31 @@ class Saver:
         try:
             if saving.job is None:
                 saving.job = self.plane.begin_store(saving.files, saving.blocks)
+            if self.schedule is not None:
+                self._turn(saving, layer)
             self.plane.start(saving.job, layer, *stream)
         except ripieno.Error as error:
             saving.error = str(error)
             if isinstance(error, ripieno.ClosedError):
                 self.dead = str(error)
+
+    def _turn(self, saving, layer):
+        """Waits until loads are not in the way, nor too much of the same."""
+        bytes = len(saving.blocks) * self.layer_bytes
+        while self.flying and sum(it[2] for it in self.flying) + bytes > DEPTH_BYTES:
+            job, before, _ = self.flying.popleft()
+            try:
+                self.plane.wait(job, before)
+            except ripieno.Error:
+                # The job says it when it ends.
+                pass
+        with self.changed:
+            self.changed.wait_for(self._may_start)
+        self.flying.append((saving.job, layer, bytes))
+
+    def _may_start(self):
+        is_full = sum(self.unfinished.values()) > self.schedule
+        return not self.is_loading or self.is_wanted or is_full
 
     def _end(self, savings):
         jobs = [saving.job for saving in savings if saving.job is not None]
@@ -135,6 +179,7 @@ class Saver:
             reports = {report.job: report for report in self.plane.end(jobs)} if jobs else {}
         except ripieno.Error as error:
             self.dead, reports = str(error), {}
+        self.flying = deque(it for it in self.flying if it[0] not in jobs)
         now = time.monotonic()
         ended = []
         for saving in savings:

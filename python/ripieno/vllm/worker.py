@@ -63,7 +63,11 @@ class Worker:
             dram_bytes=options.dram,
         )
         self.stream = stream_of(pool.device)
-        self.saver = Saver(self.plane, list(self.layers.values()), self.stream)
+        waiting = int(options.save_backlog * connector.blocks) // 2 if options.schedule else None
+        layer_bytes = self.block_bytes // len(self.layers)
+        self.saver = Saver(
+            self.plane, list(self.layers.values()), self.stream, waiting, layer_bytes
+        )
         self.tasks = Tasks()
         self.loading = []
         """Loads of this step."""
@@ -106,6 +110,7 @@ class Worker:
             else:
                 layers = list(self.layers.values())
                 begun.append(Loading(task, job, time.monotonic(), layers))
+        self.saver.give_way(bool(begun or self.pending))
         # On a GPU, what used the blocks before may be under way still.
         stream = self.stream()
         for layer in self.layers.values():
@@ -143,6 +148,7 @@ class Worker:
         since = time.monotonic()
         loading, self.loading = self.loading, []
         self._end_loads(loading)
+        self.saver.give_way(bool(self.pending))
         self.stats.observe("load_wait_seconds", self.wait_seconds + time.monotonic() - since)
 
     def _end_loads(self, loads):
@@ -242,6 +248,7 @@ class Worker:
                 done.append(load)
         self.pending = [load for load in self.pending if load.layers]
         self._end_loads(done)
+        self.saver.give_way(bool(self.pending))
         self._take_saves()
         refused, self.refused = self.refused, set()
         if self.tasks.is_idle and not done and not refused:

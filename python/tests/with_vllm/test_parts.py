@@ -1,6 +1,7 @@
 """Parts of the connector, without an engine."""
 
 import threading
+import time
 import types
 
 import pytest
@@ -11,7 +12,7 @@ from ripieno.vllm.layout import check  # noqa: E402
 from ripieno.vllm.metrics import Stats  # noqa: E402
 from ripieno.vllm.options import Options  # noqa: E402
 from ripieno.vllm.protocol import Job, Reports  # noqa: E402
-from ripieno.vllm.saver import Saver  # noqa: E402
+from ripieno.vllm.saver import DEPTH_BYTES, Saver  # noqa: E402
 
 
 def stats(**counts):
@@ -123,6 +124,9 @@ class Plane:
         assert self.may_start.wait(20)
         self.calls.append((job, layer, *stream))
 
+    def wait(self, job, layer):
+        self.calls.append(("wait", job, layer))
+
     def end(self, jobs):
         self.calls.append(jobs)
         of = types.SimpleNamespace
@@ -169,3 +173,54 @@ def test_saves_are_dropped_at_the_end():
     saver.close(0)
     ended = {saved.id: saved.error for saved in saver.take()}
     assert "dropped" in ended[2]
+
+
+def scheduled(bytes=1, waiting=2):
+    """A saver that goes after loads, and its plane; a load is on its way."""
+    plane = Plane()
+    plane.may_start.set()
+    saver = Saver(plane, [0, 1], schedule=waiting, layer_bytes=bytes)
+    saver.give_way(True)
+    return plane, saver
+
+
+def until(is_so):
+    for _ in range(2000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never was")
+
+
+def test_saves_wait_for_loads_and_no_longer():
+    plane, saver = scheduled()
+    saver.begin_step([Job(1, "a", [11], [5])], [])
+    saver.end_step()
+    time.sleep(0.1)
+    assert plane.calls == []
+    saver.give_way(False)
+    until(lambda: plane.calls == [(11, 0), (11, 1), [11]])
+    saver.close(20)
+
+
+def test_saves_do_not_wait_for_loads_when_somebody_waits_for_them():
+    plane, saver = scheduled()
+    saver.begin_step([Job(1, "a", [11], [5])], [])
+    saver.begin_step([], [1])
+    assert plane.calls == [(11, 0), (11, 1), [11]]
+    # Too many of them; and the end.
+    saver.begin_step([Job(2, "a", [12, 13, 14], [6, 7, 8])], [])
+    saver.end_step()
+    until(lambda: plane.calls[3:] == [(12, 0), (12, 1), [12]])
+    saver.begin_step([Job(3, "a", [15], [5])], [])
+    saver.close(20)
+    assert plane.calls[6:] == [(15, 0), (15, 1), [15]]
+
+
+def test_few_saves_are_in_flight_where_loads_may_come():
+    plane, saver = scheduled(bytes=DEPTH_BYTES // 2)
+    saver.begin_step([Job(1, "a", [11], [5]), Job(2, "a", [12], [6])], [])
+    saver.give_way(False)
+    saver.close(20)
+    waits = [("wait", 11, 0), ("wait", 12, 0)]
+    assert plane.calls == [(11, 0), (12, 0), waits[0], (11, 1), waits[1], (12, 1), [11, 12]]

@@ -30,10 +30,12 @@ def is_idle(engine):
     assert not (half.planned or half.loads or half.saves or half.reading or half.requests)
 
 
-def test_preempted_requests_and_blocks_that_are_used_again(model, both):
+@pytest.mark.parametrize("schedule", [False, True])
+def test_preempted_requests_and_blocks_that_are_used_again(model, both, schedule):
     """A preempted request's blocks are another's in the same step, whether or not they are still
     being stored."""
     some = [tokens(200) for _ in range(4)]
+    both |= {"schedule": schedule}
     few = {"model": model, "num_gpu_blocks_override": 29, "max_model_len": 704}
 
     def ask(engine):
@@ -150,7 +152,8 @@ def test_anything_may_happen(seed, model, both, said):
             self.seconds = random.Random(f"{seed} {job}").choice([0, 0, 0.001, 0.02])
             super().start(job, layer)
 
-    few = {"model": model, "options": both | {"capacity": "16MiB"}, "num_gpu_blocks_override": 40}
+    options = both | {"capacity": "16MiB", "schedule": seed % 2 == 1}
+    few = {"model": model, "options": options, "num_gpu_blocks_override": 40}
     wrong, loaded, stored = live(ask, plane=Random, **few)
     assert wrong == []
     assert loaded and stored
