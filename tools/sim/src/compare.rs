@@ -46,7 +46,7 @@ pub fn compare(
         let policy = machine.policy(*policy);
         let report = Run::serve(&setup, &policy, requests);
         let summary = Summary::of(&policy, requests, &report);
-        latency.push(row(policy.name, &latencies(&summary)));
+        latency.push(row(policy.name, &latencies(&summary, &report)));
         places.push(row(policy.name, &traffic(&summary, &report)));
         let hour = prices.hour(machine.gpu.count, &policy);
         let tokens = summary.tokens_per_second;
@@ -77,7 +77,7 @@ pub fn compare(
     outcome
 }
 
-const LATENCY: [&str; 8] = [
+const LATENCY: [&str; 9] = [
     "TTFT, ms",
     "p50",
     "p95",
@@ -86,6 +86,7 @@ const LATENCY: [&str; 8] = [
     "p95",
     "p99",
     "bubble, % of steps",
+    "preempted",
 ];
 const TRAFFIC: [&str; 9] = [
     "GPU, %",
@@ -99,12 +100,13 @@ const TRAFFIC: [&str; 9] = [
     "wasted",
 ];
 
-fn latencies(summary: &Summary) -> [String; 8] {
+fn latencies(summary: &Summary, report: &Report) -> [String; 9] {
     let Summary { ttft, itl, bubble, .. } = summary;
     let ms = |seconds: f64| number(seconds * 1e3);
     let [first, half, most, nearly] = [ttft.mean, ttft.p50, ttft.p95, ttft.p99].map(ms);
     let [between, often, rarely] = [itl.mean, itl.p95, itl.p99].map(ms);
-    [first, half, most, nearly, between, often, rarely, number(bubble * 100.0)]
+    let (waits, again) = (number(bubble * 100.0), report.preemptions.to_string());
+    [first, half, most, nearly, between, often, rarely, waits, again]
 }
 
 fn traffic(summary: &Summary, report: &Report) -> [String; 9] {

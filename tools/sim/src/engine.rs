@@ -24,7 +24,7 @@ use below::Below;
 use index::Index;
 use record::Record;
 pub use record::{Second, Span, Work};
-use requests::Active;
+use requests::{Active, Waiting};
 use steps::Step;
 
 /// A request.
@@ -97,6 +97,8 @@ pub struct Report {
     pub wasted_bytes: u64,
     /// Blocks that were not stored, for want of memory to wait in.
     pub blocks_dropped: u64,
+    /// How often a request was put back to where it began, for want of a block.
+    pub preemptions: u64,
     /// What was done in each second.
     pub seconds: Vec<Second>,
     /// What was done for the request that was watched, layer by layer.
@@ -111,7 +113,7 @@ pub struct Run<'a> {
     requests: &'a [Request],
     now: Duration,
     arrived: usize,
-    waiting: VecDeque<usize>,
+    waiting: VecDeque<Waiting>,
     /// Something came or began: time to look ahead.
     is_new: bool,
     /// The first that waits found no room, and nobody has left since.
@@ -205,7 +207,7 @@ impl<'a> Run<'a> {
 
     fn arrive(&mut self) {
         while self.requests.get(self.arrived).is_some_and(|next| next.arrival <= self.now) {
-            self.waiting.push_back(self.arrived);
+            self.waiting.push_back(Waiting::new(self.arrived));
             self.arrived += 1;
             self.is_new = true;
         }

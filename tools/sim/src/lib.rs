@@ -17,7 +17,7 @@
 //! - No threads, clock or chance: the same requests give the same report, on every machine.
 //!
 //! # Not implemented
-//! - Preemption: a request gets all its blocks when it is taken on, those for its output too.
+//! - Requests that are aborted.
 //! - What drives and host memory take from each other on the GPU's link.
 
 mod compare;

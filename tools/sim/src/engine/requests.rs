@@ -1,21 +1,40 @@
-//! Requests: taken on, and done.
+//! Requests: taken on, done, and put back for want of memory.
 
 use std::time::Duration;
 
 use kv_catalog::{BlockKey, ReferenceId, WriteId};
 
 use super::{
-    Request, Run, Setup,
+    Run, Setup,
     below::{Found, Load},
     keys,
 };
 use crate::policy::Loads;
 
+/// A request that waits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) request: usize,
+    /// Tokens that it had when it was preempted: they are computed again, with its prompt.
+    generated: u32,
+    /// When the first of them came.
+    first: Duration,
+}
+
+impl Waiting {
+    pub(super) fn new(request: usize) -> Self {
+        Self { request, generated: 0, first: Duration::ZERO }
+    }
+}
+
 /// A request that is served.
 #[derive(Debug)]
 pub(super) struct Active {
     pub(super) request: usize,
-    /// Tokens of the prompt whose keys and values are there.
+    /// Tokens that are computed before the next one is generated: the prompt, and what was
+    /// generated before it was preempted.
+    pub(super) prompt: u32,
+    /// Those of them whose keys and values are there.
     pub(super) computed: u32,
     /// Tokens that were generated.
     pub(super) generated: u32,
@@ -25,12 +44,14 @@ pub(super) struct Active {
     pub(super) loading: u32,
     /// Units that host memory was asked to take.
     pub(super) offered: usize,
-    /// Keys of all its blocks, those of its output too.
+    /// Keys of its blocks, those of its output too as far as they are there.
     keys: Vec<BlockKey>,
     /// Keys of the tier's units of its prompt.
     pub(super) units: Vec<BlockKey>,
-    /// Its blocks in the GPU's memory.
+    /// Blocks of its prompt in the GPU's memory.
     hbm: Hbm,
+    /// Those of its output that came later.
+    grown: Vec<ReferenceId>,
     /// What it loads.
     found: Found,
     /// When its first token came.
@@ -45,50 +66,71 @@ enum Hbm {
     Held(ReferenceId),
 }
 
+impl Active {
+    /// Tokens that the next one follows.
+    pub(super) fn context(&self, input: u32) -> u32 {
+        // Some of what was generated was computed as a part of the prompt.
+        self.computed + self.generated - (self.prompt - input)
+    }
+
+    pub(super) fn is_decoding(&self) -> bool {
+        self.computed >= self.prompt
+    }
+}
+
+/// The name of a block that nobody else has.
+fn own(number: usize, at: usize) -> u64 {
+    !((number as u64) << 24 | at as u64)
+}
+
 impl Run<'_> {
     /// Takes on what waits, as far as there is room.
     pub(super) fn admit(&mut self) {
         while self.active.len() < self.setup.requests_max
             && !self.is_full
-            && let Some(request) = self.waiting.front().copied()
+            && let Some(first) = self.waiting.front().copied()
         {
-            self.is_full = !self.admit_one(request);
+            self.is_full = !self.admit_one(first);
             if !self.is_full {
                 self.waiting.pop_front();
             }
         }
     }
 
-    /// Takes a request on, if its blocks fit into the GPU's memory.
-    fn admit_one(&mut self, number: usize) -> bool {
+    /// Takes a request on, if the blocks of its prompt fit into the GPU's memory.
+    fn admit_one(&mut self, waiting: Waiting) -> bool {
+        let Waiting { request: number, generated, first } = waiting;
         let Setup { block_tokens, .. } = *self.setup;
         let request = &self.requests[number];
-        let Request { input, output, blocks, .. } = request;
-        let total = (input + output).div_ceil(block_tokens) as usize;
-        // Names of its own for what nobody else has.
-        let own = (blocks.len()..total).map(|at| !((number as u64) << 24 | at as u64));
-        let names = keys(blocks.iter().copied().chain(own));
-        let cached = if self.policy.keeps_hbm { self.hbm.find(&names[..blocks.len()]) } else { 0 };
+        let prompt = request.input + generated;
+        let shared = &request.blocks;
+        let total = prompt.div_ceil(block_tokens) as usize;
+        let own = (shared.len()..total).map(|at| own(number, at));
+        let names = keys(shared.iter().copied().chain(own));
+        // One token has to be computed.
+        let most = (prompt - 1) / block_tokens * block_tokens;
+        let full = &names[..((prompt / block_tokens) as usize).min(names.len())];
+        let cached = if self.policy.keeps_hbm { self.hbm.find(full) } else { 0 };
         let (write, room, _) = self.hbm.begin(&names);
         if room < names.len() {
             self.hbm.abort(write);
             return false;
         }
-        // One token has to be computed.
-        let most = (input - 1) / block_tokens * block_tokens;
         let in_hbm = (cached as u32 * block_tokens).min(most);
         let mut active = Active {
             request: number,
+            prompt,
             computed: in_hbm,
-            generated: 0,
+            generated,
             to_load: Load::default(),
             loading: 0,
             offered: 0,
             keys: names,
             units: Vec::new(),
             hbm: Hbm::Computing(write),
+            grown: Vec::new(),
             found: Found::default(),
-            first: Duration::ZERO,
+            first,
         };
         if let Some(below) = &mut self.below {
             active.units = below.units(request, block_tokens);
@@ -103,13 +145,87 @@ impl Run<'_> {
             } else {
                 active.to_load = load;
             }
-            let from_host = (load.host as u32 * below.tier.unit_tokens).min(tokens);
-            self.report.served[number].host_tokens = from_host;
+            if generated == 0 {
+                let from_host = (load.host as u32 * below.tier.unit_tokens).min(tokens);
+                self.report.served[number].host_tokens = from_host;
+            }
         }
-        let served = &mut self.report.served[number];
-        (served.hbm_tokens, served.loaded_tokens) = (in_hbm, active.computed - in_hbm);
+        if generated == 0 {
+            let served = &mut self.report.served[number];
+            (served.hbm_tokens, served.loaded_tokens) = (in_hbm, active.computed - in_hbm);
+        }
         self.active.push(active);
         true
+    }
+
+    /// Room for so many more tokens of each request that decodes; false if there is none for one.
+    pub(super) fn grow(&mut self, tokens: u32) -> bool {
+        (0..self.active.len()).all(|at| self.grow_one(at, tokens))
+    }
+
+    fn grow_one(&mut self, at: usize, tokens: u32) -> bool {
+        let Self { active, hbm, requests, setup, .. } = self;
+        let active = &mut active[at];
+        if !active.is_decoding() {
+            return true;
+        }
+        let context = active.context(requests[active.request].input);
+        let there = active.keys.len();
+        // The token that was generated last has no keys and values yet.
+        let wanted = (context - 1 + tokens).div_ceil(setup.block_tokens) as usize;
+        if wanted <= there {
+            return true;
+        }
+        let names = keys((there..wanted).map(|at| own(active.request, at)));
+        let (write, room, _) = hbm.begin(&names);
+        if room < names.len() {
+            hbm.abort(write);
+            return false;
+        }
+        hbm.commit(write);
+        active.grown.push(hbm.hold(&names));
+        active.keys.extend(names);
+        true
+    }
+
+    /// Gives every request that decodes room for a token, and preempts those that came last for
+    /// it: they begin again, before all others that wait (vLLM's recomputation).
+    pub(super) fn make_room(&mut self) {
+        let mut at = 0;
+        while at < self.active.len() {
+            if self.grow_one(at, 1) {
+                at += 1;
+                continue;
+            }
+            // Not one with loads on their way; the one that wants room has none.
+            let last = self.active.iter().rposition(|active| active.loading == 0);
+            self.preempt(last.expect("who wants room does not load"));
+        }
+    }
+
+    fn preempt(&mut self, at: usize) {
+        let mut active = self.active.remove(at);
+        let Active { request, generated, first, .. } = active;
+        self.waiting.push_front(Waiting { request, generated, first });
+        self.report.preemptions += 1;
+        if let Some(below) = &mut self.below {
+            below.release(&mut active.found);
+        }
+        self.let_go(active);
+        // Until somebody leaves: what was freed is for those that go on.
+        self.is_full = !self.active.is_empty();
+    }
+
+    /// Its blocks may be evicted.
+    fn let_go(&mut self, active: Active) {
+        match active.hbm {
+            Hbm::Computing(write) => self.hbm.abort(write),
+            Hbm::Held(held) => self.hbm.release(held),
+        }
+        active.grown.into_iter().for_each(|held| self.hbm.release(held));
+        if !self.policy.keeps_hbm {
+            self.hbm.remove(&active.keys);
+        }
     }
 
     /// Announces what waits and runs soon, and has what it needs brought to host memory.
@@ -120,10 +236,7 @@ impl Run<'_> {
         let Some(below) = &mut self.below else { return };
         let Some(Some(window)) = self.policy.host.map(|host| host.lookahead) else { return };
         let Setup { block_tokens, step_tokens, .. } = *self.setup;
-        let left = self
-            .active
-            .iter()
-            .map(|it| u64::from(self.requests[it.request].input.saturating_sub(it.computed)));
+        let left = self.active.iter().map(|it| u64::from(it.prompt.saturating_sub(it.computed)));
         let mut before: u64 = left.sum();
         let next = self.step.as_ref().map_or(self.now, |step| step.expected_end(self.now));
         // If nobody else is taken on: until one has all its tokens.
@@ -133,7 +246,7 @@ impl Run<'_> {
             .iter()
             .map(|it| self.requests[it.request].output.saturating_sub(it.generated));
         let until_room = if is_full { tokens.min().unwrap_or_default() } else { 0 };
-        for number in self.waiting.iter().copied() {
+        for number in self.waiting.iter().map(|waiting| waiting.request) {
             // Steps that compute what is before it, after the one that runs.
             let after = (before / u64::from(step_tokens)) as u32;
             if after >= window.drives_window {
@@ -159,12 +272,15 @@ impl Run<'_> {
         }
     }
 
-    /// A request has its first token.
+    /// A request has all of its prompt, and so a token.
     pub(super) fn prompt_ends(&mut self, at: usize) {
         let active = &mut self.active[at];
-        (active.generated, active.first) = (1, self.now);
-        let arrival = self.requests[active.request].arrival;
-        self.report.served[active.request].ttft = self.now - arrival;
+        active.generated += 1;
+        if active.generated == 1 {
+            active.first = self.now;
+            let arrival = self.requests[active.request].arrival;
+            self.report.served[active.request].ttft = self.now - arrival;
+        }
         if let Some(below) = &mut self.below {
             below.release(&mut active.found);
         }
@@ -178,15 +294,11 @@ impl Run<'_> {
     pub(super) fn requests_end(&mut self) {
         let requests = self.requests;
         let is_done = |it: &mut Active| it.generated >= requests[it.request].output.max(1);
-        for active in self.active.extract_if(.., is_done) {
+        let done: Vec<Active> = self.active.extract_if(.., is_done).collect();
+        for active in done {
             self.is_full = false;
             self.report.served[active.request].decode = self.now - active.first;
-            if let Hbm::Held(held) = active.hbm {
-                self.hbm.release(held);
-            }
-            if !self.policy.keeps_hbm {
-                self.hbm.remove(&active.keys);
-            }
+            self.let_go(active);
         }
     }
 }

@@ -69,12 +69,12 @@ impl Run<'_> {
         if self.step.is_some() {
             return;
         }
+        self.make_room();
         self.admit();
         let mut left = self.setup.step_tokens;
         let (mut parts, mut loads) = (Vec::with_capacity(self.active.len()), Vec::new());
         for (at, active) in self.active.iter_mut().enumerate() {
-            let input = self.requests[active.request].input;
-            let wanted = if active.computed < input { input - active.computed } else { 1 };
+            let wanted = if active.is_decoding() { 1 } else { active.prompt - active.computed };
             if active.loading == 0 && left > 0 {
                 parts.push((at, wanted.min(left)));
                 left -= wanted.min(left);
@@ -88,7 +88,7 @@ impl Run<'_> {
         }
         let shape = StepShape::of(parts.iter().map(|(at, tokens)| {
             let active = &self.active[*at];
-            (*tokens, active.computed + active.generated)
+            (*tokens, active.context(self.requests[active.request].input))
         }));
         self.steps += 1;
         let mut step = Step {
@@ -107,7 +107,8 @@ impl Run<'_> {
         };
         self.plan_io(&mut step, &loads);
         if !shape.is_prefill && !step.is_layered() {
-            step.times = self.equal_steps(&step);
+            let times = self.equal_steps(&step);
+            step.times = if self.grow(times) { times } else { 1 };
         }
         self.step = Some(step);
         self.is_new = true;
@@ -123,12 +124,11 @@ impl Run<'_> {
         }
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];
-            let input = self.requests[active.request].input;
-            if active.computed >= input {
+            if active.is_decoding() {
                 continue;
             }
             let full = |tokens: u32| (tokens / below.tier.unit_tokens) as usize;
-            let units = full((active.computed + tokens).min(input)).min(active.units.len());
+            let units = full(active.computed + tokens).min(active.units.len());
             let offered = std::mem::replace(&mut active.offered, units);
             if units > 0
                 && let Some(stores) =
@@ -227,13 +227,12 @@ impl Run<'_> {
         }
         for (at, tokens) in &step.parts {
             let active = &mut self.active[*at];
-            let input = self.requests[active.request].input;
-            if active.computed >= input {
+            if active.is_decoding() {
                 active.generated += step.times;
                 continue;
             }
             active.computed += tokens;
-            if active.computed >= input {
+            if active.is_decoding() {
                 self.prompt_ends(*at);
             }
         }

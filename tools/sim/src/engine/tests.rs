@@ -81,7 +81,7 @@ fn the_same_requests_give_the_same_report() {
     };
     // To be set anew when the model or the scheduler changes, and for no other reason.
     let found = [Policy::GDS, Policy::NAIVE, Policy::OURS].map(digest);
-    let expected = [0x25e4_802c_b16a_6470, 0xb97b_de19_3cf5_9062, 0xea54_37b2_b698_edeb];
+    let expected = [0x9642_003b_8c59_d9ca, 0x5591_c9ea_bceb_8c8c, 0x158d_31e9_4b18_c8dd];
     assert_eq!(found, expected);
 }
 
@@ -182,6 +182,55 @@ fn the_scheduler_is_never_worse_than_everything_at_once() {
         let (ours, naive) = (mean(Policy::OURS), mean(Policy::NAIVE));
         assert!(ours.0 <= naive.0 * 1.01, "every {every} ms: TTFT {ours:?} {naive:?}");
         assert!(ours.1 <= naive.1 * 1.01, "every {every} ms: bubble {ours:?} {naive:?}");
+    }
+}
+
+#[test]
+fn who_finds_no_block_begins_again_and_ends() {
+    // All prompts fit at once, and their output does not.
+    let mut requests = requests(12, Duration::ZERO);
+    for (number, request) in (1..).zip(&mut requests) {
+        request.output = 1500 + number * 40;
+        request.blocks.iter_mut().for_each(|name| *name |= u64::from(number) << 48);
+    }
+    let prompts: u32 = requests.iter().map(|it| it.input.div_ceil(64)).sum();
+    let outputs: u32 = requests.iter().map(|it| it.output.div_ceil(64)).sum();
+    let block = SETUP.model.token_bytes() * 64;
+    for policy in ALL {
+        let serve = |blocks: u32| {
+            let setup = Setup { kv_bytes: block * u64::from(blocks), ..SETUP };
+            Run::serve(&setup, &policy, &requests)
+        };
+        let enough = serve(prompts + outputs + 12);
+        assert_eq!(enough.preemptions, 0, "{}", policy.name);
+        let short = serve(prompts + outputs / 3);
+        assert!(short.preemptions > 0 && short.preemptions < 40, "{}", short.preemptions);
+        for (served, request) in short.served.iter().zip(&requests) {
+            // No step is shorter than the overhead of its layers.
+            let least = SETUP.gpu.layer_overhead * SETUP.model.layers * (request.output - 1);
+            assert!(served.ttft > Duration::ZERO && served.decode > least, "{served:?}");
+        }
+        assert!(short.took > enough.took, "{}: {:?} {:?}", policy.name, short.took, enough.took);
+        assert!(short.compute > enough.compute, "what was preempted is computed again");
+    }
+}
+
+#[test]
+fn more_requests_than_there_is_memory_for_are_served_however_they_come() {
+    for blocks in [160, 200, 300] {
+        let kv_bytes = SETUP.model.token_bytes() * 64 * blocks;
+        for requests_max in [2, 16, 64] {
+            let setup = Setup { kv_bytes, requests_max, step_tokens: 2048, ..SETUP };
+            let mut requests = requests(80, Duration::from_millis(40));
+            requests.iter_mut().for_each(|request| request.output = 700);
+            for policy in [Policy::HBM, Policy::GDS, Policy::AHEAD, Policy::LOOKAHEAD] {
+                let report = Run::serve(&setup, &policy, &requests);
+                assert!(report.served.iter().all(|it| it.decode > Duration::ZERO));
+                let tokens: u64 = report.served.iter().map(|it| u64::from(it.loaded_tokens)).sum();
+                let read = report.read_bytes + report.host_read_bytes;
+                assert!(read >= tokens * setup.model.token_bytes(), "{}", policy.name);
+            }
+        }
     }
 }
 
