@@ -27,7 +27,8 @@ pub(crate) struct PaceFlags {
     /// Play requests at their arrival times, in virtual time: an engine with continuous batching
     /// that computes layer by layer, waits for layers that are loaded, and stores what it computed.
     /// The report says how long the GPU waited. Software controllers with the speed of drives; the
-    /// bytes are moved, and not checked. The same arguments give the same numbers
+    /// bytes are moved, and not checked. With --dram, the scheduler also reads ahead what requests
+    /// load that wait. The same arguments give the same numbers
     #[arg(long, help_heading = "Pace")]
     pub(crate) pace: bool,
 

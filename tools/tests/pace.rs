@@ -91,6 +91,26 @@ fn by_hit_rate_the_scheduler_is_never_worse_by_a_hundredth() {
 }
 
 #[test]
+fn what_waiting_requests_load_is_read_ahead_to_host_memory() {
+    let line = "--model mini --requests 150 --speed 4";
+    let found = report(&format!("{line} --dram 4MB"));
+    let [slack, naive] = [&found["runs"][0], &found["runs"][1]];
+    let [ahead, wasted] = ["prefetched_bytes", "wasted_bytes"].map(|it| number(slack, it));
+    assert!(ahead > 1e6 && wasted < ahead / 20.0, "{slack}");
+    assert!(number(slack, "bubble_s") < number(naive, "bubble_s") / 4.0, "{slack} {naive}");
+    for run in [slack, naive] {
+        let [read, dram] = ["read_bytes", "dram_bytes"].map(|it| number(run, it));
+        assert!(dram > read / 2.0 && dram < read, "{run}");
+    }
+    assert_eq!(naive["prefetched_bytes"], 0, "nobody looks ahead");
+    for run in report(line)["runs"].as_array().unwrap() {
+        for field in ["dram_bytes", "prefetched_bytes", "wasted_bytes", "late_batches"] {
+            assert_eq!(run[field], 0, "{field}");
+        }
+    }
+}
+
+#[test]
 fn layer_times_are_known_within_a_hundred_requests() {
     let found = report("--model mini --requests 200 --schedule slack");
     let run = &found["runs"][0];

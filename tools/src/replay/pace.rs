@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kv_schedule::{Config, Scheduler, SlackTable};
+use kv_tier::LookaheadConfig;
 use nvme_driver::Clock;
 use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{BlockId, PacedStore};
@@ -174,7 +175,12 @@ impl RunSetup<'_> {
         let lba_bytes = u64::from(super::Limits::of(args, None).lba_bytes);
         sim.dial.set(Some(pace.medium.each(args.devices.count(), from * lba_bytes)));
         let scheduler = Scheduler::new(config, table.clone());
-        let store = PacedStore::new(stack.store().clone(), scheduler);
+        let mut store = PacedStore::new(stack.store().clone(), scheduler);
+        if config.is_slack_aware && args.flags.dram > 0 {
+            // Nothing is copied before a request has its blocks, and then it is by its loads.
+            let link = Scheduler::new(config, table.clone());
+            store = store.with_lookahead(link, LookaheadConfig::default());
+        }
         let free = pool.take(pool.blocks());
         let (store, result) = act(&sim.clock, store, free)?;
         sim.dial.set(None);

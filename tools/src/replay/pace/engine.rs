@@ -1,6 +1,8 @@
 //! An engine with continuous batching and chunked prefill, whose layers take the time that they are
 //! said to. What it loads and stores goes through the store, in virtual time and on one thread.
 
+mod ahead;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +11,7 @@ use gio_uring::Progress;
 use kv_schedule::{Flow, Kind, OpId, SlackTable, StepId, StepShape};
 use nvme_driver::{Clock as _, Nanos};
 use nvme_emu::SimClock;
-use objstore::{BlockId, Layer, PacedEnd, PacedStore, StoreError, Transfer, Writing};
+use objstore::{BlockId, BlockKey, Layer, PacedEnd, PacedStore, StoreError, Transfer, Writing};
 
 use crate::interrupt::Interrupt;
 use crate::pace::Pace;
@@ -55,6 +57,12 @@ impl Setup<'_> {
     fn full_blocks(&self, request: usize) -> usize {
         let full = (self.input(request) / self.block_tokens) as usize;
         full.min(self.plan.keys(request).len())
+    }
+
+    /// Keys of the blocks that it may load: one token has to be computed.
+    fn loadable(&self, request: usize) -> &[BlockKey] {
+        let most = ((self.input(request) - 1) / self.block_tokens) as usize;
+        &self.plan.keys(request)[..most.min(self.full_blocks(request))]
     }
 }
 
@@ -110,6 +118,7 @@ struct Step {
     layer: u32,
     /// Whether it goes layer by layer; all of it at once if nothing is loaded or stored.
     is_layered: bool,
+    began: Duration,
     /// Since when the GPU waits.
     waits: Duration,
     /// When what computes began, and ends.
@@ -179,7 +188,7 @@ impl<'a> Engine<'a> {
                 self.arrived = self.setup.plan.requests();
                 self.waiting.clear();
             }
-            self.arrive();
+            self.arrive()?;
             self.plan()?;
             self.compute();
             if self.is_served() {
@@ -200,6 +209,8 @@ impl<'a> Engine<'a> {
         }
         self.tally.took = self.now();
         self.tally.counts = self.store.scheduler().counts();
+        self.tally.dram = self.store.store().stats()?.dram;
+        self.tally.late_batches = self.store.lookahead().map_or(0, |counts| counts.dropped);
         Ok((self.store, self.tally))
     }
 
@@ -224,12 +235,13 @@ impl<'a> Engine<'a> {
         arrival.into_iter().chain(computed).min()
     }
 
-    fn arrive(&mut self) {
-        let (now, all) = (self.now(), self.setup.plan.requests());
+    fn arrive(&mut self) -> anyhow::Result<()> {
+        let (now, all, before) = (self.now(), self.setup.plan.requests(), self.arrived);
         while self.arrived < all && self.setup.arrival(self.arrived) <= now {
             self.waiting.push_back(self.arrived);
             self.arrived += 1;
         }
+        if self.arrived > before { self.look_ahead() } else { Ok(()) }
     }
 
     fn number(&mut self) -> u64 {
@@ -298,15 +310,13 @@ impl<'a> Engine<'a> {
         let wanted = self.setup.full_blocks(request);
         let Some(left) = self.free.len().checked_sub(wanted) else { return Ok(false) };
         let blocks = self.free.split_off(left);
-        // One token has to be computed.
-        let most = ((input - 1) / self.setup.block_tokens) as usize;
-        let keys = self.setup.plan.keys(request);
-        let prefix = self.store.store().lookup(&keys[..most.min(wanted)])?;
+        let prefix = self.store.store().lookup(self.setup.loadable(request))?;
         let found = prefix.len();
         let transfer = match found {
             0 => None,
             _ => Some(self.store.store().retrieve(&prefix, &blocks[..found])?),
         };
+        self.looked_ahead(request)?;
         let computed = found as u32 * self.setup.block_tokens;
         self.tally.loaded_tokens += u64::from(computed);
         self.tally.input_tokens += u64::from(input);
@@ -334,6 +344,7 @@ impl<'a> Engine<'a> {
         {
             self.waiting.pop_front();
         }
+        self.look_ahead()?;
         let mut left = self.setup.pace.step_tokens();
         let (mut parts, mut loads) = (Vec::new(), Vec::new());
         for (at, active) in self.active.iter_mut().enumerate() {
@@ -379,6 +390,7 @@ impl<'a> Engine<'a> {
             missing,
             layer,
             is_layered,
+            began: now,
             waits: now,
             computes,
         });
@@ -474,8 +486,9 @@ impl<'a> Engine<'a> {
     }
 
     fn step_ends(&mut self, now: Duration) {
-        let Step { id, parts, transfers, .. } = self.step.take().expect("it ends");
+        let Step { id, parts, transfers, began, .. } = self.step.take().expect("it ends");
         self.store.step_ends(id);
+        self.store.iteration(now - began);
         drop(transfers);
         for (at, tokens) in parts {
             let active = &mut self.active[at];

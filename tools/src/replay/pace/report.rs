@@ -66,6 +66,13 @@ pub(crate) struct Run {
     pub(crate) took_s: f64,
     pub(crate) read_bytes: u64,
     pub(crate) write_bytes: u64,
+    /// Of what was read: from host memory.
+    pub(crate) dram_bytes: u64,
+    /// Read from the devices to host memory ahead of time, for nothing, and batches that were too
+    /// late for it.
+    pub(crate) prefetched_bytes: u64,
+    pub(crate) wasted_bytes: u64,
+    pub(crate) late_batches: u64,
     /// Not stored: no room, or too much waited to be written.
     pub(crate) blocks_dropped: u64,
     /// Reads that started too late to be in time.
@@ -102,6 +109,10 @@ impl Run {
             took_s: tally.took.as_secs_f64(),
             read_bytes: tally.read_bytes,
             write_bytes: tally.write_bytes,
+            dram_bytes: tally.dram.retrieved_bytes,
+            prefetched_bytes: tally.dram.prefetched_bytes,
+            wasted_bytes: tally.dram.wasted_bytes,
+            late_batches: tally.late_batches,
             blocks_dropped: tally.blocks_dropped,
             late_reads: tally.counts.late_reads,
             slack_error_p50: errors.get(errors.len() / 2).copied(),
@@ -127,6 +138,8 @@ impl Run {
             format!("{:.3}", self.io_busy_s),
             format!("{:.1} %", 100.0 * self.hidden),
             Size(self.read_bytes).to_string(),
+            Size(self.dram_bytes).to_string(),
+            format!("{}, {}", Size(self.prefetched_bytes), Size(self.wasted_bytes)),
             Size(self.write_bytes).to_string(),
             grouped(self.blocks_dropped),
             error(self.slack_error_p50),
@@ -135,7 +148,7 @@ impl Run {
 }
 
 /// What the rows of the table are.
-const ROWS: [&str; 14] = [
+const ROWS: [&str; 16] = [
     "",
     "requests",
     "hits, of tokens",
@@ -147,6 +160,8 @@ const ROWS: [&str; 14] = [
     "I/O was in flight, s",
     "of that hidden",
     "loaded",
+    "of that from host memory",
+    "read ahead to it, for nothing",
     "stored",
     "blocks not stored",
     "error of the slack table after 100 requests, p50",

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kv_schedule::Counts;
+use objstore::DramStats;
 
 /// Requests after which layer times should be known.
 pub(super) const WARM: usize = 100;
@@ -18,7 +19,7 @@ pub(super) struct Tally {
     pub(super) bubbles: Vec<Duration>,
     /// The GPU computed.
     pub(super) compute: Duration,
-    /// Anything was in flight.
+    /// Anything was in flight, but for what is read ahead.
     pub(super) io_busy: Duration,
     /// Since when something is.
     io_since: Option<Duration>,
@@ -32,6 +33,10 @@ pub(super) struct Tally {
     /// Blocks that were not stored: no room, or too much waited.
     pub(super) blocks_dropped: u64,
     pub(super) io_errors: u64,
+    /// What host memory served.
+    pub(super) dram: DramStats,
+    /// Batches that were too late to be read ahead.
+    pub(super) late_batches: u64,
     /// What the scheduler counts.
     pub(super) counts: Counts,
     /// Relative errors of the table, once it should be warm.
