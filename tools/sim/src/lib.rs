@@ -8,6 +8,8 @@
 //!   before it, with its [`kv_tier::Lookahead`]; what moves when is its own
 //!   [`kv_schedule::Scheduler`].
 //! - [`Policy`]: where KV cache is kept, and how it gets to the GPU.
+//! - `paging`: an engine whose requests take turns to decode, for TierKV's tables: [`kv_tier`] says
+//!   which of their blocks are in host memory, and which come when.
 //! - [`Machine`]: GPUs, host memory and drives; [`compare()`] serves a workload on one, with all
 //!   policies beside each other. [`Summary`], [`Prices`]: how well, and for how much.
 //! - [`Scenario`]: what can be simulated by name. [`Outcome`]: what was found, as tables and plots,
