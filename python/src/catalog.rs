@@ -156,6 +156,16 @@ impl Catalog {
         self.keys(keys, |catalog, keys| catalog.lookup(NamespaceId(namespace), keys))
     }
 
+    /// The files of the longest stored prefix of the keys, for Plane.prefetch. Has no effect: they
+    /// may be others' at once.
+    fn files(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        self.keys(keys, |catalog, keys| {
+            let held = catalog.hold_prefix(NamespaceId(namespace), keys)?;
+            catalog.release(held.id)?;
+            Ok(held.files.iter().map(|file| file.0).collect())
+        })
+    }
+
     /// The longest stored prefix of the keys, with a reference on it until it is released.
     fn acquire(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Reference> {
         let found =

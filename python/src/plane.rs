@@ -64,12 +64,7 @@ impl Plane {
             let (files, blocks) = (files.len(), blocks.len());
             return Err(invalid(format!("{files} files and {blocks} blocks; give one for each")));
         }
-        let expected = arguments::words(expected)?;
-        let words = files.len() * self.stack.shape().rows() as usize;
-        if !expected.is_empty() && expected.len() != words {
-            let found = expected.len();
-            return Err(invalid(format!("{found} checksums were given for {words} objects")));
-        }
+        let expected = self.expected(files.len(), expected)?;
         let pairs = files.iter().zip(blocks).zip(0..);
         let moves: Vec<Move> = pairs
             .map(|((file, block), position)| Move {
@@ -80,6 +75,16 @@ impl Plane {
             .collect();
         let job = py.detach(|| self.stack.begin(direction, &moves, &expected)).or_raise()?;
         Ok(job.0)
+    }
+
+    /// The checksums of so many files.
+    fn expected(&self, files: usize, given: &[u8]) -> PyResult<Vec<u32>> {
+        let expected = arguments::words(given)?;
+        let (found, words) = (expected.len(), files * self.stack.shape().rows() as usize);
+        if found != 0 && found != words {
+            return Err(invalid(format!("{found} checksums were given for {words} objects")));
+        }
+        Ok(expected)
     }
 
     fn layer(&self, layer: u32) -> PyResult<Layer> {
@@ -172,6 +177,24 @@ impl Plane {
         checksums: Option<&[u8]>,
     ) -> PyResult<u64> {
         self.begin(py, Direction::Read, &files, &blocks, checksums.unwrap_or_default())
+    }
+
+    /// Starts reading files into the memory of dram_bytes, but for those that are there: a job that
+    /// loads them soon copies them. They are kept for one for so many seconds. checksums: as for
+    /// begin_load(). Returns how many leading ones are there or on their way. Waits for nothing.
+    /// Files that are written anew meanwhile are not kept.
+    #[pyo3(signature = (files, checksums = None, within = 10.0))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        files: Vec<u32>,
+        checksums: Option<&[u8]>,
+        within: f64,
+    ) -> PyResult<usize> {
+        let expected = self.expected(files.len(), checksums.unwrap_or_default())?;
+        let within = arguments::seconds("within", within)?;
+        let files: Vec<FileId> = files.into_iter().map(FileId).collect();
+        py.detach(|| self.stack.prefetch(&files, &expected, within)).or_raise()
     }
 
     /// Starts a layer of a job. Waits while as many are in flight as may be.

@@ -262,6 +262,10 @@ impl Plane {
         let Failure { direction, layer, file, status, errors, .. } = failure;
         tracing::warn!(%file, %layer, %status, errors, "{} failed", failure.verb());
         job.failure.get_or_insert(failure);
+        if job.is_ahead {
+            // Its files may have been written anew meanwhile. Who needs them finds out.
+            return;
+        }
         if let (Direction::Read, Some(map)) = (direction, &job.map) {
             let failed = map.failures().filter_map(|(at, status)| {
                 job.moves.get(at as usize).map(|entry| (entry.file, status))

@@ -7,7 +7,7 @@
 //! The devices reach this memory, too: what is read ahead ([`Plane::prefetch`]) gets here without
 //! the engine's blocks.
 
-use std::{ops::Range, time::Duration};
+use std::{collections::HashSet, ops::Range, time::Duration};
 
 use gio_uring::{PoolDesc, PoolHandle, Uring};
 use kv_catalog::{BlockId, FileId, KvShape, Layer, Region, Row};
@@ -253,6 +253,12 @@ impl Plane {
         job.hits.iter().for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
         job.fills.iter().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
+        if job.direction == Direction::Write && job.fills.len() < job.moves.len() {
+            // They may have been read ahead while they were written.
+            let filled: HashSet<FileId> = job.fills.iter().map(|(entry, _)| entry.file).collect();
+            let others = job.moves.iter().filter(|entry| !filled.contains(&entry.file));
+            others.for_each(|entry| memory.tier.remove(entry.file));
+        }
     }
 
     /// Starts reading files into memory of this process ([`StoreOptions::dram_bytes`]), but for

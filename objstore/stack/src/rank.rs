@@ -213,6 +213,25 @@ impl RankStack {
         })
     }
 
+    /// Starts reading files into memory of this process, for jobs that load them within this time:
+    /// see [`Plane::prefetch`]. Says how many leading ones are there or on their way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prefetch(
+        &self,
+        files: &[FileId],
+        expected: &[u32],
+        within: Nanos,
+    ) -> Result<usize, StackError> {
+        let until = self.clock.now() + within;
+        self.with(|open| {
+            // Nobody waits for those that read ahead.
+            open.plane.take_ended();
+            Ok(open.plane.prefetch(files, expected, until)?.0)
+        })
+    }
+
     /// Starts a layer, after what was enqueued on `after` so far: a stream of the GPU that the pool
     /// is on. Waits while as many are in flight as may be.
     ///

@@ -5,10 +5,10 @@
 use std::{path::Path, ptr::NonNull, sync::Arc};
 
 use gio_uring::IoStatus;
-use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock};
+use nvme_driver::{Clock, ControllerOptions, DescriptorPreference, MonotonicClock, Nanos};
 use objstore::{
     BlockId, BlockKey, Direction, FileId, JobId, KvShape, Layer, Move, Namespace, Overwrite,
-    StoreError, StoreId, StoreOptions,
+    PolicyKind, StoreError, StoreId, StoreOptions,
 };
 use rand::{Rng as _, TryRngCore as _, rngs::OsRng};
 use ripieno_stack::{
@@ -164,6 +164,43 @@ fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
         assert_eq!(unsafe { base.add(2 * 4096).read() }, 0xB0);
         stack.close().unwrap();
     }
+}
+
+#[test]
+fn what_is_read_ahead_while_it_is_written_is_not_kept() {
+    let place = temporary();
+    let ranks = Ranks::prepare(&place.path().join("store"), &options(), &clock()).unwrap();
+    let dram_bytes = SHAPE.block_bytes();
+    let policy = PolicyKind::Lru;
+    let options = StoreOptions { dram_bytes, policy, ..StoreOptions::default() };
+    let (stack, base) = open_with(&ranks, 0, options).unwrap();
+    for file in [FileId(0), FileId(1)] {
+        let job = begin(&stack, Direction::Write, file, 1, &[]);
+        stack.end(&[job]).unwrap();
+    }
+    // The memory is for file 1, and then for file 0, which is needed sooner.
+    let prefetch = |file, ms| stack.prefetch(&[file], &[], Nanos::from_millis(ms)).unwrap();
+    assert_eq!(prefetch(FileId(1), 60_000), 1);
+    let moves = [Move { file: FileId(0), block: BlockId(1), position: 0 }];
+    let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
+    assert_eq!(prefetch(FileId(0), 50_000), 1);
+    for tries in 0.. {
+        // Takes note of what has ended.
+        stack.prefetch(&[], &[], Nanos(0)).unwrap();
+        if stack.stats().unwrap().dram.prefetched_bytes == dram_bytes {
+            break;
+        }
+        assert!(tries < 5000, "it was not read");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // SAFETY: the engine's memory; no layer was started.
+    unsafe { base.write_bytes(0xB0, BYTES) };
+    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
+    let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+    let job = begin(&stack, Direction::Read, FileId(0), 2, &sums);
+    let failure = stack.end(&[job]).unwrap().remove(0).failure;
+    assert!(failure.is_none(), "{failure:?}");
+    stack.close().unwrap();
 }
 
 #[test]

@@ -112,7 +112,7 @@ class RipienoConnector(KVConnectorBase_V1):
     # In the scheduler's process.
 
     def on_new_request(self, request):
-        self._scheduler.requests[request.request_id] = request
+        self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         return self._scheduler.matched(request, num_computed_tokens)

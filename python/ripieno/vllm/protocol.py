@@ -28,6 +28,8 @@ class Tasks(KVConnectorMetadata):
 
     loads: list[Job] = field(default_factory=list)
     saves: list[Job] = field(default_factory=list)
+    ahead: list[Job] = field(default_factory=list)
+    """Files of requests that wait, to be read into host memory."""
     reused: list[int] = field(default_factory=list)
     """Earlier saves whose blocks this step may overwrite: they have to end first."""
     is_idle: bool = False

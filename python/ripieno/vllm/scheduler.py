@@ -63,6 +63,8 @@ class Scheduler:
             self.catalog.take_dropped(self.namespace)
         self.stats = Stats()
         self.requests = {}
+        self.waiting = []
+        """Requests that are new, for what can be read ahead for them."""
         self.asked = {}
         """By request: blocks it has without us, as it was last asked for."""
         self.saved = {}
@@ -103,6 +105,22 @@ class Scheduler:
             return [key.ljust(KEY_BYTES, b"\0") for key in keys]
         return keys
 
+    def arrived(self, request):
+        self.requests[request.request_id] = request
+        if self.options.dram:
+            self.waiting.append(request)
+
+    def _ahead(self, running):
+        """What host memory should have when requests that are new and wait run."""
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            name, last = request.request_id, (request.num_tokens - 1) // self.block_size
+            if name in self.requests and name not in running and last > 0 and not self.dead:
+                files = self.catalog.files(self.namespace, self._keys(request, 0, last))
+                if files:
+                    checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
+                    yield Job(0, name, files, [], checksums)
+
     def matched(self, request, computed):
         """Called often, also for a request that goes on waiting: has no effect."""
         first = computed // self.block_size
@@ -131,6 +149,7 @@ class Scheduler:
 
     def tasks(self, output):
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
+        tasks.ahead += self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys())
         if not tasks.is_idle:
             self.last_work = time.monotonic()
         for name, (found, blocks) in self.planned.items():

@@ -18,6 +18,8 @@ logger = init_logger("vllm.ripieno")
 
 IDLE_SECONDS = 0.0005
 """What an empty step waits, so that those who move blocks have the CPU."""
+AHEAD_SECONDS = 60.0
+"""What is read ahead is kept so long for the request that waits for it."""
 QUIET_SECONDS = 10.0
 """Between two warnings: a drive may fail at every request. The counts have all of them."""
 
@@ -116,15 +118,17 @@ class Worker:
         for layer in self.layers.values():
             for load in begun:
                 self._attempt(self.plane.start, load.job, layer, *stream)
+        for task in self.tasks.ahead:
+            self._attempt(self.plane.prefetch, task.files, task.checksums[self.rank], AHEAD_SECONDS)
         self.pending += [load for load in begun if load.task.is_async]
         self.loading += [load for load in begun if not load.task.is_async]
         # A FULL graph runs without the layers' hooks: what it reads has to be there.
         if not has_hooks:
             self.finish_loads()
 
-    def _attempt(self, act, job, layer, *stream):
+    def _attempt(self, act, job, *more):
         try:
-            return act(job, layer, *stream)
+            return act(job, *more)
         except ripieno.Error:
             # The job says it when it ends.
             return True

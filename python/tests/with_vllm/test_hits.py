@@ -1,6 +1,7 @@
 """What is found in the store is what would have been computed."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,7 @@ import faults  # noqa: E402
 import model as models  # noqa: E402
 import torch  # noqa: E402
 from forked import live  # noqa: E402
-from prompts import PROMPTS, STORED, alone, together, tokens, whole  # noqa: E402
+from prompts import BLOCK, PROMPTS, SHARED, STORED, alone, together, tokens, whole  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
@@ -43,6 +44,24 @@ def test_hits_in_host_memory_are_what_was_computed(model, said, options):
     assert [cached for _, cached, _ in second] == STORED
     assert (stats["dram_misses"], stats["retrieved_bytes"]) == (0, 0), "all of it was there"
     assert stats["dram_hits"] > 0
+
+
+def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path):
+    options = {"path": shutil.copytree(filled[0]["path"], tmp_path / "store"), "dram": "16MiB"}
+
+    def ask(engine):
+        (answers, cached), stats = engine.ask(*PROMPTS), engine.plane.stats()
+        return answers, cached, stats
+
+    # One after the other: all but the first wait for it.
+    answers, cached, stats = live(ask, model=model, options=options, max_num_seqs=1)
+    assert (answers, cached) == (said, STORED)
+    # vLLM has what begins alike itself.
+    first, *waiting = [
+        (tokens - own) // BLOCK for tokens, own in zip(STORED, SHARED, strict=True)
+    ]
+    assert stats["dram_prefetched_bytes"] > 0
+    assert (stats["dram_misses"], stats["dram_hits"]) == (first, sum(waiting))
 
 
 @pytest.mark.parametrize(
