@@ -57,9 +57,7 @@ def test_what_waiting_requests_need_is_read_ahead(model, said, filled, tmp_path)
     answers, cached, stats = live(ask, model=model, options=options, max_num_seqs=1)
     assert (answers, cached) == (said, STORED)
     # vLLM has what begins alike itself.
-    first, *waiting = [
-        (tokens - own) // BLOCK for tokens, own in zip(STORED, SHARED, strict=True)
-    ]
+    first, *waiting = [(asked - own) // BLOCK for asked, own in zip(STORED, SHARED, strict=True)]
     assert stats["dram_prefetched_bytes"] > 0
     assert (stats["dram_misses"], stats["dram_hits"]) == (first, sum(waiting))
 
