@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use nvme_driver::DevicePtr;
+use nvme_driver::{DevicePtr, ExternalMemory};
 
 /// A stream of the engine: a `CUstream`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,11 +37,11 @@ pub enum ScatterGatherOp {
     Gather,
 }
 
-/// The objects of some rows of a request: in staging memory one after another, in the pool
-/// wherever their blocks are. Addresses are the GPU's.
+/// The objects of some rows of a request: in the pool wherever their blocks are, in staging memory
+/// one after another or in blocks, too. Addresses are the GPU's.
 ///
-/// Object (row i, position p) is at `staging + i * staging_row + p * object_bytes`, and at
-/// `rows[i] + blocks[p] * block_stride`.
+/// Object (row i, position p) is at `staging + i * staging_row + s * object_bytes`, where s is
+/// `staging_blocks[p]`, or p without it, and at `rows[i] + blocks[p] * block_stride`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScatterGather {
     /// Which way.
@@ -50,6 +50,9 @@ pub struct ScatterGather {
     pub staging: DevicePtr,
     /// Bytes from one row to the next in staging memory.
     pub staging_row: u64,
+    /// `u32[count]`: the block of each position in staging memory, which has them one after
+    /// another. `None`: the position itself.
+    pub staging_blocks: Option<DevicePtr>,
     /// `u64[row_count]`: where block 0 of each row is in the pool.
     pub rows: DevicePtr,
     /// Number of rows.
@@ -101,6 +104,13 @@ pub struct StreamError {
 pub unsafe trait StreamOps: Send + Sync + fmt::Debug {
     /// A stream of the store's own, for who gives none.
     fn own_stream(&self) -> RawStream;
+
+    /// `len` zeroed bytes of page-locked memory of this process, in whole pages, with an address on
+    /// the GPU: what streams move objects from and to. May wait for kernels that run.
+    ///
+    /// # Errors
+    /// [`StreamError`] without memory.
+    fn host_memory(&self, len: usize) -> Result<ExternalMemory, StreamError>;
 
     /// Once everything before it in the stream is done and visible to the whole system, the word
     /// becomes `value`.

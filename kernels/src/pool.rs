@@ -43,6 +43,7 @@ impl From<&ScatterGather> for ScatterGatherArgs {
             checksums: moves.checksums.map_or(0, |found| found.values.0),
             status: moves.checksums.map_or(0, |found| found.status.0),
             errors: moves.checksums.map_or(0, |found| found.errors.0),
+            staging_blocks: moves.staging_blocks.map_or(0, |blocks| blocks.0),
         }
     }
 }

@@ -25,7 +25,7 @@
 // clang-format off
 
 // Objects of a request: gio_uring::ScatterGather. Object (row r, position p) is at
-//   staging + r * staging_row + p * object_bytes    and at
+//   staging + r * staging_row + s * object_bytes, s = staging_blocks[p] or p    and at
 //   rows[r] + blocks[p] * block_stride
 typedef struct gio_scatter_gather_args {
   uint64_t staging;      // first byte of staging memory
@@ -41,7 +41,9 @@ typedef struct gio_scatter_gather_args {
                          //   the pool. A gather stores it, a scatter compares. 0 = none
   uint64_t status;       // scatter: u32[count]: GIO_STATUS_CHECKSUM where an object differs; sticky
   uint64_t errors;       // scatter: u64: objects that differ are added
-} gio_scatter_gather_args; // 80 bytes
+  uint64_t staging_blocks; // u32[count]: where in a row of staging memory each position is.
+                         //   0 = one after another
+} gio_scatter_gather_args; // 88 bytes
 
 // Bytes [offset, offset + len) of the object with this seed, at an address.
 typedef struct gio_pattern_item {

@@ -1,5 +1,5 @@
-// gio_scatter_gather: objects between staging memory, where they stand one after another, and their
-// blocks, in either direction.
+// gio_scatter_gather: objects between staging memory, where they stand one after another or in blocks
+// of their own, and blocks of the pool, in either direction.
 //
 // A warp takes a tile of an object at a time, so that 32 threads are at neighbouring addresses on
 // either side, and each has four loads under way before its first store. With checksums it takes
@@ -51,7 +51,9 @@ GIO_FN gio_object gio_object_of(const gio_scatter_gather_args &a, uint64_t objec
   const uint64_t row = object / a.count, position = object % a.count;
   const uint64_t block = gio_ptr<const uint32_t>(a.blocks)[position];
   const uint64_t base = gio_ptr<const uint64_t>(a.rows)[row];
-  return {a.staging + row * a.staging_row + position * a.object_bytes,
+  const uint32_t *staged = gio_ptr<const uint32_t>(a.staging_blocks);
+  const uint64_t at = staged == nullptr ? position : staged[position];
+  return {a.staging + row * a.staging_row + at * a.object_bytes,
           base + block * a.block_stride, static_cast<uint32_t>(position)};
 }
 

@@ -4,7 +4,7 @@
 use std::{fmt, mem::ManuallyDrop, sync::Arc};
 
 use gio_uring::{RawStream, ScatterGather, StreamError, StreamOps};
-use nvme_driver::DevicePtr;
+use nvme_driver::{DevicePtr, ExternalMemory};
 
 use super::{
     device::CudaDevice,
@@ -87,6 +87,11 @@ unsafe impl StreamOps for CudaStreams {
     fn own_stream(&self) -> RawStream {
         // SAFETY: a stream of this GPU, which lives as long as `self`.
         unsafe { RawStream::new(self.stream.raw()) }
+    }
+
+    fn host_memory(&self, len: usize) -> Result<ExternalMemory, StreamError> {
+        let pinned = self.device.pinned(len).map_err(refused)?;
+        Ok(pinned.into_external())
     }
 
     unsafe fn write_word(

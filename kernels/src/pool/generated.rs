@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 534375804b8cd55029c367814ab27a23 kernels/include/pool/abi.h
+// f14a73f6ec69318c031d933ed0d35d19 kernels/include/pool/abi.h
 pub const GIO_TILE: u32 = 2048;
 pub const GIO_POOL_THREADS_MAX: u32 = 256;
 pub const GIO_SCATTER: u32 = 0;
@@ -32,10 +32,11 @@ pub struct gio_scatter_gather_args {
     pub checksums: u64,
     pub status: u64,
     pub errors: u64,
+    pub staging_blocks: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_scatter_gather_args"][::std::mem::size_of::<gio_scatter_gather_args>() - 80usize];
+    ["Size of gio_scatter_gather_args"][::std::mem::size_of::<gio_scatter_gather_args>() - 88usize];
     ["Alignment of gio_scatter_gather_args"]
         [::std::mem::align_of::<gio_scatter_gather_args>() - 8usize];
     ["Offset of field: gio_scatter_gather_args::staging"]
@@ -62,6 +63,8 @@ const _: () = {
         [::std::mem::offset_of!(gio_scatter_gather_args, status) - 64usize];
     ["Offset of field: gio_scatter_gather_args::errors"]
         [::std::mem::offset_of!(gio_scatter_gather_args, errors) - 72usize];
+    ["Offset of field: gio_scatter_gather_args::staging_blocks"]
+        [::std::mem::offset_of!(gio_scatter_gather_args, staging_blocks) - 80usize];
 };
 #[repr(C)]
 #[derive(

@@ -31,6 +31,8 @@ struct Shape {
     staging_row: usize,
     blocks: usize,
     map: Vec<u32>,
+    /// Where each position is in a row of staging memory; empty: one after another.
+    staged: Vec<u32>,
     rows: Vec<usize>,
     staging: usize,
 }
@@ -52,13 +54,22 @@ impl Shape {
             rows.push(at);
             at = (at + blocks * stride + random.random_range(0..40)).next_multiple_of(unit);
         }
-        let staging_row = (map.len() * object + random.random_range(0..50)).next_multiple_of(unit);
+        let mut slots = map.len();
+        let mut staged = Vec::new();
+        if random.random() {
+            slots += random.random_range(0..8);
+            staged = (0..slots as u32).collect();
+            staged.shuffle(random);
+            staged.truncate(map.len());
+        }
+        let staging_row = (slots * object + random.random_range(0..50)).next_multiple_of(unit);
         Self {
             object,
             stride,
             staging_row,
             blocks,
             map,
+            staged,
             rows,
             staging: random.random_range(0..3) * unit,
         }
@@ -76,7 +87,8 @@ impl Shape {
     fn objects(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rows.iter().enumerate().flat_map(move |(i, row)| {
             self.map.iter().enumerate().map(move |(p, block)| {
-                let staging = self.staging + i * self.staging_row + p * self.object;
+                let at = self.staged.get(p).map_or(p, |at| *at as usize);
+                let staging = self.staging + i * self.staging_row + at * self.object;
                 (staging, row + *block as usize * self.stride)
             })
         })
@@ -100,6 +112,7 @@ impl Shape {
             op,
             staging: DevicePtr(address(staging) + self.staging as u64),
             staging_row: self.staging_row as u64,
+            staging_blocks: (!self.staged.is_empty()).then(|| DevicePtr(address(&mut self.staged))),
             rows: DevicePtr(address(&mut rows)),
             row_count: rows.len() as u32,
             blocks: DevicePtr(address(&mut self.map)),

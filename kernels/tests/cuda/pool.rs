@@ -314,6 +314,7 @@ fn one_object(memory: &DeviceMemory) -> ScatterGather {
         op: ScatterGatherOp::Scatter,
         staging: at,
         staging_row: 0,
+        staging_blocks: None,
         rows: DevicePtr(at.0 + 1024),
         row_count: 1,
         blocks: DevicePtr(at.0 + 2048),
@@ -338,6 +339,8 @@ struct Shape {
     staging_row: usize,
     rows: Vec<usize>,
     map: Vec<u32>,
+    /// Where each position is in a row of staging memory; empty: one after another.
+    staged: Vec<u32>,
 }
 
 impl Shape {
@@ -352,15 +355,23 @@ impl Shape {
         map.truncate(1 + random.random_range(0..blocks));
         let row = (blocks * stride + random.random_range(0..100)).next_multiple_of(unit);
         let rows = (0..1 + random.random_range(0..3)).map(|i| i * row).collect();
-        let staging_row = (map.len() * object).next_multiple_of(unit);
-        Self { object, stride, staging_row, rows, map }
+        let mut staged: Vec<u32> = Vec::new();
+        if random.random() {
+            staged = (0..blocks as u32).collect();
+            staged.shuffle(random);
+            staged.truncate(map.len());
+        }
+        let staging_row = (blocks * object).next_multiple_of(unit);
+        Self { object, stride, staging_row, rows, map, staged }
     }
 
     /// Staging memory, pool.
     fn objects(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rows.iter().enumerate().flat_map(move |(i, row)| {
             self.map.iter().enumerate().map(move |(p, block)| {
-                (i * self.staging_row + p * self.object, row + *block as usize * self.stride)
+                let at = self.staged.get(p).map_or(p, |at| *at as usize);
+                let staged = i * self.staging_row + at * self.object;
+                (staged, row + *block as usize * self.stride)
             })
         })
     }
@@ -386,10 +397,16 @@ impl Pool {
             // SAFETY: at most 20 blocks, from 1024 on.
             unsafe { tables.byte_add(1024).cast::<u32>().add(i).write_volatile(*block) };
         }
+        for (i, block) in shape.staged.iter().enumerate() {
+            // SAFETY: at most 20 blocks, from 1536 on.
+            unsafe { tables.byte_add(1536).cast::<u32>().add(i).write_volatile(*block) };
+        }
+        let staged = DevicePtr(self.tables.device().0 + 1536);
         ScatterGather {
             op,
             staging: self.staging.device(),
             staging_row: shape.staging_row as u64,
+            staging_blocks: (!shape.staged.is_empty()).then_some(staged),
             rows: self.tables.device(),
             row_count: shape.rows.len() as u32,
             blocks: DevicePtr(self.tables.device().0 + 1024),
@@ -555,6 +572,7 @@ fn words_order_moves(device: &Arc<CudaDevice>) {
         staging_row: 8 * 4096,
         rows: vec![0],
         map: (0..8).rev().collect(),
+        staged: Vec::new(),
     };
     let stream = streams.own_stream();
     for value in 1..6u32 {
@@ -688,11 +706,11 @@ fn modules_and_functions_are_compared_with_the_program() {
         // SAFETY: refused before the driver sees it.
         let refused = unsafe { function.launch(raw(&stream), 1, 32, [0u64; 3]) };
         let text = refused.expect_err("another argument").to_string();
-        assert!(text.contains("80 bytes") && text.contains("24"), "{text}");
+        assert!(text.contains("88 bytes") && text.contains("24"), "{text}");
         assert_eq!(mock::count("cuLaunchKernel"), 0);
         // Nothing to move: nothing is looked at. The function keeps its module.
         // SAFETY: the argument's type has the size of `gio_scatter_gather_args`, and names nothing.
-        unsafe { function.launch(raw(&stream), 1, 32, [0u64; 10]) }.expect("launched");
+        unsafe { function.launch(raw(&stream), 1, 32, [0u64; 11]) }.expect("launched");
         settle(&stream);
         assert_eq!(mock::count("launched gio_scatter_gather"), 1);
         let text = CudaModule::compile(&device, "nonsense", "odd ones").expect_err("no PTX");

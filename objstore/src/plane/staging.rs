@@ -242,6 +242,7 @@ impl Staging {
             },
             staging: self.buffers[at].device,
             staging_row: self.layout.row_bytes,
+            staging_blocks: None,
             rows: self.rows.address(row),
             row_count: self.segments,
             blocks: blocks.address(0),

@@ -8,7 +8,7 @@ use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     collections::VecDeque,
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use gio_uring::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
@@ -132,6 +132,7 @@ struct State {
 /// The GPU.
 pub struct Gpu {
     pub memory: Memory,
+    itself: Weak<Self>,
     state: Mutex<State>,
 }
 
@@ -170,7 +171,11 @@ impl Gpu {
             moved: 0,
             enqueued: 0,
         };
-        Arc::new(Self { memory: Memory::default(), state: Mutex::new(state) })
+        Arc::new_cyclic(|itself| Self {
+            memory: Memory::default(),
+            itself: itself.clone(),
+            state: Mutex::new(state),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -320,7 +325,8 @@ impl Gpu {
         }
         for row in 0..moves.row_count {
             for position in 0..moves.count {
-                let object = u64::from(position) * u64::from(moves.object_bytes);
+                let staged = moves.staging_blocks.map(|at| self.memory.table(at.0, position));
+                let object = u64::from(staged.unwrap_or(position)) * u64::from(moves.object_bytes);
                 let staged = moves.staging.0 + u64::from(row) * moves.staging_row + object;
                 let block: u32 = match defect {
                     Defect::BlocksInOrder => position,
@@ -343,6 +349,11 @@ impl Gpu {
 unsafe impl StreamOps for Gpu {
     fn own_stream(&self) -> RawStream {
         self.stream(0)
+    }
+
+    fn host_memory(&self, len: usize) -> Result<ExternalMemory, StreamError> {
+        let found = self.itself.upgrade();
+        Ok(found.expect("it is being used").alloc_pinned(len))
     }
 
     unsafe fn write_word(
