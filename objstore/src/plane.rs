@@ -101,7 +101,8 @@ struct Device {
 /// A layer operation in flight: in the ring, or on a stream behind it.
 #[derive(Debug)]
 struct Op {
-    iocb: IocbId,
+    /// `None`: only a stream copies.
+    iocb: Option<IocbId>,
     job: JobId,
     layer: Layer,
     /// What became of it in the ring. The IOCB may be used by another operation then.
@@ -110,8 +111,11 @@ struct Op {
     end: Option<Wait>,
     /// Staged: its buffer.
     buffer: Option<usize>,
-    /// Staged and retrieved: reached when its objects are in the pool.
+    /// Reached when its objects were moved by a stream: those that were staged and retrieved are in
+    /// the pool, and what memory of this process has to do with it was copied.
     moved: Option<Wait>,
+    /// What a stream waits for that moves them. Kept for it.
+    first: Option<Wait>,
 }
 
 /// Where the ring moves objects to and from.
@@ -336,7 +340,7 @@ impl Plane {
         }
     }
 
-    fn ticket(&self, job: JobId, layer: Layer, end: Option<Wait>) -> Ticket {
-        Ticket { job, layer, plane: self.id.clone(), end }
+    fn ticket(&self, job: JobId, layer: Layer, ends: [Option<Wait>; 2]) -> Ticket {
+        Ticket { job, layer, plane: self.id.clone(), ends }
     }
 }

@@ -35,16 +35,27 @@ impl JobChecksums {
         expected: &[u32],
         is_staged: bool,
     ) -> Result<Self, StoreError> {
-        let value = |row: u32, entry: u32| {
-            let at = entry as usize * rows as usize + row as usize;
-            expected.get(at).copied().unwrap_or(0)
-        };
         if !is_staged {
+            let value = |row: u32, entry: u32| {
+                let at = entry as usize * rows as usize + row as usize;
+                expected.get(at).copied().unwrap_or(0)
+            };
             return Ok(Self::Kernel(ring.upload_checksums(map, rows, value)?));
         }
-        let values: Vec<u32> = (0..rows)
-            .flat_map(|row| (0..count as u32).map(move |entry| value(row, entry)))
-            .collect();
+        Self::of_copies(ring, rows, count, expected)
+    }
+
+    /// The same for `count` blocks that streams move.
+    pub(super) fn of_copies(
+        ring: &mut Uring,
+        rows: u32,
+        count: usize,
+        expected: &[u32],
+    ) -> Result<Self, StoreError> {
+        let rows = rows as usize;
+        let value = |row, entry| expected.get(entry * rows + row).copied().unwrap_or(0);
+        let values = (0..rows).flat_map(|row| (0..count).map(move |entry| value(row, entry)));
+        let values: Vec<u32> = values.collect();
         Ok(Self::Moves {
             values: ring.upload(values.into_iter())?,
             status: ring.upload(vec![0; count].into_iter())?,

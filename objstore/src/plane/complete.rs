@@ -88,8 +88,8 @@ impl Plane {
         let Some(at) = self.op_of(job, layer) else { return Ok(()) };
         if self.ops[at].outcome.is_some() {
             let cause = format!(
-                "the stream that moves layer {layer} between staging memory and the pool did not \
-                 get there in time"
+                "the stream that moves layer {layer} between memory of the host and the pool did \
+                 not get there in time"
             );
             return Err(self.fail(cause));
         }
@@ -105,7 +105,7 @@ impl Plane {
     pub fn drain(&mut self) -> Result<(), StoreError> {
         self.check()?;
         while let Some(op) = self.ops.first() {
-            let ticket = self.ticket(op.job, op.layer, op.end.clone());
+            let ticket = self.ticket(op.job, op.layer, [op.end.clone(), op.moved.clone()]);
             // What became of it is in the job.
             let _ = self.wait(ticket);
             self.check()?;
@@ -140,8 +140,7 @@ impl Plane {
         }
         let mut at = 0;
         while at < self.ops.len() {
-            if self.ops[at].outcome.is_none() {
-                let iocb = self.ops[at].iocb;
+            if let Op { outcome: None, iocb: Some(iocb), .. } = self.ops[at] {
                 match self.ring()?.try_completion(iocb) {
                     Ok(Some(completion)) => self.arrived(at, completion),
                     Ok(None) => {}
@@ -240,6 +239,13 @@ impl Plane {
             }
         }
         let moved = outcome;
+        let served = self.memory.as_mut().filter(|_| outcome.is_ok());
+        if let Some(Err(failure)) = served.map(|memory| memory.served(job, op.layer)) {
+            // The devices may have it right.
+            job.layers[op.layer.0 as usize] = LayerState::Ended(Err(failure));
+            job.failure.get_or_insert(failure);
+            return;
+        }
         if let (Ok(done), Some(memory), true) = (&outcome, &mut self.memory, job.is_ahead) {
             memory.prefetched_bytes += done.bytes;
         } else if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {

@@ -7,7 +7,7 @@ use kv_catalog::{BlockId, FileId, Layer};
 use kv_tier::HostBlock;
 use nvme_spec::nvm::Direction;
 
-use super::checksums::JobChecksums;
+use super::{checksums::JobChecksums, memory::Copies};
 use crate::error::Failure;
 
 /// One block of a job. Plain data: a catalog in another process says it.
@@ -74,9 +74,9 @@ pub struct Ticket {
     pub(super) job: JobId,
     pub(super) layer: Layer,
     pub(super) plane: PlaneId,
-    /// What a stream waits for that is to see the layer; `None` when there was nothing to move or
+    /// What a stream waits for that is to see the layer; nothing when there was nothing to move or
     /// the plane has no streams.
-    pub(super) end: Option<Wait>,
+    pub(super) ends: [Option<Wait>; 2],
 }
 
 impl Ticket {
@@ -128,6 +128,10 @@ pub(super) struct Job {
     pub(super) hit_words: Vec<u32>,
     /// What is copied there when the devices have moved it.
     pub(super) fills: Vec<(Move, HostBlock)>,
+    /// Both, where streams copy.
+    pub(super) hit_copies: Option<Copies>,
+    /// See `hit_copies`.
+    pub(super) fill_copies: Option<Copies>,
     /// It is read ahead: the devices move all rows at once, to that memory itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerState>,
@@ -152,6 +156,8 @@ impl Job {
             hits: Vec::new(),
             hit_words: Vec::new(),
             fills: Vec::new(),
+            hit_copies: None,
+            fill_copies: None,
             is_ahead: false,
             layers: vec![LayerState::Idle; layers as usize],
             in_flight: 0,
@@ -166,7 +172,9 @@ impl Job {
         if let Some(failure) = self.failure {
             return Some(JobFailure::Transfer(failure));
         }
-        self.map.as_ref()?;
+        if self.map.is_none() && self.hit_copies.is_none() {
+            return None;
+        }
         let done = |state: &LayerState| matches!(state, LayerState::Ended(Ok(_)));
         let missing = self.layers.iter().position(|state| !done(state))?;
         Some(JobFailure::Incomplete(Layer(missing as u32)))

@@ -4,11 +4,11 @@
 //! executor may launch its kernel only then, and a GPU may hold such a launch up behind a stream
 //! that waits.
 
-use gio_uring::{AffineOp, Error, IoStatus, RawStream, ScatterGather, Signal, Wait};
+use gio_uring::{AffineOp, Error, RawStream, ScatterGather, Signal, Wait};
 use nvme_spec::nvm::Direction;
 
 use super::{
-    Move, Op, Plane, Target,
+    HostMemory, Op, Plane, Target,
     checksums::JobChecksums,
     staging::Until,
     streams::{Refused, Streams},
@@ -16,7 +16,7 @@ use super::{
 use kv_catalog::Layer;
 
 use crate::{
-    error::{Failure, StoreError},
+    error::StoreError,
     order::Order,
     plane::job::{JobId, LayerDone, LayerState, Ticket},
 };
@@ -66,15 +66,15 @@ impl Plane {
             served = memory.serve(job, layer);
         }
         let state = &mut job.layers[layer.0 as usize];
-        let end = if let Err(Move { file, position, .. }) = served {
-            let (direction, status) = (Direction::Read, IoStatus::Checksum);
-            let failure = Failure { direction, layer, position, file, status, errors: 1 };
+        let ends = if let Err(failure) = served {
             *state = LayerState::Ended(Err(failure));
             job.failure = Some(failure);
-            None
+            [None, None]
+        } else if job.map.is_none() && job.hit_copies.is_some() {
+            [self.start_copied(id, layer, order)?, None]
         } else if job.map.is_none() {
             *state = LayerState::Ended(Ok(LayerDone { layer, objects, bytes }));
-            None
+            [None, None]
         } else {
             match (&self.target, job.direction) {
                 (Target::Pool(_), _) => self.start_direct(id, layer, order)?,
@@ -84,7 +84,7 @@ impl Plane {
                 }
             }
         };
-        Ok(self.ticket(id, layer, end))
+        Ok(self.ticket(id, layer, ends))
     }
 
     /// Makes what is enqueued on `stream` from now on wait for the layer: it sees a retrieved
@@ -97,13 +97,14 @@ impl Plane {
     pub fn join(&mut self, ticket: &Ticket, stream: RawStream) -> Result<(), StoreError> {
         self.check_ticket(ticket)?;
         let (ring, streams) = self.streams()?;
-        match &ticket.end {
+        for end in ticket.ends.iter().flatten() {
             // Another ring's event, of before a new executor: what streams may still wait for there
             // is kept for good, what is over needs no waiting.
-            Some(end) if !ring.owns(&end.event) && end.is_reached() => Ok(()),
-            Some(end) => streams.follow(ring, stream, end),
-            None => Ok(()),
+            if ring.owns(&end.event) || !end.is_reached() {
+                streams.follow(ring, stream, end)?;
+            }
         }
+        Ok(())
     }
 
     /// Whether an operation can be started without looking for ones that have ended.
@@ -119,7 +120,9 @@ impl Plane {
         match order {
             Order::Unordered => Ok(()),
             // What is copied on the host is copied at once.
-            Order::AfterEvent(_) if self.memory.is_some() => {
+            Order::AfterEvent(_)
+                if self.memory.as_ref().is_some_and(HostMemory::copies_at_once) =>
+            {
                 let problem = "with it, no layer can wait for an event; leave it 0".to_owned();
                 Err(StoreError::Config { field: "dram_bytes", problem })
             }
@@ -135,9 +138,10 @@ impl Plane {
         id: JobId,
         layer: Layer,
         order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
+    ) -> Result<[Option<Wait>; 2], StoreError> {
         let first = self.start_condition(order)?;
         let end = self.issue(id, layer, first.as_ref(), None)?;
+        let moved = self.copy_direct(id, layer, order, [first.as_ref(), end.as_ref()])?;
         if let (Order::InStream(stream), Some(end), None) = (order, &end, &self.fault) {
             let (ring, streams) = self.streams()?;
             if let Err(error) = streams.follow(ring, stream, end) {
@@ -145,7 +149,28 @@ impl Plane {
             }
         }
         self.after_completions()?;
-        Ok(end)
+        Ok([end, moved])
+    }
+
+    /// Has a stream copy what there is to copy beside an operation on the engine's own memory.
+    fn copy_direct(
+        &mut self,
+        id: JobId,
+        layer: Layer,
+        order: Order<'_>,
+        [first, end]: [Option<&Wait>; 2],
+    ) -> Result<Option<Wait>, StoreError> {
+        let Some(streams) = self.streams.as_ref().filter(|_| self.fault.is_none()) else {
+            return Ok(None);
+        };
+        let (stream, first) = match order {
+            // The operation waits for where it is now.
+            Order::InStream(stream) => (stream, None),
+            _ => (streams.own(), first),
+        };
+        let served = self.copy_hits(id, layer, stream, first)?;
+        let kept = self.copy_fills(id, layer, stream, [first, end])?;
+        Ok(kept.or(served))
     }
 
     /// Starts a staged retrieve. The devices may fill staging memory at once: only the move has to
@@ -155,30 +180,22 @@ impl Plane {
         id: JobId,
         layer: Layer,
         order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
+    ) -> Result<[Option<Wait>; 2], StoreError> {
         let (at, moves) = self.take_buffer(id, layer, Direction::Read, order)?;
         let (copier, first) = self.copy_stream(order)?;
         let end = self.issue(id, layer, None, Some(at))?;
         if self.fault.is_some() {
             // It is about to be cancelled: there will be nothing to move.
             self.after_completions()?;
-            return Ok(end);
+            return Ok([end, None]);
         }
-        let (ring, streams) = self.streams()?;
-        let copied = streams.copy_objects(ring, copier, [first.as_ref(), end.as_ref()], &moves);
-        match copied {
-            Ok(moved) => {
-                // The operation, and with it the buffer's use, ends only with the move.
-                if let Some(op) = self.ops.last_mut() {
-                    op.moved = Some(moved.clone());
-                }
-                self.after_completions()?;
-                Ok(Some(moved))
-            }
-            // Objects will be moved, and nothing says when.
-            Err(Refused { error, moving: true }) => Err(self.fail(error.to_string())),
-            Err(Refused { error, moving: false }) => self.give_up(error),
-        }
+        // What is in memory needs not wait for the devices.
+        self.copy_hits(id, layer, copier, first.as_ref())?;
+        // The operation, and with it the buffer's use, ends only with the move.
+        let moved = self.copy_beside(copier, [first.as_ref(), end.as_ref()], &moves)?;
+        let kept = self.copy_fills(id, layer, copier, [None, None])?;
+        self.after_completions()?;
+        Ok([Some(kept.unwrap_or(moved)), None])
     }
 
     /// Starts a staged store: the operation waits for the move.
@@ -187,7 +204,7 @@ impl Plane {
         id: JobId,
         layer: Layer,
         order: Order<'_>,
-    ) -> Result<Option<Wait>, StoreError> {
+    ) -> Result<[Option<Wait>; 2], StoreError> {
         let (at, moves) = self.take_buffer(id, layer, Direction::Write, order)?;
         let (copier, first) = self.copy_stream(order)?;
         let (ring, streams) = self.streams()?;
@@ -202,9 +219,13 @@ impl Plane {
         };
         self.set_until(at, Until::Reached(moved.clone()));
         self.issue(id, layer, Some(&moved), Some(at))?;
+        let kept = match &self.fault {
+            None => self.copy_fills(id, layer, copier, [None, None])?,
+            Some(_) => None,
+        };
         self.after_completions()?;
         // Once the objects were moved, the engine's blocks are its own again.
-        Ok(Some(moved))
+        Ok([Some(kept.unwrap_or(moved)), None])
     }
 
     /// What an operation waits for, after telling the stream to say it.
@@ -220,7 +241,10 @@ impl Plane {
     }
 
     /// The stream that moves objects, and what it waits for first.
-    fn copy_stream(&mut self, order: Order<'_>) -> Result<(RawStream, Option<Wait>), StoreError> {
+    pub(super) fn copy_stream(
+        &mut self,
+        order: Order<'_>,
+    ) -> Result<(RawStream, Option<Wait>), StoreError> {
         match order {
             Order::InStream(stream) => Ok((stream, None)),
             order => {
@@ -316,14 +340,22 @@ impl Plane {
         if let (Target::Staged(staging), Some(at)) = (&mut self.target, buffer) {
             staging.begin(at);
         }
-        let (outcome, moved) = (None, None);
-        self.ops.push(Op { iocb, job: id, layer, outcome, end: end.clone(), buffer, moved });
+        self.ops.push(Op {
+            iocb: Some(iocb),
+            job: id,
+            layer,
+            outcome: None,
+            end: end.clone(),
+            buffer,
+            moved: None,
+            first: None,
+        });
         Ok(end)
     }
 
     /// A stream does not wait for what was issued: nothing may be in flight when the caller hears
     /// of it.
-    fn give_up<T>(&mut self, error: StoreError) -> Result<T, StoreError> {
+    pub(super) fn give_up<T>(&mut self, error: StoreError) -> Result<T, StoreError> {
         self.fault.get_or_insert_with(|| error.to_string());
         self.after_completions()?;
         Err(error)

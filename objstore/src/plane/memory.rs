@@ -5,24 +5,25 @@
 //! begins by forgetting what was here.
 //!
 //! The devices reach this memory, too: what is read ahead ([`Plane::prefetch`]) gets here without
-//! the engine's blocks.
+//! the engine's blocks. So does the GPU that the engine's pool is on: it copies then (`gpu.rs`).
 
-use std::{collections::HashSet, ops::Range, time::Duration};
+mod ahead;
+mod gpu;
 
-use gio_uring::{PoolDesc, PoolHandle, Uring};
+use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
+
+use gio_uring::{IoStatus, PoolDesc, PoolHandle, Uring};
 use kv_catalog::{BlockId, FileId, KvShape, Layer, Region, Row};
 use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig, TierCounts};
-use nvme_driver::{Bus, DmaSlice, Nanos, platform::buffer::Buffer};
+use nvme_driver::{Bus, DmaMemory, DmaSlice, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
-use super::{
-    Device, Move, Plane,
-    job::{Job, JobId, Ticket},
-    open, route,
-};
+pub(super) use self::gpu::Copies;
+use self::gpu::GpuCopier;
+use super::{Device, Move, Plane, job::Job, open, route};
 use crate::{
-    config::StoreOptions,
-    error::StoreError,
+    config::{StoreGpu, StoreOptions},
+    error::{Failure, StoreError},
     registration::KvPool,
     stats::{DramStats, Path},
 };
@@ -36,16 +37,23 @@ const COPY_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub(super) struct HostMemory {
     tier: Tier<FileId>,
-    /// Its blocks, and those of the engine.
+    /// Its blocks.
     pub(super) own: KvPool,
-    own_bytes: Buffer,
-    engine: KvPool,
-    engine_bytes: Buffer,
+    copier: Copier,
     /// What the ring calls it.
     target: Option<PoolHandle>,
     shape: KvShape,
     retrieved_bytes: u64,
     pub(super) prefetched_bytes: u64,
+}
+
+/// Who copies between it and the engine's blocks.
+#[derive(Debug)]
+enum Copier {
+    /// This process, which has both in its memory: at once.
+    Cpu { own: Buffer, engine: Buffer, pool: KvPool },
+    /// Kernels on streams: the engine's blocks are on a GPU.
+    Gpu(GpuCopier),
 }
 
 fn buffer(pool: &KvPool) -> Option<Buffer> {
@@ -58,7 +66,7 @@ impl HostMemory {
         bus: &dyn Bus,
         shape: &KvShape,
         engine: &KvPool,
-        has_gpu: bool,
+        gpu: Option<&StoreGpu>,
         options: &StoreOptions,
     ) -> Result<Option<Self>, StoreError> {
         if options.dram_bytes == 0 {
@@ -73,23 +81,32 @@ impl HostMemory {
                 "{bytes} bytes have no room for a block of {block_bytes}; give more, or 0"
             )));
         }
-        let here = buffer(engine).filter(|_| engine.path() == Path::Host && !has_gpu);
-        let engine_bytes = here.ok_or_else(|| {
-            wrong("it needs a pool in memory of this process, and no GPU; leave it 0".to_owned())
-        })?;
+        let is_reached = match gpu {
+            Some(_) => engine.device(BlockId(0), Row(0)).is_some(),
+            None => engine.path() == Path::Host,
+        };
+        if !is_reached {
+            let problem = "the pool is out of reach of whoever copies: the GPU if there is one";
+            return Err(wrong(format!("{problem}, or else this process; leave it 0")));
+        }
         let bytes = usize::try_from(u64::from(blocks) * block_bytes).unwrap_or(usize::MAX);
-        let memory = bus.dma().alloc_on(bytes, bus.numa_node());
+        let memory = alloc(bus, gpu, bytes);
         let memory = memory.map_err(|error| wrong(format!("{error}, or give less")))?;
         let own = KvPool::contiguous(memory, shape, blocks);
         let own = own.map_err(|error| wrong(error.to_string()))?;
-        let own_bytes = buffer(&own).ok_or_else(|| wrong("it has no address".to_owned()))?;
+        let copier = match gpu {
+            Some(_) => GpuCopier::new(&own, engine).map(Copier::Gpu),
+            None => buffer(&own).zip(buffer(engine)).map(|(own, bytes)| {
+                let pool = engine.clone();
+                Copier::Cpu { own, engine: bytes, pool }
+            }),
+        };
+        let copier = copier.ok_or_else(|| wrong("it has no address".to_owned()))?;
         let tier = Tier::new(TierConfig { blocks, block_bytes, policy: options.policy });
         Ok(Some(Self {
             tier,
             own,
-            own_bytes,
-            engine: engine.clone(),
-            engine_bytes,
+            copier,
             target: None,
             shape: *shape,
             retrieved_bytes: 0,
@@ -110,7 +127,10 @@ impl HostMemory {
         checksums: bool,
     ) -> Result<(), StoreError> {
         self.target = Some(ring.register_pool(&open::of_pool(desc, &self.own, checksums))?);
-        Ok(())
+        match &mut self.copier {
+            Copier::Gpu(gpu) => gpu.register(ring),
+            Copier::Cpu { .. } => Ok(()),
+        }
     }
 
     /// What an operation of the ring names.
@@ -148,28 +168,53 @@ impl HostMemory {
         }
     }
 
-    /// Copies a layer of blocks that are here to the engine. Where the bytes are not those of the
-    /// checksums, says which block that is, and keeps it no longer: the devices may have it right.
-    pub(super) fn serve(&mut self, job: &Job, layer: Layer) -> Result<(), Move> {
+    /// Whether what is copied is there when that was said.
+    pub(super) fn copies_at_once(&self) -> bool {
+        matches!(self.copier, Copier::Cpu { .. })
+    }
+
+    /// Copies a layer of blocks that are here to the engine, unless a stream does. Where the bytes
+    /// are not those of the checksums, says which block that is, and keeps it no longer: the
+    /// devices may have it right.
+    pub(super) fn serve(&mut self, job: &Job, layer: Layer) -> Result<(), Failure> {
+        if !self.copies_at_once() {
+            return Ok(());
+        }
         let words = job.hit_words.chunks_exact(self.shape.rows() as usize);
         let mut words = words.chain(std::iter::repeat(&[][..]));
         for (entry, host) in &job.hits {
             let words = words.next().unwrap_or_default();
             if !self.give(entry, *host, self.shape.layer_rows(layer), words) {
-                return Err(*entry);
+                return Err(differs(entry, layer));
             }
         }
         self.retrieved_bytes += self.size(job.hits.len()).1;
         Ok(())
     }
 
+    /// The same of a layer that a stream has copied.
+    pub(super) fn served(&mut self, job: &Job, layer: Layer) -> Result<(), Failure> {
+        let Some(copies) = &job.hit_copies else { return Ok(()) };
+        // Which layer it was is not known where several are in flight: all of them fail.
+        let differing = copies.differing();
+        let entries = differing.iter().filter_map(|at| job.hits.get(*at as usize));
+        entries.for_each(|(entry, _)| self.tier.remove(entry.file));
+        match differing.first().and_then(|at| job.hits.get(*at as usize)) {
+            Some((entry, _)) => Err(differs(entry, layer)),
+            None => {
+                self.retrieved_bytes += self.size(job.hits.len()).1;
+                Ok(())
+            }
+        }
+    }
+
     /// Copies rows of a block to the engine. `words`: its checksums, if there are any. Says whether
     /// the bytes are those.
     fn give(&mut self, to: &Move, host: HostBlock, rows: Range<u32>, words: &[u32]) -> bool {
+        let Copier::Cpu { own: from, engine, pool } = &mut self.copier else { return false };
         for row in rows {
             let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
-            let offset = self.engine.offset(to.block, Row(row)).expect("it was checked");
-            let (from, engine) = (&self.own_bytes, &mut self.engine_bytes);
+            let offset = pool.offset(to.block, Row(row)).expect("it was checked");
             let (bytes, expected) = (self.shape.object_bytes as usize, words.get(row as usize));
             let sum = copy(from, own, engine, offset, bytes, expected.is_some());
             if expected.is_some_and(|expected| *expected != sum) {
@@ -180,17 +225,41 @@ impl HostMemory {
         true
     }
 
-    /// Copies a layer that was moved here.
+    /// Copies a layer that was moved here, unless a stream has.
     pub(super) fn fill(&mut self, job: &Job, layer: Layer) {
+        let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
         for (entry, host) in &job.fills {
             for row in self.shape.layer_rows(layer) {
                 let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
-                let offset = self.engine.offset(entry.block, Row(row)).expect("it was checked");
+                let offset = pool.offset(entry.block, Row(row)).expect("it was checked");
                 let bytes = self.shape.object_bytes as usize;
-                copy(&self.engine_bytes, offset, &mut self.own_bytes, own, bytes, false);
+                copy(engine, offset, to, own, bytes, false);
             }
         }
     }
+}
+
+/// Memory that the devices reach, and the GPU if there is one.
+fn alloc(
+    bus: &dyn Bus,
+    gpu: Option<&StoreGpu>,
+    bytes: usize,
+) -> Result<Arc<dyn DmaMemory>, String> {
+    let memory = match gpu {
+        None => bus.dma().alloc_on(bytes, bus.numa_node()),
+        Some(gpu) => {
+            let pinned = gpu.streams.host_memory(bytes).map_err(|error| error.to_string())?;
+            bus.dma().import(pinned)
+        }
+    };
+    memory.map_err(|error| error.to_string())
+}
+
+/// The bytes of a block are not those of its checksums.
+fn differs(entry: &Move, layer: Layer) -> Failure {
+    let (direction, status) = (Direction::Read, IoStatus::Checksum);
+    let Move { file, position, .. } = *entry;
+    Failure { direction, layer, position, file, status, errors: 1 }
 }
 
 /// Copies `len` bytes, and says their CRC-32C if asked. By way of a buffer: there is never a
@@ -259,127 +328,6 @@ impl Plane {
             let others = job.moves.iter().filter(|entry| !filled.contains(&entry.file));
             others.for_each(|entry| memory.tier.remove(entry.file));
         }
-    }
-
-    /// Starts reading files into memory of this process ([`StoreOptions::dram_bytes`]), but for
-    /// those that are there or on their way. All of them are kept for a job that reads them, until
-    /// the time `until`. Without such memory, nothing is done, and nothing more when half of all
-    /// operations are in flight. Says how many leading ones are there or on their way, and which
-    /// job reads: it is among [`Plane::take_ended`] when it has ended. What is written anew
-    /// meanwhile is not kept.
-    ///
-    /// `expected`: as for [`Plane::begin`]. What is in flight is not called back, and holds up what
-    /// is started later: ask for what is needed next.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchFile`], [`StoreError::Ring`], [`StoreError::Failed`].
-    pub fn prefetch(
-        &mut self,
-        files: &[FileId],
-        expected: &[u32],
-        until: Nanos,
-    ) -> Result<(usize, Option<JobId>), StoreError> {
-        self.sync()?;
-        if let Some(file) = files.iter().copied().find(|file| file.0 + 1 >= self.files) {
-            return Err(StoreError::NoSuchFile { file, files: self.files - 1 });
-        }
-        let is_full = self.is_full();
-        let now = Duration::from_nanos(self.clock.now().0);
-        let Some(memory) = &mut self.memory else { return Ok((0, None)) };
-        memory.tier.expire(now);
-        let by = Duration::from_nanos(until.0);
-        files.iter().for_each(|file| memory.tier.expect(*file, by));
-        let moves = files.iter().zip(0..).map(|(file, position)| Move {
-            file: *file,
-            block: BlockId(0),
-            position,
-        });
-        // Of what has no room, the tail is left out.
-        let taken = moves.map_while(|entry| match memory.tier.class(entry.file) {
-            Some(_) => Some(None),
-            None if is_full => None,
-            None => memory.take(&entry, Some(by)).map(Some),
-        });
-        let taken: Vec<Option<(Move, HostBlock)>> = taken.collect();
-        let there = taken.len();
-        let taken: Vec<(Move, HostBlock)> = taken.into_iter().flatten().collect();
-        if taken.is_empty() {
-            return Ok((there, None));
-        }
-        let rows = self.shape.rows() as usize;
-        let words = taken.iter().flat_map(|(entry, _)| {
-            let at = entry.position as usize * rows;
-            expected.get(at..at + rows).unwrap_or_default()
-        });
-        let words: Vec<u32> = words.copied().collect();
-        let blocks: Vec<_> = taken.iter().map(|(entry, at)| (entry.file, *at)).collect();
-        match self.read_ahead(&blocks, &words) {
-            Ok(ticket) => Ok((there, Some(self.abandon_ahead(&ticket)))),
-            Err(error) => {
-                let memory = self.memory.iter_mut();
-                memory.for_each(|m| taken.iter().for_each(|(_, at)| m.tier.filled(*at, false)));
-                Err(error)
-            }
-        }
-    }
-
-    /// Whether the rest is for what somebody waits for.
-    fn is_full(&self) -> bool {
-        self.ops.len() >= self.options.iocbs as usize / 2
-    }
-
-    /// Starts reading files into blocks that were admitted for them. The caller says when they are
-    /// filled.
-    pub(crate) fn read_ahead(
-        &mut self,
-        blocks: &[(FileId, HostBlock)],
-        words: &[u32],
-    ) -> Result<Ticket, StoreError> {
-        if self.is_full() {
-            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
-        }
-        let moves = blocks.iter().zip(0..).map(|((file, at), position)| Move {
-            file: *file,
-            block: BlockId(at.0),
-            position,
-        });
-        let moves: Vec<Move> = moves.collect();
-        // One operation moves all rows.
-        let mut job = Job::new(Direction::Read, 1, &moves, self.tally.recoveries);
-        job.is_ahead = true;
-        self.upload(&mut job, words)?;
-        self.jobs_ever += 1;
-        let id = JobId(self.jobs_ever);
-        self.jobs.insert(id, job);
-        if let Err(error) = self.issue(id, Layer(0), None, None) {
-            self.jobs.remove(&id);
-            return Err(error);
-        }
-        self.after_completions()?;
-        Ok(self.ticket(id, Layer(0), None))
-    }
-
-    /// What is read ends by itself: its blocks are filled then, and the job is among
-    /// [`Plane::take_ended`].
-    pub(crate) fn abandon_ahead(&mut self, ticket: &Ticket) -> JobId {
-        if let Some(job) = self.jobs.get_mut(&ticket.job) {
-            job.fills = job.moves.iter().map(|at| (*at, HostBlock(at.block.0))).collect();
-        }
-        self.abandon(ticket.job);
-        ticket.job
-    }
-
-    /// Ends what was read. Says whether it is there.
-    pub(crate) fn end_ahead(&mut self, ticket: &Ticket) -> bool {
-        self.end(ticket.job).is_ok_and(|done| done.failure.is_none())
-    }
-
-    /// Copies a block to the engine's one in `to`. Says whether the bytes are those of the
-    /// checksums; what differs is kept no longer.
-    pub(crate) fn copy_ahead(&mut self, to: Move, host: HostBlock, words: &[u32]) -> bool {
-        let (rows, is_there) = (0..self.shape.rows(), to.block.0 < self.pool.blocks());
-        let memory = self.memory.as_mut().filter(|_| is_there);
-        memory.is_some_and(|memory| memory.give(&to, host, rows, words))
     }
 
     /// Which blocks are in memory; `None` if none are ever.

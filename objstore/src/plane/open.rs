@@ -95,7 +95,7 @@ impl Plane {
         let (gpu, options) = (config.gpu, config.options);
         check(&shape, &pool, gpu.as_ref(), &devices, &options)?;
         let bus = devices[0].controller.lock().bus().clone();
-        let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.is_some(), &options)?;
+        let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
         let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
         let mut devices = devices
             .into_iter()

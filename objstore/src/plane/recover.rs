@@ -43,9 +43,8 @@ impl Plane {
             if self.ops[at].outcome.is_some() {
                 continue;
             }
-            let iocb = self.ops[at].iocb;
-            let found =
-                self.ring.as_mut().and_then(|ring| ring.try_completion(iocb).ok().flatten());
+            let ring = self.ring.as_mut().zip(self.ops[at].iocb);
+            let found = ring.and_then(|(ring, iocb)| ring.try_completion(iocb).ok().flatten());
             // Without a completion the command may have got as far as the device.
             let lost = Completion { errors: 1, error: Some((IoStatus::Fault, 0)), objects: 0 };
             self.arrived(at, found.unwrap_or(lost));
@@ -89,9 +88,13 @@ impl Plane {
             std::mem::forget((streams, target));
         }
         self.ring = Some(ring);
-        // Maps live in the old executor's memory: the jobs that have one have to start anew.
+        // Maps and tables live in the old executor's memory: the jobs that have some have to start
+        // anew.
         for job in self.jobs.values_mut() {
-            if let (Some(_), Some(first)) = (&job.map, job.moves.first()) {
+            let hits = job.hits.iter().map(|(entry, _)| entry);
+            let first = job.moves.iter().chain(hits).next();
+            let has_some = job.map.is_some() || job.hit_copies.is_some();
+            if let Some(first) = first.filter(|_| has_some) {
                 job.failure.get_or_insert(Failure {
                     direction: job.direction,
                     layer: Layer(0),

@@ -39,7 +39,8 @@ impl Plane {
         self.check_room(moves.len())?;
         let mut job = Job::new(direction, self.shape.layers, moves, self.tally.recoveries);
         let rest = self.divide(&mut job, expected);
-        if let Err(error) = self.upload(&mut job, rest.as_deref().unwrap_or(expected)) {
+        let uploaded = self.upload(&mut job, rest.as_deref().unwrap_or(expected));
+        if let Err(error) = uploaded.and_then(|()| self.upload_copies(&mut job)) {
             self.let_go(&job);
             return Err(error);
         }
@@ -82,7 +83,7 @@ impl Plane {
     /// A layer of the job that is in flight, if any is.
     pub(crate) fn in_flight(&self, id: JobId) -> Option<super::Ticket> {
         let op = self.ops.iter().find(|op| op.job == id)?;
-        Some(self.ticket(op.job, op.layer, op.end.clone()))
+        Some(self.ticket(op.job, op.layer, [op.end.clone(), op.moved.clone()]))
     }
 
     /// Gives up on a job. It ends at once, or when its last operation completes: then it is among
@@ -139,7 +140,8 @@ impl Plane {
             return Ok(());
         }
         let devices = self.geometry.devices();
-        let staged = matches!(self.target, Target::Staged(_));
+        // What is read ahead goes to memory of this process itself.
+        let staged = matches!(self.target, Target::Staged(_)) && !job.is_ahead;
         let rows = self.shape.rows();
         let wanted = self.checksums && (job.direction == Direction::Write || !expected.is_empty());
         let mut map = std::mem::take(&mut self.scratch.map);

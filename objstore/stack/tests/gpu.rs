@@ -20,8 +20,8 @@ use objstore::{
 };
 use ripieno_stack::{
     CudaChoice, ErrorKind, Executor, GpuMemory, Home, HomeMedia, HomeOptions, Place, PoolLayout,
-    PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Request, Route, Stack,
-    StackConfig, StackError,
+    PoolMemory, RankMedia, RankStack, RankStackConfig, Ranks, RanksOptions, Report, Request, Route,
+    Stack, StackConfig, StackError,
 };
 use ripieno_testkit::{keys, pattern};
 
@@ -223,6 +223,10 @@ struct Rank {
 
 impl Rank {
     fn open(ranks: &Ranks, require: Route) -> Self {
+        Self::open_with(ranks, require, StoreOptions::default())
+    }
+
+    fn open_with(ranks: &Ranks, require: Route, options: StoreOptions) -> Self {
         let engine = Engine::new(4096 + 256);
         let device = &engine.device;
         let (stream, work) = (CudaStream::lowest(device).unwrap(), CudaPattern::new(device));
@@ -235,7 +239,7 @@ impl Rank {
             shape: SHAPE,
             pool: engine.pool(),
             controller: ControllerOptions::default(),
-            options: StoreOptions::default(),
+            options,
         };
         let stack = RankStack::open(config, clock()).unwrap();
         Self { stack, stream, work: work.unwrap(), word, engine }
@@ -323,6 +327,78 @@ fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
     });
 }
 
+/// All layers of a job, whenever they are done.
+fn all(rank: &Rank, job: JobId) -> Report {
+    (0..SHAPE.layers).for_each(|layer| rank.stack.start(job, Layer(layer), None).unwrap());
+    rank.stack.end(&[job]).unwrap().pop().unwrap()
+}
+
+#[test]
+fn blocks_in_host_memory_are_copied_in_the_streams_order() {
+    let test = "blocks_in_host_memory_are_copied_in_the_streams_order";
+    isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
+        for route in [Route::Direct, Route::Staged] {
+            let place = temporary();
+            let options =
+                StoreOptions { dram_bytes: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
+            let rank = Rank::open_with(&ranks(place.path()), route, options);
+            let stats = || rank.stack.stats().unwrap();
+            // What is kept was copied before the stream goes on and writes to the block.
+            let job = rank.begin(Direction::Write, 1, &[]);
+            for layer in (0..SHAPE.layers).map(Layer) {
+                let compute = |seed| {
+                    let items = rank.engine.items(1, layer, seed);
+                    // SAFETY: objects of the cache, which is kept.
+                    unsafe { rank.work.fill(rank.stream(), &items) }.unwrap();
+                };
+                compute(5);
+                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+                rank.stack.join(job, layer, rank.stream()).unwrap();
+                compute(77);
+            }
+            let stored = rank.stack.end(&[job]).unwrap().pop().unwrap();
+            assert!(stored.failure.is_none(), "{stored:?}");
+
+            rank.pause();
+            let job = rank.begin(Direction::Read, 6, &stored.checksums);
+            for layer in (0..SHAPE.layers).map(Layer) {
+                rank.stack.start(job, layer, Some(rank.stream())).unwrap();
+            }
+            let layers = (0..SHAPE.layers).map(Layer);
+            layers.for_each(|layer| rank.stack.join(job, layer, rank.stream()).unwrap());
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(100) {
+                assert!(rank.stack.poll(job, Layer(0)).unwrap().is_none(), "{route}: too early");
+            }
+            let mut found = [0; 8];
+            rank.engine.memory.read(rank.engine.offset(6, 0), &mut found).unwrap();
+            assert_eq!(found, [OTHERS; 8], "{route}: the stream was not there yet");
+            rank.go_on();
+            assert!(rank.finds(6, 5), "{route}: used before it was there");
+            assert!(rank.stack.end(&[job]).unwrap()[0].failure.is_none());
+            assert_eq!((stats().retrieved_bytes, stats().dram.hits), (0, 1), "{route}");
+
+            // Other bytes than the checksums say: the devices may have it right.
+            let mut others = stored.checksums.clone();
+            others[3] ^= 1;
+            let failure = all(&rank, rank.begin(Direction::Read, 5, &others)).failure;
+            let failure = failure.expect("the bytes are other ones").to_string();
+            assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
+            assert_eq!(rank.stack.take_lost().unwrap(), []);
+            // It comes from them, and is there again.
+            for hits in [2, 3] {
+                let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
+                assert!(loaded.failure.is_none() && rank.finds(4, 5), "{route}: {loaded:?}");
+                assert_eq!(stats().retrieved_bytes, SHAPE.block_bytes(), "{route}");
+                assert_eq!(stats().dram.hits, hits, "{route}");
+            }
+            assert!(rank.engine.others_are_well(), "{route}");
+            rank.stack.close().unwrap();
+        }
+        cuda_mock::assert_thread_clean();
+    });
+}
+
 #[test]
 fn damaged_bytes_are_noticed_on_every_route() {
     let test = "damaged_bytes_are_noticed_on_every_route";
@@ -332,12 +408,6 @@ fn damaged_bytes_are_noticed_on_every_route() {
             let ranks = ranks(place.path());
             let rank = Rank::open(&ranks, route);
             rank.engine.fill(0, 21);
-            let all = |rank: &Rank, job| {
-                (0..SHAPE.layers).for_each(|layer| {
-                    rank.stack.start(job, Layer(layer), None).unwrap();
-                });
-                rank.stack.end(&[job]).unwrap().pop().unwrap()
-            };
             let stored = all(&rank, rank.begin(Direction::Write, 0, &[]));
             assert!(stored.failure.is_none(), "{stored:?}");
             rank.stack.close().unwrap();

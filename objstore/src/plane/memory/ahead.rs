@@ -1,0 +1,139 @@
+//! What is read ahead: from the devices to memory of this process, without the engine's blocks.
+
+use std::time::Duration;
+
+use kv_catalog::{BlockId, FileId, Layer};
+use kv_tier::HostBlock;
+use nvme_driver::Nanos;
+use nvme_spec::nvm::Direction;
+
+use crate::{
+    error::StoreError,
+    plane::{
+        Move, Plane,
+        job::{Job, JobId, Ticket},
+    },
+};
+
+impl Plane {
+    /// Starts reading files into memory of this process ([`StoreOptions::dram_bytes`]), but for
+    /// those that are there or on their way. All of them are kept for a job that reads them, until
+    /// the time `until`. Without such memory, nothing is done, and nothing more when half of all
+    /// operations are in flight. Says how many leading ones are there or on their way, and which
+    /// job reads: it is among [`Plane::take_ended`] when it has ended. What is written anew
+    /// meanwhile is not kept.
+    ///
+    /// `expected`: as for [`Plane::begin`]. What is in flight is not called back, and holds up what
+    /// is started later: ask for what is needed next.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchFile`], [`StoreError::Ring`], [`StoreError::Failed`].
+    pub fn prefetch(
+        &mut self,
+        files: &[FileId],
+        expected: &[u32],
+        until: Nanos,
+    ) -> Result<(usize, Option<JobId>), StoreError> {
+        self.sync()?;
+        if let Some(file) = files.iter().copied().find(|file| file.0 + 1 >= self.files) {
+            return Err(StoreError::NoSuchFile { file, files: self.files - 1 });
+        }
+        let is_full = self.is_full();
+        let now = Duration::from_nanos(self.clock.now().0);
+        let Some(memory) = &mut self.memory else { return Ok((0, None)) };
+        memory.tier.expire(now);
+        let by = Duration::from_nanos(until.0);
+        files.iter().for_each(|file| memory.tier.expect(*file, by));
+        let moves = files.iter().zip(0..).map(|(file, position)| Move {
+            file: *file,
+            block: BlockId(0),
+            position,
+        });
+        // Of what has no room, the tail is left out.
+        let taken = moves.map_while(|entry| match memory.tier.class(entry.file) {
+            Some(_) => Some(None),
+            None if is_full => None,
+            None => memory.take(&entry, Some(by)).map(Some),
+        });
+        let taken: Vec<Option<(Move, HostBlock)>> = taken.collect();
+        let there = taken.len();
+        let taken: Vec<(Move, HostBlock)> = taken.into_iter().flatten().collect();
+        if taken.is_empty() {
+            return Ok((there, None));
+        }
+        let rows = self.shape.rows() as usize;
+        let words = taken.iter().flat_map(|(entry, _)| {
+            let at = entry.position as usize * rows;
+            expected.get(at..at + rows).unwrap_or_default()
+        });
+        let words: Vec<u32> = words.copied().collect();
+        let blocks: Vec<_> = taken.iter().map(|(entry, at)| (entry.file, *at)).collect();
+        match self.read_ahead(&blocks, &words) {
+            Ok(ticket) => Ok((there, Some(self.abandon_ahead(&ticket)))),
+            Err(error) => {
+                let memory = self.memory.iter_mut();
+                memory.for_each(|m| taken.iter().for_each(|(_, at)| m.tier.filled(*at, false)));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the rest is for what somebody waits for.
+    fn is_full(&self) -> bool {
+        self.ops.len() >= self.options.iocbs as usize / 2
+    }
+
+    /// Starts reading files into blocks that were admitted for them. The caller says when they are
+    /// filled.
+    pub(crate) fn read_ahead(
+        &mut self,
+        blocks: &[(FileId, HostBlock)],
+        words: &[u32],
+    ) -> Result<Ticket, StoreError> {
+        if self.is_full() {
+            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
+        }
+        let moves = blocks.iter().zip(0..).map(|((file, at), position)| Move {
+            file: *file,
+            block: BlockId(at.0),
+            position,
+        });
+        let moves: Vec<Move> = moves.collect();
+        // One operation moves all rows.
+        let mut job = Job::new(Direction::Read, 1, &moves, self.tally.recoveries);
+        job.is_ahead = true;
+        self.upload(&mut job, words)?;
+        self.jobs_ever += 1;
+        let id = JobId(self.jobs_ever);
+        self.jobs.insert(id, job);
+        if let Err(error) = self.issue(id, Layer(0), None, None) {
+            self.jobs.remove(&id);
+            return Err(error);
+        }
+        self.after_completions()?;
+        Ok(self.ticket(id, Layer(0), [None, None]))
+    }
+
+    /// What is read ends by itself: its blocks are filled then, and the job is among
+    /// [`Plane::take_ended`].
+    pub(crate) fn abandon_ahead(&mut self, ticket: &Ticket) -> JobId {
+        if let Some(job) = self.jobs.get_mut(&ticket.job) {
+            job.fills = job.moves.iter().map(|at| (*at, HostBlock(at.block.0))).collect();
+        }
+        self.abandon(ticket.job);
+        ticket.job
+    }
+
+    /// Ends what was read. Says whether it is there.
+    pub(crate) fn end_ahead(&mut self, ticket: &Ticket) -> bool {
+        self.end(ticket.job).is_ok_and(|done| done.failure.is_none())
+    }
+
+    /// Copies a block to the engine's one in `to`. Says whether the bytes are those of the
+    /// checksums; what differs is kept no longer.
+    pub(crate) fn copy_ahead(&mut self, to: Move, host: HostBlock, words: &[u32]) -> bool {
+        let (rows, is_there) = (0..self.shape.rows(), to.block.0 < self.pool.blocks());
+        let memory = self.memory.as_mut().filter(|_| is_there);
+        memory.is_some_and(|memory| memory.give(&to, host, rows, words))
+    }
+}

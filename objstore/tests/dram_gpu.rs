@@ -1,0 +1,412 @@
+//! Blocks in memory of this process before the devices, of a pool on a GPU: streams copy, in the
+//! order that a layer has.
+
+mod gpu;
+mod rig;
+mod stack;
+
+use gpu::Defect;
+use nvme_driver::Nanos;
+use nvme_emu::FaultAction;
+use objstore::{Layer, Order, Path, StoreError};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+use rig::{Rig, wait_all};
+use ripieno_testkit::seeds;
+use stack::{Plan, READ, READ_ERROR, WRITE, blocks, keys, on};
+
+fn plan(blocks: u64, seed: u64) -> Plan {
+    let mut plan = Plan { seed, ..Plan::default() };
+    plan.options.dram_bytes = blocks * plan.shape.block_bytes();
+    plan.options.wait_timeout = Nanos::from_millis(2_000);
+    plan
+}
+
+/// Both paths on which the pool is on the GPU, with several orders of events each.
+fn everywhere(room: u64, test: impl Fn(Rig, Path)) {
+    for path in [Path::Direct, Path::Staged] {
+        for seed in 1..=5 {
+            test(Rig::new(&plan(room, seed), path), path);
+        }
+    }
+}
+
+#[test]
+fn what_was_stored_or_read_is_retrieved_without_a_command() {
+    everywhere(8, |mut rig, path| {
+        let (keys, block) = (keys(0..14), rig.shape.block_bytes());
+        assert_eq!(rig.put(&keys[..6], 0), 6);
+        let before = rig.store.stats().unwrap();
+        // Not one read gets to a device.
+        rig.faults(Some(on(READ, READ_ERROR)));
+        assert_eq!(rig.get(&keys[..6], 30), 6);
+        rig.faults(None);
+        let stats = rig.store.stats().unwrap();
+        assert_eq!((stats.commands, stats.retrieved_bytes), (before.commands, 0), "{path}");
+        assert_eq!((stats.dram.retrieved_bytes, stats.dram.blocks), (6 * block, 6));
+
+        // More than there is room for: a layer comes from both.
+        assert_eq!(rig.put(&keys, 0), 14);
+        assert_eq!(rig.get(&keys, 40), 14);
+        let stats = rig.store.stats().unwrap();
+        assert_eq!((stats.dram.blocks, stats.dram.evictions > 0), (8, true), "{path}");
+        assert!(stats.retrieved_bytes >= 6 * block, "{path}");
+        assert_eq!(stats.dram.retrieved_bytes + stats.retrieved_bytes, 20 * block, "{path}");
+        // What was read is there now.
+        assert_eq!(rig.get(&keys[..8], 30), 8);
+        rig.faults(Some(on(READ, READ_ERROR)));
+        assert_eq!(rig.get(&keys[..8], 40), 8);
+        assert_eq!(rig.domain.refused(), 0);
+    });
+}
+
+#[test]
+fn a_layer_says_what_was_moved_wherever_it_came_from() {
+    everywhere(2, |mut rig, path| {
+        let keys = keys(0..5);
+        assert_eq!(rig.put(&keys, 0), 5);
+        let transfer = rig.transfer(&keys, 30);
+        let ticket = rig.store.retrieve_layer(&transfer, Layer(1)).unwrap();
+        let done = rig.store.wait(ticket).unwrap();
+        assert_eq!((done.objects, done.bytes), (10, 10 * 4096), "{path}");
+        // The other layers were never started: it is not all there.
+        assert!(!rig.holds(30, &keys, Layer(0)));
+    });
+}
+
+/// Hits and misses alike come after what was enqueued before, and before what is enqueued later.
+#[test]
+fn hits_are_in_the_order_of_the_stream() {
+    for room in [3, 20] {
+        everywhere(room, |mut rig, path| {
+            let (old, new) = (keys(0..9), keys(20..29));
+            rig.put(&old, 0);
+            let [compute, other] = [1, 2].map(|n| rig.gpu.stream(n));
+            let transfer = rig.transfer(&old, 40);
+            // The blocks are in use until the gate opens: nothing may be written there.
+            rig.fill(40, &new);
+            rig.gpu.gate(compute, 1);
+            let used = rig.look(compute, 40, &new, Layer(0));
+            let first = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+            let seen = rig.look(compute, 40, &old, Layer(0));
+            let order = Order::AfterStream(compute);
+            let second = rig.store.retrieve_layer_on(&transfer, Layer(1), order).unwrap();
+            rig.store.join(&second, other).unwrap();
+            let joined = rig.look(other, 40, &old, Layer(1));
+            rig.run(30);
+            assert!(rig.holds(40, &new, Layer(0)) && rig.holds(40, &new, Layer(1)), "{path}");
+            assert!(seen.try_recv().is_err() && joined.try_recv().is_err(), "{path}: early");
+            assert!(rig.store.poll(&first).unwrap().is_none());
+            rig.gpu.open(1);
+            assert!(rig.settle(), "{path}");
+            for seen in [used, seen, joined] {
+                assert_eq!(seen.try_recv(), Ok(true), "{path}, room {room}");
+            }
+            wait_all(&mut rig.store, vec![first, second]).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_word_of_the_host_starts_a_layer() {
+    for room in [3, 20] {
+        everywhere(room, |mut rig, path| {
+            let keys = keys(0..9);
+            rig.put(&keys, 0);
+            let transfer = rig.transfer(&keys, 40);
+            let wait = gio_uring::Wait { event: rig.store.event().unwrap(), value: 3 };
+            let order = Order::AfterEvent(&wait);
+            let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), order).unwrap();
+            let event = wait.event.clone();
+            drop(wait);
+            rig.run(30);
+            assert!(!rig.holds(40, &keys[8..], Layer(0)), "{path}");
+            assert!(rig.store.poll(&ticket).unwrap().is_none());
+            event.set(3);
+            rig.store.wait(ticket).unwrap();
+            assert!(rig.holds(40, &keys, Layer(0)), "{path}");
+        });
+    }
+}
+
+/// The engine writes to its blocks as soon as the stream lets it: what is kept are the bytes that
+/// were there before.
+#[test]
+fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
+    for joined in [false, true] {
+        everywhere(20, |mut rig, path| {
+            let (stored, new) = (keys(0..6), keys(20..26));
+            rig.fill(0, &stored);
+            let compute = rig.gpu.stream(1);
+            let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
+            let mut tickets = Vec::new();
+            for layer in rig.layers() {
+                let order = match joined {
+                    true => Order::AfterStream(compute),
+                    false => Order::InStream(compute),
+                };
+                let ticket = rig.store.store_layer_on(&writing, layer, order).unwrap();
+                if joined {
+                    rig.store.join(&ticket, compute).unwrap();
+                }
+                let (places, new) = (rig.places(), new.clone());
+                rig.gpu.enqueue(compute, move |memory| {
+                    let all = new.iter().zip(blocks(0, 6));
+                    all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
+                });
+                tickets.push(ticket);
+            }
+            wait_all(&mut rig.store, tickets).unwrap();
+            rig.store.commit(writing).unwrap();
+            assert!(rig.settle());
+            rig.faults(Some(on(READ, READ_ERROR)));
+            assert_eq!(rig.get(&stored, 40), 6, "{path}");
+            assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
+        });
+    }
+}
+
+/// The same for what is read: it is there for the next one although the stream goes on.
+#[test]
+fn what_is_read_is_kept_as_it_was_read() {
+    for joined in [false, true] {
+        everywhere(6, |mut rig, path| {
+            let (stored, new) = (keys(0..6), keys(20..26));
+            rig.put(&stored, 0);
+            rig.put(&keys(40..46), 0);
+            let compute = rig.gpu.stream(1);
+            let transfer = rig.transfer(&stored, 40);
+            let mut tickets = Vec::new();
+            for layer in rig.layers() {
+                let order = match joined {
+                    true => Order::AfterStream(compute),
+                    false => Order::InStream(compute),
+                };
+                let ticket = rig.store.retrieve_layer_on(&transfer, layer, order).unwrap();
+                if joined {
+                    rig.store.join(&ticket, compute).unwrap();
+                }
+                let (places, new) = (rig.places(), new.clone());
+                rig.gpu.enqueue(compute, move |memory| {
+                    let all = new.iter().zip(blocks(40, 6));
+                    all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
+                });
+                tickets.push(ticket);
+            }
+            wait_all(&mut rig.store, tickets).unwrap();
+            drop(transfer);
+            assert!(rig.settle());
+            let before = rig.store.stats().unwrap();
+            assert_eq!(before.retrieved_bytes, 6 * rig.shape.block_bytes(), "{path}");
+            rig.faults(Some(on(READ, READ_ERROR)));
+            assert_eq!(rig.get(&stored, 50), 6, "{path}");
+        });
+    }
+}
+
+/// A block of memory is another one's only when no stream reads or writes it any more.
+#[test]
+fn memory_is_reused_only_behind_the_stream_that_uses_it() {
+    everywhere(4, |mut rig, path| {
+        let (old, new) = (keys(0..4), keys(10..14));
+        rig.put(&old, 0);
+        let late = rig.gpu.stream(1);
+        rig.gpu.gate(late, 1);
+        let transfer = rig.transfer(&old, 40);
+        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
+        // All memory is read: nothing else gets there.
+        rig.put(&new, 8);
+        assert_eq!(rig.store.stats().unwrap().dram.evictions, 0, "{path}");
+        drop(transfer);
+        rig.run(10);
+        rig.put(&keys(20..24), 12);
+        assert_eq!(
+            rig.store.stats().unwrap().dram.evictions,
+            0,
+            "{path}: given up, and still read"
+        );
+        rig.gpu.open(1);
+        assert!(rig.settle());
+        assert!(rig.holds(40, &old, Layer(0)), "{path}");
+        drop(ticket);
+        rig.store.drain().unwrap();
+        rig.put(&keys(30..34), 16);
+        assert!(rig.store.stats().unwrap().dram.evictions > 0, "{path}");
+    });
+}
+
+#[test]
+fn what_was_prefetched_is_retrieved_without_a_command() {
+    everywhere(4, |mut rig, path| {
+        let (old, new, block) = (keys(0..4), keys(10..14), rig.shape.block_bytes());
+        rig.put(&old, 0);
+        rig.put(&new, 4);
+        let moved = rig.gpu.moved();
+        assert_eq!(rig.store.prefetch(&old, Nanos::from_millis(1000)).unwrap(), 4);
+        rig.store.drain().unwrap();
+        assert_eq!(rig.gpu.moved(), moved, "{path}: the devices reach it themselves");
+        assert_eq!(rig.store.stats().unwrap().dram.prefetched_bytes, 4 * block);
+        rig.faults(Some(on(READ, READ_ERROR)));
+        assert_eq!(rig.get(&old, 30), 4, "{path}");
+        let stats = rig.store.stats().unwrap();
+        assert_eq!((stats.dram.hits, stats.retrieved_bytes), (4, 0), "{path}");
+    });
+}
+
+/// Every byte is compared by [`Rig::get`]: a file that was evicted and written again must not be
+/// served as what it was.
+#[test]
+fn files_that_are_reused_are_served_as_what_they_are() {
+    for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
+        for path in [Path::Direct, Path::Staged] {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut plan = plan(room, seed);
+            plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
+            let mut rig = Rig::new(&plan, path);
+            let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 10)).collect();
+            for _ in 0..80 {
+                let keys = &all[random.random_range(0..all.len())];
+                match random.random_range(0..8) {
+                    0 => drop(rig.store.remove(keys).unwrap()),
+                    1..4 => drop(rig.put(keys, 0)),
+                    // In flight when the next one begins.
+                    4 => drop(rig.store.prefetch(keys, Nanos(random.random_range(0..1 << 20)))),
+                    _ => drop(rig.get(keys, 30)),
+                }
+                assert!(rig.store.stats().unwrap().dram.blocks as u64 <= room);
+            }
+            rig.store.drain().unwrap();
+            let stats = rig.store.stats().unwrap();
+            assert_eq!(stats.files_referenced, 0);
+            assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "{seed}: {stats:?}");
+        }
+    }
+}
+
+/// Devices fail and are recovered while streams are held up: what they copy later is nobody's, and
+/// nothing of it is kept.
+#[test]
+fn a_recovery_keeps_nothing_that_was_not_moved() {
+    for opcode in [READ, WRITE] {
+        everywhere(8, |mut rig, path| {
+            let (a, b, c) = (keys(0..4), keys(10..14), keys(20..22));
+            rig.put(&c, 20);
+            rig.put(&b, 0);
+            rig.put(&a, 4);
+            // Hits only, then hits with misses.
+            let (hits, new) = (rig.transfer(&a, 40), keys(30..32));
+            rig.fill(20, &new);
+            let writing = rig.store.allocate(&new, &blocks(20, 2)).unwrap();
+            let both = rig.transfer(&b, 50);
+            assert_eq!(rig.store.stats().unwrap().dram.hits, 6, "{path}");
+            let broken = rig.transfer(&c, 30);
+            let late = rig.gpu.stream(1);
+            rig.gpu.gate(late, 1);
+            rig.faults(Some(on(opcode, FaultAction::Drop).limit(1)));
+            let failing = match opcode {
+                READ => rig.store.retrieve_layer(&broken, Layer(0)).unwrap(),
+                _ => rig.store.store_layer(&writing, Layer(0)).unwrap(),
+            };
+            let mut tickets = Vec::new();
+            for transfer in [&hits, &both] {
+                tickets.push(rig.store.retrieve_layer_on(transfer, Layer(0), late).unwrap());
+            }
+            rig.store.wait(failing).unwrap_err();
+            assert_eq!(rig.store.stats().unwrap().recoveries, 1, "{path}");
+            rig.faults(None);
+            rig.gpu.open(1);
+            assert!(rig.settle(), "{path}: a stream hangs");
+            let mut tickets = tickets.into_iter();
+            // It has nothing to do with the devices.
+            rig.store.wait(tickets.next().unwrap()).unwrap();
+            assert!(rig.holds(40, &a, Layer(0)), "{path}");
+            // Staged, the devices were done with it before.
+            let ended = rig.store.wait(tickets.next().unwrap());
+            assert!(
+                ended.is_err() || path == Path::Staged && rig.holds(50, &b, Layer(0)),
+                "{path}"
+            );
+            drop((hits, both, broken, writing));
+            assert_eq!(rig.get(&a, 40), 4, "{path}");
+            // Files that were being read may be misses now; what is found is right.
+            rig.get(&b, 40);
+            rig.get(&c, 40);
+            assert_eq!(rig.store.lookup(&new).unwrap().len(), 0);
+            assert_eq!(rig.domain.refused(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_stream_that_refuses_keeps_nothing_in_flight() {
+    for path in [Path::Direct, Path::Staged] {
+        for after in 0..14 {
+            let mut rig = Rig::new(&plan(3, 1), path);
+            let keys = keys(0..6);
+            rig.put(&keys, 0);
+            let compute = rig.gpu.stream(1);
+            let transfer = rig.transfer(&keys, 40);
+            rig.gpu.break_it(Defect::RefusesAfter(after));
+            let layers: Vec<_> = rig.layers().collect();
+            let started: Result<Vec<_>, _> = layers
+                .iter()
+                .map(|layer| rig.store.retrieve_layer_on(&transfer, *layer, compute))
+                .collect();
+            rig.gpu.break_it(Defect::None);
+            if let Err(error) = started {
+                assert!(
+                    matches!(error, StoreError::Stream { .. } | StoreError::Failed { .. }),
+                    "{path}, {after}: {error}"
+                );
+            }
+            assert!(rig.settle(), "{path}, {after}: a stream hangs");
+            drop(transfer);
+            if rig.store.drain().is_ok() {
+                assert_eq!(rig.get(&keys, 50), 6, "{path}, {after}");
+                assert_eq!(rig.store.stats().unwrap().files_referenced, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_freed_before_the_streams_are_past_it() {
+    everywhere(4, |mut rig, path| {
+        let keys = keys(0..4);
+        rig.put(&keys, 0);
+        let late = rig.gpu.stream(1);
+        let transfer = rig.transfer(&keys, 40);
+        rig.gpu.gate(late, 1);
+        let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), late).unwrap();
+        let Rig { store, gpu, .. } = rig;
+        let living = gpu.living();
+        // Closed while the stream is held up: it reads the memory yet.
+        store.close().unwrap_err();
+        assert_eq!(gpu.living(), living, "{path}");
+        gpu.open(1);
+        while !gpu.is_idle() {
+            gpu.step();
+        }
+        drop((ticket, transfer));
+    });
+    everywhere(4, |mut rig, path| {
+        let keys = keys(0..4);
+        rig.put(&keys, 0);
+        assert_eq!(rig.get(&keys, 40), 4);
+        let Rig { store, gpu, .. } = rig;
+        let living = gpu.living();
+        store.close().unwrap().pool.unregister().unwrap();
+        // The pool, its staging memory, and what was kept.
+        let freed = if path == Path::Staged { 3 } else { 2 };
+        assert_eq!(gpu.living(), living - freed, "{path}");
+    });
+}
+
+#[test]
+fn a_pool_elsewhere_is_refused() {
+    let plan = plan(4, 1);
+    let parts = rig::Parts::new(&plan);
+    let memory = ripieno_testkit::KvMemory::new(&*parts.domain, plan.shape, plan.blocks);
+    let refused = parts.store(&plan, memory.pool.clone(), nvme_driver::DevicePtr(0), rig::inline);
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("dram_bytes") && refused.contains("GPU"), "{refused}");
+}
