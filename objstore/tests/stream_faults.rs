@@ -362,6 +362,40 @@ fn words_are_new_with_a_new_executor() {
     }
 }
 
+/// What a stream copies yet, it does with what the executor that is gone left; what was begun with
+/// that and not started has to begin anew.
+#[test]
+fn copies_are_new_with_a_new_executor() {
+    for path in BOTH {
+        let mut plan = plan(1);
+        plan.options.dram_bytes = 4 * plan.shape.block_bytes();
+        let (mut rig, fault, living) = faulty_with(&plan, path);
+        let (a, b) = (keys(0..4), keys(10..14));
+        rig.put(&b, 0);
+        rig.put(&a, 0);
+        let slow = rig.gpu.stream(1);
+        rig.gpu.gate(slow, 1);
+        let [hits, broken] = [rig.transfer(&a, 40), rig.transfer(&b, 50)];
+        let copied = rig.store.retrieve_layer_on(&hits, Layer(0), slow).unwrap();
+        *fault.lock().unwrap() = ExecutorFault::Once;
+        rig.faults(Some(on(READ, FaultAction::Drop).limit(1)));
+        let failing = rig.store.retrieve_layer(&broken, Layer(0)).unwrap();
+        assert!(failed(rig.store.wait(failing)));
+        rig.faults(None);
+        let refused = rig.store.retrieve_layer(&hits, Layer(1)).unwrap_err();
+        assert!(matches!(refused, StoreError::RequestFailed { .. }), "{path}: {refused}");
+        assert!(living.strong_count() > 0, "{path}: a stream still looks at its tables");
+        rig.gpu.open(1);
+        assert!(rig.settle(), "{path}");
+        rig.store.wait(copied).unwrap();
+        assert!(rig.holds(40, &a, Layer(0)), "{path}");
+        drop((hits, broken));
+        assert_eq!(rig.get(&a, 40), 4, "{path}");
+        assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0, "{path}");
+        rig.store.close().unwrap();
+    }
+}
+
 /// Where no stream has to do with it, memory of an executor that was replaced is freed.
 #[test]
 fn a_replaced_executor_leaves_nothing_behind() {

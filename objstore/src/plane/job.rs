@@ -172,7 +172,7 @@ impl Job {
         if let Some(failure) = self.failure {
             return Some(JobFailure::Transfer(failure));
         }
-        if self.map.is_none() && self.hit_copies.is_none() {
+        if self.map.is_none() && self.hits.is_empty() {
             return None;
         }
         let done = |state: &LayerState| matches!(state, LayerState::Ended(Ok(_)));

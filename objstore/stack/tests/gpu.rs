@@ -392,6 +392,11 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
                 assert_eq!(stats().retrieved_bytes, SHAPE.block_bytes(), "{route}");
                 assert_eq!(stats().dram.hits, hits, "{route}");
             }
+            // All of it is there only when all layers were copied.
+            let job = rank.begin(Direction::Read, 4, &stored.checksums);
+            rank.stack.start(job, Layer(1), None).unwrap();
+            let failure = rank.stack.end(&[job]).unwrap().pop().unwrap().failure;
+            assert!(failure.is_some(), "{route}: two layers were never copied");
             assert!(rank.engine.others_are_well(), "{route}");
             rank.stack.close().unwrap();
         }
