@@ -18,6 +18,7 @@ use kv_tier::{Admission, Block, HostBlock, Tier, TierConfig, TierCounts};
 use nvme_driver::{Bus, DmaMemory, DmaSlice, platform::buffer::Buffer};
 use nvme_spec::nvm::Direction;
 
+pub(crate) use self::ahead::Copied;
 pub(super) use self::gpu::Copies;
 use self::gpu::GpuCopier;
 use super::{Device, Move, Plane, job::Job, open, route};
@@ -201,6 +202,7 @@ impl HostMemory {
         entries.for_each(|(entry, _)| self.tier.remove(entry.file));
         match differing.first().and_then(|at| job.hits.get(*at as usize)) {
             Some((entry, _)) => Err(differs(entry, layer)),
+            None if job.is_ahead => Ok(()),
             None => {
                 self.retrieved_bytes += self.size(job.hits.len()).1;
                 Ok(())
@@ -319,7 +321,9 @@ impl Plane {
     /// of it was moved.
     pub(super) fn let_go(&mut self, job: &Job) {
         let Some(memory) = &mut self.memory else { return };
-        job.hits.iter().for_each(|(_, at)| memory.tier.release(*at));
+        // What was copied ahead, whoever asked for it releases.
+        let hits = job.hits.iter().filter(|_| !job.is_ahead);
+        hits.for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
         job.fills.iter().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
         if job.direction == Direction::Write && job.fills.len() < job.moves.len() {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    plane::{AGAIN, Move, Ticket},
+    plane::{AGAIN, Copied, Move, Ticket},
 };
 
 /// A batch that is read from the devices.
@@ -26,6 +26,14 @@ struct Flight {
     ticket: Ticket,
     /// Its files get no other bytes meanwhile.
     prefix: Option<Arc<Prefix>>,
+}
+
+/// A batch that a stream copies to the engine's blocks.
+#[derive(Debug)]
+struct Copying {
+    op: OpId,
+    request: RequestId,
+    ticket: Ticket,
 }
 
 /// A request that was announced.
@@ -46,15 +54,19 @@ pub(super) struct Ahead {
     link: Scheduler,
     requests: HashMap<RequestId, Announced>,
     in_flight: Vec<Flight>,
+    copying: Vec<Copying>,
+    /// Copies that have ended, and the scheduler of the link does not know it yet.
+    copied: Vec<OpId>,
     /// There may be something to plan.
     is_due: bool,
 }
 
 impl Ahead {
     pub(super) fn new(store: Store, link: Scheduler, config: LookaheadConfig) -> Self {
-        let (requests, in_flight) = Default::default();
+        let (requests, in_flight, copying, copied) = Default::default();
         let lookahead = Lookahead::new(config);
-        Self { store, lookahead, link, requests, in_flight, is_due: false }
+        let is_due = false;
+        Self { store, lookahead, link, requests, in_flight, copying, copied, is_due }
     }
 
     pub(super) fn counts(&self) -> LookaheadCounts {
@@ -105,6 +117,7 @@ impl Ahead {
         id: RequestId,
         drives: &mut Scheduler,
     ) -> Result<(), StoreError> {
+        self.settle(|copying| copying.request == id)?;
         let Self { store, lookahead, link, .. } = self;
         with_tier(store, |tier| lookahead.cancel(id, tier, drives, link))?;
         self.requests.remove(&id);
@@ -118,6 +131,7 @@ impl Ahead {
         id: RequestId,
         drives: &mut Scheduler,
     ) -> Result<usize, StoreError> {
+        self.settle(|copying| copying.request == id)?;
         let Self { store, lookahead, link, .. } = self;
         let missing = with_tier(store, |tier| lookahead.run(id, tier, drives, link))?;
         self.is_due = true;
@@ -129,10 +143,37 @@ impl Ahead {
         Ok(first.unwrap_or(files.len()))
     }
 
+    /// Waits for what streams copy: none of it is written to any more.
+    fn settle(&mut self, which: impl Fn(&Copying) -> bool) -> Result<(), StoreError> {
+        let Self { store, lookahead, copying, copied, .. } = self;
+        for Copying { op, ticket, .. } in copying.extract_if(.., |copying| which(copying)) {
+            // What became of it, the job says; without a store, nobody.
+            let _ = store.wait_for(&ticket);
+            store.inner.with_plane(|plane| {
+                let is_good = plane.end_ahead(&ticket);
+                let tier = plane.tier().expect("it was copied from there");
+                lookahead.ended(op, is_good, tier);
+                Ok(())
+            })?;
+            copied.push(op);
+        }
+        Ok(())
+    }
+
     /// Takes note of what was read, and hands what may begin to the schedulers.
     pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) -> Result<(), StoreError> {
-        let Self { store, lookahead, link, in_flight, is_due, .. } = self;
+        let Self { store, lookahead, link, in_flight, copying, copied, is_due, .. } = self;
         store.inner.with_plane(|plane| {
+            let over = copying.extract_if(.., |copying| plane.is_over(&copying.ticket));
+            for Copying { op, ticket, .. } in over.collect::<Vec<_>>() {
+                let is_good = plane.end_ahead(&ticket);
+                lookahead.ended(op, is_good, plane.tier().expect("it was copied from there"));
+                copied.push(op);
+            }
+            for op in copied.drain(..) {
+                link.ended(op, now);
+                *is_due = true;
+            }
             let over = in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket));
             let over: Vec<Flight> = over.collect();
             for Flight { op, ticket, .. } in over {
@@ -199,7 +240,7 @@ impl Ahead {
     }
 
     fn copy_batch(&mut self, op: OpId, now: Duration) -> Result<(), StoreError> {
-        let Self { store, lookahead, link, requests, .. } = self;
+        let Self { store, lookahead, link, requests, copying, .. } = self;
         let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
         let Some(Batch { request, blocks, .. }) = batch else { return Ok(()) };
         let target = |file: FileId| {
@@ -207,16 +248,23 @@ impl Ahead {
             let at = prefix.files().iter().position(|other| *other == file)?;
             targets.get(at).copied()
         };
-        let mut is_good = true;
-        for (file, host) in blocks {
-            let expected = store.expected(&[file]);
-            is_good &= target(file).is_some_and(|block| {
-                let copied = store.inner.with_plane(|plane| {
-                    Ok(plane.copy_ahead(Move { file, block, position: 0 }, host, &expected))
-                });
-                copied.unwrap_or(false)
-            });
-        }
+        let files: Vec<FileId> = blocks.iter().map(|(file, _)| *file).collect();
+        let expected = store.expected(&files);
+        let blocks = blocks.into_iter().map(|(file, host)| {
+            let to = Move { file, block: target(file)?, position: 0 };
+            Some((to, host))
+        });
+        let copied = blocks.collect::<Option<Vec<_>>>().and_then(|blocks| {
+            store.inner.with_plane(|plane| plane.copy_ahead(&blocks, &expected)).ok()
+        });
+        let is_good = match copied {
+            Some(Copied::Started(ticket)) => {
+                copying.push(Copying { op, request, ticket });
+                return Ok(());
+            }
+            Some(Copied::AtOnce(is_good)) => is_good,
+            None => false,
+        };
         with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
         link.ended(op, now);
         self.is_due = true;
@@ -226,6 +274,8 @@ impl Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
+        // A closed store has nothing left to wait for.
+        let _ = self.settle(|_| true);
         let Self { store: Store { inner, .. }, in_flight, .. } = self;
         for Flight { ticket, prefix, .. } in in_flight.drain(..) {
             // A closed store has nothing left to give back.

@@ -96,18 +96,22 @@ impl Store {
     /// # Errors
     /// As for [`Plane::wait`].
     pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
+        self.wait_for(&ticket)
+    }
+
+    pub(super) fn wait_for(&self, ticket: &Ticket) -> Result<LayerDone, StoreError> {
         let clock = &self.inner.clock;
         loop {
             let mut waiter = Waiter::new(&**clock, clock.now() + self.inner.wait_timeout);
             loop {
-                match self.inner.with_plane(|plane| plane.poll_layer(&ticket))? {
+                match self.inner.with_plane(|plane| plane.poll_layer(ticket))? {
                     Polled::Done(done) => return Ok(done),
                     Polled::Pending(Progress::Moved) => waiter.moved(),
                     Polled::Pending(Progress::Idle) if waiter.wait() => {}
                     Polled::Pending(Progress::Idle) => break,
                 }
             }
-            self.inner.with_plane(|plane| plane.overdue(&ticket))?;
+            self.inner.with_plane(|plane| plane.overdue(ticket))?;
         }
     }
 

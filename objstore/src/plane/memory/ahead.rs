@@ -9,6 +9,7 @@ use nvme_spec::nvm::Direction;
 
 use crate::{
     error::StoreError,
+    order::Order,
     plane::{
         Move, Plane,
         job::{Job, JobId, Ticket},
@@ -129,11 +130,52 @@ impl Plane {
         self.end(ticket.job).is_ok_and(|done| done.failure.is_none())
     }
 
-    /// Copies a block to the engine's one in `to`. Says whether the bytes are those of the
-    /// checksums; what differs is kept no longer.
-    pub(crate) fn copy_ahead(&mut self, to: Move, host: HostBlock, words: &[u32]) -> bool {
-        let (rows, is_there) = (0..self.shape.rows(), to.block.0 < self.pool.blocks());
-        let memory = self.memory.as_mut().filter(|_| is_there);
-        memory.is_some_and(|memory| memory.give(&to, host, rows, words))
+    /// Copies blocks to the engine's ones, all rows of them. `words`: their checksums, `[block]
+    /// [row]`; what differs is kept no longer. A stream does not wait for anything first.
+    pub(crate) fn copy_ahead(
+        &mut self,
+        blocks: &[(Move, HostBlock)],
+        words: &[u32],
+    ) -> Result<Copied, StoreError> {
+        let (is_full, all) = (self.is_full(), self.pool.blocks());
+        let is_there = blocks.iter().all(|(to, _)| to.block.0 < all);
+        let Some(memory) = self.memory.as_mut().filter(|_| is_there) else {
+            return Ok(Copied::AtOnce(false));
+        };
+        if memory.copies_at_once() {
+            let rows = self.shape.rows();
+            let mut words = words.chunks_exact(rows as usize).chain(std::iter::repeat(&[][..]));
+            let copied = blocks.iter().map(|(to, host)| {
+                memory.give(to, *host, 0..rows, words.next().unwrap_or_default())
+            });
+            return Ok(Copied::AtOnce(copied.fold(true, |all, is_good| all & is_good)));
+        }
+        if is_full {
+            return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
+        }
+        let mut job = Job::new(Direction::Read, 1, &[], self.tally.recoveries);
+        job.is_ahead = true;
+        job.hits = blocks.to_vec();
+        job.hit_words = words.to_vec();
+        self.upload_copies(&mut job)?;
+        self.jobs_ever += 1;
+        let id = JobId(self.jobs_ever);
+        self.jobs.insert(id, job);
+        match self.start_copied(id, Layer(0), Order::Unordered) {
+            Ok(moved) => Ok(Copied::Started(self.ticket(id, Layer(0), [moved, None]))),
+            Err(error) => {
+                self.jobs.remove(&id);
+                Err(error)
+            }
+        }
     }
+}
+
+/// What became of blocks that were to be copied.
+#[derive(Debug)]
+pub(crate) enum Copied {
+    /// They are there, with the bytes of their checksums, or they are not.
+    AtOnce(bool),
+    /// A stream copies them: [`Plane::end_ahead`] says it when that is over.
+    Started(Ticket),
 }

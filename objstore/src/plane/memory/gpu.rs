@@ -6,6 +6,8 @@
 //! lets the store read them; of one that is read, when the devices have. A layer has ended when
 //! its copies have, for those that wait for it on a stream, too.
 
+use std::ops::Range;
+
 use gio_uring::{DeviceArray, RawStream, ScatterGather, ScatterGatherOp, Uring, Wait};
 use kv_catalog::{KvShape, Layer};
 use kv_tier::HostBlock;
@@ -95,20 +97,20 @@ impl HostMemory {
         op: ScatterGatherOp,
         copies: &Copies,
         layer: Layer,
+        rows_of: Range<u32>,
         shape: &KvShape,
     ) -> Option<ScatterGather> {
         let Copier::Gpu(GpuCopier { base, row_bytes, engine, rows }) = &self.copier else {
             return None;
         };
-        let first = shape.layer_rows(layer).start;
         let checksums = copies.checksums.as_ref();
         Some(ScatterGather {
             op,
-            staging: DevicePtr(base.0 + u64::from(first) * row_bytes),
+            staging: DevicePtr(base.0 + u64::from(rows_of.start) * row_bytes),
             staging_row: *row_bytes,
             staging_blocks: Some(copies.host.address(0)),
-            rows: rows.as_ref()?.address(first as usize),
-            row_count: shape.segments,
+            rows: rows.as_ref()?.address(rows_of.start as usize),
+            row_count: rows_of.len() as u32,
             blocks: copies.engine.address(0),
             count: copies.engine.len() as u32,
             block_stride: engine.block_stride(),
@@ -135,14 +137,19 @@ impl Plane {
     fn hits(&self, id: JobId, layer: Layer) -> Option<ScatterGather> {
         let (memory, job) = (self.memory.as_ref()?, self.jobs.get(&id)?);
         let copies = job.hit_copies.as_ref()?;
-        memory.scatter_gather(ScatterGatherOp::Scatter, copies, layer, &self.shape)
+        let rows = match job.is_ahead {
+            true => 0..self.shape.rows(),
+            false => self.shape.layer_rows(layer),
+        };
+        memory.scatter_gather(ScatterGatherOp::Scatter, copies, layer, rows, &self.shape)
     }
 
     /// What a stream copies to keep it.
     fn fills(&self, id: JobId, layer: Layer) -> Option<ScatterGather> {
         let (memory, job) = (self.memory.as_ref()?, self.jobs.get(&id)?);
         let copies = job.fill_copies.as_ref()?;
-        memory.scatter_gather(ScatterGatherOp::Gather, copies, layer, &self.shape)
+        let rows = self.shape.layer_rows(layer);
+        memory.scatter_gather(ScatterGatherOp::Gather, copies, layer, rows, &self.shape)
     }
 
     /// Has streams copy a layer of which the devices move nothing. What says that it was.
