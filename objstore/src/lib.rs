@@ -164,8 +164,9 @@
 //!   that does not get to a move within [`StoreOptions::wait_timeout`] fails the store, because a
 //!   move cannot be called back.
 //! - [`Order::InStream`] costs three operations of a stream, `AfterStream` one and `join` two; a
-//!   staged layer costs up to four of the stream that moves it. None of it grows with the number of
-//!   blocks.
+//!   staged layer costs up to four of the stream that moves it. With memory beside the devices
+//!   ([`StoreOptions::dram_bytes`]) a layer costs up to seven more, `join` four; what is copied for an order
+//!   that holds up no stream shares the store's own. None of it grows with the number of blocks.
 //! - **Streams have to live** until what was enqueued for the store is done. They are not used by
 //!   the store at any other time.
 //! - **Memory**: the pool belongs to the devices and the streams until [`Store::close`] returned;
@@ -190,6 +191,7 @@
 //!   is a seam: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for what they
 //!   report by themselves. `memory.rs` has blocks in memory of this process beside the devices
 //!   ([`StoreOptions::dram_bytes`]), which the devices reach, too; which ones, [`kv_tier`] says.
+//!   `memory/gpu.rs` has streams copy them where the pool is on a GPU.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
 //!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
 //!   scheduler's process has when planes are in other ones (`store/ranks.rs`). [`PacedStore`] lets
@@ -223,8 +225,8 @@
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
-//! - Blocks in memory of this process beside the devices, where there is a GPU; writing them to the
-//!   devices later than at once (write-back). Where the catalog is a [`DurableCatalog`], blocks of
+//! - Writing blocks that are kept in memory of this process to the devices later than at once
+//!   (write-back); with a GPU, keeping only what was prefetched. Where the catalog is a [`DurableCatalog`], blocks of
 //!   files that were evicted stay there until others need the memory.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.

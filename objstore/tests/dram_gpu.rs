@@ -6,9 +6,9 @@ mod rig;
 mod stack;
 
 use gpu::Defect;
-use nvme_driver::Nanos;
+use nvme_driver::{DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
-use objstore::{Layer, Order, Path, StoreError};
+use objstore::{BlockId, KvPool, Layer, Order, Path, Row, StoreError};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
 use ripieno_testkit::seeds;
@@ -243,6 +243,8 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
         rig.put(&old, 0);
         rig.put(&new, 4);
         let moved = rig.gpu.moved();
+        // Each of these has its own place.
+        assert_eq!(rig.store.prefetch(&old[..1], Nanos::from_millis(1000)).unwrap(), 1);
         assert_eq!(rig.store.prefetch(&old, Nanos::from_millis(1000)).unwrap(), 4);
         rig.store.drain().unwrap();
         assert_eq!(rig.gpu.moved(), moved, "{path}: the devices reach it themselves");
@@ -383,12 +385,12 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let living = gpu.living();
         // Closed while the stream is held up: it reads the memory yet.
         store.close().unwrap_err();
+        drop((ticket, transfer));
         assert_eq!(gpu.living(), living, "{path}");
         gpu.open(1);
         while !gpu.is_idle() {
             gpu.step();
         }
-        drop((ticket, transfer));
     });
     everywhere(4, |mut rig, path| {
         let keys = keys(0..4);
@@ -401,6 +403,33 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let freed = if path == Path::Staged { 3 } else { 2 };
         assert_eq!(gpu.living(), living - freed, "{path}");
     });
+}
+
+/// Pinned memory of this process that the GPU reaches is no other pool for its streams.
+#[test]
+fn a_pool_in_pinned_memory_is_copied_to_by_streams() {
+    let plan = plan(8, 1);
+    let parts = rig::Parts::new(&plan);
+    let bytes = plan.shape.block_bytes() as usize * plan.blocks as usize;
+    let memory = parts.domain.import(parts.gpu.alloc_pinned(bytes)).unwrap();
+    let pool = KvPool::contiguous(memory, &plan.shape, plan.blocks).unwrap();
+    let base = pool.device(BlockId(0), Row(0)).unwrap();
+    let mut rig = parts.store(&plan, pool, base, rig::inline).unwrap();
+    let keys = keys(0..6);
+    rig.put(&keys, 0);
+    let compute = rig.gpu.stream(1);
+    rig.gpu.gate(compute, 1);
+    let transfer = rig.transfer(&keys, 40);
+    let ticket = rig.store.retrieve_layer_on(&transfer, Layer(0), compute).unwrap();
+    let seen = rig.look(compute, 40, &keys, Layer(0));
+    rig.run(10);
+    assert!(!rig.holds(40, &keys[..1], Layer(0)));
+    rig.gpu.open(1);
+    assert!(rig.settle());
+    assert_eq!(seen.try_recv(), Ok(true));
+    rig.store.wait(ticket).unwrap();
+    let stats = rig.store.stats().unwrap();
+    assert_eq!((stats.path, stats.retrieved_bytes), (Path::Host, 0));
 }
 
 #[test]

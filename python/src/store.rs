@@ -64,7 +64,7 @@ impl Store {
     /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it
     /// is made first if there is none. While it is opened, some of the pool is used for tests, and
     /// put back as it was. dram_bytes: memory of this process in which blocks that were stored or
-    /// loaded are kept beside the devices, and copied from; not with a pool on a GPU.
+    /// loaded are kept beside the devices, and copied from.
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,

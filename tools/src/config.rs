@@ -186,7 +186,7 @@ pub(crate) struct ReplayFlags {
     pub(crate) capacity: Option<u64>,
 
     /// Memory of this process in which blocks that were stored or retrieved are kept beside the
-    /// devices, and copied from. Not with a GPU
+    /// devices, and copied from
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0",
         help_heading = "Devices")]
     pub(crate) dram: u64,

@@ -84,7 +84,7 @@ impl PacedStore {
 
     /// The request has blocks: what is in host memory may be copied there, until it runs or is
     /// cancelled. A block for each of its leading keys; those of which nothing is stored are left
-    /// alone.
+    /// alone. On a GPU, nothing that was enqueued on a stream uses them any more.
     pub fn allocated(&mut self, request: RequestId, blocks: &[BlockId]) {
         if let Some(ahead) = &mut self.ahead {
             ahead.allocated(request, blocks);
@@ -93,7 +93,7 @@ impl PacedStore {
 
     /// The request runs now. Says how many leading blocks are where they are to go: it has to
     /// retrieve the others itself ([`Store::retrieve_from`]). None of its blocks is written to any
-    /// more.
+    /// more: what a GPU copies there is waited for.
     ///
     /// # Errors
     /// [`StoreError::Failed`].
