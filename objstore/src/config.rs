@@ -164,11 +164,12 @@ pub struct StoreOptions {
     /// read. All of it is taken, and with real devices or a GPU pinned, when the store is opened.
     /// 0: none.
     ///
-    /// With a GPU its streams copy, in the order that a layer has: hits to the engine's blocks, and
-    /// everything that is stored or read from the devices out of them, before the blocks are the
-    /// engine's again. So on the direct path, where nothing else crosses host memory, a layer that
-    /// is not found there takes the link twice. It is worth that where blocks come back soon, or
-    /// drives are slower than the link. What is prefetched gets there without it.
+    /// With a GPU, on which the pool has to have an address, its streams copy, in the order that a
+    /// layer has: hits to the engine's blocks, and everything that is stored or read from the
+    /// devices out of them, before the blocks are the engine's again. So on the direct path, where
+    /// nothing else crosses host memory, a layer that is not found there takes the link twice. It
+    /// is worth that where blocks come back soon, or drives are slower than the link. What is
+    /// prefetched gets there without it.
     pub dram_bytes: u64,
     /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
     /// store knows the bytes of a file itself.

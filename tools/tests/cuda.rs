@@ -99,6 +99,24 @@ fn every_route_and_every_launch_move_the_same_bytes() {
     }
 }
 
+/// Blocks in host memory before the drives: the GPU copies them.
+#[test]
+fn host_memory_serves_hits() {
+    let line = "--requests 40 --seed 5 --verify full --pool-blocks 20 --dram 96MiB";
+    for route in ["staged", "direct"] {
+        for launch in ["per-batch", "resident"] {
+            let line = format!("{line} --require {route} --launch {launch}");
+            let (report, _) = report(Level::Full, &[], &line);
+            assert_eq!(report["path"], route);
+            assert!(count(&report, "dram_retrieved_bytes") > 0, "{line}: {report}");
+        }
+    }
+    // A pool without an address on the GPU is out of its streams' reach.
+    let line = format!("replay --executor cuda {line} --require host");
+    let said = text(&run(Level::Full, &[], &line).stderr);
+    assert!(said.contains("dram_bytes") && said.contains("leave it 0"), "{said}");
+}
+
 #[test]
 fn shapes_windows_and_samples() {
     for line in [

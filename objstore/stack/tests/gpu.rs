@@ -397,6 +397,11 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             rank.stack.start(job, Layer(1), None).unwrap();
             let failure = rank.stack.end(&[job]).unwrap().pop().unwrap().failure;
             assert!(failure.is_some(), "{route}: two layers were never copied");
+            // The file gets other bytes: those of before are served no more.
+            let stored = all(&rank, rank.begin(Direction::Write, 1, &[]));
+            let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
+            assert!(loaded.failure.is_none() && rank.finds(4, 77), "{route}: {loaded:?}");
+            assert_eq!((stats().retrieved_bytes, stats().dram.hits), (SHAPE.block_bytes(), 5));
             assert!(rank.engine.others_are_well(), "{route}");
             rank.stack.close().unwrap();
         }
