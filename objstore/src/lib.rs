@@ -159,14 +159,15 @@
 //!   [`StoreOptions::wait_timeout`], when everything in flight is cancelled. A staged retrieve
 //!   waits on the GPU only, not in that order; but all moves for [`Order::Unordered`],
 //!   `AfterEvent` and `AfterStream` share the store's own stream, where one holds up the next.
-//! - **Events have to be signalled.** For a staged layer, the event of [`Order::AfterEvent`] has to
-//!   be signalled even after the layer has failed: the store's own stream waits for it. A stream
-//!   that does not get to a move within [`StoreOptions::wait_timeout`] fails the store, because a
-//!   move cannot be called back.
+//! - **Events have to be signalled.** For a layer that is staged, or has to do with memory beside
+//!   the devices, the event of [`Order::AfterEvent`] has to be signalled even after the layer has
+//!   failed: the store's own stream waits for it. A stream that does not get to a move within
+//!   [`StoreOptions::wait_timeout`] fails the store, because a move cannot be called back.
 //! - [`Order::InStream`] costs three operations of a stream, `AfterStream` one and `join` two; a
 //!   staged layer costs up to four of the stream that moves it. With memory beside the devices
-//!   ([`StoreOptions::dram_bytes`]) a layer costs up to seven more, `join` four; what is copied for an order
-//!   that holds up no stream shares the store's own. None of it grows with the number of blocks.
+//!   ([`StoreOptions::dram_bytes`]) a layer costs up to seven more, `join` four; what is copied for
+//!   an order that holds up no stream shares the store's own. None of it grows with the number of
+//!   blocks.
 //! - **Streams have to live** until what was enqueued for the store is done. They are not used by
 //!   the store at any other time.
 //! - **Memory**: the pool belongs to the devices and the streams until [`Store::close`] returned;
@@ -226,8 +227,8 @@
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
 //! - Writing blocks that are kept in memory of this process to the devices later than at once
-//!   (write-back); with a GPU, keeping only what was prefetched. Where the catalog is a [`DurableCatalog`], blocks of
-//!   files that were evicted stay there until others need the memory.
+//!   (write-back); with a GPU, keeping only what was prefetched. Where the catalog is a
+//!   [`DurableCatalog`], blocks of files that were evicted stay there until others need the memory.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.
 

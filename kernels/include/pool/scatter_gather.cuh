@@ -1,5 +1,5 @@
-// gio_scatter_gather: objects between staging memory, where they stand one after another or in blocks
-// of their own, and blocks of the pool, in either direction.
+// gio_scatter_gather: objects between staging memory, where they stand one after another or in
+// blocks of their own, and blocks of the pool, in either direction.
 //
 // A warp takes a tile of an object at a time, so that 32 threads are at neighbouring addresses on
 // either side, and each has four loads under way before its first store. With checksums it takes

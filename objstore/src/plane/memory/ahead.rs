@@ -17,11 +17,11 @@ use crate::{
 };
 
 impl Plane {
-    /// Starts reading files into memory of this process ([`StoreOptions::dram_bytes`]), but for
-    /// those that are there or on their way. All of them are kept for a job that reads them, until
-    /// the time `until`. Without such memory, nothing is done, and nothing more when half of all
-    /// operations are in flight. Says how many leading ones are there or on their way, and which
-    /// job reads: it is among [`Plane::take_ended`] when it has ended. What is written anew
+    /// Starts reading files into memory of this process ([`crate::StoreOptions::dram_bytes`]), but
+    /// for those that are there or on their way. All of them are kept for a job that reads them,
+    /// until the time `until`. Without such memory, nothing is done, and nothing more when half of
+    /// all operations are in flight. Says how many leading ones are there or on their way, and
+    /// which job reads: it is among [`Plane::take_ended`] when it has ended. What is written anew
     /// meanwhile is not kept.
     ///
     /// `expected`: as for [`Plane::begin`]. What is in flight is not called back, and holds up what
