@@ -1,6 +1,6 @@
 //! What a store is opened with.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use gio_uring::{ExecutorError, IoExecutor, StreamOps};
 use nvme_driver::{Clock, Controller, CopyEngine, Nanos, QueueMemory};
@@ -124,6 +124,49 @@ pub enum Durability {
     Volatile,
 }
 
+/// What gets into the memory of [`StoreOptions::dram_bytes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum DramMode {
+    /// What is stored, what is read from the devices, and what is read ahead. The devices get what
+    /// is stored at once.
+    #[default]
+    WriteThrough,
+    /// What is read ahead alone ([`crate::Plane::prefetch`], [`crate::PacedStore`]). What is stored
+    /// or read into the engine's blocks is not copied out of them.
+    ReadAhead,
+}
+
+impl DramMode {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::WriteThrough, Self::ReadAhead];
+
+    /// Its name, as [`DramMode::from_str`] reads it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WriteThrough => "write-through",
+            Self::ReadAhead => "read-ahead",
+        }
+    }
+}
+
+impl fmt::Display for DramMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DramMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
+        let names = Self::ALL.map(Self::name).join(" or ");
+        found.ok_or_else(|| format!("there is no mode {text}; use {names}"))
+    }
+}
+
 /// The numbers of a store. The defaults suit a current data-centre drive.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
@@ -164,13 +207,16 @@ pub struct StoreOptions {
     /// read. All of it is taken, and with real devices or a GPU pinned, when the store is opened.
     /// 0: none.
     ///
-    /// With a GPU, on which the pool has to have an address, its streams copy, in the order that a
-    /// layer has: hits to the engine's blocks, and everything that is stored or read from the
-    /// devices out of them, before the blocks are the engine's again. So on the direct path, where
-    /// nothing else crosses host memory, a layer that is not found there takes the link twice. It
-    /// is worth that where blocks come back soon, or drives are slower than the link. What is
-    /// prefetched gets there without it.
+    /// [`StoreOptions::dram_mode`] says which blocks. With a GPU, on which the pool has to have an
+    /// address, its streams copy, in the order that a layer has: hits to the engine's blocks, and
+    /// everything that is stored or read from the devices out of them, before the blocks are the
+    /// engine's again. So on the direct path, where nothing else crosses host memory, a layer that
+    /// is not found there takes the link twice. It is worth that where blocks come back soon, or
+    /// drives are slower than the link. What is prefetched gets there without it, and
+    /// [`DramMode::ReadAhead`] keeps nothing else.
     pub dram_bytes: u64,
+    /// What gets into the memory of `dram_bytes`.
+    pub dram_mode: DramMode,
     /// How many bytes a day may be stored, because drives wear; `None`: all that is asked for. The
     /// store knows the bytes of a file itself.
     pub write_budget: Option<WriteBudget>,
@@ -202,6 +248,7 @@ impl Default for StoreOptions {
             durability: Durability::Auto,
             policy: PolicyKind::default(),
             dram_bytes: 0,
+            dram_mode: DramMode::default(),
             write_budget: None,
             deallocate: true,
             placement: true,

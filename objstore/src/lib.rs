@@ -227,7 +227,7 @@
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
 //! - Writing blocks that are kept in memory of this process to the devices later than at once
-//!   (write-back); with a GPU, keeping only what was prefetched. Where the catalog is a
+//!   (write-back). Where the catalog is a
 //!   [`DurableCatalog`], blocks of files that were evicted stay there until others need the memory.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.
@@ -241,8 +241,8 @@ mod stats;
 mod store;
 
 pub use config::{
-    Durability, ExecutorFactory, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreGpu,
-    StoreOptions,
+    DramMode, Durability, ExecutorFactory, Format, Overwrite, Part, StoreConfig, StoreDevice,
+    StoreGpu, StoreOptions,
 };
 pub use error::{Failure, RegistrationError, StoreError};
 pub use kv_catalog::{

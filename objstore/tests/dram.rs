@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nvme_driver::{Clock as _, Controller, ControllerOptions, Nanos};
 use nvme_emu::{EmuConfig, EmuDomain, MemoryMedia, SimClock};
 use objstore::{
-    KvShape, Namespace, Order, Store, StoreConfig, StoreDevice, StoreError, StoreOptions,
+    DramMode, KvShape, Namespace, Order, Store, StoreConfig, StoreDevice, StoreError, StoreOptions,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use ripieno_testkit::{Drives, KvMemory, format, inline_executor, seeds};
@@ -161,6 +161,28 @@ fn what_could_not_be_read_ahead_is_not_kept_and_is_read_when_it_is_needed() {
 }
 
 #[test]
+fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
+    let mut plan = plan(4);
+    plan.options.dram_mode = DramMode::ReadAhead;
+    let mut stack = Stack::new(&plan);
+    let (keys, block) = (keys(0..4), stack.shape.block_bytes());
+    stack.put(&keys, 0);
+    assert_eq!(stack.get(&keys, 30), 4);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram.blocks, stats.dram.misses, stats.retrieved_bytes), (0, 4, 4 * block));
+    assert_eq!(stack.store.prefetch(&keys[..2], Nanos::from_millis(1000)).unwrap(), 2);
+    stack.store.drain().unwrap();
+    assert_eq!(stack.get(&keys, 30), 4);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram.blocks, stats.dram.hits, stats.retrieved_bytes), (2, 2, 6 * block));
+    assert_eq!(stack.store.remove(&keys).unwrap(), 4);
+    stack.put(&keys, 0);
+    assert_eq!(stack.get(&keys, 30), 4);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram.blocks, stats.dram.hits), (0, 2));
+}
+
+#[test]
 fn what_the_store_holds_no_more_takes_no_memory() {
     let mut stack = Stack::new(&plan(8));
     stack.put(&keys(0..6), 0);
@@ -182,10 +204,13 @@ fn what_the_store_holds_no_more_takes_no_memory() {
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
     // Room for less than the store has, and for more.
-    for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
+    let rooms = [12, 60].map(|room| (room, DramMode::WriteThrough));
+    let rooms = rooms.into_iter().chain([(60, DramMode::ReadAhead)]);
+    for (seed, (room, mode)) in seeds(1, 6).zip(rooms.cycle()) {
         let mut random = StdRng::seed_from_u64(seed);
         let mut plan = Plan { seed, ..plan(room) };
         plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
+        plan.options.dram_mode = mode;
         let mut stack = Stack::new(&plan);
         let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 10)).collect();
         for _ in 0..120 {
@@ -202,7 +227,8 @@ fn files_that_are_reused_are_served_as_what_they_are() {
         stack.store.drain().unwrap();
         let stats = stack.store.stats().unwrap();
         assert_eq!(stats.files_referenced, 0);
-        assert_eq!(stats.dram.prefetched_bytes > 0, room < 48, "seed {seed}: {stats:?}");
+        let has_all = room > 48 && mode == DramMode::WriteThrough;
+        assert_eq!(stats.dram.prefetched_bytes > 0, !has_all, "seed {seed}: {stats:?}");
         assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "seed {seed}: {stats:?}");
     }
 }

@@ -8,7 +8,7 @@ mod stack;
 use gpu::Defect;
 use nvme_driver::{DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
-use objstore::{BlockId, KvPool, Layer, Order, Path, Row, StoreError};
+use objstore::{BlockId, DramMode, KvPool, Layer, Order, Path, Row, StoreError};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
 use ripieno_testkit::seeds;
@@ -57,6 +57,27 @@ fn what_was_stored_or_read_is_retrieved_without_a_command() {
         assert_eq!(rig.get(&keys[..8], 40), 8);
         assert_eq!(rig.domain.refused(), 0);
     });
+}
+
+/// Then the engine's blocks take the link once.
+#[test]
+fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
+    for path in [Path::Direct, Path::Staged] {
+        let mut plan = plan(8, 1);
+        plan.options.dram_mode = DramMode::ReadAhead;
+        let mut rig = Rig::new(&plan, path);
+        let (keys, block) = (keys(0..6), rig.shape.block_bytes());
+        rig.put(&keys, 0);
+        assert_eq!(rig.get(&keys, 30), 6);
+        let stats = rig.store.stats().unwrap();
+        assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (0, 6 * block), "{path}");
+        assert_eq!(rig.store.prefetch(&keys[..4], Nanos::from_millis(1000)).unwrap(), 4);
+        rig.store.drain().unwrap();
+        assert_eq!(rig.get(&keys, 40), 6);
+        let stats = rig.store.stats().unwrap();
+        assert_eq!((stats.dram.blocks, stats.dram.hits), (4, 4), "{path}");
+        assert_eq!(stats.retrieved_bytes, 8 * block, "{path}");
+    }
 }
 
 #[test]

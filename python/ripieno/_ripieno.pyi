@@ -103,6 +103,7 @@ class Plane(_Context):
         require: Literal["direct", "staged", "host"] | None = None,
         io_sms: int | None = None,
         dram_bytes: int = 0,
+        dram_mode: Literal["write-through", "read-ahead"] = "write-through",
     ) -> Plane: ...
     def __enter__(self) -> Plane: ...
     @property
@@ -148,6 +149,7 @@ class Store(_Context):
         require: Literal["direct", "staged", "host"] | None = None,
         io_sms: int | None = None,
         dram_bytes: int = 0,
+        dram_mode: Literal["write-through", "read-ahead"] = "write-through",
     ) -> Store: ...
     def __enter__(self) -> Store: ...
     @property

@@ -5,7 +5,7 @@
 use std::{ptr::NonNull, sync::Arc, time::Duration};
 
 use nvme_driver::{DevicePtr, Nanos};
-use objstore::{BlockId, BlockKey, DramStats, KvShape, Overwrite, RankId, StoreId};
+use objstore::{BlockId, BlockKey, DramMode, DramStats, KvShape, Overwrite, RankId, StoreId};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},
@@ -133,6 +133,11 @@ pub(crate) fn executor(
             Ok(Executor::Cuda(CudaChoice { io_sms, ..CudaChoice::new(ordinal) }))
         }
     }
+}
+
+/// What gets into host memory.
+pub(crate) fn dram_mode(name: &str) -> PyResult<DramMode> {
+    name.parse().map_err(|why: String| invalid(format!("dram_mode: {why}")))
 }
 
 /// The way that the data has to take.

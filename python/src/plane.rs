@@ -104,10 +104,11 @@ impl Plane {
     ///
     /// executor: who runs the I/O kernel, host (threads) or cuda (the GPU, on io_sms SMs: 4);
     /// None: cuda if the pool is on a GPU. require: the way of the data (direct, staged or host);
-    /// None: the best that works. dram_bytes: as for Store.
+    /// None: the best that works. dram_bytes, dram_mode: as for Store.
     #[new]
     #[pyo3(signature = (
-        path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0
+        path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0,
+        dram_mode = "write-through"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -120,11 +121,13 @@ impl Plane {
         require: Option<&str>,
         io_sms: Option<u32>,
         dram_bytes: u64,
+        dram_mode: &str,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (id, shape, pool) = (rank.check()?, shape.check()?, pool.memory()?);
         let executor = arguments::executor(executor, io_sms, &pool)?;
         let require = arguments::route(require)?;
+        let dram_mode = arguments::dram_mode(dram_mode)?;
         let stack = py.detach(|| {
             let place = Ranks::open(&path)?.place(id.rank)?;
             let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
@@ -136,7 +139,7 @@ impl Plane {
                 shape,
                 pool,
                 controller: ControllerOptions::default(),
-                options: StoreOptions { dram_bytes, ..StoreOptions::default() },
+                options: StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() },
             };
             RankStack::open(config, clock)
         });

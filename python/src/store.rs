@@ -64,11 +64,13 @@ impl Store {
     /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it
     /// is made first if there is none. While it is opened, some of the pool is used for tests, and
     /// put back as it was. dram_bytes: memory of this process in which blocks that were stored or
-    /// loaded are kept beside the devices, and copied from.
+    /// loaded are kept beside the devices, and copied from. dram_mode: which ones, write-through
+    /// (those, and what is prefetched) or read-ahead (only what is prefetched).
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
-        require = None, io_sms = None, dram_bytes = 0
+        require = None, io_sms = None, dram_bytes = 0,
+        dram_mode = "write-through"
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
@@ -83,11 +85,13 @@ impl Store {
         require: Option<&str>,
         io_sms: Option<u32>,
         dram_bytes: u64,
+        dram_mode: &str,
     ) -> PyResult<Self> {
         events::start(py)?;
         let (shape, pool) = (shape.check()?, pool.memory()?);
         let executor = arguments::executor(executor, io_sms, &pool)?;
         let require = arguments::route(require)?;
+        let dram_mode = arguments::dram_mode(dram_mode)?;
         let namespace = namespace.map_or(Ok(Default::default()), arguments::Namespace::check)?;
         let random = arguments::random()?;
         let stack = py.detach(|| {
@@ -107,7 +111,7 @@ impl Store {
                 namespace,
                 pool,
                 controller: ControllerOptions::default(),
-                options: StoreOptions { dram_bytes, ..StoreOptions::default() },
+                options: StoreOptions { dram_bytes, dram_mode, ..StoreOptions::default() },
             };
             let clock = Arc::new(MonotonicClock::default());
             Stack::open_or_create(config, &Format::new(StoreId(random), shape), clock)

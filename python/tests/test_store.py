@@ -90,6 +90,24 @@ def test_what_is_in_dram_is_not_read(tmp_path):
                 store.prefetch(keys(1), wrong)
 
 
+def test_only_what_is_prefetched_is_in_dram(tmp_path):
+    pool = ripieno.Pool.contiguous(random(), SHAPE)
+    block = SHAPE.rows * SHAPE.object_bytes
+    given = {"capacity": CAPACITY, "dram_bytes": 4 * block}
+    with pytest.raises(ripieno.InvalidError, match="back-write; use write-through or read-ahead"):
+        ripieno.Store(tmp_path / "s", SHAPE, pool, dram_mode="back-write", **given)
+    with ripieno.Store(tmp_path / "s", SHAPE, pool, dram_mode="read-ahead", **given) as store:
+        save(store, keys(1, 2, 3), [4, 5, 6])
+        assert store.stats()["dram_blocks"] == 0
+        assert store.prefetch(keys(1, 2), within=60.0) == 2
+        while store.stats()["dram_prefetched_bytes"] < 2 * block:
+            time.sleep(0.001)
+        with store.load(keys(1, 2, 3), [9, 0, 15]) as request:
+            request.move_all()
+        stats = store.stats()
+        assert (stats["dram_hits"], stats["dram_misses"], stats["dram_blocks"]) == (2, 1, 2)
+
+
 def test_memory_of_any_alignment(tmp_path):
     raw = bytearray(SHAPE.rows * BLOCKS * SHAPE.object_bytes + 1)
     kv = memoryview(raw)[1:]

@@ -7,6 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, T
 use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
+use objstore::DramMode;
 use ripieno_stack::{CudaChoice, EMU_DEPTH, EMU_QUEUES, Home, MemoryPlace, Route};
 
 use crate::devices::{self, Devices, EmuChoice, MediaChoice};
@@ -66,6 +67,12 @@ fn route() -> impl TypedValueParser<Value = Route> {
     let value = |(route, help): (Route, &'static str)| PossibleValue::new(route.name()).help(help);
     PossibleValuesParser::new(Route::ALL.into_iter().zip(help).map(value))
         .try_map(|name| name.parse::<Route>())
+}
+
+/// Reads `--dram-mode`.
+fn dram_mode() -> impl TypedValueParser<Value = DramMode> {
+    PossibleValuesParser::new(DramMode::ALL.map(DramMode::name))
+        .try_map(|name| name.parse::<DramMode>())
 }
 
 /// What a flag calls this value.
@@ -190,6 +197,12 @@ pub(crate) struct ReplayFlags {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0",
         help_heading = "Devices")]
     pub(crate) dram: u64,
+
+    /// Which blocks get there: write-through (what is stored, retrieved or read ahead), or
+    /// read-ahead (only what --pace reads ahead)
+    #[arg(long, value_name = "MODE", value_parser = dram_mode(),
+        default_value_t = DramMode::WriteThrough, requires = "dram", help_heading = "Devices")]
+    pub(crate) dram_mode: DramMode,
 
     /// Logical block size of a software controller, 512 or 4096 bytes [default: 512 for tiny, else
     /// 4096]

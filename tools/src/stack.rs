@@ -221,6 +221,7 @@ impl Build<'_> {
                 run_bytes: args.coalesce(),
                 staging_buffers: layers_ahead(args),
                 dram_bytes: args.flags.dram,
+                dram_mode: args.flags.dram_mode,
                 sms: args.gpu.map_or(1, |gpu| gpu.io_sms),
                 // Files keep the space that they have.
                 deallocate: !matches!(args.devices.media(), Some(MediaChoice::File(_))),

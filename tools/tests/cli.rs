@@ -148,6 +148,8 @@ fn bad_flags_are_refused() {
     // These are the parser's own, which says it in its own way.
     for (line, wanted) in [
         ("--capacity lots", "whole number"),
+        ("--dram 1MiB --dram-mode back", "write-through, read-ahead"),
+        ("--dram-mode read-ahead", "--dram <SIZE>"),
         ("--seed=-3", "invalid digit"),
         ("--verify maybe", "full"),
         ("--executor mpi", "cuda"),

@@ -103,6 +103,9 @@ fn what_waiting_requests_load_is_read_ahead_to_host_memory() {
         assert!(dram > read / 2.0 && dram < read, "{run}");
     }
     assert_eq!(naive["prefetched_bytes"], 0, "nobody looks ahead");
+    let found = report(&format!("{line} --dram 4MB --dram-mode read-ahead"));
+    let dram = [0, 1].map(|at| number(&found["runs"][at], "dram_bytes"));
+    assert!(dram[0] > 1e6 && dram[1] == 0.0, "only that is kept: {found}");
     for run in report(line)["runs"].as_array().unwrap() {
         for field in ["dram_bytes", "prefetched_bytes", "wasted_bytes", "late_batches"] {
             assert_eq!(run[field], 0, "{field}");

@@ -56,6 +56,12 @@
 // A flag of ripieno_config: where there is no home, make one and format a store in it.
 #define RIPIENO_CREATE 1
 
+// For ripieno_config.dram_mode: what is stored, retrieved or prefetched is kept in memory.
+#define RIPIENO_DRAM_WRITE_THROUGH 0
+
+// For ripieno_config.dram_mode: only what is prefetched is.
+#define RIPIENO_DRAM_READ_AHEAD 1
+
 // Bytes of a key.
 #define RIPIENO_KEY_BYTES 32
 
@@ -213,6 +219,10 @@ typedef struct {
     // Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
     // the devices: what is found there is copied, and not read. 0 for none.
     uint64_t dram_bytes;
+    // What gets into it: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
+    uint32_t dram_mode;
+    // Zero.
+    uint32_t reserved;
 } ripieno_config;
 
 // What a namespace holds.

@@ -11,13 +11,18 @@ use std::{
     sync::Arc,
 };
 
-use objstore::KvShape;
+use objstore::{DramMode, KvShape};
 use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory};
 
 use crate::status::{Failure, Status};
 
 /// A flag of ripieno_config: where there is no home, make one and format a store in it.
 pub const CREATE: u64 = 1;
+
+/// For ripieno_config.dram_mode: what is stored, retrieved or prefetched is kept in memory.
+pub const DRAM_WRITE_THROUGH: u32 = 0;
+/// For ripieno_config.dram_mode: only what is prefetched is.
+pub const DRAM_READ_AHEAD: u32 = 1;
 
 /// What a KV block is made of. One object is what a layer and segment keep for the tokens of a
 /// block.
@@ -124,6 +129,10 @@ pub struct Config {
     /// Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
     /// the devices: what is found there is copied, and not read. 0 for none.
     pub dram_bytes: u64,
+    /// What gets into it: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
+    pub dram_mode: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// A struct that a caller fills: plain data, for which all zeros is a value.
@@ -259,6 +268,17 @@ impl Config {
         Ok(shape)
     }
 
+    pub(crate) fn dram_mode(&self) -> Result<DramMode, Failure> {
+        match self.dram_mode {
+            DRAM_WRITE_THROUGH => Ok(DramMode::WriteThrough),
+            DRAM_READ_AHEAD => Ok(DramMode::ReadAhead),
+            other => Err(Failure::invalid(format!(
+                "config.dram_mode: there is no mode {other}; use RIPIENO_DRAM_WRITE_THROUGH \
+                 ({DRAM_WRITE_THROUGH}) or RIPIENO_DRAM_READ_AHEAD ({DRAM_READ_AHEAD})"
+            ))),
+        }
+    }
+
     /// # Safety
     /// What it points to is as the header says.
     pub(crate) unsafe fn pool(&self) -> Result<PoolMemory, Failure> {
@@ -345,6 +365,8 @@ mod tests {
     #[test]
     fn the_first_version_stays_as_it_is() {
         assert_eq!(std::mem::offset_of!(Config, dram_bytes), 80);
+        assert_eq!(std::mem::offset_of!(Config, dram_mode), 88);
+        assert_eq!(size_of::<Config>(), 96);
         assert_eq!(size_of::<Namespace>(), 96);
         assert_eq!(size_of::<Pool>(), 72);
         assert_eq!(std::mem::offset_of!(Config, queue_depth), 76);

@@ -76,7 +76,7 @@ pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut St
 unsafe fn open(config: &Config) -> Result<Stack, Failure> {
     // SAFETY: the caller's promise. The pool first: its release is called whatever happens.
     let (pool, dir, namespace) = unsafe { (config.pool()?, config.home()?, config.namespace()?) };
-    let shape = config.shape()?;
+    let (shape, dram_mode) = (config.shape()?, config.dram_mode()?);
     if config.flags & !CREATE != 0 {
         return Err(Failure::invalid(format!("config.flags: {:#x} is unknown", config.flags)));
     }
@@ -107,6 +107,7 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
             queues_per_device: queues as u16,
             queue_depth: depth,
             dram_bytes: config.dram_bytes,
+            dram_mode,
             ..StoreOptions::default()
         },
     };

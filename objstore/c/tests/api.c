@@ -373,6 +373,16 @@ static void with_dram(ripieno_config *config, ripieno_pool *memory) {
     config->dram_bytes = (uint64_t)8 * ROWS * OBJECT;
 }
 
+static void reading_ahead(ripieno_config *config, ripieno_pool *memory) {
+    with_dram(config, memory);
+    config->dram_mode = RIPIENO_DRAM_READ_AHEAD;
+}
+
+static void no_such_mode(ripieno_config *config, ripieno_pool *memory) {
+    with_dram(config, memory);
+    config->dram_mode = 77;
+}
+
 // What was stored is copied from memory, and not read.
 static void test_dram(const char *home) {
     ripieno_store *store;
@@ -407,6 +417,13 @@ static void test_dram(const char *home) {
         OK(ripieno_get_stats(store, &stats));
     }
     CHECK(stats.dram_prefetched_bytes == 3 * ROWS * OBJECT && stats.dram_wasted_bytes == 0);
+    OK(ripieno_close(store));
+
+    INVALID("mode 77; use RIPIENO_DRAM_WRITE_THROUGH", open_with(home, no_such_mode, &store));
+    OK(open_with(home, reading_ahead, &store));
+    CHECK(put(store, 800, 3, 0) == 3);
+    OK(ripieno_get_stats(store, &stats));
+    CHECK(stats.dram_blocks == 0);
     OK(ripieno_close(store));
 }
 

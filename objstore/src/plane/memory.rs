@@ -23,7 +23,7 @@ pub(super) use self::gpu::Copies;
 use self::gpu::GpuCopier;
 use super::{Device, Move, Plane, job::Job, open, route};
 use crate::{
-    config::{StoreGpu, StoreOptions},
+    config::{DramMode, StoreGpu, StoreOptions},
     error::{Failure, StoreError},
     registration::KvPool,
     stats::{DramStats, Path},
@@ -310,9 +310,13 @@ impl Plane {
                 found.is_none()
             });
         }
+        let kept = match self.options.dram_mode {
+            DramMode::WriteThrough => memory.own.blocks() as usize,
+            DramMode::ReadAhead => 0,
+        };
         // The tail first, so that it goes before what it follows; of what has no room, the tail is
         // left out.
-        let first = job.moves.iter().take(memory.own.blocks() as usize).rev();
+        let first = job.moves.iter().take(kept).rev();
         job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
         (job.direction == Direction::Read).then_some(rest)
     }

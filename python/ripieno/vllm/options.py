@@ -10,6 +10,7 @@ CHOICES = {
     "overwrite": ("nothing", "store", "anything"),
     "executor": ("host", "cuda"),
     "route": ("direct", "staged", "host"),
+    "dram_mode": ("write-through", "read-ahead"),
 }
 
 SIZES = {"capacity", "dram"}
@@ -27,6 +28,7 @@ class Options:
     route: str | None = None
     io_sms: int | None = None
     dram: int = 0
+    dram_mode: str = "write-through"
     load_async: bool | None = None
     save_decode: bool = True
     save_backlog: float = 0.5

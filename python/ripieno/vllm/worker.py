@@ -63,6 +63,7 @@ class Worker:
             require=options.route,
             io_sms=options.io_sms,
             dram_bytes=options.dram,
+            dram_mode=options.dram_mode,
         )
         self.stream = stream_of(pool.device)
         waiting = int(options.save_backlog * connector.blocks) // 2 if options.schedule else None

@@ -54,6 +54,7 @@ def test_reports_of_workers_add_up():
         ({"devices": []}, "or drives: "),
         ({"overwrite": "all"}, "give one of nothing, store, anything"),
         ({"executor": "gpu"}, "give one of host, cuda"),
+        ({"dram_mode": "back"}, "give one of write-through, read-ahead"),
         ({"route": "fast"}, "give one of direct, staged, host"),
         ({"io_sms": 0}, "give a whole number from 1 on"),
         ({"save_backlog": 2}, "give a share of the blocks"),
