@@ -67,6 +67,8 @@ enum Part {
     Retrieve,
     /// Retrieve with checksums against without
     Checksums,
+    /// Storing and hits with host memory before the media, against the media alone
+    Dram,
     /// The caller's CPU time a layer
     Caller,
     /// Cycles a command

@@ -38,6 +38,9 @@ pub fn run(args: &PathArgs) -> Result<()> {
     if wanted(Part::Checksums) {
         checksum_ratios(args, &mut report).context("retrieve with checksums against without")?;
     }
+    if wanted(Part::Dram) {
+        dram_ratios(args, &mut report).context("with host memory against without")?;
+    }
     if wanted(Part::Caller) {
         caller_ratios(args, &mut report).context("CPU time of the caller")?;
     }
@@ -82,6 +85,20 @@ fn checksum_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
         report.ratios.push(ratio.aim(Aim::AtLeast(0.9, 0.9)));
         let name = format!("{name}, CPU time of all threads");
         report.ratios.push(Ratio::rounds(name, "ms", &cpu_ms[0], &cpu_ms[1]));
+    }
+    Ok(())
+}
+
+fn dram_ratios(args: &PathArgs, report: &mut Report) -> Result<()> {
+    for bytes in [4 << 10, 32 << 10, HEADLINE_BYTES, 1 << 20] {
+        let retrieve::Dram { hits, storing } = retrieve::dram(bytes, args.rounds)?;
+        for (what, [with, without]) in [("hits", hits), ("storing", storing)] {
+            let name =
+                format!("{what} with host memory, against the media, {} KiB objects", bytes >> 10);
+            let aim = if what == "hits" { 1.0 } else { 0.77 };
+            let ratio = Ratio::rounds(name, "GiB/s", &with, &without);
+            report.ratios.push(ratio.aim(Aim::AtLeast(aim, aim)));
+        }
     }
     Ok(())
 }

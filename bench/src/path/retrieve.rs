@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use nvme_driver::{DmaSlice, DmaSpace as _};
 use nvme_emu::EmuDomain;
-use objstore::{BlockId, Format, KvShape, Layer};
+use objstore::{BlockId, Format, KvShape, Layer, StoreOptions};
 use rand::{SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 
 use super::stack::Stack;
@@ -40,8 +40,8 @@ pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
     let (blocks, shape) = load(object_bytes);
     let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
     let format = |checksums| Format { checksums, ..ripieno_testkit::format(shape) };
-    let mut stacks =
-        [Stack::in_memory(&format(true), blocks)?, Stack::in_memory(&format(false), blocks)?];
+    let stack = |checksums| Stack::in_memory(StoreOptions::default(), &format(checksums), blocks);
+    let mut stacks = [stack(true)?, stack(false)?];
     let mut found = Checksums::default();
     for round in 0..=rounds {
         for (side, stack) in stacks.iter_mut().enumerate() {
@@ -53,6 +53,43 @@ pub fn checksums(object_bytes: u32, rounds: u32) -> Result<Checksums> {
             }
         }
     }
+    Ok(found)
+}
+
+/// The same from a store that has all of it in host memory, too, and from one that has not.
+#[derive(Default)]
+pub struct Dram {
+    /// With, and without: GiB/s of retrieving.
+    pub hits: [Samples; 2],
+    /// GiB/s of storing.
+    pub storing: [Samples; 2],
+}
+
+/// Stores and retrieves the same objects with and without host memory, in turns.
+pub fn dram(object_bytes: u32, rounds: u32) -> Result<Dram> {
+    let (blocks, shape) = load(object_bytes);
+    let scattered: Vec<BlockId> = scattered(blocks).into_iter().map(BlockId).collect();
+    let all = shape.block_bytes() * u64::from(blocks);
+    let stack = |dram_bytes| {
+        // Files keep their pages.
+        let options = StoreOptions { dram_bytes, deallocate: false, ..StoreOptions::default() };
+        Stack::in_memory(options, &ripieno_testkit::format(shape), blocks)
+    };
+    let mut stacks = [stack(all)?, stack(0)?];
+    let mut found = Dram::default();
+    for round in 0..=rounds {
+        for (side, stack) in stacks.iter_mut().enumerate() {
+            let hits = retrieve(stack, &scattered)?;
+            stack.store.clear()?;
+            let (bytes, time) = timed(|| stack.fill());
+            if round > 0 {
+                found.hits[side].push(hits);
+                found.storing[side].push(gib_s(bytes?, time));
+            }
+        }
+    }
+    let read = stacks[0].store.stats()?.retrieved_bytes;
+    ensure!(read == 0, "{read} bytes were read from the media");
     Ok(found)
 }
 

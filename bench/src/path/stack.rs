@@ -29,17 +29,17 @@ impl Stack {
     /// A store of `blocks` blocks of `shape` on one controller with memory media, filled from an
     /// equally large KV pool.
     pub fn filled(shape: KvShape, blocks: u32) -> Result<Self> {
-        Self::in_memory(&ripieno_testkit::format(shape), blocks)
+        Self::in_memory(StoreOptions::default(), &ripieno_testkit::format(shape), blocks)
     }
 
-    /// The same, formatted like that.
-    pub fn in_memory(format: &Format, blocks: u32) -> Result<Self> {
+    /// The same, opened and formatted like that.
+    pub fn in_memory(options: StoreOptions, format: &Format, blocks: u32) -> Result<Self> {
         let shape = format.shape;
         let bytes = shape.block_bytes() * u64::from(blocks);
         let lba = if shape.object_bytes.is_multiple_of(4096) { 4096 } else { 512 };
         // Room for whole groups of the layout.
         let configs = memory_drives(1, (bytes * 2).max(64 << 20), lba);
-        Self::over(configs, StoreOptions::default(), format, blocks)
+        Self::over(configs, options, format, blocks)
     }
 
     /// The same on these controllers.
@@ -76,19 +76,22 @@ impl Stack {
         let mut chain = KeyChain::new(b"bench");
         let keys = (0..blocks).map(|block| chain.next(&[block])).collect();
         let mut stack = Self { store, keys, emu, shape, _runner: drives.runner };
-        stack.fill(blocks)?;
+        stack.fill()?;
         Ok(stack)
     }
 
-    fn fill(&mut self, blocks: u32) -> Result<()> {
-        let ids: Vec<BlockId> = (0..blocks).map(BlockId).collect();
+    /// Stores all blocks, which are not stored. Says how many bytes, of all layers.
+    pub fn fill(&mut self) -> Result<u64> {
+        let ids: Vec<BlockId> = (0..self.keys.len() as u32).map(BlockId).collect();
         let writing = self.store.allocate(&self.keys, &ids)?;
-        anyhow::ensure!(writing.written() == blocks as usize, "the store is too small");
-        for layer in 0..self.shape.layers {
-            let ticket = self.store.store_layer(&writing, Layer(layer))?;
-            self.store.wait(ticket)?;
+        anyhow::ensure!(writing.written() == ids.len(), "the store is too small");
+        let layers = (0..self.shape.layers).map(|at| self.store.store_layer(&writing, Layer(at)));
+        let tickets: Vec<_> = layers.collect::<Result<_, _>>()?;
+        let mut bytes = 0;
+        for ticket in tickets {
+            bytes += self.store.wait(ticket)?.bytes;
         }
         self.store.commit(writing)?;
-        Ok(())
+        Ok(bytes)
     }
 }

@@ -31,8 +31,6 @@ use crate::{
 
 /// How long any block takes to get again: they are all on the same devices.
 pub(crate) const AGAIN: Duration = Duration::from_millis(1);
-/// Bytes that are copied at a time: they stay in the CPU's first cache.
-const COPY_BYTES: usize = 16 << 10;
 
 /// The memory, and what is in it.
 #[derive(Debug)]
@@ -264,20 +262,15 @@ fn differs(entry: &Move, layer: Layer) -> Failure {
     Failure { direction, layer, position, file, status, errors: 1 }
 }
 
-/// Copies `len` bytes, and says their CRC-32C if asked. By way of a buffer: there is never a
-/// reference to what a device may write to.
+/// Copies `len` bytes, and says their CRC-32C if asked.
 fn copy(from: &Buffer, at: u64, to: &mut Buffer, offset: u64, len: usize, sum: bool) -> u32 {
-    let mut chunk = [0; COPY_BYTES];
-    let (mut done, mut crc) = (0, 0);
-    while done < len {
-        let bytes = &mut chunk[..COPY_BYTES.min(len - done)];
-        from.read(at as usize + done, bytes).expect("the pool was checked");
+    let mut crc = 0;
+    let add = |bytes: &[u8]| {
         if sum {
             crc = crc32c::crc32c_append(crc, bytes);
         }
-        to.write(offset as usize + done, bytes).expect("the pool was checked");
-        done += bytes.len();
-    }
+    };
+    to.copy_from(offset as usize, from, at as usize, len, add).expect("the pool was checked");
     crc
 }
 

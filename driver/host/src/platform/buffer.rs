@@ -6,6 +6,9 @@ use std::ptr::NonNull;
 use super::mmio;
 use crate::dma::{DmaError, DmaSlice, Iova};
 
+/// Bytes of a copy that are in the first cache at a time, and leave room there.
+const PIECE_BYTES: usize = 4 << 10;
+
 /// A part of DMA memory that the CPU reaches.
 ///
 /// The controller may write into it while a command is outstanding, and another thread through
@@ -79,6 +82,36 @@ impl Buffer {
         let from = self.at(offset, bytes.len())?;
         // SAFETY: `at` checked the bounds.
         unsafe { mmio::copy_from(from, bytes) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `at` of another buffer to `offset`, past the caches: for more than
+    /// they hold. Shows `see` what it copies, in order and in pieces, so that it can be summed up
+    /// while it is there: what is written is what was seen, whoever writes to `from` meanwhile.
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfRange`] past the end of either; nothing is copied then.
+    #[inline]
+    pub fn copy_from(
+        &mut self,
+        offset: usize,
+        from: &Self,
+        at: usize,
+        len: usize,
+        mut see: impl FnMut(&[u8]),
+    ) -> Result<(), DmaError> {
+        let (to, from) = (self.at(offset, len)?, from.at(at, len)?);
+        let mut piece = [0; PIECE_BYTES];
+        for done in (0..len).step_by(PIECE_BYTES) {
+            let piece = &mut piece[..PIECE_BYTES.min(len - done)];
+            // SAFETY: `at` checked the bounds of both; the fence is below.
+            unsafe {
+                mmio::copy_from(from.add(done), piece);
+                see(piece);
+                mmio::copy_to_uncached(to.add(done), piece);
+            }
+        }
+        mmio::uncached_fence();
         Ok(())
     }
 

@@ -14,7 +14,9 @@
 //! Every other access is atomic, copies too: they go in words of 8 bytes, and in bytes where no
 //! whole aligned word is left. Two handles to the same memory on two threads may so see a mix of
 //! old and new bytes, but they never race in the sense of the language. (Overlapping accesses of
-//! different sizes are left to the processor, which defines them on x86-64 and AArch64.)
+//! different sizes are left to the processor, which defines them on x86-64 and AArch64.) Long
+//! copies on x86-64 are the processor's own instructions, because the compiler makes no wide ones
+//! of atomic accesses: assembly that stands for relaxed loads and stores of each byte.
 #![allow(unsafe_code, reason = "the one place where device memory is touched")]
 
 use std::{
@@ -145,12 +147,107 @@ fn head(at: NonNull<u8>, len: usize) -> usize {
     at.as_ptr().align_offset(8).min(len)
 }
 
+/// From here on, a string instruction is worth its start.
+#[cfg(target_arch = "x86_64")]
+const STRING_BYTES: usize = 512;
+/// What a processor writes at a time past its caches.
+#[cfg(target_arch = "x86_64")]
+const LINE_BYTES: usize = 64;
+
+/// Copies bytes into DMA memory past the caches: for what is not used soon, and more than they
+/// hold. What another thread or a device reads there meanwhile is a mix, and what it reads later
+/// is in order behind [`uncached_fence`] only.
+///
+/// # Safety
+/// `to` is valid for writes of `from.len()` bytes, and whoever calls this calls [`uncached_fence`]
+/// before anybody is told of the bytes.
+#[inline]
+pub unsafe fn copy_to_uncached(to: NonNull<u8>, from: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let before = to.as_ptr().align_offset(LINE_BYTES).min(from.len());
+        let (first, rest) = from.split_at(before);
+        let (lines, last) = rest.split_at(rest.len() / LINE_BYTES * LINE_BYTES);
+        // SAFETY: the three parts are those of `from.len()` bytes (the caller's promise). The
+        // second one begins at a line, where such stores have to be aligned, and is whole lines.
+        // The assembly reads `lines`, and stands for relaxed stores of its bytes to `middle`.
+        unsafe {
+            let middle = to.add(first.len());
+            copy_to(to, first);
+            copy_to(middle.add(lines.len()), last);
+            if !lines.is_empty() {
+                std::arch::asm!(
+                    "2:",
+                    "movups {a}, [{from}]",
+                    "movups {b}, [{from} + 16]",
+                    "movups {c}, [{from} + 32]",
+                    "movups {d}, [{from} + 48]",
+                    "movntps [{to}], {a}",
+                    "movntps [{to} + 16], {b}",
+                    "movntps [{to} + 32], {c}",
+                    "movntps [{to} + 48], {d}",
+                    "add {from}, 64",
+                    "add {to}, 64",
+                    "sub {len}, 64",
+                    "jnz 2b",
+                    from = inout(reg) lines.as_ptr() => _,
+                    to = inout(reg) middle.as_ptr() => _,
+                    len = inout(reg) lines.len() => _,
+                    a = out(xmm_reg) _, b = out(xmm_reg) _,
+                    c = out(xmm_reg) _, d = out(xmm_reg) _,
+                    options(nostack)
+                );
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        copy_to(to, from);
+    }
+}
+
+/// Puts copies past the caches in order: they are before every later store, as others are.
+#[inline]
+pub fn uncached_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a barrier; it touches neither memory nor flags.
+    unsafe {
+        std::arch::asm!("sfence", options(nostack, preserves_flags));
+    }
+}
+
+/// Copies a long run of bytes between memory that overlaps nowhere, with relaxed loads and stores
+/// of each byte.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `len` bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promise. The direction flag is clear where Rust's assembly begins.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            inout("rcx") len => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// Copies bytes into DMA memory. What another thread or a device reads there meanwhile is a mix.
 ///
 /// # Safety
 /// `to` is valid for writes of `from.len()` bytes.
 #[inline]
 pub unsafe fn copy_to(to: NonNull<u8>, from: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if from.len() >= STRING_BYTES {
+        // SAFETY: the caller's promise; nobody else has `from`.
+        return unsafe { copy_string(to.as_ptr(), from.as_ptr(), from.len()) };
+    }
     let (first, rest) = from.split_at(head(to, from.len()));
     let (words, last) = rest.as_chunks::<8>();
     // SAFETY: the three parts are those of `from.len()` bytes (the caller's promise), and the
@@ -173,6 +270,11 @@ pub unsafe fn copy_to(to: NonNull<u8>, from: &[u8]) {
 /// `from` is valid for reads of `to.len()` bytes.
 #[inline]
 pub unsafe fn copy_from(from: NonNull<u8>, to: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if to.len() >= STRING_BYTES {
+        // SAFETY: the caller's promise; nobody else has `to`.
+        return unsafe { copy_string(to.as_mut_ptr(), from.as_ptr(), to.len()) };
+    }
     let (first, rest) = to.split_at_mut(head(from, to.len()));
     let (words, last) = rest.as_chunks_mut::<8>();
     // SAFETY: as in `copy_to`.
@@ -203,6 +305,35 @@ pub unsafe fn zero(to: NonNull<u8>, len: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Long copies, and such past the caches.
+    #[test]
+    fn long_copies_keep_to_their_bytes_at_every_alignment() {
+        const BYTES: usize = 2048;
+        let data: Vec<u8> = (0..BYTES as u32).map(|at| (at % 251) as u8 + 1).collect();
+        for offset in 0..80 {
+            for len in [0, 1, 63, 64, 65, 127, 500, 511, 512, 513, 600, 1024, 1500] {
+                let mut expected = vec![0; BYTES];
+                expected[offset..offset + len].copy_from_slice(&data[..len]);
+                for is_uncached in [false, true] {
+                    let mut memory = vec![0u8; BYTES];
+                    let mut back = vec![0; len];
+                    let base = NonNull::from(&mut memory[..]).cast::<u8>();
+                    // SAFETY: offset + len < BYTES, used through `base` only until here.
+                    unsafe {
+                        match is_uncached {
+                            true => copy_to_uncached(base.add(offset), &data[..len]),
+                            false => copy_to(base.add(offset), &data[..len]),
+                        }
+                        uncached_fence();
+                        copy_from(base.add(offset), &mut back);
+                    }
+                    assert_eq!(back, data[..len], "{offset} {len}");
+                    assert_eq!(memory, expected, "{offset} {len}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn copies_keep_to_their_bytes_at_every_alignment() {
