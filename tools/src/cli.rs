@@ -77,13 +77,25 @@ Examples:
   Software controllers with the speed of drives, in virtual time; then requests with this table:
     ripieno profile --pace --model mini --out slack.json
     ripieno replay --pace --model mini --slack slack.json
+  Layer times of an engine that serves (the vLLM connector's option layer_times), beside those that
+  python -m ripieno.vllm.profile measured; then into the table that has the drives:
+    ripieno profile --layer-times serving.jsonl --against offline.jsonl
+    ripieno profile --layer-times serving.jsonl --out slack.json
+
+Layer times: a layer of a step with about so many tokens to compute (input) and before them
+(prefix), over all its requests, in the median. A table keeps the median of the last nine of each
+shape, and three numbers that fit all of them, for other shapes.
 
 Flags that say what requests are (--trace, --requests, --capacity, --keep, --slack) are refused; the
 others mean what they do for ripieno replay. Larger batches need a larger pool (--pool-blocks). On
 drives, what was just written may be read from their cache.
 
 What --json prints: {\"setting\", \"simulated\", \"read\": [{\"bytes\", \"us\"}], \"write\",
-\"mix\": [{\"reads\", \"bytes_s\", \"read_bytes_s\", \"write_bytes_s\"}], \"mixed\", \"out\"}.
+\"mix\": [{\"reads\", \"bytes_s\", \"read_bytes_s\", \"write_bytes_s\"}], \"mixed\",
+\"layers\": {\"steps\", \"ahead\", \"fit\", \"against\", \"against_off\", \"shapes\":
+[{\"is_prefill\", \"input\", \"prefix\", \"steps\", \"layer_us\", \"fit_us\",
+\"against_us\"}]}, \"out\"}; \"simulated\" to \"mixed\"
+where devices were measured, \"layers\" with --layer-times.
 
 Exit codes:
   0    measured, and with --out written

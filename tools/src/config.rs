@@ -149,8 +149,8 @@ pub(crate) struct ReplayFlags {
     pub(crate) verify: Verify,
 
     /// Devices that store the objects: emu (software controllers), or drives bound to vfio-pci,
-    /// vfio:0000:65:00.0[,vfio:0000:66:00.0...]. May be repeated
-    #[arg(long, value_name = "DEVICE", default_value = "emu", help_heading = "Devices")]
+    /// vfio:0000:65:00.0[,vfio:0000:66:00.0...]. May be repeated [default: emu]
+    #[arg(long, value_name = "DEVICE", help_heading = "Devices")]
     device: Vec<String>,
 
     /// Number of software controllers, 1 to 64 [default: 2]
@@ -413,6 +413,12 @@ fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem>
 
 impl ReplayFlags {
     /// Checks `--device` together with the flags that only some devices have.
+    /// Whether any flag says what to measure.
+    pub(crate) fn names_devices(&self) -> bool {
+        let is_emu = self.devices.is_some() || self.media.is_some() || self.pace.pace;
+        is_emu || !self.device.is_empty()
+    }
+
     fn devices(&self) -> Result<Devices, Problem> {
         let drives = devices::drives(&self.device)?;
         if drives.is_empty() {

@@ -1,6 +1,7 @@
 //! `ripieno profile`: what batches cost on devices by their size, and what reads and writes do to
-//! each other. That is half of a slack table; layer times are learned while serving.
+//! each other. That is half of a slack table; layer times, the other half, an engine writes.
 
+mod layers;
 mod measure;
 
 use std::fs;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use kv_schedule::{Curve, IoCosts, Setting, SlackTable};
+use kv_schedule::{Curve, IoCosts, Setting, SlackTable, TableError};
 use nvme_driver::{Clock, MonotonicClock};
 use nvme_emu::{BandwidthDial, SimClock};
 use ripieno_stack::Drives;
@@ -31,6 +32,7 @@ use crate::table::{row, table};
 use crate::trace::Request;
 use crate::{drives, terminal};
 
+use layers::{Layers, Steps};
 use measure::{Found, Measure, Mix, Point};
 
 /// Parts of the data set: three are read, one is written.
@@ -46,12 +48,25 @@ pub(crate) struct ProfileFlags {
     out: Option<PathBuf>,
 
     /// GPU that the table is for
-    #[arg(long, value_name = "NAME", default_value = pace::GPU, help_heading = "Output")]
+    #[arg(long, value_name = "NAME", default_value = pace::GPU, help_heading = "Output",
+        conflicts_with = "layer_times")]
     for_gpu: String,
 
     /// Engine that the table is for, with its version
-    #[arg(long, value_name = "NAME", default_value = pace::ENGINE, help_heading = "Output")]
+    #[arg(long, value_name = "NAME", default_value = pace::ENGINE, help_heading = "Output",
+        conflicts_with = "layer_times")]
     for_engine: String,
+
+    /// Files of layer times, from an engine that serves (layer_times of the vLLM connector) or from
+    /// python -m ripieno.vllm.profile. They name the model, the GPU and the engine. Devices are
+    /// then measured only if flags say which (--device, --devices, --media, --pace); if none do,
+    /// --out keeps what it says of its drives
+    #[arg(long, value_name = "FILE", value_delimiter = ',', help_heading = "Layers")]
+    layer_times: Vec<PathBuf>,
+
+    /// Slack table, or file of layer times, that is compared with --layer-times
+    #[arg(long, value_name = "FILE", requires = "layer_times", help_heading = "Layers")]
+    against: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) replay: ReplayFlags,
@@ -62,6 +77,17 @@ pub(crate) struct ProfileFlags {
 struct Report {
     version: &'static str,
     setting: Setting,
+    #[serde(flatten)]
+    devices: Option<Batches>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<Layers>,
+    /// The file that was written.
+    out: Option<PathBuf>,
+}
+
+/// What devices do.
+#[derive(Debug, Serialize)]
+struct Batches {
     /// Whether it was measured in virtual time.
     simulated: bool,
     read: Vec<Point>,
@@ -70,8 +96,6 @@ struct Report {
     mix: Vec<Mix>,
     /// Bandwidth of both together, by the mean of each alone.
     mixed: f64,
-    /// The file that was written.
-    out: Option<PathBuf>,
 }
 
 /// Measures, writes the table, and reports. Returns the exit code.
@@ -81,27 +105,50 @@ struct Report {
 pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     check(&flags.replay)?;
-    let args = ReplayArgs::check(flags.replay.clone())?;
-    let (found, drives) = perform(&args, &mut interrupt)?;
-    let Some(found) = found else { return Ok(EXIT_INTERRUPTED) };
-    let setting = Setting {
-        model: args.shape.model.to_owned(),
-        gpu: flags.for_gpu.clone(),
-        engine: flags.for_engine.clone(),
-        drives,
+    let steps = match &flags.layer_times[..] {
+        [] => None,
+        paths => Some(Steps::read(paths)?),
     };
-    let costs = costs(&found).context("the measured times make no curve")?;
+    let against = match (&flags.against, &steps) {
+        (Some(path), Some(steps)) => Some((&**path, layers::against(path, steps)?)),
+        _ => None,
+    };
+    let args = ReplayArgs::check(flags.replay.clone())?;
+    let (mut table, devices) = match &steps {
+        Some(steps) if !flags.replay.names_devices() => match &flags.out {
+            Some(path) => (known_costs(path, steps)?, None),
+            None => (layers::empty(steps.setting(Vec::new())), None),
+        },
+        _ => {
+            let (found, drives) = perform(&args, &mut interrupt)?;
+            let Some(found) = found else { return Ok(EXIT_INTERRUPTED) };
+            let setting = match &steps {
+                Some(steps) => steps.setting(drives),
+                None => Setting {
+                    model: args.shape.model.to_owned(),
+                    gpu: flags.for_gpu.clone(),
+                    engine: flags.for_engine.clone(),
+                    drives,
+                },
+            };
+            let costs = costs(&found).context("the measured times make no curve")?;
+            let Found { read, write, mix } = found;
+            let (simulated, mixed) = (args.pace.is_some(), costs.mixed);
+            let table = slack_table(flags.out.as_deref(), setting, costs)?;
+            (table, Some(Batches { simulated, read, write, mix, mixed }))
+        }
+    };
+    if let Some(steps) = &steps {
+        steps.teach(&mut table);
+    }
     if let Some(path) = &flags.out {
-        replay::write(path, &slack_table(path, setting.clone(), costs.clone())?.to_json())?;
+        replay::write(path, &table.to_json())?;
     }
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
-        setting,
-        simulated: args.pace.is_some(),
-        mixed: costs.mixed,
-        read: found.read,
-        write: found.write,
-        mix: found.mix,
+        setting: table.setting().clone(),
+        devices,
+        layers: steps.map(|steps| steps.report(against.as_ref().map(|(path, of)| (*path, of)))),
         out: flags.out.clone(),
     };
     let is_json = args.flags.json;
@@ -128,15 +175,36 @@ fn check(flags: &ReplayFlags) -> Result<(), Problem> {
 }
 
 /// The table in the file with new costs, or one without layer times.
-fn slack_table(path: &Path, setting: Setting, costs: IoCosts) -> Result<SlackTable, Problem> {
-    let Ok(text) = fs::read_to_string(path) else { return Ok(SlackTable::new(setting, costs)) };
-    let found = SlackTable::from_json(&text, &setting);
-    let mut table = found.map_err(|error| {
-        let what = format!("--out {}: {error}", path.display());
-        Problem::new(what, "name another file, or remove this one")
-    })?;
+fn slack_table(
+    path: Option<&Path>,
+    setting: Setting,
+    costs: IoCosts,
+) -> Result<SlackTable, Problem> {
+    let text = path.and_then(|path| Some((path, fs::read_to_string(path).ok()?)));
+    let Some((path, text)) = text else { return Ok(SlackTable::new(setting, costs)) };
+    let mut table = SlackTable::from_json(&text, &setting).map_err(|error| unfit(path, error))?;
     table.costs = costs;
     Ok(table)
+}
+
+/// The table in the file, whose costs stay, for layer times of `steps`.
+fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        let what = format!("--out {}: {error}, and no device is named", path.display());
+        Problem::new(what, "name devices to measure (--device), or a table that has them")
+    })?;
+    let table = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
+    let wanted = steps.setting(table.setting().drives.clone());
+    if table.is_empty() {
+        // Of devices only: whatever it was meant for.
+        return Ok(SlackTable::new(wanted, table.costs));
+    }
+    SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))
+}
+
+fn unfit(path: &Path, error: TableError) -> Problem {
+    let what = format!("--out {}: {error}", path.display());
+    Problem::new(what, "name another file, or remove this one")
 }
 
 fn costs(found: &Found) -> anyhow::Result<IoCosts> {
@@ -247,6 +315,24 @@ fn plan(args: &ReplayArgs, blocks: u64) -> Plan {
 
 impl Report {
     fn text(&self) -> String {
+        let Setting { model, gpu, engine, drives } = &self.setting;
+        let mut text = format!("ripieno {} profile: model {model}", self.version);
+        if let Some(devices) = &self.devices {
+            let drive = drives.first().map_or("drive", String::as_str);
+            text += &format!(", {} x {drive}{}", drives.len(), devices.text());
+        }
+        if let Some(layers) = &self.layers {
+            text += &format!("\n\nLayers on {gpu}, with {engine}:\n\n{}", layers.text());
+        }
+        if let Some(path) = &self.out {
+            text += &format!("\nWritten to {}, for {gpu} and {engine}.", path.display());
+        }
+        text
+    }
+}
+
+impl Batches {
+    fn text(&self) -> String {
         let rate = |bytes_s: f64| format!("{}/s", Size(bytes_s as u64));
         let point = |point: &Point| {
             format!("{:.0} us, {}", point.us, rate(point.bytes as f64 / point.us * 1e6))
@@ -260,16 +346,8 @@ impl Report {
             let parts = format!("{}, {}", rate(mix.read_bytes_s), rate(mix.write_bytes_s));
             mixes.push(row(&format!("{:.0} %", 100.0 * mix.reads), rate(mix.bytes_s), parts));
         }
-        let Setting { model, gpu, engine, drives } = &self.setting;
-        let out = self.out.as_ref().map_or_else(String::new, |path| {
-            format!("\nWritten to {}, for {gpu} and {engine}.", path.display())
-        });
         format!(
-            "ripieno {} profile: model {model}, {} x {}{}\n\n{}\n\n{}\n\nReads and writes \
-             together have {:.2} of the mean of each alone.{out}",
-            self.version,
-            drives.len(),
-            drives.first().map_or("drive", String::as_str),
+            "{}\n\n{}\n\n{}\n\nReads and writes together have {:.2} of the mean of each alone.",
             if self.simulated { ", in virtual time" } else { "" },
             table(&rows),
             table(&mixes),

@@ -90,3 +90,66 @@ fn what_only_requests_need_is_refused() {
         assert!(error.contains("plays no requests"), "{flag}: {error}");
     }
 }
+
+/// What an engine writes: two shapes of prompts, and decode.
+fn layer_times(path: &Path, gpu: &str, factor: f64) {
+    let mut text = format!(
+        "{{\"ripieno_layer_times\": 1, \"model\": \"m tp2\", \"gpu\": \"{gpu}\", \
+         \"engine\": \"e 1\"}}\n"
+    );
+    for _ in 0..5 {
+        for (requests, us) in [("[[256, 0]]", 500.0), ("[[256, 2048]]", 700.0), ("[[1, 9]]", 90.0)]
+        {
+            let us = us * factor;
+            text += &format!("{{\"requests\": {requests}, \"layer_us\": {us}}}\n");
+        }
+    }
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn layer_times_of_an_engine_go_into_the_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let [times, other, slower, out] = ["times", "other", "slower", "slack.json"].map(|name| {
+        let path = directory.path().join(name);
+        path.to_str().unwrap().to_owned()
+    });
+    layer_times(Path::new(&times), "g", 1.0);
+    layer_times(Path::new(&slower), "g", 1.5);
+    layer_times(Path::new(&other), "h", 1.0);
+    let refused = |line: &str, wanted: &str| {
+        let output = run(line);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{line}: {error}");
+        assert!(error.contains(wanted), "{line}: {error}");
+    };
+    refused(&format!("profile --layer-times {times} --out {out}"), "no device is named");
+    refused(&format!("profile --against {times}"), "--layer-times");
+    refused(&format!("profile --layer-times {times},{other}"), "on h with e 1 follow those of");
+    refused(&format!("profile --layer-times {times} --against {other}"), "it is of m tp2 on h");
+    // Devices first, layers later; or both at once.
+    let table = || serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap();
+    report(&format!("profile {MEDIUM} --out {out}"));
+    let costs = table()["costs"].clone();
+    report(&format!("profile --layer-times {times} --out {out}"));
+    let learned = table();
+    assert_eq!((&learned["costs"], &learned["setting"]["model"]), (&costs, &"m tp2".into()));
+    assert_eq!(learned["cells"].as_array().unwrap().len(), 3);
+    refused(&format!("profile --layer-times {other} --out {out}"), "profile this setting");
+    assert_eq!(table(), learned);
+    fs::remove_file(&out).unwrap();
+    report(&format!("profile {MEDIUM} --layer-times {times} --out {out}"));
+    assert_eq!(table(), learned);
+    // A file of times, and a table.
+    for against in [&times, &out] {
+        let found = report(&format!("profile --layer-times {slower} --against {against}"));
+        for step in ["prefill", "decode"] {
+            let off = found["layers"]["against_off"][step].as_f64().unwrap();
+            assert!((off - 1.0 / 3.0).abs() < 0.01, "{against}: {found}");
+        }
+        assert!(found.get("read").is_none(), "no device was measured");
+    }
+    let text = run(&format!("profile --layer-times {slower} --against {out}")).stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("against, us") && text.contains("-33 %"), "{text}");
+}

@@ -283,6 +283,25 @@ impl SlackTable {
         Some(Duration::from_nanos(nanos as u64))
     }
 
+    /// What three numbers alone say of a layer of such a step, whether or not it was seen.
+    #[must_use]
+    pub fn fit(&self, shape: StepShape) -> Option<Duration> {
+        let model = self.fits[usize::from(shape.is_prefill)].model.as_ref()?;
+        Some(Duration::from_nanos(model.nanos(shape.terms()) as u64))
+    }
+
+    /// What the table holds for.
+    #[must_use]
+    pub fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
+    /// Whether no layer was seen.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+
     /// Bytes that move while a layer of such a step computes.
     #[must_use]
     pub fn budget(&self, shape: StepShape, direction: Direction) -> Option<u64> {
@@ -303,6 +322,19 @@ impl SlackTable {
     /// # Errors
     /// [`TableError`] of another version, another setting, or what is no table.
     pub fn from_json(text: &str, wanted: &Setting) -> Result<Self, TableError> {
+        let table = Self::parse(text)?;
+        if table.setting != *wanted {
+            let (found, wanted) = (Box::new(table.setting), Box::new(wanted.clone()));
+            return Err(TableError::Setting { found, wanted });
+        }
+        Ok(table)
+    }
+
+    /// Reads a file, whatever it holds for.
+    ///
+    /// # Errors
+    /// [`TableError`] of another version, or what is no table.
+    pub fn parse(text: &str) -> Result<Self, TableError> {
         #[derive(Deserialize)]
         struct Head {
             ripieno_slack: u32,
@@ -312,10 +344,6 @@ impl SlackTable {
             return Err(TableError::Version { found });
         }
         let File { setting, cells, costs, .. } = serde_json::from_str(text)?;
-        if setting != *wanted {
-            let (found, wanted) = (Box::new(setting), Box::new(wanted.clone()));
-            return Err(TableError::Setting { found, wanted });
-        }
         costs.check()?;
         let mut table = Self::new(setting, costs);
         for mut cell in cells {

@@ -40,6 +40,8 @@ Options (kv_connector_extra_config):
 - piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
   without, a step with a FULL graph waits for its loads first. false.
 - weights_id: what tells the weights from others of the same model name and revision.
+- layer_times: a file to which each step appends what it computed and how long a layer took, for
+  `ripieno profile --layer-times`. Off.
 
 Saves are read from vLLM's blocks on a thread of their own. vLLM counts those blocks as free when
 the request has ended; when it wants one for something else, the save of it ends first.

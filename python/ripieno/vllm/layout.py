@@ -59,6 +59,11 @@ def check(vllm_config, kv_cache_config, options):
         )
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")
+    if options.layer_times and vllm_config.speculative_config is not None:
+        raise ValueError(
+            "layer_times: with speculative decoding a step has layers of two models; leave one of "
+            "them out"
+        )
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
         raise ValueError(

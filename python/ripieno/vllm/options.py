@@ -38,6 +38,7 @@ class Options:
     keep_on_reset: bool = False
     piecewise: bool = False
     weights_id: str = ""
+    layer_times: str | None = None
 
     @classmethod
     def parse(cls, given):
@@ -74,6 +75,8 @@ class Options:
             hint = f"give one of {', '.join(words)}"
             is_default = getattr(self, name) == getattr(Options, name)
             check(name, is_default or getattr(self, name) in words, hint, self)
+        is_right = self.layer_times is None or (type(self.layer_times) is str and self.layer_times)
+        check("layer_times", is_right, "give the name of a file", self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)
         check("shutdown", self.shutdown in ("drain", "drop"), 'give "drain" or "drop"', self)
 

@@ -32,6 +32,8 @@ class Tasks(KVConnectorMetadata):
     """Files of requests that wait, to be read into host memory."""
     reused: list[int] = field(default_factory=list)
     """Earlier saves whose blocks this step may overwrite: they have to end first."""
+    computes: list[list[int]] = field(default_factory=list)
+    """For layer_times: of each request [tokens to compute, tokens before them]."""
     is_idle: bool = False
     """No tokens are computed: the step is there for what is in flight."""
 

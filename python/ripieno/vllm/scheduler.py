@@ -22,6 +22,14 @@ STRIKES = 8
 nothing is stored."""
 
 
+def computes(output):
+    """Of each request of a step: tokens to compute, and tokens before them."""
+    cached = output.scheduled_cached_reqs
+    before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    return [[tokens, before[name]] for name, tokens in output.num_scheduled_tokens.items()]
+
+
 @dataclass
 class Load:
     """A load that not all workers have ended."""
@@ -149,6 +157,8 @@ class Scheduler:
 
     def tasks(self, output):
         tasks = Tasks(is_idle=not output.num_scheduled_tokens)
+        if self.options.layer_times:
+            tasks.computes = computes(output)
         tasks.ahead += self._ahead(self.planned.keys() | output.num_scheduled_tokens.keys())
         if not tasks.is_idle:
             self.last_work = time.monotonic()

@@ -12,6 +12,7 @@ from .layout import register
 from .metrics import Stats
 from .protocol import Job, Legacy, Reports, Tasks
 from .saver import Saver
+from .times import Instant, LayerTimes, header_of, on_stream
 
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.ripieno")
@@ -71,6 +72,7 @@ class Worker:
         self.saver = Saver(
             self.plane, list(self.layers.values()), self.stream, waiting, layer_bytes
         )
+        self.times = self._layer_times(connector, pool.device) if options.layer_times else None
         self.tasks = Tasks()
         self.loading = []
         """Loads of this step."""
@@ -93,9 +95,23 @@ class Worker:
             self.plane.placement,
         )
 
+    def _layer_times(self, connector, device):
+        config = connector._vllm_config
+        parallel = config.parallel_config
+        # Ranks compute the same, at the same time.
+        if self.rank != 0:
+            return None
+        path = self.options.layer_times
+        if parallel.data_parallel_size > 1:
+            path += f".dp{parallel.data_parallel_rank}"
+        header = header_of(config, device, len(self.layers))
+        return LayerTimes(path, header, Instant if device == "cpu" else on_stream)
+
     def begin(self, tasks):
         """Before a step changes any block."""
         self.tasks = tasks
+        if self.times:
+            self.times.begin(tasks.computes)
         self.saver.begin_step(tasks.saves, tasks.reused)
 
     def start_loads(self, has_hooks):
@@ -136,7 +152,10 @@ class Worker:
 
     def wait_layer(self, name):
         layer = self.layers.get(name)
-        if self.loading and layer is not None and layer not in self.waited:
+        waits = self.loading and layer is not None and layer not in self.waited
+        if self.times and layer is not None:
+            self.times.layer(layer, waits)
+        if waits:
             self.waited.add(layer)
             since = time.monotonic()
             stream = self.stream()
@@ -145,6 +164,8 @@ class Worker:
                 wait = self.plane.join if stream else self.plane.wait
                 self._attempt(wait, load.job, layer, *stream)
             self.wait_seconds += time.monotonic() - since
+            if self.times:
+                self.times.loaded()
 
     def finish_loads(self):
         """Ends this step's loads."""
@@ -237,6 +258,8 @@ class Worker:
     def finish_saves(self):
         """No layer is computed any more in this step."""
         self.saver.end_step()
+        if self.times:
+            self.times.end()
 
     def finished(self):
         """Requests whose loads between steps have ended."""
@@ -287,6 +310,8 @@ class Worker:
         self.saver.close(self.options.patience)
         self._take_saves()
         Legacy.leave(self.path, self.reports)
+        if self.times:
+            self.times.close()
         try:
             logger.info("ripieno: rank %d: %s", self.rank, self.plane.stats())
             self.plane.close()

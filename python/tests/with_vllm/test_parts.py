@@ -61,6 +61,7 @@ def test_reports_of_workers_add_up():
         ({"shutdown": "wait"}, 'give "drain" or "drop"'),
         ({"load_async": "no"}, "give true or false"),
         ({"drain_seconds": "long"}, "give a number from 0 on"),
+        ({"layer_times": True}, "give the name of a file"),
     ],
 )
 def test_options_that_make_no_sense(given, message):
@@ -110,6 +111,16 @@ def test_pipelines_are_refused():
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(ValueError, match="pipeline parallelism"):
         check(config, cache, Options("/x", 1))
+
+
+def test_layers_of_two_models_have_no_time():
+    config, cache = configured()
+    options = Options("/x", 1, layer_times="/y")
+    config.speculative_config = None
+    assert check(config, cache, options) is False
+    config.speculative_config = object()
+    with pytest.raises(ValueError, match="speculative decoding"):
+        check(config, cache, options)
 
 
 class Plane:

@@ -99,6 +99,7 @@ fn it_survives_a_file_and_refuses_others() {
         let (one, two) = (table.layer(shape).unwrap(), again.layer(shape).unwrap());
         assert!(one.abs_diff(two) <= one / 1000, "{one:?} {two:?}");
     }
+    assert_eq!(SlackTable::parse(&text).unwrap().setting(), &setting());
     let other = Setting { gpu: "H200".to_owned(), ..setting() };
     let refused = |text: &str, setting: Setting| SlackTable::from_json(text, &setting).unwrap_err();
     assert!(matches!(refused(&text, other), TableError::Setting { .. }));

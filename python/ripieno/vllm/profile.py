@@ -1,0 +1,143 @@
+"""Times of layers by what a step computes, measured offline: `python -m ripieno.vllm.profile`.
+
+vLLM runs prompts of each length after prefixes of each length, which are in its own prefix cache,
+and generates with several requests at once; the connector's option layer_times writes what a layer
+took. `ripieno profile --layer-times` makes a slack table from that.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import os
+import random
+import sys
+import tempfile
+
+TOKENS = range(10, 1000)
+"""Of prompts; every model has them."""
+DECODED = 16
+"""Tokens that are generated where generating is measured."""
+
+
+def lengths(text):
+    """Numbers with commas between them."""
+    return [int(each) for each in text.split(",")]
+
+
+def parse(argv=None):
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    about = __doc__.split("\n\n")[1].replace("\n", " ")
+    parser = FlexibleArgumentParser(
+        prog="python -m ripieno.vllm.profile",
+        description=f"{about} Options of vLLM's engine are taken, too.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    own = parser.add_argument_group("what is measured")
+    own.add_argument("--out", required=True, help="file to which lines are appended")
+    own.add_argument("--inputs", type=lengths, default="128,512,2048", help="tokens of prompts")
+    own.add_argument("--prefixes", type=lengths, default="0,1024,4096,16384", help="tokens before")
+    own.add_argument("--decode-batches", type=lengths, default="1,8", help="requests at once")
+    own.add_argument("--rounds", type=int, default=5, help="how often each is measured")
+    own.add_argument("--scratch", help="directory for a store that is removed [that of --out]")
+    EngineArgs.add_cli_args(parser)
+    args = parser.parse_args(argv)
+    if args.rounds < 1 or min(args.inputs + args.decode_batches) < 1 or min(args.prefixes) < 0:
+        parser.error("--inputs, --decode-batches, --rounds: from 1 on; --prefixes: from 0 on")
+    return args, EngineArgs.from_cli_args(args)
+
+
+def start(args, engine, scratch):
+    """vLLM with the connector. It stores next to nothing: that would be measured, too."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    options = {"path": scratch, "capacity": "1GiB", "save_backlog": 0, "piecewise": True}
+    given = {each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)}
+    return LLM(
+        **given
+        | {
+            "enable_prefix_caching": True,
+            "prefix_caching_hash_algo": "sha256_cbor",
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="RipienoConnector",
+                kv_connector_module_path="ripieno.vllm",
+                kv_role="kv_both",
+                kv_load_failure_policy="recompute",
+                kv_connector_extra_config=options | {"layer_times": os.path.abspath(args.out)},
+            ),
+        }
+    )
+
+
+def plan(args, config):
+    """What fits: (input, prefix) of prompts, and (requests, prefix) of generating."""
+    cache = config.cache_config
+    most = config.model_config.max_model_len
+    room = (cache.num_gpu_blocks or 0) * cache.block_size or most
+    for prefix in args.prefixes:
+        for tokens in args.inputs:
+            yield "input", tokens, prefix, prefix + tokens + 1 <= most
+        for requests in args.decode_batches:
+            # With no token before it there is nothing to generate from.
+            total = max(prefix, 1) + DECODED
+            fits = total <= most and requests * (total + cache.block_size) <= room
+            yield "generating", requests, prefix, fits
+
+
+class Sweep:
+    """Runs prompts of random tokens: only prefixes that are meant are found."""
+
+    def __init__(self, llm, seed=1):
+        from vllm import SamplingParams
+
+        self.llm, self.chance = llm, random.Random(seed)
+        self.sampling = lambda tokens: SamplingParams(
+            max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
+        )
+
+    def tokens(self, count):
+        return self.chance.choices(TOKENS, k=count)
+
+    def ask(self, prompts, tokens=1):
+        prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+        self.llm.generate(prompts, self.sampling(tokens), use_tqdm=False)
+
+    def measure(self, kind, count, prefix):
+        if kind == "generating":
+            self.ask([self.tokens(max(prefix, 1)) for _ in range(count)], DECODED)
+            return
+        before = self.tokens(prefix)
+        if before:
+            self.ask([before])
+        self.ask([before + self.tokens(count)])
+
+
+def main(argv=None):
+    from tqdm import tqdm
+
+    args, engine = parse(argv)
+    where = args.scratch or os.path.dirname(os.path.abspath(args.out))
+    with tempfile.TemporaryDirectory(dir=where, prefix="ripieno-profile-") as scratch:
+        llm = start(args, engine, scratch)
+        points = []
+        for kind, count, prefix, fits in plan(args, llm.llm_engine.vllm_config):
+            if fits:
+                points.append((kind, count, prefix))
+            else:
+                text = f"{kind} {count} after {prefix} does not fit into max_model_len or KV cache"
+                print(f"left out: {text}", file=sys.stderr)
+        if not points:
+            raise SystemExit("nothing fits; give smaller --inputs, --prefixes, --decode-batches")
+        sweep = Sweep(llm)
+        rounds = itertools.product(range(args.rounds), points)
+        # disable=None: on a terminal only.
+        for _, point in tqdm(rounds, total=args.rounds * len(points), unit="run", disable=None):
+            sweep.measure(*point)
+        llm.llm_engine.engine_core.shutdown()
+    print(f"{args.out}: ripieno profile --layer-times {args.out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What layers take while vLLM serves, for `ripieno profile --layer-times`.
+
+A layer's time is from its attention to that of the next one, as the connector's hooks see them:
+its own attention, the rest of the layer, and what the next one does before its attention. Waits for
+loads are not in it. Steps whose layers vLLM did not tell of, once each, are left out.
+"""
+
+import json
+import logging
+import os
+import time
+from collections import deque
+
+VERSION = 1
+BYTES_MAX = 64 << 20
+"""Of the file. What is older is in PATH.1, and what is older than that is gone."""
+
+# vLLM shows what is logged below its own name.
+logger = logging.getLogger("vllm.ripieno")
+
+
+class Instant:
+    """Now, on the CPU; with what a CUDA event has."""
+
+    def __init__(self):
+        self.at = time.perf_counter()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        """In milliseconds."""
+        return (later.at - self.at) * 1e3
+
+
+def on_stream():
+    """Where the current CUDA stream is now. Nobody waits until it gets there."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def header_of(vllm_config, device, layers):
+    """Whose times they are. What they depend on and is not in it does not change in a setting."""
+    import torch
+    from vllm import __version__
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    kind = str(model.dtype).removeprefix("torch.")
+    quantized = f" {model.quantization}" if model.quantization else ""
+    return {
+        "ripieno_layer_times": VERSION,
+        "model": f"{model.model} {kind}{quantized} tp{parallel.tensor_parallel_size}",
+        "gpu": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
+        "engine": f"vllm {__version__}",
+        "layers": layers,
+    }
+
+
+class LayerTimes:
+    """Appends a line for each step to a file."""
+
+    def __init__(self, path, header, mark=Instant):
+        self.path, self.mark, self.layers = path, mark, header["layers"]
+        if self.layers < 2:
+            raise ValueError("layer_times: the model has 1 layer; a time is from one to the next")
+        self.header = json.dumps(header)
+        self.requests, self.seen, self.marks = [], [], []
+        """Of this step: what it computes, layers that began, and times."""
+        self.ended = deque()
+        """Steps that a GPU has not come to the end of."""
+        self.written = self.missed = 0
+        self.file = None
+        self._open()
+
+    def _open(self):
+        """Whoever has it open before, the header says whose lines follow."""
+        self.file = open(self.path, "ab", buffering=0)
+        self._write(self.header)
+
+    def begin(self, requests):
+        """requests: of the step that begins, [tokens to compute, tokens before them] each."""
+        self.requests, self.seen, self.marks = requests, [], []
+
+    def layer(self, layer, waits):
+        """A layer's attention is next; before, its load is waited for: then `loaded` comes."""
+        self.seen.append(layer)
+        if self.requests and (waits or len(self.seen) in (1, self.layers)):
+            self.marks.append(self.mark())
+
+    def loaded(self):
+        if self.requests:
+            self.marks.append(self.mark())
+
+    def end(self):
+        """All layers of the step were told of."""
+        # A layer's end is the next one's begin, or two marks with the wait between them.
+        marks = self.marks[1:] if len(self.marks) > 2 else self.marks
+        spans = list(zip(marks[::2], marks[1::2], strict=False))
+        is_whole = len(self.seen) == len(set(self.seen)) == self.layers
+        if self.requests and is_whole and len(self.marks) in (2, 2 * self.layers):
+            self.ended.append((self.requests, spans))
+        elif self.requests:
+            self._miss()
+        self.requests = []
+        while self.ended and self.ended[0][1][-1][1].query():
+            requests, spans = self.ended.popleft()
+            took = sum(begin.elapsed_time(end) for begin, end in spans)
+            layer_us = round(took * 1e3 / (self.layers - 1), 1)
+            if layer_us > 0:
+                self._write(json.dumps({"requests": requests, "layer_us": layer_us}))
+                self.written += 1
+
+    def _miss(self):
+        self.missed += 1
+        if self.missed == 1:
+            logger.warning(
+                "ripieno: layer_times: vLLM told of %d of %d layers in a step, which has no line, "
+                "like those after it. FULL CUDA graphs do that, and overlapping microbatches: set "
+                "piecewise",
+                len(self.seen),
+                self.layers,
+            )
+
+    def _write(self, line):
+        if self.file is None:
+            return
+        try:
+            self.file.write(line.encode() + b"\n")
+            if self.file.tell() > BYTES_MAX:
+                self.file.close()
+                os.replace(self.path, f"{self.path}.1")
+                self._open()
+        except OSError as error:
+            self.file = None
+            logger.warning("ripieno: layer_times: no more lines in %s: %s", self.path, error)
+
+    def close(self):
+        logger.info(
+            "ripieno: layer times of %d steps are in %s; %d steps had none",
+            self.written,
+            self.path,
+            self.missed,
+        )

@@ -1,0 +1,363 @@
+//! Layer times that an engine wrote (`layer_times` of the vLLM connector): reads them, makes a
+//! table of them, and says how far off it is, and another one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use kv_schedule::{Curve, IoCosts, Setting, SlackTable, StepShape};
+use serde::{Deserialize, Serialize};
+
+use crate::problem::Problem;
+
+/// Of the files.
+const VERSION: u32 = 1;
+/// Tokens of a request, and microseconds of a layer, are fewer.
+const MOST: u32 = 1 << 30;
+
+/// The first line, and the first one of each engine that went on with the file.
+#[derive(Debug, Deserialize)]
+struct Header {
+    model: String,
+    gpu: String,
+    engine: String,
+}
+
+/// Any other line.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    /// Tokens to compute, and those before them.
+    requests: Vec<(u32, u32)>,
+    layer_us: f64,
+}
+
+/// A step of an engine.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    shape: StepShape,
+    /// Tokens before those that are computed, over all requests.
+    prefix: u64,
+    layer: Duration,
+}
+
+/// Steps of one setting, in their order.
+#[derive(Debug)]
+pub(super) struct Steps {
+    /// Without drives.
+    setting: Setting,
+    steps: Vec<Step>,
+}
+
+impl Steps {
+    /// Reads files.
+    ///
+    /// # Errors
+    /// What cannot be read, or is of another version or of different settings; and no step.
+    pub(super) fn read(paths: &[PathBuf]) -> Result<Self, Problem> {
+        let mut found: Option<Self> = None;
+        for path in paths {
+            let text = fs::read_to_string(path).map_err(|error| {
+                Problem::new(format!("{}: {error}", path.display()), "name files of layer times")
+            })?;
+            Self::take(&mut found, path, &text)?;
+        }
+        let names = || paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        found.filter(|found| !found.steps.is_empty()).ok_or_else(|| {
+            let hint = "let the engine serve with the option layer_times, or run \
+                        python -m ripieno.vllm.profile";
+            Problem::new(format!("{}: there is no step in it", names().join(", ")), hint)
+        })
+    }
+
+    /// Reads the text of a file.
+    fn take(found: &mut Option<Self>, path: &Path, text: &str) -> Result<(), Problem> {
+        let mut lines = text.split_inclusive('\n').enumerate();
+        let bad = |at: usize, what: String, hint: &str| {
+            Problem::new(format!("{}:{}: {what}", path.display(), at + 1), hint)
+        };
+        let header = |at: usize, line: &str| {
+            setting(line).map_err(|what| bad(at, what, "name files that layer_times wrote"))
+        };
+        if let Some((at, line)) = lines.next() {
+            let setting = header(at, line)?;
+            let found = found.get_or_insert_with(|| Self { setting, steps: Vec::new() });
+            found.same(header(at, line)?).map_err(|what| bad(at, what, "read them one by one"))?;
+            for (at, line) in lines {
+                if line.contains("ripieno_layer_times") {
+                    let hint = "remove the lines of the others, or name another file there";
+                    found.same(header(at, line)?).map_err(|what| bad(at, what, hint))?;
+                    continue;
+                }
+                match step(line) {
+                    Ok(step) => found.steps.push(step),
+                    // The engine is writing it.
+                    Err(_) if !line.ends_with('\n') => {}
+                    Err(what) => return Err(bad(at, what, "remove the line")),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn same(&self, other: Setting) -> Result<(), String> {
+        if self.setting == other {
+            return Ok(());
+        }
+        Err(format!("times of {} follow those of {}", name(&other), name(&self.setting)))
+    }
+
+    /// What they were measured with, and these drives.
+    pub(super) fn setting(&self, drives: Vec<String>) -> Setting {
+        Setting { drives, ..self.setting.clone() }
+    }
+
+    /// Puts them into a table.
+    pub(super) fn teach(&self, table: &mut SlackTable) {
+        self.steps.iter().for_each(|step| table.learn(step.shape, step.layer));
+    }
+
+    /// What a table made of them says, and how far off `against` is.
+    pub(super) fn report(&self, against: Option<(&Path, &SlackTable)>) -> Layers {
+        let mut table = empty(self.setting.clone());
+        let mut ahead = Vec::new();
+        for step in &self.steps {
+            ahead.extend(table.layer(step.shape).map(|said| Off::by(step, said)));
+            table.learn(step.shape, step.layer);
+        }
+        let all = |says: &dyn Fn(StepShape) -> Option<Duration>| {
+            Off::of(self.steps.iter().filter_map(|step| Some(Off::by(step, says(step.shape)?))))
+        };
+        let says = against.map(|(_, table)| table);
+        let mut groups: BTreeMap<_, Vec<Step>> = BTreeMap::new();
+        for step in &self.steps {
+            groups.entry(step.group()).or_default().push(*step);
+        }
+        Layers {
+            steps: self.steps.len(),
+            ahead: Off::of(ahead),
+            fit: all(&|shape| table.fit(shape)),
+            against: against.map(|(path, _)| path.to_owned()),
+            against_off: says.map(|says| all(&|shape| says.layer(shape))),
+            shapes: groups.values().map(|steps| Group::of(steps, &table, says)).collect(),
+        }
+    }
+}
+
+impl Step {
+    /// Steps that are shown together: about as many tokens, after about as many.
+    fn group(&self) -> (bool, u32, u32) {
+        let octave = |number: f64| number.log2().round() as u32;
+        let StepShape { is_prefill, tokens, .. } = self.shape;
+        (!is_prefill, octave(tokens.into()), octave(self.prefix.max(32) as f64))
+    }
+}
+
+/// The setting in a header.
+fn setting(line: &str) -> Result<Setting, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        ripieno_layer_times: u32,
+    }
+    let head: Head =
+        serde_json::from_str(line).map_err(|error| format!("no header of layer times: {error}"))?;
+    let found = head.ripieno_layer_times;
+    if found != VERSION {
+        return Err(format!("layer times of version {found}, and {VERSION} can be read"));
+    }
+    let Header { model, gpu, engine } = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    Ok(Setting { model, gpu, engine, drives: Vec::new() })
+}
+
+fn step(line: &str) -> Result<Step, String> {
+    let Line { requests, layer_us } = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let is_right = |&(input, prefix): &(u32, u32)| (1..MOST).contains(&input) && prefix < MOST;
+    if requests.is_empty() || requests.len() > 1 << 20 || !requests.iter().all(is_right) {
+        return Err("requests: no engine computes such a step".to_owned());
+    }
+    if !(layer_us > 0.0 && layer_us < f64::from(MOST)) {
+        return Err(format!("layer_us of {layer_us}: no layer takes that long"));
+    }
+    let prefix = requests.iter().map(|(_, prefix)| u64::from(*prefix)).sum();
+    let layer = Duration::from_secs_f64(layer_us * 1e-6);
+    Ok(Step { shape: StepShape::of(requests), prefix, layer })
+}
+
+/// A table for layer times only.
+pub(super) fn empty(setting: Setting) -> SlackTable {
+    let none = || Curve::line(Duration::ZERO, 1e9).expect("a line rises");
+    SlackTable::new(setting, IoCosts { read: none(), write: none(), mixed: 1.0 })
+}
+
+/// The table in a file, or one of the layer times in it, of the setting of `steps`.
+///
+/// # Errors
+/// When it is neither, or of another setting.
+pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
+    let wrong = |what: String, hint: &str| {
+        Problem::new(format!("--against {}: {what}", path.display()), hint)
+    };
+    let hint = "name a slack table, or a file of layer times";
+    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string(), hint))?;
+    let table = if text.lines().next().is_some_and(|line| setting(line).is_ok()) {
+        let steps = Steps::read(&[path.to_owned()])?;
+        let mut table = empty(steps.setting.clone());
+        steps.teach(&mut table);
+        table
+    } else {
+        SlackTable::parse(&text).map_err(|error| wrong(error.to_string(), hint))?
+    };
+    let wanted = steps.setting(table.setting().drives.clone());
+    if *table.setting() != wanted {
+        let what = format!("it is of {}, and the steps are of", name(table.setting()));
+        let hint = "compare what the same model, GPU and engine did";
+        return Err(wrong(format!("{what} {}", name(&wanted)), hint));
+    }
+    if table.is_empty() {
+        return Err(wrong("no layer time is in it".to_owned(), hint));
+    }
+    Ok(table)
+}
+
+/// Model, GPU and engine.
+pub(super) fn name(setting: &Setting) -> String {
+    let Setting { model, gpu, engine, .. } = setting;
+    format!("{model} on {gpu} with {engine}")
+}
+
+/// How far off steps are in the median, as a part of what was measured.
+#[derive(Debug, Serialize)]
+struct Off {
+    prefill: Option<f64>,
+    decode: Option<f64>,
+}
+
+impl Off {
+    fn by(step: &Step, said: Duration) -> (bool, f64) {
+        let off = said.as_secs_f64() / step.layer.as_secs_f64() - 1.0;
+        (step.shape.is_prefill, off.abs())
+    }
+
+    fn of(all: impl IntoIterator<Item = (bool, f64)>) -> Self {
+        let (prefill, decode): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(is_prefill, _)| *is_prefill);
+        let [prefill, decode] =
+            [prefill, decode].map(|part| median(part.into_iter().map(|(_, off)| off).collect()));
+        Self { prefill, decode }
+    }
+
+    fn text(&self) -> String {
+        let parts =
+            [(self.prefill, "prefill"), (self.decode, "decode")].map(|(off, of)| match off {
+                Some(off) => format!("{:.1} % ({of})", 100.0 * off),
+                None => format!("not known ({of})"),
+            });
+        parts.join(", ")
+    }
+}
+
+/// `None` of nothing.
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied()
+}
+
+/// What layer times say. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+pub(super) struct Layers {
+    pub(super) steps: usize,
+    /// How far off the table was that was learned from the steps before each.
+    ahead: Off,
+    /// How far off three numbers are that were learned from all steps.
+    fit: Off,
+    against: Option<PathBuf>,
+    against_off: Option<Off>,
+    shapes: Vec<Group>,
+}
+
+/// Steps of about the same shape. Medians.
+#[derive(Debug, Serialize)]
+struct Group {
+    is_prefill: bool,
+    /// Tokens to compute, over all requests, and before them.
+    input: u32,
+    prefix: u64,
+    steps: usize,
+    layer_us: f64,
+    /// What three numbers say, learned from all steps.
+    fit_us: Option<f64>,
+    against_us: Option<f64>,
+}
+
+impl Group {
+    fn of(steps: &[Step], table: &SlackTable, against: Option<&SlackTable>) -> Self {
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        let some =
+            |of: &dyn Fn(&Step) -> Option<f64>| median(steps.iter().filter_map(of).collect());
+        let each = |of: &dyn Fn(&Step) -> f64| some(&|step| Some(of(step))).unwrap_or(0.0);
+        Self {
+            is_prefill: steps[0].shape.is_prefill,
+            input: each(&|step| step.shape.tokens.into()) as u32,
+            prefix: each(&|step| step.prefix as f64) as u64,
+            steps: steps.len(),
+            layer_us: each(&|step| us(step.layer)),
+            fit_us: some(&|step| table.fit(step.shape).map(us)),
+            against_us: some(&|step| against?.layer(step.shape).map(us)),
+        }
+    }
+
+    fn cells(&self, is_compared: bool) -> Vec<String> {
+        let kind = if self.is_prefill { "prefill" } else { "decode" };
+        let mut cells = vec![
+            kind.to_owned(),
+            self.input.to_string(),
+            self.prefix.to_string(),
+            self.steps.to_string(),
+            format!("{:.0}", self.layer_us),
+        ];
+        let said = [self.fit_us, self.against_us];
+        for said in &said[..1 + usize::from(is_compared)] {
+            let (time, off) = said.map_or_else(Default::default, |said| {
+                let off = 100.0 * (said / self.layer_us - 1.0);
+                (format!("{said:.0}"), format!("{off:+.0} %"))
+            });
+            cells.extend([time, off]);
+        }
+        cells
+    }
+}
+
+impl Layers {
+    pub(super) fn text(&self) -> String {
+        let is_compared = self.against.is_some();
+        let mut head = vec!["step", "input", "prefix", "steps", "layer, us", "fit, us", "off"];
+        if is_compared {
+            head.extend(["against, us", "off"]);
+        }
+        let columns = head.len();
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(head);
+        self.shapes.iter().for_each(|group| _ = table.add_row(group.cells(is_compared)));
+        for column in 1..columns {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let mut text = format!(
+            "{table}\n\nOff by, in the median of {} steps:\n  learned from the steps before each: \
+             {}\n  the three numbers (fit): {}",
+            self.steps,
+            self.ahead.text(),
+            self.fit.text(),
+        );
+        if let (Some(path), Some(off)) = (&self.against, &self.against_off) {
+            text += &format!("\n  {}: {}", path.display(), off.text());
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;
