@@ -164,8 +164,8 @@ impl Pace {
     }
 
     /// How the scheduler is set, with or without its say. A read that comes finds no more in its
-    /// way than 2 ms of writes and 16 ms of reads: enough of those that latencies of layers
-    /// overlap, or cost less than a hundredth.
+    /// way than 2 ms of writes, one batch, or two of 16 ms together, and 16 ms of reads: enough of
+    /// those that latencies of layers overlap, or cost less than a hundredth.
     pub(crate) fn config(&self, is_slack_aware: bool) -> Config {
         if !is_slack_aware {
             let (read_depth_bytes, write_depth_bytes, backlog_bytes) =

@@ -25,6 +25,9 @@ pub struct Config {
     /// enough to keep the devices busy. One read is always let go.
     pub read_depth_bytes: u64,
     /// Bytes of writes that are in flight at the most: what a read that comes may find in its way.
+    /// One write is always let go. So is a second one when an eighth of the first is left, if
+    /// nothing is or waits to be read, and both together take no longer than `read_depth_bytes` of
+    /// reads: what an urgent read may wait for.
     pub write_depth_bytes: u64,
     /// Bytes of writes that wait or are in flight: memory that the engine does not get back.
     pub backlog_bytes: u64,
@@ -302,13 +305,16 @@ impl Scheduler {
         if !presses && let Some(decision) = self.next_prefetch(now) {
             return decision;
         }
-        if let Some(op) = self.writes.front().copied()
-            && self.write_starts(op, now)
-        {
-            self.writes.pop_front();
-            self.counts.write_bytes += op.bytes;
-            self.budget = self.budget.saturating_sub(op.bytes);
-            return self.start(op, now);
+        if let Some(op) = self.writes.front().copied() {
+            match self.write_starts(op, now) {
+                Ok(()) => {
+                    self.writes.pop_front();
+                    self.counts.write_bytes += op.bytes;
+                    self.budget = self.budget.saturating_sub(op.bytes);
+                    return self.start(op, now);
+                }
+                Err(until) => wake = wake.into_iter().chain(until).min(),
+            }
         }
         let prefetch = if presses { self.next_prefetch(now) } else { None };
         prefetch.unwrap_or(Decision::Wait(wake.into_iter().chain(self.next_look(now)).min()))
@@ -344,21 +350,37 @@ impl Scheduler {
         self.start(op, now)
     }
 
-    fn write_starts(&self, op: Op, now: Duration) -> bool {
+    /// Whether the first write that waits starts; if not, when it may, whatever happens.
+    fn write_starts(&self, op: Op, now: Duration) -> Result<(), Option<Duration>> {
+        let Config { write_depth_bytes, is_slack_aware, .. } = self.config;
         let [reads, writes, prefetches] = self.moving;
-        if writes > 0 && writes.saturating_add(op.bytes) > self.config.write_depth_bytes {
-            return false;
+        let second = if writes > 0 && writes.saturating_add(op.bytes) > write_depth_bytes {
+            self.second_write(op).ok_or(None)?
+        } else {
+            Duration::ZERO
+        };
+        if !is_slack_aware {
+            return Ok(());
         }
-        if !self.config.is_slack_aware {
-            return true;
+        let mixes = reads + prefetches == 0 || self.table.costs.mixes_well();
+        let fits = self.is_draining || op.bytes <= self.budget;
+        if !mixes || !fits || !(self.reads.is_empty() || self.has_slack(op, now)) {
+            return Err(None);
         }
-        if reads + prefetches > 0 && !self.table.costs.mixes_well() {
-            return false;
-        }
-        if !self.is_draining && op.bytes > self.budget {
-            return false;
-        }
-        self.reads.is_empty() || self.has_slack(op, now)
+        if second <= now { Ok(()) } else { Err(Some(second)) }
+    }
+
+    /// When a write may start beside a single one though both are more than a read should find in
+    /// its way: nobody reads, and devices would be idle for a latency between the two.
+    fn second_write(&self, op: Op) -> Option<Duration> {
+        let costs = &self.table.costs;
+        let first = self.in_flight.values().next().filter(|_| self.in_flight.len() == 1)?;
+        let bound = costs.read.duration(self.config.read_depth_bytes);
+        let nobody_reads = self.reads.is_empty() && self.prefetches.is_empty();
+        let both = costs.write.duration(first.op.bytes.saturating_add(op.bytes));
+        // A read that comes waits for little more than for one; an eighth, as devices vary.
+        let took = costs.write.duration(first.op.bytes);
+        (nobody_reads && both <= bound).then(|| first.since + took * 7 / 8)
     }
 
     /// Whether all reads that wait are in time even if `write` goes first.

@@ -70,28 +70,31 @@ impl Mover<'_> {
         self.clock.now().duration()
     }
 
-    fn poll(&mut self) -> anyhow::Result<Progress> {
+    /// Whether anything moved, and when to call again at the latest.
+    fn poll(&mut self) -> anyhow::Result<(Progress, Option<Duration>)> {
         let now = self.now();
-        let (moved, _) = self.store.poll(now)?;
+        let polled = self.store.poll(now)?;
         for (id, end) in self.store.ended() {
             self.left.remove(&id);
             if let PacedEnd::Failed(error) = end {
                 return Err(error.into());
             }
         }
-        Ok(moved)
+        Ok(polled)
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
         self.store.drain();
         let mut idle = 0;
         loop {
-            idle = if self.poll()? == Progress::Idle { idle + 1 } else { 0 };
+            let (moved, wake) = self.poll()?;
+            idle = if moved == Progress::Idle { idle + 1 } else { 0 };
             if self.left.is_empty() {
                 break;
             }
             let idle = if self.store.in_flight() == 0 { IDLE } else { idle };
-            self.clock.pause(idle, Nanos::MAX);
+            let until = wake.map_or(Nanos::MAX, |wake| Nanos(wake.as_nanos() as u64));
+            self.clock.pause(idle, until);
         }
         Ok(())
     }
