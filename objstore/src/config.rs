@@ -135,11 +135,17 @@ pub enum DramMode {
     /// What is read ahead alone ([`crate::Plane::prefetch`], [`crate::PacedStore`]). What is stored
     /// or read into the engine's blocks is not copied out of them.
     ReadAhead,
+    /// As `WriteThrough`, but a [`crate::Store`] copies what is stored there alone, and lookups
+    /// find it when it is committed. The devices get it, and it becomes permanent, when nothing
+    /// else is moved, when more of it waits than a quarter of the memory has room for, and at
+    /// [`crate::Store::sync_journal`]. What has no room in half of the memory is written through.
+    /// Needs a store with checksums in one process.
+    WriteBack,
 }
 
 impl DramMode {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::WriteThrough, Self::ReadAhead];
+    pub const ALL: [Self; 3] = [Self::WriteThrough, Self::ReadAhead, Self::WriteBack];
 
     /// Its name, as [`DramMode::from_str`] reads it.
     #[must_use]
@@ -147,6 +153,7 @@ impl DramMode {
         match self {
             Self::WriteThrough => "write-through",
             Self::ReadAhead => "read-ahead",
+            Self::WriteBack => "write-back",
         }
     }
 }

@@ -177,7 +177,9 @@
 //! # What survives
 //! A store lives on its devices ([`Store::format`], [`Store::open`]). What [`Store::commit`]
 //! returned for is found again after a crash or loss of power, and no lookup ever finds other bytes
-//! than those that were stored under the key: docs/adr/0008-durable-store.md says how.
+//! than those that were stored under the key: docs/adr/0008-durable-store.md says how. With
+//! [`DramMode::WriteBack`], of what a commit only copied to host memory, a crash leaves what
+//! [`Store::sync_journal`] has returned for; of later ones it leaves all, some or none.
 //!
 //! # Architecture
 //! - [`kv_catalog`] has what needs no data I/O: keys, files, references, namespaces, eviction, the
@@ -192,9 +194,11 @@
 //!   is a seam: [`gio_uring::StreamOps`]. `plane/events.rs` polls the controllers for what they
 //!   report by themselves. `memory.rs` has blocks in memory of this process beside the devices
 //!   ([`StoreOptions::dram_bytes`]), which the devices reach, too; which ones, [`kv_tier`] says.
-//!   `memory/gpu.rs` has streams copy them where the pool is on a GPU.
+//!   `memory/gpu.rs` has streams copy them where the pool is on a GPU, `memory/behind.rs` writes
+//!   what only they have.
 //! - [`Store`] is catalog, plane and journal in one process, for any number of threads.
-//!   `store/commit.rs` makes commits permanent, many at once. [`DurableCatalog`] is the half that a
+//!   `store/commit.rs` makes commits permanent, many at once, `store/behind.rs` those that are so
+//!   later. [`DurableCatalog`] is the half that a
 //!   scheduler's process has when planes are in other ones (`store/ranks.rs`). [`PacedStore`] lets
 //!   a [`kv_schedule::Scheduler`] decide when layers move (`store/paced.rs`), and reads ahead for
 //!   requests that were announced (`store/ahead.rs`). Handles ([`Prefix`],
@@ -202,7 +206,9 @@
 //!
 //! # Invariants
 //! - A key is found only after every row of its block was written without an error
-//!   ([`Store::commit`]) and where a drive cannot forget it.
+//!   ([`Store::commit`]) and where a drive cannot forget it; or, with [`DramMode::WriteBack`],
+//!   copied to host memory, which serves it until then. No record of any kind tells of it before
+//!   its bytes are where a drive cannot forget them.
 //! - A key is in one file at most: what is stored or being stored is not stored again.
 //! - A file with a reference (prefix, transfer, writing) is neither evicted nor reused, even when
 //!   it lost its key meanwhile; a file is free only when no device can write to it any more and
@@ -226,9 +232,10 @@
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
-//! - Writing blocks that are kept in memory of this process to the devices later than at once
-//!   (write-back). Where the catalog is a
-//!   [`DurableCatalog`], blocks of files that were evicted stay there until others need the memory.
+//! - Write-back where the catalog is a [`DurableCatalog`], without checksums, and as an operation
+//!   of a [`PacedStore`]'s scheduler: what is written later goes when nothing else is in flight.
+//! - Where the catalog is a [`DurableCatalog`], forgetting blocks of files that were evicted: they
+//!   stay in host memory until others need it.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a
 //!   [`DurableCatalog`], of anything.
 

@@ -43,6 +43,12 @@ pub struct DramStats {
     pub prefetched_bytes: u64,
     /// Of these, bytes that went for others, or were written anew, before anybody retrieved them.
     pub wasted_bytes: u64,
+    /// Blocks that are only there now, or are being copied there to be: no device has them yet.
+    pub dirty: u32,
+    /// Bytes that were written to the devices from there.
+    pub written_back_bytes: u64,
+    /// Bytes that were dropped before any device got them.
+    pub spared_bytes: u64,
 }
 
 /// Counts since the store was opened, and what it holds now.

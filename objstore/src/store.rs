@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod ahead;
+mod behind;
 mod block_device;
 mod commit;
 mod deallocation;
@@ -31,6 +32,7 @@ mod ranks;
 mod request;
 mod writer;
 
+use behind::Published;
 use commit::{Commits, Ready};
 use deallocation::Drive;
 use handles::Held;
@@ -57,7 +59,8 @@ impl fmt::Debug for Store {
     }
 }
 
-/// What the handles share. Locks are taken in this order: drives, commits, ready, plane, keys.
+/// What the handles share. Locks are taken in this order: drives, commits, ready, published, plane,
+/// keys.
 struct Inner {
     superblock: Superblock,
     geometry: Geometry,
@@ -68,6 +71,8 @@ struct Inner {
     /// Writings that wait to be committed.
     ready: Mutex<Vec<Ready>>,
     commits: Mutex<Commits>,
+    /// Writings that lookups find and that are to become permanent.
+    published: Mutex<Vec<Published>>,
     /// `None` once it was closed.
     plane: Mutex<Option<Plane>>,
     keys: Mutex<Keys>,
@@ -342,6 +347,7 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StoreError> {
+        self.inner.tend();
         self.inner.with_plane(Plane::poll_events)
     }
 

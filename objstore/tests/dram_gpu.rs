@@ -5,6 +5,7 @@ mod gpu;
 mod rig;
 mod stack;
 
+use gio_uring::IoStatus;
 use gpu::Defect;
 use nvme_driver::{DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
@@ -23,11 +24,25 @@ fn plan(blocks: u64, seed: u64) -> Plan {
 
 /// Both paths on which the pool is on the GPU, with several orders of events each.
 fn everywhere(room: u64, test: impl Fn(Rig, Path)) {
+    everywhere_with(|seed| plan(room, seed), test);
+}
+
+fn everywhere_with(plan: impl Fn(u64) -> Plan, test: impl Fn(Rig, Path)) {
     for path in [Path::Direct, Path::Staged] {
-        for seed in 1..=5 {
-            test(Rig::new(&plan(room, seed), path), path);
+        // Without a kernel that makes checksums there is no writing back.
+        for seed in (1..=5).filter(|seed| {
+            path == Path::Staged || plan(*seed).options.dram_mode != DramMode::WriteBack
+        }) {
+            test(Rig::new(&plan(seed), path), path);
         }
     }
+}
+
+/// What is stored is copied to memory, and the devices get it later.
+fn written_back(blocks: u64, seed: u64) -> Plan {
+    let mut plan = plan(blocks, seed);
+    plan.options.dram_mode = DramMode::WriteBack;
+    plan
 }
 
 #[test]
@@ -155,37 +170,82 @@ fn a_word_of_the_host_starts_a_layer() {
 /// were there before.
 #[test]
 fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
-    for joined in [false, true] {
-        everywhere(20, |mut rig, path| {
-            let (stored, new) = (keys(0..6), keys(20..26));
-            rig.fill(0, &stored);
-            let compute = rig.gpu.stream(1);
-            let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
-            let mut tickets = Vec::new();
-            for layer in rig.layers() {
-                let order = match joined {
-                    true => Order::AfterStream(compute),
-                    false => Order::InStream(compute),
-                };
-                let ticket = rig.store.store_layer_on(&writing, layer, order).unwrap();
-                if joined {
-                    rig.store.join(&ticket, compute).unwrap();
+    for (joined, later) in [(false, false), (true, false), (false, true), (true, true)] {
+        let plan = if later { written_back } else { plan };
+        everywhere_with(
+            |seed| plan(20, seed),
+            |mut rig, path| {
+                let (stored, new) = (keys(0..6), keys(20..26));
+                rig.fill(0, &stored);
+                let compute = rig.gpu.stream(1);
+                let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
+                let mut tickets = Vec::new();
+                for layer in rig.layers() {
+                    let order = match joined {
+                        true => Order::AfterStream(compute),
+                        false => Order::InStream(compute),
+                    };
+                    let ticket = rig.store.store_layer_on(&writing, layer, order).unwrap();
+                    if joined {
+                        rig.store.join(&ticket, compute).unwrap();
+                    }
+                    let (places, new) = (rig.places(), new.clone());
+                    rig.gpu.enqueue(compute, move |memory| {
+                        let all = new.iter().zip(blocks(0, 6));
+                        all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
+                    });
+                    tickets.push(ticket);
                 }
-                let (places, new) = (rig.places(), new.clone());
-                rig.gpu.enqueue(compute, move |memory| {
-                    let all = new.iter().zip(blocks(0, 6));
-                    all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
-                });
-                tickets.push(ticket);
-            }
-            wait_all(&mut rig.store, tickets).unwrap();
-            rig.store.commit(writing).unwrap();
-            assert!(rig.settle());
-            rig.faults(Some(on(READ, READ_ERROR)));
-            assert_eq!(rig.get(&stored, 40), 6, "{path}");
-            assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
-        });
+                wait_all(&mut rig.store, tickets).unwrap();
+                let stats = rig.store.stats().unwrap();
+                assert_eq!(
+                    (stats.stored_bytes == 0, stats.dram.dirty > 0),
+                    (later, later),
+                    "{path}"
+                );
+                rig.store.commit(writing).unwrap();
+                assert!(rig.settle());
+                rig.faults(Some(on(READ, READ_ERROR)));
+                assert_eq!(rig.get(&stored, 40), 6, "{path}");
+                assert_eq!(rig.store.stats().unwrap().retrieved_bytes, 0);
+                rig.faults(None);
+                rig.store.sync_journal().unwrap();
+                // And on the devices.
+                let others = keys(40..60);
+                others.chunks(5).for_each(|others| _ = rig.put(others, 10));
+                rig.store.sync_journal().unwrap();
+                assert_eq!(rig.get(&others[..10], 40) + rig.get(&others[10..], 40), 20, "{path}");
+                assert_eq!(rig.get(&stored, 40), 6, "{path}");
+                assert!(rig.store.stats().unwrap().retrieved_bytes > 0);
+            },
+        );
     }
+}
+
+/// What a stream has not copied well is not written as if it were what was stored.
+#[test]
+fn what_is_not_what_was_stored_is_not_written_back() {
+    everywhere_with(
+        |seed| written_back(20, seed),
+        |mut rig, path| {
+            let keys = keys(0..4);
+            rig.fill(0, &keys);
+            let writing = rig.store.allocate(&keys, &blocks(0, 4)).unwrap();
+            rig.gpu.break_it(Defect::NoMovesBack);
+            let layers: Vec<_> = rig.layers().collect();
+            let tickets = layers.iter().map(|at| rig.store.store_layer(&writing, *at).unwrap());
+            let tickets = tickets.collect();
+            wait_all(&mut rig.store, tickets).unwrap();
+            rig.gpu.break_it(Defect::None);
+            let written = rig.store.commit(writing).and_then(|_| rig.store.sync_journal());
+            let Err(StoreError::Transfer { failure }) = written else {
+                panic!("{path}: {written:?}")
+            };
+            assert_eq!(failure.status, IoStatus::Checksum, "{path}");
+            assert_eq!(rig.get(&keys, 40), 0, "{path}");
+            assert_eq!(rig.store.stats().unwrap().dram.blocks, 0, "{path}");
+        },
+    );
 }
 
 /// The same for what is read: it is there for the next one although the stream goes on.
@@ -282,9 +342,13 @@ fn what_was_prefetched_is_retrieved_without_a_command() {
 #[test]
 fn files_that_are_reused_are_served_as_what_they_are() {
     for (seed, room) in seeds(1, 4).zip([12, 60].into_iter().cycle()) {
-        for path in [Path::Direct, Path::Staged] {
+        let through = DramMode::WriteThrough;
+        for (path, mode) in
+            [(Path::Direct, through), (Path::Staged, through), (Path::Staged, DramMode::WriteBack)]
+        {
             let mut random = SmallRng::seed_from_u64(seed);
             let mut plan = plan(room, seed);
+            plan.options.dram_mode = mode;
             plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
             let mut rig = Rig::new(&plan, path);
             let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 10)).collect();
@@ -299,9 +363,12 @@ fn files_that_are_reused_are_served_as_what_they_are() {
                 }
                 assert!(rig.store.stats().unwrap().dram.blocks as u64 <= room);
             }
+            rig.store.sync_journal().unwrap();
             rig.store.drain().unwrap();
             let stats = rig.store.stats().unwrap();
-            assert_eq!(stats.files_referenced, 0);
+            assert_eq!((stats.files_referenced, stats.dram.dirty), (0, 0));
+            let written_back = stats.dram.written_back_bytes > 0;
+            assert_eq!(written_back, mode != through && (written_back || room > 48));
             assert!(stats.evictions > 0 && stats.dram.retrieved_bytes > 0, "{seed}: {stats:?}");
         }
     }

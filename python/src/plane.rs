@@ -104,7 +104,8 @@ impl Plane {
     ///
     /// executor: who runs the I/O kernel, host (threads) or cuda (the GPU, on io_sms SMs: 4);
     /// None: cuda if the pool is on a GPU. require: the way of the data (direct, staged or host);
-    /// None: the best that works. dram_bytes, dram_mode: as for Store.
+    /// None: the best that works. dram_bytes, dram_mode: as for Store, but
+    /// for write-back.
     #[new]
     #[pyo3(signature = (
         path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0,

@@ -65,7 +65,8 @@ impl Store {
     /// is made first if there is none. While it is opened, some of the pool is used for tests, and
     /// put back as it was. dram_bytes: memory of this process in which blocks that were stored or
     /// loaded are kept beside the devices, and copied from. dram_mode: which ones, write-through
-    /// (those, and what is prefetched) or read-ahead (only what is prefetched).
+    /// (those, and what is prefetched), read-ahead (only what is prefetched), or write-back (as
+    /// write-through, but what is stored is written to the devices later).
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,

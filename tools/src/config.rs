@@ -198,8 +198,9 @@ pub(crate) struct ReplayFlags {
         help_heading = "Devices")]
     pub(crate) dram: u64,
 
-    /// Which blocks get there: write-through (what is stored, retrieved or read ahead), or
-    /// read-ahead (only what --pace reads ahead)
+    /// Which blocks get there: write-through (what is stored, retrieved or read ahead), read-ahead
+    /// (only what --pace reads ahead), or write-back (as write-through, but what is stored is
+    /// written to the drives later)
     #[arg(long, value_name = "MODE", value_parser = dram_mode(),
         default_value_t = DramMode::WriteThrough, requires = "dram", help_heading = "Devices")]
     pub(crate) dram_mode: DramMode,

@@ -62,6 +62,10 @@
 // For ripieno_config.dram_mode: only what is prefetched is.
 #define RIPIENO_DRAM_READ_AHEAD 1
 
+// For ripieno_config.dram_mode: as DRAM_WRITE_THROUGH, but what is stored is copied there, and
+// written to the devices later.
+#define RIPIENO_DRAM_WRITE_BACK 2
+
 // Bytes of a key.
 #define RIPIENO_KEY_BYTES 32
 
@@ -219,7 +223,8 @@ typedef struct {
     // Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
     // the devices: what is found there is copied, and not read. 0 for none.
     uint64_t dram_bytes;
-    // What gets into it: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
+    // What gets into it: RIPIENO_DRAM_WRITE_THROUGH, RIPIENO_DRAM_READ_AHEAD or
+    // RIPIENO_DRAM_WRITE_BACK.
     uint32_t dram_mode;
     // Zero.
     uint32_t reserved;

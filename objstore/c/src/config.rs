@@ -23,6 +23,9 @@ pub const CREATE: u64 = 1;
 pub const DRAM_WRITE_THROUGH: u32 = 0;
 /// For ripieno_config.dram_mode: only what is prefetched is.
 pub const DRAM_READ_AHEAD: u32 = 1;
+/// For ripieno_config.dram_mode: as DRAM_WRITE_THROUGH, but what is stored is copied there, and
+/// written to the devices later.
+pub const DRAM_WRITE_BACK: u32 = 2;
 
 /// What a KV block is made of. One object is what a layer and segment keep for the tokens of a
 /// block.
@@ -129,7 +132,8 @@ pub struct Config {
     /// Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
     /// the devices: what is found there is copied, and not read. 0 for none.
     pub dram_bytes: u64,
-    /// What gets into it: RIPIENO_DRAM_WRITE_THROUGH or RIPIENO_DRAM_READ_AHEAD.
+    /// What gets into it: RIPIENO_DRAM_WRITE_THROUGH, RIPIENO_DRAM_READ_AHEAD or
+    /// RIPIENO_DRAM_WRITE_BACK.
     pub dram_mode: u32,
     /// Zero.
     pub reserved: u32,
@@ -272,9 +276,11 @@ impl Config {
         match self.dram_mode {
             DRAM_WRITE_THROUGH => Ok(DramMode::WriteThrough),
             DRAM_READ_AHEAD => Ok(DramMode::ReadAhead),
+            DRAM_WRITE_BACK => Ok(DramMode::WriteBack),
             other => Err(Failure::invalid(format!(
                 "config.dram_mode: there is no mode {other}; use RIPIENO_DRAM_WRITE_THROUGH \
-                 ({DRAM_WRITE_THROUGH}) or RIPIENO_DRAM_READ_AHEAD ({DRAM_READ_AHEAD})"
+                 ({DRAM_WRITE_THROUGH}), RIPIENO_DRAM_READ_AHEAD ({DRAM_READ_AHEAD}) or \
+                 RIPIENO_DRAM_WRITE_BACK ({DRAM_WRITE_BACK})"
             ))),
         }
     }

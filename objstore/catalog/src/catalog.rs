@@ -224,7 +224,7 @@ impl Catalog {
         }
         for file in files.iter().rev() {
             self.refer(*file);
-            if !self.entry(*file).pinned {
+            if self.is_evictable(*file) {
                 self.use_file(namespace, *file, UseKind::Touched);
                 self.log.used(*file, UseKind::Touched);
             }
@@ -313,11 +313,19 @@ impl Catalog {
         }))
     }
 
-    /// Whether `file` holds a committed block that lookups can find.
+    /// Whether `file` holds a block that lookups can find: a committed one, or one that was
+    /// published.
     #[must_use]
     pub fn is_stored(&self, file: FileId) -> bool {
         let entry = self.entry(file);
-        entry.state == State::Stored && self.is_current(entry.space)
+        let is_found = matches!(entry.state, State::Stored | State::Published);
+        is_found && self.is_current(entry.space)
+    }
+
+    /// Whether the policy has the file, if lookups find it: records may tell of its uses.
+    fn is_evictable(&self, file: FileId) -> bool {
+        let entry = self.entry(file);
+        entry.state == State::Stored && !entry.pinned
     }
 
     /// The checksums of a file's objects, all rows of rank 0 first; empty where none are kept.
@@ -362,9 +370,13 @@ impl Catalog {
     }
 
     fn set_pin(&mut self, file: FileId, pinned: bool) {
-        let Entry { space, pinned: before, .. } = *self.entry(file);
+        let Entry { space, pinned: before, state, .. } = *self.entry(file);
         if before == pinned {
             return;
+        }
+        if state == State::Published {
+            // The commit tells the policy and the journal.
+            return self.change(file, |entry| entry.pinned = pinned);
         }
         let namespace = self.spaces[space as usize].namespace;
         match pinned {

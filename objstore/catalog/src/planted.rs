@@ -33,6 +33,8 @@ pub enum PlantedBug {
     RecordWithoutFua,
     /// A commit returns before its record was written.
     AcknowledgeBeforeRecord,
+    /// What is in host memory is committed before it was written to the devices.
+    RecordBeforeWriteBack,
     /// Checksums are those of the file's neighbour.
     ChecksumOfAnother,
     /// Retrieved bytes are not compared with their checksums.
@@ -52,6 +54,7 @@ impl PlantedBug {
         Self::CommitBeforeFlush,
         Self::RecordWithoutFua,
         Self::AcknowledgeBeforeRecord,
+        Self::RecordBeforeWriteBack,
         Self::ChecksumOfAnother,
         Self::ChecksumIgnored,
     ];

@@ -247,10 +247,13 @@ impl Plane {
             return;
         }
         if let (Ok(done), Some(memory), true) = (&outcome, &mut self.memory, job.is_ahead) {
-            memory.prefetched_bytes += done.bytes;
+            match job.direction {
+                Direction::Read => memory.prefetched_bytes += done.bytes,
+                Direction::Write => memory.behind.written_bytes += done.bytes,
+            }
         } else if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {
             memory.fill(job, op.layer);
-            let (objects, bytes) = memory.size(job.hits.len());
+            let (objects, bytes) = memory.size(job.copied());
             done.objects += objects;
             done.bytes += bytes;
         }

@@ -39,6 +39,9 @@ pub struct JobDone {
     /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
     /// Empty when the plane keeps no checksums.
     pub checksums: Vec<u32>,
+    /// What was stored is in memory of this process only
+    /// ([`crate::DramMode::WriteBack`]): the store writes it to the devices later.
+    pub is_dirty: bool,
 }
 
 /// Why a job is not done.
@@ -128,11 +131,14 @@ pub(super) struct Job {
     pub(super) hit_words: Vec<u32>,
     /// What is copied there when the devices have moved it.
     pub(super) fills: Vec<(Move, HostBlock)>,
+    /// It is copied there, all of it, and the devices get it later.
+    pub(super) is_kept: bool,
     /// Both, where streams copy.
     pub(super) hit_copies: Option<Copies>,
     /// See `hit_copies`.
     pub(super) fill_copies: Option<Copies>,
-    /// It is read ahead: the devices move all rows at once, to that memory itself.
+    /// It is read ahead, or written behind: the devices move all rows at once, to or from that
+    /// memory itself.
     pub(super) is_ahead: bool,
     pub(super) layers: Vec<LayerState>,
     pub(super) in_flight: u32,
@@ -156,6 +162,7 @@ impl Job {
             hits: Vec::new(),
             hit_words: Vec::new(),
             fills: Vec::new(),
+            is_kept: false,
             hit_copies: None,
             fill_copies: None,
             is_ahead: false,
@@ -167,12 +174,22 @@ impl Job {
         }
     }
 
+    /// Blocks that are copied, and the devices move nothing of them.
+    pub(super) fn copied(&self) -> usize {
+        self.hits.len() + if self.is_kept { self.fills.len() } else { 0 }
+    }
+
+    /// Whether streams do all of it.
+    pub(super) fn is_on_streams(&self) -> bool {
+        self.map.is_none() && (self.hit_copies.is_some() || self.fill_copies.is_some())
+    }
+
     /// Why not all of it is done.
     pub(super) fn verdict(&self) -> Option<JobFailure> {
         if let Some(failure) = self.failure {
             return Some(JobFailure::Transfer(failure));
         }
-        if self.map.is_none() && self.hits.is_empty() {
+        if self.map.is_none() && self.copied() == 0 {
             return None;
         }
         let done = |state: &LayerState| matches!(state, LayerState::Ended(Ok(_)));

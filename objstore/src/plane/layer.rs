@@ -62,15 +62,19 @@ impl Plane {
         let (mut objects, mut bytes) = (0, 0);
         let mut served = Ok(());
         if let Some(memory) = &mut self.memory {
-            (objects, bytes) = memory.size(job.hits.len());
+            (objects, bytes) = memory.size(job.copied());
             served = memory.serve(job, layer);
+            if job.is_kept {
+                memory.fill(job, layer);
+            }
         }
+        let is_on_streams = job.is_on_streams();
         let state = &mut job.layers[layer.0 as usize];
         let ends = if let Err(failure) = served {
             *state = LayerState::Ended(Err(failure));
             job.failure = Some(failure);
             [None, None]
-        } else if job.map.is_none() && job.hit_copies.is_some() {
+        } else if is_on_streams {
             [self.start_copied(id, layer, order)?, None]
         } else if job.map.is_none() {
             *state = LayerState::Ended(Ok(LayerDone { layer, objects, bytes }));

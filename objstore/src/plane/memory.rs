@@ -1,13 +1,14 @@
 //! Blocks in memory of this process, beside the devices: what is there is copied, and not read.
 //!
-//! The devices have all of it, so that nothing is lost with the process (write-through). A block is
-//! known by its file. A file gets other bytes only by being written, and whoever begins that,
-//! begins by forgetting what was here.
+//! The devices have all of it, so that nothing is lost with the process (write-through); unless the
+//! store writes to them later (write-back, `behind.rs`). A block is known by its file. A file gets
+//! other bytes only by being written, and whoever begins that, begins by forgetting what was here.
 //!
 //! The devices reach this memory, too: what is read ahead ([`Plane::prefetch`]) gets here without
 //! the engine's blocks. So does the GPU that the engine's pool is on: it copies then (`gpu.rs`).
 
 mod ahead;
+mod behind;
 mod gpu;
 
 use std::{collections::HashSet, ops::Range, sync::Arc, time::Duration};
@@ -20,8 +21,8 @@ use nvme_spec::nvm::Direction;
 
 pub(crate) use self::ahead::Copied;
 pub(super) use self::gpu::Copies;
-use self::gpu::GpuCopier;
-use super::{Device, Move, Plane, job::Job, open, route};
+use self::{behind::Behind, gpu::GpuCopier};
+use super::{Device, Move, Plane, checksums::JobChecksums, job::Job, open, route};
 use crate::{
     config::{DramMode, StoreGpu, StoreOptions},
     error::{Failure, StoreError},
@@ -44,6 +45,7 @@ pub(super) struct HostMemory {
     shape: KvShape,
     retrieved_bytes: u64,
     pub(super) prefetched_bytes: u64,
+    pub(super) behind: Behind,
 }
 
 /// Who copies between it and the engine's blocks.
@@ -110,6 +112,7 @@ impl HostMemory {
             shape: *shape,
             retrieved_bytes: 0,
             prefetched_bytes: 0,
+            behind: Behind::default(),
         }))
     }
 
@@ -149,6 +152,9 @@ impl HostMemory {
             evictions,
             prefetched_bytes,
             wasted_bytes,
+            dirty: self.behind.blocks,
+            written_back_bytes: self.behind.written_bytes,
+            spared_bytes: self.behind.spared_bytes,
         }
     }
 
@@ -225,15 +231,22 @@ impl HostMemory {
         true
     }
 
-    /// Copies a layer that was moved here, unless a stream has.
-    pub(super) fn fill(&mut self, job: &Job, layer: Layer) {
+    /// Copies a layer that was moved, or is kept, here, unless a stream has.
+    pub(super) fn fill(&mut self, job: &mut Job, layer: Layer) {
         let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
-        for (entry, host) in &job.fills {
+        let rows = self.shape.rows() as usize;
+        for (at, (entry, host)) in job.fills.iter().enumerate() {
             for row in self.shape.layer_rows(layer) {
                 let own = self.own.offset(BlockId(host.0), Row(row)).expect("a block of its own");
                 let offset = pool.offset(entry.block, Row(row)).expect("it was checked");
                 let bytes = self.shape.object_bytes as usize;
-                copy(engine, offset, to, own, bytes, false);
+                match &mut job.checksums {
+                    Some(JobChecksums::Host(words)) => {
+                        let sum = copy(engine, offset, to, own, bytes, true);
+                        words[at * rows + row as usize] = sum;
+                    }
+                    _ => _ = copy(engine, offset, to, own, bytes, false),
+                }
             }
         }
     }
@@ -304,13 +317,14 @@ impl Plane {
             });
         }
         let kept = match self.options.dram_mode {
-            DramMode::WriteThrough => memory.own.blocks() as usize,
+            DramMode::WriteThrough | DramMode::WriteBack => memory.own.blocks() as usize,
             DramMode::ReadAhead => 0,
         };
         // The tail first, so that it goes before what it follows; of what has no room, the tail is
         // left out.
         let first = job.moves.iter().take(kept).rev();
         job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
+        memory.keep(job);
         (job.direction == Direction::Read).then_some(rest)
     }
 
@@ -323,7 +337,12 @@ impl Plane {
         hits.for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
         job.fills.iter().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
-        if job.direction == Direction::Write && job.fills.len() < job.moves.len() {
+        if job.is_kept {
+            memory.behind.blocks -= job.fills.len() as u32;
+        } else if job.direction == Direction::Write
+            && !job.is_ahead
+            && job.fills.len() < job.moves.len()
+        {
             // They may have been read ahead while they were written.
             let filled: HashSet<FileId> = job.fills.iter().map(|(entry, _)| entry.file).collect();
             let others = job.moves.iter().filter(|entry| !filled.contains(&entry.file));

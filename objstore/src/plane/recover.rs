@@ -93,7 +93,7 @@ impl Plane {
         for job in self.jobs.values_mut() {
             let hits = job.hits.iter().map(|(entry, _)| entry);
             let first = job.moves.iter().chain(hits).next();
-            let has_some = job.map.is_some() || job.hit_copies.is_some();
+            let has_some = job.map.is_some() || job.is_on_streams();
             if let Some(first) = first.filter(|_| has_some) {
                 job.failure.get_or_insert(Failure {
                     direction: job.direction,

@@ -72,12 +72,16 @@ impl Plane {
         if let Some(op) = self.ops.iter().find(|op| op.job == id) {
             return Err(StoreError::InFlight { layer: op.layer });
         }
-        let job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
-        self.let_go(&job);
+        let mut job = self.jobs.remove(&id).ok_or(StoreError::NoSuchJob { job: id })?;
         let (failure, recoveries) = (job.verdict(), job.recoveries);
-        let made = job.checksums.as_ref().filter(|_| job.direction == Direction::Write);
+        let copies = job.fill_copies.as_ref();
+        let made = job.checksums.as_ref().or_else(|| copies?.checksums());
+        let made = made.filter(|_| job.direction == Direction::Write);
         let checksums = made.map(|made| made.values(self.shape.rows(), &job.moves));
-        Ok(JobDone { job: id, failure, recoveries, checksums: checksums.unwrap_or_default() })
+        let checksums = checksums.unwrap_or_default();
+        let is_dirty = failure.is_none() && self.is_dirty_now(id, &mut job, &checksums);
+        self.let_go(&job);
+        Ok(JobDone { job: id, failure, recoveries, checksums, is_dirty })
     }
 
     /// A layer of the job that is in flight, if any is.
@@ -136,7 +140,7 @@ impl Plane {
 
     /// Uploads the job's map; an empty one needs none.
     pub(super) fn upload(&mut self, job: &mut Job, expected: &[u32]) -> Result<(), StoreError> {
-        if job.moves.is_empty() {
+        if job.moves.is_empty() || job.is_kept {
             return Ok(());
         }
         let devices = self.geometry.devices();

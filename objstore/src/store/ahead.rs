@@ -148,7 +148,7 @@ impl Ahead {
         let Self { store, lookahead, copying, copied, .. } = self;
         for Copying { op, ticket, .. } in copying.extract_if(.., |copying| which(copying)) {
             // What became of it, the job says; without a store, nobody.
-            let _ = store.wait_for(&ticket);
+            let _ = store.inner.wait_for(&ticket);
             store.inner.with_plane(|plane| {
                 let is_good = plane.end_ahead(&ticket);
                 let tier = plane.tier().expect("it was copied from there");

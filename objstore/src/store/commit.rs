@@ -4,12 +4,13 @@
 //! for all that have queued by then: one flush of each device, one group in the journal. Neither
 //! lookups nor transfers wait for that.
 
-use std::{collections::HashMap, sync::MutexGuard};
+use std::collections::HashMap;
 
 use kv_catalog::{BlockIo as _, PlantedBug, WriteId, planted};
 
 use super::{
     Inner, Store,
+    behind::Published,
     block_device::BlockDevice,
     handles::{Committed, Held, Writing},
     lock,
@@ -27,6 +28,16 @@ pub(super) struct Ready {
     write: WriteId,
     recoveries: u64,
     checksums: Vec<u32>,
+    /// It was published, and tried so often to be written: nobody waits for its result.
+    tries: Option<u32>,
+}
+
+impl Ready {
+    /// What was written to the devices behind the engine's back.
+    pub(super) fn behind(published: Published, recoveries: u64) -> Self {
+        let Published { job, write, checksums, tries, .. } = published;
+        Self { job, write, recoveries, checksums, tries: Some(tries) }
+    }
 }
 
 /// Why a writing was not committed.
@@ -46,11 +57,13 @@ pub(super) struct Commits {
     pub(super) volatile: Vec<BlockDevice>,
     /// What became of writings that another thread committed.
     results: HashMap<JobId, Result<(), Refused>>,
+    /// What was published, and is being made permanent.
+    pub(super) behind: Vec<Published>,
 }
 
 impl Commits {
     pub(super) fn new(journal: JournalWriter, volatile: Vec<BlockDevice>) -> Self {
-        Self { journal, volatile, results: HashMap::new() }
+        Self { journal, volatile, results: HashMap::new(), behind: Vec::new() }
     }
 }
 
@@ -58,6 +71,11 @@ impl Store {
     /// Waits for the layers in flight and, if all of all layers was stored, makes the blocks
     /// permanent and visible: they are found by lookups, also after a crash or loss of power.
     /// Otherwise nothing becomes visible and the files are free again.
+    ///
+    /// With [`crate::DramMode::WriteBack`] what was copied to memory of this process becomes
+    /// visible alone. It is permanent when the next [`Store::sync_journal`] has returned, or
+    /// earlier. A crash before leaves all, some or none of these blocks, each of them whole. Blocks
+    /// that cannot be written are misses from then on: [`StoreError::Stale`] for who holds them.
     ///
     /// # Errors
     /// [`StoreError::Transfer`] when a layer failed, [`StoreError::Incomplete`] when one was never
@@ -76,17 +94,23 @@ impl Store {
         Ok(Committed { accepted, written })
     }
 
-    /// Makes everything permanent that was evicted, pinned, cleared or registered so far. Commits
-    /// are permanent when they return.
+    /// Makes everything permanent that was evicted, pinned, cleared or registered so far, and what
+    /// is only in memory of this process ([`crate::DramMode::WriteBack`]). Other commits are
+    /// permanent when they return.
     ///
     /// # Errors
-    /// [`StoreError::JournalFailed`], [`StoreError::Failed`].
+    /// [`StoreError::JournalFailed`], [`StoreError::Failed`]. For blocks that could not be written
+    /// from memory, and are misses now, [`StoreError::Transfer`] or [`StoreError::ReadOnly`] of the
+    /// first; the rest is permanent all the same.
     pub fn sync_journal(&self) -> Result<(), StoreError> {
         self.inner.keys().check_writable()?;
-        let written = self.inner.write_group(&mut lock(&self.inner.commits));
+        let mut commits = lock(&self.inner.commits);
+        let behind = self.inner.write_back(&mut commits);
+        let written = self.inner.write_group(&mut commits);
+        drop(commits);
         written.map_err(|cause| StoreError::JournalFailed { cause })?;
         self.inner.deallocate();
-        Ok(())
+        behind
     }
 }
 
@@ -97,7 +121,7 @@ impl Inner {
         let Some(Held::Write(write)) = self.keys().held.remove(&job) else {
             return Err(StoreError::NoSuchJob { job });
         };
-        let JobDone { failure, recoveries, checksums, .. } = done;
+        let JobDone { failure, recoveries, checksums, is_dirty, .. } = done;
         if let Some(failure) = failure {
             self.keys().catalog.abort(write)?;
             return Err(match failure {
@@ -105,10 +129,14 @@ impl Inner {
                 JobFailure::Incomplete(layer) => StoreError::Incomplete { layer },
             });
         }
-        lock(&self.ready).push(Ready { job, write, recoveries, checksums });
+        if is_dirty {
+            return self.publish(Published { job, write, checksums, tries: 0, ticket: None });
+        }
+        lock(&self.ready).push(Ready { job, write, recoveries, checksums, tries: None });
         let mut commits = lock(&self.commits);
         if !commits.results.contains_key(&job) {
-            self.commit_ready(&mut commits);
+            // The result is among the others.
+            let _ = self.commit_ready(&mut commits);
         }
         let result = commits.results.remove(&job);
         drop(commits);
@@ -124,7 +152,7 @@ impl Inner {
     }
 
     /// Commits all that is ready.
-    fn commit_ready(&self, commits: &mut MutexGuard<'_, Commits>) {
+    pub(super) fn commit_ready(&self, commits: &mut Commits) -> Result<(), StoreError> {
         let ready = std::mem::take(&mut *lock(&self.ready));
         let flushed = self.flush_devices(commits);
         let recoveries = self.with_plane(|plane| Ok(plane.recoveries()));
@@ -134,7 +162,18 @@ impl Inner {
                 || recoveries.as_ref().is_ok_and(|now| *now == ready.recoveries);
             flushed.is_ok() && same
         };
+        let (ready, again): (Vec<Ready>, Vec<Ready>) =
+            ready.into_iter().partition(|ready| ready.tries.is_none() || is_safe(ready));
         let safe: Vec<bool> = ready.iter().map(is_safe).collect();
+        // What a device has forgotten is in memory yet.
+        for Ready { job, write, checksums, tries, .. } in again {
+            let tries = tries.unwrap_or_default();
+            let mut one = Published { job, write, checksums, tries, ticket: None };
+            match flushed.is_ok() && self.again(&mut one) {
+                true => commits.behind.push(one),
+                false => self.give_up(job, write),
+            }
+        }
         {
             let mut keys = self.keys();
             for (Ready { write, checksums, .. }, safe) in ready.iter().zip(&safe) {
@@ -154,7 +193,15 @@ impl Inner {
             false => self.write_group(commits),
         });
         let cause = permanent.err();
-        for (Ready { job, .. }, safe) in ready.into_iter().zip(safe) {
+        for (Ready { job, tries, .. }, safe) in ready.into_iter().zip(safe) {
+            if tries.is_some() {
+                // A store that has failed has nothing left to give back.
+                let _ = self.with_plane(|plane| {
+                    plane.clean(job, true);
+                    Ok(())
+                });
+                continue;
+            }
             let result = match (&cause, safe) {
                 (Some(cause), _) => Err(Refused::Journal(cause.clone())),
                 (None, false) => Err(Refused::Forgotten),
@@ -162,6 +209,7 @@ impl Inner {
             };
             commits.results.insert(job, result);
         }
+        cause.map_or(Ok(()), |cause| Err(StoreError::JournalFailed { cause }))
     }
 
     /// Makes the data of everything that is ready permanent.

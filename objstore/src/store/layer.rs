@@ -5,7 +5,7 @@ use kv_catalog::Layer;
 use nvme_driver::Waiter;
 
 use super::{
-    Store,
+    Inner, Store,
     handles::{Handle, Transfer, Writing},
 };
 use crate::{
@@ -96,23 +96,7 @@ impl Store {
     /// # Errors
     /// As for [`Plane::wait`].
     pub fn wait(&self, ticket: Ticket) -> Result<LayerDone, StoreError> {
-        self.wait_for(&ticket)
-    }
-
-    pub(super) fn wait_for(&self, ticket: &Ticket) -> Result<LayerDone, StoreError> {
-        let clock = &self.inner.clock;
-        loop {
-            let mut waiter = Waiter::new(&**clock, clock.now() + self.inner.wait_timeout);
-            loop {
-                match self.inner.with_plane(|plane| plane.poll_layer(ticket))? {
-                    Polled::Done(done) => return Ok(done),
-                    Polled::Pending(Progress::Moved) => waiter.moved(),
-                    Polled::Pending(Progress::Idle) if waiter.wait() => {}
-                    Polled::Pending(Progress::Idle) => break,
-                }
-            }
-            self.inner.with_plane(|plane| plane.overdue(ticket))?;
-        }
+        self.inner.wait_for(&ticket)
     }
 
     /// As [`Plane::poll`].
@@ -123,11 +107,32 @@ impl Store {
         self.inner.with_plane(|plane| plane.poll(ticket))
     }
 
-    /// Waits for everything in flight. Failures stay with their requests.
+    /// Waits for everything in flight, and writes what is only in memory of this process. Failures
+    /// stay with their requests.
     ///
     /// # Errors
-    /// [`StoreError::Failed`].
+    /// [`StoreError::Failed`]; and, when there is something to write, as for
+    /// [`Store::sync_journal`].
     pub fn drain(&self) -> Result<(), StoreError> {
-        self.inner.with_plane(Plane::drain)
+        self.inner.with_plane(Plane::drain)?;
+        if self.is_behind() { self.sync_journal() } else { Ok(()) }
+    }
+}
+
+impl Inner {
+    pub(super) fn wait_for(&self, ticket: &Ticket) -> Result<LayerDone, StoreError> {
+        let clock = &self.clock;
+        loop {
+            let mut waiter = Waiter::new(&**clock, clock.now() + self.wait_timeout);
+            loop {
+                match self.with_plane(|plane| plane.poll_layer(ticket))? {
+                    Polled::Done(done) => return Ok(done),
+                    Polled::Pending(Progress::Moved) => waiter.moved(),
+                    Polled::Pending(Progress::Idle) if waiter.wait() => {}
+                    Polled::Pending(Progress::Idle) => break,
+                }
+            }
+            self.with_plane(|plane| plane.overdue(ticket))?;
+        }
     }
 }

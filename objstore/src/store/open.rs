@@ -17,7 +17,9 @@ use super::{
     lock, writer::JournalWriter,
 };
 use crate::{
-    config::{Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions},
+    config::{
+        DramMode, Durability, Format, Overwrite, Part, StoreConfig, StoreDevice, StoreOptions,
+    },
     error::StoreError,
     plane::{Plane, PlaneConfig, PlaneDevice, SharedController},
     registration::KvPool,
@@ -240,7 +242,8 @@ impl Store {
         }
         let plane_devices = plane_devices(&places, &superblocks, devices);
         let (wait_timeout, self_test) = (options.wait_timeout, options.self_test);
-        let plane = Plane::open(PlaneConfig {
+        let write_back = options.dram_mode == DramMode::WriteBack;
+        let mut plane = Plane::open(PlaneConfig {
             devices: plane_devices,
             clock: clock.clone(),
             executor,
@@ -253,6 +256,9 @@ impl Store {
             gpu,
             options,
         })?;
+        if write_back {
+            plane.write_back()?;
+        }
         if plane.keeps_blocks() {
             // They are collected from now on.
             catalog.take_freed();
@@ -269,6 +275,7 @@ impl Store {
                 drives: Mutex::new(drives),
                 ready: Mutex::new(Vec::new()),
                 commits: Mutex::new(Commits::new(journal, volatile)),
+                published: Mutex::new(Vec::new()),
                 plane: Mutex::new(Some(plane)),
                 keys: Mutex::new(keys),
             }),
@@ -291,7 +298,7 @@ impl Store {
     /// [`StoreError::JournalFailed`] when the journal could not be written: the store is closed
     /// all the same.
     pub fn close(self) -> Result<Closed, StoreError> {
-        self.drain()?;
+        self.inner.with_plane(Plane::drain)?;
         let written = self.sync_journal();
         let mut commits = lock(&self.inner.commits);
         let noted = commits.journal.close();

@@ -95,8 +95,8 @@ impl Store {
         Ok(Writing { handle, accepted, written: moves.len() })
     }
 
-    /// Files for as many leading keys as possible. Where files only wait for the journal, it is
-    /// written.
+    /// Files for as many leading keys as possible. Where files only wait for the journal, or for
+    /// being written, they are.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
         let mut attempts = 0;
         loop {
@@ -106,17 +106,22 @@ impl Store {
                 state.check_writable()?;
                 state.catalog.advance(self.inner.clock.now().0);
                 let write = state.catalog.begin(self.namespace, keys)?;
+                let counts = state.catalog.counts();
                 if write.positions.len() == keys.len()
                     || attempts == ATTEMPTS_MAX
-                    || state.catalog.counts().limbo == 0
+                    || counts.limbo + counts.published == 0
                 {
                     return Ok(write);
                 }
                 state.catalog.abort(write.id)?;
                 // From now on files are evicted ahead, so that the next one need not wait.
-                state.is_crowded = true;
+                state.is_crowded |= counts.limbo > 0;
             }
-            self.sync_journal()?;
+            match self.sync_journal() {
+                // What could not be written is a miss, and its files are free.
+                Err(StoreError::Transfer { .. }) => {}
+                synced => synced?,
+            }
             attempts += 1;
         }
     }

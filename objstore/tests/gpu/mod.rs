@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use gio_uring::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps};
+use gio_uring::{RawStream, ScatterGather, ScatterGatherOp, StreamError, StreamOps, abi};
 use nvme_driver::{
     Clock, CopyDirection, CopyEngine, CopyError, CopyFence, DeviceCopy, DevicePtr, ExternalMemory,
     Nanos,
@@ -339,6 +339,19 @@ impl Gpu {
                 match moves.op {
                     ScatterGatherOp::Scatter => self.memory.copy(staged, in_pool, len),
                     ScatterGatherOp::Gather => self.memory.copy(in_pool, staged, len),
+                }
+                if let Some(sums) = &moves.checksums {
+                    let at = u64::from(row * moves.count + position);
+                    let sum = crc32c::crc32c(&self.memory.read(DevicePtr(in_pool), len));
+                    if back {
+                        let value = DevicePtr(sums.values.0 + 4 * at);
+                        self.memory.write(value, &sum.to_ne_bytes());
+                    } else if sum != self.memory.table::<u32>(sums.values.0, at as u32) {
+                        let status = DevicePtr(sums.status.0 + 4 * u64::from(position));
+                        self.memory.write(status, &abi::STATUS_CHECKSUM.to_ne_bytes());
+                        let errors: u64 = self.memory.table(sums.errors.0, 0);
+                        self.memory.write(sums.errors, &(errors + 1).to_ne_bytes());
+                    }
                 }
             }
         }

@@ -12,12 +12,11 @@
 //! # Invariants
 //! - No I/O, threads, clock or chance: the same events give the same decisions.
 //! - No more blocks are in the tier than it has memory for.
-//! - What is read or filled is not evicted.
+//! - What is read, filled or held is not evicted: what no drive has yet is held.
 //! - Every batch that is scheduled ends: it is started and ended, dropped or cancelled.
 //!
 //! # Not implemented
 //! - Blocks of different sizes in one tier.
-//! - Blocks that no drive has yet (write-back): what is here may go at any time.
 
 mod lookahead;
 mod pace;

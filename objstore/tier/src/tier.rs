@@ -196,6 +196,13 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         Some(memory)
     }
 
+    /// As [`Tier::get`] for memory that is filled or there, but nobody asks for it: it keeps bytes
+    /// that the drives do not have yet.
+    pub fn hold(&mut self, memory: HostBlock) {
+        let id = self.owners[memory.0 as usize];
+        self.entry_mut(id).readers += 1;
+    }
+
     /// Somebody has read it.
     pub fn release(&mut self, memory: HostBlock) {
         let id = self.owners[memory.0 as usize];

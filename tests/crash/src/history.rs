@@ -9,7 +9,7 @@ use nvme_emu::{
     SimOptions,
 };
 use objstore::{
-    BlockId, BlockKey, Format, KvShape, Layer, Namespace, Overwrite, Store, StoreConfig,
+    BlockId, BlockKey, DramMode, Format, KvShape, Layer, Namespace, Overwrite, Store, StoreConfig,
     StoreDevice, StoreError, StoreId, StoreOptions, Writing,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
@@ -25,6 +25,8 @@ const BLOCKS: u32 = 32;
 /// Blocks in host memory beside the devices, in one of so many histories.
 const DRAM_BLOCKS: u64 = 6;
 const DRAM_EVERY: u64 = 3;
+/// And in one of so many it is written to the devices later.
+const BACK_EVERY: u64 = 2;
 /// Crashes of one history.
 const LIVES: u64 = 8;
 /// Failures that are described.
@@ -236,21 +238,30 @@ impl History {
             namespace: namespace(0),
             pool: kv.pool.clone(),
             gpu: None,
-            options: StoreOptions {
-                queue_depth: 16,
-                iocbs: 16,
-                arena_bytes: 64 << 10,
-                command_timeout: Nanos::from_millis(20),
-                wait_timeout: Nanos::from_millis(100),
-                stop_timeout: Nanos::from_millis(100),
-                virtual_time: true,
-                dram_bytes: if self.has_dram() { DRAM_BLOCKS * shape.block_bytes() } else { 0 },
-                ..StoreOptions::default()
-            },
+            options: self.options(),
         })?;
         let other = store.within(&namespace(1))?;
         let (power, stores) = (power.clone(), vec![store, other]);
         Ok(Life { power, stores, kv, open: Vec::new(), next_block: 0, keys: keys(0..KEYS) })
+    }
+
+    fn options(&self) -> StoreOptions {
+        let dram_blocks = if self.has_dram() { DRAM_BLOCKS } else { 0 };
+        StoreOptions {
+            queue_depth: 16,
+            iocbs: 16,
+            arena_bytes: 64 << 10,
+            command_timeout: Nanos::from_millis(20),
+            wait_timeout: Nanos::from_millis(100),
+            stop_timeout: Nanos::from_millis(100),
+            virtual_time: true,
+            dram_bytes: dram_blocks * self.format.shape.block_bytes(),
+            dram_mode: match self.writes_back() {
+                true => DramMode::WriteBack,
+                false => DramMode::WriteThrough,
+            },
+            ..StoreOptions::default()
+        }
     }
 
     /// Compares all that is found with the model.
@@ -366,6 +377,13 @@ impl History {
         self.seed.is_multiple_of(DRAM_EVERY)
     }
 
+    /// Whether commits are permanent only with the next sync.
+    fn writes_back(&self) -> bool {
+        self.has_dram()
+            && self.format.checksums
+            && (self.seed / DRAM_EVERY).is_multiple_of(BACK_EVERY)
+    }
+
     fn some_keys(&mut self, life: &Life) -> Vec<BlockKey> {
         let first = self.rng.random_range(0..KEYS as usize);
         let len = self.rng.random_range(1..=5);
@@ -421,6 +439,10 @@ impl History {
             return Ok(());
         }
         life.stores[0].commit(writing)?;
+        if self.writes_back() {
+            names.into_iter().for_each(|(name, version)| self.model.publish(name, version));
+            return Ok(());
+        }
         self.model.sync();
         for (name, version) in names {
             self.model.acknowledge(name, version);

@@ -14,8 +14,10 @@ pub struct Model {
     next: u64,
     /// All versions that were begun to be stored, by key.
     begun: BTreeMap<Name, Vec<u64>>,
-    /// Acknowledged, and not seen to be evicted.
+    /// Acknowledged as permanent, and not seen to be evicted.
     acknowledged: BTreeMap<Name, u64>,
+    /// Found, and not yet permanent.
+    published: BTreeMap<Name, u64>,
     /// By namespace: versions below were dropped.
     dropped: [u64; 2],
     /// By namespace: versions below were dropped, and that was acknowledged as permanent.
@@ -45,6 +47,11 @@ impl Model {
         self.begun.entry(name).or_default().push(version);
     }
 
+    /// The commit of `name` returned, and it is permanent with the next sync.
+    pub fn publish(&mut self, name: Name, version: u64) {
+        self.published.insert(name, version);
+    }
+
     /// The commit of `name` returned.
     pub fn acknowledge(&mut self, name: Name, version: u64) {
         self.acknowledged.insert(name, version);
@@ -53,17 +60,20 @@ impl Model {
     /// The store may have forgotten all but what `contains` says.
     pub fn retain(&mut self, contains: impl Fn(&Name) -> bool) {
         self.acknowledged.retain(|name, _| contains(name));
+        self.published.retain(|name, _| contains(name));
     }
 
     /// All of a namespace was dropped.
     pub fn drop_all(&mut self, namespace: usize) {
         self.dropped[namespace] = self.next + 1;
         self.acknowledged.retain(|name, _| name.0 != namespace);
+        self.published.retain(|name, _| name.0 != namespace);
     }
 
-    /// What was dropped is so for good.
+    /// What was dropped is so for good, and what was published is permanent.
     pub fn sync(&mut self) {
         self.gone = self.dropped;
+        self.acknowledged.append(&mut self.published);
     }
 
     /// All versions of `name` that may ever have been stored.
@@ -84,6 +94,7 @@ impl Model {
     /// From here on, what was found counts.
     pub fn restart(&mut self, found: BTreeMap<Name, u64>) {
         self.acknowledged = found;
+        self.published.clear();
         // What was dropped and not acknowledged may have come back.
         self.dropped = self.gone;
     }

@@ -239,14 +239,17 @@ impl Catalog {
     }
 
     fn drop_files(&mut self, files: &[FileId]) {
+        let mut told = Vec::with_capacity(files.len());
         for file in files {
             let entry = *self.entry(*file);
-            if !entry.pinned {
+            if self.is_evictable(*file) {
                 self.policy.remove(self.spaces[entry.space as usize].namespace, *file);
             }
+            // Nobody was told of the others, and the write that refers to them lets them go.
+            told.extend((entry.state == State::Stored).then_some(*file));
             self.doom(*file);
         }
-        self.log_dropped(&mut files.to_vec());
+        self.log_dropped(&mut told);
     }
 
     /// A doomed file that nobody uses any more goes to limbo, or at once.

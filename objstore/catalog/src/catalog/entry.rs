@@ -8,6 +8,9 @@ pub enum State {
     Free,
     /// Has a key that no lookup sees yet.
     Writing,
+    /// Lookups find it, and no record tells of it: it is not where it survives a crash. The write
+    /// refers to it until it is committed or given up, so that nobody else gets the file.
+    Published,
     /// Committed.
     Stored,
     /// Has lost its key; goes as soon as nobody uses it.
@@ -38,6 +41,8 @@ impl Entry {
 pub struct Space {
     pub namespace: u32,
     pub stored: u32,
+    /// Of these, not committed.
+    pub published: u32,
     pub writing: u32,
     pub doomed: u32,
     /// Stored and in use.
@@ -50,11 +55,12 @@ pub struct Space {
 impl Space {
     /// Counts `entry` in or out.
     pub fn count(&mut self, entry: &Entry, add: bool) {
-        let stored = entry.state == State::Stored;
+        let stored = matches!(entry.state, State::Stored | State::Published);
         let step = |count: &mut u32, holds: bool| {
             *count = if add { *count + u32::from(holds) } else { *count - u32::from(holds) };
         };
         step(&mut self.stored, stored);
+        step(&mut self.published, entry.state == State::Published);
         step(&mut self.writing, entry.state == State::Writing);
         step(&mut self.doomed, entry.state == State::Doomed);
         step(&mut self.active, stored && entry.refs > 0);

@@ -1,6 +1,6 @@
 //! The whole state as records, piece by piece.
 
-use super::{Catalog, sharing};
+use super::{Catalog, State, sharing};
 use crate::{
     ids::{FileId, NamespaceId},
     record::{Record, UseKind},
@@ -75,7 +75,8 @@ impl Catalog {
                 break;
             }
             let file = FileId(cursor.file);
-            if self.band(file) == cursor.band && self.is_stored(file) {
+            let is_told = self.is_stored(file) && self.entry(file).state == State::Stored;
+            if self.band(file) == cursor.band && is_told {
                 self.encode_file(file, out);
                 told += 1;
             }

@@ -6,7 +6,7 @@ use crate::{
     key::BlockKey,
 };
 
-/// A committed block that lookups find.
+/// A block that lookups find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredFile {
     /// Where it is.
@@ -67,6 +67,8 @@ pub struct CatalogCounts {
     pub limbo: u32,
     /// That lookups find.
     pub stored: u32,
+    /// Of these, published and not committed.
+    pub published: u32,
     /// Stored and in use.
     pub active: u32,
     /// Stored and pinned.
@@ -135,6 +137,7 @@ impl Catalog {
         for tenant in &self.namespaces {
             let space = &self.spaces[tenant.space as usize];
             counts.stored += space.stored;
+            counts.published += space.published;
             counts.active += space.active;
             counts.pinned += space.pinned;
             counts.evictable += space.evictable;

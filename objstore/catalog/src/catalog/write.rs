@@ -175,6 +175,35 @@ impl Catalog {
         Ok(self.report(id, rank, false))
     }
 
+    /// Lets lookups find the own files of a write before it is committed: their bytes can be read,
+    /// but are not yet where they survive a crash. Until [`Catalog::commit`] no record tells of
+    /// them, and they are not evicted. `checksums`: of each own file those of all ranks, as
+    /// [`Catalog::checksums`] has them. The ranks report all the same.
+    ///
+    /// # Errors
+    /// [`CatalogError::Write`], [`CatalogError::Checksums`].
+    pub fn publish(&mut self, id: WriteId, checksums: &[u32]) -> Result<(), CatalogError> {
+        let words = self.config.words_per_file as usize;
+        let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
+        let expected = writing.own * words;
+        if checksums.len() != expected {
+            return Err(CatalogError::Checksums { found: checksums.len(), expected });
+        }
+        let own = writing.positions.iter().filter(|position| position.own);
+        for (at, file) in
+            own.map(|position| position.file).collect::<Vec<_>>().into_iter().enumerate()
+        {
+            let made = &checksums[at * words..][..words];
+            self.checksums[file.at() * words..][..words].copy_from_slice(made);
+            if self.entry(file).state == State::Writing {
+                self.change(file, |entry| {
+                    (entry.state, entry.refs) = (State::Published, entry.refs + 1);
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// `rank` could not write its part, and none of its devices writes to it any more. The write
     /// ends when the last rank has reported: until then another one may still write to the files.
     ///
@@ -207,22 +236,34 @@ impl Catalog {
         let head = writing.positions.iter().take_while(|position| !position.own).count();
         for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
             if !own {
-                if self.is_stored(file) && !self.entry(file).pinned {
+                if self.is_stored(file) && self.is_evictable(file) {
                     // What is not in the head could not be found before, and now it can.
                     let how = if at < head { UseKind::Refreshed } else { UseKind::Touched };
                     self.use_file(namespace, file, how);
                     self.log.used(file, how);
                 }
                 self.let_go(file);
+            } else if self.entry(file).state == State::Doomed {
+                // It was published, and dropped before it got here.
+                self.let_go(file);
             } else if self.is_current(self.entry(file).space) {
+                let Entry { state, pinned, .. } = *self.entry(file);
                 self.change(file, |entry| entry.state = State::Stored);
-                self.hand_to_policy(namespace, file);
+                if !pinned {
+                    self.hand_to_policy(namespace, file);
+                }
                 self.namespaces[namespace.0 as usize].committed += 1;
                 let words = self.config.words_per_file as usize;
                 let checksums = &self.checksums[file.at() * words..][..words];
                 let key = self.entries[file.at()].key;
                 let checksums = checksums.into();
                 self.log.push(&Record::Commit { file, namespace, key, checksums });
+                if pinned {
+                    self.log.push(&Record::Pin { file, pinned });
+                }
+                if state == State::Published {
+                    self.let_go(file);
+                }
             } else {
                 self.give_up(file);
             }
@@ -230,8 +271,9 @@ impl Catalog {
         Ok(self.log.last())
     }
 
-    /// Ends a write without making anything visible. Only when no rank's devices write to its
-    /// files any more: they are free at once.
+    /// Ends a write without making anything visible: what was published is a miss from now on.
+    /// Only when no rank's devices write to its files any more: they are free at once, unless
+    /// somebody refers to one that was published.
     ///
     /// # Errors
     /// [`CatalogError::Write`].
@@ -246,7 +288,14 @@ impl Catalog {
     /// A file that was being written has no block. No record tells of it, so it need not wait; but
     /// another write may have found its key here and refer to it.
     fn give_up(&mut self, file: FileId) {
-        self.doom(file);
+        let state = self.entry(file).state;
+        if state != State::Doomed {
+            self.doom(file);
+        }
+        if state != State::Writing {
+            // It was published: it may have been read.
+            return self.let_go(file);
+        }
         if self.entry(file).refs == 0 {
             self.reset(file);
             self.pool.free(file);

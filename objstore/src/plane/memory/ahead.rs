@@ -79,7 +79,6 @@ impl Plane {
         }
     }
 
-    /// Whether the rest is for what somebody waits for.
     fn is_full(&self) -> bool {
         self.ops.len() >= self.options.iocbs as usize / 2
     }
@@ -91,6 +90,18 @@ impl Plane {
         blocks: &[(FileId, HostBlock)],
         words: &[u32],
     ) -> Result<Ticket, StoreError> {
+        self.move_blocks(Direction::Read, blocks, words, None)
+    }
+
+    /// Starts moving blocks of memory of this process to or from the devices. While half of all
+    /// operations are in flight, the rest is for what somebody waits for.
+    pub(super) fn move_blocks(
+        &mut self,
+        direction: Direction,
+        blocks: &[(FileId, HostBlock)],
+        words: &[u32],
+        placement: Option<u16>,
+    ) -> Result<Ticket, StoreError> {
         if self.is_full() {
             return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
         }
@@ -101,8 +112,8 @@ impl Plane {
         });
         let moves: Vec<Move> = moves.collect();
         // One operation moves all rows.
-        let mut job = Job::new(Direction::Read, 1, &moves, self.tally.recoveries);
-        job.is_ahead = true;
+        let mut job = Job::new(direction, 1, &moves, self.tally.recoveries);
+        (job.is_ahead, job.placement) = (true, placement);
         self.upload(&mut job, words)?;
         self.jobs_ever += 1;
         let id = JobId(self.jobs_ever);

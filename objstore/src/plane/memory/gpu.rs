@@ -84,6 +84,11 @@ impl Copies {
         }))
     }
 
+    /// Those of what was copied.
+    pub(in crate::plane) fn checksums(&self) -> Option<&JobChecksums> {
+        self.checksums.as_ref()
+    }
+
     /// Positions with an object that was not what its checksum was made of.
     pub(super) fn differing(&self) -> Vec<u32> {
         self.checksums.as_ref().map(JobChecksums::differing).unwrap_or_default()
@@ -127,9 +132,11 @@ impl Plane {
             return Ok(());
         }
         let rows = self.shape.rows();
+        // What is only copied gets its checksums by that.
+        let made = if job.is_kept { job.fills.len() * rows as usize } else { 0 };
         let ring = self.ring()?;
         job.hit_copies = Copies::new(ring, &job.hits, &job.hit_words, rows)?;
-        job.fill_copies = Copies::new(ring, &job.fills, &[], rows)?;
+        job.fill_copies = Copies::new(ring, &job.fills, &vec![0; made], rows)?;
         Ok(())
     }
 
@@ -159,10 +166,11 @@ impl Plane {
         layer: Layer,
         order: Order<'_>,
     ) -> Result<Option<Wait>, StoreError> {
-        let hits = self.hits(id, layer).ok_or(StoreError::Ended { layer })?;
+        let moves = self.hits(id, layer).or_else(|| self.fills(id, layer));
+        let moves = moves.ok_or(StoreError::Ended { layer })?;
         let (stream, first) = self.copy_stream(order)?;
         let (ring, streams) = self.streams()?;
-        let moved = match streams.copy_objects(ring, stream, [first.as_ref(), None], &hits) {
+        let moved = match streams.copy_objects(ring, stream, [first.as_ref(), None], &moves) {
             Ok(moved) => moved,
             Err(Refused { error, moving: true }) => return Err(self.fail(error.to_string())),
             Err(Refused { error, moving: false }) => return Err(error),

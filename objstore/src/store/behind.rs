@@ -1,0 +1,173 @@
+//! What lookups find, and no device has yet, is written behind the engine's back (write-back).
+//!
+//! A commit publishes such a writing: its bytes are in memory of this process. It becomes permanent
+//! as every commit does, in the same order: data, flush of the devices, record. Whoever has the
+//! lock of commits does that, for all that was published by then. Nobody waits for it but
+//! [`Store::sync_journal`] and what calls that.
+
+use kv_catalog::{PlantedBug, WriteId, planted};
+use nvme_driver::Waiter;
+
+use super::{
+    Inner, Store,
+    commit::{Commits, Ready},
+    lock,
+};
+use crate::{
+    error::StoreError,
+    plane::{JobId, Plane, Ticket},
+};
+
+/// How often it is written before it is given up.
+const TRIES_MAX: u32 = 3;
+
+/// A writing that was published.
+#[derive(Debug)]
+pub(super) struct Published {
+    pub(super) job: JobId,
+    pub(super) write: WriteId,
+    pub(super) checksums: Vec<u32>,
+    /// How often it was tried to make it permanent.
+    pub(super) tries: u32,
+    /// It is being written to the devices.
+    pub(super) ticket: Option<Ticket>,
+}
+
+impl Store {
+    /// Whether something was published that is not permanent.
+    pub(super) fn is_behind(&self) -> bool {
+        self.inner.keys().catalog.counts().published > 0
+    }
+}
+
+impl Inner {
+    /// Lets lookups find what is in memory of this process.
+    pub(super) fn publish(&self, published: Published) -> Result<(), StoreError> {
+        self.keys().catalog.publish(published.write, &published.checksums)?;
+        lock(&self.published).push(published);
+        self.tend();
+        Ok(())
+    }
+
+    /// Goes on with what was published, unless somebody does or something is being moved that an
+    /// engine waits for. No more than half of the memory for it is waited with.
+    pub(super) fn tend(&self) {
+        let Ok(mut commits) = self.commits.try_lock() else { return };
+        commits.behind.append(&mut lock(&self.published));
+        if commits.behind.is_empty() || self.keys().check_writable().is_err() {
+            return;
+        }
+        let tended = self.with_plane(Plane::wants_writing).and_then(|may_start| {
+            if may_start {
+                self.start_behind(&mut commits)?;
+            }
+            self.end_behind(&mut commits)
+        });
+        if let Err(error) = tended {
+            // What was given up is a miss. What else is wrong, the next call says.
+            tracing::warn!(%error, "writing back what is in host memory");
+        }
+    }
+
+    /// Makes all that was published permanent, or gives it up.
+    pub(super) fn write_back(&self, commits: &mut Commits) -> Result<(), StoreError> {
+        commits.behind.append(&mut lock(&self.published));
+        let mut result = Ok(());
+        let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
+        while !commits.behind.is_empty() {
+            let started = self.start_behind(commits);
+            if let Some(ticket) = commits.behind.iter().find_map(|one| one.ticket.as_ref()) {
+                // What became of it is in the job.
+                let _ = self.wait_for(ticket);
+                waiter.moved();
+            } else if started.is_ok() && !commits.behind.is_empty() && !waiter.wait() {
+                // Others have all operations that there are.
+                result = Err(StoreError::Busy { in_flight: commits.behind.len() as u32 });
+                break;
+            }
+            let ended = started.and(self.end_behind(commits));
+            // A store that has failed writes nothing any more.
+            self.keys().check()?;
+            result = result.and(ended);
+        }
+        result
+    }
+
+    /// Starts writing what can be started.
+    fn start_behind(&self, commits: &mut Commits) -> Result<(), StoreError> {
+        let (mut left, mut result) = (Vec::new(), Ok(()));
+        for mut one in std::mem::take(&mut commits.behind) {
+            if one.ticket.is_none() {
+                if planted(PlantedBug::RecordBeforeWriteBack) {
+                    lock(&self.ready).push(Ready::behind(one, 0));
+                    continue;
+                }
+                // What was dropped meanwhile need not be written.
+                let begun = self.with_plane(|plane| {
+                    let wanted = |file| self.keys().catalog.is_stored(file);
+                    plane.write_behind(one.job, wanted)
+                });
+                match begun {
+                    Ok(Some(ticket)) => one.ticket = Some(ticket),
+                    Err(StoreError::Busy { .. }) => {}
+                    ended => {
+                        self.give_up(one.job, one.write);
+                        result = result.and(ended.map(|_| ()));
+                        continue;
+                    }
+                }
+            }
+            left.push(one);
+        }
+        commits.behind = left;
+        result
+    }
+
+    /// Commits what has been written. What was not is tried again, or given up.
+    fn end_behind(&self, commits: &mut Commits) -> Result<(), StoreError> {
+        let (mut left, mut result) = (Vec::new(), Ok(()));
+        for mut one in std::mem::take(&mut commits.behind) {
+            let job = one.job;
+            let over = |plane: &mut Plane| {
+                plane.reap()?;
+                let ticket = one.ticket.as_ref().filter(|ticket| plane.is_over(ticket));
+                ticket.map(|ticket| plane.end_behind(job, ticket)).transpose()
+            };
+            match self.with_plane(over) {
+                Ok(None) => left.push(one),
+                Ok(Some(recoveries)) => lock(&self.ready).push(Ready::behind(one, recoveries)),
+                Err(error) if self.again(&mut one) => {
+                    tracing::warn!(%error, "what is in host memory is written again");
+                    left.push(one);
+                }
+                Err(error) => {
+                    self.give_up(one.job, one.write);
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        commits.behind.append(&mut left);
+        if !lock(&self.ready).is_empty() {
+            result = result.and(self.commit_ready(commits));
+        }
+        result
+    }
+
+    /// Whether to try again.
+    pub(super) fn again(&self, one: &mut Published) -> bool {
+        one.ticket = None;
+        one.tries += 1;
+        one.tries < TRIES_MAX
+    }
+
+    /// What was published is a miss from now on.
+    pub(super) fn give_up(&self, job: JobId, write: WriteId) {
+        // A store that has failed has nothing left to give back.
+        let _ = self.with_plane(|plane| {
+            plane.clean(job, false);
+            let ended = self.keys().catalog.abort(write);
+            debug_assert!(ended.is_ok(), "{ended:?}");
+            Ok(())
+        });
+    }
+}
