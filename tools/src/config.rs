@@ -479,7 +479,7 @@ impl ReplayFlags {
             "it does not know virtual time, which --pace needs",
             "leave it out; --pace takes software controllers with media in memory",
         )?;
-        Ok(Some(Pace::new(&self.pace, self.model.scale)))
+        Ok(Some(Pace::new(&self.pace, self.model.scale)?))
     }
 
     /// Checks `--executor` together with the flags that only a GPU has.

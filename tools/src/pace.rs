@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use kv_schedule::{Config, Curve, IoCosts, Setting, StepShape, TableError};
+use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape, TableError};
 use nvme_driver::Nanos;
 use nvme_emu::Bandwidth;
 
 use crate::problem::Problem;
+use crate::profile::layers;
 use crate::size;
 
 /// Who decides when layers move.
@@ -50,6 +51,12 @@ pub(crate) struct PaceFlags {
     #[arg(long, value_name = "TIME,TIME,TIME", default_value = "216us,0us,17500us",
         value_parser = layer_time, requires = "pace", help_heading = "Pace")]
     decode_layer_time: LayerTime,
+
+    /// What an engine's layers took, in place of both: a slack table or a file of layer times (see
+    /// `ripieno profile`), of whatever model and GPU. The scheduler does not see it
+    #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace",
+        conflicts_with_all = ["layer_time", "decode_layer_time"])]
+    layers: Option<PathBuf>,
 
     /// Slack table that the scheduler begins with, from `ripieno profile` or an earlier run; what
     /// is learned is written back. Layer times that it has go before --layer-time
@@ -143,15 +150,24 @@ impl Medium {
 #[derive(Debug, Clone)]
 pub(crate) struct Pace {
     flags: PaceFlags,
+    /// What layers take, of an engine.
+    layers: Option<SlackTable>,
     pub(crate) medium: Medium,
 }
 
 impl Pace {
     /// For objects that are `scale` times smaller than those of the real model.
-    pub(crate) fn new(flags: &PaceFlags, scale: u32) -> Self {
+    ///
+    /// # Errors
+    /// When `--layers` does not say how long layers take.
+    pub(crate) fn new(flags: &PaceFlags, scale: u32) -> Result<Self, Problem> {
+        let layers = match &flags.layers {
+            Some(path) => Some(engine_layers(path)?),
+            None => None,
+        };
         let scale = f64::from(scale);
         let paper = Medium { read: PAPER.read / scale, write: PAPER.write / scale, ..PAPER };
-        Self { medium: flags.medium.unwrap_or(paper), flags: flags.clone() }
+        Ok(Self { medium: flags.medium.unwrap_or(paper), flags: flags.clone(), layers })
     }
 
     /// Whether the scheduler decides, in each run.
@@ -190,6 +206,9 @@ impl Pace {
 
     /// How long a layer of a step computes, where no table says it.
     pub(crate) fn layer(&self, step: StepShape) -> Duration {
+        if let Some(layer) = self.layers.as_ref().and_then(|layers| layers.layer(step)) {
+            return layer;
+        }
         let PaceFlags { layer_time, decode_layer_time, .. } = &self.flags;
         (if step.is_prefill { layer_time } else { decode_layer_time }).of(step)
     }
@@ -226,6 +245,18 @@ pub(crate) const ENGINE: &str = "ripieno replay";
 pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
     let (gpu, engine) = (GPU.to_owned(), ENGINE.to_owned());
     Setting { model: model.to_owned(), gpu, engine, drives }
+}
+
+/// A table that knows both kinds of steps.
+fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
+    let table = layers::table("--layers", path)?;
+    for (step, input) in [("prompts", 2), ("generation only", 1)] {
+        if table.layer(StepShape::of([(input, 1)])).is_none() {
+            let what = format!("--layers {}: it has no steps with {step}", path.display());
+            return Err(Problem::new(what, "measure prompts and decoding on the same engine"));
+        }
+    }
+    Ok(table)
 }
 
 /// What a slack table that cannot be used is to the person who named it.

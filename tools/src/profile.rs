@@ -1,7 +1,7 @@
 //! `ripieno profile`: what batches cost on devices by their size, and what reads and writes do to
 //! each other. That is half of a slack table; layer times, the other half, an engine writes.
 
-mod layers;
+pub(crate) mod layers;
 mod measure;
 
 use std::fs;

@@ -153,3 +153,30 @@ fn layer_times_of_an_engine_go_into_the_table() {
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("against, us") && text.contains("-33 %"), "{text}");
 }
+
+#[test]
+fn a_replay_computes_as_long_as_an_engine_did() {
+    let directory = tempfile::tempdir().unwrap();
+    let [times, slower, prompts] = ["times", "slower", "prompts"].map(|name| {
+        let path = directory.path().join(name);
+        path.to_str().unwrap().to_owned()
+    });
+    layer_times(Path::new(&times), "g", 1.0);
+    layer_times(Path::new(&slower), "g", 2.0);
+    let replay = |path: &str| {
+        let line =
+            "replay --pace --model mini --requests 8 --schedule naive --medium 8GB,8GB,1us,1";
+        let found = report(&format!("{line} --layers {path}"));
+        found["runs"][0]["compute_s"].as_f64().unwrap()
+    };
+    let (once, twice) = (replay(&times), replay(&slower));
+    assert!((twice / once - 2.0).abs() < 0.02, "{once} {twice}");
+    // A table of prompts says nothing of decoding.
+    let text = fs::read_to_string(&times).unwrap();
+    let lines = text.lines().filter(|line| !line.contains("[[1, 9]]"));
+    fs::write(&prompts, lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let output = run(&format!("replay --pace --model mini --layers {prompts}"));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("no steps with generation only"), "{error}");
+    assert_eq!(output.status.code(), Some(2));
+}

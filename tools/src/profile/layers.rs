@@ -191,38 +191,50 @@ pub(super) fn empty(setting: Setting) -> SlackTable {
     SlackTable::new(setting, IoCosts { read: none(), write: none(), mixed: 1.0 })
 }
 
-/// The table in a file, or one of the layer times in it, of the setting of `steps`.
+/// The table in a file, or one of the layer times in it, for the flag `flag`.
 ///
 /// # Errors
-/// When it is neither, or of another setting.
-pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
-    let wrong = |what: String, hint: &str| {
-        Problem::new(format!("--against {}: {what}", path.display()), hint)
+/// When it is neither, or no layer time is in it.
+pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
+    let wrong = |what: String| {
+        let hint = "name a slack table, or a file of layer times";
+        Problem::new(format!("{flag} {}: {what}", path.display()), hint)
     };
-    let hint = "name a slack table, or a file of layer times";
-    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string(), hint))?;
+    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let table = if text.lines().next().is_some_and(|line| setting(line).is_ok()) {
         let steps = Steps::read(&[path.to_owned()])?;
         let mut table = empty(steps.setting.clone());
         steps.teach(&mut table);
         table
     } else {
-        SlackTable::parse(&text).map_err(|error| wrong(error.to_string(), hint))?
+        SlackTable::parse(&text).map_err(|error| wrong(error.to_string()))?
     };
+    if table.is_empty() {
+        return Err(wrong("no layer time is in it".to_owned()));
+    }
+    Ok(table)
+}
+
+/// The same, of the setting of `steps`.
+///
+/// # Errors
+/// As for [`table`], and when it is of another setting.
+pub(super) fn against(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
+    let table = table("--against", path)?;
     let wanted = steps.setting(table.setting().drives.clone());
     if *table.setting() != wanted {
-        let what = format!("it is of {}, and the steps are of", name(table.setting()));
-        let hint = "compare what the same model, GPU and engine did";
-        return Err(wrong(format!("{what} {}", name(&wanted)), hint));
-    }
-    if table.is_empty() {
-        return Err(wrong("no layer time is in it".to_owned(), hint));
+        let (found, wanted) = (name(table.setting()), name(&wanted));
+        let path = path.display();
+        return Err(Problem::new(
+            format!("--against {path}: it is of {found}, and the steps are of {wanted}"),
+            "compare what the same model, GPU and engine did",
+        ));
     }
     Ok(table)
 }
 
 /// Model, GPU and engine.
-pub(super) fn name(setting: &Setting) -> String {
+fn name(setting: &Setting) -> String {
     let Setting { model, gpu, engine, .. } = setting;
     format!("{model} on {gpu} with {engine}")
 }
