@@ -117,7 +117,8 @@ impl Sizing {
             None => self.pool_bytes(args),
             Some(_) => 0,
         };
-        let mut memory = pool.saturating_add(tables);
+        let dram = args.flags.dram;
+        let mut memory = pool.saturating_add(tables).saturating_add(dram);
         let media = args.devices.media();
         if let Some(MediaChoice::File(directory)) = media {
             let free = machine::disk_available(directory).map_err(|error| {
@@ -140,7 +141,12 @@ impl Sizing {
         } else if media.is_some() {
             memory = memory.saturating_add(data);
         }
-        let what = format!("{} in the store, {} in the KV pool", Size(data), Size(pool));
+        let what = format!(
+            "{} in the store, {} in the KV pool, {} of --dram",
+            Size(data),
+            Size(pool),
+            Size(dram)
+        );
         fits(memory, &what)
     }
 
@@ -163,7 +169,7 @@ pub(crate) fn fits(memory: u64, what: &str) -> Result<(), Problem> {
                 Size(free)
             ),
             "set --capacity 4GiB (blocks are then evicted), or --requests, or --pool-blocks, or \
-             keep the bytes in files with --media file:DIR",
+             less --dram, or keep the bytes in files with --media file:DIR",
         )),
         _ => Ok(()),
     }

@@ -139,6 +139,7 @@ fn bad_flags_are_refused() {
         ("--model llama-3-8b --capacity 1MiB", "needs 8388608 bytes"),
         ("--model qwen3-32b --requests 100000", "of memory"),
         ("--pool-blocks 4000000000", "of memory"),
+        ("--dram 900TiB", "900 TiB of --dram"),
         // Far more than the workload's keys have room for; none of them is made.
         ("--requests 1000000000", "for the keys of 1000000000 requests"),
         ("--requests 18446744073709551615", "for the keys of 18446744073709551615 requests"),

@@ -33,6 +33,9 @@ use crate::{
 /// How long any block takes to get again: they are all on the same devices.
 pub(crate) const AGAIN: Duration = Duration::from_millis(1);
 
+/// No page is smaller.
+const PAGE_BYTES: usize = 4 << 10;
+
 /// The memory, and what is in it.
 #[derive(Debug)]
 pub(super) struct HostMemory {
@@ -59,6 +62,14 @@ enum Copier {
 
 fn buffer(pool: &KvPool) -> Option<Buffer> {
     DmaSlice::whole(pool.memory().clone()).ok().and_then(Buffer::new)
+}
+
+/// Has the system provide all pages now: it takes longer to clear one than to copy to it, and
+/// later somebody would wait for it.
+fn touch(memory: &mut Buffer) {
+    for at in (0..memory.len()).step_by(PAGE_BYTES) {
+        memory.write(at, &[0]).expect("it is inside");
+    }
 }
 
 impl HostMemory {
@@ -97,7 +108,8 @@ impl HostMemory {
         let own = own.map_err(|error| wrong(error.to_string()))?;
         let copier = match gpu {
             Some(_) => GpuCopier::new(&own, engine).map(Copier::Gpu),
-            None => buffer(&own).zip(buffer(engine)).map(|(own, bytes)| {
+            None => buffer(&own).zip(buffer(engine)).map(|(mut own, bytes)| {
+                touch(&mut own);
                 let pool = engine.clone();
                 Copier::Cpu { own, engine: bytes, pool }
             }),
