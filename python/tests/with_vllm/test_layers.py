@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -12,8 +14,6 @@ import model as models  # noqa: E402
 from forked import live  # noqa: E402
 from prompts import PROMPTS, tokens  # noqa: E402
 from vllm import __version__  # noqa: E402
-
-from ripieno.vllm import profile  # noqa: E402
 
 A = PROMPTS[3]
 """517 tokens: three steps of at most 256."""
@@ -71,24 +71,21 @@ def test_without_the_option_nothing_is_written_or_counted(model, options, tmp_pa
     assert live(ask, model=model, options=options) == (None, [])
 
 
-def test_a_sweep_runs_what_fits(model, tmp_path, capsys):
+def test_a_sweep_runs_what_fits(model, tmp_path):
     """Prompts after prefixes that vLLM has, and several requests at once."""
-    line = f"--model {model} --inputs 40,900 --prefixes 0,128 --decode-batches 1,3 --out x"
-    args, _ = profile.parse(line.split())
-
-    def sweep(engine):
-        made = profile.Sweep(None)
-        made.ask = lambda prompts, count=1: engine.ask(*prompts, max_tokens=count)
-        points = list(profile.plan(args, engine.llm.vllm_config))
-        for *point, fits in points:
-            if fits:
-                made.measure(*point)
-        return points
-
-    options = {"path": str(tmp_path / "store"), "layer_times": str(tmp_path / "times")}
-    points = live(sweep, model=model, options=options)
-    assert [point for *point, fits in points if not fits] == [["input", 900, 128]]
-    shapes, _ = read(options["layer_times"])
-    assert [[40, 0]] in shapes and [[40, 128]] in shapes and [[128, 0]] in shapes
-    # The third prompt comes a step later: there is no room for it in the first one.
-    assert [[1, 5]] * 3 in shapes and [[1, 130], [1, 130], [1, 129]] in shapes
+    vllm = "--dtype float32 --skip-tokenizer-init --enforce-eager --block-size 32"
+    vllm += f" --max-model-len 1024 --model {model}"
+    sweep = f"--inputs 40,900 --prefixes 0,128 --decode-batches 1,3 --rounds 1 --out {tmp_path}/times"
+    ended = subprocess.run(
+        [sys.executable, "-m", "ripieno.vllm.profile", *vllm.split(), *sweep.split()],
+        timeout=300,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr[-6000:]
+    left_out = [line for line in ended.stderr.splitlines() if line.startswith("left out")]
+    assert left_out == ["left out: input 900 after 128 does not fit into max_model_len or KV cache"]
+    shapes, _ = read(tmp_path / "times")
+    for shape in ([[40, 0]], [[900, 0]], [[128, 0]], [[40, 128]], [[1, 130]], [[1, 130]] * 3):
+        assert shape in shapes, shape
+    assert [path.name for path in tmp_path.iterdir()] == ["times"], "the store is gone"
