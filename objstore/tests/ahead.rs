@@ -4,13 +4,12 @@ mod stack;
 
 use std::time::Duration;
 
-use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
-use kv_tier::{LookaheadConfig, RequestId, When};
+use kv_tier::{RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
 use objstore::{BlockKey, PacedStore};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use ripieno_testkit::seeds;
-use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
+use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, looking_ahead, on};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -19,20 +18,8 @@ fn stack(dram_blocks: u64) -> (Stack, PacedStore) {
     let mut plan = Plan::default();
     plan.options.dram_bytes = dram_blocks * plan.shape.block_bytes();
     let stack = Stack::new(&plan);
-    let store = paced(&stack);
+    let store = looking_ahead(&stack.store);
     (stack, store)
-}
-
-fn paced(stack: &Stack) -> PacedStore {
-    let curve = || Curve::line(Duration::from_micros(80), 1e9).unwrap();
-    let [model, gpu, engine] = ["test"; 3].map(str::to_owned);
-    let setting = Setting { model, gpu, engine, drives: Vec::new() };
-    let scheduler = || {
-        let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
-        Scheduler::new(Config::default(), SlackTable::new(setting.clone(), costs))
-    };
-    PacedStore::new(stack.store.clone(), scheduler())
-        .with_lookahead(scheduler(), LookaheadConfig { batch_blocks: 3, ..Default::default() })
 }
 
 fn now(stack: &Stack) -> Duration {
@@ -113,7 +100,7 @@ fn nothing_is_read_for_what_is_not_stored_or_without_host_memory() {
     assert_eq!(stack.store.stats().unwrap().commands, commands);
 
     let mut stack = Stack::new(&Plan::default());
-    let mut store = paced(&stack);
+    let mut store = looking_ahead(&stack.store);
     stack.put(&keys(0..2), 0);
     assert_eq!(store.prefetch(REQUEST, &keys(0..2), soon(&stack), now(&stack)).unwrap(), 2);
     settle(&stack, &mut store);
@@ -186,7 +173,7 @@ fn bytes_are_right_whatever_happens_meanwhile() {
         plan.options.dram_bytes = 12 * plan.shape.block_bytes();
         plan.format.capacity_bytes = Some(48 * plan.shape.block_bytes());
         let mut stack = Stack::new(&plan);
-        let mut store = paced(&stack);
+        let mut store = looking_ahead(&stack.store);
         let all: Vec<_> = (0..12).map(|n| keys(100 * n..100 * n + 8)).collect();
         for id in 0..150 {
             let wanted = &all[random.random_range(0..all.len())];

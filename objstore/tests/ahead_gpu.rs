@@ -6,12 +6,11 @@ mod stack;
 
 use std::time::Duration;
 
-use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
-use kv_tier::{LookaheadConfig, RequestId, When};
+use kv_tier::{RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
 use objstore::{Order, PacedStore, Path};
 use rig::Rig;
-use stack::{Plan, READ, READ_ERROR, blocks, keys, on};
+use stack::{Plan, READ, READ_ERROR, blocks, keys, looking_ahead, on};
 
 const MS: Duration = Duration::from_millis(1);
 const REQUEST: RequestId = RequestId(7);
@@ -24,21 +23,9 @@ fn everywhere(test: impl Fn(Rig, PacedStore, Path)) {
         let mut rig = Rig::new(&plan, path);
         rig.put(&keys(0..6), 0);
         rig.put(&keys(10..18), 0);
-        let store = paced(&rig);
+        let store = looking_ahead(&rig.store);
         test(rig, store, path);
     }
-}
-
-fn paced(rig: &Rig) -> PacedStore {
-    let curve = || Curve::line(Duration::from_micros(80), 1e9).unwrap();
-    let [model, gpu, engine] = ["test"; 3].map(str::to_owned);
-    let setting = Setting { model, gpu, engine, drives: Vec::new() };
-    let scheduler = || {
-        let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
-        Scheduler::new(Config::default(), SlackTable::new(setting.clone(), costs))
-    };
-    PacedStore::new(rig.store.clone(), scheduler())
-        .with_lookahead(scheduler(), LookaheadConfig { batch_blocks: 3, ..Default::default() })
 }
 
 fn now(rig: &Rig) -> Duration {

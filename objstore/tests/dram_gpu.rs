@@ -9,7 +9,9 @@ use gio_uring::IoStatus;
 use gpu::Defect;
 use nvme_driver::{DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
-use objstore::{BlockId, DramMode, KvPool, Layer, Order, Path, Row, StoreError};
+use objstore::{
+    BlockId, BlockKey, DramMode, KvPool, Layer, Order, Path, Row, Store, StoreError, Ticket,
+};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
 use ripieno_testkit::seeds;
@@ -82,8 +84,10 @@ fn only_what_is_read_ahead_is_kept_if_that_was_asked_for() {
         plan.options.dram_mode = DramMode::ReadAhead;
         let mut rig = Rig::new(&plan, path);
         let (keys, block) = (keys(0..6), rig.shape.block_bytes());
+        let moved = rig.gpu.moved();
         rig.put(&keys, 0);
         assert_eq!(rig.get(&keys, 30), 6);
+        assert_eq!(rig.gpu.moved() == moved, path == Path::Direct, "{path}: staged ones are");
         let stats = rig.store.stats().unwrap();
         assert_eq!((stats.dram.blocks, stats.retrieved_bytes), (0, 6 * block), "{path}");
         assert_eq!(rig.store.prefetch(&keys[..4], Nanos::from_millis(1000)).unwrap(), 4);
@@ -166,6 +170,35 @@ fn a_word_of_the_host_starts_a_layer() {
     }
 }
 
+/// Starts all layers, and has the stream write other bytes to the blocks from `at` on as soon as it
+/// may: it waits for a layer by itself, or is made to (`joined`).
+fn overwritten(
+    rig: &mut Rig,
+    joined: bool,
+    at: u32,
+    new: &[BlockKey],
+    start: impl Fn(&Store, Layer, Order<'_>) -> Result<Ticket, StoreError>,
+) -> Vec<Ticket> {
+    let compute = rig.gpu.stream(1);
+    let layer = |layer| {
+        let order = match joined {
+            true => Order::AfterStream(compute),
+            false => Order::InStream(compute),
+        };
+        let ticket = start(&rig.store, layer, order).unwrap();
+        if joined {
+            rig.store.join(&ticket, compute).unwrap();
+        }
+        let (places, new) = (rig.places(), new.to_vec());
+        rig.gpu.enqueue(compute, move |memory| {
+            let all = new.iter().zip(blocks(at, new.len()));
+            all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
+        });
+        ticket
+    };
+    rig.layers().map(layer).collect()
+}
+
 /// The engine writes to its blocks as soon as the stream lets it: what is kept are the bytes that
 /// were there before.
 #[test]
@@ -177,25 +210,10 @@ fn what_is_kept_was_copied_before_the_blocks_are_used_again() {
             |mut rig, path| {
                 let (stored, new) = (keys(0..6), keys(20..26));
                 rig.fill(0, &stored);
-                let compute = rig.gpu.stream(1);
                 let writing = rig.store.allocate(&stored, &blocks(0, 6)).unwrap();
-                let mut tickets = Vec::new();
-                for layer in rig.layers() {
-                    let order = match joined {
-                        true => Order::AfterStream(compute),
-                        false => Order::InStream(compute),
-                    };
-                    let ticket = rig.store.store_layer_on(&writing, layer, order).unwrap();
-                    if joined {
-                        rig.store.join(&ticket, compute).unwrap();
-                    }
-                    let (places, new) = (rig.places(), new.clone());
-                    rig.gpu.enqueue(compute, move |memory| {
-                        let all = new.iter().zip(blocks(0, 6));
-                        all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
-                    });
-                    tickets.push(ticket);
-                }
+                let tickets = overwritten(&mut rig, joined, 0, &new, |store, layer, order| {
+                    store.store_layer_on(&writing, layer, order)
+                });
                 wait_all(&mut rig.store, tickets).unwrap();
                 let stats = rig.store.stats().unwrap();
                 assert_eq!(
@@ -256,25 +274,10 @@ fn what_is_read_is_kept_as_it_was_read() {
             let (stored, new) = (keys(0..6), keys(20..26));
             rig.put(&stored, 0);
             rig.put(&keys(40..46), 0);
-            let compute = rig.gpu.stream(1);
             let transfer = rig.transfer(&stored, 40);
-            let mut tickets = Vec::new();
-            for layer in rig.layers() {
-                let order = match joined {
-                    true => Order::AfterStream(compute),
-                    false => Order::InStream(compute),
-                };
-                let ticket = rig.store.retrieve_layer_on(&transfer, layer, order).unwrap();
-                if joined {
-                    rig.store.join(&ticket, compute).unwrap();
-                }
-                let (places, new) = (rig.places(), new.clone());
-                rig.gpu.enqueue(compute, move |memory| {
-                    let all = new.iter().zip(blocks(40, 6));
-                    all.for_each(|(key, block)| places.fill(memory, block, *key, layer));
-                });
-                tickets.push(ticket);
-            }
+            let tickets = overwritten(&mut rig, joined, 40, &new, |store, layer, order| {
+                store.retrieve_layer_on(&transfer, layer, order)
+            });
             wait_all(&mut rig.store, tickets).unwrap();
             drop(transfer);
             assert!(rig.settle());

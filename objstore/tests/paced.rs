@@ -4,10 +4,7 @@ mod stack;
 
 use std::time::Duration;
 
-use kv_schedule::{
-    Cancelled, Config, Curve, Flow, IoCosts, Kind, OpId, Scheduler, Setting, SlackTable, StepId,
-    StepShape,
-};
+use kv_schedule::{Cancelled, Config, Flow, Kind, OpId, StepId, StepShape};
 use nvme_driver::{Clock, Nanos};
 use objstore::{Layer, PacedEnd, PacedStore, StoreError};
 use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
@@ -15,12 +12,7 @@ use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 const FLOW: Flow = Flow { tenant: 0, request: 1 };
 
 fn paced(stack: &Stack, config: Config) -> PacedStore {
-    let curve = || Curve::line(Duration::from_micros(80), 1e9).unwrap();
-    let [model, gpu, engine] = ["test"; 3].map(str::to_owned);
-    let setting = Setting { model, gpu, engine, drives: Vec::new() };
-    let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
-    let table = SlackTable::new(setting, costs);
-    PacedStore::new(stack.store.clone(), Scheduler::new(config, table))
+    PacedStore::new(stack.store.clone(), stack::scheduler(config))
 }
 
 fn now(stack: &Stack) -> Duration {
