@@ -483,3 +483,18 @@ fn what_is_dropped_before_it_was_written_is_not_written() {
     assert_eq!(stats.dram.written_back_bytes, block);
     assert_eq!((stats.files_stored, stats.files_writing, stats.files_referenced), (0, 0, 0));
 }
+
+/// A store that is full of what no device has yet makes room.
+#[test]
+fn what_is_not_written_yet_makes_room() {
+    let mut plan = written_back(32);
+    plan.format.capacity_bytes = Some(8 * plan.shape.block_bytes());
+    let mut stack = Stack::new(&plan);
+    let files = stack.store.stats().unwrap().files;
+    for n in 0..6 {
+        let keys = keys(100 * n..100 * n + files);
+        assert_eq!(stack.put(&keys, 0), files as usize, "time {n}");
+        assert_eq!(stack.get(&keys, 30), files as usize);
+    }
+    assert_eq!(stack.store.stats().unwrap().evictions, u64::from(5 * files));
+}

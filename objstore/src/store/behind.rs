@@ -164,7 +164,7 @@ impl Inner {
     pub(super) fn give_up(&self, job: JobId, write: WriteId) {
         // A store that has failed has nothing left to give back.
         let _ = self.with_plane(|plane| {
-            plane.clean(job, false);
+            plane.clean(job);
             let ended = self.keys().catalog.abort(write);
             debug_assert!(ended.is_ok(), "{ended:?}");
             Ok(())

@@ -197,7 +197,7 @@ impl Inner {
             if tries.is_some() {
                 // A store that has failed has nothing left to give back.
                 let _ = self.with_plane(|plane| {
-                    plane.clean(job, true);
+                    plane.clean(job);
                     Ok(())
                 });
                 continue;

@@ -139,7 +139,6 @@ impl Plane {
             if !is_wanted(file) {
                 dirty.blocks.remove(at);
                 dirty.words.drain(at * rows..(at + 1) * rows);
-                tier.remove(file);
                 tier.release(host);
                 behind.blocks -= 1;
                 behind.spared_bytes += bytes;
@@ -177,16 +176,11 @@ impl Plane {
         Err(StoreError::Transfer { failure })
     }
 
-    /// What the job `id` has left here is on the devices for good, or is given up.
-    pub(crate) fn clean(&mut self, id: JobId, is_written: bool) {
+    /// What the job `id` has left here is on the devices for good, or nobody will find its files.
+    pub(crate) fn clean(&mut self, id: JobId) {
         let Some(memory) = &mut self.memory else { return };
         let Some(dirty) = memory.behind.jobs.remove(&id) else { return };
         memory.behind.blocks -= dirty.blocks.len() as u32;
-        for (file, at) in dirty.blocks {
-            memory.tier.release(at);
-            if !is_written {
-                memory.tier.remove(file);
-            }
-        }
+        dirty.blocks.iter().for_each(|(_, at)| memory.tier.release(*at));
     }
 }
