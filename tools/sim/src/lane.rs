@@ -31,6 +31,8 @@ pub(crate) struct Lane {
     queues: [VecDeque<Waiting>; 2],
     /// On their last microseconds: when they arrive, and when it was their turn.
     landing: VecDeque<(Duration, OpId, Duration)>,
+    /// Which part of its rate each direction has: what others leave of a link.
+    share: [f64; 2],
     now: Duration,
 }
 
@@ -49,7 +51,7 @@ const NOTHING: f64 = 1e-9;
 impl Lane {
     pub(crate) fn new(model: LaneModel) -> Self {
         let (outside, queues, landing) = Default::default();
-        Self { model, outside, queues, landing, now: Duration::ZERO }
+        Self { model, outside, queues, landing, share: [1.0; 2], now: Duration::ZERO }
     }
 
     /// Puts an operation on the way. `now` is not before what was said last.
@@ -83,16 +85,33 @@ impl Lane {
         }
     }
 
-    /// Which part of the way each direction has.
-    fn rate(&self) -> f64 {
+    /// Which part of the way each direction has that is in use, if nothing limits it from outside.
+    fn alone(&self) -> f64 {
         let both = self.queues.iter().all(|queue| !queue.is_empty());
         if both { self.model.mixed / 2.0 } else { 1.0 }
     }
 
+    fn rates(&self) -> [f64; 2] {
+        self.share.map(|share| self.alone() * share)
+    }
+
+    /// What has its turn in a direction, and how many bytes a second it would move.
+    pub(crate) fn wanted(&self, direction: Direction) -> Option<(OpId, f64)> {
+        let (bandwidth, queue) = match direction {
+            Direction::Read => (self.model.read, 0),
+            Direction::Write => (self.model.write, 1),
+        };
+        Some((self.queues[queue].front()?.id, bandwidth * self.alone()))
+    }
+
+    /// Reads and writes have so large a part of their rate from now on: from what was said last.
+    pub(crate) fn limit(&mut self, share: [f64; 2]) {
+        self.share = share;
+    }
+
     /// When something happens by itself.
     pub(crate) fn next_event(&self) -> Option<Duration> {
-        let rate = self.rate();
-        let ends = self.queues.iter().filter_map(|queue| {
+        let ends = self.queues.iter().zip(self.rates()).filter_map(|(queue, rate)| {
             let left = queue.front()?.left;
             Some(self.now + Duration::from_secs_f64(left / rate) + Duration::from_nanos(1))
         });
@@ -117,12 +136,11 @@ impl Lane {
 
     /// Lets time go by, to the next event at the most.
     fn advance(&mut self, now: Duration) {
-        let rate = self.rate();
-        let work = now.saturating_sub(self.now).as_secs_f64() * rate;
+        let (past, rates) = (now.saturating_sub(self.now).as_secs_f64(), self.rates());
         self.now = self.now.max(now);
-        for queue in &mut self.queues {
+        for (queue, rate) in self.queues.iter_mut().zip(rates) {
             let Some(first) = queue.front_mut() else { continue };
-            first.left -= work;
+            first.left -= past * rate;
             if first.left <= NOTHING {
                 self.landing.push_back((self.now + self.model.latency, first.id, first.since));
                 queue.pop_front();

@@ -12,7 +12,10 @@ use super::{
     keys,
     way::{Ended, Moving, Numbered, Purpose, Way},
 };
-use crate::policy::{HostMemory, Loads, Tier};
+use crate::{
+    lane::LaneModel,
+    policy::{HostMemory, Loads, Tier},
+};
 
 /// Blocks on their way to the tier.
 #[derive(Debug)]
@@ -66,6 +69,19 @@ pub(super) struct Below {
     layers: u32,
 }
 
+/// Which part of what it wants each of two has of a link.
+fn shares(wanted: [f64; 2], link: f64) -> [f64; 2] {
+    let [one, other] = wanted;
+    if one + other <= link {
+        return [1.0; 2];
+    }
+    let of = |wanted: f64, other: f64| {
+        let has = (link - other.min(link / 2.0)).min(wanted);
+        if wanted > 0.0 { has / wanted } else { 1.0 }
+    };
+    [of(one, other), of(other, one)]
+}
+
 impl Below {
     pub(super) fn new(setup: &Setup, tier: Tier, host: Option<&HostMemory>) -> Self {
         let unit_layer_bytes = setup.model.token_layer_bytes() * u64::from(tier.unit_tokens);
@@ -101,6 +117,22 @@ impl Below {
         let Some(host) = &mut self.host else { return self.way.pump(now, None) };
         self.way.pump(now, Some(&mut host.memory));
         host.link.pump(now, None);
+        self.share_link();
+    }
+
+    /// Loads from the drives and copies from host memory cross the same link of the GPU, stores
+    /// both in the other direction: each has what it wants, or half of what there is and what the
+    /// other leaves.
+    fn share_link(&mut self) {
+        let Some(host) = &mut self.host else { return };
+        let LaneModel { read, write, .. } = host.lane;
+        let directions = [(Direction::Read, read), (Direction::Write, write)];
+        let [reads, writes] = directions.map(|(direction, link)| {
+            let wanted = [self.way.wanted(direction), host.link.wanted(direction)];
+            shares(wanted, link)
+        });
+        self.way.limit([reads[0], writes[0]]);
+        host.link.limit([reads[1], writes[1]]);
     }
 
     /// How many leading units are in one of the tiers: in the drives alone, and together.

@@ -62,6 +62,8 @@ struct Filling {
 pub(super) struct Host {
     pub(super) memory: Memory,
     pub(super) link: Way,
+    /// What the link can do.
+    pub(super) lane: LaneModel,
     filling: Numbered<Filling>,
     pace: Pace,
 }
@@ -84,7 +86,7 @@ impl Host {
             batches: BTreeMap::new(),
         };
         let link = Way::new(host.lane, host.schedule, unit_layer_bytes, 1);
-        Self { memory, link, filling: Numbered::new(), pace: Pace::default() }
+        Self { memory, link, lane: host.lane, filling: Numbered::new(), pace: Pace::default() }
     }
 
     /// How many of `units` are there, from the first on.

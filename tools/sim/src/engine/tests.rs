@@ -1,4 +1,6 @@
-use super::*;
+use kv_schedule::Kind;
+
+use super::{way::Purpose, *};
 use crate::{
     gpu::{H100, LLAMA_3_8B},
     workload::Documents,
@@ -119,6 +121,48 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     policy.host.as_mut().unwrap().capacity = 64 << 30;
     let all = Run::serve(&SETUP, &policy, &requests);
     assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
+}
+
+/// When the last operation ends of so many units from the drives and from host memory.
+fn moved(drives: f64, kind: Kind, units: [u64; 2]) -> f64 {
+    let mut tier = Policy::WITH_HOST.tier.unwrap();
+    (tier.lane.read, tier.lane.write) = (drives, drives);
+    let mut below = Below::new(&SETUP, tier, Policy::WITH_HOST.host.as_ref());
+    let host = below.host.as_mut().unwrap();
+    for (way, units) in [&mut below.way, &mut host.link].into_iter().zip(units) {
+        for _ in 0..10 {
+            assert!(way.add(Purpose::Whole, kind, 0, (units, 1), Duration::ZERO));
+        }
+    }
+    below.pump(Duration::ZERO);
+    let mut last = Duration::ZERO;
+    while let Some(now) = below.next_event() {
+        last = now;
+        below.way.ended(now, None);
+        below.host.as_mut().unwrap().link.ended(now, None);
+        below.pump(now);
+    }
+    last.as_secs_f64()
+}
+
+#[test]
+fn drives_and_copies_from_host_memory_share_the_link_of_the_gpu() {
+    // Ten times 1,024 units of 256 KiB.
+    let bytes = 10.0 * 1024.0 * 64.0 * SETUP.model.token_layer_bytes() as f64;
+    for kind in [Kind::Soon, Kind::Write] {
+        for (drives, units, wanted) in [
+            // The link has 50 GB/s, and the drives what is said.
+            (10e9, [1024, 1024], bytes / 10e9),
+            (40e9, [1024, 1024], 2.0 * bytes / 50e9),
+            (40e9, [1024, 0], bytes / 40e9),
+            (40e9, [0, 1024], bytes / 50e9),
+            // 25 GB/s each, until the drives have ended; the copies go on with 50.
+            (50e9, [512, 1024], 1.5 * bytes / 50e9),
+        ] {
+            let took = moved(drives, kind, units);
+            assert!((took / wanted - 1.0).abs() < 0.02, "{kind:?} {units:?}: {took}, {wanted}");
+        }
+    }
 }
 
 #[test]

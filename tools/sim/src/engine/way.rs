@@ -185,6 +185,18 @@ impl Way {
         }
     }
 
+    /// Bytes a second that it would move between the GPU and what is behind it. What is read ahead
+    /// goes to host memory.
+    pub(super) fn wanted(&self, direction: Direction) -> f64 {
+        let found = self.lane.wanted(direction).filter(|(id, _)| !Lookahead::<()>::owns(*id));
+        found.map_or(0.0, |(_, wanted)| wanted)
+    }
+
+    /// Which parts of that it has, reads and writes.
+    pub(super) fn limit(&mut self, share: [f64; 2]) {
+        self.lane.limit(share);
+    }
+
     /// What has ended until `now`.
     pub(super) fn ended(&mut self, now: Duration, mut memory: Option<&mut Memory>) -> Vec<Ended> {
         self.wake = self.wake.filter(|wake| *wake > now);
