@@ -215,8 +215,8 @@ impl Store {
         self.handle.bump_epoch().or_raise()
     }
 
-    /// Makes everything permanent that was evicted, pinned, removed or cleared so far. Commits are
-    /// permanent when they return.
+    /// Makes everything permanent that was evicted, pinned, removed or cleared so far, and with
+    /// write-back what was committed. Without, commits are permanent when they return.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.handle.sync_journal()).or_raise()
     }
@@ -318,6 +318,7 @@ impl Request {
     }
 
     /// Makes what was stored permanent and visible. Returns how many leading keys lookups now find.
+    /// With write-back it may be permanent only after the next sync.
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| {
             let request = unpoisoned(self.request.write()).take().ok_or_else(closed)?;

@@ -458,8 +458,9 @@ ripieno_status ripieno_set_quota(const ripieno_store *store, uint32_t blocks);
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
 
-// Makes permanent what was evicted, pinned, removed, cleared or registered so far. What was
-// committed is permanent when ripieno_commit returns.
+// Makes permanent what was evicted, pinned, removed, cleared or registered so far, and with
+// RIPIENO_DRAM_WRITE_BACK what was committed. Without, that is permanent when ripieno_commit
+// returns.
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_sync(const ripieno_store *store);
@@ -532,6 +533,7 @@ ripieno_status ripieno_layer_wait(const ripieno_request *request, uint32_t layer
 ripieno_status ripieno_layer_poll(const ripieno_request *request, uint32_t layer, bool *done);
 
 // Makes what a request stored permanent, and visible to lookups. Waits for its layers in flight.
+// With RIPIENO_DRAM_WRITE_BACK it may be permanent only after the next ripieno_sync.
 // When it returns RIPIENO_STATUS_OK, the blocks are found again after a crash or a loss of power.
 // Otherwise nothing of the request is visible.
 //

@@ -252,8 +252,9 @@ pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) ->
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_weight(weight)?))
 }
 
-/// Makes permanent what was evicted, pinned, removed, cleared or registered so far. What was
-/// committed is permanent when ripieno_commit returns.
+/// Makes permanent what was evicted, pinned, removed, cleared or registered so far, and with
+/// RIPIENO_DRAM_WRITE_BACK what was committed. Without, that is permanent when ripieno_commit
+/// returns.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]

@@ -150,6 +150,7 @@ pub unsafe extern "C" fn ripieno_layer_poll(
 }
 
 /// Makes what a request stored permanent, and visible to lookups. Waits for its layers in flight.
+/// With RIPIENO_DRAM_WRITE_BACK it may be permanent only after the next ripieno_sync.
 /// When it returns RIPIENO_STATUS_OK, the blocks are found again after a crash or a loss of power.
 /// Otherwise nothing of the request is visible.
 ///
