@@ -322,9 +322,11 @@ impl Scheduler {
 
     /// When devices that are idle have been so for long enough for a prefetch.
     fn next_look(&self, now: Duration) -> Option<Duration> {
-        let is_idle = self.in_flight.is_empty() && !self.prefetches.is_empty();
+        if !self.in_flight.is_empty() || self.prefetches.is_empty() {
+            return None;
+        }
         let time = self.utilisation.falls_to(self.config.high_water);
-        (is_idle && time > now).then_some(time)
+        (time > now).then_some(time)
     }
 
     /// Whether the most urgent read starts; if not, when it does at the latest.
