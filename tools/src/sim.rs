@@ -44,13 +44,7 @@ pub(crate) struct SimFlags {
     drives: u32,
 
     #[command(flatten)]
-    workload: WorkloadFlags,
-
-    #[command(flatten)]
-    machine: MachineFlags,
-
-    #[command(flatten)]
-    report: ReportFlags,
+    serving: ServingFlags,
 }
 
 /// What else is simulated.
@@ -68,6 +62,19 @@ Examples:
 
 All combinations of host memory and drives are simulated, and none of either. The recommended one is
 the cheapest by tokens that keeps --ttft-p99; without it, the cheapest of all.";
+
+/// What is served, on what, and how it is reported.
+#[derive(Debug, Args)]
+pub(crate) struct ServingFlags {
+    #[command(flatten)]
+    workload: WorkloadFlags,
+
+    #[command(flatten)]
+    machine: MachineFlags,
+
+    #[command(flatten)]
+    report: ReportFlags,
+}
 
 /// Flags of the report.
 #[derive(Debug, Args)]
@@ -101,8 +108,8 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         terminal::print(list())?;
         return Ok(0);
     }
-    let (machine, prices) =
-        (flags.machine.machine(flags.dram, flags.drives)?, flags.machine.prices());
+    let of = &flags.serving.machine;
+    let (machine, prices) = (of.machine(flags.dram, flags.drives)?, of.prices());
     let tasks = tasks(flags, &machine)?;
     let runs = |task: &Task| match task {
         Task::Scenario(_) => 1,
@@ -127,7 +134,7 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         });
     }
     progress.finish();
-    report(&outcomes, &flags.report)?;
+    report(&outcomes, &flags.serving.report)?;
     Ok(0)
 }
 
@@ -145,7 +152,7 @@ fn tasks(flags: &SimFlags, machine: &Machine) -> Result<Vec<Task>, Problem> {
     }
     let task = |name: &String| match Scenario::named(name) {
         Some(scenario) => Ok(Task::Scenario(scenario)),
-        None => Ok(Task::Compare(name.clone(), read(name, &flags.workload, machine)?)),
+        None => Ok(Task::Compare(name.clone(), read(name, &flags.serving.workload, machine)?)),
     };
     flags.names.iter().map(task).collect()
 }

@@ -87,6 +87,12 @@ fn bad_input_is_named() {
     refused(&["plan", "tutti-99"], "tutti-99: no such scenario, workload or file");
     refused(&[path, "--kv-memory", "300MiB"], "request 1: 4096 tokens of prompt and 20 of output");
     refused(&["plan", path, "--model", "llama-3-70b"], "its weights leave no room");
+    for (flag, wanted) in [("--model", "llama-3-8b, llama-3-70b"), ("--gpu", "H100")] {
+        let error = String::from_utf8(sim(&[path, flag, "what"]).stderr).unwrap();
+        assert!(error.contains(&format!("[possible values: {wanted}")), "{error}");
+    }
+    let shown = String::from_utf8(sim(&[path, "--gpu", "h200", "--dram", "8GiB"]).stdout).unwrap();
+    assert!(shown.contains(" 8 GiB of host memory") && shown.contains("H200"), "{shown}");
     let mut text = fs::read_to_string(path).unwrap();
     text.insert_str(text.find('\n').unwrap() + 1, "{\"timestamp\": 1}\n");
     fs::write(path, text).unwrap();

@@ -6,7 +6,7 @@ use crate::{
     engine::{Report, Request, Run, Second},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
-    page::number,
+    page::{number, size},
     policy::{Medium, Policy},
     summary::{Prices, Summary, percentile},
 };
@@ -134,14 +134,14 @@ pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> [String; 3] {
     let read = |policy| machine.policy(policy).tier.map_or_else(String::new, |it| gb(it.lane.read));
     [
         format!(
-            "{} drives of {:.1} TB: {} GB/s of reads directly, {} with GDS, {} through the CPU; \
-             {:.0} GB of host memory: {} GB/s (Tutti, figure 9 and section 2.2)",
+            "{} drives of {}: {} GB/s of reads directly, {} with GDS, {} through the CPU; \
+             {} of host memory: {} GB/s (Tutti, figure 9 and section 2.2)",
             machine.drives,
-            machine.drive_bytes as f64 / 1e12,
+            size(machine.drive_bytes),
             read(Policy::OURS),
             read(Policy::GDS),
             read(Policy::SSD),
-            machine.dram_bytes as f64 / 1e9,
+            size(machine.dram_bytes),
             read(Policy::DRAM)
         ),
         format!(

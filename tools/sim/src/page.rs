@@ -91,6 +91,16 @@ pub(crate) fn number(number: f64) -> String {
     format!("{number:.digits$}")
 }
 
+/// Bytes in the unit in which they are a whole number, as they were asked for; or gigabytes.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] =
+        [("TiB", 1 << 40), ("GiB", 1 << 30), ("TB", 1_000_000_000_000), ("GB", 1_000_000_000)];
+    match UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
+        Some((name, unit)) => format!("{} {name}", bytes / unit),
+        None => format!("{} GB", number(bytes as f64 / 1e9)),
+    }
+}
+
 fn table(page: &mut String, table: &Table) {
     let _ = write!(page, "<table><caption>{}</caption><tr>", text(&table.title));
     for column in &table.columns {

@@ -4,7 +4,7 @@ use crate::{
     engine::{Request, Run},
     machine::Machine,
     outcome::{Line, Outcome, Plot, Table},
-    page::number,
+    page::{number, size},
     policy::Policy,
     summary::{Prices, Summary},
 };
@@ -84,7 +84,7 @@ impl Choice {
 }
 
 fn name(dram: u64, drives: u32) -> String {
-    let memory = format!("{:.0} GB of host memory", dram as f64 / 1e9);
+    let memory = format!("{} of host memory", size(dram));
     let plural = if drives == 1 { "drive" } else { "drives" };
     match (dram, drives) {
         (0, 0) => "the GPU's memory alone".to_owned(),
@@ -204,6 +204,8 @@ fn advice(found: &[Choice], ttft_p99: Option<f64>, requests: &[Request]) -> Vec<
     notes
 }
 
+const GIB: f64 = (1_u64 << 30) as f64;
+
 /// Cost and TTFT by host memory, a line for each number of drives.
 fn plots(choices: &Choices, found: &[Choice]) -> Vec<Plot> {
     if choices.dram.is_empty() {
@@ -212,13 +214,13 @@ fn plots(choices: &Choices, found: &[Choice]) -> Vec<Plot> {
     let plot = |title: &str, y: &str, of: fn(&Choice) -> f64| {
         let line = |drives: u32| {
             let those = found.iter().filter(|it| it.drives == drives);
-            let mut points: Vec<_> = those.map(|it| (it.dram as f64 / 1e9, of(it))).collect();
+            let mut points: Vec<_> = those.map(|it| (it.dram as f64 / GIB, of(it))).collect();
             points.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
             Line { name: format!("{drives} drives"), points }
         };
         Plot {
             title: title.to_owned(),
-            x: "host memory, GB".to_owned(),
+            x: "host memory, GiB".to_owned(),
             y: y.to_owned(),
             lines: [0].into_iter().chain(choices.drives.iter().copied()).map(line).collect(),
         }

@@ -1,6 +1,7 @@
 //! What it is served on.
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ripieno_sim::{Gpu, H100, LLAMA_3_8B, Machine, Model, Prices, Request};
 
 use super::workload::above_zero;
@@ -10,13 +11,14 @@ use crate::size::{self, Size};
 /// Flags of the machine, and prices.
 #[derive(Debug, Args)]
 pub(crate) struct MachineFlags {
-    /// The model: llama-3-8b, llama-3-70b or glm-4-9b-chat-1m
-    #[arg(long, value_name = "NAME", default_value = LLAMA_3_8B.name, value_parser = model,
+    /// The model
+    #[arg(long, value_name = "NAME", default_value = LLAMA_3_8B.name, value_parser = model(),
         help_heading = "Machine")]
     model: Model,
 
-    /// The GPU: H100, H200 or A100
-    #[arg(long, value_name = "NAME", default_value = H100.name, value_parser = gpu,
+    /// The GPU
+    #[arg(long, value_name = "NAME", default_value = H100.name, value_parser = gpu(),
+        ignore_case = true,
         help_heading = "Machine")]
     gpu: Gpu,
 
@@ -50,14 +52,19 @@ pub(crate) struct MachineFlags {
     drive_price: f64,
 }
 
-fn model(name: &str) -> Result<Model, String> {
-    let found = Model::ALL.iter().find(|model| model.name == name);
-    found.copied().ok_or_else(|| "no such model".to_owned())
+fn model() -> impl TypedValueParser<Value = Model> {
+    let names = Model::ALL.iter().map(|model| model.name);
+    PossibleValuesParser::new(names).map(|name| {
+        let mut all = Model::ALL.iter();
+        *all.find(|model| model.name == name).expect("a name of the list")
+    })
 }
 
-fn gpu(name: &str) -> Result<Gpu, String> {
-    let found = Gpu::ALL.iter().find(|gpu| gpu.name.eq_ignore_ascii_case(name));
-    found.copied().ok_or_else(|| "no such GPU".to_owned())
+fn gpu() -> impl TypedValueParser<Value = Gpu> {
+    PossibleValuesParser::new(Gpu::ALL.iter().map(|gpu| gpu.name)).map(|name| {
+        let mut all = Gpu::ALL.iter();
+        *all.find(|gpu| gpu.name.eq_ignore_ascii_case(&name)).expect("a name of the list")
+    })
 }
 
 impl MachineFlags {

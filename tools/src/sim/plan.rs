@@ -3,9 +3,8 @@
 use clap::Args;
 use ripieno_sim::{Choices, Outcome, plan};
 
-use super::machine::MachineFlags;
-use super::workload::{WorkloadFlags, above_zero};
-use super::{ReportFlags, named, read, report};
+use super::workload::above_zero;
+use super::{ServingFlags, named, read, report};
 use crate::progress::Progress;
 use crate::size;
 
@@ -31,13 +30,7 @@ pub(crate) struct PlanFlags {
     ttft_p99: Option<f64>,
 
     #[command(flatten)]
-    workload: WorkloadFlags,
-
-    #[command(flatten)]
-    machine: MachineFlags,
-
-    #[command(flatten)]
-    report: ReportFlags,
+    serving: ServingFlags,
 }
 
 /// Simulates all combinations, and recommends one.
@@ -45,8 +38,9 @@ pub(crate) struct PlanFlags {
 /// # Errors
 /// As [`super::run`].
 pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
-    let machine = flags.machine.machine(0, 0)?;
-    let workload = read(&flags.name, &flags.workload, &machine)?;
+    let serving = &flags.serving;
+    let machine = serving.machine.machine(0, 0)?;
+    let workload = read(&flags.name, &serving.workload, &machine)?;
     let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone() };
     choices.dram.retain(|bytes| *bytes > 0);
     choices.dram.sort_unstable();
@@ -59,10 +53,10 @@ pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
         progress.simulates(done, name);
         done += 1;
     };
-    let prices = flags.machine.prices();
+    let prices = serving.machine.prices();
     let found = plan(&machine, &prices, &choices, flags.ttft_p99, &workload.requests, next);
     progress.finish();
     let title = "which tiers to buy".to_owned();
-    report(&[named(Outcome { title, ..found }, &flags.name, &workload)], &flags.report)?;
+    report(&[named(Outcome { title, ..found }, &flags.name, &workload)], &serving.report)?;
     Ok(0)
 }
