@@ -1,5 +1,6 @@
 //! What requests that run soon need is read ahead, when that is in nobody's way.
 
+mod schedule;
 mod stack;
 
 use std::time::Duration;
@@ -9,7 +10,8 @@ use nvme_driver::{Clock as _, Nanos};
 use objstore::{BlockKey, PacedStore};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use ripieno_testkit::seeds;
-use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, looking_ahead, on};
+use schedule::looking_ahead;
+use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 
 const MS: Duration = Duration::from_millis(1);
 

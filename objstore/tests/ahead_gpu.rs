@@ -2,6 +2,7 @@
 
 mod gpu;
 mod rig;
+mod schedule;
 mod stack;
 
 use std::time::Duration;
@@ -10,7 +11,8 @@ use kv_tier::{RequestId, When};
 use nvme_driver::{Clock as _, Nanos};
 use objstore::{Order, PacedStore, Path};
 use rig::Rig;
-use stack::{Plan, READ, READ_ERROR, blocks, keys, looking_ahead, on};
+use schedule::looking_ahead;
+use stack::{Plan, READ, READ_ERROR, blocks, keys, on};
 
 const MS: Duration = Duration::from_millis(1);
 const REQUEST: RequestId = RequestId(7);

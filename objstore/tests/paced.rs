@@ -1,5 +1,6 @@
 //! Layers that move when a scheduler says so.
 
+mod schedule;
 mod stack;
 
 use std::time::Duration;
@@ -12,7 +13,7 @@ use stack::{Plan, READ, READ_ERROR, Stack, blocks, keys, on};
 const FLOW: Flow = Flow { tenant: 0, request: 1 };
 
 fn paced(stack: &Stack, config: Config) -> PacedStore {
-    PacedStore::new(stack.store.clone(), stack::scheduler(config))
+    PacedStore::new(stack.store.clone(), schedule::scheduler(config))
 }
 
 fn now(stack: &Stack) -> Duration {

@@ -2,20 +2,18 @@
 //! ring, and the I/O kernel inline. What happens follows from the seed.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use gio_kernels::InlineExecutor;
 use gio_uring::IoExecutor;
-use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
-use kv_tier::LookaheadConfig;
 use nvme_driver::{ControllerOptions, Nanos};
 use nvme_emu::{
     Emu, EmuConfig, EmuDomain, FaultAction, FaultRule, FaultWhen, MemoryMedia, NamespaceConfig,
     SimClock, SimMedia, SimOptions,
 };
 use objstore::{
-    BlockId, BlockKey, ExecutorFactory, Format, KvShape, Layer, Namespace, PacedStore, PolicyKind,
-    Prefix, Store, StoreConfig, StoreDevice, StoreError, StoreOptions, Writing,
+    BlockId, BlockKey, ExecutorFactory, Format, KvShape, Layer, Namespace, PolicyKind, Prefix,
+    Store, StoreConfig, StoreDevice, StoreError, StoreOptions, Writing,
 };
 use ripieno_testkit::{Drives, KvMemory, format, memory_drives, set_faults};
 #[allow(unused_imports, reason = "each test file uses its part")]
@@ -231,20 +229,4 @@ pub fn on(opcode: u8, then: FaultAction) -> FaultRule {
         FaultWhen { opcode: Some(opcode), admin: Some(false), ..FaultWhen::default() },
         then,
     )
-}
-
-/// Of devices that take 80 us and a nanosecond a byte for a batch.
-pub fn scheduler(config: Config) -> Scheduler {
-    let curve = || Curve::line(Duration::from_micros(80), 1e9).unwrap();
-    let [model, gpu, engine] = ["test"; 3].map(str::to_owned);
-    let setting = Setting { model, gpu, engine, drives: Vec::new() };
-    let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
-    Scheduler::new(config, SlackTable::new(setting, costs))
-}
-
-/// Reads ahead in batches of three blocks.
-pub fn looking_ahead(store: &Store) -> PacedStore {
-    let [layers, link] = [(); 2].map(|()| scheduler(Config::default()));
-    PacedStore::new(store.clone(), layers)
-        .with_lookahead(link, LookaheadConfig { batch_blocks: 3, ..Default::default() })
 }
