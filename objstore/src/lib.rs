@@ -232,8 +232,7 @@
 //! - Cancelling: an operation in flight ends by itself, or with a recovery of all controllers.
 //! - Telling a stream that a layer failed.
 //! - Streams and a scheduler together: layers of a [`PacedStore`] have no [`Order`].
-//! - Write-back where the catalog is a [`DurableCatalog`], without checksums, and as an operation
-//!   of a [`PacedStore`]'s scheduler: what is written later goes when nothing else is in flight.
+//! - Write-back where the catalog is a [`DurableCatalog`], and without checksums.
 //! - Where the catalog is a [`DurableCatalog`], forgetting blocks of files that were evicted: they
 //!   stay in host memory until others need it.
 //! - Telling drives of less than a whole group that holds nothing; and, where the catalog is a

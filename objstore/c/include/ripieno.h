@@ -309,6 +309,12 @@ typedef struct {
     uint64_t dram_prefetched_bytes;
     // Of these, bytes that nobody retrieved before they went.
     uint64_t dram_wasted_bytes;
+    // Blocks that no device has yet (RIPIENO_DRAM_WRITE_BACK).
+    uint64_t dram_dirty;
+    // Bytes that were written to the devices from there.
+    uint64_t dram_written_back_bytes;
+    // Bytes that were dropped before any device got them.
+    uint64_t dram_spared_bytes;
 } ripieno_stats;
 
 #ifdef __cplusplus

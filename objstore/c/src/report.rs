@@ -90,6 +90,12 @@ pub struct Stats {
     pub dram_prefetched_bytes: u64,
     /// Of these, bytes that nobody retrieved before they went.
     pub dram_wasted_bytes: u64,
+    /// Blocks that no device has yet (RIPIENO_DRAM_WRITE_BACK).
+    pub dram_dirty: u64,
+    /// Bytes that were written to the devices from there.
+    pub dram_written_back_bytes: u64,
+    /// Bytes that were dropped before any device got them.
+    pub dram_spared_bytes: u64,
 }
 
 /// Fills a caller's struct as far as the caller knows it.
@@ -181,6 +187,9 @@ pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stat
             dram_evictions: found.dram.evictions,
             dram_prefetched_bytes: found.dram.prefetched_bytes,
             dram_wasted_bytes: found.dram.wasted_bytes,
+            dram_dirty: found.dram.dirty.into(),
+            dram_written_back_bytes: found.dram.written_back_bytes,
+            dram_spared_bytes: found.dram.spared_bytes,
         };
         // SAFETY: as the header says.
         unsafe { write(stats, "stats", value) }

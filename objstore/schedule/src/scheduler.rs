@@ -159,6 +159,12 @@ impl Scheduler {
         }
     }
 
+    /// Its numbers.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// What it goes by, and what was learned.
     #[must_use]
     pub fn table(&self) -> &SlackTable {

@@ -59,7 +59,9 @@ impl Inner {
         }
         let tended = self.with_plane(Plane::wants_writing).and_then(|may_start| {
             if may_start {
-                self.start_behind(&mut commits)?;
+                // What is written in parts is in nobody's way for longer than a part takes.
+                let is_whole = commits.part_bytes == u64::MAX;
+                self.start_behind(&mut commits, if is_whole { usize::MAX } else { 1 })?;
             }
             self.end_behind(&mut commits)
         });
@@ -75,7 +77,7 @@ impl Inner {
         let mut result = Ok(());
         let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
         while !commits.behind.is_empty() {
-            let started = self.start_behind(commits);
+            let started = self.start_behind(commits, usize::MAX);
             if let Some(ticket) = commits.behind.iter().find_map(|one| one.ticket.as_ref()) {
                 // What became of it is in the job.
                 let _ = self.wait_for(ticket);
@@ -93,11 +95,12 @@ impl Inner {
         result
     }
 
-    /// Starts writing what can be started.
-    fn start_behind(&self, commits: &mut Commits) -> Result<(), StoreError> {
+    /// Starts writing of up to `writings` what can be started.
+    fn start_behind(&self, commits: &mut Commits, writings: usize) -> Result<(), StoreError> {
         let (mut left, mut result) = (Vec::new(), Ok(()));
+        let mut started = 0;
         for mut one in std::mem::take(&mut commits.behind) {
-            if one.ticket.is_none() {
+            if one.ticket.is_none() && started < writings {
                 if planted(PlantedBug::RecordBeforeWriteBack) {
                     lock(&self.ready).push(Ready::behind(one, 0));
                     continue;
@@ -105,10 +108,13 @@ impl Inner {
                 // What was dropped meanwhile need not be written.
                 let begun = self.with_plane(|plane| {
                     let wanted = |file| self.keys().catalog.is_stored(file);
-                    plane.write_behind(one.job, wanted)
+                    plane.write_behind(one.job, commits.part_bytes, wanted)
                 });
                 match begun {
-                    Ok(Some(ticket)) => one.ticket = Some(ticket),
+                    Ok(Some(ticket)) => {
+                        one.ticket = Some(ticket);
+                        started += 1;
+                    }
                     Err(StoreError::Busy { .. }) => {}
                     ended => {
                         self.give_up(one.job, one.write);
@@ -135,7 +141,13 @@ impl Inner {
             };
             match self.with_plane(over) {
                 Ok(None) => left.push(one),
-                Ok(Some(recoveries)) => lock(&self.ready).push(Ready::behind(one, recoveries)),
+                Ok(Some(None)) => {
+                    one.ticket = None;
+                    left.push(one);
+                }
+                Ok(Some(Some(recoveries))) => {
+                    lock(&self.ready).push(Ready::behind(one, recoveries))
+                }
                 Err(error) if self.again(&mut one) => {
                     tracing::warn!(%error, "what is in host memory is written again");
                     left.push(one);

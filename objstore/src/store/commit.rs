@@ -59,11 +59,19 @@ pub(super) struct Commits {
     results: HashMap<JobId, Result<(), Refused>>,
     /// What was published, and is being made permanent.
     pub(super) behind: Vec<Published>,
+    /// Bytes of one of these that are written at a time, or a block.
+    pub(super) part_bytes: u64,
 }
 
 impl Commits {
     pub(super) fn new(journal: JournalWriter, volatile: Vec<BlockDevice>) -> Self {
-        Self { journal, volatile, results: HashMap::new(), behind: Vec::new() }
+        Self {
+            journal,
+            volatile,
+            results: HashMap::new(),
+            behind: Vec::new(),
+            part_bytes: u64::MAX,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     Store,
     ahead::Ahead,
     handles::{Transfer, Writing},
+    lock,
 };
 use crate::{
     error::StoreError,
@@ -51,6 +52,8 @@ impl PacedStore {
     /// Lets `scheduler` decide, which has nothing to do yet.
     #[must_use]
     pub fn new(store: Store, scheduler: Scheduler) -> Self {
+        let depth = scheduler.config().write_depth_bytes;
+        lock(&store.inner.commits).part_bytes = depth;
         let (waiting, in_flight, ended) = Default::default();
         Self { store, scheduler, waiting, in_flight, ended, last: 0, ahead: None }
     }
@@ -202,8 +205,15 @@ impl PacedStore {
     ) -> Result<OpId, StoreError> {
         self.store.own(&writing.handle, "writing")?;
         let op = self.op(writing.written, flow, Kind::Write);
-        self.scheduler.add(op, now)?;
-        self.waiting.insert(op.id, (writing.handle.job, layer));
+        let job = writing.handle.job;
+        let is_kept = self.store.inner.with_plane(|plane| Ok(plane.is_kept(job)))?;
+        if !is_kept {
+            self.scheduler.add(op, now)?;
+        }
+        self.waiting.insert(op.id, (job, layer));
+        if is_kept {
+            self.start(op.id, now);
+        }
         Ok(op.id)
     }
 
@@ -253,6 +263,8 @@ impl PacedStore {
         loop {
             match (self.scheduler.next(now), &mut self.ahead) {
                 (Decision::Wait(until), _) => {
+                    // What is read goes first.
+                    self.store.inner.tend();
                     return Ok((progress, until.into_iter().chain(again).min()));
                 }
                 (Decision::Start(id), Some(ahead)) if ahead.owns(id) => {

@@ -29,6 +29,9 @@ struct Dirty {
     /// Their checksums, `[block][row]`.
     words: Vec<u32>,
     placement: Option<u16>,
+    /// Leading blocks that were written, and how often devices had been recovered before.
+    written: usize,
+    recoveries: Option<u64>,
 }
 
 /// What no device has yet.
@@ -100,7 +103,8 @@ impl Plane {
             memory.tier.hold(*at);
             memory.tier.filled(*at, true);
         }
-        let dirty = Dirty { blocks, words: words.to_vec(), placement: job.placement };
+        let (words, placement) = (words.to_vec(), job.placement);
+        let dirty = Dirty { blocks, words, placement, written: 0, recoveries: None };
         memory.behind.jobs.insert(id, dirty);
         true
     }
@@ -117,8 +121,14 @@ impl Plane {
         Ok(self.ops.is_empty() || is_full)
     }
 
-    /// Starts writing what the job `id` has left here, but for files that nobody wants any more;
-    /// `None` if there is nothing else.
+    /// Whether a job's layers are copied here, and written later.
+    pub(crate) fn is_kept(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.is_kept)
+    }
+
+    /// Starts writing the next blocks of what the job `id` has left here, of up to `bytes_max` or
+    /// one, but for files that nobody wants any more; `None` if there is nothing else. After all
+    /// of them it begins anew.
     ///
     /// # Errors
     /// [`StoreError::NoSuchJob`], [`StoreError::ReadOnly`], [`StoreError::Busy`],
@@ -126,6 +136,7 @@ impl Plane {
     pub(crate) fn write_behind(
         &mut self,
         id: JobId,
+        bytes_max: u64,
         is_wanted: impl Fn(FileId) -> bool,
     ) -> Result<Option<Ticket>, StoreError> {
         self.sync()?;
@@ -134,9 +145,12 @@ impl Plane {
         let missing = StoreError::NoSuchJob { job: id };
         let Some(HostMemory { behind, tier, .. }) = &mut self.memory else { return Err(missing) };
         let dirty = behind.jobs.get_mut(&id).ok_or(missing)?;
+        if dirty.written == dirty.blocks.len() {
+            (dirty.written, dirty.recoveries) = (0, None);
+        }
         for at in (0..dirty.blocks.len()).rev() {
             let (file, host) = dirty.blocks[at];
-            if !is_wanted(file) {
+            if dirty.written == 0 && !is_wanted(file) {
                 dirty.blocks.remove(at);
                 dirty.words.drain(at * rows..(at + 1) * rows);
                 tier.release(host);
@@ -144,31 +158,45 @@ impl Plane {
                 behind.spared_bytes += bytes;
             }
         }
-        let (blocks, placement) = (dirty.blocks.clone(), dirty.placement);
+        let count = usize::try_from(bytes_max / bytes).unwrap_or(usize::MAX).max(1);
+        let rest = dirty.blocks[dirty.written..].iter();
+        let blocks: Vec<_> = rest.take(count).copied().collect();
+        let placement = dirty.placement;
         if blocks.is_empty() {
             return Ok(None);
         }
         self.move_blocks(Direction::Write, &blocks, &[], placement).map(Some)
     }
 
-    /// Ends what was written. Says how often the devices had been recovered when it began
-    /// ([`crate::JobDone::recoveries`]).
+    /// Ends what was written; if that was the last of it, says how often the devices had been
+    /// recovered when the first began ([`crate::JobDone::recoveries`]). After an error all of it
+    /// has to be written.
     ///
     /// # Errors
     /// [`StoreError::Transfer`] when it is not on the devices, or other bytes than were stored;
     /// [`StoreError::Failed`].
-    pub(crate) fn end_behind(&mut self, id: JobId, ticket: &Ticket) -> Result<u64, StoreError> {
+    pub(crate) fn end_behind(
+        &mut self,
+        id: JobId,
+        ticket: &Ticket,
+    ) -> Result<Option<u64>, StoreError> {
         let done = self.end(ticket.job)?;
+        let rows = self.shape.rows() as usize;
+        let dirty = self.memory.as_mut().and_then(|memory| memory.behind.jobs.get_mut(&id));
+        let dirty = dirty.ok_or(StoreError::NoSuchJob { job: id })?;
+        let first = std::mem::take(&mut dirty.written);
         if let Some(JobFailure::Transfer(failure)) = done.failure {
+            dirty.recoveries = None;
             return Err(StoreError::Transfer { failure });
         }
-        let dirty = self.memory.as_ref().and_then(|memory| memory.behind.jobs.get(&id));
-        let dirty = dirty.ok_or(StoreError::NoSuchJob { job: id })?;
-        let mut words = done.checksums.iter().zip(&dirty.words);
+        let mut words = done.checksums.iter().zip(&dirty.words[first * rows..]);
         let Some(at) = words.position(|(written, stored)| written != stored) else {
-            return Ok(done.recoveries);
+            dirty.written = first + done.checksums.len() / rows;
+            let recoveries = *dirty.recoveries.get_or_insert(done.recoveries);
+            return Ok((dirty.written == dirty.blocks.len()).then_some(recoveries));
         };
-        let rows = self.shape.rows() as usize;
+        dirty.recoveries = None;
+        let at = first * rows + at;
         let (position, file) = ((at / rows) as u32, dirty.blocks[at / rows].0);
         let layer = Layer((at % rows) as u32 / self.shape.segments);
         let (direction, status) = (Direction::Write, IoStatus::Checksum);
