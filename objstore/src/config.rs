@@ -211,9 +211,9 @@ pub struct StoreOptions {
     /// What is evicted first.
     pub policy: PolicyKind,
     /// Bytes of memory of this process in which blocks that were stored or retrieved are kept
-    /// beside the devices, which have them all the same: what is found there is copied, and not
-    /// read. All of it is taken, and with real devices or a GPU pinned, when the store is opened.
-    /// 0: none.
+    /// beside the devices, which have them all the same ([`DramMode::WriteBack`]: later): what is
+    /// found there is copied, and not read. All of it is taken, and with real devices or a GPU
+    /// pinned, when the store is opened. 0: none.
     ///
     /// [`StoreOptions::dram_mode`] says which blocks. With a GPU, on which the pool has to have an
     /// address, its streams copy, in the order that a layer has: hits to the engine's blocks, and

@@ -328,6 +328,20 @@ fn written_back(blocks: u64) -> Plan {
     plan
 }
 
+/// Who stores goes on with what is behind, also where that leaves no memory for more of it.
+#[test]
+fn what_has_no_room_is_written_through_and_others_are_written_back_meanwhile() {
+    let mut stack = Stack::new(&written_back(16));
+    let dirty = |stack: &Stack| stack.store.stats().unwrap().dram.dirty;
+    assert_eq!((stack.put(&keys(0..8), 0), dirty(&stack)), (8, 8));
+    let writing = stack.begin(&keys(8..16), 0);
+    stack.write_all(&writing).unwrap();
+    assert_eq!(dirty(&stack), 8, "the others are written through");
+    stack.store.commit(writing).unwrap();
+    assert_eq!(dirty(&stack), 0);
+    assert_eq!((stack.put(&keys(16..24), 0), dirty(&stack)), (8, 8));
+}
+
 #[test]
 fn what_is_stored_is_in_memory_before_a_device_has_it() {
     let mut stack = Stack::new(&written_back(16));

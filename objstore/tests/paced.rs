@@ -115,7 +115,8 @@ fn what_is_written_back_is_in_no_reads_way() {
     let before = stored();
     let allocated = stack.store.allocate(&new, &blocks(8, 8)).unwrap();
     for layer in layers(&stack) {
-        store.store_layer(&allocated, layer, FLOW, now(&stack)).unwrap();
+        let id = store.store_layer(&allocated, layer, FLOW, now(&stack)).unwrap();
+        assert_eq!(store.cancel(id), Cancelled::InFlight, "nobody was told that it has ended");
     }
     store.poll(now(&stack)).unwrap();
     let ended = store.ended();

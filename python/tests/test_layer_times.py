@@ -38,6 +38,9 @@ class Event:
     def query(self):
         return self.gpu.reached >= self.at
 
+    def synchronize(self):
+        self.gpu.reached = max(self.gpu.reached, self.at)
+
     def elapsed_time(self, later):
         assert self.query() and later.query(), "it would wait"
         return later.at - self.at
@@ -135,6 +138,24 @@ def test_a_full_disk_stops_nobody(made, gpu, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"ripieno: layer_times: no more lines in {made.path}: [Errno 28] No space left on device"
     ]
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(made, gpu):
+    gpu.reached = 1e9
+    step(made, gpu, [[5, 0]])
+    made.file.write(b'{"requests": [[5,')
+    made.close()
+    times.LayerTimes(made.path, HEADER, gpu.mark).close()
+    *_, cut, header = pathlib.Path(made.path).read_text().splitlines()
+    assert cut == '{"requests": [[5,'
+    assert json.loads(header) == HEADER
+
+
+def test_steps_that_a_gpu_had_not_ended_are_in_the_file_at_the_end(made, gpu):
+    step(made, gpu, [[5, 0]])
+    assert lines(made) == []
+    made.close()
+    assert len(lines(made)) == 1
 
 
 def test_a_model_of_one_layer_is_refused(tmp_path):

@@ -86,11 +86,12 @@ Layer times: a layer of a step with about so many tokens to compute (input) and 
 (prefix), over all its requests, in the median. A table keeps the median of the last nine of each
 shape, and three numbers that fit all of them, for other shapes.
 
-Flags that say what requests are (--trace, --requests, --capacity, --keep, --slack) are refused; the
-others mean what they do for ripieno replay. Larger batches need a larger pool (--pool-blocks). On
-drives, what was just written may be read from their cache.
+Flags that say what requests are (--trace, --requests, --capacity, --keep, --slack, --layers) are
+refused; the others mean what they do for ripieno replay. Larger batches need a larger pool
+(--pool-blocks). On drives, what was just written may be read from their cache.
 
-What --json prints: {\"setting\", \"simulated\", \"read\": [{\"bytes\", \"us\"}], \"write\",
+What --json prints: {\"setting\", \"simulated\", \"object_bytes\",
+\"read\": [{\"bytes\", \"us\"}], \"write\",
 \"mix\": [{\"reads\", \"bytes_s\", \"read_bytes_s\", \"write_bytes_s\"}], \"mixed\",
 \"layers\": {\"steps\", \"ahead\", \"fit\", \"against\", \"against_off\", \"shapes\":
 [{\"is_prefill\", \"input\", \"prefix\", \"steps\", \"layer_us\", \"fit_us\",

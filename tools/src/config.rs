@@ -413,13 +413,13 @@ fn none_of(flags: &[(&str, bool)], why: &str, hint: &str) -> Result<(), Problem>
 }
 
 impl ReplayFlags {
-    /// Checks `--device` together with the flags that only some devices have.
     /// Whether any flag says what to measure.
     pub(crate) fn names_devices(&self) -> bool {
         let is_emu = self.devices.is_some() || self.media.is_some() || self.pace.pace;
         is_emu || !self.device.is_empty()
     }
 
+    /// Checks `--device` together with the flags that only some devices have.
     fn devices(&self) -> Result<Devices, Problem> {
         let drives = devices::drives(&self.device)?;
         if drives.is_empty() {

@@ -53,10 +53,10 @@ pub(crate) struct PaceFlags {
     decode_layer_time: LayerTime,
 
     /// What an engine's layers took, in place of both: a slack table or a file of layer times (see
-    /// `ripieno profile`), of whatever model and GPU. The scheduler does not see it
+    /// `ripieno profile`), of whatever model and GPU. The scheduler does not see it, and learns
     #[arg(long, value_name = "FILE", requires = "pace", help_heading = "Pace",
-        conflicts_with_all = ["layer_time", "decode_layer_time"])]
-    layers: Option<PathBuf>,
+        conflicts_with_all = ["layer_time", "decode_layer_time", "slack"])]
+    pub(crate) layers: Option<PathBuf>,
 
     /// Slack table that the scheduler begins with, from `ripieno profile` or an earlier run; what
     /// is learned is written back. Layer times that it has go before --layer-time

@@ -90,6 +90,8 @@ struct Report {
 struct Batches {
     /// Whether it was measured in virtual time.
     simulated: bool,
+    /// Of the objects that were moved.
+    object_bytes: u32,
     read: Vec<Point>,
     write: Vec<Point>,
     /// By the part of operations that read.
@@ -134,8 +136,9 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
             let costs = costs(&found).context("the measured times make no curve")?;
             let Found { read, write, mix } = found;
             let (simulated, mixed) = (args.pace.is_some(), costs.mixed);
+            let object_bytes = args.shape.kv().object_bytes;
             let table = slack_table(flags.out.as_deref(), setting, costs)?;
-            (table, Some(Batches { simulated, read, write, mix, mixed }))
+            (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed }))
         }
     };
     if let Some(steps) = &steps {
@@ -164,6 +167,7 @@ fn check(flags: &ReplayFlags) -> Result<(), Problem> {
         ("--keep", flags.keep),
         ("--capacity", flags.capacity.is_some()),
         ("--slack", flags.pace.slack.is_some()),
+        ("--layers", flags.pace.layers.is_some()),
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((flag, _)) => Err(Problem::new(
@@ -347,8 +351,10 @@ impl Batches {
             mixes.push(row(&format!("{:.0} %", 100.0 * mix.reads), rate(mix.bytes_s), parts));
         }
         format!(
-            "{}\n\n{}\n\n{}\n\nReads and writes together have {:.2} of the mean of each alone.",
+            "{}, objects of {}\n\n{}\n\n{}\n\nReads and writes together have {:.2} of the mean of \
+             each alone.",
             if self.simulated { ", in virtual time" } else { "" },
+            Size(self.object_bytes.into()),
             table(&rows),
             table(&mixes),
             self.mixed,

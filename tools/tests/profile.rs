@@ -24,7 +24,7 @@ const MEDIUM: &str = "--pace --model mini --medium 8MB,2MB,100us,0.4";
 #[test]
 fn what_is_measured_is_what_the_medium_does() {
     let found = report(&format!("profile {MEDIUM}"));
-    assert_eq!(found["simulated"], true);
+    assert_eq!((&found["simulated"], &found["object_bytes"]), (&true.into(), &1024.into()));
     for (direction, bytes_s) in [("read", 8e6), ("write", 2e6)] {
         let points = found[direction].as_array().unwrap();
         assert!(points.len() > 8, "{points:?}");
@@ -83,7 +83,9 @@ fn devices_are_measured_in_real_time_and_shown_as_tables() {
 
 #[test]
 fn what_only_requests_need_is_refused() {
-    for flag in ["--requests 3", "--trace x", "--capacity 1GiB", "--pace --slack x"] {
+    for flag in
+        ["--requests 3", "--trace x", "--capacity 1GiB", "--pace --slack x", "--pace --layers x"]
+    {
         let output = run(&format!("profile {flag}"));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{flag}: {error}");
@@ -127,6 +129,10 @@ fn layer_times_of_an_engine_go_into_the_table() {
     refused(&format!("profile --against {times}"), "--layer-times");
     refused(&format!("profile --layer-times {times},{other}"), "on h with e 1 follow those of");
     refused(&format!("profile --layer-times {times} --against {other}"), "it is of m tp2 on h");
+    let newer = fs::read_to_string(&times).unwrap().replacen("times\": 1", "times\": 2", 1);
+    fs::write(&out, newer).unwrap();
+    refused(&format!("profile --layer-times {times} --against {out}"), "of version 2");
+    fs::remove_file(&out).unwrap();
     // Devices first, layers later; or both at once.
     let table = || serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap();
     report(&format!("profile {MEDIUM} --out {out}"));

@@ -9,7 +9,7 @@
 //! # Invariants
 //! - No I/O, threads, clock or chance: the same events give the same decisions.
 //! - No more bytes are in flight, or wait to be written, than [`Config`] says; but for one read
-//!   that is larger than that.
+//!   or write that is larger than that, and a second write as [`Config::write_depth_bytes`] says.
 //! - A write starts only if every read that waits is in time nevertheless, by the table.
 //! - What was added ends: it is started, dropped (prefetches) or cancelled.
 //!

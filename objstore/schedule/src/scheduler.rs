@@ -368,7 +368,7 @@ impl Scheduler {
             Duration::ZERO
         };
         if !is_slack_aware {
-            return Ok(());
+            return if second <= now { Ok(()) } else { Err(Some(second)) };
         }
         let mixes = reads + prefetches == 0 || self.table.costs.mixes_well();
         let fits = self.is_draining || op.bytes <= self.budget;

@@ -87,7 +87,8 @@ impl StepShape {
         for (input, prefix) in requests {
             let (input, prefix) = (u64::from(input), u64::from(prefix));
             shape.tokens = shape.tokens.saturating_add(input as u32);
-            shape.attended += input * prefix + input * (input + 1) / 2;
+            let more = input * prefix + input * (input + 1) / 2;
+            shape.attended = shape.attended.saturating_add(more);
             shape.is_prefill |= input > 1;
         }
         shape

@@ -66,22 +66,23 @@ impl Inner {
             self.end_behind(&mut commits)
         });
         if let Err(error) = tended {
-            // What was given up is a miss. What else is wrong, the next call says.
+            // What was given up is a miss, which the next `sync_journal` says.
             tracing::warn!(%error, "writing back what is in host memory");
+            commits.gave_up.get_or_insert(error);
         }
     }
 
     /// Makes all that was published permanent, or gives it up.
     pub(super) fn write_back(&self, commits: &mut Commits) -> Result<(), StoreError> {
         commits.behind.append(&mut lock(&self.published));
-        let mut result = Ok(());
+        let mut result = commits.gave_up.take().map_or(Ok(()), Err);
         let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
         while !commits.behind.is_empty() {
             let started = self.start_behind(commits, usize::MAX);
             if let Some(ticket) = commits.behind.iter().find_map(|one| one.ticket.as_ref()) {
                 // What became of it is in the job.
                 let _ = self.wait_for(ticket);
-                waiter.moved();
+                waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
             } else if started.is_ok() && !commits.behind.is_empty() && !waiter.wait() {
                 // Others have all operations that there are.
                 result = Err(StoreError::Busy { in_flight: commits.behind.len() as u32 });
@@ -95,10 +96,10 @@ impl Inner {
         result
     }
 
-    /// Starts writing of up to `writings` what can be started.
+    /// Starts writing what can be started, so that up to `writings` are being written.
     fn start_behind(&self, commits: &mut Commits, writings: usize) -> Result<(), StoreError> {
         let (mut left, mut result) = (Vec::new(), Ok(()));
-        let mut started = 0;
+        let mut started = commits.behind.iter().filter(|one| one.ticket.is_some()).count();
         for mut one in std::mem::take(&mut commits.behind) {
             if one.ticket.is_none() && started < writings {
                 if planted(PlantedBug::RecordBeforeWriteBack) {
@@ -116,6 +117,8 @@ impl Inner {
                         started += 1;
                     }
                     Err(StoreError::Busy { .. }) => {}
+                    // The memory is that of others, which are being written.
+                    Err(StoreError::Ring(_)) if started > 0 => {}
                     ended => {
                         self.give_up(one.job, one.write);
                         result = result.and(ended.map(|_| ()));

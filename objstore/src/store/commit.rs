@@ -59,6 +59,8 @@ pub(super) struct Commits {
     results: HashMap<JobId, Result<(), Refused>>,
     /// What was published, and is being made permanent.
     pub(super) behind: Vec<Published>,
+    /// Why some of these were given up, unless that was said.
+    pub(super) gave_up: Option<StoreError>,
     /// Bytes of one of these that are written at a time, or a block.
     pub(super) part_bytes: u64,
 }
@@ -70,6 +72,7 @@ impl Commits {
             volatile,
             results: HashMap::new(),
             behind: Vec::new(),
+            gave_up: None,
             part_bytes: u64::MAX,
         }
     }
@@ -148,6 +151,7 @@ impl Inner {
         }
         let result = commits.results.remove(&job);
         drop(commits);
+        self.tend();
         match result {
             Some(Ok(())) => {
                 self.deallocate();

@@ -220,7 +220,13 @@ impl PacedStore {
     /// As [`Scheduler::cancel`]. What is in flight ends by itself.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
         self.waiting.remove(&id);
-        self.scheduler.cancel(id)
+        match self.scheduler.cancel(id) {
+            // With write-back a layer is started without the scheduler.
+            Cancelled::Unknown if self.in_flight.iter().any(|(other, _)| *other == id) => {
+                Cancelled::InFlight
+            }
+            cancelled => cancelled,
+        }
     }
 
     fn op(&mut self, blocks: usize, flow: Flow, kind: Kind) -> Op {

@@ -98,6 +98,7 @@ impl Store {
     /// Files for as many leading keys as possible. Where files only wait for the journal, or for
     /// being written, they are.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
+        self.inner.tend();
         let mut attempts = 0;
         loop {
             {

@@ -21,6 +21,9 @@ Options (kv_connector_extra_config):
 - io_sms: SMs of the GPU that the I/O kernel runs on. 4.
 - route: the way of the data, "direct", "staged" or "host": serving fails to start without it. The
   best that is proven; the log says which, and why not a better one.
+- dram: bytes of host memory of each rank in which blocks are kept beside the drives. 0.
+- dram_mode: which ones, "write-through" (what is stored, loaded or read ahead) or "read-ahead".
+  "write-through".
 - load_async: load between steps (true), or layer by layer in the step that needs the blocks
   (false): a layer is loaded while those before it are computed. false; true with
   kv_load_failure_policy "recompute" on vLLM's second model runner, where it is the only one that
@@ -94,8 +97,9 @@ class RipienoConnector(KVConnectorBase_V1):
         # What the files' layout depends on. All else is in the namespace.
         name = f"tp{self.world}-layers{len(self.rows)}-page{self.rows[0].bytes}"
         name += f"-block{self.block_size}"
-        if parallel.data_parallel_size > 1:
-            name += f"-dp{parallel.data_parallel_rank}"
+        # Engines of a dense model know no others, but for their number.
+        if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0:
+            name += f"-dp{parallel.data_parallel_index}"
         self.path = os.path.join(self.options.path, name)
         # Workers are started before the scheduler; whoever comes first makes it.
         self.ranks = ripieno.prepare(

@@ -75,6 +75,8 @@ class Options:
             hint = f"give one of {', '.join(words)}"
             is_default = getattr(self, name) == getattr(Options, name)
             check(name, is_default or getattr(self, name) in words, hint, self)
+        is_right = self.dram > 0 or self.dram_mode == Options.dram_mode
+        check("dram_mode", is_right, "give dram, too", self)
         is_right = self.layer_times is None or (type(self.layer_times) is str and self.layer_times)
         check("layer_times", is_right, "give the name of a file", self)
         check("save_backlog", self.save_backlog <= 1, "give a share of the blocks, 0 to 1", self)

@@ -40,7 +40,8 @@ def parse(argv=None):
     own.add_argument("--prefixes", type=lengths, default="0,1024,4096,16384", help="tokens before")
     own.add_argument("--decode-batches", type=lengths, default="1,8", help="requests at once")
     own.add_argument("--rounds", type=int, default=5, help="how often each is measured")
-    own.add_argument("--scratch", help="directory for a store that is removed [that of --out]")
+    hint = "directory for a store that is removed (default: that of --out)"
+    own.add_argument("--scratch", default=argparse.SUPPRESS, help=hint)
     EngineArgs.add_cli_args(parser)
     args = parser.parse_args(argv)
     if args.rounds < 1 or min(args.inputs + args.decode_batches) < 1 or min(args.prefixes) < 0:
@@ -83,6 +84,7 @@ def plan(args, config):
             # With no token before it there is nothing to generate from.
             total = max(prefix, 1) + DECODED
             fits = total <= most and requests * (total + cache.block_size) <= room
+            fits &= requests <= config.scheduler_config.max_num_seqs
             yield "generating", requests, prefix, fits
 
 
@@ -118,7 +120,7 @@ def main(argv=None):
     from tqdm import tqdm
 
     args, engine = parse(argv)
-    where = args.scratch or os.path.dirname(os.path.abspath(args.out))
+    where = getattr(args, "scratch", os.path.dirname(os.path.abspath(args.out)))
     with tempfile.TemporaryDirectory(dir=where, prefix="ripieno-profile-") as scratch:
         llm = start(args, engine, scratch)
         points = []
@@ -126,7 +128,8 @@ def main(argv=None):
             if fits:
                 points.append((kind, count, prefix))
             else:
-                text = f"{kind} {count} after {prefix} does not fit into max_model_len or KV cache"
+                limits = "max_model_len, max_num_seqs or KV cache"
+                text = f"{kind} {count} after {prefix} does not fit into {limits}"
                 print(f"left out: {text}", file=sys.stderr)
         if not points:
             raise SystemExit("nothing fits; give smaller --inputs, --prefixes, --decode-batches")

@@ -28,6 +28,9 @@ class Instant:
     def query(self):
         return True
 
+    def synchronize(self):
+        pass
+
     def elapsed_time(self, later):
         """In milliseconds."""
         return (later.at - self.at) * 1e3
@@ -65,7 +68,7 @@ class LayerTimes:
     def __init__(self, path, header, mark=Instant):
         self.path, self.mark, self.layers = path, mark, header["layers"]
         if self.layers < 2:
-            raise ValueError("layer_times: the model has 1 layer; a time is from one to the next")
+            raise ValueError("layer_times: the model has 1 layer, a time needs 2; leave it out")
         self.header = json.dumps(header)
         self.requests, self.seen, self.marks = [], [], []
         """Of this step: what it computes, layers that began, and times."""
@@ -77,7 +80,12 @@ class LayerTimes:
 
     def _open(self):
         """Whoever has it open before, the header says whose lines follow."""
-        self.file = open(self.path, "ab", buffering=0)
+        self.file = open(self.path, "a+b", buffering=0)
+        if size := self.file.seek(0, os.SEEK_END):
+            # A line that was cut off, by a full disk or a crash, is one of its own.
+            self.file.seek(size - 1)
+            if self.file.read(1) != b"\n":
+                self.file.write(b"\n")
         self._write(self.header)
 
     def begin(self, requests):
@@ -105,6 +113,9 @@ class LayerTimes:
         elif self.requests:
             self._miss()
         self.requests = []
+        self._write_ended()
+
+    def _write_ended(self):
         while self.ended and self.ended[0][1][-1][1].query():
             requests, spans = self.ended.popleft()
             took = sum(begin.elapsed_time(end) for begin, end in spans)
@@ -138,6 +149,12 @@ class LayerTimes:
             logger.warning("ripieno: layer_times: no more lines in %s: %s", self.path, error)
 
     def close(self):
+        for _, spans in self.ended:
+            spans[-1][1].synchronize()
+        self._write_ended()
+        if self.file is not None:
+            self.file.close()
+            self.file = None
         logger.info(
             "ripieno: layer times of %d steps are in %s; %d steps had none",
             self.written,

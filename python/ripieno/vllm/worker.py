@@ -102,8 +102,9 @@ class Worker:
         if self.rank != 0:
             return None
         path = self.options.layer_times
-        if parallel.data_parallel_size > 1:
-            path += f".dp{parallel.data_parallel_rank}"
+        # Engines of a dense model know no others, but for their number.
+        if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0:
+            path += f".dp{parallel.data_parallel_index}"
         header = header_of(config, device, len(self.layers))
         return LayerTimes(path, header, Instant if device == "cpu" else on_stream)
 

@@ -20,7 +20,6 @@
 //!
 //! # Not implemented
 //! - Requests that are aborted.
-//! - What drives and host memory take from each other on the GPU's link.
 
 mod compare;
 mod engine;

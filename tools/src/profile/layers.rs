@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::problem::Problem;
 
+/// What tells a header from other lines: the name of its version.
+const HEADER: &str = "ripieno_layer_times";
 /// Of the files.
 const VERSION: u32 = 1;
 /// Tokens of a request, and microseconds of a layer, are fewer.
@@ -86,7 +88,7 @@ impl Steps {
             let found = found.get_or_insert_with(|| Self { setting, steps: Vec::new() });
             found.same(header(at, line)?).map_err(|what| bad(at, what, "read them one by one"))?;
             for (at, line) in lines {
-                if line.contains("ripieno_layer_times") {
+                if line.contains(HEADER) {
                     let hint = "remove the lines of the others, or name another file there";
                     found.same(header(at, line)?).map_err(|what| bad(at, what, hint))?;
                     continue;
@@ -201,7 +203,7 @@ pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
         Problem::new(format!("{flag} {}: {what}", path.display()), hint)
     };
     let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let table = if text.lines().next().is_some_and(|line| setting(line).is_ok()) {
+    let table = if text.lines().next().is_some_and(|line| line.contains(HEADER)) {
         let steps = Steps::read(&[path.to_owned()])?;
         let mut table = empty(steps.setting.clone());
         steps.teach(&mut table);
@@ -282,7 +284,7 @@ pub(super) struct Layers {
     pub(super) steps: usize,
     /// How far off the table was that was learned from the steps before each.
     ahead: Off,
-    /// How far off three numbers are that were learned from all steps.
+    /// How far off three numbers are that were learned from all steps; of each shape the last nine.
     fit: Off,
     against: Option<PathBuf>,
     against_off: Option<Off>,
@@ -298,7 +300,7 @@ struct Group {
     prefix: u64,
     steps: usize,
     layer_us: f64,
-    /// What three numbers say, learned from all steps.
+    /// What three numbers say, learned from all steps; of each shape the last nine.
     fit_us: Option<f64>,
     against_us: Option<f64>,
 }
