@@ -133,7 +133,7 @@ impl Ahead {
     ) -> Result<usize, StoreError> {
         self.settle(|copying| copying.request == id)?;
         let Self { store, lookahead, link, .. } = self;
-        let missing = with_tier(store, |tier| lookahead.run(id, tier, drives, link))?;
+        let missing = with_tier(store, |tier| lookahead.run(id, tier, drives, link))?.flatten();
         self.is_due = true;
         let (Some(request), Some(missing)) = (self.requests.remove(&id), missing) else {
             return Ok(0);

@@ -338,16 +338,17 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         }
     }
 
-    /// A request runs now. What is not there, it has to read itself.
+    /// A request runs now. What is not there, it has to read itself: all of it where the request is
+    /// none that was announced, or was ignored (`None`).
     pub fn run(
         &mut self,
         id: RequestId,
         tier: &mut Tier<K>,
         drives: &mut Scheduler,
         link: &mut Scheduler,
-    ) -> Missing<K> {
+    ) -> Option<Missing<K>> {
+        let request = self.requests.remove(&id)?;
         let mut missing = Missing { blocks: Vec::new(), in_flight: Vec::new() };
-        let Some(request) = self.requests.remove(&id) else { return missing };
         self.cancel_batches(id, false, drives, link);
         for (key, place) in request.blocks() {
             match place {
@@ -359,7 +360,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
             self.unwant(key, request.by, id, tier);
         }
         missing.in_flight.dedup();
-        missing
+        Some(missing)
     }
 
     fn take_planned(&mut self, id: OpId) -> Option<Moving<K>> {

@@ -138,12 +138,17 @@ impl Paging {
         ahead.cancel(id, tier, &mut drives.scheduler, &mut link.scheduler);
     }
 
-    /// A request that was announced is to run in the next iteration.
-    pub(crate) fn run(&mut self, id: RequestId) {
+    /// A request that was announced with these blocks is to run in the next iteration.
+    pub(crate) fn run(&mut self, id: RequestId, keys: &[u64]) {
         let Self { tier, drives, link, ahead, .. } = self;
-        let missing = ahead.run(id, tier, &mut drives.scheduler, &mut link.scheduler);
-        self.awaited.extend(missing.in_flight);
-        self.read(id, &missing.blocks);
+        // What was announced before the first iteration was ignored.
+        match ahead.run(id, tier, &mut drives.scheduler, &mut link.scheduler) {
+            None => self.read(id, keys),
+            Some(missing) => {
+                self.awaited.extend(missing.in_flight);
+                self.read(id, &missing.blocks);
+            }
+        }
     }
 
     /// Reads blocks, for which the next iteration waits.

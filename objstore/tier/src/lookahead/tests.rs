@@ -88,7 +88,7 @@ impl World {
         self.now = self.now.max(time);
     }
 
-    fn run(&mut self, id: u64) -> Missing<u32> {
+    fn run(&mut self, id: u64) -> Option<Missing<u32>> {
         self.it.run(RequestId(id), &mut self.tier, &mut self.drives, &mut self.link)
     }
 
@@ -109,9 +109,18 @@ fn two_hops_are_done_before_the_request_runs() {
     world.it.allocated(RequestId(1));
     world.until(40 * MS);
     assert_eq!(world.it.counts().link_bytes, 3 * MB);
-    assert_eq!(world.run(1), Missing { blocks: vec![], in_flight: vec![] });
+    assert_eq!(world.run(1), Some(Missing { blocks: vec![], in_flight: vec![] }));
     assert_eq!((world.it.counts().ready_blocks, world.it.pending()), (3, 0));
     assert_eq!(world.tier.class(0), Some(Class::Idle), "it may be used again");
+}
+
+#[test]
+fn a_request_that_was_ignored_has_nothing_on_the_gpu() {
+    let mut world = World::new(10);
+    world.it = Lookahead::new(LookaheadConfig::default());
+    world.prefetch(1, &[0, 1, 2], When::In(1));
+    world.until(20 * MS);
+    assert_eq!(world.run(1), None);
 }
 
 #[test]
@@ -123,7 +132,7 @@ fn what_is_too_late_is_not_begun() {
     world.until(4 * MS);
     let counts = world.it.counts();
     assert_eq!((counts.drives_bytes, counts.dropped), (3 * MB, 1), "one block can be");
-    assert_eq!(world.run(1), Missing { blocks: vec![2, 3], in_flight: vec![] });
+    assert_eq!(world.run(1), Some(Missing { blocks: vec![2, 3], in_flight: vec![] }));
     assert_eq!((counts.link_bytes, world.it.counts().late_blocks), (3 * MB, 2));
 }
 
@@ -154,7 +163,7 @@ fn a_block_of_two_requests_is_read_once_and_kept_for_the_other_one() {
     assert_eq!(classes, [Class::Expected, Class::Evictable, Class::Expected]);
     world.it.allocated(RequestId(2));
     world.until(30 * MS);
-    assert!(world.run(2).blocks.is_empty());
+    assert!(world.run(2).unwrap().blocks.is_empty());
 }
 
 #[test]
@@ -241,9 +250,9 @@ proptest! {
                 Event::Allocate(id) => world.it.allocated(RequestId(id)),
                 Event::Cancel(id) => world.cancel(id),
                 Event::Run(id) => {
-                    let missing = world.run(id);
+                    let in_flight = world.run(id).map_or(Vec::new(), |missing| missing.in_flight);
                     let is_moving = |id: &OpId| world.ends.keys().any(|(_, other)| other == id);
-                    prop_assert!(missing.in_flight.iter().all(is_moving));
+                    prop_assert!(in_flight.iter().all(is_moving));
                 }
                 Event::End(is_good) => {
                     world.end_first(is_good);

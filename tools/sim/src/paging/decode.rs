@@ -281,10 +281,11 @@ impl<'a> Engine<'a> {
             assert!(self.take(missing, true), "the batch fits");
         }
         if let Some(paging) = &mut self.paging {
+            let keys = request.keys(request.resident);
             if request.is_announced {
-                paging.run(request.id);
+                paging.run(request.id, &keys);
             } else {
-                paging.read(request.id, &request.keys(request.resident));
+                paging.read(request.id, &keys);
             }
         }
         (request.staged, request.is_announced) = (0, false);

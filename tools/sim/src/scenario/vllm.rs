@@ -50,7 +50,7 @@ fn step_ms(blocks: u64, on_drives: bool, is_ahead: bool) -> f64 {
         let (id, now): (_, Vec<u64>) = (RequestId(step.into()), keys(step).collect());
         // How long steps take is known from the second one on.
         if step > 2 {
-            if is_ahead { paging.run(id) } else { paging.read(id, &now) }
+            if is_ahead { paging.run(id, &now) } else { paging.read(id, &now) }
         }
         let waited = paging.wait();
         now.into_iter().for_each(|key| paging.forget(key));
