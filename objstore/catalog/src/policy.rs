@@ -117,6 +117,10 @@ pub trait Policy: std::fmt::Debug + Send {
     /// `file` holds no block any more, or must not be evicted for now.
     fn remove(&mut self, namespace: u32, file: FileId);
 
+    /// `file` may be evicted again after [`Policy::remove`]: with what is known of it, and as if it
+    /// was used until now.
+    fn restore(&mut self, namespace: u32, file: FileId);
+
     /// Forgets all files of a namespace.
     fn clear(&mut self, namespace: u32);
 

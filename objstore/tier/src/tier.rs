@@ -3,6 +3,7 @@
 mod entry;
 
 use std::{
+    cell::RefCell,
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash},
     time::Duration,
@@ -105,10 +106,15 @@ pub struct Tier<K> {
     /// The entry of each block of memory.
     owners: Vec<u32>,
     policy: Box<dyn Policy>,
-    /// [`Class::Evictable`], which the policy does not know, oldest first.
+    /// Entries that are not in the policy's order: a search met them there and they could not go,
+    /// or they are evictable. So no search walks over them again, however many they are.
+    parked: Vec<bool>,
+    /// [`Class::Evictable`], oldest first, but for active ones that a search met here.
     evictable: BTreeSet<(u64, u32)>,
     /// Entries that are wanted, by time.
     expected: BTreeSet<(Duration, u32)>,
+    /// The same of active ones that a search met there.
+    expected_active: BTreeSet<(Duration, u32)>,
     /// What the order of `evictable` goes by.
     turn: u64,
     counts: TierCounts,
@@ -128,8 +134,10 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
             free: (0..config.blocks).rev().map(HostBlock).collect(),
             owners: vec![0; config.blocks as usize],
             policy,
+            parked: vec![false; config.blocks as usize + 1],
             evictable: BTreeSet::new(),
             expected: BTreeSet::new(),
+            expected_active: BTreeSet::new(),
             turn: 0,
             counts: TierCounts::default(),
         }
@@ -192,6 +200,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         entry.readers += 1;
         entry.is_unused_prefetch = false;
         let (cost, memory) = (entry.cost, entry.memory);
+        self.unpark(cost, id);
         self.policy.touch(cost, FileId(id));
         Some(memory)
     }
@@ -207,7 +216,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     pub fn release(&mut self, memory: HostBlock) {
         let id = self.owners[memory.0 as usize];
         self.entry_mut(id).readers -= 1;
-        self.free_if_removed(id);
+        self.settle(id);
     }
 
     /// Asks for memory for a block, which may evict others.
@@ -225,6 +234,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         self.policy.insert(cost, FileId(id), hash);
         let free = self.free.pop().or_else(|| self.make_room(id, by));
         let Some(memory) = free else {
+            self.unpark(cost, id);
             self.policy.evict(cost, FileId(id), hash);
             self.unused.push(id);
             self.counts.refusals += 1;
@@ -246,7 +256,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         if !is_good && !entry.is_removed {
             self.remove_entry(id);
         } else {
-            self.free_if_removed(id);
+            self.settle(id);
         }
     }
 
@@ -255,8 +265,9 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
     pub fn expect(&mut self, key: K, by: Duration) {
         let Some(id) = self.index.get(&key).copied() else { return };
         self.keep(id);
-        self.unexpect(id);
-        self.entry_mut(id).by = Some(by);
+        if let Some(before) = self.entry_mut(id).by.replace(by) {
+            self.drop_expected(before, id);
+        }
         self.expected.insert((by, id));
     }
 
@@ -269,7 +280,10 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
 
     /// Whoever needed blocks before this time did not come: they are like others now.
     pub fn expire(&mut self, now: Duration) {
-        while let Some((_, id)) = self.expected.first().copied().filter(|(by, _)| *by < now) {
+        let first = |it: &Self| {
+            it.expected.first().into_iter().chain(it.expected_active.first()).min().copied()
+        };
+        while let Some((_, id)) = first(self).filter(|(by, _)| *by < now) {
             self.unexpect(id);
         }
     }
@@ -283,7 +297,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
             let entry = self.entry_mut(id);
             entry.evictable = Some(turn);
             let cost = entry.cost;
-            self.policy.remove(cost, FileId(id));
+            self.park(cost, id);
             self.evictable.insert((turn, id));
         }
     }
@@ -296,31 +310,49 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// Memory for the new entry `id`, of what is worth least.
+    /// Memory for the new entry `id`, of what is worth least. Active ones that it meets come back
+    /// when they are active no more ([`Self::settle`]).
     fn make_room(&mut self, id: u32, by: Option<Duration>) -> Option<HostBlock> {
-        let may_go = |id: &u32| !self.entry(*id).is_active();
-        if let Some(first) = self.evictable.iter().map(|(_, id)| *id).find(may_go) {
-            return Some(self.evict(first));
+        while let Some((_, first)) = self.evictable.pop_first() {
+            if !self.entry(first).is_active() {
+                return Some(self.evict(first));
+            }
         }
-        let entries = &self.entries;
-        let may_go = |file: FileId| match &entries[file.0 as usize] {
-            Some(entry) => !entry.is_active() && entry.by.is_none(),
-            // The new one: a block that is wanted is not the one to go.
-            None => by.is_none(),
-        };
-        let policy = &mut self.policy;
-        let candidates = (0..COSTS).filter_map(|cost| {
-            let Candidate { file, rate, age } = policy.candidate(cost, 1, &may_go)?;
-            let again = (1_u64 << cost) as f32;
-            // What takes twice as long to get is kept as if it were used twice as often.
-            Some(Candidate { file, rate: rate * again, age: age / again })
-        });
+        let candidates = (0..COSTS).filter_map(|cost| self.candidate(cost, by.is_some()));
         if let Some(least) = candidates.min_by(Candidate::order) {
             return (least.file.0 != id).then(|| self.evict(least.file.0));
         }
-        let later = self.expected.range((by?.saturating_add(Duration::from_nanos(1)), 0)..);
-        let latest = later.rev().map(|(_, id)| *id).find(|id| !self.entry(*id).is_active())?;
-        Some(self.evict(latest))
+        let by = by?;
+        while let Some(latest) = self.expected.last().copied().filter(|(at, _)| *at > by) {
+            if !self.entry(latest.1).is_active() {
+                return Some(self.evict(latest.1));
+            }
+            self.expected.remove(&latest);
+            self.expected_active.insert(latest);
+        }
+        None
+    }
+
+    /// What is worth least among those that cost as much and may go.
+    fn candidate(&mut self, cost: u32, is_wanted: bool) -> Option<Candidate> {
+        let met = RefCell::new(Vec::new());
+        let may_go = |file: FileId| {
+            let may_go = match &self.entries[file.0 as usize] {
+                Some(entry) => !entry.is_active() && entry.by.is_none(),
+                // The new one: a block that is wanted is not the one to go.
+                None => !is_wanted,
+            };
+            if !may_go {
+                met.borrow_mut().push(file.0);
+            }
+            may_go
+        };
+        let found = self.policy.candidate(cost, 1, &may_go);
+        met.into_inner().into_iter().for_each(|id| self.park(cost, id));
+        let Candidate { file, rate, age } = found?;
+        let again = (1_u64 << cost) as f32;
+        // What takes twice as long to get is kept as if it were used twice as often.
+        Some(Candidate { file, rate: rate * again, age: age / again })
     }
 
     fn evict(&mut self, id: u32) -> HostBlock {
@@ -344,6 +376,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         if entry.is_unused_prefetch {
             self.counts.wasted_bytes += self.config.block_bytes;
         }
+        self.parked[id as usize] = false;
         self.unused.push(id);
         entry.memory
     }
@@ -355,34 +388,63 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         entry.is_removed = true;
         let (key, cost) = (entry.key, entry.cost);
         self.index.remove(&key);
-        self.policy.remove(cost, FileId(id));
-        self.free_if_removed(id);
+        self.park(cost, id);
+        self.settle(id);
     }
 
-    /// Frees the memory of an entry that nobody finds, once nobody uses it.
-    fn free_if_removed(&mut self, id: u32) {
-        let entry = self.entry(id);
-        let is_used = entry.readers > 0 || entry.phase == Phase::Filling;
-        if entry.is_removed && !is_used {
+    /// Puts an entry where it belongs, if it is active no more: it is free, or evictable, or
+    /// expected, or one like others.
+    fn settle(&mut self, id: u32) {
+        let &Entry { by, evictable, is_removed, cost, .. } = self.entry(id);
+        if self.entry(id).is_active() {
+            return;
+        }
+        if is_removed {
             let memory = self.end(id);
             self.free.push(memory);
+        } else if let Some(turn) = evictable {
+            self.evictable.insert((turn, id));
+        } else if let Some(by) = by {
+            if self.expected_active.remove(&(by, id)) {
+                self.expected.insert((by, id));
+            }
+        } else {
+            self.unpark(cost, id);
         }
     }
 
-    /// It is not evictable any more.
+    /// Takes an entry out of the policy's order.
+    fn park(&mut self, cost: u32, id: u32) {
+        if !std::mem::replace(&mut self.parked[id as usize], true) {
+            self.policy.remove(cost, FileId(id));
+        }
+    }
+
+    /// The opposite: it is used until now.
+    fn unpark(&mut self, cost: u32, id: u32) {
+        if std::mem::replace(&mut self.parked[id as usize], false) {
+            self.policy.restore(cost, FileId(id));
+        }
+    }
+
+    /// It is not evictable any more; whoever calls this says what it is.
     fn keep(&mut self, id: u32) {
-        let entry = self.entry_mut(id);
-        if let Some(turn) = entry.evictable.take() {
-            let (key, cost) = (entry.key, entry.cost);
+        if let Some(turn) = self.entry_mut(id).evictable.take() {
             self.evictable.remove(&(turn, id));
-            let hash = self.hash(key);
-            self.policy.insert(cost, FileId(id), hash);
         }
     }
 
+    /// It is not expected any more.
     fn unexpect(&mut self, id: u32) {
         if let Some(by) = self.entry_mut(id).by.take() {
-            self.expected.remove(&(by, id));
+            self.drop_expected(by, id);
+            self.settle(id);
+        }
+    }
+
+    fn drop_expected(&mut self, by: Duration, id: u32) {
+        if !self.expected.remove(&(by, id)) {
+            self.expected_active.remove(&(by, id));
         }
     }
 

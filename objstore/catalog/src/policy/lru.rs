@@ -43,6 +43,10 @@ impl Policy for Lru {
         self.nodes.remove(&mut self.lists[namespace as usize], file);
     }
 
+    fn restore(&mut self, namespace: u32, file: FileId) {
+        self.nodes.push(&mut self.lists[namespace as usize], file);
+    }
+
     fn clear(&mut self, namespace: u32) {
         self.lists[namespace as usize] = List::default();
     }

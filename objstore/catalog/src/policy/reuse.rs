@@ -143,6 +143,11 @@ impl Policy for ReuseRate {
         self.nodes.remove(&mut self.lists[namespace as usize][reused], file);
     }
 
+    fn restore(&mut self, namespace: u32, file: FileId) {
+        let reused = usize::from(self.nodes.node(file).mark);
+        self.nodes.push(&mut self.lists[namespace as usize][reused], file);
+    }
+
     fn clear(&mut self, namespace: u32) {
         self.lists[namespace as usize] = [List::default(); 2];
     }

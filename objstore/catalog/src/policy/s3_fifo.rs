@@ -73,6 +73,11 @@ impl Policy for S3Fifo {
         self.nodes.remove(&mut self.queues[namespace as usize][main], file);
     }
 
+    fn restore(&mut self, namespace: u32, file: FileId) {
+        let main = usize::from(self.nodes.node(file).mark & MAIN != 0);
+        self.nodes.push(&mut self.queues[namespace as usize][main], file);
+    }
+
     fn clear(&mut self, namespace: u32) {
         self.queues[namespace as usize] = [List::default(); 2];
     }

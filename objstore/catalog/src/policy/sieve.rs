@@ -65,6 +65,12 @@ impl Policy for Sieve {
         self.nodes.remove(&mut queue.list, file);
     }
 
+    fn restore(&mut self, namespace: u32, file: FileId) {
+        let queue = &mut self.queues[namespace as usize];
+        queue.visited += u32::from(self.nodes.node(file).mark);
+        self.nodes.push(&mut queue.list, file);
+    }
+
     fn clear(&mut self, namespace: u32) {
         self.queues[namespace as usize] = Queue::default();
     }

@@ -100,6 +100,30 @@ fn what_is_removed_keeps_its_memory_until_its_reader_is_done() {
     assert_eq!(it.used(), 0);
 }
 
+#[test]
+fn no_search_meets_what_cannot_go_twice() {
+    const BLOCKS: u32 = 100;
+    for policy in PolicyKind::ALL {
+        for by in [None, Some(9 * MS)] {
+            let mut it = tier(BLOCKS, *policy);
+            let ahead = |key| Block { by, ..block(key) };
+            (0..BLOCKS).for_each(|key| assert!(matches!(it.admit(ahead(key)), Admission::Fill(_))));
+            let walked_over = |it: &Tier<u32>| {
+                let files = |cost| it.policy.tiers(cost);
+                let files = (0..COSTS).map(files).map(|of| of.recent + of.idle).sum::<u32>();
+                files as usize + it.expected.len() + it.evictable.len()
+            };
+            // One way to search that is in no one's way, and one that goes through all of them.
+            for by in [None, Some(MS)] {
+                assert_eq!(it.admit(Block { by, ..block(1000) }), Admission::Refused);
+            }
+            assert_eq!(walked_over(&it), 0, "{policy:?}, {by:?}: all of them are being filled");
+            (0..BLOCKS).map(HostBlock).for_each(|memory| it.filled(memory, true));
+            assert!(bring(&mut it, Block { by: Some(MS), ..block(1000) }), "they are back");
+        }
+    }
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let key = 0..12_u32;
     let by = proptest::option::weighted(0.3, 0..5_u64);

@@ -24,13 +24,21 @@ struct Known {
     is_removed: bool,
     evictable: Option<u64>,
     by: Option<u64>,
-    /// When it was used last; those that could not go when they were the oldest are used.
+    /// When it was used last.
     used: u64,
+    /// It could not go when it was the oldest, or is evictable: it is used until that is over.
+    is_parked: bool,
 }
 
 impl Known {
     fn is_active(&self) -> bool {
         self.readers > 0 || self.is_filling
+    }
+
+    fn unpark(&mut self, time: u64) {
+        if self.is_parked && !self.is_active() && self.by.is_none() && self.evictable.is_none() {
+            (self.is_parked, self.used) = (false, time);
+        }
     }
 }
 
@@ -40,13 +48,11 @@ pub(super) struct Model {
     is_exact: bool,
     known: Vec<Known>,
     time: u64,
-    /// When the block that was admitted last came.
-    came: u64,
 }
 
 impl Model {
     pub(super) fn new(blocks: u32, policy: PolicyKind, is_exact: bool) -> Self {
-        Self { tier: tier(blocks, policy), is_exact, known: Vec::new(), time: 0, came: 0 }
+        Self { tier: tier(blocks, policy), is_exact, known: Vec::new(), time: 0 }
     }
 
     pub(super) fn run(&mut self, ops: &[Op]) {
@@ -77,7 +83,7 @@ impl Model {
                 assert_eq!(found, known.as_ref().map(|known| known.memory));
                 if let Some(known) = known {
                     known.readers += 1;
-                    (known.used, known.evictable) = (time, None);
+                    (known.used, known.evictable, known.is_parked) = (time, None, false);
                 }
             }
             Op::Release(n) => {
@@ -97,10 +103,7 @@ impl Model {
             Op::Expect(key, by) => {
                 self.tier.expect(key, Duration::from_secs(by));
                 if let Some(known) = self.find(key) {
-                    if known.evictable.take().is_some() {
-                        known.used = time;
-                    }
-                    known.by = Some(by);
+                    (known.by, known.evictable) = (Some(by), None);
                 }
             }
             Op::Forget(key) => {
@@ -110,7 +113,7 @@ impl Model {
             Op::Discard(key) => {
                 self.tier.discard(key);
                 if let Some(known) = self.find(key) {
-                    known.by = None;
+                    (known.by, known.is_parked) = (None, true);
                     known.evictable.get_or_insert(time);
                 }
             }
@@ -121,16 +124,23 @@ impl Model {
             Op::Expire(by) => {
                 self.tier.expire(Duration::from_secs(by));
                 let over = |known: &&mut Known| known.by.is_some_and(|other| other < by);
-                self.known.iter_mut().filter(over).for_each(|known| known.by = None);
+                // Who was wanted first is used first.
+                let mut over: Vec<&mut Known> = self.known.iter_mut().filter(over).collect();
+                over.sort_by_key(|known| (known.by, self.tier.owners[known.memory.0 as usize]));
+                for known in over {
+                    known.by = None;
+                    self.time += 1;
+                    known.unpark(self.time);
+                }
             }
         }
+        let time = self.time;
+        self.known.iter_mut().for_each(|known| known.unpark(time));
         let is_held = |known: &Known| known.readers > 0 || known.is_filling;
         self.known.retain(|known| !known.is_removed || is_held(known));
     }
 
     fn admit(&mut self, key: u32, by: Option<u64>, cost: u32) {
-        let time = self.time;
-        self.came = time;
         let again = if self.is_exact { MS } else { MS * 3_u32.pow(cost) };
         let by_time = by.map(Duration::from_secs);
         let owners = self.tier.owners.clone();
@@ -139,19 +149,18 @@ impl Model {
         if let Some(known) = self.find(key) {
             assert_eq!(found, Admission::Present);
             if by.is_some() {
-                if known.evictable.take().is_some() {
-                    known.used = time;
-                }
-                known.by = by;
+                (known.by, known.evictable) = (by, None);
             }
             return;
         }
+        let mut is_parked = false;
         if was_full {
             let gone = if self.is_exact { self.victim(by, &owners) } else { self.seen_victim() };
             assert_eq!(gone.is_some(), matches!(found, Admission::Fill(_)));
             if let Some(at) = gone {
                 assert!(!self.known[at].is_active(), "{:?}", self.known[at]);
-                self.known.remove(at);
+                // The new one was met if no other one was the one to go.
+                is_parked = self.known.remove(at).by.is_some();
             }
         }
         if let Admission::Fill(memory) = found {
@@ -164,7 +173,8 @@ impl Model {
                 is_removed: false,
                 evictable: None,
                 by,
-                used: self.came,
+                used: self.time,
+                is_parked,
             };
             self.known.push(known);
         }
@@ -187,23 +197,15 @@ impl Model {
         if let Some(at) = evictable.min_by_key(|at| self.known[*at].evictable) {
             return Some(at);
         }
-        let begin = self.time;
-        self.came = begin;
-        loop {
-            let in_list = |known: &Known| known.evictable.is_none() && !known.is_removed;
-            let list = all.clone().filter(|at| in_list(&self.known[*at]));
-            let Some(at) = list.min_by_key(|at| self.known[*at].used) else { break };
-            if self.known[at].used >= begin {
-                // The new one was the last of those that could not go.
-                self.time += 1;
-                self.came = self.time;
-                break;
-            }
+        let in_list = |known: &Known| !known.is_parked && !known.is_removed;
+        let list = |it: &Self| {
+            all.clone().filter(|at| in_list(&it.known[*at])).min_by_key(|at| it.known[*at].used)
+        };
+        while let Some(at) = list(self) {
             if !self.known[at].is_active() && self.known[at].by.is_none() {
                 return Some(at);
             }
-            self.time += 1;
-            self.known[at].used = self.time;
+            self.known[at].is_parked = true;
         }
         let by = by?;
         let later = |at: &usize| self.known[*at].by.is_some_and(|other| other > by);
