@@ -72,7 +72,7 @@ fn what_a_request_needs_is_where_it_is_to_go_before_it_runs() {
     stack.faults(Some(on(READ, READ_ERROR)));
     let targets = blocks(30, 7);
     targets.iter().for_each(|target| stack.wipe(*target));
-    store.allocated(REQUEST, &targets);
+    store.allocated(REQUEST, &targets).unwrap();
     settle(&stack, &mut store);
     assert_eq!(store.run(REQUEST).unwrap(), 7);
     for (key, target) in wanted.iter().zip(&targets) {
@@ -156,7 +156,7 @@ fn what_could_not_be_read_ahead_the_request_reads_itself() {
     put_away(&mut stack, &keys(0..3), &keys(10..14));
     stack.faults(Some(on(READ, READ_ERROR)));
     store.prefetch(REQUEST, &keys(0..3), soon(&stack), now(&stack)).unwrap();
-    store.allocated(REQUEST, &blocks(30, 3));
+    store.allocated(REQUEST, &blocks(30, 3)).unwrap();
     settle(&stack, &mut store);
     assert_eq!(store.run(REQUEST).unwrap(), 0);
     stack.faults(None);
@@ -192,7 +192,7 @@ fn bytes_are_right_whatever_happens_meanwhile() {
                 store.poll(now(&stack)).unwrap();
                 stack.clock.pause(step, Nanos::MAX);
                 if step == 120 {
-                    store.allocated(request, &targets);
+                    store.allocated(request, &targets).unwrap();
                 }
                 if step == 60 && random.random_bool(0.2) {
                     stack.store.remove(&all[random.random_range(0..all.len())]).unwrap();
@@ -213,5 +213,82 @@ fn bytes_are_right_whatever_happens_meanwhile() {
         let (stats, counts) = (stack.store.stats().unwrap(), store.lookahead().unwrap());
         assert_eq!(stats.files_referenced, 0, "seed {seed}");
         assert!(counts.ready_blocks > 0 && stats.dram.wasted_bytes > 0, "{counts:?} {stats:?}");
+    }
+}
+
+#[test]
+fn what_is_ready_has_the_bytes_where_the_request_has_its_blocks_now() {
+    let (mut stack, mut store) = stack(8);
+    let [a, b] = [0, 1].map(|n| keys(n..n + 1)[0]);
+    put_away(&mut stack, &[a, b], &keys(10..18));
+    // A prompt may have a block twice, and get other blocks.
+    let asked = [a, b, a];
+    assert_eq!(store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap(), 3);
+    let [first, second] = [30, 40].map(|at| blocks(at, 3));
+    store.allocated(REQUEST, &first).unwrap();
+    settle(&stack, &mut store);
+    assert!(first.iter().zip(asked).all(|(block, key)| stack.holds(*block, key)));
+    // Whoever had the third block meanwhile has written to it.
+    store.allocated(REQUEST, &[first[0], first[1], second[2]]).unwrap();
+    store.allocated(REQUEST, &first).unwrap();
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 2);
+
+    store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap();
+    store.allocated(REQUEST, &first).unwrap();
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 3);
+
+    // Fewer blocks than there are keys.
+    store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap();
+    store.allocated(REQUEST, &second[..1]).unwrap();
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 1);
+    assert!(stack.holds(second[0], a));
+}
+
+#[test]
+fn nothing_is_ready_that_was_not_read_ahead_or_is_not_stored_any_more() {
+    let (mut stack, mut store) = stack(8);
+    put_away(&mut stack, &keys(0..3), &keys(10..18));
+    // No iteration has ended: when the next one does is not known.
+    assert_eq!(store.prefetch(REQUEST, &keys(0..3), When::In(1), now(&stack)).unwrap(), 3);
+    store.allocated(REQUEST, &blocks(30, 3)).unwrap();
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 0);
+
+    store.prefetch(REQUEST, &keys(0..3), soon(&stack), now(&stack)).unwrap();
+    store.allocated(REQUEST, &blocks(30, 3)).unwrap();
+    settle(&stack, &mut store);
+    stack.store.bump_epoch().unwrap();
+    assert_eq!(store.run(REQUEST).unwrap(), 0, "these are keys and values of the old weights");
+}
+
+#[test]
+fn what_is_committed_after_a_request_was_announced_is_read_ahead() {
+    let (mut stack, mut store) = stack(8);
+    let asked = keys(0..4);
+    stack.put(&asked[..1], 0);
+    assert_eq!(store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap(), 1);
+    put_away(&mut stack, &asked, &keys(10..18));
+    assert_eq!(store.prefetch(REQUEST, &asked, soon(&stack), now(&stack)).unwrap(), 4);
+    store.allocated(REQUEST, &blocks(30, 4)).unwrap();
+    settle(&stack, &mut store);
+    assert_eq!(store.run(REQUEST).unwrap(), 4);
+    assert!(blocks(30, 4).iter().zip(asked).all(|(block, key)| stack.holds(*block, key)));
+    assert_eq!(stack.store.stats().unwrap().files_referenced, 0);
+}
+
+#[test]
+fn copies_of_this_process_take_their_turn() {
+    let (mut stack, mut store) = stack(8);
+    stack.put(&keys(0..8), 0);
+    store.prefetch(REQUEST, &keys(0..8), soon(&stack), now(&stack)).unwrap();
+    store.allocated(REQUEST, &blocks(30, 8)).unwrap();
+    let batch = 3 * stack.shape.block_bytes();
+    for copied in [batch, 2 * batch] {
+        let (_, again) = store.poll(now(&stack)).unwrap();
+        assert_eq!(again, Some(now(&stack)), "there is more");
+        assert_eq!(store.lookahead().unwrap().link_bytes, copied);
     }
 }

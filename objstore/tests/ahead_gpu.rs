@@ -55,7 +55,7 @@ fn what_a_request_needs_is_where_it_is_to_go_before_it_runs() {
         assert_eq!(rig.store.stats().unwrap().dram.prefetched_bytes, 6 * block, "{path}");
         rig.faults(Some(on(READ, READ_ERROR)));
         rig.wipe(30, 6);
-        store.allocated(REQUEST, &blocks(30, 6));
+        store.allocated(REQUEST, &blocks(30, 6)).unwrap();
         settle(&rig, &mut store);
         assert_eq!(store.run(REQUEST).unwrap(), 6, "{path}");
         for layer in rig.layers() {
@@ -88,7 +88,7 @@ fn nothing_is_copied_to_blocks_of_a_request_that_runs_or_went_away() {
             let order = Order::AfterStream(late);
             let ticket = rig.store.retrieve_layer_on(&other, objstore::Layer(0), order).unwrap();
             rig.wipe(30, 6);
-            store.allocated(REQUEST, &blocks(30, 6));
+            store.allocated(REQUEST, &blocks(30, 6)).unwrap();
             for _ in 0..20 {
                 store.poll(now(&rig)).unwrap();
                 rig.clock.pause(0, Nanos::MAX);

@@ -1,14 +1,16 @@
 //! What requests that run soon need is read ahead.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::Arc,
     time::Duration,
 };
 
 use kv_catalog::{BlockId, BlockKey, FileId};
 use kv_schedule::{Decision, OpId, Scheduler};
-use kv_tier::{Batch, Lookahead, LookaheadConfig, LookaheadCounts, RequestId, Tier, When};
+use kv_tier::{
+    Batch, HostBlock, Lookahead, LookaheadConfig, LookaheadCounts, RequestId, Tier, When,
+};
 
 use super::{
     Store,
@@ -33,6 +35,8 @@ struct Flight {
 struct Copying {
     op: OpId,
     request: RequestId,
+    /// What it copies, and where to.
+    moves: Vec<Move>,
     ticket: Ticket,
 }
 
@@ -43,6 +47,17 @@ struct Announced {
     prefix: Arc<Prefix>,
     /// Where they are to go; empty before it has any.
     targets: Vec<BlockId>,
+    /// What was copied, and where to.
+    copied: HashSet<(FileId, BlockId)>,
+}
+
+impl Announced {
+    /// Where a block is to go: a prompt may have it twice.
+    fn targets(&self, file: FileId) -> impl Iterator<Item = Move> {
+        let places = self.prefix.files().iter().zip(&self.targets);
+        let of_file = places.filter(move |(other, _)| **other == file);
+        of_file.map(move |(_, block)| Move { file, block: *block, position: 0 })
+    }
 }
 
 /// The lookahead of a [`super::PacedStore`]: its batches and what they are of.
@@ -92,10 +107,21 @@ impl Ahead {
     ) -> Result<usize, StoreError> {
         let Self { store, lookahead, requests, .. } = self;
         let announced = match requests.entry(id) {
-            Entry::Occupied(before) => before.into_mut(),
+            Entry::Occupied(before) => {
+                let announced = before.into_mut();
+                // More of it may have been committed since.
+                let next = keys.get(announced.prefix.len()..).unwrap_or_default();
+                if !store.hold_prefix(&next[..next.len().min(1)])?.is_empty() {
+                    announced.prefix = Arc::new(store.hold_prefix(keys)?);
+                    let files: HashSet<_> = announced.prefix.files().iter().collect();
+                    announced.copied.retain(|(file, _)| files.contains(file));
+                }
+                announced
+            }
             Entry::Vacant(new) => {
                 let prefix = Arc::new(store.hold_prefix(keys)?);
-                new.insert(Announced { prefix, targets: Vec::new() })
+                let (targets, copied) = Default::default();
+                new.insert(Announced { prefix, targets, copied })
             }
         };
         let files = announced.prefix.files();
@@ -104,12 +130,20 @@ impl Ahead {
         Ok(files.len())
     }
 
-    pub(super) fn allocated(&mut self, id: RequestId, blocks: &[BlockId]) {
+    pub(super) fn allocated(
+        &mut self,
+        id: RequestId,
+        blocks: &[BlockId],
+    ) -> Result<(), StoreError> {
+        self.settle(|copying| copying.request == id)?;
         if let Some(request) = self.requests.get_mut(&id) {
             request.targets = blocks.to_vec();
+            // Others may have had the rest meanwhile.
+            request.copied.retain(|(_, block)| blocks.contains(block));
             self.lookahead.allocated(id);
             self.is_due = true;
         }
+        Ok(())
     }
 
     pub(super) fn cancel(
@@ -133,47 +167,64 @@ impl Ahead {
     ) -> Result<usize, StoreError> {
         self.settle(|copying| copying.request == id)?;
         let Self { store, lookahead, link, .. } = self;
-        let missing = with_tier(store, |tier| lookahead.run(id, tier, drives, link))?.flatten();
+        with_tier(store, |tier| lookahead.run(id, tier, drives, link))?;
         self.is_due = true;
-        let (Some(request), Some(missing)) = (self.requests.remove(&id), missing) else {
+        let Some(Announced { prefix, targets, copied }) = self.requests.remove(&id) else {
             return Ok(0);
         };
-        let files = request.prefix.files();
-        let first = files.iter().position(|file| missing.blocks.contains(file));
-        Ok(first.unwrap_or(files.len()))
+        let keys = store.inner.keys();
+        let blocks = prefix.files().iter().copied().zip(targets);
+        // What was removed meanwhile, or is of another epoch, is not to be used.
+        let ready = |(file, _): &_| keys.catalog.is_stored(*file);
+        Ok(blocks.take_while(|block| copied.contains(block) && ready(block)).count())
     }
 
     /// Waits for what streams copy: none of it is written to any more.
     fn settle(&mut self, which: impl Fn(&Copying) -> bool) -> Result<(), StoreError> {
-        let Self { store, lookahead, copying, copied, .. } = self;
-        for Copying { op, ticket, .. } in copying.extract_if(.., |copying| which(copying)) {
+        for copying in self.copying.extract_if(.., |copying| which(copying)).collect::<Vec<_>>() {
             // What became of it, the job says; without a store, nobody.
-            let _ = store.inner.wait_for(&ticket);
-            store.inner.with_plane(|plane| {
-                let is_good = plane.end_ahead(&ticket);
-                let tier = plane.tier().expect("it was copied from there");
-                lookahead.ended(op, is_good, tier);
-                Ok(())
-            })?;
-            copied.push(op);
+            let _ = self.store.inner.wait_for(&copying.ticket);
+            self.end_copying(copying)?;
         }
+        Ok(())
+    }
+
+    /// Takes note of what a stream has copied.
+    fn end_copying(&mut self, ended: Copying) -> Result<(), StoreError> {
+        let Copying { op, request, moves, ticket } = ended;
+        let is_good = self.store.inner.with_plane(|plane| Ok(plane.end_ahead(&ticket)))?;
+        self.copied.push(op);
+        self.end_copy(op, request, &moves, is_good)
+    }
+
+    /// The same of any copy, which the scheduler of the link does not know yet.
+    fn end_copy(
+        &mut self,
+        op: OpId,
+        request: RequestId,
+        moves: &[Move],
+        is_good: bool,
+    ) -> Result<(), StoreError> {
+        let Self { store, lookahead, .. } = self;
+        with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
+        if let Some(request) = self.requests.get_mut(&request).filter(|_| is_good) {
+            request.copied.extend(moves.iter().map(|to| (to.file, to.block)));
+        }
+        self.is_due = true;
         Ok(())
     }
 
     /// Takes note of what was read, and hands what may begin to the schedulers.
     pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) -> Result<(), StoreError> {
-        let Self { store, lookahead, link, in_flight, copying, copied, is_due, .. } = self;
+        let inner = &self.store.inner;
+        let over = inner.with_plane(|plane| {
+            let over = self.copying.extract_if(.., |copying| plane.is_over(&copying.ticket));
+            Ok(over.collect::<Vec<_>>())
+        })?;
+        over.into_iter().try_for_each(|copying| self.end_copying(copying))?;
+        self.copied.drain(..).for_each(|op| self.link.ended(op, now));
+        let Self { store, lookahead, link, in_flight, is_due, .. } = self;
         store.inner.with_plane(|plane| {
-            let over = copying.extract_if(.., |copying| plane.is_over(&copying.ticket));
-            for Copying { op, ticket, .. } in over.collect::<Vec<_>>() {
-                let is_good = plane.end_ahead(&ticket);
-                lookahead.ended(op, is_good, plane.tier().expect("it was copied from there"));
-                copied.push(op);
-            }
-            for op in copied.drain(..) {
-                link.ended(op, now);
-                *is_due = true;
-            }
             let over = in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket));
             let over: Vec<Flight> = over.collect();
             for Flight { op, ticket, .. } in over {
@@ -215,6 +266,7 @@ impl Ahead {
         } else {
             with_tier(store, |tier| lookahead.ended(op, blocks.is_empty(), tier))?;
             drives.ended(op, now);
+            self.is_due = true;
         }
         Ok(())
     }
@@ -233,42 +285,40 @@ impl Ahead {
             match self.link.next(now) {
                 Decision::Wait(until) => return Ok((moved, until)),
                 Decision::Drop(op) => self.dropped(op),
-                Decision::Start(op) => self.copy_batch(op, now)?,
+                // What this process copies takes its time: one batch, and then what is urgent.
+                Decision::Start(op) if self.copy_batch(op, now)? => return Ok((true, Some(now))),
+                Decision::Start(_) => {}
             }
             moved = true;
         }
     }
 
-    fn copy_batch(&mut self, op: OpId, now: Duration) -> Result<(), StoreError> {
-        let Self { store, lookahead, link, requests, copying, .. } = self;
+    /// Says whether it took the time that it takes to copy.
+    fn copy_batch(&mut self, op: OpId, now: Duration) -> Result<bool, StoreError> {
+        let Self { store, lookahead, requests, copying, .. } = self;
         let batch = with_tier(store, |tier| lookahead.start(op, AGAIN, tier))?.flatten();
-        let Some(Batch { request, blocks, .. }) = batch else { return Ok(()) };
-        let target = |file: FileId| {
-            let Announced { prefix, targets } = requests.get(&request)?;
-            let at = prefix.files().iter().position(|other| *other == file)?;
-            targets.get(at).copied()
-        };
-        let files: Vec<FileId> = blocks.iter().map(|(file, _)| *file).collect();
-        let expected = store.expected(&files);
-        let blocks = blocks.into_iter().map(|(file, host)| {
-            let to = Move { file, block: target(file)?, position: 0 };
-            Some((to, host))
+        let Some(Batch { request, blocks, .. }) = batch else { return Ok(false) };
+        let blocks: Vec<(Move, HostBlock)> = requests.get(&request).map_or(Vec::new(), |request| {
+            let to = |(file, host)| request.targets(file).map(move |to| (to, host));
+            blocks.into_iter().flat_map(to).collect()
         });
-        let copied = blocks.collect::<Option<Vec<_>>>().and_then(|blocks| {
-            store.inner.with_plane(|plane| plane.copy_ahead(&blocks, &expected)).ok()
-        });
-        let is_good = match copied {
-            Some(Copied::Started(ticket)) => {
-                copying.push(Copying { op, request, ticket });
-                return Ok(());
+        let moves: Vec<Move> = blocks.iter().map(|(to, _)| *to).collect();
+        let is_good = if moves.is_empty() {
+            false
+        } else {
+            let expected = store.expected(&moves.iter().map(|to| to.file).collect::<Vec<_>>());
+            match store.inner.with_plane(|plane| plane.copy_ahead(&blocks, &expected)) {
+                Ok(Copied::Started(ticket)) => {
+                    copying.push(Copying { op, request, moves, ticket });
+                    return Ok(false);
+                }
+                Ok(Copied::AtOnce(is_good)) => is_good,
+                Err(_) => false,
             }
-            Some(Copied::AtOnce(is_good)) => is_good,
-            None => false,
         };
-        with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
-        link.ended(op, now);
-        self.is_due = true;
-        Ok(())
+        self.link.ended(op, now);
+        self.end_copy(op, request, &moves, is_good)?;
+        Ok(true)
     }
 }
 

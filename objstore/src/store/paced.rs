@@ -87,11 +87,14 @@ impl PacedStore {
 
     /// The request has blocks: what is in host memory may be copied there, until it runs or is
     /// cancelled. A block for each of its leading keys; those of which nothing is stored are left
-    /// alone. On a GPU, nothing that was enqueued on a stream uses them any more.
-    pub fn allocated(&mut self, request: RequestId, blocks: &[BlockId]) {
-        if let Some(ahead) = &mut self.ahead {
-            ahead.allocated(request, blocks);
-        }
+    /// alone. On a GPU, nothing that was enqueued on a stream uses them any more. Said again, it
+    /// has these blocks instead, and none of the others is written to any more; what was copied to
+    /// one that it has no longer, the request retrieves itself.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`].
+    pub fn allocated(&mut self, request: RequestId, blocks: &[BlockId]) -> Result<(), StoreError> {
+        self.ahead.as_mut().map_or(Ok(()), |ahead| ahead.allocated(request, blocks))
     }
 
     /// The request runs now. Says how many leading blocks are where they are to go: it has to

@@ -162,8 +162,9 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
     }
 
     /// A request is going to run, and needs these blocks, which are stored and not on the GPU. Said
-    /// again of the same blocks, the time is another one, and what was left is tried again: what
-    /// could not be done in time, was not read well, or found no room in the tier.
+    /// again, the time is another one, blocks that are new are needed too, and what was left is
+    /// tried again: what could not be done in time, was not read well, or found no room in the
+    /// tier.
     ///
     /// A request for which no time is known, because no iteration has ended, is ignored.
     pub fn prefetch(
@@ -181,7 +182,8 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
                 None => return,
             },
         };
-        let request = self.requests.entry(id).or_insert_with(|| Request::new(keys, by));
+        let request = self.requests.entry(id).or_insert_with(|| Request::new(by));
+        request.add(keys);
         let before = std::mem::replace(&mut request.by, by);
         request.retry();
         let keys: Vec<K> = request.keys().collect();

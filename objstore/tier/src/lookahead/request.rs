@@ -36,16 +36,18 @@ pub(super) struct Request<K> {
 }
 
 impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
-    pub(super) fn new(keys: &[K], by: Duration) -> Self {
-        let mut places = HashMap::new();
-        let mut blocks = Vec::new();
+    pub(super) fn new(by: Duration) -> Self {
+        Self { by, is_allocated: false, blocks: Vec::new(), places: HashMap::new() }
+    }
+
+    /// Blocks that it needs, besides those that are known.
+    pub(super) fn add(&mut self, keys: &[K]) {
         for key in keys {
-            places.entry(*key).or_insert_with(|| {
-                blocks.push((*key, Place::Elsewhere));
-                blocks.len() - 1
+            self.places.entry(*key).or_insert_with(|| {
+                self.blocks.push((*key, Place::Elsewhere));
+                self.blocks.len() - 1
             });
         }
-        Self { by, is_allocated: false, blocks, places }
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = K> {
