@@ -306,9 +306,7 @@ impl Scheduler {
                 Err(until) => wake = until,
             }
         }
-        // A prefetch has a time, and a write has none; but memory for writes comes to an end.
-        let presses = self.waiting_writes > self.config.backlog_bytes / 2;
-        if !presses && let Some(decision) = self.next_prefetch(now) {
+        if let Some(decision) = self.next_prefetch(now) {
             return decision;
         }
         if let Some(op) = self.writes.front().copied() {
@@ -322,8 +320,7 @@ impl Scheduler {
                 Err(until) => wake = wake.into_iter().chain(until).min(),
             }
         }
-        let prefetch = if presses { self.next_prefetch(now) } else { None };
-        prefetch.unwrap_or(Decision::Wait(wake.into_iter().chain(self.next_look(now)).min()))
+        Decision::Wait(wake.into_iter().chain(self.next_look(now)).min())
     }
 
     /// When devices that are idle have been so for long enough for a prefetch.
@@ -417,7 +414,10 @@ impl Scheduler {
         }
         let [reads, writes, prefetches] = self.moving;
         let is_full = prefetches > 0 && prefetches + op.bytes > self.config.read_depth_bytes;
-        let is_busy = reads + writes > 0 || !self.reads.is_empty();
+        // A prefetch has a time, and a write has none; but memory for writes comes to an end.
+        let presses = self.is_draining || self.waiting_writes > self.config.backlog_bytes / 2;
+        let is_held = presses && !self.writes.is_empty();
+        let is_busy = reads + writes > 0 || is_held || !self.reads.is_empty();
         if is_busy || is_full || self.utilisation.at(now) > self.config.high_water {
             return None;
         }

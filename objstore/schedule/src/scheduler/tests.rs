@@ -184,6 +184,28 @@ fn busy_devices_do_not_prefetch_until_they_have_been_idle() {
 }
 
 #[test]
+fn prefetches_that_keep_coming_do_not_keep_writes_from_the_devices() {
+    for (backlog_bytes, is_draining) in [(10 * MB, false), (100 * MB, true)] {
+        let config = Config { read_depth_bytes: 20 * MB, backlog_bytes, ..Config::default() };
+        let mut it = scheduler(config);
+        let prefetch = |id| op(id, 8 * MB, Kind::Prefetch { by: 1000 * MS });
+        (2..4).for_each(|id| it.add(prefetch(id), MS).unwrap());
+        assert_eq!(started(&mut it, MS), [2, 3]);
+        it.add(op(1, 8 * MB, Kind::Write), MS).unwrap();
+        (4..6).for_each(|id| it.add(prefetch(id), MS).unwrap());
+        if is_draining {
+            it.drain();
+        }
+        it.ended(OpId(2), 2 * MS);
+        assert!(started(&mut it, 2 * MS).is_empty(), "a write waits for what is in flight");
+        it.ended(OpId(3), 3 * MS);
+        assert_eq!(started(&mut it, 3 * MS), [1]);
+        it.ended(OpId(1), 30 * MS);
+        assert_eq!(started(&mut it, 60 * MS), [4, 5]);
+    }
+}
+
+#[test]
 fn prefetches_do_not_wait_for_prefetches_and_none_is_dropped_that_may_be_in_time() {
     let mut it = scheduler(Config::default());
     for id in 0..500 {
