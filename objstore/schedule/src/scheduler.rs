@@ -87,7 +87,8 @@ struct Step {
     layer: u32,
     /// When it began, or will.
     since: Duration,
-    is_running: bool,
+    /// Whether that one has begun, and has not ended.
+    is_computing: bool,
 }
 
 impl Step {
@@ -181,13 +182,13 @@ impl Scheduler {
     pub fn announce(&mut self, step: StepId, shape: StepShape, at: Duration) {
         // Of a shape never seen: its reads are urgent, until it is known.
         let window = self.table.layer(shape).unwrap_or_default();
-        self.steps.insert(step, Step { shape, window, layer: 0, since: at, is_running: false });
+        self.steps.insert(step, Step { shape, window, layer: 0, since: at, is_computing: false });
     }
 
     /// A layer of a step begins to compute: its reads have ended. Layers come in order.
     pub fn layer_begins(&mut self, step: StepId, layer: u32, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
-        (found.layer, found.since, found.is_running) = (layer, now, true);
+        (found.layer, found.since, found.is_computing) = (layer, now, true);
         let share = self.config.window_share;
         self.budget = match share {
             // Reads have the window; writes may have what they leave.
@@ -196,9 +197,12 @@ impl Scheduler {
         };
     }
 
-    /// The layer that computed has ended: how long it takes is learned.
+    /// The layer that computed has ended: how long it takes is learned. Without one, nothing is.
     pub fn layer_ends(&mut self, step: StepId, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
+        if !std::mem::take(&mut found.is_computing) {
+            return;
+        }
         let took = now.saturating_sub(found.since);
         self.table.learn(found.shape, took);
         found.window = self.table.layer(found.shape).unwrap_or(took);
@@ -209,7 +213,7 @@ impl Scheduler {
     /// be: cancel them if nobody waits.
     pub fn step_ends(&mut self, step: StepId) {
         self.steps.remove(&step);
-        if !self.steps.values().any(|step| step.is_running) {
+        if !self.steps.values().any(|step| step.is_computing) {
             self.budget = u64::MAX;
         }
     }

@@ -99,11 +99,18 @@ impl StepShape {
         [1.0, f64::from(self.tokens) / 1e3, self.attended as f64 / 1e7]
     }
 
-    fn key(self) -> (bool, u8, u8) {
-        let step = |number: f64| (number.max(1.0).log2() * STEPS) as u8;
-        let mean = self.attended as f64 / f64::from(self.tokens.max(1));
-        (self.is_prefill, step(self.tokens.into()), step(mean))
+    fn key(self) -> Key {
+        key(self.is_prefill, self.tokens.into(), self.attended as f64)
     }
+}
+
+/// Names a cell.
+type Key = (bool, u8, u8);
+
+fn key(is_prefill: bool, tokens: f64, attended: f64) -> Key {
+    // A file's numbers are rounded: those on the border of a cell stay in it.
+    let step = |number: f64| ((number.max(1.0).log2() + 1e-9) * STEPS) as u8;
+    (is_prefill, step(tokens), step(attended / tokens.max(1.0)))
 }
 
 /// Constant, tokens, and what they attend to.
@@ -221,7 +228,7 @@ fn solve(mut matrix: [[f64; 3]; 3], mut right: [f64; 3], used: [bool; 3]) -> [f6
 #[derive(Debug, Clone)]
 pub struct SlackTable {
     setting: Setting,
-    cells: BTreeMap<(bool, u8, u8), Cell>,
+    cells: BTreeMap<Key, Cell>,
     /// Of steps that decode, and of the others.
     fits: [Fit; 2],
     /// What the devices do.
@@ -251,9 +258,13 @@ impl SlackTable {
         Self { setting, cells: BTreeMap::new(), fits: Default::default(), costs }
     }
 
-    /// Takes in how long a layer of such a step computed, waits not counted.
+    /// Takes in how long a layer of such a step computed, waits not counted. No time at all is an
+    /// error of a clock.
     pub fn learn(&mut self, shape: StepShape, layer: Duration) {
-        let nanos = u64::try_from(layer.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let nanos = u64::try_from(layer.as_nanos()).unwrap_or(u64::MAX);
+        if nanos == 0 {
+            return;
+        }
         let cell = self.cells.entry(shape.key()).or_default();
         let Fit { sums, model } = &mut self.fits[usize::from(shape.is_prefill)];
         if !cell.samples.is_empty() {
@@ -348,7 +359,7 @@ impl SlackTable {
         costs.check()?;
         let mut table = Self::new(setting, costs);
         for mut cell in cells {
-            let [_, tokens, attended] = cell.terms;
+            let [one, tokens, attended] = cell.terms;
             let value = |what, value| TableError::Value { what, value };
             if !(1..=SAMPLES).contains(&cell.samples.len()) || cell.samples.contains(&0) {
                 return Err(value("a cell's samples", cell.samples.len() as f64));
@@ -356,13 +367,18 @@ impl SlackTable {
             if let Some(bad) = cell.terms.into_iter().find(|term| !(0.0..1e15).contains(term)) {
                 return Err(value("a cell's shape", bad));
             }
-            let (tokens, attended) = ((tokens * 1e3) as u32, (attended * 1e7) as u64);
-            let shape = StepShape { tokens, attended, is_prefill: cell.is_prefill };
+            if (one - 1.0).abs() > 1e-9 {
+                return Err(value("a cell's constant", one));
+            }
+            let key = key(cell.is_prefill, tokens * 1e3, attended * 1e7);
+            if table.cells.contains_key(&key) {
+                return Err(value("a second cell of tokens", tokens * 1e3));
+            }
             cell.find_median();
-            let Fit { sums, model } = &mut table.fits[usize::from(shape.is_prefill)];
+            let Fit { sums, model } = &mut table.fits[usize::from(cell.is_prefill)];
             sums.add(&cell, 1.0);
             *model = Some(Model::of(sums));
-            table.cells.insert(shape.key(), cell);
+            table.cells.insert(key, cell);
         }
         Ok(table)
     }

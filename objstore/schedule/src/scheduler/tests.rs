@@ -259,6 +259,7 @@ fn the_engine_teaches_the_table() {
     for number in 0..9 {
         it.layer_begins(StepId(1), number, 8 * MS * number);
         it.layer_ends(StepId(1), 8 * MS * number + 7 * MS);
+        it.layer_ends(StepId(1), 8 * MS * number + 8 * MS);
     }
     assert_eq!(it.table().layer(shape()), Some(7 * MS));
 }

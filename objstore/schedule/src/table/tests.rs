@@ -108,4 +108,36 @@ fn it_survives_a_file_and_refuses_others() {
     assert!(matches!(refused("{}", setting()), TableError::Syntax(_)));
     let none = text.replace("\"mixed\":0.4", "\"mixed\":-1");
     assert!(matches!(refused(&none, setting()), TableError::Curve));
+    let first = text.find("{\"is_prefill\"").unwrap();
+    let end = first + text[first..].find('}').unwrap() + 1;
+    let twice = [&text[..end], ",", &text[first..]].concat();
+    let nothing = text.replacen("\"terms\":[1.0,", "\"terms\":[0.0,", 1);
+    for bad in [twice, nothing] {
+        assert!(matches!(refused(&bad, setting()), TableError::Value { .. }), "{bad}");
+    }
+}
+
+#[test]
+fn a_file_has_the_same_cells() {
+    for tokens in 1..=4096 {
+        for prefix in [0, 511, 1023, 1024, 8191] {
+            let shape = StepShape::of([(tokens, prefix)]);
+            let mut table = empty();
+            (0..3).for_each(|_| table.learn(shape, truth(shape)));
+            let again = SlackTable::parse(&table.to_json()).unwrap();
+            assert!(again.cells.keys().eq(table.cells.keys()), "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_took_no_time_says_nothing() {
+    let (mut table, shape) = (empty(), StepShape::of([(2048, 8192)]));
+    table.learn(StepShape::of([(100, 100)]), Duration::ZERO);
+    assert!(table.is_empty());
+    for _ in 0..9 {
+        table.learn(shape, truth(shape));
+        table.learn(shape, Duration::ZERO);
+    }
+    assert_eq!(table.layer(shape), Some(truth(shape)));
 }
