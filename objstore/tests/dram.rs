@@ -71,7 +71,7 @@ fn a_layer_says_what_was_moved_wherever_it_came_from() {
     let transfer = stack.store.retrieve(&prefix, &stack::blocks(30, 5)).unwrap();
     let ticket = stack.store.retrieve_layer(&transfer, objstore::Layer(1)).unwrap();
     let done = stack.store.wait(ticket).unwrap();
-    assert_eq!((done.objects, done.bytes), (10, 10 * 4096));
+    assert_eq!((done.objects, done.bytes, done.device_bytes), (10, 10 * 4096, 6 * 4096));
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn what_is_stored_is_in_memory_before_a_device_has_it() {
     let writing = stack.begin(&keys, 0);
     let ticket = stack.store.store_layer(&writing, objstore::Layer(1)).unwrap();
     let done = stack.store.poll(&ticket).unwrap().unwrap();
-    assert_eq!((done.objects, done.bytes), (12, 12 * 4096));
+    assert_eq!((done.objects, done.bytes, done.device_bytes), (12, 12 * 4096, 0));
     stack.write_all(&writing).unwrap();
     // The blocks are the engine's again.
     stack::blocks(0, 6).into_iter().for_each(|block| stack.wipe(block));

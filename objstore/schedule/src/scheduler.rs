@@ -272,8 +272,9 @@ impl Scheduler {
         }
     }
 
-    /// An operation that was started has ended, well or not.
-    pub fn ended(&mut self, id: OpId, now: Duration) {
+    /// An operation that was started has ended, well or not: the devices moved so many bytes of it.
+    /// What it cost is learned if those are all.
+    pub fn ended(&mut self, id: OpId, moved: u64, now: Duration) {
         let Some(InFlight { op, since }) = self.in_flight.remove(&id) else { return };
         let is_alone = self.alone.take_if(|alone| *alone == id).is_some();
         self.moving[lane(op.kind)] -= op.bytes;
@@ -285,7 +286,7 @@ impl Scheduler {
         if direction == Direction::Write {
             self.waiting_writes -= op.bytes;
         }
-        if is_alone {
+        if is_alone && moved == op.bytes {
             self.table.costs.learn(direction, op.bytes, now.saturating_sub(since));
         }
     }

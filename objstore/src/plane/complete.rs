@@ -200,7 +200,7 @@ impl Plane {
         let layer = op.layer;
         if completion.is_ok() {
             let bytes = objects * u64::from(self.shape.object_bytes);
-            return Ok(LayerDone { layer, objects, bytes });
+            return Ok(LayerDone { layer, objects, bytes, device_bytes: bytes });
         }
         let job = &self.jobs[&op.job];
         let (status, entry) = error.unwrap_or((IoStatus::Incomplete, 0));

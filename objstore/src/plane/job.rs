@@ -99,6 +99,8 @@ pub struct LayerDone {
     pub objects: u64,
     /// Bytes moved, without padding.
     pub bytes: u64,
+    /// Of those: what the devices moved. The rest came from host memory, or went there.
+    pub device_bytes: u64,
 }
 
 /// How far a layer of a job is.

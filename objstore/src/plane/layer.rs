@@ -77,7 +77,8 @@ impl Plane {
         } else if is_on_streams {
             [self.start_copied(id, layer, order)?, None]
         } else if job.map.is_none() {
-            *state = LayerState::Ended(Ok(LayerDone { layer, objects, bytes }));
+            let done = LayerDone { layer, objects, bytes, device_bytes: 0 };
+            *state = LayerState::Ended(Ok(done));
             [None, None]
         } else {
             match (&self.target, job.direction) {

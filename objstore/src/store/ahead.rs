@@ -70,8 +70,8 @@ pub(super) struct Ahead {
     requests: HashMap<RequestId, Announced>,
     in_flight: Vec<Flight>,
     copying: Vec<Copying>,
-    /// Copies that have ended, and the scheduler of the link does not know it yet.
-    copied: Vec<OpId>,
+    /// Copies that have ended, of so many bytes: the link's scheduler does not know it yet.
+    copied: Vec<(OpId, u64)>,
     /// There may be something to plan.
     is_due: bool,
 }
@@ -193,25 +193,27 @@ impl Ahead {
     fn end_copying(&mut self, ended: Copying) -> Result<(), StoreError> {
         let Copying { op, request, moves, ticket } = ended;
         let is_good = self.store.inner.with_plane(|plane| Ok(plane.end_ahead(&ticket)))?;
-        self.copied.push(op);
-        self.end_copy(op, request, &moves, is_good)
+        let moved = self.end_copy(op, request, &moves, is_good)?;
+        self.copied.push((op, moved));
+        Ok(())
     }
 
-    /// The same of any copy, which the scheduler of the link does not know yet.
+    /// The same of any copy, which the scheduler of the link does not know yet. Says how many bytes
+    /// were copied.
     fn end_copy(
         &mut self,
         op: OpId,
         request: RequestId,
         moves: &[Move],
         is_good: bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<u64, StoreError> {
         let Self { store, lookahead, .. } = self;
-        with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
+        let moved = with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
         if let Some(request) = self.requests.get_mut(&request).filter(|_| is_good) {
             request.copied.extend(moves.iter().map(|to| (to.file, to.block)));
         }
         self.is_due = true;
-        Ok(())
+        Ok(moved.unwrap_or_default())
     }
 
     /// Takes note of what was read, and hands what may begin to the schedulers.
@@ -222,7 +224,7 @@ impl Ahead {
             Ok(over.collect::<Vec<_>>())
         })?;
         over.into_iter().try_for_each(|copying| self.end_copying(copying))?;
-        self.copied.drain(..).for_each(|op| self.link.ended(op, now));
+        self.copied.drain(..).for_each(|(op, moved)| self.link.ended(op, moved, now));
         let Self { store, lookahead, link, in_flight, is_due, .. } = self;
         store.inner.with_plane(|plane| {
             let over = in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket));
@@ -230,8 +232,7 @@ impl Ahead {
             for Flight { op, ticket, .. } in over {
                 let is_good = plane.end_ahead(&ticket);
                 let tier = plane.tier().expect("its memory was read to");
-                lookahead.ended(op, is_good, tier);
-                drives.ended(op, now);
+                drives.ended(op, lookahead.ended(op, is_good, tier), now);
                 *is_due = true;
             }
             if let (true, Some(tier)) = (std::mem::take(is_due), plane.tier()) {
@@ -265,7 +266,7 @@ impl Ahead {
             self.in_flight.push(Flight { op, ticket, prefix });
         } else {
             with_tier(store, |tier| lookahead.ended(op, blocks.is_empty(), tier))?;
-            drives.ended(op, now);
+            drives.ended(op, 0, now);
             self.is_due = true;
         }
         Ok(())
@@ -316,7 +317,8 @@ impl Ahead {
                 Err(_) => false,
             }
         };
-        self.link.ended(op, now);
+        // It has begun and ended at the same time: what it cost is not known.
+        self.link.ended(op, 0, now);
         self.end_copy(op, request, &moves, is_good)?;
         Ok(true)
     }

@@ -258,8 +258,9 @@ impl PacedStore {
             }));
             Ok(progress)
         })?;
-        for (id, _) in &self.ended[before..] {
-            self.scheduler.ended(*id, now);
+        for (id, end) in &self.ended[before..] {
+            let moved = if let PacedEnd::Moved(done) = end { done.device_bytes } else { 0 };
+            self.scheduler.ended(*id, moved, now);
             progress = Progress::Moved;
         }
         let mut again = None;
@@ -296,7 +297,7 @@ impl PacedStore {
         match inner.with_plane(|plane| plane.start(job, layer, Order::Unordered)) {
             Ok(ticket) => self.in_flight.push((id, ticket)),
             Err(error) => {
-                self.scheduler.ended(id, now);
+                self.scheduler.ended(id, 0, now);
                 self.ended.push((id, PacedEnd::Failed(error)));
             }
         }

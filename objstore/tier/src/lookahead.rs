@@ -290,12 +290,14 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         }
     }
 
-    /// A batch that was started has ended, well or not. The scheduler is told by the caller.
-    pub fn ended(&mut self, id: OpId, is_good: bool, tier: &mut Tier<K>) {
+    /// A batch that was started has ended, well or not. Says how many bytes moved: the caller tells
+    /// the scheduler.
+    pub fn ended(&mut self, id: OpId, is_good: bool, tier: &mut Tier<K>) -> u64 {
         if self.moving.get(&id).is_none_or(|moving| !moving.is_started) {
-            return;
+            return 0;
         }
-        let Some(Moving { batch, is_aborted, .. }) = self.moving.remove(&id) else { return };
+        let Some(Moving { batch, is_aborted, .. }) = self.moving.remove(&id) else { return 0 };
+        let blocks = if is_good { batch.blocks.len() } else { 0 };
         for (key, memory) in batch.blocks {
             let place = match batch.hop {
                 Hop::Drives => {
@@ -312,6 +314,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
             };
             self.set(batch.request, key, id, place);
         }
+        blocks as u64 * tier.config().block_bytes
     }
 
     /// A request was aborted or preempted: nothing more moves for it, and what only it wanted is

@@ -68,7 +68,6 @@ impl Channel {
 #[derive(Debug)]
 struct Urgent {
     request: RequestId,
-    hop: Hop,
     blocks: u64,
 }
 
@@ -166,7 +165,7 @@ impl Paging {
             let id = OpId(self.named);
             let flow = Flow { tenant: 0, request: request.0 };
             let op = Op { id, flow, bytes: part * self.below.block_bytes, kind: Kind::Soon };
-            self.urgent.insert(id, Urgent { request, hop, blocks: part });
+            self.urgent.insert(id, Urgent { request, blocks: part });
             self.awaited.insert(id);
             let channel = match hop {
                 Hop::Drives => &mut self.drives,
@@ -217,11 +216,8 @@ impl Paging {
                 Hop::Link => &mut self.link,
             };
             let arrived = channel.lane.arrived(self.now);
-            for (id, _) in &arrived {
-                channel.scheduler.ended(*id, self.now);
-            }
             let from_drives = hop == Hop::Drives && !arrived.is_empty();
-            arrived.into_iter().for_each(|(id, _)| self.ended(id));
+            arrived.into_iter().for_each(|(id, _)| self.ended(hop, id));
             // What came from the drives may go on.
             if from_drives {
                 self.plan();
@@ -230,13 +226,19 @@ impl Paging {
         true
     }
 
-    fn ended(&mut self, id: OpId) {
+    fn ended(&mut self, hop: Hop, id: OpId) {
         self.awaited.remove(&id);
+        let scheduler = match hop {
+            Hop::Drives => &mut self.drives.scheduler,
+            Hop::Link => &mut self.link.scheduler,
+        };
         if Lookahead::<u64>::owns(id) {
-            self.ahead.ended(id, true, &mut self.tier);
+            let moved = self.ahead.ended(id, true, &mut self.tier);
+            scheduler.ended(id, moved, self.now);
             return;
         }
-        let Urgent { request, hop, blocks } = self.urgent.remove(&id).expect("it was started");
+        let Urgent { request, blocks } = self.urgent.remove(&id).expect("it was started");
+        scheduler.ended(id, blocks * self.below.block_bytes, self.now);
         match hop {
             Hop::Drives => self.read_from(Hop::Link, request, blocks),
             Hop::Link => self.arrived += blocks * self.below.block_bytes,

@@ -47,6 +47,12 @@ fn started(scheduler: &mut Scheduler, now: Duration) -> Vec<u64> {
     started
 }
 
+/// All of it was moved.
+fn ended(scheduler: &mut Scheduler, id: OpId, now: Duration) {
+    let bytes = scheduler.in_flight[&id].op.bytes;
+    scheduler.ended(id, bytes, now);
+}
+
 #[test]
 fn reads_start_by_deadline_and_no_more_of_them_than_keep_the_devices_busy() {
     let mut it = scheduler(Config { read_depth_bytes: 20 * MB, ..Config::default() });
@@ -56,12 +62,12 @@ fn reads_start_by_deadline_and_no_more_of_them_than_keep_the_devices_busy() {
         it.add(op(id, 10 * MB, kind), MS).unwrap();
     }
     assert_eq!(started(&mut it, MS), [1, 2]);
-    it.ended(OpId(1), 2 * MS);
+    ended(&mut it, OpId(1), 2 * MS);
     assert_eq!(started(&mut it, 2 * MS), [3]);
-    it.ended(OpId(2), 3 * MS);
+    ended(&mut it, OpId(2), 3 * MS);
     it.add(op(9, MB, Kind::Soon), 3 * MS).unwrap();
     assert_eq!(started(&mut it, 3 * MS), [9], "it is due before layer 3");
-    it.ended(OpId(3), 3 * MS);
+    ended(&mut it, OpId(3), 3 * MS);
     assert_eq!(started(&mut it, 3 * MS), [4]);
 }
 
@@ -84,9 +90,9 @@ fn writes_go_when_reads_have_slack_and_never_beside_them() {
     it.add(op(2, 10 * MB, layer(1, 9)), Duration::ZERO).unwrap();
     it.add(op(7, 5 * MB, Kind::Write), Duration::ZERO).unwrap();
     assert_eq!(started(&mut it, Duration::ZERO), [1], "the write is not beside a read");
-    it.ended(OpId(1), MS);
+    ended(&mut it, OpId(1), MS);
     assert_eq!(started(&mut it, MS), [2], "a read that may start does");
-    it.ended(OpId(2), 2 * MS);
+    ended(&mut it, OpId(2), 2 * MS);
     assert_eq!(started(&mut it, 2 * MS), [7]);
 }
 
@@ -104,8 +110,8 @@ fn a_second_write_goes_if_nobody_reads_and_a_read_would_wait_no_longer_than_for_
     assert_eq!(started(&mut it, near), [2], "two, and not three");
     it.add(op(9, MB, Kind::Soon), near).unwrap();
     assert_eq!(started(&mut it, near), [9]);
-    it.ended(OpId(1), 3 * MS);
-    it.ended(OpId(9), 3 * MS);
+    ended(&mut it, OpId(1), 3 * MS);
+    ended(&mut it, OpId(9), 3 * MS);
     (10..=11).for_each(|id| it.add(op(id, 40 * MB, Kind::Soon), 3 * MS).unwrap());
     assert_eq!(started(&mut it, 9 * MS), [10], "no write while somebody reads");
 
@@ -131,7 +137,7 @@ fn what_cannot_wait_in_memory_is_not_stored() {
     assert_eq!(it.add(op(2, 5 * MB, Kind::Write), MS), Err(full));
     assert_eq!(started(&mut it, MS), [1]);
     assert_eq!(it.add(op(2, 5 * MB, Kind::Write), MS), Err(full), "it is still in memory");
-    it.ended(OpId(1), 2 * MS);
+    ended(&mut it, OpId(1), 2 * MS);
     it.add(op(2, 5 * MB, Kind::Write), 2 * MS).unwrap();
     assert_eq!((it.counts().writes_refused, it.pending()), (2, 1));
 }
@@ -148,8 +154,8 @@ fn without_sms_of_their_own_reads_keep_to_their_window_until_they_are_late() {
     assert_eq!(started(&mut it, Duration::ZERO), [1, 2]);
     let Decision::Wait(Some(latest)) = it.next(Duration::ZERO) else { panic!("it waits") };
     assert!((11 * MS..12 * MS).contains(&latest), "{latest:?}: 15 ms less 30 MB and a margin");
-    it.ended(OpId(1), 2 * MS);
-    it.ended(OpId(2), 2 * MS);
+    ended(&mut it, OpId(1), 2 * MS);
+    ended(&mut it, OpId(2), 2 * MS);
     it.layer_ends(StepId(1), 5 * MS);
     it.layer_begins(StepId(1), 1, 5 * MS);
     assert_eq!(started(&mut it, 5 * MS), [3, 4], "a new window");
@@ -166,7 +172,7 @@ fn prefetches_are_in_time_or_not_at_all() {
     assert_eq!(it.next(MS), Decision::Drop(OpId(2)));
     assert_eq!(it.next(MS), Decision::Start(OpId(1)));
     assert_eq!(it.cancel(OpId(1)), Cancelled::InFlight);
-    it.ended(OpId(1), 2 * MS);
+    ended(&mut it, OpId(1), 2 * MS);
     assert_eq!(it.counts().wasted_bytes, 10 * MB);
     assert_eq!((it.cancel(OpId(1)), it.pending()), (Cancelled::Unknown, 0));
 }
@@ -176,7 +182,7 @@ fn busy_devices_do_not_prefetch_until_they_have_been_idle() {
     let mut it = scheduler(Config::default());
     it.add(op(1, MB, Kind::Soon), Duration::ZERO).unwrap();
     assert_eq!(started(&mut it, Duration::ZERO), [1]);
-    it.ended(OpId(1), 500 * MS);
+    ended(&mut it, OpId(1), 500 * MS);
     it.add(op(2, MB, Kind::Prefetch { by: 900 * MS }), 500 * MS).unwrap();
     let Decision::Wait(Some(then)) = it.next(500 * MS) else { panic!("it waits") };
     assert!((505 * MS..520 * MS).contains(&then), "{then:?}");
@@ -196,11 +202,11 @@ fn prefetches_that_keep_coming_do_not_keep_writes_from_the_devices() {
         if is_draining {
             it.drain();
         }
-        it.ended(OpId(2), 2 * MS);
+        ended(&mut it, OpId(2), 2 * MS);
         assert!(started(&mut it, 2 * MS).is_empty(), "a write waits for what is in flight");
-        it.ended(OpId(3), 3 * MS);
+        ended(&mut it, OpId(3), 3 * MS);
         assert_eq!(started(&mut it, 3 * MS), [1]);
-        it.ended(OpId(1), 30 * MS);
+        ended(&mut it, OpId(1), 30 * MS);
         assert_eq!(started(&mut it, 60 * MS), [4, 5]);
     }
 }
@@ -213,7 +219,7 @@ fn prefetches_do_not_wait_for_prefetches_and_none_is_dropped_that_may_be_in_time
         let now = id as u32 * MS;
         it.add(op(id, 8 * MB, Kind::Prefetch { by: 900 * MS }), now).unwrap();
         assert_eq!(started(&mut it, now), [id], "nothing else wants the devices");
-        it.ended(OpId(id), now + 880 * MS / 1000);
+        ended(&mut it, OpId(id), now + 880 * MS / 1000);
     }
     // It takes 1.08 ms, with the margin 1.35.
     it.add(op(500, 10 * MB, Kind::Prefetch { by: 501_200 * MS / 1000 }), 500 * MS).unwrap();
@@ -232,7 +238,7 @@ fn a_short_request_is_not_behind_a_long_one_and_tenants_get_the_same() {
     let mut one = |it: &mut Scheduler| {
         let [id] = started(it, now)[..] else { panic!("one at a time") };
         now += MS / 5;
-        it.ended(OpId(id), now);
+        ended(it, OpId(id), now);
         (id, now)
     };
     for _ in 0..100 {
@@ -262,6 +268,18 @@ fn the_engine_teaches_the_table() {
         it.layer_ends(StepId(1), 8 * MS * number + 8 * MS);
     }
     assert_eq!(it.table().layer(shape()), Some(7 * MS));
+}
+
+#[test]
+fn what_did_not_move_teaches_nothing() {
+    let mut it = scheduler(Config::default());
+    for (moved, is_learned) in [(0, false), (9 * MB, false), (10 * MB, true)] {
+        let before = it.table().costs.clone();
+        it.add(op(1, 10 * MB, Kind::Soon), MS).unwrap();
+        assert_eq!(started(&mut it, MS), [1]);
+        it.ended(OpId(1), moved, MS + MS / 2);
+        assert_eq!(it.table().costs != before, is_learned, "{moved} bytes");
+    }
 }
 
 /// An engine and devices that do anything, and what must hold nevertheless.
@@ -344,8 +362,9 @@ impl Chaos {
         flying.sort_unstable();
         if !flying.is_empty() {
             let id = flying[self.chance.random_range(0..flying.len())];
-            self.flying.remove(&id);
-            self.it.ended(id, self.now);
+            let op = self.flying.remove(&id).expect("it is in flight");
+            let moved = if self.chance.random_bool(0.1) { 0 } else { op.bytes };
+            self.it.ended(id, moved, self.now);
         }
     }
 

@@ -178,7 +178,7 @@ impl Plane {
         let job = self.jobs.get_mut(&id).ok_or(StoreError::Ended { layer })?;
         job.layers[layer.0 as usize] = LayerState::InFlight;
         job.in_flight += 1;
-        let nothing = LayerDone { layer, objects: 0, bytes: 0 };
+        let nothing = LayerDone { layer, objects: 0, bytes: 0, device_bytes: 0 };
         self.ops.push(Op {
             iocb: None,
             job: id,

@@ -71,11 +71,11 @@ impl World {
     fn end_first(&mut self, is_good: bool) -> bool {
         let Some(((time, id), batch)) = self.ends.pop_first() else { return false };
         self.now = self.now.max(time);
+        let moved = self.it.ended(id, is_good, &mut self.tier);
         match batch.hop {
-            Hop::Drives => self.drives.ended(id, self.now),
-            Hop::Link => self.link.ended(id, self.now),
+            Hop::Drives => self.drives.ended(id, moved, self.now),
+            Hop::Link => self.link.ended(id, moved, self.now),
         }
-        self.it.ended(id, is_good, &mut self.tier);
         true
     }
 
@@ -207,6 +207,21 @@ fn a_full_tier_is_asked_again_only_when_the_request_is_announced_again() {
     world.prefetch(2, &[1], When::At(20 * MS));
     world.until(15 * MS);
     assert!(world.tier.contains(1));
+}
+
+#[test]
+fn blocks_that_were_refused_do_not_make_the_drives_fast() {
+    let mut world = World::new(1);
+    let cost = |world: &World| world.drives.table().costs.read.duration(MB);
+    let before = cost(&world);
+    for id in 0..20 {
+        let first = 2 * id as u32;
+        world.prefetch(id, &[first, first + 1], When::At(world.now + 60 * MS));
+        world.until(world.now + 100 * MS);
+        world.cancel(id);
+    }
+    assert_eq!(world.it.counts().drives_bytes, 20 * MB, "one of two");
+    assert_eq!(cost(&world), before);
 }
 
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! Host memory before the drives: what is there, what comes, and what is read ahead.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use kv_catalog::BlockKey;
 use kv_schedule::{Kind, OpId, Scheduler};
@@ -16,8 +16,6 @@ pub(super) struct Memory {
     pub(super) ahead: Option<Lookahead<BlockKey>>,
     /// How long a block takes to get from the drives.
     again: Duration,
-    /// Bytes of batches that were started.
-    batches: BTreeMap<OpId, u64>,
 }
 
 impl Memory {
@@ -30,9 +28,7 @@ impl Memory {
             ahead.ended(id, true, &mut self.tier);
             return None;
         }
-        let bytes = blocks * self.tier.config().block_bytes;
-        self.batches.insert(id, bytes);
-        Some((bytes, blocks))
+        Some((blocks * self.tier.config().block_bytes, blocks))
     }
 
     pub(super) fn dropped(&mut self, id: OpId) {
@@ -43,10 +39,7 @@ impl Memory {
 
     /// A batch has ended: its bytes.
     pub(super) fn ended(&mut self, id: OpId) -> u64 {
-        if let Some(ahead) = &mut self.ahead {
-            ahead.ended(id, true, &mut self.tier);
-        }
-        self.batches.remove(&id).unwrap_or_default()
+        self.ahead.as_mut().map_or(0, |ahead| ahead.ended(id, true, &mut self.tier))
     }
 }
 
@@ -83,7 +76,6 @@ impl Host {
             tier: Tier::new(config),
             ahead: host.lookahead.map(Lookahead::new),
             again: drives.latency + read,
-            batches: BTreeMap::new(),
         };
         let link = Way::new(host.lane, host.schedule, unit_layer_bytes, 1);
         Self { memory, link, lane: host.lane, filling: Numbered::new(), pace: Pace::default() }

@@ -164,7 +164,7 @@ impl Way {
                             let objects = blocks * layers * u64::from(self.objects);
                             self.lane.push(now, id, Direction::Read, bytes, objects);
                         }
-                        None => self.scheduler.ended(id, now),
+                        None => self.scheduler.ended(id, 0, now),
                     }
                 }
                 Decision::Start(id) => {
@@ -203,11 +203,18 @@ impl Way {
         let arrived = self.lane.arrived(now);
         let mut ended = Vec::with_capacity(arrived.len());
         for (id, began) in arrived {
-            self.scheduler.ended(id, now);
-            ended.push(match &mut memory {
-                Some(memory) if Lookahead::<()>::owns(id) => Ended::Ahead(memory.ended(id)),
-                _ => Ended::Op(self.moving.remove(id.0).expect("it was started"), began),
-            });
+            let (moved, end) = match &mut memory {
+                Some(memory) if Lookahead::<()>::owns(id) => {
+                    let moved = memory.ended(id);
+                    (moved, Ended::Ahead(moved))
+                }
+                _ => {
+                    let op = self.moving.remove(id.0).expect("it was started");
+                    (op.bytes, Ended::Op(op, began))
+                }
+            };
+            self.scheduler.ended(id, moved, now);
+            ended.push(end);
         }
         ended
     }

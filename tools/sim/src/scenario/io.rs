@@ -37,8 +37,9 @@ fn moved(tier: &Tier, reads: &[u64], writes: &[u64]) -> [f64; 2] {
         let Some(next) = lane.next_event() else { return last };
         now = next;
         for (id, _) in lane.arrived(now) {
-            scheduler.ended(id, now);
-            last[usize::from(ops[id.0 as usize].0 == Direction::Write)] = now.as_secs_f64();
+            let (direction, bytes) = ops[id.0 as usize];
+            scheduler.ended(id, bytes, now);
+            last[usize::from(direction == Direction::Write)] = now.as_secs_f64();
         }
     }
 }
