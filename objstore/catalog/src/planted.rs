@@ -35,6 +35,8 @@ pub enum PlantedBug {
     AcknowledgeBeforeRecord,
     /// What is in host memory is committed before it was written to the devices.
     RecordBeforeWriteBack,
+    /// And it is when the first part of it was.
+    RecordAfterFirstPart,
     /// Checksums are those of the file's neighbour.
     ChecksumOfAnother,
     /// Retrieved bytes are not compared with their checksums.
@@ -55,6 +57,7 @@ impl PlantedBug {
         Self::RecordWithoutFua,
         Self::AcknowledgeBeforeRecord,
         Self::RecordBeforeWriteBack,
+        Self::RecordAfterFirstPart,
         Self::ChecksumOfAnother,
         Self::ChecksumIgnored,
     ];

@@ -1,16 +1,17 @@
 //! One seed: devices, and the lives of a store on them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
+use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
 use nvme_driver::{ControllerOptions, Nanos};
 use nvme_emu::{
     EmuConfig, EmuDomain, Latency, MemoryMedia, PowerSwitch, SimClock, SimFaults, SimMedia,
     SimOptions,
 };
 use objstore::{
-    BlockId, BlockKey, DramMode, Format, KvShape, Layer, Namespace, Overwrite, Store, StoreConfig,
-    StoreDevice, StoreError, StoreId, StoreOptions, Writing,
+    BlockId, BlockKey, DramMode, Format, KvShape, Layer, Namespace, Overwrite, PacedStore, Store,
+    StoreConfig, StoreDevice, StoreError, StoreId, StoreOptions, Writing,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use ripieno_testkit::{Drives, KvMemory, inline_executor, keys};
@@ -23,10 +24,12 @@ const KEYS: u32 = 24;
 /// Blocks of the engine.
 const BLOCKS: u32 = 32;
 /// Blocks in host memory beside the devices, in one of so many histories.
-const DRAM_BLOCKS: u64 = 6;
+const DRAM_BLOCKS: u64 = 10;
 const DRAM_EVERY: u64 = 3;
 /// And in one of so many it is written to the devices later.
 const BACK_EVERY: u64 = 2;
+/// And in one of so many of those it is written block by block.
+const PARTS_EVERY: u64 = 2;
 /// Crashes of one history.
 const LIVES: u64 = 8;
 /// Failures that are described.
@@ -88,6 +91,8 @@ struct Life {
     power: PowerSwitch,
     /// One handle for each namespace.
     stores: Vec<Store>,
+    /// Goes on with what is written back, in parts of a block.
+    paced: Option<PacedStore>,
     kv: KvMemory,
     /// Writings that are open, and the names and versions that each stores.
     open: Vec<(Writing, Vec<(Name, u64)>)>,
@@ -241,8 +246,9 @@ impl History {
             options: self.options(),
         })?;
         let other = store.within(&namespace(1))?;
+        let paced = self.has_parts().then(|| PacedStore::new(store.clone(), scheduler()));
         let (power, stores) = (power.clone(), vec![store, other]);
-        Ok(Life { power, stores, kv, open: Vec::new(), next_block: 0, keys: keys(0..KEYS) })
+        Ok(Life { power, stores, paced, kv, open: Vec::new(), next_block: 0, keys: keys(0..KEYS) })
     }
 
     fn options(&self) -> StoreOptions {
@@ -329,6 +335,10 @@ impl History {
     fn step(&mut self, life: &mut Life, outcome: &mut Outcome) -> Result<()> {
         let namespace = self.rng.random_range(0..2);
         let store = life.stores[namespace].clone();
+        if let Some(paced) = &mut life.paced {
+            // It has no layers: the time does not matter.
+            paced.poll(Duration::ZERO)?;
+        }
         match self.rng.random_range(0..100) {
             0..40 => self.begin(life, namespace)?,
             40..65 => self.finish(life)?,
@@ -382,6 +392,10 @@ impl History {
         self.has_dram()
             && self.format.checksums
             && (self.seed / DRAM_EVERY).is_multiple_of(BACK_EVERY)
+    }
+
+    fn has_parts(&self) -> bool {
+        self.writes_back() && (self.seed / (DRAM_EVERY * BACK_EVERY)).is_multiple_of(PARTS_EVERY)
     }
 
     fn some_keys(&mut self, life: &Life) -> Vec<BlockKey> {
@@ -458,6 +472,16 @@ fn tag(namespace: usize, version: u64) -> u64 {
 
 fn namespace(number: usize) -> Namespace {
     Namespace { tenant_salt: vec![number as u8], ..Namespace::default() }
+}
+
+/// Lets a block be written at a time.
+fn scheduler() -> Scheduler {
+    let curve = || Curve::line(Duration::from_micros(80), 1e9).expect("it rises");
+    let [model, gpu, engine] = ["none"; 3].map(str::to_owned);
+    let setting = Setting { model, gpu, engine, drives: Vec::new() };
+    let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
+    let config = Config { write_depth_bytes: 1, ..Config::default() };
+    Scheduler::new(config, SlackTable::new(setting, costs))
 }
 
 /// One of a list.
