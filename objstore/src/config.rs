@@ -138,9 +138,11 @@ pub enum DramMode {
     /// As `WriteThrough`, but a [`crate::Store`] copies what is stored there alone, and lookups
     /// find it when it is committed. The devices get it, and it becomes permanent, when nothing
     /// else is moved, when more of it waits than a quarter of the memory has room for, and at
-    /// [`crate::Store::sync_journal`]; through a [`crate::PacedStore`] in parts of
-    /// [`kv_schedule::Config::write_depth_bytes`]. What has no room in half of the memory is
-    /// written through. Needs a store with checksums in one process.
+    /// [`crate::Store::sync_journal`]. Until then at most
+    /// [`kv_schedule::Config::write_depth_bytes`] are written at a time (without a
+    /// [`crate::PacedStore`] as many as by default), and more at the next commit, allocation or
+    /// [`crate::Store::poll_events`]. What has no room in half of the memory is written through.
+    /// Needs a store with checksums in one process.
     WriteBack,
 }
 

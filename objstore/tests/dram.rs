@@ -379,6 +379,38 @@ fn what_is_stored_is_in_memory_before_a_device_has_it() {
     assert_eq!(stack.refused_dma(), 0);
 }
 
+/// What is read next waits for no more than is written at a time, of however many writings.
+#[test]
+fn what_is_written_back_is_written_in_parts() {
+    let mut plan = Plan::default();
+    plan.shape.object_bytes = 256 << 10;
+    plan.format = format(plan.shape);
+    let block = plan.shape.block_bytes();
+    (plan.options.dram_bytes, plan.options.dram_mode) = (40 * block, DramMode::WriteBack);
+    let mut stack = Stack::new(&plan);
+    let depth = kv_schedule::Config::default().write_depth_bytes / block;
+    // One is larger, the others are written together.
+    for keys in [keys(0..8), keys(10..12), keys(20..23)] {
+        assert_eq!(stack.put(&keys, 0), keys.len());
+    }
+    let written = |stack: &Stack| stack.store.stats().unwrap().dram.written_back_bytes / block;
+    let mut parts = vec![written(&stack)];
+    for idle in 0.. {
+        stack.store.poll_events().unwrap();
+        let before: u64 = parts.iter().sum();
+        parts.extend(Some(written(&stack) - before).filter(|part| *part > 0));
+        if stack.store.stats().unwrap().dram.dirty == 0 {
+            break;
+        }
+        assert!(idle < 100_000, "{parts:?}, and never more");
+        stack.clock.pause(idle % 4, Nanos::MAX);
+    }
+    assert_eq!((depth, parts), (5, vec![0, 5, 5, 3]));
+    for keys in [keys(0..8), keys(10..12), keys(20..23)] {
+        assert_eq!(stack.get(&keys, 30), keys.len());
+    }
+}
+
 /// However many are stored at once.
 #[test]
 fn at_most_half_of_the_memory_has_what_no_device_has() {

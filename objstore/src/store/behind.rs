@@ -50,20 +50,21 @@ impl Inner {
     }
 
     /// Goes on with what was published, unless somebody does or something is being moved that an
-    /// engine waits for. No more than half of the memory for it is waited with.
+    /// engine waits for. No more than half of the memory for it is waited with. What is written at
+    /// a time is in nobody's way for long.
     pub(super) fn tend(&self) {
         let Ok(mut commits) = self.commits.try_lock() else { return };
         commits.behind.append(&mut lock(&self.published));
         if commits.behind.is_empty() || self.keys().check_writable().is_err() {
             return;
         }
-        let tended = self.with_plane(Plane::wants_writing).and_then(|may_start| {
-            if may_start {
-                // What is written in parts is in nobody's way for longer than a part takes.
-                let is_whole = commits.part_bytes == u64::MAX;
-                self.start_behind(&mut commits, if is_whole { usize::MAX } else { 1 })?;
+        let tended = self.end_behind(&mut commits).and_then(|()| {
+            let is_writing = commits.behind.iter().any(|one| one.ticket.is_some());
+            if is_writing || !self.with_plane(Plane::wants_writing)? {
+                return Ok(());
             }
-            self.end_behind(&mut commits)
+            let depth_bytes = commits.write_depth_bytes;
+            self.start_behind(&mut commits, depth_bytes)
         });
         if let Err(error) = tended {
             // What was given up is a miss, which the next `sync_journal` says.
@@ -78,7 +79,7 @@ impl Inner {
         let mut result = commits.gave_up.take().map_or(Ok(()), Err);
         let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
         while !commits.behind.is_empty() {
-            let started = self.start_behind(commits, usize::MAX);
+            let started = self.start_behind(commits, u64::MAX);
             if let Some(ticket) = commits.behind.iter().find_map(|one| one.ticket.as_ref()) {
                 // What became of it is in the job.
                 let _ = self.wait_for(ticket);
@@ -96,12 +97,13 @@ impl Inner {
         result
     }
 
-    /// Starts writing what can be started, so that up to `writings` are being written.
-    fn start_behind(&self, commits: &mut Commits, writings: usize) -> Result<(), StoreError> {
+    /// Starts writing what can be started, of up to `bytes_max` or a block.
+    fn start_behind(&self, commits: &mut Commits, bytes_max: u64) -> Result<(), StoreError> {
         let (mut left, mut result) = (Vec::new(), Ok(()));
-        let mut started = commits.behind.iter().filter(|one| one.ticket.is_some()).count();
+        let mut blocks = (bytes_max / self.superblock.layout.shape.block_bytes()).max(1) as usize;
+        let mut is_writing = commits.behind.iter().any(|one| one.ticket.is_some());
         for mut one in std::mem::take(&mut commits.behind) {
-            if one.ticket.is_none() && started < writings {
+            if one.ticket.is_none() && blocks > 0 {
                 if planted(PlantedBug::RecordBeforeWriteBack) {
                     lock(&self.ready).push(Ready::behind(one, 0));
                     continue;
@@ -109,16 +111,16 @@ impl Inner {
                 // What was dropped meanwhile need not be written.
                 let begun = self.with_plane(|plane| {
                     let wanted = |file| self.keys().catalog.is_stored(file);
-                    plane.write_behind(one.job, commits.part_bytes, wanted)
+                    plane.write_behind(one.job, blocks, wanted)
                 });
                 match begun {
-                    Ok(Some(ticket)) => {
+                    Ok(Some((ticket, started))) => {
                         one.ticket = Some(ticket);
-                        started += 1;
+                        (is_writing, blocks) = (true, blocks - started);
                     }
                     Err(StoreError::Busy { .. }) => {}
                     // The memory is that of others, which are being written.
-                    Err(StoreError::Ring(_)) if started > 0 => {}
+                    Err(StoreError::Ring(_)) if is_writing => {}
                     ended => {
                         self.give_up(one.job, one.write);
                         result = result.and(ended.map(|_| ()));

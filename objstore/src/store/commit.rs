@@ -61,8 +61,8 @@ pub(super) struct Commits {
     pub(super) behind: Vec<Published>,
     /// Why some of these were given up, unless that was said.
     pub(super) gave_up: Option<StoreError>,
-    /// Bytes of one of these that are written at a time, or a block.
-    pub(super) part_bytes: u64,
+    /// Bytes of these that are written at a time, or a block.
+    pub(super) write_depth_bytes: u64,
 }
 
 impl Commits {
@@ -73,7 +73,7 @@ impl Commits {
             results: HashMap::new(),
             behind: Vec::new(),
             gave_up: None,
-            part_bytes: u64::MAX,
+            write_depth_bytes: kv_schedule::Config::default().write_depth_bytes,
         }
     }
 }

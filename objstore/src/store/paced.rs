@@ -53,7 +53,7 @@ impl PacedStore {
     #[must_use]
     pub fn new(store: Store, scheduler: Scheduler) -> Self {
         let depth = scheduler.config().write_depth_bytes;
-        lock(&store.inner.commits).part_bytes = depth;
+        lock(&store.inner.commits).write_depth_bytes = depth;
         let (waiting, in_flight, ended) = Default::default();
         Self { store, scheduler, waiting, in_flight, ended, last: 0, ahead: None }
     }

@@ -126,9 +126,9 @@ impl Plane {
         self.jobs.get(&id).is_some_and(|job| job.is_kept)
     }
 
-    /// Starts writing the next blocks of what the job `id` has left here, of up to `bytes_max` or
-    /// one, but for files that nobody wants any more; `None` if there is nothing else. After all
-    /// of them it begins anew.
+    /// Starts writing the next blocks of what the job `id` has left here, up to `blocks_max`, but
+    /// for files that nobody wants any more, and says how many; `None` if there is nothing else.
+    /// After all of them it begins anew.
     ///
     /// # Errors
     /// [`StoreError::NoSuchJob`], [`StoreError::ReadOnly`], [`StoreError::Busy`],
@@ -136,9 +136,9 @@ impl Plane {
     pub(crate) fn write_behind(
         &mut self,
         id: JobId,
-        bytes_max: u64,
+        blocks_max: usize,
         is_wanted: impl Fn(FileId) -> bool,
-    ) -> Result<Option<Ticket>, StoreError> {
+    ) -> Result<Option<(Ticket, usize)>, StoreError> {
         self.sync()?;
         self.check_writable()?;
         let (rows, bytes) = (self.shape.rows() as usize, self.shape.block_bytes());
@@ -158,14 +158,14 @@ impl Plane {
                 behind.spared_bytes += bytes;
             }
         }
-        let count = usize::try_from(bytes_max / bytes).unwrap_or(usize::MAX).max(1);
         let rest = dirty.blocks[dirty.written..].iter();
-        let blocks: Vec<_> = rest.take(count).copied().collect();
+        let blocks: Vec<_> = rest.take(blocks_max).copied().collect();
         let placement = dirty.placement;
         if blocks.is_empty() {
             return Ok(None);
         }
-        self.move_blocks(Direction::Write, &blocks, &[], placement).map(Some)
+        let ticket = self.move_blocks(Direction::Write, &blocks, &[], placement)?;
+        Ok(Some((ticket, blocks.len())))
     }
 
     /// Ends what was written; if that was the last of it, says how often the devices had been
