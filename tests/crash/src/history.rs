@@ -433,7 +433,12 @@ impl History {
         let mut layers: Vec<u32> = (0..self.format.shape.layers).collect();
         layers.shuffle(&mut self.rng);
         for layer in layers {
-            let ticket = store.store_layer(&writing, Layer(layer))?;
+            let mut started = store.store_layer(&writing, Layer(layer));
+            if let Err(StoreError::Busy { .. }) = started {
+                store.drain()?;
+                started = store.store_layer(&writing, Layer(layer));
+            }
+            let ticket = started?;
             if self.rng.random_bool(0.5) {
                 store.wait(ticket)?;
             }
