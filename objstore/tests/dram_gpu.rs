@@ -3,14 +3,17 @@
 
 mod gpu;
 mod rig;
+mod schedule;
 mod stack;
 
 use gio_uring::IoStatus;
 use gpu::Defect;
-use nvme_driver::{DmaSpace as _, Nanos};
+use kv_schedule::{Cancelled, Config, Flow};
+use nvme_driver::{Clock as _, DmaSpace as _, Nanos};
 use nvme_emu::FaultAction;
 use objstore::{
-    BlockId, BlockKey, DramMode, KvPool, Layer, Order, Path, Row, Store, StoreError, Ticket,
+    BlockId, BlockKey, DramMode, KvPool, Layer, Order, PacedEnd, PacedStore, Path, Row, Store,
+    StoreError, Ticket,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use rig::{Rig, wait_all};
@@ -494,6 +497,48 @@ fn nothing_is_freed_before_the_streams_are_past_it() {
         let freed = if path == Path::Staged { 3 } else { 2 };
         assert_eq!(gpu.living(), living - freed, "{path}");
     });
+}
+
+/// A layer that is kept is started without the scheduler, which does not know how many there are.
+#[test]
+fn a_layer_that_finds_no_free_operation_is_copied_later() {
+    everywhere_with(
+        |seed| written_back(64, seed),
+        |mut rig, _| {
+            let mut store =
+                PacedStore::new(rig.store.clone(), schedule::scheduler(Config::default()));
+            let now = || rig.clock.now().duration();
+            let flow = Flow { tenant: 0, request: 1 };
+            let (mut writings, mut ids) = (Vec::new(), Vec::new());
+            for n in 0..6 {
+                let (keys, first) = (keys(10 * n..10 * n + 2), 2 * n);
+                rig.fill(first, &keys);
+                let writing = rig.store.allocate(&keys, &blocks(first, 2)).unwrap();
+                let started = rig.layers().map(|l| store.store_layer(&writing, l, flow, now()));
+                ids.extend(started.map(Result::unwrap));
+                writings.push(writing);
+            }
+            assert!(
+                ids.len() > plan(0, 1).options.iocbs as usize && store.in_flight() == ids.len()
+            );
+            assert!(ids.iter().all(|id| store.cancel(*id) == Cancelled::InFlight));
+            let mut ended = Vec::new();
+            for idle in 0.. {
+                store.poll(now()).unwrap();
+                ended.extend(store.ended());
+                if ended.len() == ids.len() {
+                    break;
+                }
+                assert!(idle < 10_000, "{ended:?}");
+                rig.clock.pause(idle, Nanos::MAX);
+            }
+            let moved = |(_, end): &_| matches!(end, PacedEnd::Moved(done) if done.objects == 4);
+            assert!(ended.iter().all(moved), "{ended:?}");
+            writings.into_iter().for_each(|one| _ = rig.store.commit(one).unwrap());
+            drop(store.into_parts());
+            (0..6).for_each(|n| assert_eq!(rig.get(&keys(10 * n..10 * n + 2), 30), 2));
+        },
+    );
 }
 
 /// Pinned memory of this process that the GPU reaches is no other pool for its streams.

@@ -41,6 +41,8 @@ pub struct PacedStore {
     scheduler: Scheduler,
     /// What operations are that wait.
     waiting: HashMap<OpId, (JobId, Layer)>,
+    /// Of these, those that were started and found no operation free: they are tried again.
+    refused: Vec<OpId>,
     /// In the order in which they were started.
     in_flight: Vec<(OpId, Ticket)>,
     ended: Vec<(OpId, PacedEnd)>,
@@ -54,8 +56,8 @@ impl PacedStore {
     pub fn new(store: Store, scheduler: Scheduler) -> Self {
         let depth = scheduler.config().write_depth_bytes;
         lock(&store.inner.commits).write_depth_bytes = depth;
-        let (waiting, in_flight, ended) = Default::default();
-        Self { store, scheduler, waiting, in_flight, ended, last: 0, ahead: None }
+        let (waiting, refused, in_flight, ended) = Default::default();
+        Self { store, scheduler, waiting, refused, in_flight, ended, last: 0, ahead: None }
     }
 
     /// The same, and reads ahead for requests that are announced: from the devices to host memory
@@ -222,14 +224,14 @@ impl PacedStore {
 
     /// As [`Scheduler::cancel`]. What is in flight ends by itself.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
-        self.waiting.remove(&id);
-        match self.scheduler.cancel(id) {
-            // With write-back a layer is started without the scheduler.
-            Cancelled::Unknown if self.in_flight.iter().any(|(other, _)| *other == id) => {
-                Cancelled::InFlight
-            }
-            cancelled => cancelled,
+        let cancelled = self.scheduler.cancel(id);
+        let mut started = self.in_flight.iter().map(|(id, _)| id).chain(&self.refused);
+        // With write-back a layer is started without the scheduler.
+        if started.any(|started| *started == id) {
+            return Cancelled::InFlight;
         }
+        self.waiting.remove(&id);
+        cancelled
     }
 
     fn op(&mut self, blocks: usize, flow: Flow, kind: Kind) -> Op {
@@ -263,6 +265,11 @@ impl PacedStore {
             self.scheduler.ended(*id, moved, now);
             progress = Progress::Moved;
         }
+        let refused = std::mem::take(&mut self.refused);
+        refused.iter().for_each(|id| self.start(*id, now));
+        if self.refused.len() < refused.len() {
+            progress = Progress::Moved;
+        }
         let mut again = None;
         if let Some(ahead) = &mut self.ahead {
             ahead.plan(&mut self.scheduler, now)?;
@@ -292,9 +299,14 @@ impl PacedStore {
     }
 
     fn start(&mut self, id: OpId, now: Duration) {
-        let (job, layer) = self.waiting.remove(&id).expect("it waits");
+        let (job, layer) = self.waiting[&id];
         let inner = &self.store.inner;
-        match inner.with_plane(|plane| plane.start(job, layer, Order::Unordered)) {
+        let started = inner.with_plane(|plane| plane.start(job, layer, Order::Unordered));
+        if let Err(StoreError::Busy { .. } | StoreError::StagingBusy { .. }) = started {
+            return self.refused.push(id);
+        }
+        self.waiting.remove(&id);
+        match started {
             Ok(ticket) => self.in_flight.push((id, ticket)),
             Err(error) => {
                 self.scheduler.ended(id, 0, now);
@@ -308,10 +320,10 @@ impl PacedStore {
         std::mem::take(&mut self.ended)
     }
 
-    /// Operations in flight, but for those of the lookahead.
+    /// Operations that were started and have not ended, but for those of the lookahead.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.in_flight.len()
+        self.in_flight.len() + self.refused.len()
     }
 
     /// The store, and what was learned. Nothing may wait or be in flight; what is read ahead ends
