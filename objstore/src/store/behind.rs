@@ -9,7 +9,7 @@ use kv_catalog::{PlantedBug, WriteId, planted};
 use nvme_driver::Waiter;
 
 use super::{
-    Inner, Store,
+    Inner,
     commit::{Commits, Ready},
     lock,
 };
@@ -31,13 +31,6 @@ pub(super) struct Published {
     pub(super) tries: u32,
     /// It is being written to the devices.
     pub(super) ticket: Option<Ticket>,
-}
-
-impl Store {
-    /// Whether something was published that is not permanent.
-    pub(super) fn is_behind(&self) -> bool {
-        self.inner.keys().catalog.counts().published > 0
-    }
 }
 
 impl Inner {
@@ -71,6 +64,26 @@ impl Inner {
             tracing::warn!(%error, "writing back what is in host memory");
             commits.gave_up.get_or_insert(error);
         }
+    }
+
+    /// Gives up what was published and nobody wants any more, without writing it. Says whether
+    /// there was any.
+    pub(super) fn spare(&self) -> bool {
+        let Ok(mut commits) = self.commits.try_lock() else { return false };
+        commits.behind.append(&mut lock(&self.published));
+        let before = commits.behind.len();
+        commits.behind.retain(|one| {
+            let is_left = self.with_plane(|plane| {
+                let keys = self.keys();
+                let is_free = one.ticket.is_none();
+                Ok(!is_free || plane.spare(one.job, |file| keys.catalog.is_stored(file))?)
+            });
+            if matches!(is_left, Ok(false)) {
+                self.give_up(one.job, one.write);
+            }
+            !matches!(is_left, Ok(false))
+        });
+        commits.behind.len() < before
     }
 
     /// Makes all that was published permanent, or gives it up.

@@ -115,7 +115,8 @@ impl Store {
     /// [`Store::sync_journal`].
     pub fn drain(&self) -> Result<(), StoreError> {
         self.inner.with_plane(Plane::drain)?;
-        if self.is_behind() { self.sync_journal() } else { Ok(()) }
+        let is_behind = self.inner.with_plane(|plane| Ok(plane.is_behind()))?;
+        if is_behind { self.sync_journal() } else { Ok(()) }
     }
 }
 

@@ -96,11 +96,12 @@ impl Store {
     }
 
     /// Files for as many leading keys as possible. Where files only wait for the journal, or for
-    /// being written, they are.
+    /// being written, they are, but for what nobody wants any more.
     pub(super) fn take_files(&self, keys: &[BlockKey]) -> Result<Write, StoreError> {
         self.inner.tend();
         let mut attempts = 0;
         loop {
+            let is_behind = self.inner.with_plane(|plane| Ok(plane.is_behind()))?;
             {
                 let mut state = self.inner.keys();
                 state.check()?;
@@ -110,7 +111,7 @@ impl Store {
                 let counts = state.catalog.counts();
                 if write.positions.len() == keys.len()
                     || attempts == ATTEMPTS_MAX
-                    || counts.limbo + counts.published == 0
+                    || counts.limbo == 0 && !is_behind
                 {
                     return Ok(write);
                 }
@@ -118,12 +119,15 @@ impl Store {
                 // From now on files are evicted ahead, so that the next one need not wait.
                 state.is_crowded |= counts.limbo > 0;
             }
+            attempts += 1;
+            if is_behind && self.inner.spare() {
+                continue;
+            }
             match self.sync_journal() {
                 // What could not be written is a miss, and its files are free.
                 Err(StoreError::Transfer { .. }) => {}
                 synced => synced?,
             }
-            attempts += 1;
         }
     }
 

@@ -126,6 +126,42 @@ impl Plane {
         self.jobs.get(&id).is_some_and(|job| job.is_kept)
     }
 
+    /// Whether something is here that no device has, wanted or not.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| !memory.behind.jobs.is_empty())
+    }
+
+    /// Frees memory of files that nobody wants any more, of what the job `id` has left here and of
+    /// which nothing is being written. Says whether anything is left. Once some of it was written,
+    /// all of it goes or nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchJob`].
+    pub(crate) fn spare(
+        &mut self,
+        id: JobId,
+        is_wanted: impl Fn(FileId) -> bool,
+    ) -> Result<bool, StoreError> {
+        let (rows, bytes) = (self.shape.rows() as usize, self.shape.block_bytes());
+        let missing = StoreError::NoSuchJob { job: id };
+        let Some(HostMemory { behind, tier, .. }) = &mut self.memory else { return Err(missing) };
+        let dirty = behind.jobs.get_mut(&id).ok_or(missing)?;
+        let is_wanted: Vec<bool> = dirty.blocks.iter().map(|(file, _)| is_wanted(*file)).collect();
+        if dirty.written == dirty.blocks.len() || !is_wanted.contains(&true) {
+            (dirty.written, dirty.recoveries) = (0, None);
+        }
+        for at in (0..dirty.blocks.len()).rev() {
+            if dirty.written == 0 && !is_wanted[at] {
+                let (_, host) = dirty.blocks.remove(at);
+                dirty.words.drain(at * rows..(at + 1) * rows);
+                tier.release(host);
+                behind.blocks -= 1;
+                behind.spared_bytes += bytes;
+            }
+        }
+        Ok(!dirty.blocks.is_empty())
+    }
+
     /// Starts writing the next blocks of what the job `id` has left here, up to `blocks_max`, but
     /// for files that nobody wants any more, and says how many; `None` if there is nothing else.
     /// After all of them it begins anew.
@@ -141,30 +177,14 @@ impl Plane {
     ) -> Result<Option<(Ticket, usize)>, StoreError> {
         self.sync()?;
         self.check_writable()?;
-        let (rows, bytes) = (self.shape.rows() as usize, self.shape.block_bytes());
-        let missing = StoreError::NoSuchJob { job: id };
-        let Some(HostMemory { behind, tier, .. }) = &mut self.memory else { return Err(missing) };
-        let dirty = behind.jobs.get_mut(&id).ok_or(missing)?;
-        if dirty.written == dirty.blocks.len() {
-            (dirty.written, dirty.recoveries) = (0, None);
-        }
-        for at in (0..dirty.blocks.len()).rev() {
-            let (file, host) = dirty.blocks[at];
-            if dirty.written == 0 && !is_wanted(file) {
-                dirty.blocks.remove(at);
-                dirty.words.drain(at * rows..(at + 1) * rows);
-                tier.release(host);
-                behind.blocks -= 1;
-                behind.spared_bytes += bytes;
-            }
-        }
-        let rest = dirty.blocks[dirty.written..].iter();
-        let blocks: Vec<_> = rest.take(blocks_max).copied().collect();
-        let placement = dirty.placement;
-        if blocks.is_empty() {
+        if !self.spare(id, is_wanted)? {
             return Ok(None);
         }
-        let ticket = self.move_blocks(Direction::Write, &blocks, &[], placement)?;
+        let dirty = self.memory.as_ref().and_then(|memory| memory.behind.jobs.get(&id));
+        let dirty = dirty.ok_or(StoreError::NoSuchJob { job: id })?;
+        let rest = dirty.blocks[dirty.written..].iter();
+        let blocks: Vec<_> = rest.take(blocks_max).copied().collect();
+        let ticket = self.move_blocks(Direction::Write, &blocks, &[], dirty.placement)?;
         Ok(Some((ticket, blocks.len())))
     }
 
