@@ -300,7 +300,8 @@ fn medium(text: &str) -> Result<Medium, String> {
     Ok(Medium { read, write, latency: time(latency)?, mixed })
 }
 
-fn percent(text: &str) -> Result<f64, String> {
+/// Reads a part in percent.
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let found = text.trim().parse().ok().filter(|percent| (1.0..=100.0).contains(percent));
     found.ok_or_else(|| format!("{text:?}: expected a number from 1 to 100"))
 }

@@ -54,7 +54,7 @@ fn trace(requests: &[Request]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut text = String::new();
     for (number, request) in requests.iter().enumerate() {
-        let Request { arrival, input, output, blocks } = request;
+        let Request { arrival, input, output, blocks, .. } = request;
         let mut ids = blocks.clone();
         ids.resize(input.div_ceil(BLOCK_TOKENS) as usize, u64::MAX - number as u64);
         let time = arrival.as_secs_f64() * 1e3;

@@ -59,6 +59,25 @@ fn a_trace_is_served_with_all_policies() {
 }
 
 #[test]
+fn clients_that_go_away_are_counted() {
+    let (file, folder) = (trace(), tempfile::tempdir().unwrap());
+    let (path, page) = (file.path().to_str().unwrap(), folder.path().join("page.html"));
+    let args =
+        [path, "--kv-memory", "2GiB", "--abort", "80", "--abort-within", "0.5", "--seed", "3"];
+    let found = json(&[&args[..], &["--html", page.to_str().unwrap()]].concat());
+    for policy in ["recompute", "SSD", "ours", "ours + host memory, ahead"] {
+        let aborted = cell(&found, 0, policy, "aborted");
+        assert!((10.0..=24.0).contains(&aborted), "{policy}: {aborted}");
+    }
+    let in_vain = |policy| cell(&found, 1, policy, "loaded in vain");
+    assert!(in_vain("SSD") >= 1.0 && in_vain("HBM") == 0.0, "{}", found["tables"][1]);
+    assert!(found["setting"].to_string().contains("80 % of the clients go away"));
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("<th>aborted</th>") && page.contains("<th>loaded in vain</th>"));
+    assert!(found["tables"] == json(&args)["tables"], "the same again");
+}
+
+#[test]
 fn a_plan_recommends_what_keeps_the_limit() {
     let file = trace();
     let path = file.path().to_str().unwrap();

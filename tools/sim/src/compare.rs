@@ -77,7 +77,7 @@ pub fn compare(
     outcome
 }
 
-const LATENCY: [&str; 9] = [
+const LATENCY: [&str; 10] = [
     "TTFT, ms",
     "p50",
     "p95",
@@ -87,8 +87,9 @@ const LATENCY: [&str; 9] = [
     "p99",
     "bubble, % of steps",
     "preempted",
+    "aborted",
 ];
-const TRAFFIC: [&str; 9] = [
+const TRAFFIC: [&str; 10] = [
     "GPU, %",
     "host memory, %",
     "drives, %",
@@ -98,25 +99,28 @@ const TRAFFIC: [&str; 9] = [
     "from host memory",
     "read ahead",
     "wasted",
+    "loaded in vain",
 ];
 
-fn latencies(summary: &Summary, report: &Report) -> [String; 9] {
+fn latencies(summary: &Summary, report: &Report) -> [String; 10] {
     let Summary { ttft, itl, bubble, .. } = summary;
     let ms = |seconds: f64| number(seconds * 1e3);
     let [first, half, most, nearly] = [ttft.mean, ttft.p50, ttft.p95, ttft.p99].map(ms);
     let [between, often, rarely] = [itl.mean, itl.p95, itl.p99].map(ms);
     let (waits, again) = (number(bubble * 100.0), report.preemptions.to_string());
-    [first, half, most, nearly, between, often, rarely, waits, again]
+    let aborted = (report.aborted_waiting + report.aborted_running).to_string();
+    [first, half, most, nearly, between, often, rarely, waits, again, aborted]
 }
 
-fn traffic(summary: &Summary, report: &Report) -> [String; 9] {
+fn traffic(summary: &Summary, report: &Report) -> [String; 10] {
     let parts = [summary.hbm_hits, summary.host_hits, summary.drive_hits, summary.hits()];
     let [gpu, host, drives, all] = parts.map(|part| number(part * 100.0));
-    let Report { read_bytes, write_bytes, host_read_bytes, ahead_bytes, wasted_bytes, .. } = report;
+    let Report { read_bytes, write_bytes, host_read_bytes, .. } = report;
+    let Report { ahead_bytes, wasted_bytes, in_vain_bytes, .. } = report;
     let gb = |bytes: &u64| format!("{:.0}", *bytes as f64 / 1e9);
-    let moved = [read_bytes, write_bytes, host_read_bytes, ahead_bytes, wasted_bytes].map(gb);
-    let [read, written, copied, ahead, wasted] = moved;
-    [gpu, host, drives, all, read, written, copied, ahead, wasted]
+    let [read, written, copied] = [read_bytes, write_bytes, host_read_bytes].map(gb);
+    let [ahead, wasted, in_vain] = [ahead_bytes, wasted_bytes, in_vain_bytes].map(gb);
+    [gpu, host, drives, all, read, written, copied, ahead, wasted, in_vain]
 }
 
 fn row(name: &str, cells: &[String]) -> Vec<String> {
@@ -159,9 +163,11 @@ pub(crate) fn tiers(machine: &Machine, prices: &Prices) -> [String; 3] {
 }
 
 fn distribution(report: &Report) -> Vec<(f64, f64)> {
-    let mut times: Vec<f64> = report.served.iter().map(|it| it.ttft.as_secs_f64()).collect();
+    let served = report.served.iter().filter(|it| !it.is_aborted);
+    let mut times: Vec<f64> = served.map(|it| it.ttft.as_secs_f64()).collect();
     times.sort_unstable_by(f64::total_cmp);
-    (1..=99).map(|percent| (percent as f64, percentile(&times, percent))).collect()
+    let percents = if times.is_empty() { 0 } else { 99 };
+    (1..=percents).map(|percent| (percent as f64, percentile(&times, percent))).collect()
 }
 
 /// How busy GPU and tier are: in each minute, or less often in a long run.

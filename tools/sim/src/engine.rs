@@ -12,7 +12,10 @@ mod requests;
 mod steps;
 mod way;
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use kv_catalog::{BlockKey, PolicyKind};
 
@@ -38,6 +41,15 @@ pub struct Request {
     pub output: u32,
     /// What each full block of the prompt is called: equal names, equal prefixes.
     pub blocks: Vec<u64>,
+    /// How long after that its client goes away, if it has not all tokens by then.
+    pub leaves: Option<Duration>,
+}
+
+impl Request {
+    /// When its client goes away, and its number.
+    fn leaves(&self, number: usize) -> Option<(Duration, usize)> {
+        self.leaves.map(|after| (self.arrival + after, number))
+    }
 }
 
 /// The machine and the engine on it.
@@ -70,6 +82,8 @@ pub struct Served {
     pub loaded_tokens: u32,
     /// Of those, tokens from host memory before the drives.
     pub host_tokens: u32,
+    /// Its client went away before.
+    pub is_aborted: bool,
 }
 
 /// What a run was like.
@@ -95,10 +109,17 @@ pub struct Report {
     pub ahead_bytes: u64,
     /// Of those, bytes that went from host memory without being used.
     pub wasted_bytes: u64,
+    /// Bytes that were loaded for requests which were aborted or preempted before their prompt was
+    /// computed.
+    pub in_vain_bytes: u64,
     /// Blocks that were not stored, for want of memory to wait in.
     pub blocks_dropped: u64,
     /// How often a request was put back to where it began, for want of a block.
     pub preemptions: u64,
+    /// Requests whose clients went away while they waited.
+    pub aborted_waiting: u64,
+    /// The same, while they were served.
+    pub aborted_running: u64,
     /// What was done in each second.
     pub seconds: Vec<Second>,
     /// What was done for the request that was watched, layer by layer.
@@ -113,6 +134,8 @@ pub struct Run<'a> {
     requests: &'a [Request],
     now: Duration,
     arrived: usize,
+    /// Clients that are going to go away, and when, of requests that came and have not ended.
+    leaving: BTreeSet<(Duration, usize)>,
     waiting: VecDeque<Waiting>,
     /// Something came or began: time to look ahead.
     is_new: bool,
@@ -157,13 +180,25 @@ impl<'a> Run<'a> {
         requests: &'a [Request],
         watched: usize,
     ) -> Report {
+        let mut run = Self::new(setup, policy, requests, watched);
+        run.go();
+        run.report.took = run.now;
+        if let Some(host) = run.below.as_ref().and_then(|below| below.host.as_ref()) {
+            run.report.wasted_bytes = host.memory.tier.counts().wasted_bytes;
+        }
+        (run.report.seconds, run.report.spans) = run.record.end();
+        run.report
+    }
+
+    fn new(setup: &'a Setup, policy: &'a Policy, requests: &'a [Request], watched: usize) -> Self {
         let block_bytes = setup.model.token_bytes() * u64::from(setup.block_tokens);
-        let mut run = Self {
+        Self {
             setup,
             policy,
             requests,
             now: Duration::ZERO,
             arrived: 0,
+            leaving: BTreeSet::new(),
             waiting: VecDeque::new(),
             is_new: false,
             is_full: false,
@@ -175,38 +210,47 @@ impl<'a> Run<'a> {
             steps: 0,
             record: Record::new(watched),
             report: Report { served: vec![Served::default(); requests.len()], ..Report::default() },
-        };
-        while let Some(next) = run.next_event() {
-            run.now = next;
-            run.io_ends();
-            run.compute_ends();
-            run.arrive();
-            run.plan();
-            run.look_ahead();
-            run.go_on();
-            if let Some(below) = &mut run.below {
+        }
+    }
+
+    /// All that happens, in its order.
+    fn go(&mut self) {
+        while let Some(next) = self.next_event() {
+            self.now = next;
+            self.io_ends();
+            self.compute_ends();
+            self.arrive();
+            self.leave();
+            self.plan();
+            self.look_ahead();
+            self.go_on();
+            if let Some(below) = &mut self.below {
                 below.pump(next);
             }
         }
-        assert!(run.waiting.is_empty(), "{setup:?} has no room for {:?}", run.waiting.front());
-        run.report.took = run.now;
-        if let Some(host) = run.below.as_ref().and_then(|below| below.host.as_ref()) {
-            run.report.wasted_bytes = host.memory.tier.counts().wasted_bytes;
-        }
-        (run.report.seconds, run.report.spans) = run.record.end();
-        run.report
+        let (setup, first) = (self.setup, self.waiting.front());
+        assert!(first.is_none(), "{setup:?} has no room for {first:?}");
     }
 
     fn next_event(&self) -> Option<Duration> {
-        let arrival = self.requests.get(self.arrived).map(|request| request.arrival);
         let compute = self.step.as_ref().and_then(Step::ends);
         let io = self.below.as_ref().and_then(Below::next_event);
-        let next = [arrival, compute, io].into_iter().flatten().min()?;
+        let next = [self.next_client(), compute, io].into_iter().flatten().min()?;
         Some(next.max(self.now))
     }
 
+    /// When a client comes or goes.
+    fn next_client(&self) -> Option<Duration> {
+        let arrival = self.requests.get(self.arrived).map(|request| request.arrival);
+        let leaves = self.leaving.first().map(|(time, _)| *time);
+        [arrival, leaves].into_iter().flatten().min()
+    }
+
     fn arrive(&mut self) {
-        while self.requests.get(self.arrived).is_some_and(|next| next.arrival <= self.now) {
+        while let Some(next) = self.requests.get(self.arrived)
+            && next.arrival <= self.now
+        {
+            self.leaving.extend(next.leaves(self.arrived));
             self.waiting.push_back(Waiting::new(self.arrived));
             self.arrived += 1;
             self.is_new = true;

@@ -19,7 +19,7 @@
 //! - No threads, clock or chance: the same requests give the same report, on every machine.
 //!
 //! # Not implemented
-//! - Requests that are aborted.
+//! - Replicas of an engine that share tiers.
 
 mod compare;
 mod engine;
@@ -46,4 +46,4 @@ pub use plan::{Choices, plan};
 pub use policy::{HostMemory, Loads, Medium, Policy, TWO_DRIVES, Tier};
 pub use scenario::Scenario;
 pub use summary::{Prices, Summary, Times};
-pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile};
+pub use workload::{Documents, L_EVAL, LOOGLE, Lengths, Profile, abort};

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    engine::{Report, Request},
+    engine::{Report, Request, Served},
     policy::{Medium, Policy},
 };
 
@@ -33,12 +33,17 @@ impl Times {
     }
 }
 
+/// A part of a whole; zero of nothing, where all were aborted.
+fn part(of: f64, whole: f64) -> f64 {
+    if whole > 0.0 { of / whole } else { 0.0 }
+}
+
 /// The least of sorted times that so many percent do not exceed.
 pub(crate) fn percentile(times: &[f64], percent: usize) -> f64 {
     times[(times.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-/// How well a workload was served.
+/// How well a workload was served: requests that were not aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     /// To the first token.
@@ -64,25 +69,26 @@ impl Summary {
     #[must_use]
     pub fn of(policy: &Policy, requests: &[Request], report: &Report) -> Self {
         let Report { served, took, compute, bubble, .. } = report;
-        let both = || requests.iter().zip(served);
-        let itl = both().filter(|(request, _)| request.output > 1);
+        let all = requests.iter().zip(served);
+        let both: Vec<_> = all.filter(|(_, was)| !was.is_aborted).collect();
+        let itl = both.iter().filter(|(request, _)| request.output > 1);
         let itl = itl.map(|(it, was)| was.decode.as_secs_f64() / f64::from(it.output - 1));
-        let sum = |of: &dyn Fn(&Request) -> u32| requests.iter().map(|it| f64::from(of(it))).sum();
-        let (input, output): (f64, f64) = (sum(&|it| it.input), sum(&|it| it.output));
-        let hbm: f64 = served.iter().map(|it| f64::from(it.hbm_tokens)).sum();
-        let loaded: f64 = served.iter().map(|it| f64::from(it.loaded_tokens)).sum();
+        let sum = |of: &dyn Fn(&Request, &Served) -> u32| {
+            both.iter().map(|(request, was)| f64::from(of(request, was))).sum::<f64>()
+        };
+        let (input, output) = (sum(&|it, _| it.input), sum(&|it, _| it.output));
+        let (hbm, loaded) = (sum(&|_, was| was.hbm_tokens), sum(&|_, was| was.loaded_tokens));
         let is_host = policy.tier.is_some_and(|tier| tier.medium == Medium::Host);
-        let before: f64 = served.iter().map(|it| f64::from(it.host_tokens)).sum();
-        let host = if is_host { loaded } else { before };
+        let host = if is_host { loaded } else { sum(&|_, was| was.host_tokens) };
         let took = took.as_secs_f64();
         Self {
-            ttft: Times::of(served.iter().map(|it| it.ttft.as_secs_f64()).collect()),
+            ttft: Times::of(both.iter().map(|(_, was)| was.ttft.as_secs_f64()).collect()),
             itl: Times::of(itl.collect()),
-            hbm_hits: hbm / input,
-            host_hits: host / input,
-            drive_hits: (loaded - host) / input,
-            bubble: bubble.as_secs_f64() / (*compute + *bubble).as_secs_f64(),
-            requests_per_second: requests.len() as f64 / took,
+            hbm_hits: part(hbm, input),
+            host_hits: part(host, input),
+            drive_hits: part(loaded - host, input),
+            bubble: part(bubble.as_secs_f64(), (*compute + *bubble).as_secs_f64()),
+            requests_per_second: both.len() as f64 / took,
             tokens_per_second: (input + output) / took,
         }
     }

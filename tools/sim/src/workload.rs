@@ -9,6 +9,17 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use crate::engine::Request;
 
+/// Has so large a part of all clients go away, each at a moment of its own within `within` after
+/// its request came (uniform).
+pub fn abort(requests: &mut [Request], part: f64, within: Duration, seed: u64) {
+    // Other numbers than those that drew the requests.
+    let mut chance = StdRng::seed_from_u64(!seed);
+    for request in requests {
+        let [goes, when] = [(); 2].map(|()| chance.random_range(0.0..1.0));
+        request.leaves = (goes < part).then(|| within.mul_f64(when));
+    }
+}
+
 /// Documents and questions about them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Documents {
@@ -124,7 +135,8 @@ impl Profile {
             let input = self.input.draw(&mut chance);
             let output = self.output.draw(&mut chance);
             let blocks = (0..u64::from(input / block_tokens)).map(|at| number << 24 | at).collect();
-            Request { arrival: Duration::from_secs_f64(arrival), input, output, blocks }
+            let arrival = Duration::from_secs_f64(arrival);
+            Request { arrival, input, output, blocks, leaves: None }
         };
         (0..count).map(request).collect()
     }
@@ -150,7 +162,7 @@ impl Documents {
             };
             let blocks = (0..input / block_tokens).map(name).collect();
             let arrival = Duration::from_secs_f64(arrival);
-            Request { arrival, input, output: self.answer, blocks }
+            Request { arrival, input, output: self.answer, blocks, leaves: None }
         };
         (0..(self.count as f64 * self.questions) as u64).map(request).collect()
     }
@@ -183,6 +195,19 @@ mod tests {
         blocks.dedup();
         let hits = 1.0 - blocks.len() as f64 / all;
         assert!((0.80..0.86).contains(&hits), "{hits}");
+    }
+
+    #[test]
+    fn as_many_clients_go_away_as_was_asked_and_in_time() {
+        let mut requests = Profile::UNIFORM.requests(4000, 5.0, 16, 3);
+        abort(&mut requests, 0.1, Duration::from_secs(8), 3);
+        let mut leaves: Vec<_> = requests.iter().filter_map(|it| it.leaves).collect();
+        assert!((350..450).contains(&leaves.len()), "{}", leaves.len());
+        leaves.sort_unstable();
+        let half = leaves[leaves.len() / 2].as_secs_f64();
+        assert!((3.5..4.5).contains(&half) && leaves[leaves.len() - 1] < Duration::from_secs(8));
+        abort(&mut requests, 0.0, Duration::from_secs(8), 3);
+        assert!(requests.iter().all(|it| it.leaves.is_none()));
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use ripieno_sim::{Documents, L_EVAL, LOOGLE, Profile, Request};
+use ripieno_sim::{Documents, L_EVAL, LOOGLE, Profile, Request, abort};
 
 use crate::model::TRACE_BLOCK_TOKENS;
+use crate::pace::percent;
 use crate::problem::Problem;
 use crate::trace;
 
@@ -26,6 +27,22 @@ pub(crate) struct WorkloadFlags {
     /// Seed of a workload that is drawn
     #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload")]
     seed: u64,
+
+    /// So many percent of the clients go away, each at a moment of its own, while its request waits
+    /// or is served; --seed draws who and when
+    #[arg(long, value_name = "PERCENT", value_parser = percent, help_heading = "Workload")]
+    abort: Option<f64>,
+
+    /// Seconds after their request came, in which they go away
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds,
+        requires = "abort", help_heading = "Workload")]
+    abort_within: f64,
+}
+
+/// Reads seconds that virtual time has room for.
+fn seconds(text: &str) -> Result<f64, String> {
+    above_zero(text)
+        .and_then(|seconds| if seconds <= 1e9 { Ok(seconds) } else { Err("expected fewer".into()) })
 }
 
 /// Reads a number above zero.
@@ -86,6 +103,16 @@ impl Workload {
         };
         workload.requests.truncate(flags.requests.unwrap_or(usize::MAX));
         workload.measure();
+        if let Some(percent) = flags.abort {
+            let within = Duration::from_secs_f64(flags.abort_within);
+            abort(&mut workload.requests, percent / 100.0, within, flags.seed);
+            workload.setting.push(format!(
+                "{percent} % of the clients go away, each at a moment of its own within {} s after \
+                 its request came; TTFT, latency, hits, throughput and cost are those of the \
+                 others",
+                flags.abort_within
+            ));
+        }
         Ok(workload)
     }
 
@@ -130,7 +157,7 @@ fn from_trace(path: &Path, flags: &WorkloadFlags, block_tokens: u32) -> Result<W
             return Err(wrong(number, "its prompt has no tokens"));
         }
         let blocks = blocks(hash_ids, input, block_tokens);
-        requests.push(Request { arrival: *arrival, input, output, blocks });
+        requests.push(Request { arrival: *arrival, input, output, blocks, leaves: None });
     }
     requests.sort_by_key(|request| request.arrival);
     let mut setting = vec![format!("the trace {}", path.display())];
@@ -179,7 +206,7 @@ mod tests {
     use super::*;
 
     fn flags(rate: Option<f64>) -> WorkloadFlags {
-        WorkloadFlags { rate, requests: None, seed: 1 }
+        WorkloadFlags { rate, requests: None, seed: 1, abort: None, abort_within: 10.0 }
     }
 
     fn read(text: &str, rate: Option<f64>) -> Result<Workload, Problem> {

@@ -19,7 +19,7 @@ use crate::{
 
 /// Blocks on their way to the tier.
 #[derive(Debug)]
-struct Store {
+pub(super) struct Store {
     write: WriteId,
     /// Layers that are not written yet.
     left: u32,
@@ -62,10 +62,10 @@ pub(super) struct Stores {
 #[derive(Debug)]
 pub(super) struct Below {
     pub(super) tier: Tier,
-    index: Index,
+    pub(super) index: Index,
     pub(super) way: Way,
     pub(super) host: Option<Host>,
-    stores: Numbered<Store>,
+    pub(super) stores: Numbered<Store>,
     layers: u32,
 }
 
@@ -175,6 +175,20 @@ impl Below {
         };
         let link = self.host.as_mut().is_some_and(|host| add(&mut host.link, load.host));
         u32::from(add(&mut self.way, load.tier)) + u32::from(link)
+    }
+
+    /// Bytes of what is loaded.
+    pub(super) fn bytes(&self, load: Load) -> u64 {
+        (load.tier + load.host) * u64::from(self.layers) * self.way.unit_layer_bytes
+    }
+
+    /// Nobody waits for what [`Self::load_whole`] loads: how many operations do not begin any more,
+    /// and their bytes. Others end as usual.
+    pub(super) fn cancel_whole(&mut self, request: usize) -> (u32, u64) {
+        let link = self.host.as_mut().map(|host| &mut host.link);
+        let ways = [Some(&mut self.way), link].into_iter().flatten();
+        let cancelled = ways.flat_map(|way| way.cancel_whole(request));
+        cancelled.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
     }
 
     /// Loads for a step; counts in `missing` what each layer waits for.

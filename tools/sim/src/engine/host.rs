@@ -45,7 +45,7 @@ impl Memory {
 
 /// Blocks on their way to host memory.
 #[derive(Debug)]
-struct Filling {
+pub(super) struct Filling {
     blocks: Vec<HostBlock>,
     /// Layers that are not there yet.
     left: u32,
@@ -57,7 +57,7 @@ pub(super) struct Host {
     pub(super) link: Way,
     /// What the link can do.
     pub(super) lane: LaneModel,
-    filling: Numbered<Filling>,
+    pub(super) filling: Numbered<Filling>,
     pace: Pace,
 }
 
@@ -162,6 +162,14 @@ impl Host {
         let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
         if let Some(ahead) = ahead {
             let _ = ahead.run(RequestId(number as u64), tier, drives, &mut link.scheduler);
+        }
+    }
+
+    /// A request that waited was aborted: nothing more is read for it.
+    pub(super) fn aborted(&mut self, number: usize, drives: &mut Scheduler) {
+        let Self { memory: Memory { tier, ahead, .. }, link, .. } = self;
+        if let Some(ahead) = ahead {
+            ahead.cancel(RequestId(number as u64), tier, drives, &mut link.scheduler);
         }
     }
 

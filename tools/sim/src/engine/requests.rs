@@ -6,7 +6,7 @@ use kv_catalog::{BlockKey, ReferenceId, WriteId};
 
 use super::{
     Run, Setup,
-    below::{Found, Load},
+    below::{Below, Found, Load},
     keys,
 };
 use crate::policy::Loads;
@@ -38,6 +38,10 @@ pub(super) struct Active {
     pub(super) computed: u32,
     /// Tokens that were generated.
     pub(super) generated: u32,
+    /// Its client has gone away: it ends when nothing moves for it.
+    is_aborted: bool,
+    /// Bytes that are loaded for it.
+    pub(super) loaded_bytes: u64,
     /// What the first step of the request loads.
     pub(super) to_load: Load,
     /// Loads that it waits for, outside of steps.
@@ -71,6 +75,11 @@ impl Active {
     pub(super) fn context(&self, input: u32) -> u32 {
         // Some of what was generated was computed as a part of the prompt.
         self.computed + self.generated - (self.prompt - input)
+    }
+
+    /// Bytes that were loaded for nothing if it ends now.
+    fn in_vain(&self) -> u64 {
+        if self.is_decoding() { 0 } else { self.loaded_bytes }
     }
 
     pub(super) fn is_decoding(&self) -> bool {
@@ -122,6 +131,8 @@ impl Run<'_> {
             prompt,
             computed: in_hbm,
             generated,
+            is_aborted: false,
+            loaded_bytes: 0,
             to_load: Load::default(),
             loading: 0,
             offered: 0,
@@ -142,6 +153,7 @@ impl Run<'_> {
             active.computed += tokens;
             if below.tier.loads == Loads::Whole {
                 active.loading = below.load_whole(load, number, self.now);
+                active.loaded_bytes = below.bytes(load);
             } else {
                 active.to_load = load;
             }
@@ -204,20 +216,70 @@ impl Run<'_> {
     }
 
     fn preempt(&mut self, at: usize) {
-        let mut active = self.active.remove(at);
+        let active = self.active.remove(at);
+        self.report.in_vain_bytes += active.in_vain();
         let Active { request, generated, first, .. } = active;
         self.waiting.push_front(Waiting { request, generated, first });
         self.report.preemptions += 1;
-        if let Some(below) = &mut self.below {
-            below.release(&mut active.found);
-        }
         self.let_go(active);
         // Until somebody leaves: what was freed is for those that go on.
         self.is_full = !self.active.is_empty();
     }
 
+    /// Clients go away.
+    pub(super) fn leave(&mut self) {
+        while let Some(&(time, number)) = self.leaving.first()
+            && time <= self.now
+        {
+            self.leaving.pop_first();
+            self.report.served[number].is_aborted = true;
+            match self.waiting.iter().position(|waiting| waiting.request == number) {
+                Some(at) => self.abort_waiting(at),
+                None => self.abort_active(number),
+            }
+        }
+    }
+
+    fn abort_waiting(&mut self, at: usize) {
+        self.report.aborted_waiting += 1;
+        let gone = self.waiting.remove(at).expect("it waits");
+        // The next one may need less room.
+        self.is_full &= at > 0;
+        self.is_new = true;
+        if let Some(Below { host: Some(host), way, .. }) = &mut self.below {
+            host.aborted(gone.request, &mut way.scheduler);
+        }
+    }
+
+    /// What has begun ends: the step that it is in, and loads into its blocks.
+    fn abort_active(&mut self, number: usize) {
+        self.report.aborted_running += 1;
+        let mut active = self.active.iter_mut();
+        let active = active.find(|active| active.request == number).expect("it waits, or runs");
+        active.is_aborted = true;
+        if let Some(below) = &mut self.below {
+            let (loads, bytes) = below.cancel_whole(number);
+            active.loading -= loads;
+            active.loaded_bytes -= bytes;
+        }
+        self.report.in_vain_bytes += active.in_vain();
+    }
+
+    /// Lets go of requests whose clients have gone, between two steps.
+    pub(super) fn aborted_end(&mut self) {
+        let is_over = |it: &mut Active| it.is_aborted && it.loading == 0;
+        let gone: Vec<Active> = self.active.extract_if(.., is_over).collect();
+        for active in gone {
+            self.is_full = false;
+            self.let_go(active);
+        }
+    }
+
     /// Its blocks may be evicted.
-    fn let_go(&mut self, active: Active) {
+    fn let_go(&mut self, mut active: Active) {
+        if let Some(below) = &mut self.below {
+            below.release(&mut active.found);
+        }
         match active.hbm {
             Hbm::Computing(write) => self.hbm.abort(write),
             Hbm::Held(held) => self.hbm.release(held),
@@ -298,6 +360,8 @@ impl Run<'_> {
         for active in done {
             self.is_full = false;
             self.report.served[active.request].decode = self.now - active.first;
+            let leaves = requests[active.request].leaves(active.request);
+            leaves.inspect(|leaves| _ = self.leaving.remove(leaves));
             self.let_go(active);
         }
     }

@@ -69,6 +69,7 @@ impl Run<'_> {
         if self.step.is_some() {
             return;
         }
+        self.aborted_end();
         self.make_room();
         self.admit();
         let mut left = self.setup.step_tokens;
@@ -79,7 +80,7 @@ impl Run<'_> {
                 parts.push((at, wanted.min(left)));
                 left -= wanted.min(left);
                 if !active.to_load.is_none() {
-                    loads.push((active.request, std::mem::take(&mut active.to_load)));
+                    loads.push((at, std::mem::take(&mut active.to_load)));
                 }
             }
         }
@@ -140,8 +141,10 @@ impl Run<'_> {
         if !loads.is_empty() || !step.stores.is_empty() {
             step.missing = vec![0; layers as usize];
         }
-        for (request, load) in loads {
-            below.load_step(*load, step.id, *request, &mut step.missing, self.now);
+        for (at, load) in loads {
+            let active = &mut self.active[*at];
+            active.loaded_bytes = below.bytes(*load);
+            below.load_step(*load, step.id, active.request, &mut step.missing, self.now);
         }
     }
 
@@ -156,8 +159,8 @@ impl Run<'_> {
         });
         let left = left.min().unwrap_or(1).max(1);
         let took = step.took * self.setup.model.layers;
-        let until = self.requests.get(self.arrived).map_or(u32::MAX, |next| {
-            let wait = next.arrival.saturating_sub(self.now).as_secs_f64();
+        let until = self.next_client().map_or(u32::MAX, |next| {
+            let wait = next.saturating_sub(self.now).as_secs_f64();
             (wait / took.as_secs_f64()).ceil().max(1.0) as u32
         });
         left.min(until).min(EQUAL_STEPS)

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use kv_schedule::{Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
+use kv_schedule::{Cancelled, Config, Decision, Direction, Flow, Kind, Op, OpId, Scheduler};
 use kv_tier::Lookahead;
 
 use super::host::Memory;
@@ -65,6 +65,11 @@ impl<T> Numbered<T> {
         self.values.get_mut(at as usize)?.as_mut()
     }
 
+    pub(super) fn numbers(&self, is_one: impl Fn(&T) -> bool) -> Vec<u64> {
+        let all = (self.first..).zip(&self.values);
+        all.filter(|(_, it)| it.as_ref().is_some_and(&is_one)).map(|(number, _)| number).collect()
+    }
+
     pub(super) fn remove(&mut self, number: u64) -> Option<T> {
         let at = number.checked_sub(self.first)?;
         let value = self.values.get_mut(at as usize)?.take();
@@ -81,12 +86,12 @@ pub(super) struct Way {
     pub(super) scheduler: Scheduler,
     lane: Lane,
     /// Bytes of a unit in a layer.
-    unit_layer_bytes: u64,
+    pub(super) unit_layer_bytes: u64,
     /// Objects of it.
     objects: u32,
     /// Bytes of a read at the most.
     part_bytes: u64,
-    moving: Numbered<Moving>,
+    pub(super) moving: Numbered<Moving>,
     wake: Option<Duration>,
 }
 
@@ -150,6 +155,15 @@ impl Way {
             self.add(Purpose::Layer(layer), kind, request, size, now);
         }
         parts as u32
+    }
+
+    /// Takes back loads of a whole request that have not started: bytes of each.
+    pub(super) fn cancel_whole(&mut self, request: usize) -> Vec<u64> {
+        let is_its = |it: &Moving| it.request == request && matches!(it.purpose, Purpose::Whole);
+        let mut waiting = self.moving.numbers(is_its);
+        waiting.retain(|number| self.scheduler.cancel(OpId(*number)) == Cancelled::Pending);
+        let taken = waiting.into_iter().filter_map(|number| self.moving.remove(number));
+        taken.map(|moving| moving.bytes).collect()
     }
 
     /// Starts what may be started; what is read ahead goes to `memory`.

@@ -37,7 +37,7 @@ fn requests(hits: f64, every: Duration, count: u64) -> Vec<Request> {
             |at: u32| if at < shared { at.into() } else { ((number + 1) << 32) | u64::from(at) };
         let arrival = if number == 0 { 0.0 } else { 60.0 + every.as_secs_f64() * number as f64 };
         let (arrival, blocks) = (Duration::from_secs_f64(arrival), (0..blocks).map(name).collect());
-        Request { arrival, input: INPUT, output: 20, blocks }
+        Request { arrival, input: INPUT, output: 20, blocks, leaves: None }
     };
     (0..count).map(request).collect()
 }

@@ -37,7 +37,8 @@ fn one(setup: &Setup, policy: &Policy, input: u32, stored: u32) -> One {
     let request = |arrival, own: u64| {
         let name =
             |at: u32| if at < stored / BLOCK { at.into() } else { own << 32 | u64::from(at) };
-        Request { arrival, input, output: 1, blocks: (0..input / BLOCK).map(name).collect() }
+        let blocks = (0..input / BLOCK).map(name).collect();
+        Request { arrival, input, output: 1, blocks, leaves: None }
     };
     // Only what is below the GPU is of interest.
     let policy = Policy { keeps_hbm: false, ..*policy };
