@@ -15,10 +15,17 @@ pub struct LaneModel {
     pub latency: Duration,
     /// What an object costs whoever moves it, at the least.
     pub object: Duration,
-    /// Part of the bandwidth that is left while reads and writes mix, for both together.
+    /// Part of the bandwidth that is left while reads and writes mix, for both together: 0.4 of
+    /// drives, or [`Self::FULL_DUPLEX`].
     pub mixed: f64,
     /// Operations in progress at the most. Others wait, in the order in which they came.
     pub window: usize,
+}
+
+impl LaneModel {
+    /// Each direction has all of its bandwidth, whatever the other one does: a link of PCIe, which
+    /// has wires of its own for each.
+    pub const FULL_DUPLEX: f64 = 2.0;
 }
 
 /// Such a way, and what is on it.

@@ -5,6 +5,7 @@ use kv_schedule::Kind;
 use super::{way::Purpose, *};
 use crate::{
     gpu::{H100, LLAMA_3_8B},
+    policy::HostMemory,
     workload::Documents,
 };
 
@@ -125,15 +126,20 @@ fn what_two_tiers_load_is_what_was_found_in_each() {
     assert_eq!((all.read_bytes, all.host_read_bytes), (0, loaded * token));
 }
 
-/// When the last operation ends of so many units from the drives and from host memory.
-fn moved(drives: f64, kind: Kind, units: [u64; 2]) -> f64 {
+/// When the last operation ends of so many units, each ten times: loads or stores of the drives
+/// (0), or of host memory (1).
+fn moved(drives: f64, ops: &[(usize, Kind, u64)]) -> f64 {
     let mut tier = Policy::WITH_HOST.tier.unwrap();
     (tier.lane.read, tier.lane.write) = (drives, drives);
-    let mut below = Below::new(&SETUP, tier, Policy::WITH_HOST.host.as_ref());
+    // What the link can do, and not what a scheduler makes of it.
+    let schedule = Policy::NAIVE.tier.unwrap().schedule;
+    let host = HostMemory { schedule, ..Policy::WITH_HOST.host.unwrap() };
+    let mut below = Below::new(&SETUP, tier, Some(&host));
     let host = below.host.as_mut().unwrap();
-    for (way, units) in [&mut below.way, &mut host.link].into_iter().zip(units) {
+    let ways = [&mut below.way, &mut host.link];
+    for (at, kind, units) in ops {
         for _ in 0..10 {
-            assert!(way.add(Purpose::Whole, kind, 0, (units, 1), Duration::ZERO));
+            assert!(ways[*at].add(Purpose::Whole, *kind, 0, (*units, 1), Duration::ZERO));
         }
     }
     below.pump(Duration::ZERO);
@@ -161,9 +167,25 @@ fn drives_and_copies_from_host_memory_share_the_link_of_the_gpu() {
             // 25 GB/s each, until the drives have ended; the copies go on with 50.
             (50e9, [512, 1024], 1.5 * bytes / 50e9),
         ] {
-            let took = moved(drives, kind, units);
+            let took = moved(drives, &[(0, kind, units[0]), (1, kind, units[1])]);
             assert!((took / wanted - 1.0).abs() < 0.02, "{kind:?} {units:?}: {took}, {wanted}");
         }
+    }
+}
+
+#[test]
+fn loads_and_stores_have_a_direction_of_the_link_each() {
+    let bytes = 10.0 * 1024.0 * 64.0 * SETUP.model.token_layer_bytes() as f64;
+    let (load, store) = (Kind::Soon, Kind::Write);
+    for (ops, wanted) in [
+        (vec![(1, load, 1024), (1, store, 1024)], bytes / 50e9),
+        (vec![(1, load, 1024), (1, store, 512)], bytes / 50e9),
+        (vec![(0, load, 1024), (1, store, 1024)], bytes / 40e9),
+        // Drives have one after the other.
+        (vec![(0, load, 1024), (0, store, 1024)], 2.0 * bytes / 40e9),
+    ] {
+        let took = moved(40e9, &ops);
+        assert!((took / wanted - 1.0).abs() < 0.02, "{ops:?}: {took}, {wanted}");
     }
 }
 

@@ -4,10 +4,7 @@ use kv_tier::{Class, Lookahead};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use super::*;
-use crate::{
-    policy::{HostMemory, Tier},
-    workload::abort,
-};
+use crate::{policy::Tier, workload::abort};
 
 const MS: Duration = Duration::from_millis(1);
 
