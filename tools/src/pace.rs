@@ -161,10 +161,7 @@ impl Pace {
     /// # Errors
     /// When `--layers` does not say how long layers take.
     pub(crate) fn new(flags: &PaceFlags, scale: u32) -> Result<Self, Problem> {
-        let layers = match &flags.layers {
-            Some(path) => Some(engine_layers(path)?),
-            None => None,
-        };
+        let layers = flags.layers.as_deref().map(engine_layers).transpose()?;
         let scale = f64::from(scale);
         let paper = Medium { read: PAPER.read / scale, write: PAPER.write / scale, ..PAPER };
         Ok(Self { medium: flags.medium.unwrap_or(paper), flags: flags.clone(), layers })
@@ -247,8 +244,11 @@ pub(crate) fn setting(model: &str, drives: Vec<String>) -> Setting {
     Setting { model: model.to_owned(), gpu, engine, drives }
 }
 
-/// A table that knows both kinds of steps.
-fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
+/// What `--layers` names: a table that knows both kinds of steps.
+///
+/// # Errors
+/// When it does not say how long layers take.
+pub(crate) fn engine_layers(path: &std::path::Path) -> Result<SlackTable, Problem> {
     let table = layers::table("--layers", path)?;
     for (step, input) in [("prompts", 2), ("generation only", 1)] {
         if table.layer(StepShape::of([(input, 1)])).is_none() {

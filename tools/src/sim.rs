@@ -109,7 +109,9 @@ pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let of = &flags.serving.machine;
-    let (machine, prices) = (of.machine(flags.dram, flags.drives)?, of.prices());
+    let layers = of.layers()?;
+    let machine = of.machine(flags.dram, flags.drives, layers.as_ref())?;
+    let prices = of.prices();
     let tasks = tasks(flags, &machine)?;
     let runs = |task: &Task| match task {
         Task::Scenario(_) => 1,
@@ -146,7 +148,7 @@ fn list() -> String {
     scenarios.chain([more]).collect::<Vec<_>>().join("\n")
 }
 
-fn tasks(flags: &SimFlags, machine: &Machine) -> Result<Vec<Task>, Problem> {
+fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> {
     if flags.names.iter().any(|name| name == "all") {
         return Ok(Scenario::ALL.iter().map(Task::Scenario).collect());
     }
@@ -158,7 +160,7 @@ fn tasks(flags: &SimFlags, machine: &Machine) -> Result<Vec<Task>, Problem> {
 }
 
 /// Requests of a workload, all of which can be served.
-fn read(name: &str, flags: &WorkloadFlags, machine: &Machine) -> Result<Workload, Problem> {
+fn read(name: &str, flags: &WorkloadFlags, machine: &Machine<'_>) -> Result<Workload, Problem> {
     // Who misspells a name has not meant a file.
     let is_name = !name.contains(['/', '.']) && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
@@ -178,7 +180,7 @@ fn read(name: &str, flags: &WorkloadFlags, machine: &Machine) -> Result<Workload
 fn compared(
     name: &str,
     workload: &Workload,
-    machine: &Machine,
+    machine: &Machine<'_>,
     prices: &Prices,
     next: impl FnMut(&str),
 ) -> Outcome {

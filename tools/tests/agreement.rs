@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use kv_schedule::{Config, StepShape};
+use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape};
 use ripieno_sim::{Documents, Gpu, H100, LLAMA_3_8B, Policy, Report, Request, Run, Setup, Tier};
 use serde_json::Value;
 
@@ -15,10 +15,11 @@ const BLOCK_TOKENS: u32 = 512;
 /// Decoding by its FLOPs alone: layer times are the same sum for all steps.
 const GPU: Gpu = Gpu { bandwidth: 1e30, ..H100 };
 
-fn setup() -> Setup {
+fn setup(layers: Option<&SlackTable>) -> Setup<'_> {
     Setup {
         model: LLAMA_3_8B,
         gpu: GPU,
+        layers,
         kv_bytes: 200 << 30,
         block_tokens: BLOCK_TOKENS,
         step_tokens: 8192,
@@ -39,14 +40,17 @@ fn requests(rate: f64, question: u32) -> Vec<Request> {
     documents.requests(rate, BLOCK_TOKENS, 1)
 }
 
-/// As `--layer-time` has it.
-fn layer_time() -> String {
+/// As flags have it.
+fn layer_time() -> Vec<String> {
     let layer = |tokens, attended| {
         let step = StepShape { tokens, attended, is_prefill: true };
         GPU.layer(&LLAMA_3_8B, step).as_secs_f64() * 1e6
     };
     let fixed = layer(0, 0);
-    format!("{fixed}us,{}us,{}us", layer(1000, 0) - fixed, layer(0, 10_000_000) - fixed)
+    let times =
+        format!("{fixed}us,{}us,{}us", layer(1000, 0) - fixed, layer(0, 10_000_000) - fixed);
+    let flags = ["--layer-time", "--decode-layer-time"];
+    flags.into_iter().flat_map(|flag| [flag.to_owned(), times.clone()]).collect()
 }
 
 /// The same requests as a trace; the last block of a prompt is not full, and nobody else's.
@@ -65,12 +69,30 @@ fn trace(requests: &[Request]) -> tempfile::NamedTempFile {
     file
 }
 
+/// Layers of an engine, which are no sum of three numbers.
+fn engine_layers() -> SlackTable {
+    let [model, gpu, engine] = ["a model", "a GPU", "an engine"].map(str::to_owned);
+    let curve = || Curve::line(Duration::ZERO, 1e9).unwrap();
+    let costs = IoCosts { read: curve(), write: curve(), mixed: 1.0 };
+    let mut table = SlackTable::new(Setting { model, gpu, engine, drives: Vec::new() }, costs);
+    let octaves = |most| (0..most).map(|octave| 1_u32 << octave);
+    for (input, prefix) in octaves(14).flat_map(|input| octaves(16).map(move |it| (input, it))) {
+        let StepShape { tokens, attended, is_prefill } = StepShape::of([(input, prefix)]);
+        let sum = 300.0 + 2.0 * f64::from(tokens) + attended as f64 / 5e4;
+        // A third more or less, by the shape.
+        let off = f64::from((input / 3 + prefix / 7) % 5) / 6.0 - 0.33;
+        let layer = Duration::from_secs_f64(sum * (1.0 + off) * 1e-6);
+        table.learn(StepShape { tokens, attended, is_prefill }, layer);
+    }
+    table
+}
+
 /// The replay: with the scheduler, and without.
-fn replay(requests: &[Request]) -> [Value; 2] {
-    let (file, layer) = (trace(requests), layer_time());
+fn replay(requests: &[Request], layers: &[String]) -> [Value; 2] {
+    let file = trace(requests);
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
     command.args(["replay", "--pace", "--model", "mini", "--json", "--trace"]).arg(file.path());
-    command.args(["--layer-time", &layer, "--decode-layer-time", &layer]);
+    command.args(layers);
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{error}");
@@ -79,7 +101,7 @@ fn replay(requests: &[Request]) -> [Value; 2] {
 }
 
 /// The simulation, with the depths that the replay has.
-fn simulate(requests: &[Request], policy: Policy) -> Report {
+fn simulate(setup: &Setup<'_>, requests: &[Request], policy: Policy) -> Report {
     let tier = policy.tier.map(|tier| {
         let (read, write) = (tier.lane.read, tier.lane.write);
         let schedule = match tier.schedule.is_slack_aware {
@@ -93,7 +115,7 @@ fn simulate(requests: &[Request], policy: Policy) -> Report {
         };
         Tier { unit_tokens: BLOCK_TOKENS, schedule, ..tier }
     });
-    Run::serve(&setup(), &Policy { keeps_hbm: false, tier, ..policy }, requests)
+    Run::serve(setup, &Policy { keeps_hbm: false, tier, ..policy }, requests)
 }
 
 fn mean_ms(times: impl ExactSizeIterator<Item = Duration>) -> f64 {
@@ -119,17 +141,32 @@ fn both(run: &Value, report: &Report, requests: &[Request]) -> [(&'static str, f
     ]
 }
 
+/// `layers`: flags of the replay that say what `setup` says.
+fn agree(setup: &Setup<'_>, layers: &[String], (rate, question): (f64, u32)) {
+    let requests = requests(rate, question);
+    for (run, policy) in replay(&requests, layers).iter().zip([Policy::OURS, Policy::NAIVE]) {
+        let report = simulate(setup, &requests, policy);
+        for (what, replayed, simulated) in both(run, &report, &requests) {
+            let (ratio, name) = (replayed / simulated, policy.name);
+            let text = format!("{name}, {rate}/s, {question}: {what} {replayed}, {simulated}");
+            assert!((0.99..1.01).contains(&ratio), "{text}");
+        }
+    }
+}
+
 #[test]
 fn simulator_and_replay_agree_within_one_per_cent() {
-    for (rate, question) in [(0.5, 300), (3.0, 300), (6.0, 300), (2.0, 2000)] {
-        let requests = requests(rate, question);
-        for (run, policy) in replay(&requests).iter().zip([Policy::OURS, Policy::NAIVE]) {
-            let report = simulate(&requests, policy);
-            for (what, replayed, simulated) in both(run, &report, &requests) {
-                let (ratio, name) = (replayed / simulated, policy.name);
-                let text = format!("{name}, {rate}/s, {question}: {what} {replayed}, {simulated}");
-                assert!((0.99..1.01).contains(&ratio), "{text}");
-            }
-        }
+    for workload in [(0.5, 300), (3.0, 300), (6.0, 300), (2.0, 2000)] {
+        agree(&setup(None), &layer_time(), workload);
+    }
+}
+
+#[test]
+fn with_the_layer_times_of_an_engine_they_agree_as_well() {
+    let (table, file) = (engine_layers(), tempfile::NamedTempFile::new().unwrap());
+    fs::write(file.path(), table.to_json()).unwrap();
+    let flags = ["--layers", file.path().to_str().unwrap()].map(str::to_owned);
+    for workload in [(0.5, 300), (2.0, 2000)] {
+        agree(&setup(Some(&table)), &flags, workload);
     }
 }

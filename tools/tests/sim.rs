@@ -59,6 +59,41 @@ fn a_trace_is_served_with_all_policies() {
 }
 
 #[test]
+fn layers_take_as_long_as_an_engine_says() {
+    let file = trace();
+    let path = file.path().to_str().unwrap();
+    let layers = tempfile::NamedTempFile::new().unwrap();
+    let served = |layer_us: u32, more: &[&str]| {
+        let head = r#"{"ripieno_layer_times":1,"model":"m","gpu":"g","engine":"e"}"#;
+        let step =
+            |requests: &str| format!("{{\"requests\":{requests},\"layer_us\":{layer_us}}}\n");
+        let prompts = ["[[4096,0]]", "[[8192,0]]", "[[4096,8192]]"];
+        let tokens = ["[[1,4096]]", "[[1,8192]]", "[[1,12288]]"];
+        let steps: String = prompts.into_iter().chain(tokens).map(step).collect();
+        fs::write(layers.path(), format!("{head}\n{steps}")).unwrap();
+        let args = [path, "--rate", "0.01", "--layers", layers.path().to_str().unwrap()];
+        json(&[&args[..], more].concat())
+    };
+    let [short, long] = [1000, 2000].map(|layer_us| served(layer_us, &[]));
+    assert!(long["setting"].to_string().contains("as long as those of m on g with e"));
+    let of = |outcome, what| cell(outcome, 0, "recompute", what);
+    for what in ["TTFT, ms", "inter-token latency, ms"] {
+        let ratio = of(&long, what) / of(&short, what);
+        assert!((1.9..2.1).contains(&ratio), "{what}: {ratio}");
+    }
+    // 32 layers a step.
+    assert!((31.0..33.0).contains(&of(&short, "inter-token latency, ms")));
+    let more = served(1000, &["--gpus", "2"]);
+    assert_eq!(of(&more, "TTFT, ms"), of(&short, "TTFT, ms"), "they are the engine's GPUs");
+    let missing = sim(&[path, "--layers", "/no/such.jsonl"]);
+    let error = String::from_utf8(missing.stderr).unwrap();
+    assert!(
+        missing.status.code() == Some(2) && error.contains("--layers /no/such.jsonl"),
+        "{error}"
+    );
+}
+
+#[test]
 fn clients_that_go_away_are_counted() {
     let (file, folder) = (trace(), tempfile::tempdir().unwrap());
     let (path, page) = (file.path().to_str().unwrap(), folder.path().join("page.html"));

@@ -18,6 +18,7 @@ use std::{
 };
 
 use kv_catalog::{BlockKey, PolicyKind};
+use kv_schedule::{SlackTable, StepShape};
 
 use crate::{
     gpu::{Gpu, Model},
@@ -54,11 +55,13 @@ impl Request {
 
 /// The machine and the engine on it.
 #[derive(Debug, Clone, Copy)]
-pub struct Setup {
+pub struct Setup<'a> {
     /// The model.
     pub model: Model,
     /// The GPU.
     pub gpu: Gpu,
+    /// How long layers took an engine, in place of what `gpu` computes in that time.
+    pub layers: Option<&'a SlackTable>,
     /// Bytes of the GPU's memory for KV cache.
     pub kv_bytes: u64,
     /// Tokens of a block.
@@ -67,6 +70,14 @@ pub struct Setup {
     pub step_tokens: u32,
     /// Requests that run at the same time at the most.
     pub requests_max: usize,
+}
+
+impl Setup<'_> {
+    /// How long a layer of a step computes.
+    fn layer(&self, step: StepShape) -> Duration {
+        let measured = self.layers.and_then(|layers| layers.layer(step));
+        measured.unwrap_or_else(|| self.gpu.layer(&self.model, step))
+    }
 }
 
 /// What became of a request.
@@ -129,7 +140,7 @@ pub struct Report {
 /// A run.
 #[derive(Debug)]
 pub struct Run<'a> {
-    setup: &'a Setup,
+    setup: &'a Setup<'a>,
     policy: &'a Policy,
     requests: &'a [Request],
     now: Duration,
@@ -165,7 +176,7 @@ impl<'a> Run<'a> {
     /// # Panics
     /// When the GPU's memory has no room for one of them alone.
     #[must_use]
-    pub fn serve(setup: &'a Setup, policy: &'a Policy, requests: &'a [Request]) -> Report {
+    pub fn serve(setup: &'a Setup<'a>, policy: &'a Policy, requests: &'a [Request]) -> Report {
         Self::watch(setup, policy, requests, usize::MAX)
     }
 
@@ -175,7 +186,7 @@ impl<'a> Run<'a> {
     /// As [`Run::serve`].
     #[must_use]
     pub fn watch(
-        setup: &'a Setup,
+        setup: &'a Setup<'a>,
         policy: &'a Policy,
         requests: &'a [Request],
         watched: usize,
@@ -190,7 +201,12 @@ impl<'a> Run<'a> {
         run.report
     }
 
-    fn new(setup: &'a Setup, policy: &'a Policy, requests: &'a [Request], watched: usize) -> Self {
+    fn new(
+        setup: &'a Setup<'a>,
+        policy: &'a Policy,
+        requests: &'a [Request],
+        watched: usize,
+    ) -> Self {
         let block_bytes = setup.model.token_bytes() * u64::from(setup.block_tokens);
         Self {
             setup,

@@ -1,5 +1,7 @@
 //! A machine to serve on, and the policies on it.
 
+use kv_schedule::{Setting, SlackTable};
+
 use crate::{
     engine::{Request, Setup},
     gpu::{Gpu, Model},
@@ -12,12 +14,14 @@ use crate::{
 /// With several GPUs each computes and keeps its part of the heads, and loads its part of each
 /// block: bandwidths and memory are those of all of them together. What they say to each other is
 /// not modelled.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Machine {
+#[derive(Debug, Clone, Copy)]
+pub struct Machine<'a> {
     /// The model.
     pub model: Model,
     /// The GPUs.
     pub gpu: Gpu,
+    /// How long layers of that model took an engine; none: by the GPU's FLOPs and bytes.
+    pub layers: Option<&'a SlackTable>,
     /// Bytes for KV cache of all GPUs together.
     pub kv_bytes: u64,
     /// Bytes of host memory for KV cache.
@@ -31,7 +35,7 @@ pub struct Machine {
 /// Tokens of a block.
 const BLOCK_TOKENS: u32 = 64;
 
-impl Machine {
+impl Machine<'_> {
     /// What 90 % of the GPUs' memory leave beside the weights of the layers; none if they do not
     /// fit.
     #[must_use]
@@ -43,10 +47,11 @@ impl Machine {
 
     /// The engine on it: blocks of 64 tokens, steps of up to 8,192, up to 256 requests at a time.
     #[must_use]
-    pub fn setup(&self) -> Setup {
+    pub fn setup(&self) -> Setup<'_> {
         Setup {
             model: self.model,
             gpu: self.gpu,
+            layers: self.layers,
             kv_bytes: self.kv_bytes,
             block_tokens: BLOCK_TOKENS,
             step_tokens: 8192,
@@ -104,17 +109,21 @@ impl Machine {
     #[must_use]
     pub fn setting(&self) -> Vec<String> {
         let Self { model, gpu, kv_bytes, .. } = self;
-        let mut setting = vec![format!(
-            "{} on {} {} ({:.0} TFLOP/s, of which matrix products reach {:.0} % and attention \
-             {:.0} %); {:.1} GB for KV cache",
-            model.name,
-            gpu.count,
-            gpu.name,
-            gpu.flops / 1e12,
-            gpu.linear * 100.0,
-            gpu.attention * 100.0,
-            *kv_bytes as f64 / 1e9
-        )];
+        let speed = match self.layers.map(SlackTable::setting) {
+            Some(Setting { model, gpu, engine, .. }) => {
+                format!("layers take as long as those of {model} on {gpu} with {engine}")
+            }
+            None => format!(
+                "{:.0} TFLOP/s, of which matrix products reach {:.0} % and attention {:.0} %",
+                gpu.flops / 1e12,
+                gpu.linear * 100.0,
+                gpu.attention * 100.0
+            ),
+        };
+        let (Model { name, .. }, Gpu { count, name: gpus, .. }) = (model, gpu);
+        let gb = *kv_bytes as f64 / 1e9;
+        let mut setting =
+            vec![format!("{name} on {count} {gpus} ({speed}); {gb:.1} GB for KV cache")];
         if gpu.count > 1 {
             setting.push(
                 "tensor parallel: each GPU has its part of the heads; what GPUs say to each other \
@@ -141,6 +150,7 @@ mod tests {
         let machine = Machine {
             model: LLAMA_3_8B,
             gpu: H100,
+            layers: None,
             kv_bytes: 50 << 30,
             dram_bytes: 1 << 40,
             drives: 2,

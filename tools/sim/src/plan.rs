@@ -240,10 +240,11 @@ mod tests {
         workload::{Documents, LOOGLE},
     };
 
-    fn machine() -> Machine {
+    fn machine() -> Machine<'static> {
         Machine {
             model: LLAMA_3_8B,
             gpu: H100,
+            layers: None,
             kv_bytes: 40 << 30,
             dram_bytes: 0,
             drives: 0,

@@ -1,10 +1,14 @@
 //! What it is served on.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use kv_schedule::SlackTable;
 use ripieno_sim::{Gpu, H100, LLAMA_3_8B, Machine, Model, Prices, Request};
 
 use super::workload::above_zero;
+use crate::pace::engine_layers;
 use crate::problem::Problem;
 use crate::size::{self, Size};
 
@@ -21,6 +25,11 @@ pub(crate) struct MachineFlags {
         ignore_case = true,
         help_heading = "Machine")]
     gpu: Gpu,
+
+    /// What an engine's layers took, in place of what the GPU computes: a slack table or a file of
+    /// layer times (see `ripieno profile`), of whatever model and GPU
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    layers: Option<PathBuf>,
 
     /// GPUs that share the model's tensors; host memory and drives are shared by all of them
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Machine",
@@ -68,11 +77,24 @@ fn gpu() -> impl TypedValueParser<Value = Gpu> {
 }
 
 impl MachineFlags {
-    /// The machine, with so many bytes of host memory and drives.
+    /// What layers take, where a file says it.
+    ///
+    /// # Errors
+    /// [`Problem`] if it does not.
+    pub(crate) fn layers(&self) -> Result<Option<SlackTable>, Problem> {
+        self.layers.as_deref().map(engine_layers).transpose()
+    }
+
+    /// The machine, with so many bytes of host memory and drives, and [`Self::layers`].
     ///
     /// # Errors
     /// [`Problem`] if the model does not fit.
-    pub(crate) fn machine(&self, dram: u64, drives: u32) -> Result<Machine, Problem> {
+    pub(crate) fn machine<'a>(
+        &self,
+        dram: u64,
+        drives: u32,
+        layers: Option<&'a SlackTable>,
+    ) -> Result<Machine<'a>, Problem> {
         let gpu = Gpu { count: self.gpus, ..self.gpu };
         let Self { model, drive_size, .. } = *self;
         let room = self.kv_memory.or_else(|| Machine::kv_room(&model, &gpu)).ok_or_else(|| {
@@ -83,6 +105,7 @@ impl MachineFlags {
         Ok(Machine {
             model,
             gpu,
+            layers,
             kv_bytes: room,
             dram_bytes: dram,
             drives,
@@ -101,7 +124,7 @@ impl MachineFlags {
 ///
 /// # Errors
 /// [`Problem`] for the first that does not.
-pub(crate) fn check_fit(machine: &Machine, requests: &[Request]) -> Result<(), Problem> {
+pub(crate) fn check_fit(machine: &Machine<'_>, requests: &[Request]) -> Result<(), Problem> {
     let Some(at) = machine.too_long(requests) else { return Ok(()) };
     let Request { input, output, .. } = requests[at];
     let need = u64::from(input + output) * machine.model.token_bytes();

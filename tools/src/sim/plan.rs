@@ -39,7 +39,8 @@ pub(crate) struct PlanFlags {
 /// As [`super::run`].
 pub(crate) fn run(flags: &PlanFlags) -> anyhow::Result<u8> {
     let serving = &flags.serving;
-    let machine = serving.machine.machine(0, 0)?;
+    let layers = serving.machine.layers()?;
+    let machine = serving.machine.machine(0, 0, layers.as_ref())?;
     let workload = read(&flags.name, &serving.workload, &machine)?;
     let mut choices = Choices { dram: flags.dram.clone(), drives: flags.drives.clone() };
     choices.dram.retain(|bytes| *bytes > 0);

@@ -98,7 +98,7 @@ impl Run<'_> {
             missing: Vec::new(),
             layers: self.setup.model.layers,
             layer: 0,
-            took: self.setup.gpu.layer(&self.setup.model, shape),
+            took: self.setup.layer(shape),
             began: self.now,
             waits: Some(self.now),
             ends: None,

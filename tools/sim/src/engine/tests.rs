@@ -12,6 +12,7 @@ use crate::{
 const SETUP: Setup = Setup {
     model: LLAMA_3_8B,
     gpu: H100,
+    layers: None,
     kv_bytes: 20 << 30,
     block_tokens: 64,
     step_tokens: 8192,

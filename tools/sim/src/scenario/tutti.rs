@@ -16,6 +16,7 @@ const BLOCK: u32 = 64;
 pub(super) const SETUP: Setup = Setup {
     model: LLAMA_3_8B,
     gpu: H100,
+    layers: None,
     // What 80 GB leave beside weights and activations.
     kv_bytes: 55 << 30,
     block_tokens: BLOCK,
