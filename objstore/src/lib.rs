@@ -221,7 +221,8 @@
 //! - An event, table, staging buffer or pool is reused or freed only when every stream that uses it
 //!   is past that use.
 //! - Starting and waiting for a layer is O(1) in the number of blocks and allocates nothing, but
-//!   for an event when a stream is seen for the first time.
+//!   for an event when a stream is seen for the first time, and for what this process copies to or
+//!   from host memory before the devices.
 //! - After a write or flush that failed in the journal, nothing is stored any more; what is stored
 //!   can still be retrieved.
 //!

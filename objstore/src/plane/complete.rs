@@ -252,7 +252,9 @@ impl Plane {
                 Direction::Write => memory.behind.written_bytes += done.bytes,
             }
         } else if let (Ok(done), Some(memory)) = (&mut outcome, &mut self.memory) {
-            memory.fill(job, op.layer);
+            if job.direction == Direction::Read {
+                memory.fill(job, op.layer);
+            }
             let (objects, bytes) = memory.size(job.copied());
             done.objects += objects;
             done.bytes += bytes;

@@ -131,7 +131,7 @@ pub(super) struct Job {
     pub(super) hits: Vec<(Move, HostBlock)>,
     /// Their checksums, `[block][row]`; empty if there are none.
     pub(super) hit_words: Vec<u32>,
-    /// What is copied there when the devices have moved it.
+    /// What is copied there: when the devices have read it, or while they write it.
     pub(super) fills: Vec<(Move, HostBlock)>,
     /// It is copied there, all of it, and the devices get it later.
     pub(super) is_kept: bool,

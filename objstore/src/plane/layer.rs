@@ -64,9 +64,6 @@ impl Plane {
         if let Some(memory) = &mut self.memory {
             (objects, bytes) = memory.size(job.copied());
             served = memory.serve(job, layer);
-            if job.is_kept {
-                memory.fill(job, layer);
-            }
         }
         let is_on_streams = job.is_on_streams();
         let state = &mut job.layers[layer.0 as usize];
@@ -89,6 +86,11 @@ impl Plane {
                 }
             }
         };
+        // While the devices write it.
+        let job = self.jobs.get_mut(&id).filter(|job| job.direction == Direction::Write);
+        if let (Some(memory), Some(job)) = (&mut self.memory, job) {
+            memory.fill(job, layer);
+        }
         Ok(self.ticket(id, layer, ends))
     }
 

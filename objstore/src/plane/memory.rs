@@ -243,7 +243,7 @@ impl HostMemory {
         true
     }
 
-    /// Copies a layer that was moved, or is kept, here, unless a stream has.
+    /// Copies a layer that was read, or is written, here, unless a stream does.
     pub(super) fn fill(&mut self, job: &mut Job, layer: Layer) {
         let Copier::Cpu { own: to, engine, pool } = &mut self.copier else { return };
         let rows = self.shape.rows() as usize;
@@ -336,6 +336,8 @@ impl Plane {
         // left out.
         let first = job.moves.iter().take(kept).rev();
         job.fills = first.filter_map(|entry| memory.take(entry, None)).collect();
+        // In the order of the checksums, and of the engine's blocks, which is faster to copy.
+        job.fills.reverse();
         memory.keep(job);
         (job.direction == Direction::Read).then_some(rest)
     }
@@ -348,7 +350,7 @@ impl Plane {
         let hits = job.hits.iter().filter(|_| !job.is_ahead);
         hits.for_each(|(_, at)| memory.tier.release(*at));
         let is_whole = job.map.is_some() && job.verdict().is_none();
-        job.fills.iter().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
+        job.fills.iter().rev().for_each(|(_, at)| memory.tier.filled(*at, is_whole));
         if job.is_kept {
             memory.behind.blocks -= job.fills.len() as u32;
         } else if job.direction == Direction::Write

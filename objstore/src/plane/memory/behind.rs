@@ -62,8 +62,6 @@ impl HostMemory {
             return;
         }
         job.is_kept = true;
-        // The order of the checksums.
-        job.fills.reverse();
         self.behind.blocks += count as u32;
         if self.copies_at_once() {
             let words = vec![0; count * self.shape.rows() as usize];
@@ -99,7 +97,7 @@ impl Plane {
         let Some(memory) = self.memory.as_mut().filter(|_| job.is_kept) else { return false };
         let blocks = std::mem::take(&mut job.fills).into_iter();
         let blocks: Vec<_> = blocks.map(|(entry, at)| (entry.file, at)).collect();
-        for (_, at) in &blocks {
+        for (_, at) in blocks.iter().rev() {
             memory.tier.hold(*at);
             memory.tier.filled(*at, true);
         }
@@ -230,6 +228,6 @@ impl Plane {
         let Some(memory) = &mut self.memory else { return };
         let Some(dirty) = memory.behind.jobs.remove(&id) else { return };
         memory.behind.blocks -= dirty.blocks.len() as u32;
-        dirty.blocks.iter().for_each(|(_, at)| memory.tier.release(*at));
+        dirty.blocks.iter().rev().for_each(|(_, at)| memory.tier.release(*at));
     }
 }
