@@ -122,3 +122,24 @@ fn nothing_is_copied_to_blocks_of_a_request_that_runs_or_went_away() {
         });
     }
 }
+
+#[test]
+fn a_stream_that_never_gets_there_is_noticed_by_who_only_polls() {
+    everywhere(|mut rig, mut store, path| {
+        store.prefetch(REQUEST, &keys(0..6), soon(&rig), now(&rig)).unwrap();
+        settle(&rig, &mut store);
+        let late = rig.gpu.stream(1);
+        rig.gpu.gate(late, 1);
+        let other = rig.transfer(&keys(10..11), 50);
+        let order = Order::AfterStream(late);
+        rig.store.retrieve_layer_on(&other, objstore::Layer(0), order).unwrap();
+        store.allocated(REQUEST, &blocks(30, 6));
+        let failed = (0..20_000).find_map(|idle| {
+            rig.clock.pause(idle, Nanos::MAX);
+            store.poll(now(&rig)).err()
+        });
+        let failed = failed.map(|error| error.to_string()).unwrap_or_default();
+        assert!(failed.contains("did not get there in time"), "{path}: {failed}");
+        rig.gpu.open(1);
+    });
+}

@@ -88,6 +88,12 @@ impl Ahead {
         self.lookahead.counts()
     }
 
+    /// What has been in flight for the longest time.
+    pub(super) fn oldest(&self) -> Option<&Ticket> {
+        let read = self.in_flight.first().map(|flight| &flight.ticket);
+        read.or_else(|| self.copying.first().map(|copying| &copying.ticket))
+    }
+
     pub(super) fn owns(&self, op: OpId) -> bool {
         Lookahead::<FileId>::owns(op)
     }

@@ -51,9 +51,13 @@ impl Inner {
         if commits.behind.is_empty() || self.keys().check_writable().is_err() {
             return;
         }
-        let tended = self.end_behind(&mut commits).and_then(|()| {
-            let is_writing = commits.behind.iter().any(|one| one.ticket.is_some());
-            if is_writing || !self.with_plane(Plane::wants_writing)? {
+        let tended = self.with_plane(Plane::wants_writing).and_then(|may_write| {
+            if !may_write {
+                return Ok(());
+            }
+            // This flushes devices and writes the journal.
+            self.end_behind(&mut commits)?;
+            if commits.behind.iter().any(|one| one.ticket.is_some()) {
                 return Ok(());
             }
             let depth_bytes = commits.write_depth_bytes;

@@ -6,9 +6,10 @@ use gio_uring::Progress;
 use kv_catalog::{BlockId, BlockKey, Layer};
 use kv_schedule::{Cancelled, Decision, Flow, Kind, Op, OpId, Scheduler, StepId, StepShape};
 use kv_tier::{LookaheadConfig, LookaheadCounts, RequestId, When};
+use nvme_driver::Nanos;
 
 use super::{
-    Store,
+    Inner, Store,
     ahead::Ahead,
     handles::{Transfer, Writing},
     lock,
@@ -47,6 +48,8 @@ pub struct PacedStore {
     in_flight: Vec<(OpId, Ticket)>,
     ended: Vec<(OpId, PacedEnd)>,
     last: u64,
+    /// When something last moved or was started, by the store's clock.
+    moved_at: Nanos,
     ahead: Option<Ahead>,
 }
 
@@ -57,7 +60,8 @@ impl PacedStore {
         let depth = scheduler.config().write_depth_bytes;
         lock(&store.inner.commits).write_depth_bytes = depth;
         let (waiting, refused, in_flight, ended) = Default::default();
-        Self { store, scheduler, waiting, refused, in_flight, ended, last: 0, ahead: None }
+        let (last, moved_at, ahead) = (0, store.inner.clock.now(), None);
+        Self { store, scheduler, waiting, refused, in_flight, ended, last, moved_at, ahead }
     }
 
     /// The same, and reads ahead for requests that are announced: from the devices to host memory
@@ -244,6 +248,9 @@ impl PacedStore {
     /// Takes note of what has ended, and starts what may start. Says whether anything moved, and
     /// when to call again although nothing happens.
     ///
+    /// What is in flight for [`crate::StoreOptions::wait_timeout`] while nothing moves has failed, as
+    /// for [`Store::wait`].
+    ///
     /// # Errors
     /// [`StoreError::Failed`]. What a layer fails with is its [`PacedEnd`].
     pub fn poll(&mut self, now: Duration) -> Result<(Progress, Option<Duration>), StoreError> {
@@ -270,20 +277,13 @@ impl PacedStore {
         if self.refused.len() < refused.len() {
             progress = Progress::Moved;
         }
-        let mut again = None;
+        self.overdue(progress)?;
         if let Some(ahead) = &mut self.ahead {
             ahead.plan(&mut self.scheduler, now)?;
-            let (moved, until) = ahead.copy(now)?;
-            again = until;
-            progress = if moved { Progress::Moved } else { progress };
         }
-        loop {
+        let until = loop {
             match (self.scheduler.next(now), &mut self.ahead) {
-                (Decision::Wait(until), _) => {
-                    // What is read goes first.
-                    self.store.inner.tend();
-                    return Ok((progress, until.into_iter().chain(again).min()));
-                }
+                (Decision::Wait(until), _) => break until,
                 (Decision::Start(id), Some(ahead)) if ahead.owns(id) => {
                     ahead.read(id, &mut self.scheduler, now)?;
                 }
@@ -295,7 +295,31 @@ impl PacedStore {
                 }
             }
             progress = Progress::Moved;
+        };
+        // What is read goes first.
+        let mut again = None;
+        if let Some(ahead) = &mut self.ahead {
+            let (moved, until) = ahead.copy(now)?;
+            again = until;
+            progress = if moved { Progress::Moved } else { progress };
         }
+        self.store.inner.tend();
+        Ok((progress, until.into_iter().chain(again).min()))
+    }
+
+    /// What has been in flight for too long, while nothing moved, is taken for dead.
+    fn overdue(&mut self, progress: Progress) -> Result<(), StoreError> {
+        let Inner { clock, wait_timeout, .. } = &*self.store.inner;
+        let ahead = || self.ahead.as_ref().and_then(Ahead::oldest);
+        let oldest = self.in_flight.first().map(|(_, ticket)| ticket).or_else(ahead);
+        let is_quiet = progress == Progress::Idle && clock.now() > self.moved_at + *wait_timeout;
+        if let Some(ticket) = oldest.filter(|_| is_quiet) {
+            self.store.inner.with_plane(|plane| plane.overdue(ticket))?;
+        }
+        if oldest.is_none() || is_quiet || progress == Progress::Moved {
+            self.moved_at = clock.now();
+        }
+        Ok(())
     }
 
     fn start(&mut self, id: OpId, now: Duration) {
@@ -307,7 +331,10 @@ impl PacedStore {
         }
         self.waiting.remove(&id);
         match started {
-            Ok(ticket) => self.in_flight.push((id, ticket)),
+            Ok(ticket) => {
+                self.moved_at = inner.clock.now();
+                self.in_flight.push((id, ticket));
+            }
             Err(error) => {
                 self.scheduler.ended(id, 0, now);
                 self.ended.push((id, PacedEnd::Failed(error)));
