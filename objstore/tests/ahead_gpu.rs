@@ -132,8 +132,8 @@ fn a_stream_that_never_gets_there_is_noticed_by_who_only_polls() {
         rig.gpu.gate(late, 1);
         let other = rig.transfer(&keys(10..11), 50);
         let order = Order::AfterStream(late);
-        rig.store.retrieve_layer_on(&other, objstore::Layer(0), order).unwrap();
-        store.allocated(REQUEST, &blocks(30, 6));
+        let _ticket = rig.store.retrieve_layer_on(&other, objstore::Layer(0), order).unwrap();
+        store.allocated(REQUEST, &blocks(30, 6)).unwrap();
         let failed = (0..20_000).find_map(|idle| {
             rig.clock.pause(idle, Nanos::MAX);
             store.poll(now(&rig)).err()

@@ -535,7 +535,6 @@ fn a_layer_that_finds_no_free_operation_is_copied_later() {
             let moved = |(_, end): &_| matches!(end, PacedEnd::Moved(done) if done.objects == 4);
             assert!(ended.iter().all(moved), "{ended:?}");
             writings.into_iter().for_each(|one| _ = rig.store.commit(one).unwrap());
-            drop(store.into_parts());
             (0..6).for_each(|n| assert_eq!(rig.get(&keys(10 * n..10 * n + 2), 30), 2));
         },
     );

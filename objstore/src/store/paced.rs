@@ -352,15 +352,4 @@ impl PacedStore {
     pub fn in_flight(&self) -> usize {
         self.in_flight.len() + self.refused.len()
     }
-
-    /// The store, and what was learned. Nothing may wait or be in flight; what is read ahead ends
-    /// by itself.
-    ///
-    /// # Panics
-    /// When something does.
-    #[must_use]
-    pub fn into_parts(self) -> (Store, Scheduler) {
-        assert!(self.waiting.is_empty() && self.in_flight.is_empty(), "layers have not ended");
-        (self.store, self.scheduler)
-    }
 }

@@ -184,8 +184,9 @@ impl RunSetup<'_> {
         let free = pool.take(pool.blocks());
         let (store, result) = act(&sim.clock, store, free)?;
         sim.dial.set(None);
-        let (_, scheduler) = store.into_parts();
+        let learned = store.scheduler().table().clone();
+        drop(store);
         stack.close()?;
-        Ok((result, scheduler.table().clone()))
+        Ok((result, learned))
     }
 }
