@@ -248,8 +248,8 @@ impl PacedStore {
     /// Takes note of what has ended, and starts what may start. Says whether anything moved, and
     /// when to call again although nothing happens.
     ///
-    /// What is in flight for [`crate::StoreOptions::wait_timeout`] while nothing moves has failed, as
-    /// for [`Store::wait`].
+    /// What is in flight for [`crate::StoreOptions::wait_timeout`] while nothing moves has failed,
+    /// as for [`Store::wait`].
     ///
     /// # Errors
     /// [`StoreError::Failed`]. What a layer fails with is its [`PacedEnd`].
