@@ -115,6 +115,7 @@ pub struct Scheduler {
     writes: VecDeque<Op>,
     /// By when they are of use.
     prefetches: BTreeMap<(Duration, OpId), Op>,
+    prefetch_times: HashMap<OpId, Duration>,
     in_flight: HashMap<OpId, InFlight>,
     /// The one in flight, if nothing else was since it started.
     alone: Option<OpId>,
@@ -148,6 +149,7 @@ impl Scheduler {
             reads: Reads::default(),
             writes: VecDeque::new(),
             prefetches: BTreeMap::new(),
+            prefetch_times: HashMap::new(),
             in_flight: HashMap::new(),
             alone: None,
             moving: [0; 3],
@@ -232,6 +234,7 @@ impl Scheduler {
             }
             Kind::Prefetch { by } => {
                 self.prefetches.insert((by, op.id), op);
+                self.prefetch_times.insert(op.id, by);
             }
             Kind::Write => {
                 let (waiting, limit) = (self.waiting_writes, self.config.backlog_bytes);
@@ -263,9 +266,9 @@ impl Scheduler {
             self.writes.remove(at);
             return Cancelled::Pending;
         }
-        match self.prefetches.iter().find(|(key, _)| key.1 == id).map(|(key, _)| *key) {
-            Some(key) => {
-                self.prefetches.remove(&key);
+        match self.prefetch_times.remove(&id) {
+            Some(by) => {
+                self.prefetches.remove(&(by, id));
                 Cancelled::Pending
             }
             None => Cancelled::Unknown,
@@ -414,6 +417,7 @@ impl Scheduler {
         let cost = self.table.costs.read.duration(op.bytes + ahead);
         if now.saturating_add(cost) > key.0 {
             self.prefetches.remove(&key);
+            self.prefetch_times.remove(&op.id);
             self.counts.prefetches_dropped += 1;
             return Some(Decision::Drop(op.id));
         }
@@ -427,6 +431,7 @@ impl Scheduler {
             return None;
         }
         self.prefetches.remove(&key);
+        self.prefetch_times.remove(&op.id);
         self.counts.prefetch_bytes += op.bytes;
         Some(self.start(op, now))
     }

@@ -185,6 +185,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         let request = self.requests.entry(id).or_insert_with(|| Request::new(by));
         request.add(keys);
         let before = std::mem::replace(&mut request.by, by);
+        request.is_changed |= before != by;
         request.retry();
         let keys: Vec<K> = request.keys().collect();
         for key in keys {
@@ -211,6 +212,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         link: &mut Scheduler,
         now: Duration,
     ) {
+        self.take_back(drives, link);
         let mut urgent: Vec<(Duration, RequestId)> =
             self.requests.iter().map(|(id, request)| (request.by, *id)).collect();
         urgent.sort_unstable();
@@ -394,6 +396,26 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         let batch = Batch { hop, request: id, blocks };
         self.moving.insert(op, Moving { batch, is_started: false, is_aborted: false });
         op
+    }
+
+    /// Forgets what waits for requests that have another time now: it is planned anew.
+    fn take_back(&mut self, drives: &mut Scheduler, link: &mut Scheduler) {
+        let Self { requests, moving, .. } = self;
+        if !requests.values().any(|request| request.is_changed) {
+            return;
+        }
+        moving.retain(|op, Moving { batch, is_started, .. }| {
+            let request = requests.get_mut(&batch.request).filter(|it| it.is_changed);
+            let Some(request) = request.filter(|_| !*is_started) else { return true };
+            let (scheduler, place) = match batch.hop {
+                Hop::Drives => (&mut *drives, Place::Elsewhere),
+                Hop::Link => (&mut *link, Place::Host),
+            };
+            scheduler.cancel(*op);
+            batch.blocks.iter().for_each(|(key, _)| request.set(*key, *op, place));
+            false
+        });
+        requests.values_mut().for_each(|request| request.is_changed = false);
     }
 
     /// Forgets the batches of a request that have not been started; the others it cancels when the

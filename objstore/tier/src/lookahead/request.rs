@@ -28,6 +28,8 @@ pub(super) enum Place {
 pub(super) struct Request<K> {
     /// When it runs.
     pub(super) by: Duration,
+    /// What waits in the schedulers may have another time.
+    pub(super) is_changed: bool,
     /// Whether it has blocks on the GPU.
     pub(super) is_allocated: bool,
     /// In the order of the prefix.
@@ -37,7 +39,8 @@ pub(super) struct Request<K> {
 
 impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
     pub(super) fn new(by: Duration) -> Self {
-        Self { by, is_allocated: false, blocks: Vec::new(), places: HashMap::new() }
+        let (blocks, places) = Default::default();
+        Self { by, is_changed: false, is_allocated: false, blocks, places }
     }
 
     /// Blocks that it needs, besides those that are known.

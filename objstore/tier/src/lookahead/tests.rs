@@ -152,6 +152,39 @@ fn the_first_to_run_is_the_first_to_be_read() {
 }
 
 #[test]
+fn a_time_that_was_said_again_is_the_one_that_counts() {
+    let other = Op { id: OpId(1), flow: Flow::default(), bytes: MB, kind: Kind::Soon };
+    let busy = || {
+        let mut world = World::new(64);
+        let config = Config { read_depth_bytes: 2 * MB, ..*world.drives.config() };
+        world.drives = Scheduler::new(config, world.drives.table().clone());
+        world.drives.add(other, world.now).unwrap();
+        assert_eq!(world.drives.next(world.now), Decision::Start(OpId(1)));
+        world
+    };
+    // Later: nothing is lost when the first time comes.
+    let mut world = busy();
+    world.prefetch(1, &[0, 1, 2, 3], When::At(30 * MS));
+    world.decide();
+    world.prefetch(1, &[0, 1, 2, 3], When::At(70 * MS));
+    world.decide();
+    world.now = 31 * MS;
+    world.drives.ended(OpId(1), MB, world.now);
+    world.until(60 * MS);
+    assert_eq!((world.it.counts().dropped, world.tier.used()), (0, 4));
+    // Sooner: it goes before what was planned first, and takes 30 ms.
+    let mut world = busy();
+    world.prefetch(1, &(0..30).collect::<Vec<_>>(), When::At(60 * MS));
+    world.prefetch(2, &[50, 51], When::At(75 * MS));
+    world.decide();
+    world.prefetch(2, &[50, 51], When::At(10 * MS));
+    world.now = 2 * MS;
+    world.drives.ended(OpId(1), MB, world.now);
+    world.until(10 * MS);
+    assert!(world.tier.contains(51));
+}
+
+#[test]
 fn a_block_of_two_requests_is_read_once_and_kept_for_the_other_one() {
     let mut world = World::new(3);
     world.prefetch(1, &[0, 1], When::At(20 * MS));

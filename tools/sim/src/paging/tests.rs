@@ -81,7 +81,7 @@ fn the_same_seed_gives_the_same_numbers() {
             0x6c56_4f4e_43e4_c77f,
             0x4c85_0b9b_059d_3720,
             0x27e8_ddf4_64da_48bb,
-            0x6687_0b21_d465_3bfc,
+            0xd214_e2d3_d39d_7aa0,
         ]
     );
 }
