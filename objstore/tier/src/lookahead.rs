@@ -218,13 +218,16 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         urgent.sort_unstable();
         let LookaheadConfig { window, drives_window, .. } = self.config;
         for (by, id) in urgent {
+            // Without a pace, requests have times of their own, and those are enough.
+            let span = |window| self.pace.of(window).unwrap_or(Duration::MAX);
+            let is_near = |window| by <= now.saturating_add(span(window));
+            let hops = [(Hop::Drives, is_near(drives_window)), (Hop::Link, is_near(window))];
+            if hops.iter().all(|(_, is_near)| !is_near) {
+                // Nor is a later one.
+                break;
+            }
             self.look(id, tier);
-            for (hop, window) in [(Hop::Drives, drives_window), (Hop::Link, window)] {
-                // Without a pace, requests have times of their own, and those are enough.
-                let span = self.pace.of(window).unwrap_or(Duration::MAX);
-                if by > now.saturating_add(span) {
-                    continue;
-                }
+            for (hop, _) in hops.into_iter().filter(|(_, is_near)| *is_near) {
                 let request = &self.requests[&id];
                 let by = match hop {
                     // The second hop comes after the first.

@@ -124,6 +124,21 @@ fn a_request_that_was_ignored_has_nothing_on_the_gpu() {
 }
 
 #[test]
+fn blocks_are_looked_for_only_in_the_window_of_their_request() {
+    let mut world = World::new(10);
+    world.prefetch(1, &[0], When::At(100 * MS));
+    let Admission::Fill(memory) = world.tier.admit(Block { key: 0, again: MS, by: None }) else {
+        panic!("there is room");
+    };
+    world.tier.filled(memory, true);
+    world.until(19 * MS);
+    assert_eq!(world.tier.class(0), Some(Class::Idle));
+    world.until(20 * MS);
+    world.decide();
+    assert_eq!(world.tier.class(0), Some(Class::Expected), "K is 8 for the drives");
+}
+
+#[test]
 fn what_is_too_late_is_not_begun() {
     let mut world = World::new(10);
     // 2.1 ms a batch of the drives, and 0.5 ms for the link.
