@@ -103,6 +103,8 @@ impl Step {
 struct InFlight {
     op: Op,
     since: Duration,
+    /// Whether nobody wants it any more.
+    is_cancelled: bool,
 }
 
 /// Decides when operations start. Times are those of any clock that never goes back.
@@ -251,8 +253,9 @@ impl Scheduler {
 
     /// Nobody wants an operation any more: its request was aborted, or preempted.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
-        if let Some(found) = self.in_flight.get(&id) {
-            if let Kind::Prefetch { .. } = found.op.kind {
+        if let Some(found) = self.in_flight.get_mut(&id) {
+            let is_first = !std::mem::replace(&mut found.is_cancelled, true);
+            if let (Kind::Prefetch { .. }, true) = (found.op.kind, is_first) {
                 self.counts.wasted_bytes += found.op.bytes;
             }
             return Cancelled::InFlight;
@@ -278,7 +281,7 @@ impl Scheduler {
     /// An operation that was started has ended, well or not: the devices moved so many bytes of it.
     /// What it cost is learned if those are all.
     pub fn ended(&mut self, id: OpId, moved: u64, now: Duration) {
-        let Some(InFlight { op, since }) = self.in_flight.remove(&id) else { return };
+        let Some(InFlight { op, since, .. }) = self.in_flight.remove(&id) else { return };
         let is_alone = self.alone.take_if(|alone| *alone == id).is_some();
         self.moving[lane(op.kind)] -= op.bytes;
         self.utilisation.set(self.is_needed(), now);
@@ -444,7 +447,7 @@ impl Scheduler {
 
     fn start(&mut self, op: Op, now: Duration) -> Decision {
         self.alone = self.in_flight.is_empty().then_some(op.id);
-        self.in_flight.insert(op.id, InFlight { op, since: now });
+        self.in_flight.insert(op.id, InFlight { op, since: now, is_cancelled: false });
         self.moving[lane(op.kind)] += op.bytes;
         self.utilisation.set(self.is_needed(), now);
         Decision::Start(op.id)
