@@ -126,6 +126,8 @@ pub struct Scheduler {
     waiting_writes: u64,
     /// Bytes that may still start in this layer's window.
     budget: u64,
+    /// Whether something has started in it.
+    is_used: bool,
     shares: Shares,
     utilisation: Utilisation,
     is_draining: bool,
@@ -157,6 +159,7 @@ impl Scheduler {
             moving: [0; 3],
             waiting_writes: 0,
             budget: u64::MAX,
+            is_used: false,
             shares: Shares::default(),
             utilisation: Utilisation::default(),
             is_draining: false,
@@ -193,8 +196,8 @@ impl Scheduler {
     pub fn layer_begins(&mut self, step: StepId, layer: u32, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
         (found.layer, found.since, found.is_computing) = (layer, now, true);
-        let share = self.config.window_share;
-        self.budget = match share {
+        self.is_used = false;
+        self.budget = match self.config.window_share {
             // Reads have the window; writes may have what they leave.
             Some(share) => self.table.costs.read.fits(found.window.mul_f64(share)),
             None => u64::MAX,
@@ -310,9 +313,10 @@ impl Scheduler {
 
     /// What to do now. To be asked again until it says to wait, and after everything that happens.
     pub fn next(&mut self, now: Duration) -> Decision {
+        self.is_draining &= self.pending() > 0;
         let mut wake = None;
         if let Some((due, op)) = self.reads.first(&self.steps) {
-            match self.read_starts(due, op, now) {
+            match self.read_starts(op, now) {
                 Ok(()) => return self.start_read(due, op, now),
                 Err(until) => wake = until,
             }
@@ -325,7 +329,7 @@ impl Scheduler {
                 Ok(()) => {
                     self.writes.pop_front();
                     self.counts.write_bytes += op.bytes;
-                    self.budget = self.budget.saturating_sub(op.bytes);
+                    self.spend(op.bytes);
                     return self.start(op, now);
                 }
                 Err(until) => wake = wake.into_iter().chain(until).min(),
@@ -344,15 +348,24 @@ impl Scheduler {
     }
 
     /// Whether the most urgent read starts; if not, when it does at the latest.
-    fn read_starts(&self, due: Duration, op: Op, now: Duration) -> Result<(), Option<Duration>> {
+    fn read_starts(&self, op: Op, now: Duration) -> Result<(), Option<Duration>> {
         let [reads, ..] = self.moving;
         if reads > 0 && reads.saturating_add(op.bytes) > self.config.read_depth_bytes {
             return Err(None);
         }
-        let cost = self.table.costs.read.duration(op.bytes + reads).mul_f64(self.config.margin);
-        let latest = due.saturating_sub(cost);
+        if op.bytes <= self.budget {
+            return Ok(());
+        }
+        // Those behind it have to be in time, too.
+        let mut bytes = reads;
+        let latest = self.reads.by_deadline(&self.steps).into_iter().map(|(due, more)| {
+            bytes += more;
+            let cost = self.table.costs.read.duration(bytes).mul_f64(self.config.margin);
+            due.saturating_sub(cost)
+        });
+        let latest = latest.min().unwrap_or_default();
         // What will be late anyway starts at once: it would only wait longer (paper, section 3.3).
-        if op.bytes <= self.budget || latest <= now { Ok(()) } else { Err(Some(latest)) }
+        if latest <= now { Ok(()) } else { Err(Some(latest)) }
     }
 
     fn start_read(&mut self, due: Duration, op: Op, now: Duration) -> Decision {
@@ -362,8 +375,13 @@ impl Scheduler {
         let reads = self.moving[0];
         let is_late = now + self.table.costs.read.duration(op.bytes + reads) > due;
         self.counts.late_reads += u64::from(is_late && matches!(op.kind, Kind::Layer { .. }));
-        self.budget = self.budget.saturating_sub(op.bytes);
+        self.spend(op.bytes);
         self.start(op, now)
+    }
+
+    fn spend(&mut self, bytes: u64) {
+        self.budget = self.budget.saturating_sub(bytes);
+        self.is_used = true;
     }
 
     /// Whether the first write that waits starts; if not, when it may, whatever happens.
@@ -379,7 +397,9 @@ impl Scheduler {
             return if second <= now { Ok(()) } else { Err(Some(second)) };
         }
         let mixes = reads + prefetches == 0 || self.table.costs.mixes_well();
-        let fits = self.is_draining || op.bytes <= self.budget;
+        // What is larger than any window has one for itself.
+        let is_whole = !self.is_used && reads == 0 && self.reads.is_empty();
+        let fits = self.is_draining || op.bytes <= self.budget || is_whole;
         if !mixes || !fits || !(self.reads.is_empty() || self.has_slack(op, now)) {
             return Err(None);
         }
