@@ -292,3 +292,19 @@ fn copies_of_this_process_take_their_turn() {
         assert_eq!(store.lookahead().unwrap().link_bytes, copied);
     }
 }
+
+#[test]
+fn an_idle_engine_is_told_when_to_look_again() {
+    let (mut stack, mut store) = stack(8);
+    put_away(&mut stack, &keys(0..3), &keys(10..18));
+    (0..4).for_each(|_| store.iteration(MS));
+    let at = now(&stack) + 500 * MS;
+    store.prefetch(REQUEST, &keys(0..3), When::At(at), now(&stack)).unwrap();
+    let (_, again) = store.poll(now(&stack)).unwrap();
+    assert_eq!(again, Some(at - 8 * MS), "8 iterations before");
+    while now(&stack) < at - 8 * MS {
+        stack.clock.pause(u32::MAX, Nanos((at - 8 * MS).as_nanos() as u64));
+    }
+    settle(&stack, &mut store);
+    assert_eq!(stack.store.stats().unwrap().dram.prefetched_bytes, 3 * stack.shape.block_bytes());
+}

@@ -74,14 +74,16 @@ pub(super) struct Ahead {
     copied: Vec<(OpId, u64)>,
     /// There may be something to plan.
     is_due: bool,
+    /// When there is, although nothing happens.
+    due: Option<Duration>,
 }
 
 impl Ahead {
     pub(super) fn new(store: Store, link: Scheduler, config: LookaheadConfig) -> Self {
         let (requests, in_flight, copying, copied) = Default::default();
         let lookahead = Lookahead::new(config);
-        let is_due = false;
-        Self { store, lookahead, link, requests, in_flight, copying, copied, is_due }
+        let (is_due, due) = (false, None);
+        Self { store, lookahead, link, requests, in_flight, copying, copied, is_due, due }
     }
 
     pub(super) fn counts(&self) -> LookaheadCounts {
@@ -222,8 +224,13 @@ impl Ahead {
         Ok(moved.unwrap_or_default())
     }
 
-    /// Takes note of what was read, and hands what may begin to the schedulers.
-    pub(super) fn plan(&mut self, drives: &mut Scheduler, now: Duration) -> Result<(), StoreError> {
+    /// Takes note of what was read, and hands what may begin to the schedulers. Says when there is
+    /// more, although nothing happens.
+    pub(super) fn plan(
+        &mut self,
+        drives: &mut Scheduler,
+        now: Duration,
+    ) -> Result<Option<Duration>, StoreError> {
         let inner = &self.store.inner;
         let over = inner.with_plane(|plane| {
             let over = self.copying.extract_if(.., |copying| plane.is_over(&copying.ticket));
@@ -231,7 +238,8 @@ impl Ahead {
         })?;
         over.into_iter().try_for_each(|copying| self.end_copying(copying))?;
         self.copied.drain(..).for_each(|(op, moved)| self.link.ended(op, moved, now));
-        let Self { store, lookahead, link, in_flight, is_due, .. } = self;
+        let Self { store, lookahead, link, in_flight, is_due, due, .. } = self;
+        *is_due |= due.is_some_and(|due| due <= now);
         store.inner.with_plane(|plane| {
             let over = in_flight.extract_if(.., |flight| plane.is_over(&flight.ticket));
             let over: Vec<Flight> = over.collect();
@@ -242,9 +250,9 @@ impl Ahead {
                 *is_due = true;
             }
             if let (true, Some(tier)) = (std::mem::take(is_due), plane.tier()) {
-                lookahead.plan(tier, drives, link, now);
+                *due = lookahead.plan(tier, drives, link, now);
             }
-            Ok(())
+            Ok(*due)
         })
     }
 

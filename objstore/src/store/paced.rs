@@ -278,9 +278,10 @@ impl PacedStore {
             progress = Progress::Moved;
         }
         self.overdue(progress)?;
-        if let Some(ahead) = &mut self.ahead {
-            ahead.plan(&mut self.scheduler, now)?;
-        }
+        let due = match &mut self.ahead {
+            Some(ahead) => ahead.plan(&mut self.scheduler, now)?,
+            None => None,
+        };
         let until = loop {
             match (self.scheduler.next(now), &mut self.ahead) {
                 (Decision::Wait(until), _) => break until,
@@ -304,7 +305,7 @@ impl PacedStore {
             progress = if moved { Progress::Moved } else { progress };
         }
         self.store.inner.tend();
-        Ok((progress, until.into_iter().chain(again).min()))
+        Ok((progress, until.into_iter().chain(again).chain(due).min()))
     }
 
     /// What has been in flight for too long, while nothing moved, is taken for dead.

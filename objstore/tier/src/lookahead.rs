@@ -204,24 +204,28 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
     }
 
     /// Hands what may begin to the schedulers, the most urgent first. To be called when something
-    /// was announced or has ended, and once an iteration.
+    /// was announced or has ended, and once an iteration. Says when the window of another request
+    /// begins, if nothing happens before.
     pub fn plan(
         &mut self,
         tier: &mut Tier<K>,
         drives: &mut Scheduler,
         link: &mut Scheduler,
         now: Duration,
-    ) {
+    ) -> Option<Duration> {
         self.take_back(drives, link);
         let mut urgent: Vec<(Duration, RequestId)> =
             self.requests.iter().map(|(id, request)| (request.by, *id)).collect();
         urgent.sort_unstable();
         let LookaheadConfig { window, drives_window, .. } = self.config;
+        let mut next = None;
         for (by, id) in urgent {
             // Without a pace, requests have times of their own, and those are enough.
             let span = |window| self.pace.of(window).unwrap_or(Duration::MAX);
             let is_near = |window| by <= now.saturating_add(span(window));
             let hops = [(Hop::Drives, is_near(drives_window)), (Hop::Link, is_near(window))];
+            let far = [drives_window, window].into_iter().filter(|window| !is_near(*window));
+            next = far.map(|window| by.saturating_sub(span(window))).chain(next).min();
             if hops.iter().all(|(_, is_near)| !is_near) {
                 // Nor is a later one.
                 break;
@@ -252,6 +256,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
                 }
             }
         }
+        next
     }
 
     /// A scheduler says to start a batch: these blocks have to move now. `again`: how long a block
@@ -322,8 +327,8 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         blocks as u64 * tier.config().block_bytes
     }
 
-    /// A request was aborted or preempted: nothing more moves for it, and what only it wanted is
-    /// the first to go. Batches in flight end as usual.
+    /// A request was aborted or preempted: nothing more moves for it, and what was read ahead only
+    /// for it is the first to go. Batches in flight end as usual.
     pub fn cancel(
         &mut self,
         id: RequestId,
@@ -342,7 +347,8 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
             if is_wasted {
                 self.counts.wasted_link_bytes += tier.config().block_bytes;
             }
-            if self.unwant(key, request.by, id, tier) {
+            // What others asked for before, they may ask for again.
+            if self.unwant(key, request.by, id, tier) && tier.is_unused(key) {
                 tier.discard(key);
             }
         }

@@ -288,6 +288,12 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
+    /// Whether a block was read ahead, and nobody has asked for it.
+    #[must_use]
+    pub fn is_unused(&self, key: K) -> bool {
+        self.index.get(&key).is_some_and(|id| self.entry(*id).is_unused_prefetch)
+    }
+
     /// Nobody is going to want the block: it goes before all others.
     pub fn discard(&mut self, key: K) {
         let Some(id) = self.index.get(&key).copied() else { return };

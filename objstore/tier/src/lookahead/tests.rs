@@ -139,6 +139,20 @@ fn blocks_are_looked_for_only_in_the_window_of_their_request() {
 }
 
 #[test]
+fn what_others_asked_for_before_stays_when_a_request_goes() {
+    let mut world = World::new(10);
+    let Admission::Fill(memory) = world.tier.admit(Block { key: 0, again: MS, by: None }) else {
+        panic!("there is room");
+    };
+    world.tier.filled(memory, true);
+    world.prefetch(1, &[0, 1], When::At(15 * MS));
+    world.until(10 * MS);
+    world.cancel(1);
+    let classes = [0, 1].map(|key| world.tier.class(key));
+    assert_eq!(classes, [Some(Class::Idle), Some(Class::Evictable)]);
+}
+
+#[test]
 fn what_is_too_late_is_not_begun() {
     let mut world = World::new(10);
     // 2.1 ms a batch of the drives, and 0.5 ms for the link.
