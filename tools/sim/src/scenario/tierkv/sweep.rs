@@ -144,9 +144,9 @@ fn notes_6(late: &Found) -> Vec<String> {
     vec![
         format!(
             "As in table 5 an iteration wants {:.0} blocks, which are {reads:.2} ms of the link, \
-             and computes for {computes} ms: however early reads start, {:.0} % of the blocks come \
-             beside computation, and an iteration takes {reads:.2} ms. That is what is found at \
-             large K.",
+             and computes for {computes} ms: however early reads start, at most {:.0} % of the \
+             blocks come beside computation, and an iteration takes {reads:.2} ms. It does, at \
+             every K; a batch that is on its way when the iteration begins is late.",
             late.blocks,
             computes / reads * 100.0
         ),
