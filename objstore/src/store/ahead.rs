@@ -218,7 +218,10 @@ impl Ahead {
         let Self { store, lookahead, .. } = self;
         let moved = with_tier(store, |tier| lookahead.ended(op, is_good, tier))?;
         if let Some(request) = self.requests.get_mut(&request).filter(|_| is_good) {
-            request.copied.extend(moves.iter().map(|to| (to.file, to.block)));
+            // Its prefix may be another one since: only files that it holds keep their bytes.
+            let files = request.prefix.files();
+            let held = moves.iter().filter(|to| files.contains(&to.file));
+            request.copied.extend(held.map(|to| (to.file, to.block)));
         }
         self.is_due = true;
         Ok(moved.unwrap_or_default())
