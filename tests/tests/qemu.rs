@@ -115,9 +115,8 @@ fn with_qemu(test: impl FnOnce(&Qemu)) -> Result<Completion, Failed> {
         return Ok(Completion::ignored_with("RIPIENO_SKIP_QEMU=1"));
     }
     let program = qtest::find().expect(
-        "not run: no qemu-system-x86_64. hint: apt-get install --no-install-recommends \
-         qemu-system-x86, or name the program in RIPIENO_QEMU, or set RIPIENO_SKIP_QEMU=1 to have \
-         this test reported as ignored",
+        "not run: no qemu-system-x86_64. hint: `cargo xtask test` gets it; or name the program in \
+         RIPIENO_QEMU, or set RIPIENO_SKIP_QEMU=1 to have this test reported as ignored",
     );
     test(&Qemu::start(&program, &NAMESPACES).expect("QEMU starts"));
     Ok(Completion::Completed)

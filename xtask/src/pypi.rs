@@ -8,11 +8,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::step;
 
-/// Pinned packages in a folder of their own, without what they depend on.
+/// Packages in a folder of their own.
 #[derive(Debug)]
 pub struct Packages {
     pub folder: PathBuf,
-    pub packages: Vec<&'static str>,
+    pub packages: Vec<String>,
+    /// Installs what they depend on, too; else they are all there is.
+    pub with_dependencies: bool,
     /// What they are and how large, for who waits for them.
     pub what: &'static str,
 }
@@ -39,8 +41,11 @@ impl Packages {
         self.run(Command::new("python3").args(["-m", "venv"]).arg(&self.folder))?;
         let mut pip = Command::new(self.folder.join("bin/python"));
         pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"]);
+        // A machine without a network is told so soon.
+        pip.arg("--retries=2");
         // Nothing is built; Python compiles what it uses, when it does.
-        pip.args(["--no-deps", "--only-binary=:all:", "--no-compile"]);
+        pip.args(["--only-binary=:all:", "--no-compile"]);
+        pip.args((!self.with_dependencies).then_some("--no-deps"));
         self.run(pip.args(&self.packages))?;
         finish(self)?;
         // Last of all: it says that the rest is there.
@@ -74,8 +79,9 @@ impl Packages {
         let status = command.status().with_context(|| format!("cannot run `{line}`"))?;
         if !status.success() {
             bail!(
-                "`{line}` failed ({status}); its output is above\n  hint: without a network, copy \
-                 {} from a machine that has it at the same path",
+                "{} could not be installed from PyPI ({status})\n  hint: pip's output is above; \
+                 without a network, copy {} from a machine that has it at the same path",
+                self.what,
                 self.folder.display()
             );
         }
@@ -83,11 +89,12 @@ impl Packages {
     }
 }
 
-/// [`Packages`] in the virtual environment of `folder`.
+/// [`Packages`] in the virtual environment of `folder`: pinned, without what they depend on.
 pub fn packages(
     folder: &Path,
     packages: impl IntoIterator<Item = &'static str>,
     what: &'static str,
 ) -> Packages {
-    Packages { folder: folder.join("venv"), packages: packages.into_iter().collect(), what }
+    let packages = packages.into_iter().map(str::to_owned).collect();
+    Packages { folder: folder.join("venv"), packages, with_dependencies: false, what }
 }

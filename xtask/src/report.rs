@@ -6,21 +6,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::parts::Part;
 use crate::step::{Outcome, Step, Verdict};
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, RunArgs, needs};
 
+/// A test program of a step is named if it took longer.
+const SLOW: Duration = Duration::from_secs(2);
+/// How many are named.
+const SHOWN: usize = 10;
+
 /// Gets what the steps need, then runs all of them, also after one that failed: one run shows all
-/// that is wrong.
+/// that is wrong. A step that needs what could not be had is skipped.
 ///
 /// # Errors
-/// Says what this machine lacks.
+/// Says what this machine lacks, if no step can do without it.
 pub fn run_all(steps: Vec<Step>, args: RunArgs) -> Result<ExitCode> {
     let (start, deadline, count) = (Instant::now(), args.deadline(), steps.len());
-    needs::satisfy(steps.iter().flat_map(|step| step.needs.iter().copied()))?;
-    eprintln!("everything that the steps need is there ({})", clock(start.elapsed()));
+    let lacking = needs::provide(steps.iter().flat_map(Step::all_needs))?;
+    eprintln!("what the steps need was looked for in {}", clock(start.elapsed()));
     let mut done = Vec::with_capacity(count);
-    for (index, step) in steps.into_iter().enumerate() {
+    for (index, step) in steps.into_iter().map(|step| step.without(&lacking)).enumerate() {
         eprintln!("\n==> [{}/{count}] {}\n    $ {step}", index + 1, step.name);
         let outcome = step.run(deadline, &mut io::stdout());
         let failed = match &outcome.verdict {
@@ -80,17 +86,34 @@ fn table(done: &[(Step, Outcome)], not_run: usize, took: Duration) -> String {
             Verdict::Failed(why) => again.push(format!("{}: {why}\n    $ {step}", step.name)),
             Verdict::Skipped(why) => again.push(format!("{}: skipped: {why}", step.name)),
         }
+        let parts = step.skipped_parts.iter();
+        again.extend(parts.map(|why| format!("{}: skipped in part: {why}", step.name)));
     }
     if not_run > 0 {
         again.push(format!("{not_run} more not run (--fail-fast)"));
     }
     lines.push(row("total", "", &clock(took), ""));
+    lines.extend(slowest(done));
     if !again.is_empty() {
         lines.push(String::new());
         lines.append(&mut again);
     }
     lines.push("\n".into());
     lines.join("\n")
+}
+
+/// The parts that took longest, each with its step.
+fn slowest(done: &[(Step, Outcome)]) -> Vec<String> {
+    let of_step = |(step, outcome): &'_ (Step, Outcome)| {
+        let line = |part: &Part| (part.took, format!("{}: {}", step.name, part.name));
+        outcome.parts.iter().filter(|part| part.took >= SLOW).map(line).collect::<Vec<_>>()
+    };
+    let mut parts: Vec<(Duration, String)> = done.iter().flat_map(of_step).collect();
+    parts.sort_by(|a, b| b.cmp(a));
+    parts.truncate(SHOWN);
+    let heading = (!parts.is_empty()).then(|| "\nslowest test programs".to_owned());
+    let lines = parts.into_iter().map(|(took, name)| format!("{:>6}  {name}", clock(took)));
+    heading.into_iter().chain(lines).collect()
 }
 
 /// Minutes and seconds.
@@ -102,9 +125,10 @@ fn clock(took: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::needs::{Lacking, Need};
 
     fn outcome(verdict: Verdict, tally: Tally) -> Outcome {
-        Outcome { verdict, tally, took: Duration::from_secs(61) }
+        Outcome { verdict, tally, took: Duration::from_secs(61), parts: Vec::new() }
     }
 
     #[test]
@@ -132,5 +156,30 @@ mod tests {
         for part in ["FAILED", "1:01", "2:05", "$ cargo clippy --workspace", "2 more not run"] {
             assert!(table.contains(part), "{part:?} is missing in:\n{table}");
         }
+    }
+    #[test]
+    fn the_table_names_what_was_skipped_and_what_was_slow() {
+        let lacking = Lacking::only(Need::Qemu, "no QEMU");
+        let tests = Step::cargo("tests", "test").part_needs(Need::Qemu, "OFF").without(&lacking);
+        let mut ran = outcome(Verdict::Ok, Tally { passed: 9, failed: 0, skipped: 2 });
+        ran.parts = [("fast", 1), ("slow", 65), ("slower", 121)]
+            .map(|(name, seconds)| Part { name: name.into(), took: Duration::from_secs(seconds) })
+            .to_vec();
+        let vm = Step::cargo("vm", "xtask vm").needs(&[Need::Qemu]).without(&lacking);
+        let one = Tally { passed: 0, failed: 0, skipped: 1 };
+        let skipped = outcome(Verdict::Skipped("no QEMU".into()), one);
+        let all = [(tests, ran), (vm, skipped)];
+        let table = table(&all, 0, Duration::from_secs(125));
+        for part in [
+            "tests: skipped in part: no QEMU",
+            "vm: skipped: no QEMU",
+            "\nslowest test programs\n  2:01  tests: slower\n  1:05  tests: slow\n",
+        ] {
+            assert!(table.contains(part), "{part:?} is missing in:\n{table}");
+        }
+        assert!(!table.contains("fast"), "{table}");
+        assert!(!super::table(&all[1..], 0, Duration::ZERO).contains("slowest"));
+        let total = total(all.iter().map(|(_, outcome)| outcome));
+        assert_eq!(total.to_string(), "9 passed, 0 failed, 3 skipped");
     }
 }

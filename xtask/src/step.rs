@@ -1,16 +1,17 @@
 //! One command of a run: how it is shown, run and judged.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use std::{env, fmt, thread};
 
 use anyhow::{Context, Result};
 
 use crate::deadline::Deadline;
-use crate::need::Need;
+use crate::needs::{Lacking, Need};
+use crate::parts::{self, Part};
 use crate::tally::Tally;
 
 /// A command line, and what it takes to pass.
@@ -22,9 +23,13 @@ pub struct Step {
     env: Vec<(&'static str, String)>,
     /// Some if the output is libtest's, to be counted: how many tests must have passed.
     tests_at_least: Option<u64>,
-    skip: Option<&'static str>,
+    skip: Option<String>,
     /// Satisfied before the first step of a run.
     pub needs: Vec<Need>,
+    /// Of a part of the step, which a variable switches off: `NAME=1`.
+    part_needs: Vec<(Need, &'static str)>,
+    /// Parts that are switched off, each with the reason.
+    pub skipped_parts: Vec<String>,
 }
 
 /// What came of a step.
@@ -33,6 +38,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     pub tally: Tally,
     pub took: Duration,
+    /// What the step consists of, where its output says it.
+    pub parts: Vec<Part>,
 }
 
 /// A program that a command runs said no, and why is above: a failure of what it was given, and not
@@ -53,19 +60,27 @@ impl std::error::Error for SaidNo {}
 pub enum Verdict {
     Ok,
     Failed(String),
-    Skipped(&'static str),
+    Skipped(String),
 }
 
 impl Step {
     /// `cargo` with `args`, split at spaces.
     pub fn cargo(name: impl Into<String>, args: &str) -> Self {
-        Self::new(name, "cargo").args(args.split_whitespace())
+        Self::new(name, "cargo").args(args.split_whitespace()).needs(&[Need::Crates])
     }
 
     pub fn new(name: impl Into<String>, program: impl Into<String>) -> Self {
-        let (args, env, needs) = (Vec::new(), Vec::new(), Vec::new());
-        let (name, program) = (name.into(), program.into());
-        Self { name, program, args, env, tests_at_least: None, skip: None, needs }
+        Self {
+            name: name.into(),
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            tests_at_least: None,
+            skip: None,
+            needs: Vec::new(),
+            part_needs: Vec::new(),
+            skipped_parts: Vec::new(),
+        }
     }
 
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -83,6 +98,13 @@ impl Step {
         self
     }
 
+    /// What only a part of the step needs, and the variable that switches that part off. Tests that
+    /// it switches off are ignored, and so counted.
+    pub fn part_needs(mut self, need: Need, off: &'static str) -> Self {
+        self.part_needs.push((need, off));
+        self
+    }
+
     /// Counts the tests, and fails the step if fewer passed.
     pub fn tests_at_least(mut self, passed: u64) -> Self {
         self.tests_at_least = Some(passed);
@@ -90,27 +112,47 @@ impl Step {
     }
 
     /// Keeps the step in the table, with the reason why it does not run.
-    pub fn skipped(mut self, why: &'static str) -> Self {
-        self.skip = Some(why);
+    pub fn skipped(mut self, why: impl Into<String>) -> Self {
+        self.skip = Some(why.into());
         self.needs.clear();
         self
+    }
+
+    /// Skips the step, or the parts of it, that need something of this.
+    pub fn without(mut self, lacking: &Lacking) -> Self {
+        if let Some(why) = self.needs.iter().find_map(|need| lacking.why(*need)) {
+            return self.skipped(why);
+        }
+        for (need, off) in std::mem::take(&mut self.part_needs) {
+            if let Some(why) = lacking.why(need) {
+                self.skipped_parts.push(why.to_owned());
+                self = self.env(off, "1");
+            }
+        }
+        self
+    }
+
+    /// All that the step needs, for a part or as a whole.
+    pub fn all_needs(&self) -> impl Iterator<Item = Need> {
+        self.needs.iter().copied().chain(self.part_needs.iter().map(|(need, _)| *need))
     }
 
     /// Runs the step as part of a run; output that is counted is copied to `out`.
     pub fn run(&self, deadline: Deadline, out: &mut impl Write) -> Outcome {
         let start = Instant::now();
-        let mut tally = Tally::default();
-        let verdict = match self.skip {
+        let mut heard = Heard::default();
+        let verdict = match &self.skip {
             Some(why) => {
-                tally.skipped = 1;
-                Verdict::Skipped(why)
+                heard.tally.skipped = 1;
+                Verdict::Skipped(why.clone())
             }
-            None => match self.execute(deadline, out, &mut tally) {
+            None => match self.execute(deadline, out, &mut heard) {
                 Ok(verdict) => verdict,
                 Err(error) => Verdict::Failed(format!("{error:#}")),
             },
         };
-        Outcome { verdict, tally, took: start.elapsed() }
+        let Heard { tally, parts } = heard;
+        Outcome { verdict, tally, took: start.elapsed(), parts }
     }
 
     /// Runs the step as the only one, with no table around it, and ends with its exit code.
@@ -127,16 +169,27 @@ impl Step {
         command
     }
 
+    /// Whether it is a run of `cargo test`.
+    fn names_parts(&self) -> bool {
+        self.program == "cargo" && self.args.first().is_some_and(|arg| arg == "test")
+    }
+
     fn execute(
         &self,
         deadline: Deadline,
         out: &mut impl Write,
-        tally: &mut Tally,
+        heard: &mut Heard,
     ) -> Result<Verdict> {
         let mut command = self.command();
         command.stdin(Stdio::null());
         if self.tests_at_least.is_some() {
             command.stdout(Stdio::piped());
+        }
+        if self.names_parts() {
+            command.stderr(Stdio::piped());
+            if io::stderr().is_terminal() && env::var_os("CARGO_TERM_COLOR").is_none() {
+                command.env("CARGO_TERM_COLOR", "always");
+            }
         }
         if deadline.is_set() {
             // Only then: in a group of its own it would not hear Ctrl-C at a terminal.
@@ -144,10 +197,13 @@ impl Step {
         }
         let mut child = command.spawn().with_context(|| format!("cannot run `{self}`"))?;
         let watch = deadline.watch(child.id());
+        let names = child.stderr.take().map(|errors| thread::spawn(|| copy_and_name(errors)));
         let counted = child.stdout.take().map(|output| copy_and_count(output, out)).transpose();
         let status = child.wait();
         let timed_out = watch.finish();
-        *tally = counted?.unwrap_or_default();
+        let names = names.map(|names| names.join().unwrap_or_default()).unwrap_or_default();
+        let (tally, took) = counted?.unwrap_or_default();
+        *heard = Heard { tally, parts: parts::pair(names, took) };
         let status = status?;
         if timed_out {
             return Ok(Verdict::Failed("stopped: the run's deadline passed".into()));
@@ -156,26 +212,50 @@ impl Step {
             return Ok(Verdict::Failed(status.to_string()));
         }
         Ok(match self.tests_at_least {
-            Some(least) if tally.passed < least => Verdict::Failed(format!(
+            Some(least) if heard.tally.passed < least => Verdict::Failed(format!(
                 "{} tests passed where at least {least} must exist",
-                tally.passed
+                heard.tally.passed
             )),
             _ => Verdict::Ok,
         })
     }
 }
 
-/// Copies a child's output, line by line, and counts the tests in it.
-fn copy_and_count(output: impl Read, out: &mut impl Write) -> io::Result<Tally> {
-    let (mut output, mut tally, mut line) = (BufReader::new(output), Tally::default(), Vec::new());
-    while output.read_until(b'\n', &mut line)? > 0 {
+/// What a step's output says.
+#[derive(Debug, Default)]
+struct Heard {
+    tally: Tally,
+    parts: Vec<Part>,
+}
+
+/// Copies a child's output, line by line; counts the tests in it, and how long each program of them
+/// took.
+fn copy_and_count(output: impl Read, out: &mut impl Write) -> io::Result<(Tally, Vec<Duration>)> {
+    let (mut tally, mut took) = (Tally::default(), Vec::new());
+    copy(output, out, |line| {
+        tally += Tally::of_line(line);
+        took.extend(parts::took(line));
+    })?;
+    Ok((tally, took))
+}
+
+/// Copies what a child says on stderr, line by line; returns the names of its test programs.
+fn copy_and_name(errors: impl Read) -> Vec<String> {
+    let mut names = Vec::new();
+    // Who cannot be told cannot be told that either.
+    let _ = copy(errors, &mut io::stderr(), |line| names.extend(parts::name(line)));
+    names
+}
+
+fn copy(from: impl Read, to: &mut impl Write, mut hear: impl FnMut(&str)) -> io::Result<()> {
+    let (mut from, mut line) = (BufReader::new(from), Vec::new());
+    while from.read_until(b'\n', &mut line)? > 0 {
         // Bytes, not text: a test may print anything.
-        out.write_all(&line)?;
-        tally += Tally::of_line(&String::from_utf8_lossy(&line));
+        to.write_all(&line)?;
+        hear(&String::from_utf8_lossy(&line));
         line.clear();
     }
-    out.flush()?;
-    Ok(tally)
+    to.flush()
 }
 
 /// The command line as one would type it.
@@ -249,13 +329,38 @@ mod tests {
                    noise \u{fffd}\n\
                    test result: FAILED. 3 passed; 1 failed; 0 ignored";
         let mut copy = Vec::new();
-        let tally = copy_and_count(two.as_bytes(), &mut copy).unwrap();
+        let (tally, took) = copy_and_count(two.as_bytes(), &mut copy).unwrap();
+        assert!(took.is_empty());
         assert_eq!(copy, two.as_bytes());
         assert_eq!(tally, Tally { passed: 5, failed: 1, skipped: 0 });
     }
 
     #[test]
     fn a_skipped_step_does_not_run() {
-        assert_eq!(run(&shell("exit 1").skipped("why")).verdict, Verdict::Skipped("why"));
+        let outcome = run(&shell("exit 1").skipped("why"));
+        assert_eq!(outcome.verdict, Verdict::Skipped("why".into()));
+        assert_eq!(outcome.tally.skipped, 1);
+    }
+
+    #[test]
+    fn a_step_without_what_it_needs_is_skipped_with_the_reason() {
+        let step = || shell("exit 1").needs(&[Need::Cxx, Need::Vllm]);
+        let lacking = Lacking::only(Need::Vllm, "no network");
+        let outcome = run(&step().without(&lacking));
+        assert_eq!(outcome.verdict, Verdict::Skipped("no network".into()));
+        let other = Lacking::only(Need::Qemu, "no network");
+        assert!(matches!(run(&step().without(&other)).verdict, Verdict::Failed(_)));
+    }
+
+    #[test]
+    fn a_step_without_what_a_part_needs_runs_without_that_part() {
+        let step = shell("exit ${OFF:-7}").part_needs(Need::Qemu, "OFF");
+        assert_eq!(step.all_needs().collect::<Vec<_>>(), [Need::Qemu]);
+        let without = step.clone().without(&Lacking::only(Need::Qemu, "no network"));
+        assert!(matches!(run(&without).verdict, Verdict::Failed(why) if why.contains('1')));
+        assert_eq!(without.skipped_parts, ["no network"]);
+        let with = step.without(&Lacking::default());
+        assert!(matches!(run(&with).verdict, Verdict::Failed(why) if why.contains('7')));
+        assert!(with.skipped_parts.is_empty());
     }
 }

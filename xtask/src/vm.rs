@@ -31,8 +31,6 @@ use crate::folder;
 
 pub use suite::{SUITES, Suite, Wishes, shell};
 
-pub const QEMU: &str = "qemu-system-x86_64";
-
 /// What every boot needs, made once.
 #[derive(Debug)]
 pub struct Prepared {

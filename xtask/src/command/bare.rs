@@ -190,6 +190,7 @@ mod tests {
             commands(&readme),
             [
                 "sudo apt-get install -y g++",
+                "cargo fetch --locked",
                 "cargo run --release --bin ripieno -- replay",
                 "cargo xtask ci"
             ]

@@ -13,6 +13,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     steps.extend(command::test::steps());
     steps.push(command::c::step());
     steps.push(command::python::step());
+    steps.push(command::cpu::step());
     steps.push(command::engine::step());
     steps.push(command::abi::step());
     steps.push(command::ptx::step());

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::{env, fs, thread};
+use std::{fs, thread};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::needs::{self, Need};
 use crate::step::Step;
-use crate::{EXIT_STEP_FAILED, engine, folder};
+use crate::{EXIT_STEP_FAILED, engine, folder, python};
 
 #[derive(Args)]
 pub struct EngineArgs {
@@ -28,18 +28,10 @@ pub const NEEDS: &[Need] = &[Need::Cxx, Need::Binutils, Need::Numa, Need::Vllm];
 
 /// The step of `cargo xtask ci`.
 pub fn step() -> Step {
-    let step = Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1);
-    match engine::unavailable() {
-        Some(why) => step.skipped(why),
-        None => step,
-    }
+    Step::cargo("engine", "xtask engine").needs(NEEDS).tests_at_least(1)
 }
 
 pub fn run(args: &EngineArgs) -> Result<ExitCode> {
-    if let Some(why) = engine::unavailable() {
-        println!("SKIPPED engine: {why}");
-        return Ok(ExitCode::SUCCESS);
-    }
     needs::satisfy(NEEDS.iter().copied())?;
     let tests = folder::workspace().join("python/tests/with_vllm");
     let modules = modules(&tests, &args.modules)?;
@@ -68,14 +60,7 @@ pub fn run(args: &EngineArgs) -> Result<ExitCode> {
 
 /// Installs the package into vLLM's environment.
 pub fn install() -> Result<ExitCode> {
-    let bin = engine::place().join("venv/bin");
-    Step::new("install", bin.join("python").to_string_lossy())
-        .args("-m pip install --quiet --disable-pip-version-check --no-deps".split(' '))
-        .args(["--no-build-isolation", "--force-reinstall"])
-        .args([folder::workspace().join("python").to_string_lossy()])
-        // maturin is there.
-        .env("PATH", path_with(&bin)?)
-        .run_alone()
+    python::install(&engine::place().join("venv"))
 }
 
 /// The files of the modules that were asked for.
@@ -90,10 +75,4 @@ fn modules(tests: &Path, asked: &[String]) -> Result<Vec<PathBuf>> {
     ensure!(!found.is_empty(), "{} has none of the modules {asked:?}", tests.display());
     found.sort();
     Ok(found)
-}
-
-fn path_with(bin: &Path) -> Result<String> {
-    let old = env::var_os("PATH").unwrap_or_default();
-    let paths = std::iter::once(bin.to_owned()).chain(env::split_paths(&old));
-    Ok(env::join_paths(paths)?.to_string_lossy().into_owned())
 }

@@ -42,10 +42,6 @@ pub struct PeersArgs {
 }
 
 pub fn run(args: &PeersArgs) -> Result<ExitCode> {
-    if let Some(why) = engine::unavailable() {
-        println!("SKIPPED peers: {why}");
-        return Ok(ExitCode::SUCCESS);
-    }
     needs::satisfy(NEEDS.iter().copied())?;
     let installed = install()?;
     if installed != ExitCode::SUCCESS {

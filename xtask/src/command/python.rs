@@ -4,20 +4,24 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::folder;
 use crate::needs::{self, Need};
 use crate::step::Step;
+use crate::{folder, python};
 
-const NEEDS: &[Need] = &[Need::Cxx, Need::Python];
+const NEEDS: &[Need] = &[Need::Cxx, Need::PythonTools];
 
 /// The step of `cargo xtask ci`.
 pub fn step() -> Step {
-    Step::cargo("python", "xtask python").needs(NEEDS)
+    Step::cargo("python", "xtask python").needs(NEEDS).tests_at_least(1)
 }
 
 pub fn run() -> Result<ExitCode> {
     needs::satisfy(NEEDS.iter().copied())?;
     let (place, package) = (folder::target("python"), folder::workspace().join("python"));
+    let installed = python::install(&place.join("venv"))?;
+    if installed != ExitCode::SUCCESS {
+        return Ok(installed);
+    }
     Step::new("pytest", "sh")
         .args(["-euxc", include_str!("python.sh"), "sh"])
         .args([place, package].map(|path| path.display().to_string()))

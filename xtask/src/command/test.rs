@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every test that needs no hardware, and a replay that checks every byte.
 
+use std::env;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -7,7 +8,10 @@ use anyhow::Result;
 use crate::command::{crash, loom};
 use crate::needs::Need;
 use crate::step::Step;
-use crate::{RunArgs, report};
+use crate::{RunArgs, qemu, report};
+
+/// Names QEMU to the tests, if it is not on the PATH.
+const QEMU: &str = "RIPIENO_QEMU";
 
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     report::run_all(steps(), args)
@@ -15,15 +19,24 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
 
 pub fn steps() -> Vec<Step> {
     let mut steps = vec![
-        // Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners
-        // would mean two ways to fail.
-        Step::cargo("tests", "test --workspace --all-features --no-fail-fast")
-            .needs(&[Need::Cxx, Need::Qemu])
-            .tests_at_least(1),
+        tests(),
         loom::step(),
         Step::cargo("replay", "run --release --bin ripieno -- replay --verify full")
             .needs(&[Need::Cxx]),
     ];
     steps.extend(crash::steps());
     steps
+}
+
+/// Unit, integration and doc tests. Not nextest: it runs no doc tests, and two runners would mean
+/// two ways to fail.
+fn tests() -> Step {
+    let step = Step::cargo("tests", "test --workspace --all-features --no-fail-fast")
+        .needs(&[Need::Cxx])
+        .part_needs(Need::Qemu, "RIPIENO_SKIP_QEMU")
+        .tests_at_least(1);
+    match qemu::SYSTEM.unpacked() {
+        Some(program) if env::var_os(QEMU).is_none() => step.env(QEMU, program.to_string_lossy()),
+        _ => step,
+    }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::programs;
+use crate::debian;
 
 /// Depends on the current kernel without drivers for hardware, which has all that we need.
 const KERNEL: &str = "linux-image-cloud-amd64";
@@ -28,11 +28,11 @@ pub fn packages(folder: &Path) -> Result<Packages> {
     let folder = folder.join("packages");
     let kernel = match unpacked(&folder, "linux-image-") {
         Some(tree) => tree,
-        None => download(&folder, &kernel_package()?)?,
+        None => unpack(&folder, &kernel_package()?)?,
     };
     let busybox = match unpacked(&folder, "busybox-static") {
         Some(tree) => tree,
-        None => download(&folder, "busybox-static")?,
+        None => unpack(&folder, "busybox-static")?,
     };
     let busybox = first(&[busybox.join("bin/busybox"), busybox.join("usr/bin/busybox")])?;
     let modules = first(&[kernel.join("lib/modules"), kernel.join("usr/lib/modules")])?;
@@ -68,7 +68,7 @@ fn kernel_package() -> Result<String> {
         return Ok(name);
     }
     // A new machine has no package lists.
-    programs::update_package_lists();
+    debian::update_package_lists();
     match ask()? {
         Some(name) => Ok(name),
         None => bail!(
@@ -83,37 +83,10 @@ fn dependency(depends: &str) -> Option<String> {
     names.map(str::trim).find(|name| name.starts_with("linux-image-")).map(str::to_owned)
 }
 
-fn download(folder: &Path, package: &str) -> Result<PathBuf> {
-    let part = folder.join(format!("{package}.part"));
-    // Of a run that was stopped.
-    let _ = fs::remove_dir_all(&part);
-    fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
-    // As root, apt would download as a user who may not write here.
-    let get =
-        || run(&part, "apt-get", &["-q", "-o", "APT::Sandbox::User=root", "download", package]);
-    if let Err(error) = get() {
-        eprintln!("{error:#}; perhaps the package lists are old:");
-        programs::update_package_lists();
-        get().with_context(|| format!("the guest needs the package {package}"))?;
-    }
-    let archive = only_file(&part, package)?;
-    let name = archive.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    run(&part, "dpkg", &["-x", &name, "."])?;
-    fs::remove_file(&archive)?;
-    let tree = folder.join(package);
-    fs::rename(&part, &tree)
-        .with_context(|| format!("cannot rename {} to {}", part.display(), tree.display()))?;
-    Ok(tree)
-}
-
-fn run(folder: &Path, program: &str, args: &[&str]) -> Result<()> {
-    eprintln!("    $ {program} {}", args.join(" "));
-    let status = Command::new(program).args(args).current_dir(folder).status();
-    let status = status.with_context(|| format!("cannot run {program}"))?;
-    if !status.success() {
-        bail!("`{program} {}` failed ({status})", args.join(" "));
-    }
-    Ok(())
+/// Without what it depends on, which is for a machine that starts from it.
+fn unpack(folder: &Path, package: &str) -> Result<PathBuf> {
+    debian::unpack(folder, package, &[package.to_owned()])
+        .with_context(|| format!("the guest needs the package {package}"))
 }
 
 fn first(paths: &[PathBuf]) -> Result<PathBuf> {

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::qemu;
 use crate::tally::Tally;
+use crate::vm::Prepared;
 use crate::vm::console::{Console, Heard};
 use crate::vm::host;
 use crate::vm::machine::{self, Machine};
 use crate::vm::qmp::Qmp;
-use crate::vm::{Prepared, QEMU};
 
 /// Guest tests that share one boot.
 #[derive(Debug)]
@@ -220,7 +221,7 @@ impl Boot {
         };
         let console = if interactive { None } else { Some(listen(&path)?) };
         let (control, qmp) = (listen(&machine.control)?, listen(&machine.qmp)?);
-        let mut command = Command::new(QEMU);
+        let mut command = Command::new(std::path::absolute(qemu::SYSTEM.program())?);
         command.args(machine.arguments()).current_dir(&place.folder);
         if !interactive {
             // QEMU also reports the errors that it injects.

@@ -1,0 +1,70 @@
+//! QEMU, for whole machines and for single programs: this machine's own, or Debian's, unpacked
+//! below `target/qemu` and not installed. Installing it could remove packages of the machine.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::programs::find;
+use crate::{debian, folder};
+
+/// One of QEMU's programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Qemu {
+    name: &'static str,
+    /// Of Debian.
+    package: &'static str,
+}
+
+/// Emulates a machine.
+pub const SYSTEM: Qemu = Qemu { name: "qemu-system-x86_64", package: "qemu-system-x86" };
+/// Runs one program on an emulated CPU.
+pub const USER: Qemu = Qemu { name: "qemu-x86_64", package: "qemu-user" };
+
+/// Starts the unpacked program $0, whose libraries are unpacked as well. A program that it runs has
+/// its own.
+const START: &str = r#"#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/PACKAGE
+libraries=$root/usr/lib/MACHINE-linux-gnu:$root/lib/MACHINE-linux-gnu
+export LD_LIBRARY_PATH="$libraries" QEMU_UNSET_ENV=LD_LIBRARY_PATH
+exec "$root/usr/bin/NAME" "$@"
+"#;
+
+impl Qemu {
+    /// Where it is, or will be once it is fetched.
+    pub fn program(self) -> PathBuf {
+        find(self.name).unwrap_or_else(|| self.own())
+    }
+
+    /// Where that is below `target/`.
+    pub fn unpacked(self) -> Option<PathBuf> {
+        find(self.name).is_none().then(|| self.own())
+    }
+
+    fn own(self) -> PathBuf {
+        folder::target("qemu").join(self.name)
+    }
+
+    /// Unpacks it, unless this machine has one or an earlier run did: 20 MB.
+    pub fn fetch(self) -> Result<()> {
+        if self.program().is_file() {
+            return Ok(());
+        }
+        let this = || format!("this machine lacks {}", self.name);
+        debian::unpack_with_dependencies(&folder::target("qemu"), self.package)
+            .with_context(this)?;
+        let script = START.replace("PACKAGE", self.package).replace("NAME", self.name);
+        let script = script.replace("MACHINE", std::env::consts::ARCH);
+        // Under its name only if it starts.
+        let (own, part) = (self.own(), self.own().with_extension("part"));
+        fs::write(&part, script).with_context(|| format!("cannot write {}", part.display()))?;
+        fs::set_permissions(&part, Permissions::from_mode(0o755))?;
+        let started = Command::new(&part).arg("--version").output()?;
+        let said = String::from_utf8_lossy(&started.stderr);
+        ensure!(started.status.success(), "{} does not start: {}", own.display(), said.trim());
+        fs::rename(&part, &own).with_context(|| format!("cannot write {}", own.display()))
+    }
+}

@@ -1,0 +1,76 @@
+//! A run on machines that lack things, and have no network to get them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::{env, fs};
+
+/// Steps pass; crates are there; nothing can be installed.
+const CARGO: &str = r#"#!/bin/sh
+case "$1" in
+install) exit 101 ;;
+test) echo "test result: ok. 3 passed; 0 failed; ${RIPIENO_SKIP_QEMU:-0} ignored; finished in 0s" ;;
+esac
+"#;
+const NOTHING: &str = "#!/bin/sh\n";
+
+/// `cargo xtask ARGS` on a machine that has these programs and no others.
+fn xtask(name: &str, programs: &[(&str, &str)], args: &[&str]) -> Output {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&home);
+    let bin = home.join("bin");
+    fs::create_dir_all(&bin).unwrap();
+    for (program, script) in programs {
+        fs::write(bin.join(program), script).unwrap();
+        fs::set_permissions(bin.join(program), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    xtask.args(args).env("PATH", &bin).env("CARGO_TARGET_DIR", home.join("target"));
+    xtask.env_remove("CXX").env_remove("RIPIENO_QEMU").env_remove("RIPIENO_SKIP_QEMU");
+    xtask.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn what_is_optional_and_cannot_be_had_is_skipped_by_name() {
+    let output = xtask("optional", &[("cargo", CARGO), ("c++", NOTHING)], &["ci"]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    let skipped = ["deny", "c", "python", "cpu", "engine", "abi", "ptx", "vm"];
+    for step in skipped {
+        assert!(err.contains(&format!("\n{step}: skipped: ")), "{step}:\n{err}");
+    }
+    assert!(
+        err.contains("\ntests: skipped in part: this machine lacks qemu-system-x86_64"),
+        "{err}"
+    );
+    // Of QEMU, one test; `tests` and `loom` are the steps that ran tests.
+    let total = format!("6 passed, 0 failed, {} skipped", skipped.len() + 1);
+    assert_eq!(out.lines().last(), Some(&*total), "{out}{err}");
+}
+
+#[test]
+fn what_no_step_can_do_without_ends_the_run_before_the_first_one() {
+    let no_crates = CARGO.replace("install)", "install | fetch)");
+    for (name, programs, wanted) in [
+        ("compiler", vec![("cargo", CARGO)], "this machine lacks a C++ compiler"),
+        ("crates", vec![("cargo", &*no_crates), ("c++", NOTHING)], "`cargo fetch --locked` failed"),
+    ] {
+        let output = xtask(name, &programs, &["ci"]);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{err}");
+        assert!(err.contains(wanted) && err.contains("\n  hint: "), "{err}");
+        assert!(!err.contains("==> [1/"), "a step ran:\n{err}");
+    }
+}
+
+#[test]
+fn a_command_that_was_asked_for_by_name_fails_without_what_it_needs() {
+    let output = xtask("named", &[("cargo", CARGO), ("c++", NOTHING)], &["vm"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(err.contains("error: this machine lacks"), "{err}");
+}
