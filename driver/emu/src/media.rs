@@ -169,6 +169,12 @@ pub enum MediaError {
         /// The operating system's words for it.
         message: String,
     },
+    /// It failed for good: the same again would fail as well.
+    #[error("{action} failed, as it was told to")]
+    Failed {
+        /// What was tried.
+        action: &'static str,
+    },
     /// Memory that only a GPU addresses, with nothing in between: a medium cannot move it.
     #[error("the memory has no address in this process, and nothing stands for it")]
     Unreachable,

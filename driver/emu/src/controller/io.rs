@@ -32,6 +32,8 @@ pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
         MediaError::Os { errno: ENOSPC, .. } => Status::CAPACITY_EXCEEDED,
         MediaError::Os { .. } if reads => Status::UNRECOVERED_READ_ERROR,
         MediaError::Os { .. } => Status::WRITE_FAULT,
+        MediaError::Failed { .. } if reads => Status::UNRECOVERED_READ_ERROR.with_dnr(),
+        MediaError::Failed { .. } => Status::WRITE_FAULT.with_dnr(),
         // Base, "Data Transfer Error": the data did not get to its memory, or from there.
         MediaError::Copy(_) | MediaError::GpuLost(_) => Status::DATA_TRANSFER_ERROR,
         _ => Status::INTERNAL_ERROR,

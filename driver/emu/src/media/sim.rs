@@ -55,7 +55,7 @@ pub struct SimOptions {
     /// What power loss cannot cut in two, but for [`SimFaults::tear_bytes`]: bytes of a logical
     /// block.
     pub lba_bytes: u32,
-    /// What goes wrong without an error.
+    /// What goes wrong.
     pub faults: SimFaults,
 }
 
@@ -81,7 +81,8 @@ impl Default for SimOptions {
 /// Bytes move when an operation finishes. After a power loss each block holds, by seed, any of the
 /// contents it had since it was last made permanent; a write, deallocation or zeroing in flight may
 /// have happened for any of its blocks. Blocks are permanent after a write with FUA to them, or
-/// when a flush finishes that was submitted after the write had finished.
+/// when a flush finishes that was submitted after the write had finished. Of a write that is
+/// cancelled ([`Media::cancel`]) any blocks are written, with or without FUA not permanently.
 #[derive(Debug)]
 pub struct SimMedia {
     bytes: MemoryMedia,
@@ -135,12 +136,51 @@ impl SimMedia {
 
     fn finish(&mut self, pending: Pending) -> MediaDone {
         let Pending { mut op, stamp } = pending;
+        if self.chance.fails(op.kind, op.offset, op.len) {
+            let failed = self.fail(&op, stamp);
+            return op.done(failed);
+        }
         let result = match self.corrupt(&mut op) {
             Ok(true) => self.execute(&op, stamp),
             Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
         op.done(result)
+    }
+
+    /// Has `op` fail.
+    fn fail(&mut self, op: &MediaOp, submitted: u64) -> Result<(), MediaError> {
+        let action = match op.kind {
+            MediaKind::Read => "a read",
+            MediaKind::Flush => {
+                self.cache.flush_failed(submitted);
+                "a flush"
+            }
+            _ => {
+                self.interrupt(op)?;
+                "a write"
+            }
+        };
+        Err(MediaError::Failed { action })
+    }
+
+    /// Leaves any blocks of a write that does not finish in the cache.
+    fn interrupt(&mut self, op: &MediaOp) -> Result<(), MediaError> {
+        if !matches!(op.kind, MediaKind::Write { .. }) {
+            return Ok(());
+        }
+        self.stamp += 1;
+        let (unit, bytes) = (u64::from(self.options.lba_bytes), gather(&op.sg_list));
+        for block in self.blocks(op.offset, op.len) {
+            if self.chance.gets_there() {
+                let start = op.offset.max(block * unit);
+                let end = (op.offset + op.len).min((block + 1) * unit);
+                let place = |at: u64| usize::try_from(at - op.offset).unwrap_or(0);
+                self.remember(block..block + 1)?;
+                self.bytes.poke(start, &bytes[place(start)..place(end)])?;
+            }
+        }
+        Ok(())
     }
 
     /// Has the faults of `op` happen, the loss of a write apart: `false` when nothing of it is left
@@ -307,7 +347,11 @@ impl Media for SimMedia {
     }
 
     fn cancel(&mut self) {
-        self.pending.clear();
+        while let Some((_, Pending { op, .. })) = self.pending.pop_first() {
+            if let Err(error) = self.interrupt(&op) {
+                tracing::error!(%error, "cancelling an operation that had been checked failed");
+            }
+        }
     }
 
     fn power_loss(&mut self) {

@@ -15,6 +15,8 @@ pub(super) struct Cache {
 pub(super) struct Older {
     /// When it was overwritten.
     stamp: u64,
+    /// A flush of what overwrote it has failed.
+    stays: bool,
     pub(super) bytes: Box<[u8]>,
 }
 
@@ -25,15 +27,25 @@ impl Cache {
         if older.len() == VERSIONS_MAX {
             older.remove(1);
         }
-        older.push(Older { stamp, bytes });
+        older.push(Older { stamp, stays: false, bytes });
     }
 
-    /// All that was overwritten until then is permanent.
+    /// All that was overwritten until then is permanent, but for blocks that an earlier flush failed
+    /// to make so and that were not written since.
     pub(super) fn flush(&mut self, submitted: u64) {
         self.older.retain(|_, older| {
-            older.retain(|content| content.stamp > submitted);
+            let is_over = |content: &Older| content.stamp <= submitted && !content.stays;
+            if let Some(last) = older.iter().rposition(is_over) {
+                older.drain(..=last);
+            }
             !older.is_empty()
         });
+    }
+
+    /// What was overwritten until then is not made permanent by a flush any more.
+    pub(super) fn flush_failed(&mut self, submitted: u64) {
+        let all = self.older.values_mut().flatten();
+        all.filter(|content| content.stamp <= submitted).for_each(|content| content.stays = true);
     }
 
     /// What `blocks` hold is permanent.

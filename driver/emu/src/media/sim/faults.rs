@@ -1,13 +1,15 @@
-//! What a [`SimMedia`](super::SimMedia) does to its bytes without saying so.
+//! What a [`SimMedia`](super::SimMedia) does wrong: to its bytes without saying so, and what it says.
 
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use super::MediaKind;
 use crate::random::SplitMix64;
 
-/// How often bytes are not what the host was told, by the seed of the medium. The default is never.
+/// How often operations fail, and how often bytes are not what the host was told, by the seed of the
+/// medium. The default is never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimFaults {
     /// Of one million writes: those that are reported as finished and never happen.
@@ -17,6 +19,15 @@ pub struct SimFaults {
     pub misdirected_write_ppm: u32,
     /// Of one million reads: those before which one to eight of the stored bits flip, for good.
     pub rot_ppm: u32,
+    /// Of one million reads: those that fail. The next one may succeed.
+    pub failed_read_ppm: u32,
+    /// Of one million writes: those that fail. Any of their blocks may have been written, and may
+    /// be lost again in a power loss.
+    pub failed_write_ppm: u32,
+    /// Of one million flushes: those that fail. What they were to make permanent stays readable,
+    /// and a power loss may take it, also after a later flush that succeeds: the medium has given
+    /// up on it. Only a new write of a block changes that.
+    pub failed_flush_ppm: u32,
     /// In a power loss, a block that is not permanent may be cut in two at multiples of this many
     /// bytes, and hold two of its contents. `None`: a block is whole.
     pub tear_bytes: Option<u32>,
@@ -48,6 +59,12 @@ pub enum SimFaultKind {
     Rot,
     /// A block holds two contents.
     Torn,
+    /// A read failed.
+    FailedRead,
+    /// A write failed.
+    FailedWrite,
+    /// A flush failed.
+    FailedFlush,
 }
 
 /// The faults of one medium so far, in their order. Clones are handles to the same log, which
@@ -77,6 +94,7 @@ pub(super) struct FaultChance {
     misdirected: SplitMix64,
     rot: SplitMix64,
     torn: SplitMix64,
+    failed: SplitMix64,
     pub(super) log: SimFaultLog,
 }
 
@@ -86,9 +104,30 @@ fn happens(rng: &mut SplitMix64, ppm: u32) -> bool {
 
 impl FaultChance {
     pub(super) fn new(seed: u64, faults: SimFaults) -> Self {
-        let [lost, misdirected, rot, torn] =
-            [1, 2, 3, 4].map(|stream| SplitMix64::new(seed, stream));
-        Self { faults, lost, misdirected, rot, torn, log: SimFaultLog::default() }
+        let [lost, misdirected, rot, torn, failed] =
+            [1, 2, 3, 4, 5].map(|stream| SplitMix64::new(seed, stream));
+        Self { faults, lost, misdirected, rot, torn, failed, log: SimFaultLog::default() }
+    }
+
+    /// Whether an operation fails.
+    pub(super) fn fails(&mut self, kind: MediaKind, offset: u64, len: u64) -> bool {
+        let SimFaults { failed_read_ppm, failed_write_ppm, failed_flush_ppm, .. } = self.faults;
+        let (ppm, fault) = match kind {
+            MediaKind::Read => (failed_read_ppm, SimFaultKind::FailedRead),
+            MediaKind::Write { .. } => (failed_write_ppm, SimFaultKind::FailedWrite),
+            MediaKind::Flush => (failed_flush_ppm, SimFaultKind::FailedFlush),
+            MediaKind::Deallocate | MediaKind::WriteZeroes => return false,
+        };
+        let fails = happens(&mut self.failed, ppm);
+        if fails {
+            self.log.push(fault, offset, len);
+        }
+        fails
+    }
+
+    /// Whether a block of a write that did not finish was written.
+    pub(super) fn gets_there(&mut self) -> bool {
+        self.failed.below(2) == 1
     }
 
     pub(super) fn loses_write(&mut self, offset: u64, len: u64) -> bool {

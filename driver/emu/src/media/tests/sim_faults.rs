@@ -197,3 +197,73 @@ fn a_deallocation_in_flight_may_have_happened_in_part() {
     }
     assert!(zeroed > 100 && kept > 100, "{zeroed} zeroed, {kept} kept");
 }
+
+/// A flush that fails is not made good by the next one: only a new write is.
+#[test]
+fn a_failed_flush_leaves_what_a_later_one_does_not_save() {
+    let faults = SimFaults { failed_flush_ppm: 500_000, ..SimFaults::default() };
+    let (mut failed, mut lost) = (0, 0);
+    for seed in 0..60 {
+        let (bytes, mut rig, log) = filled(options(seed, faults));
+        for block in [0, 1] {
+            rig.write((block * BLOCK) as u64, &new(block), false).unwrap();
+        }
+        let Err(error) = rig.simple(MediaKind::Flush, 0, 0) else { continue };
+        assert_eq!(error, MediaError::Failed { action: "a flush" });
+        assert!(rig.read(0, BLOCK).unwrap() == new(0), "it can be read all the same");
+        rig.write(BLOCK as u64, &new(2), false).unwrap();
+        if rig.simple(MediaKind::Flush, 0, 0).is_err() {
+            continue;
+        }
+        failed += 1;
+        rig.media.power_loss();
+        assert!(log.take().iter().any(|fault| fault.kind == SimFaultKind::FailedFlush));
+        assert!(stored(&bytes, 1) == new(2), "seed {seed}: it was written anew, and flushed");
+        lost += u32::from(stored(&bytes, 0) == old(0));
+    }
+    assert!(failed > 8 && (2..failed - 2).contains(&lost), "{lost} of {failed} lost");
+}
+
+#[test]
+fn reads_and_writes_fail_when_asked_to() {
+    let faults =
+        SimFaults { failed_read_ppm: 300_000, failed_write_ppm: 300_000, ..SimFaults::default() };
+    let (bytes, mut rig, log) = filled(options(7, faults));
+    let (mut reads, mut writes, mut written) = (0, 0, 0);
+    for block in 0..BLOCKS {
+        let failed = rig.write((block * BLOCK) as u64, &new(block), true).is_err();
+        let found = stored(&bytes, block);
+        assert!(found == new(block) || failed && found == old(block), "block {block}");
+        writes += usize::from(failed);
+        written += usize::from(failed && found == new(block));
+        match rig.read((block * BLOCK) as u64, BLOCK) {
+            Ok(read) => assert!(read == found, "block {block}"),
+            Err(_) => reads += 1,
+        }
+    }
+    let logged = log.take();
+    let count = |kind| logged.iter().filter(|fault| fault.kind == kind).count();
+    assert_eq!(count(SimFaultKind::FailedRead), reads);
+    assert_eq!(count(SimFaultKind::FailedWrite), writes);
+    assert!(reads > 5 && writes > 5 && (1..writes).contains(&written));
+}
+
+/// As after a reset of the controller: what was in flight may be readable, and lost later, FUA or
+/// not.
+#[test]
+fn a_cancelled_write_may_be_in_the_cache() {
+    let mut found = [0; 3];
+    for seed in 0..40 {
+        let (bytes, mut rig, _) = filled(options(seed, SimFaults::default()));
+        rig.domain.access().write(rig.iova(0), &new(0)).unwrap();
+        let sg_list = rig.sg_list(&[(Some(0), BLOCK)]);
+        let op = rig.op(MediaKind::Write { fua: true }, 0, BLOCK as u64, sg_list);
+        assert!(rig.media.submit(op, rig.now).is_none());
+        rig.media.cancel();
+        let readable = stored(&bytes, 0) == new(0);
+        rig.media.power_loss();
+        let at = usize::from(readable) + usize::from(stored(&bytes, 0) == new(0));
+        found[at] += 1;
+    }
+    assert!(found.iter().all(|count| *count > 3), "not there, lost, and kept: {found:?}");
+}
