@@ -77,6 +77,18 @@ fn a_read_error_names_layer_block_and_file_and_only_that_file_is_lost() {
     assert_eq!(stack.get(&keys, 20), 10);
 }
 
+/// Its file is none of the catalog's.
+#[test]
+fn a_self_test_that_cannot_read_says_so() {
+    let stack = Stack::new(&Plan::default());
+    stack.faults(Some(on(READ, READ_ERROR)));
+    let failed = failure(stack.store.self_test(None).unwrap_err());
+    assert_eq!(nvme(failed.status), (2, 0x81));
+    stack.faults(None);
+    stack.store.self_test(None).unwrap();
+    assert_eq!(stack.store.stats().unwrap().files_lost, 0);
+}
+
 #[test]
 fn after_a_failed_layer_the_request_goes_no_further() {
     let mut stack = Stack::new(&Plan::default());

@@ -277,8 +277,8 @@ impl Catalog {
     /// A reference to those of `files` that lookups find. No use of them: they are evicted as if
     /// nobody had asked for them.
     pub fn hold(&mut self, files: &[FileId]) -> Reference {
-        let there = |file: &FileId| self.entries.get(file.at()).is_some() && self.is_stored(*file);
-        let files: Vec<FileId> = files.iter().copied().filter(there).collect();
+        let files: Vec<FileId> =
+            files.iter().copied().filter(|file| self.is_stored(*file)).collect();
         files.iter().for_each(|file| self.refer(*file));
         let held = Held { files: files.clone() };
         Reference { id: ReferenceId(self.references.insert(held)), files }
@@ -314,10 +314,11 @@ impl Catalog {
     }
 
     /// Whether `file` holds a block that lookups can find: a committed one, or one that was
-    /// published.
+    /// published. `false` for a file that is not the catalog's: a store has one more, for its
+    /// self-test.
     #[must_use]
     pub fn is_stored(&self, file: FileId) -> bool {
-        let entry = self.entry(file);
+        let Some(entry) = self.entries.get(file.at()) else { return false };
         let is_found = matches!(entry.state, State::Stored | State::Published);
         is_found && self.is_current(entry.space)
     }

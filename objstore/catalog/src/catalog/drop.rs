@@ -105,7 +105,7 @@ impl Catalog {
     /// A file could not be read, or not what was written: its key is a miss from now on. Does
     /// nothing to a file that lookups do not find anyway.
     pub fn lost(&mut self, file: FileId) {
-        if self.entries.get(file.at()).is_some() && self.is_stored(file) {
+        if self.is_stored(file) {
             self.drop_files(&[file]);
         }
     }
