@@ -292,6 +292,11 @@ struct IdentifyFlags {
     #[arg(long, value_name = "DEVICE", default_value = "emu")]
     device: Vec<String>,
 
+    /// Reset the NVM subsystem of each device first (NSSR): for a drive that cannot be opened
+    /// otherwise. All its controllers lose what they are doing, for other hosts, too
+    #[arg(long)]
+    reset_subsystem: bool,
+
     /// Print one JSON object on stdout instead of tables
     #[arg(long)]
     json: bool,
@@ -335,7 +340,7 @@ pub fn run() -> ExitCode {
         Command::Identify(flags) => {
             log(flags.verbose, false);
             let named = devices::parse(&flags.device).map_err(Into::into);
-            named.and_then(|devices| identify::run(&devices, flags.json))
+            named.and_then(|devices| identify::run(&devices, flags.reset_subsystem, flags.json))
         }
         Command::Doctor(flags) => {
             log(flags.verbose, flags.verbose == 0);

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use nvme_driver::{Clock, Controller, ControllerOptions, DescriptorMode, MonotonicClock};
 use nvme_emu::{Emu, EmuConfig, EmuDomain, EmuRunner, MemoryMedia};
-use ripieno_stack::{open_drive, vfio_space};
+use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 
 use crate::devices::Named;
@@ -72,16 +72,17 @@ struct Health {
     media_errors: u128,
 }
 
-/// Shows each device; goes on to the next where one does not answer.
+/// Shows each device, after a reset of its NVM subsystem if that is wanted; goes on to the next
+/// where one does not answer.
 ///
 /// # Errors
 /// When nothing can be shown at all.
-pub(crate) fn run(devices: &[Named], json: bool) -> anyhow::Result<u8> {
+pub(crate) fn run(devices: &[Named], reset: bool, json: bool) -> anyhow::Result<u8> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
     let mut found = Vec::new();
     let mut code = 0;
     for device in devices {
-        match examine(*device, &clock) {
+        match examine(*device, reset, &clock) {
             Ok(device) => found.push(device),
             Err(error) => {
                 say(format_args!("error: {}", one_line(&error)));
@@ -97,19 +98,26 @@ pub(crate) fn run(devices: &[Named], json: bool) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-fn examine(device: Named, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
+fn examine(device: Named, reset: bool, clock: &Arc<dyn Clock>) -> anyhow::Result<Device> {
     match device {
         Named::Emu => {
             let domain = EmuDomain::new("identify");
             let media = MemoryMedia::new(EMU_BYTES)?;
-            let emu = Emu::new(domain, EmuConfig::new("emu0").namespace(media, 512))?;
+            let config = EmuConfig { subsystem_reset: true, ..EmuConfig::new("emu0") };
+            let emu = Emu::new(domain, config.namespace(media, 512))?;
             let _runner = EmuRunner::spawn(vec![emu.clone()], clock.clone())?;
+            if reset {
+                Controller::reset_subsystem(&*emu.bus(), &**clock)?;
+            }
             let options = ControllerOptions::default();
             let controller = Controller::attach(emu.bus(), clock.clone(), options)?;
             describe("emu".to_owned(), controller)
         }
         Named::Vfio(address) => {
             let space = vfio_space().map_err(told)?;
+            if reset {
+                reset_subsystem(&space, address, clock).map_err(told)?;
+            }
             let options = ControllerOptions::default();
             let controller = open_drive(&space, address, clock, options).map_err(told)?;
             describe(format!("vfio:{address}"), controller)

@@ -435,6 +435,9 @@ fn devices_are_shown_to_people_and_programs() {
     let out = command(&["identify"]);
     assert_eq!(out.status.code(), Some(0));
     assert!(text(&out.stdout).contains("Ripieno software controller"));
+    let out = command(&["identify", "--reset-subsystem"]);
+    assert_eq!(out.status.code(), Some(0));
+    assert!(text(&out.stderr).contains("resetting the NVM subsystem"));
     let out = command(&["identify", "--device", "emu,emu", "--json"]);
     let shown: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(shown["devices"].as_array().unwrap().len(), 2);

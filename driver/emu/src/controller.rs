@@ -156,7 +156,7 @@ impl Controller {
     /// Reads the 32-bit register at `offset`; 64-bit registers are two of them.
     pub fn read32(&mut self, offset: u32, now: Nanos) -> u32 {
         self.check_power();
-        if self.lifecycle.gone {
+        if !self.lifecycle.answers(now) {
             return reg::ALL_ONES;
         }
         self.tick(now);
@@ -172,14 +172,14 @@ impl Controller {
     /// Writes the 32-bit register at `offset`.
     pub fn write32(&mut self, offset: u32, value: u32, now: Nanos) {
         self.check_power();
-        if self.lifecycle.gone {
+        if !self.lifecycle.answers(now) {
             return;
         }
         self.tick(now);
         match offset {
             reg::CC => self.write_cc(value, now),
             reg::NSSR if value == reg::NSSR_NVME && self.registers.cap.nssrs() == 1 => {
-                self.reset_all(now);
+                self.reset_subsystem(now);
             }
             // "Interrupt Mask Set" and "Clear": ones act, zeroes do not.
             reg::INTMS => self.registers.masked |= value,

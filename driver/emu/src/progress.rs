@@ -70,4 +70,6 @@ pub struct EmuCounters {
     pub faults: u64,
     /// Controller resets and shutdowns seen.
     pub resets: u64,
+    /// Of these, resets of the NVM subsystem.
+    pub subsystem_resets: u64,
 }

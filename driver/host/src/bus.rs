@@ -24,7 +24,8 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// is: only the caller knows for which register that is impossible.
     fn read32(&self, offset: u32) -> Result<u32, Gone>;
 
-    /// Writes a 32-bit register at `offset` bytes into BAR0.
+    /// Writes a 32-bit register at `offset` bytes into BAR0. After a reset of the NVM subsystem
+    /// (NSSR) the function may be absent for a while, which is not taken for a removal.
     ///
     /// # Errors
     /// [`Gone`] when the function is known to be absent.

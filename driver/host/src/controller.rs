@@ -12,7 +12,7 @@ use nvme_spec::{
 use crate::{
     admin::{ADMIN_DEPTH, AdminMemory, AdminQueue},
     bus::{Bus, DoorbellPage, Interrupt},
-    clock::{Clock, Waiter, wait_until},
+    clock::{Clock, Nanos, Waiter, wait_until},
     dma::DmaSlice,
     error::{Error, FailCause},
     grants::{HOST_QUEUE, IoQueue, OnDevice},
@@ -28,6 +28,11 @@ use crate::{
 
 /// Namespaces identified; a controller with more is taken at its word for the first ones.
 const NAMESPACES_MAX: usize = 4096;
+
+/// How long a link that a reset takes down needs until it is down.
+const LINK_SETTLES: Nanos = Nanos::from_millis(100);
+/// How long it may take to be back.
+const LINK_TIMEOUT: Nanos = Nanos::from_millis(10_000);
 
 /// The state of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -218,35 +223,48 @@ impl Controller {
     /// From any state through `state` to Ready, or an error that the caller turns into Failed.
     ///
     /// What goes wrong once may not go wrong again: after CC.EN alone comes a reset of the
-    /// function, then one of the NVM subsystem where there is such a thing, and after each another
-    /// try.
+    /// function and another try. A reset of the NVM subsystem comes on request only
+    /// ([`Controller::reset_subsystem`]): it ends the work of other controllers, too.
     fn bring_up(&mut self, state: State) -> Result<(), Error> {
-        for attempt in 0.. {
-            self.set_state(state);
-            let error = match self.set_up() {
-                Err(error) if error.is_transient() => error,
-                result => return result,
-            };
-            tracing::warn!(ctrl = %self.id, %error, attempt, "the controller could not be set up");
-            match attempt {
-                0 => {
-                    if let Err(error) = self.bus.reset() {
-                        tracing::warn!(ctrl = %self.id, %error, "no reset of its function");
-                    }
-                }
-                1 if self.caps.cap.nssrs() == 1 => self.reset_subsystem()?,
-                _ => return Err(error),
-            }
+        self.set_state(state);
+        let error = match self.set_up() {
+            Err(error) if error.is_transient() => error,
+            result => return result,
+        };
+        tracing::warn!(ctrl = %self.id, %error, "the controller could not be set up; once more");
+        if let Err(error) = self.bus.reset() {
+            tracing::warn!(ctrl = %self.id, %error, "no reset of its function");
         }
-        unreachable!("the number of attempts is limited")
+        self.set_state(state);
+        self.set_up()
     }
 
-    /// NVM Subsystem Reset. Registers may read as all ones for a while.
-    fn reset_subsystem(&mut self) -> Result<(), Error> {
-        self.write32(reg::NSSR, reg::NSSR_NVME)?;
-        let deadline = self.clock.now() + self.caps.ready_timeout;
-        wait_until(&*self.clock, deadline, || self.status().is_ok());
-        self.status().map(|_| ())
+    /// Resets the NVM subsystem behind `bus` (NSSR), and waits until its link is back. All
+    /// controllers of the subsystem lose their queues, also those that other hosts use. For a drive
+    /// that [`Controller::attach`] cannot set up; nothing in this driver does it by itself.
+    ///
+    /// The function has lost its configuration space: drop the bus, and open it again.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where CAP.NSSRS is 0; [`Error::Gone`] when it was not there, or did
+    /// not come back within 10 s.
+    pub fn reset_subsystem(bus: &dyn Bus, clock: &dyn Clock) -> Result<(), Error> {
+        let ctrl: Arc<str> = Arc::from(bus.id());
+        let gone = || Error::Gone { ctrl: ctrl.clone() };
+        let is_there = || bus.read32(reg::CSTS).is_ok_and(|csts| !Csts(csts).is_gone());
+        if !is_there() {
+            return Err(gone());
+        }
+        let high = bus.read32(reg::CAP + 4).map_err(|_| gone())?;
+        if Cap(u64::from(high) << 32).nssrs() == 0 {
+            let (what, hint) = ("a reset of the NVM subsystem".into(), "power cycle the drive");
+            return Err(Error::Unsupported { ctrl, what, hint });
+        }
+        tracing::warn!(%ctrl, "resetting the NVM subsystem");
+        bus.write32(reg::NSSR, reg::NSSR_NVME).map_err(|_| gone())?;
+        // The link takes a moment to go down.
+        wait_until(clock, clock.now() + LINK_SETTLES, || false);
+        if wait_until(clock, clock.now() + LINK_TIMEOUT, is_there) { Ok(()) } else { Err(gone()) }
     }
 
     /// Disable, enable, identify, queues, events.

@@ -30,7 +30,8 @@
 //! - Every wait has a deadline: CAP.TO or CRTO for enabling, RTD3E for a shutdown, the options'
 //!   timeouts for commands. While waiting, CSTS is read now and then: a dead controller is noticed
 //!   early, and the time that one has paused does not count.
-//! - A reset has three attempts: CC.EN, a reset of the function, one of the NVM subsystem.
+//! - A reset has two attempts: CC.EN alone, then behind a reset of the function. The NVM subsystem
+//!   is reset on request only ([`Controller::reset_subsystem`]).
 //! - A command that failed is sent again at most four times, when its status says that this may
 //!   help.
 //! - What a device says is checked before it is used. A lie is an [`Error`] that moves the

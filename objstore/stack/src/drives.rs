@@ -117,6 +117,24 @@ pub fn open_drive(
     attached.map_err(|source| StackError::Attach { device: device(), source })
 }
 
+/// Resets the NVM subsystem of a drive that cannot be opened otherwise: see
+/// [`Controller::reset_subsystem`]. The drive can be opened afterwards.
+///
+/// # Errors
+/// [`StackError::Vfio`], [`StackError::Attach`].
+pub fn reset_subsystem(
+    space: &Arc<VfioSpace>,
+    address: PciAddress,
+    clock: &Arc<dyn Clock>,
+) -> Result<(), StackError> {
+    let device = || format!("vfio:{address}");
+    // The kernel restores configuration space when the function is closed.
+    let bus = VfioBus::open(space, address, &BusOptions::default())
+        .map_err(|source| StackError::Vfio { what: device(), source })?;
+    let reset = Controller::reset_subsystem(&*bus, &**clock);
+    reset.map_err(|source| StackError::Attach { device: device(), source })
+}
+
 impl Drives {
     /// Opens the drives, and proves that each reaches the memory chosen. Nothing is written to
     /// them.

@@ -120,7 +120,8 @@ pub use gio_uring::RawStream;
 
 pub use build::Placement;
 pub use drives::{
-    Drives, Holds, MemoryPlace, check_drive, is_scratch, open_drive, prove_reach, vfio_space,
+    Drives, Holds, MemoryPlace, check_drive, is_scratch, open_drive, prove_reach, reset_subsystem,
+    vfio_space,
 };
 pub use emulation::{EMU_DEPTH, EMU_QUEUES, Emulation};
 pub use error::{ErrorKind, StackError};

@@ -15,6 +15,9 @@ use crate::{
 /// Token of the flushes of a shutdown: no command's, the slab never gives it.
 const SHUTDOWN_TOKEN: u64 = u64::MAX;
 
+/// How long the link is down after a reset of the NVM subsystem.
+const LINK_LOSS: Nanos = Nanos::from_millis(500);
+
 /// Where the controller is between power-on and its end.
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
@@ -24,6 +27,8 @@ pub(super) struct Lifecycle {
     pub fatal: bool,
     /// No longer on the bus.
     pub gone: bool,
+    /// When the link is back that a reset of the subsystem took down.
+    link_back: Nanos,
 }
 
 /// CC.EN and what CSTS.RDY makes of it. `at` is when it follows; `None`: never.
@@ -72,6 +77,11 @@ impl Lifecycle {
             && !self.fatal
             && !self.gone
             && matches!(self.shutdown, Shutdown::None | Shutdown::Draining { .. })
+    }
+
+    /// Whether register accesses get through.
+    pub(super) fn answers(&self, now: Nanos) -> bool {
+        !self.gone && now >= self.link_back
     }
 
     /// Whether a shutdown was asked for: what was fetched completes, and nothing more is fetched.
@@ -206,15 +216,22 @@ impl Controller {
     /// Function Level Reset (Base, "Controller Level Reset"): as clearing CC.EN, but all registers
     /// are as after power-on, and nothing but copies that go on keeps CSTS.RDY at 1.
     pub fn reset_function(&mut self, now: Nanos) -> bool {
-        if self.lifecycle.gone || self.faults.plan().registers.no_function_reset {
+        if !self.lifecycle.answers(now) || self.faults.plan().registers.no_function_reset {
             return false;
         }
         self.reset_all(now);
         true
     }
 
+    /// NVM Subsystem Reset: as a Function Level Reset, and the link is down for a while.
+    pub(super) fn reset_subsystem(&mut self, now: Nanos) {
+        self.reset_all(now);
+        self.counters.subsystem_resets += 1;
+        self.lifecycle.link_back = now + LINK_LOSS;
+    }
+
     /// A reset that does not depend on CC, nor on what goes wrong with it.
-    pub(super) fn reset_all(&mut self, now: Nanos) {
+    fn reset_all(&mut self, now: Nanos) {
         self.registers.clear();
         self.reset(now);
         if let Phase::Disabling { at } = &mut self.lifecycle.phase {

@@ -57,6 +57,7 @@ mod error;
 mod iova;
 mod mapping;
 mod peer;
+mod presence;
 mod space;
 mod sys;
 

@@ -1,8 +1,8 @@
 //! Bringing a controller up, and controllers that cannot be brought up.
 
 use nvme_driver::{
-    Clock, ControllerOptions, DescriptorMode, DescriptorPreference, Error, LbaRange,
-    NamespaceError, Nanos, State,
+    Clock, Controller, ControllerOptions, DescriptorMode, DescriptorPreference, Error, LbaRange,
+    NamespaceError, Nanos, Quiesced, State,
 };
 use nvme_emu::{
     EmuConfig, FaultAction, FaultPlan, FaultWhen, IdentifyOverrides, IdentifyPatch, MemoryMedia,
@@ -93,22 +93,47 @@ fn a_reset_that_does_not_end_fails_the_controller() {
     ctrl.flush(Nsid(1)).unwrap();
 }
 
-/// CC.EN alone does not get it back: what does, `subsystem` or the function's own reset.
+/// CC.EN alone does not get it back.
 #[test]
 fn a_stuck_controller_is_reset_from_outside() {
-    for subsystem_reset in [false, true] {
-        let rig = Rig::new(EmuConfig { subsystem_reset, ..EmuConfig::new("emu0") });
-        let mut ctrl = rig.attach();
-        let registers = RegisterFaults {
-            rdy_never_clears: true,
-            no_function_reset: subsystem_reset,
-            ..Default::default()
-        };
-        rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
-        ctrl.reset().unwrap();
-        ctrl.flush(Nsid(1)).unwrap();
-        rig.emu.set_faults(FaultPlan::default());
-    }
+    let rig = Rig::good();
+    let mut ctrl = rig.attach();
+    let registers = RegisterFaults { rdy_never_clears: true, ..Default::default() };
+    rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
+    ctrl.reset().unwrap();
+    ctrl.flush(Nsid(1)).unwrap();
+}
+
+/// Other controllers of the subsystem may be well, and in use by somebody else.
+#[test]
+fn the_subsystem_is_reset_only_when_somebody_asks_for_it() {
+    let rig = Rig::new(EmuConfig { subsystem_reset: true, ..EmuConfig::new("emu0") });
+    let mut ctrl = rig.attach();
+    let registers =
+        RegisterFaults { rdy_never_clears: true, no_function_reset: true, ..Default::default() };
+    rig.emu.set_faults(FaultPlan { registers, ..FaultPlan::default() });
+    assert!(matches!(ctrl.reset(), Err(Error::NotReady { ready: 0, .. })));
+    assert!(ctrl.recover(&Quiesced::default()).is_err());
+    drop(ctrl);
+    rig.attach_with(ControllerOptions::default()).unwrap_err();
+    assert_eq!(rig.emu.counters().subsystem_resets, 0, "nobody asked");
+    let before = rig.clock.now();
+    Controller::reset_subsystem(&*rig.emu.bus(), &*rig.clock).unwrap();
+    assert_eq!(rig.emu.counters().subsystem_resets, 1);
+    let waited = rig.clock.now() - before;
+    assert!(waited >= Nanos::from_millis(400), "the link is down for a while: {waited:?}");
+    rig.emu.set_faults(FaultPlan::default());
+    rig.attach().flush(Nsid(1)).unwrap();
+}
+
+#[test]
+fn a_subsystem_reset_needs_a_controller_that_has_one() {
+    let rig = Rig::good();
+    let error = Controller::reset_subsystem(&*rig.emu.bus(), &*rig.clock).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    rig.emu.unplug();
+    let error = Controller::reset_subsystem(&*rig.emu.bus(), &*rig.clock).unwrap_err();
+    assert!(matches!(error, Error::Gone { .. }), "{error}");
 }
 
 #[test]

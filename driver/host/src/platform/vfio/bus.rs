@@ -11,7 +11,7 @@ use std::{
 };
 
 use nvme_pci::{CLASS_NVME, Function, PciAddress, Root};
-use nvme_spec::reg::{ALL_ONES, CAP, Cap};
+use nvme_spec::reg::{ALL_ONES, CAP, Cap, NSSR, NSSR_NVME};
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_EVENTFD, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
@@ -23,6 +23,7 @@ use super::{
     container::Claim,
     device::{BUS_MASTER, Device, INTX_DISABLE, MEMORY_SPACE, Region},
     error::{Call, VfioError},
+    presence::{Presence, Seen},
     space::VfioSpace,
     sys,
 };
@@ -73,7 +74,7 @@ pub struct VfioBus {
     requested: OnceLock<()>,
     /// Signalled by the kernel for uncorrectable PCIe errors.
     errors: Option<OwnedFd>,
-    gone: OnceLock<()>,
+    presence: Presence,
     // In the order in which they must go: mappings of BAR0, the function, its address space.
     maps: Vec<Arc<BarMap>>,
     device: Arc<Device>,
@@ -138,7 +139,7 @@ impl VfioBus {
             request,
             requested: OnceLock::new(),
             errors,
-            gone: OnceLock::new(),
+            presence: Presence::default(),
             maps,
             device,
             _claim: claim,
@@ -155,7 +156,7 @@ impl VfioBus {
     /// From now on the function counts as absent: registers are neither read nor written. For
     /// owners that learn of a removal from elsewhere.
     pub fn set_gone(&self) {
-        if self.gone.set(()).is_ok() {
+        if self.presence.end() {
             tracing::error!(ctrl = %self.id, "the function is gone");
         }
     }
@@ -164,7 +165,41 @@ impl VfioBus {
         if self.maps.iter().any(|map| map.is_revoked()) {
             self.set_gone();
         }
-        if self.gone.get().is_some() { Err(Gone) } else { Ok(()) }
+        if self.presence.is_over() { Err(Gone) } else { Ok(()) }
+    }
+
+    /// Reads a register, wherever it is; all ones where nobody answers.
+    fn read_register(&self, offset: u32) -> u32 {
+        let at = u64::from(offset);
+        self.maps.iter().find_map(|map| map.read(at)).unwrap_or_else(|| {
+            let mut bytes = [0xFF; 4];
+            if at + 4 <= self.region.size {
+                // A part of BAR0 that cannot be mapped; a failure leaves all ones.
+                let _ = self.device.file().read_exact_at(&mut bytes, self.region.offset + at);
+            }
+            u32::from_le_bytes(bytes)
+        })
+    }
+
+    /// Looks why a register reads as all ones: only its reader knows whether it can, and
+    /// configuration space cannot, if there is anybody. Whether to read again.
+    fn examine(&self) -> bool {
+        let is_absent = self.device.is_absent();
+        match self.presence.seen(is_absent) {
+            Seen::Present => false,
+            Seen::Gone => {
+                self.set_gone();
+                false
+            }
+            Seen::Awaited => false,
+            // The kernel restores BARs that a reset behind its back has cleared when memory space
+            // is switched on again.
+            Seen::Back => self
+                .device
+                .set_command(COMMAND, 0)
+                .inspect_err(|error| tracing::warn!(ctrl = %self.id, %error, "not back"))
+                .is_ok(),
+        }
     }
 
     /// Sets up all vectors at once: the kernel cannot add any to those in use.
@@ -199,28 +234,20 @@ impl Bus for VfioBus {
     /// A register outside of BAR0 reads as all ones, as an address that nobody claims does.
     fn read32(&self, offset: u32) -> Result<u32, Gone> {
         self.check()?;
-        let at = u64::from(offset);
-        let value = self.maps.iter().find_map(|map| map.read(at)).unwrap_or_else(|| {
-            let mut bytes = [0xFF; 4];
-            if at + 4 <= self.region.size {
-                // A part of BAR0 that cannot be mapped; a failure leaves all ones.
-                let _ = self.device.file().read_exact_at(&mut bytes, self.region.offset + at);
-            }
-            u32::from_le_bytes(bytes)
-        });
-        if value == ALL_ONES {
-            // Only the caller knows whether a register can read as all ones; configuration space
-            // cannot, if there is anybody.
-            if self.device.is_absent() {
-                self.set_gone();
-            }
-            self.check()?;
+        let value = self.read_register(offset);
+        if value != ALL_ONES {
+            return Ok(value);
         }
-        Ok(value)
+        let again = self.examine();
+        self.check()?;
+        Ok(if again { self.read_register(offset) } else { value })
     }
 
     fn write32(&self, offset: u32, value: u32) -> Result<(), Gone> {
         self.check()?;
+        if (offset, value) == (NSSR, NSSR_NVME) {
+            self.presence.expect_absence();
+        }
         let at = u64::from(offset);
         if self.maps.iter().find_map(|map| map.write(at, value)).is_none()
             && at + 4 <= self.region.size
@@ -313,7 +340,7 @@ impl Bus for VfioBus {
 impl Drop for VfioBus {
     fn drop(&mut self) {
         // First of all its DMA: whatever happens next, it writes nothing any more.
-        if self.gone.get().is_none()
+        if !self.presence.is_over()
             && let Err(error) = self.device.set_command(0, BUS_MASTER)
         {
             tracing::warn!(ctrl = %self.id, %error, "its DMA could not be switched off");
