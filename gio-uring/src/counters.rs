@@ -5,6 +5,8 @@ use std::{
     ops::{Add, AddAssign},
 };
 
+use nvme_spec::ids::{Cid, QueueId};
+
 use crate::abi;
 
 /// Counts of one queue, or of all of them.
@@ -83,6 +85,17 @@ pub struct UringCounters {
     pub arena_bytes_used: u64,
     /// How often that memory had to grow.
     pub arena_growths: u64,
+}
+
+/// A command that a device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Outstanding {
+    /// Index of the device.
+    pub device: u32,
+    /// The queue.
+    pub qid: QueueId,
+    /// The identifier, which later commands of the same slot do not have for a while.
+    pub cid: Cid,
 }
 
 /// Why a queue stopped submitting.

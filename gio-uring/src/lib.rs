@@ -86,7 +86,7 @@ mod uring;
 pub use abi::{Affine, IoCtx};
 pub use checksums::Checksums;
 pub use completion::Completion;
-pub use counters::{Counters, Fault, FaultInfo, QueueCounters, UringCounters};
+pub use counters::{Counters, Fault, FaultInfo, Outstanding, QueueCounters, UringCounters};
 pub use device_array::{DeviceArray, DeviceScalar};
 pub use error::Error;
 pub use event::{Event, Signal, Wait};

@@ -27,12 +27,12 @@ pub struct UringOptions {
 impl Default for UringOptions {
     fn default() -> Self {
         Self {
-            command_timeout: Nanos::from_millis(10_000),
+            command_timeout: Nanos::from_millis(30_000),
             explicit_max: abi::IOCTX_MAX,
             arena_bytes: 1 << 20,
             rounds: 64,
             virtual_time: false,
-            stop_timeout: Nanos::from_millis(15_000),
+            stop_timeout: Nanos::from_millis(45_000),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Granted queues: checked, and laid out as the kernel's warps.
 
 use nvme_driver::{DescriptorMode, GrantEpoch, Place, QueueGrant};
+use nvme_spec::ids::{Cid, QueueId};
 
 use crate::{
     abi::{self, OpProgress, Slot, Warp},
-    counters::{Counters, Fault, FaultInfo, QueueCounters},
+    counters::{Counters, Fault, FaultInfo, Outstanding, QueueCounters},
     error::Error,
     executor::{ExecutorError, IoExecutor},
     layout::APART,
@@ -12,6 +13,8 @@ use crate::{
     sync::Ordering,
 };
 
+/// [`Slot::state`] of a command that its warp waits for.
+const SLOT_OUTSTANDING: u32 = 1;
 /// A deeper queue would leave a CID fewer than two bits of generation.
 const DEPTH_MAX: u32 = 1 << 14;
 
@@ -32,6 +35,8 @@ pub(crate) struct Queues {
     progress: usize,
     /// Device and queue of each warp.
     ids: Vec<(u32, u16)>,
+    /// Where the slots of each warp begin, and how many there are.
+    slots: Vec<(usize, u32)>,
     /// Which grants they are of.
     pub grants: Vec<GrantEpoch>,
     pub devices: Vec<Device>,
@@ -86,8 +91,10 @@ impl Queues {
         }
         region.push()?;
         let ids = grants.iter().map(|(device, grant)| (*device, grant.qid.0)).collect();
+        let depths = grants.iter().map(|(_, grant)| grant.depth);
+        let slots = slots_at.into_iter().zip(depths).collect();
         let grants = grants.iter().map(|(_, grant)| grant.epoch).collect();
-        Ok(Self { region, cq_tail, progress, ids, grants, devices })
+        Ok(Self { region, cq_tail, progress, ids, slots, grants, devices })
     }
 
     /// Number of warps.
@@ -141,6 +148,24 @@ impl Queues {
             let (device, qid) = self.ids[warp];
             Some(FaultInfo { device, qid, fault, quarantined })
         })
+    }
+
+    /// Commands that the devices have. What is outstanding all the time is among them.
+    pub(crate) fn outstanding(&self) -> Vec<Outstanding> {
+        self.pull();
+        let mut found = Vec::new();
+        for (&(device, qid), &(first, depth)) in self.ids.iter().zip(&self.slots) {
+            for slot in 0..depth {
+                let at = first + slot as usize * size_of::<Slot>();
+                // Relaxed: a snapshot, as above. Generation and state are one word.
+                let word = self.region.load32(at, Ordering::Relaxed);
+                if word >> 16 == SLOT_OUTSTANDING {
+                    let cid = Cid(((word & 0xffff) << depth.ilog2() | slot) as u16);
+                    found.push(Outstanding { device, qid: QueueId(qid), cid });
+                }
+            }
+        }
+        found
     }
 
     /// What each warp counted.

@@ -200,13 +200,14 @@ pub struct StoreOptions {
     pub arena_bytes: usize,
     /// SMs that one operation may use; executors without SMs ignore it.
     pub sms: u32,
-    /// How long the I/O kernel waits for one command.
+    /// How long a command may take. After two thirds of it the controller is asked to abort the
+    /// command alone; in the end its queue is given up and made anew.
     pub command_timeout: Nanos,
     /// How long [`crate::Store::wait`] waits before it takes the I/O kernel or a device for dead.
     /// Has to cover all operations queued before the one waited for, and what the streams that
     /// they wait for have to do first.
     pub wait_timeout: Nanos,
-    /// How long the I/O kernel may take to stop.
+    /// How long the I/O kernel may take to stop: it waits for commands that devices have.
     pub stop_timeout: Nanos,
     /// When written data counts as stored.
     pub durability: Durability,
@@ -252,9 +253,9 @@ impl Default for StoreOptions {
             staging_buffers: 4,
             arena_bytes: 16 << 20,
             sms: 1,
-            command_timeout: Nanos::from_millis(5_000),
-            wait_timeout: Nanos::from_millis(30_000),
-            stop_timeout: Nanos::from_millis(10_000),
+            command_timeout: Nanos::from_millis(30_000),
+            wait_timeout: Nanos::from_millis(60_000),
+            stop_timeout: Nanos::from_millis(45_000),
             durability: Durability::Auto,
             policy: PolicyKind::default(),
             dram_bytes: 0,

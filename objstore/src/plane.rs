@@ -27,6 +27,7 @@ mod close;
 mod complete;
 mod events;
 mod job;
+mod late;
 mod layer;
 mod memory;
 mod open;
@@ -42,6 +43,7 @@ pub(crate) use complete::Polled;
 pub use events::StoreEvent;
 use job::{Job, LayerState, PlaneId};
 pub use job::{JobDone, JobFailure, JobId, LayerDone, Move, Ticket};
+use late::Late;
 use memory::HostMemory;
 pub(crate) use memory::{AGAIN, Copied};
 pub use open::{PlaneConfig, PlaneDevice};
@@ -96,6 +98,8 @@ struct Device {
     read_only: bool,
     /// Its owner wants it back.
     requested: bool,
+    /// Its queues alone are not enough: it is reset before anything else is done.
+    must_reset: bool,
 }
 
 /// A layer operation in flight: in the ring, or on a stream behind it.
@@ -186,6 +190,7 @@ pub struct Plane {
     events: VecDeque<StoreEvent>,
     /// When the devices are polled next.
     next_poll: Nanos,
+    late: Late,
     id: PlaneId,
     tally: Tally,
     scratch: Scratch,
@@ -310,9 +315,7 @@ impl Plane {
     /// [`StoreError::Failed`], or why recovering from an earlier operation's fault failed.
     pub fn sync(&mut self) -> Result<(), StoreError> {
         self.check()?;
-        if self.clock.now() >= self.next_poll {
-            self.poll_devices()?;
-        }
+        self.attend()?;
         self.reap().map(|_| ())
     }
 

@@ -73,6 +73,35 @@ fn a_device_that_is_wanted_back_is_named_and_works_on() {
 }
 
 #[test]
+fn a_pcie_error_stops_the_kernel_and_resets_that_drive_alone() {
+    let mut stack = Stack::new(&Plan::default());
+    stack.put(&keys(0..4), 0);
+    let resets = || stack.emus.iter().map(|emu| emu.counters().resets).collect::<Vec<_>>();
+    let before = resets();
+    stack.emus[1].report_pcie_error();
+    let events = stack.store.poll_events().unwrap();
+    assert_eq!(events, [StoreEvent { device: SECOND_DEVICE, event: ControllerEvent::PcieError }]);
+    let after = resets();
+    assert_eq!(after[0], before[0]);
+    assert!(after[1] > before[1], "its link may have lost what it was told");
+    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+    assert_eq!(stack.get(&keys(0..4), 20), 4);
+    assert_eq!(stack.put(&keys(10..14), 0), 4);
+}
+
+#[test]
+fn a_drive_that_is_another_one_after_a_pcie_error_fails_the_store() {
+    let stack = Stack::new(&Plan::default());
+    let identify = IdentifyOverrides { nsze: Some(16), ..IdentifyOverrides::default() };
+    stack.emus[1].set_faults(FaultPlan { identify, ..FaultPlan::default() });
+    stack.emus[1].report_pcie_error();
+    match stack.store.poll_events().unwrap_err() {
+        StoreError::Failed { cause } => assert!(cause.contains("no longer holds"), "{cause}"),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
 fn media_that_became_read_only_is_read_and_not_written() {
     let mut stack = Stack::new(&Plan::default());
     stack.put(&keys(0..4), 0);

@@ -9,7 +9,7 @@ use gio_kernels::InlineExecutor;
 use gio_uring::{ExecutorError, IoExecutor, IoStatus, Progress, SharedMemory, Wait, abi::Args};
 use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 use nvme_emu::{FaultAction, FaultRule, FaultWhen, LbaRange, SimClock};
-use objstore::{Direction, Failure, Layer, Row, StoreError};
+use objstore::{BlockKey, Direction, Failure, Layer, Prefix, Row, StoreError, Ticket, Transfer};
 use stack::{Plan, READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 
 /// No merging: one command for each object.
@@ -213,6 +213,121 @@ fn everything_in_flight_fails_with_a_recovery_and_innocent_files_stay() {
     for keys in [&a, &b, &c] {
         assert_eq!(stack.get(keys, 20), 4);
     }
+}
+
+/// Those whose object of layer 0 is on this device.
+fn on_device(stack: &Stack, keys: &[BlockKey], device: u32) -> Vec<BlockKey> {
+    let is_there = |key: &BlockKey| {
+        let prefix = stack.store.lookup(&[*key]).unwrap();
+        stack.store.geometry().object(prefix.files()[0], Row(0)).device.0 == device
+    };
+    keys.iter().copied().filter(is_there).collect()
+}
+
+/// Reads layer 0 into blocks from `first` on.
+fn read_layer(stack: &Stack, keys: &[BlockKey], first: u32) -> (Prefix, Transfer, Ticket) {
+    let prefix = stack.store.lookup(keys).unwrap();
+    let transfer = stack.store.retrieve(&prefix, &blocks(first, keys.len())).unwrap();
+    let ticket = stack.store.retrieve_layer(&transfer, Layer(0)).unwrap();
+    (prefix, transfer, ticket)
+}
+
+/// Time passes in small steps until the layer has failed.
+fn failed_in_steps(stack: &Stack, ticket: &Ticket) -> Failure {
+    for _ in 0..1000 {
+        stack.clock.run_for(Nanos::from_millis(2));
+        match stack.store.poll(ticket) {
+            Ok(done) => assert_eq!(done, None, "it was to fail"),
+            Err(error) => return failure(error),
+        }
+    }
+    panic!("it neither ends nor fails");
+}
+
+/// One object of a layer is one command. One block of a layer is on one device, and moved by its
+/// last queue; several by all.
+fn one_segment() -> Plan {
+    let mut plan = single();
+    plan.shape.segments = 1;
+    plan
+}
+
+/// The first command of this queue of the first device is not as it should be. The queues that the
+/// plane has are 2 and 3; 1 is the driver's.
+fn spoil(stack: &Stack, qid: u16, then: FaultAction) {
+    let when = FaultWhen { qid: Some(qid), admin: Some(false), ..FaultWhen::default() };
+    let rules = vec![FaultRule::new(when, then).limit(1)];
+    stack.emus[0].set_faults(nvme_emu::FaultPlan { rules, ..Default::default() });
+}
+
+fn resets(stack: &Stack) -> u64 {
+    stack.emus.iter().map(|emu| emu.counters().resets).sum()
+}
+
+#[test]
+fn a_lost_command_costs_its_queue_and_no_other_layer() {
+    let mut stack = Stack::new(&one_segment());
+    let all = keys(0..8);
+    stack.put(&all, 0);
+    let before = resets(&stack);
+    let [here, there] = [0, 1].map(|device| on_device(&stack, &all, device)[0]);
+    spoil(&stack, 2, FaultAction::Drop);
+    let (_prefix, _transfer, broken) = read_layer(&stack, &all, 20);
+    // The same device, another queue; and another device. They complete while the command hangs.
+    for key in [here, there] {
+        let (_prefix, _transfer, ticket) = read_layer(&stack, &[key], 30);
+        stack.store.wait(ticket).unwrap();
+        assert_eq!(stack.store.stats().unwrap().recoveries, 0, "nothing was given up");
+    }
+    let failed = failure(stack.store.wait(broken).unwrap_err());
+    assert_eq!((failed.status, failed.errors), (IoStatus::Timeout, 1), "{failed}");
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.recoveries, stats.files_lost), (1, 1), "one file, and no other");
+    assert_eq!(resets(&stack), before, "no controller was reset");
+    assert_eq!(stack.put(&all, 0), 8);
+    assert_eq!(stack.get(&all, 40), 8);
+}
+
+/// Not only what a device has already: commands that are still to be sent, too.
+#[test]
+fn layers_of_other_queues_end_well_when_a_queue_is_given_up() {
+    let mut plan = one_segment();
+    // One command at a time.
+    plan.options.queue_depth = 2;
+    let mut stack = Stack::new(&plan);
+    let all = keys(0..8);
+    stack.put(&all, 0);
+    let there = on_device(&stack, &all, 1);
+    assert_eq!(there.len(), 4, "two for each queue");
+    spoil(&stack, 2, FaultAction::Drop);
+    let (_prefix, _transfer, broken) = read_layer(&stack, &all, 20);
+    assert_eq!(stack.store.poll(&broken).unwrap(), None);
+    stack.clock.run_for(Nanos::from_millis(90));
+    let slow = on(READ, FaultAction::Delay { ns: 30_000_000 });
+    stack.emus[1].set_faults(nvme_emu::FaultPlan { rules: vec![slow], ..Default::default() });
+    let (_other, _blocks, ticket) = read_layer(&stack, &there, 40);
+    failed_in_steps(&stack, &broken);
+    let done = stack.store.poll(&ticket).unwrap();
+    assert_eq!(done.map(|done| done.objects), Some(4), "it was waited for");
+    assert_eq!(stack.store.stats().unwrap().recoveries, 1);
+}
+
+#[test]
+fn a_late_command_is_aborted_and_its_queue_goes_on() {
+    let mut stack = Stack::new(&one_segment());
+    let all = keys(0..8);
+    stack.put(&all, 0);
+    let before = resets(&stack);
+    spoil(&stack, 2, FaultAction::Delay { ns: 60_000_000_000 });
+    let (_prefix, _transfer, ticket) = read_layer(&stack, &all, 20);
+    let failed = failed_in_steps(&stack, &ticket);
+    assert_eq!(nvme(failed.status), (0, 7), "Command Abort Requested: {failed}");
+    assert_eq!(failed.errors, 1);
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.recoveries, stats.files_lost), (0, 1));
+    assert_eq!(resets(&stack), before);
+    assert_eq!(stack.put(&all, 0), 8);
+    assert_eq!(stack.get(&all, 40), 8);
 }
 
 #[test]

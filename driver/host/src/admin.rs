@@ -22,6 +22,9 @@ use crate::{
 pub(crate) const ADMIN_DEPTH: u32 = 32;
 /// Asynchronous event requests kept outstanding, if the controller allows as many.
 const EVENT_REQUESTS: u16 = 4;
+/// Commands that nobody waits for are sent while fewer than this have no answer: controllers are to
+/// take at least four aborts at a time (Base, "Abort Command Limit").
+const UNANSWERED_MAX: u32 = 4;
 /// Bytes of the data page that admin commands share.
 pub(crate) const DATA_BYTES: usize = 4096;
 /// User words of asynchronous event requests and of commands.
@@ -128,6 +131,18 @@ impl AdminQueue {
         let cid = self.pair.post(sqe, COMMAND).map_err(|_| AdminFault::Full)?;
         self.pair.update_tail();
         self.wait(env, cid, timeout)
+    }
+
+    /// Sends a command whose completion nobody waits for. `false`, and nothing is sent, while too
+    /// many are unanswered.
+    pub(crate) fn send(&mut self, sqe: &Sqe) -> bool {
+        if self.abandoned() >= UNANSWERED_MAX {
+            return false;
+        }
+        let Ok(cid) = self.pair.post(sqe, COMMAND) else { return false };
+        self.pair.update_tail();
+        self.abandon(cid);
+        true
     }
 
     /// Waits for the completion of an outstanding command.

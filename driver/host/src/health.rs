@@ -53,7 +53,8 @@ pub enum ControllerEvent {
     Resumed,
     /// The platform wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
     Requested,
-    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost; reset it.
+    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost. Stop its
+    /// executors, reset it and look what is left.
     PcieError,
     /// Anything else.
     Other(AsyncEvent),
@@ -66,6 +67,24 @@ const EVENTS_NOTICES: u32 = 1 << 8 | 1 << 9;
 /// Notice information values.
 const NOTICE_NAMESPACES: u8 = 0;
 const NOTICE_FIRMWARE: u8 = 1;
+
+impl ControllerEvent {
+    /// A word for it, for interfaces in other languages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Error { .. } => "error",
+            Self::Health { .. } => "health",
+            Self::NamespacesChanged { .. } => "namespaces-changed",
+            Self::FirmwareActivating => "firmware-activating",
+            Self::Paused => "paused",
+            Self::Resumed => "resumed",
+            Self::Requested => "requested",
+            Self::PcieError => "pcie-error",
+            Self::Other(_) => "other",
+        }
+    }
+}
 
 impl Controller {
     /// Identify Controller as it is on the wire.
@@ -186,6 +205,13 @@ impl Controller {
         let completion =
             self.admin_command("abort", abort_sqe(sqid, cid), self.options.admin_timeout)?;
         Ok(completion.result & 1 == 0)
+    }
+
+    /// As [`Controller::abort`], and does not wait for the answer. Whether the controller was
+    /// asked: it is not while it leaves too many such requests unanswered.
+    pub fn begin_abort(&mut self, sqid: QueueId, cid: Cid) -> bool {
+        let admin = self.admin.as_mut().filter(|_| self.state == State::Ready);
+        admin.is_some_and(|admin| admin.send(&abort_sqe(sqid, cid)))
     }
 
     pub(crate) fn enable_events(&mut self) -> Result<(), Error> {

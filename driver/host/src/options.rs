@@ -64,7 +64,7 @@ impl Default for ControllerOptions {
             host_depth: 16,
             bounce_bytes: 256 << 10,
             descriptor_bytes: 4096,
-            command_timeout: Nanos::from_millis(10_000),
+            command_timeout: Nanos::from_millis(30_000),
             admin_timeout: Nanos::from_millis(60_000),
             format_timeout: Nanos::from_millis(600_000),
             abort_grace: Nanos::from_millis(1_000),

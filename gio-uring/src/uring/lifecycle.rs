@@ -6,7 +6,7 @@ use super::{State, Uring};
 use crate::{
     abi::{self, Iocb},
     completion::Completion,
-    counters::{FaultInfo, UringCounters},
+    counters::{FaultInfo, Outstanding, UringCounters},
     error::Error,
     executor::Progress,
     iocb::{Content, Phase},
@@ -33,6 +33,19 @@ impl Uring {
             arena_bytes_used: usage.used,
             arena_growths: usage.growths,
         }
+    }
+
+    /// Commands that devices have and the kernel waits for. It goes on meanwhile: only what is
+    /// outstanding all the time is surely among them, and nothing that ended before is.
+    #[must_use]
+    pub fn outstanding(&self) -> Vec<Outstanding> {
+        self.queues.outstanding()
+    }
+
+    /// Whether the kernel waits for no command of any queue that works.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.queues.are_idle()
     }
 
     /// The first queue that stopped because its device misbehaved or timed out. Everything on it

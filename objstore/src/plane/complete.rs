@@ -65,6 +65,9 @@ impl Plane {
         let mut progress = Progress::Idle;
         if self.op_of(job, layer).is_some() {
             progress = self.reap()?;
+            if progress == Progress::Idle {
+                self.attend()?;
+            }
         }
         match self.jobs.get(&job).map(|job| job.layers[layer.0 as usize]) {
             Some(LayerState::Ended(outcome)) => match outcome {

@@ -3,7 +3,7 @@
 use nvme_driver::{ControllerEvent, Nanos};
 use nvme_spec::log::CriticalWarning;
 
-use super::Plane;
+use super::{Device, Plane};
 use kv_catalog::DeviceIndex;
 
 use crate::error::StoreError;
@@ -25,12 +25,14 @@ pub struct StoreEvent {
 impl Plane {
     /// Polls every device and returns what was reported since the last call. It costs one register
     /// read a device when nothing was. `lookup`, `allocate` and other calls that plan work poll at
-    /// most every 100 ms; starting a layer and waiting for it never do. So an idle engine calls
-    /// this now and then, once a second for example.
+    /// most every 100 ms, and so does waiting for a layer; starting one does not. So an idle engine
+    /// calls this now and then, once a second for example.
     ///
-    /// The store acts by itself where it can: a controller with a fatal status is recovered, media
-    /// that became read-only refuses [`crate::Store::allocate`], and a namespace that changed but
-    /// still holds the data region gets new grants.
+    /// The store acts by itself where it can: a controller with a fatal status is recovered, one
+    /// with a PCIe error is reset, media that became read-only refuses [`crate::Store::allocate`],
+    /// and a namespace that changed but still holds the data region gets new grants. After
+    /// [`ControllerEvent::Requested`] the store has to be closed: whoever unbinds the device waits
+    /// for that.
     ///
     /// # Errors
     /// [`StoreError::Failed`] when a device was removed, cannot be recovered, or its namespace no
@@ -55,7 +57,13 @@ impl Plane {
         }
     }
 
-    pub(super) fn poll_devices(&mut self) -> Result<(), StoreError> {
+    /// What has to be looked after now and then, if it is time to.
+    pub(super) fn attend(&mut self) -> Result<(), StoreError> {
+        self.abort_late();
+        if self.clock.now() >= self.next_poll { self.poll_devices() } else { Ok(()) }
+    }
+
+    fn poll_devices(&mut self) -> Result<(), StoreError> {
         self.next_poll = self.clock.now() + POLL_INTERVAL;
         for at in 0..self.devices.len() {
             // Nobody waits for a layer until a journal or a deallocation is done with it.
@@ -86,25 +94,38 @@ impl Plane {
             ControllerEvent::Requested => device.requested = true,
             ControllerEvent::NamespacesChanged { stale, .. } if !stale.is_empty() => {
                 let cause = format!("namespace {} of device {at} changed", device.nsid);
-                let region = device.region;
-                let controller = device.controller.lock();
-                let holds = controller.namespace(device.nsid).is_ok_and(|space| {
-                    space.lba_shift == region.lba_shift
-                        && region.first.0 + region.lbas <= space.lbas
-                });
-                drop(controller);
-                if !holds {
-                    let cause = format!("{cause}: it no longer holds the store's data region");
-                    return Err(self.fail(cause));
-                }
+                self.check_region(at, &cause)?;
                 self.fault.get_or_insert(cause);
             }
-            _ => {}
+            // What commands did meanwhile is not known, and what the link lost, neither.
+            ControllerEvent::PcieError => {
+                device.must_reset = true;
+                self.fault.get_or_insert_with(|| format!("device {at} had a PCIe error"));
+            }
+            ControllerEvent::Error { .. }
+            | ControllerEvent::NamespacesChanged { .. }
+            | ControllerEvent::FirmwareActivating
+            | ControllerEvent::Paused
+            | ControllerEvent::Resumed
+            | ControllerEvent::Other(_) => {}
+            other => tracing::warn!(device = at, event = other.name(), "an event of a new kind"),
         }
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
         }
         self.events.push_back(StoreEvent { device: DeviceIndex(at as u32), event });
         Ok(())
+    }
+
+    /// Fails the store if a device's namespace is not what it was.
+    pub(super) fn check_region(&mut self, at: usize, cause: &str) -> Result<(), StoreError> {
+        let Device { controller, nsid, region, .. } = &self.devices[at];
+        let holds = controller.lock().namespace(*nsid).is_ok_and(|space| {
+            space.lba_shift == region.lba_shift && region.first.0 + region.lbas <= space.lbas
+        });
+        if holds {
+            return Ok(());
+        }
+        Err(self.fail(format!("{cause}: it no longer holds the store's data region")))
     }
 }

@@ -14,6 +14,7 @@ use nvme_spec::ids::{Nsid, QueueId};
 
 use super::{
     Device, Factory, Plane, PlaneId, Scratch, SharedController, Tally, Target,
+    late::Late,
     memory::HostMemory,
     route,
     staging::{Staging, StagingLayout},
@@ -97,11 +98,9 @@ impl Plane {
         let bus = devices[0].controller.lock().bus().clone();
         let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
         let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
-        let mut devices = devices
-            .into_iter()
-            .enumerate()
-            .map(|(at, device)| prepare(at, device, &options))
-            .collect::<Result<Vec<Device>, _>>()?;
+        let devices = devices.into_iter().enumerate();
+        let devices = devices.map(|(at, device)| prepare(at, device, &options));
+        let mut devices = devices.collect::<Result<Vec<Device>, _>>()?;
         let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
         // Before anything is granted: the proof has the controllers to itself.
         route::prove(&devices, &scratch, &pool, gpu.as_ref())?;
@@ -153,6 +152,7 @@ impl Plane {
             lost: Vec::new(),
             events: VecDeque::new(),
             next_poll,
+            late: Late::default(),
             id: PlaneId::new(),
             tally: Tally::default(),
             scratch: Scratch { used, ..Scratch::default() },
@@ -353,7 +353,15 @@ fn prepare(at: usize, device: PlaneDevice, options: &StoreOptions) -> Result<Dev
             queues.push(made.map_err(|source| StoreError::Driver { device: index, source })?);
         }
     }
-    Ok(Device { controller, nsid, region: data, queues, read_only: false, requested: false })
+    Ok(Device {
+        controller,
+        nsid,
+        region: data,
+        queues,
+        read_only: false,
+        requested: false,
+        must_reset: false,
+    })
 }
 
 /// Whether writes bypass volatile caches, and whether these have to be flushed instead.

@@ -1,16 +1,24 @@
 //! After a timeout or a fault: nothing goes on before no device can touch anything any more.
 //!
-//! The order is the point. Stop the I/O kernel, so that no doorbell is rung; then recover the
-//! controllers, so that no command of the past is carried out any more; only then tell callers that
-//! their blocks are theirs again, free files, and start the kernel on new queues. If any step
-//! fails, nothing that a device might still reach is ever freed, and the store says so for good.
+//! The order is the point. Let operations end that the fault does not concern; stop the I/O kernel,
+//! so that no doorbell is rung; then recover the controllers, so that no command of the past is
+//! carried out any more; only then tell callers that their blocks are theirs again, free files, and
+//! start the kernel on new queues. If any step fails, nothing that a device might still reach is
+//! ever freed, and the store says so for good.
+//!
+//! One fault concerns one queue: what is outstanding on others, and on other devices, completes
+//! first. All queues are then made anew, which resets no controller that does as it is told.
 
-use gio_uring::{Completion, IoStatus, Uring};
+use gio_uring::{Completion, IoStatus, Progress, Uring};
+use nvme_driver::{Nanos, Waiter};
 
 use super::{LayerState, Plane, Target, open, streams::Streams};
 use kv_catalog::Layer;
 
 use crate::error::{Failure, StoreError};
+
+/// Queues that have nothing outstanding for so long get nothing more.
+const SETTLED: Nanos = Nanos::from_millis(10);
 
 impl Plane {
     /// Brings controllers and kernel back. Everything in flight has failed afterwards.
@@ -18,15 +26,21 @@ impl Plane {
         tracing::warn!(cause, "stopping the I/O kernel and recovering the controllers");
         self.check()?;
         let deadline = self.clock.now() + self.options.stop_timeout;
+        self.let_others_end(deadline);
         let quiesced = match self.ring()?.stop(deadline) {
             Ok(quiesced) => quiesced,
             Err(error) => return Err(self.fail(format!("{cause}; then {error}"))),
         };
         for at in 0..self.devices.len() {
-            let recovered = self.devices[at].controller.lock().recover(&quiesced);
+            let must_reset = std::mem::take(&mut self.devices[at].must_reset);
+            let mut controller = self.devices[at].controller.lock();
+            let reset = if must_reset { controller.reset() } else { Ok(()) };
+            let recovered = reset.and_then(|()| controller.recover(&quiesced));
+            drop(controller);
             if let Err(error) = recovered {
                 return Err(self.fail(format!("{cause}; then {error}")));
             }
+            self.check_region(at, cause)?;
         }
         self.collect();
         self.fault = None;
@@ -35,6 +49,31 @@ impl Plane {
         }
         self.tally.recoveries += 1;
         Ok(())
+    }
+
+    /// Lets the queues that work complete what they have. What waits for an event does not hold
+    /// this up, and is cancelled.
+    fn let_others_end(&mut self, deadline: Nanos) {
+        let clock = self.clock.clone();
+        let mut waiter = Waiter::new(&*clock, deadline);
+        let mut moved_at = clock.now();
+        loop {
+            let Some(ring) = &mut self.ring else { return };
+            match ring.poll() {
+                Ok(Progress::Moved) => waiter.moved(),
+                Ok(Progress::Idle) if ring.is_idle() => {
+                    // A warp may be about to take an operation.
+                    if clock.now() >= moved_at + SETTLED || !waiter.wait() {
+                        return;
+                    }
+                    continue;
+                }
+                Ok(Progress::Idle) if waiter.wait() => {}
+                // The deadline, or a kernel that cannot go on.
+                _ => return,
+            }
+            moved_at = clock.now();
+        }
     }
 
     /// Takes note of everything that was in flight when the kernel was stopped.
