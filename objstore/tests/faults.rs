@@ -254,7 +254,7 @@ fn one_segment() -> Plan {
 
 /// The first command of this queue of the first device is not as it should be. The queues that the
 /// plane has are 2 and 3; 1 is the driver's.
-fn spoil(stack: &Stack, qid: u16, then: FaultAction) {
+fn corrupt(stack: &Stack, qid: u16, then: FaultAction) {
     let when = FaultWhen { qid: Some(qid), admin: Some(false), ..FaultWhen::default() };
     let rules = vec![FaultRule::new(when, then).limit(1)];
     stack.emus[0].set_faults(nvme_emu::FaultPlan { rules, ..Default::default() });
@@ -271,7 +271,7 @@ fn a_lost_command_costs_its_queue_and_no_other_layer() {
     stack.put(&all, 0);
     let before = resets(&stack);
     let [here, there] = [0, 1].map(|device| on_device(&stack, &all, device)[0]);
-    spoil(&stack, 2, FaultAction::Drop);
+    corrupt(&stack, 2, FaultAction::Drop);
     let (_prefix, _transfer, broken) = read_layer(&stack, &all, 20);
     // The same device, another queue; and another device. They complete while the command hangs.
     for key in [here, there] {
@@ -299,7 +299,7 @@ fn layers_of_other_queues_end_well_when_a_queue_is_given_up() {
     stack.put(&all, 0);
     let there = on_device(&stack, &all, 1);
     assert_eq!(there.len(), 4, "two for each queue");
-    spoil(&stack, 2, FaultAction::Drop);
+    corrupt(&stack, 2, FaultAction::Drop);
     let (_prefix, _transfer, broken) = read_layer(&stack, &all, 20);
     assert_eq!(stack.store.poll(&broken).unwrap(), None);
     stack.clock.run_for(Nanos::from_millis(90));
@@ -318,7 +318,7 @@ fn a_late_command_is_aborted_and_its_queue_goes_on() {
     let all = keys(0..8);
     stack.put(&all, 0);
     let before = resets(&stack);
-    spoil(&stack, 2, FaultAction::Delay { ns: 60_000_000_000 });
+    corrupt(&stack, 2, FaultAction::Delay { ns: 60_000_000_000 });
     let (_prefix, _transfer, ticket) = read_layer(&stack, &all, 20);
     let failed = failed_in_steps(&stack, &ticket);
     assert_eq!(nvme(failed.status), (0, 7), "Command Abort Requested: {failed}");

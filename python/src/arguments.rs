@@ -5,7 +5,9 @@
 use std::{ptr::NonNull, sync::Arc, time::Duration};
 
 use nvme_driver::{DevicePtr, Nanos};
-use objstore::{BlockId, BlockKey, DramMode, DramStats, KvShape, Overwrite, RankId, StoreId};
+use objstore::{
+    BlockId, BlockKey, DramMode, DramStats, KvShape, Overwrite, RankId, StoreEvent, StoreId,
+};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},
@@ -255,6 +257,11 @@ impl Rank {
         let number: u128 = store.parse().map_err(|_| invalid("rank.store is no store's number"))?;
         Ok(RankId { store: StoreId(number.to_be_bytes()), rank, ranks, files })
     }
+}
+
+/// What devices reported, as Python has it.
+pub(crate) fn events(events: &[StoreEvent]) -> Vec<(u32, &'static str)> {
+    events.iter().map(|StoreEvent { device, event }| (device.0, event.name())).collect()
 }
 
 /// Counts of memory beside the devices.

@@ -257,6 +257,15 @@ impl Plane {
         Ok(lost.into_iter().map(|file| file.0).collect())
     }
 
+    /// What devices reported since the last call: pairs of the device's number and a word
+    /// (requested, pcie-error, health, error, namespaces-changed, firmware-activating, paused,
+    /// resumed, other). Nobody has to ask: the plane does what is to be done. When the owner of a
+    /// drive wants it back (requested), it waits for what is in flight and closes itself; later
+    /// calls raise ClosedError.
+    fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
+        Ok(arguments::events(&py.detach(|| self.stack.poll_events()).or_raise()?))
+    }
+
     /// Counts since it was opened.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.stack.stats()).or_raise()?;

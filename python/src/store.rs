@@ -221,6 +221,12 @@ impl Store {
         py.detach(|| self.handle.sync_journal()).or_raise()
     }
 
+    /// What devices reported since the last call, as for Plane. To be called about once a second;
+    /// after requested, close the store: whoever wants the device back waits for that.
+    fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
+        Ok(arguments::events(&py.detach(|| self.handle.poll_events()).or_raise()?))
+    }
+
     /// What the namespace holds.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         catalog::usage(py, &self.handle.usage().or_raise()?)

@@ -69,6 +69,19 @@
 // Bytes of a key.
 #define RIPIENO_KEY_BYTES 32
 
+// A bit of ripieno_poll_events: the owner of a device wants it back, and waits until the store is
+// closed. Stays set.
+#define RIPIENO_EVENT_REQUESTED 1
+
+// The health of a device changed; if its media became read-only, storing fails from now on.
+#define RIPIENO_EVENT_HEALTH (1 << 1)
+
+// A device had an uncorrectable PCIe error, and was reset. What was in flight may have failed.
+#define RIPIENO_EVENT_PCIE_ERROR (1 << 2)
+
+// A device reported something else; nothing has to be done.
+#define RIPIENO_EVENT_OTHER (1 << 3)
+
 // What became of a call. Later versions may add failures: take a number that is not here for one.
 enum ripieno_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -566,6 +579,15 @@ ripieno_status ripieno_get_usage(const ripieno_store *store, ripieno_usage *usag
 //
 // Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_get_stats(const ripieno_store *store, ripieno_stats *stats);
+
+// What devices reported since the last call: RIPIENO_EVENT_* together, 0 for nothing. The store
+// does what is to be done, but for one thing: after RIPIENO_EVENT_REQUESTED, end what is in flight
+// and close it (ripieno_close) with all its handles. To be called about once a second, also while
+// nothing else is done; costs next to nothing.
+//
+// Fails with RIPIENO_STATUS_INVALID; RIPIENO_STATUS_FAILED when a device was removed or cannot be
+// recovered.
+ripieno_status ripieno_poll_events(const ripieno_store *store, uint64_t *events);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -2,10 +2,23 @@
 
 #![allow(unsafe_code, reason = "the C interface: fills what callers point to")]
 
+use nvme_driver::ControllerEvent;
+use objstore::StoreEvent;
+
 use crate::{
     status::{Failure, Status, guard},
     store::{Store, handle, output},
 };
+
+/// A bit of ripieno_poll_events: the owner of a device wants it back, and waits until the store is
+/// closed. Stays set.
+pub const EVENT_REQUESTED: u64 = 1;
+/// The health of a device changed; if its media became read-only, storing fails from now on.
+pub const EVENT_HEALTH: u64 = 1 << 1;
+/// A device had an uncorrectable PCIe error, and was reset. What was in flight may have failed.
+pub const EVENT_PCIE_ERROR: u64 = 1 << 2;
+/// A device reported something else; nothing has to be done.
+pub const EVENT_OTHER: u64 = 1 << 3;
 
 /// What a namespace holds.
 #[repr(C)]
@@ -196,9 +209,53 @@ pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stat
     })
 }
 
+/// What devices reported since the last call: RIPIENO_EVENT_* together, 0 for nothing. The store
+/// does what is to be done, but for one thing: after RIPIENO_EVENT_REQUESTED, end what is in flight
+/// and close it (ripieno_close) with all its handles. To be called about once a second, also while
+/// nothing else is done; costs next to nothing.
+///
+/// Fails with RIPIENO_STATUS_INVALID; RIPIENO_STATUS_FAILED when a device was removed or cannot be
+/// recovered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u64) -> Status {
+    guard(|| {
+        // SAFETY: as the header says.
+        let (store, to) = unsafe { (handle(store, "store")?, output(events, "events")?) };
+        let found = store.handle.poll_events()?;
+        let found = found.iter().map(|StoreEvent { event, .. }| bit(event));
+        let wanted = match store.handle.requested_devices().is_empty() {
+            true => 0,
+            false => EVENT_REQUESTED,
+        };
+        *to = found.fold(wanted, |all, bit| all | bit);
+        Ok(())
+    })
+}
+
+fn bit(event: &ControllerEvent) -> u64 {
+    match event {
+        ControllerEvent::Requested => EVENT_REQUESTED,
+        ControllerEvent::Health { .. } => EVENT_HEALTH,
+        ControllerEvent::PcieError => EVENT_PCIE_ERROR,
+        _ => EVENT_OTHER,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use nvme_spec::log::CriticalWarning;
+
     use super::*;
+
+    #[test]
+    fn every_event_has_a_bit() {
+        let warnings = CriticalWarning::READ_ONLY;
+        let health = ControllerEvent::Health { info: 0, warnings };
+        let events = [ControllerEvent::Requested, health, ControllerEvent::PcieError];
+        let bits = events.map(|event| bit(&event));
+        assert_eq!(bits, [EVENT_REQUESTED, EVENT_HEALTH, EVENT_PCIE_ERROR]);
+        assert_eq!(bit(&ControllerEvent::Paused), EVENT_OTHER);
+    }
 
     #[test]
     fn structs_are_filled_as_far_as_the_caller_knows_them() {

@@ -340,6 +340,10 @@ static void test_threads(ripieno_store *store) {
     CHECK(stats.blocks_stored == 240 && stats.evictions >= 7 && stats.recoveries == 0);
     stats.size = 4;
     INVALID("sizeof", ripieno_get_stats(store, &stats));
+    uint64_t events = 7;
+    OK(ripieno_poll_events(store, &events));
+    CHECK(events == 0);
+    INVALID("events", ripieno_poll_events(store, NULL));
 }
 
 static void test_close(const char *home, ripieno_store *store) {

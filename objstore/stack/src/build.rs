@@ -77,7 +77,7 @@ pub(crate) struct Built {
     pub(crate) bounce: Option<Arc<Bounce>>,
     pub(crate) pool: KvPool,
     pub(crate) placement: Placement,
-    below: Below,
+    pub(crate) below: Below,
     place: Place,
 }
 

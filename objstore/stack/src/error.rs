@@ -32,6 +32,9 @@ pub enum StackError {
          fewer devices"
     )]
     Threads(io::Error),
+    /// The thread that watches the devices.
+    #[error("starting a thread that watches the devices: {0}; allow more threads (ulimit -u)")]
+    Watch(io::Error),
     /// The driver does not get on with a controller.
     #[error("attaching to {device}: {source}")]
     Attach {

@@ -75,7 +75,9 @@
 //!   and taken apart (`build.rs`). `bounce.rs` has what an engine's memory is copied through where
 //!   devices cannot describe it.
 //! - [`Ranks`]: a directory for a store in several processes. [`CatalogStack`] and [`RankStack`]:
-//!   what the process of an engine's scheduler has, and each of its workers.
+//!   what the process of an engine's scheduler has, and each of its workers. A thread of each
+//!   [`RankStack`] looks after its devices, so that one whose owner wants it back is given back,
+//!   and one that was removed is noticed, while the engine does nothing or waits on its GPU.
 //! - [`Request`]: blocks on their way, for callers that know layers by number and have no tickets.
 //!
 //! # Invariants

@@ -10,7 +10,7 @@ use nvme_driver::{Clock, ControllerOptions, Nanos, Waiter};
 use nvme_spec::nvm::Direction;
 use objstore::{
     FileId, JobFailure, JobId, KvShape, Layer, LayerDone, Move, Order, Plane, PlaneStats,
-    RankConfig, RankId, StoreError, StoreOptions, Ticket,
+    RankConfig, RankId, StoreError, StoreEvent, StoreOptions, Ticket,
 };
 
 use crate::{
@@ -23,6 +23,10 @@ use crate::{
     route::Route,
     stack::shut_down,
 };
+
+mod watch;
+
+use watch::Watch;
 
 /// What a rank's plane is built from.
 #[derive(Debug)]
@@ -47,15 +51,28 @@ pub struct RankStackConfig {
 
 /// A plane, and what has to live as long. Any number of threads may use it; none holds up another
 /// one while it waits.
+///
+/// A thread of its own looks after the devices: one that was removed fails the plane, and when the
+/// owner of one wants it back, the plane is closed. Every later call says why.
 #[derive(Debug)]
 pub struct RankStack {
-    /// `None` once it was closed.
-    state: Mutex<Option<Open>>,
+    shared: Arc<Shared>,
+    _watch: Watch,
     clock: Arc<dyn Clock>,
     wait_timeout: Nanos,
     shape: KvShape,
     is_bounced: bool,
     placement: Placement,
+}
+
+#[derive(Debug)]
+struct Shared(Mutex<State>);
+
+#[derive(Debug)]
+enum State {
+    Open(Box<Open>),
+    /// And why.
+    Closed(String),
 }
 
 /// Fields are dropped in this order: who uses before who is used.
@@ -123,8 +140,56 @@ impl Job {
     }
 }
 
-fn closed() -> StackError {
-    StoreError::Failed { cause: "it was closed".to_owned() }.into()
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(
+        &self,
+        act: impl FnOnce(&mut Open) -> Result<T, StackError>,
+    ) -> Result<T, StackError> {
+        match &mut *self.state() {
+            State::Open(open) => act(open),
+            State::Closed(why) => Err(StoreError::Failed { cause: why.clone() }.into()),
+        }
+    }
+
+    fn close(&self, why: String) -> Result<(), StackError> {
+        // Held to the end: nobody hears that it is closed while a device uses the engine's blocks.
+        let mut state = self.state();
+        if matches!(*state, State::Closed(_)) {
+            return Ok(());
+        }
+        let State::Open(open) = std::mem::replace(&mut *state, State::Closed(why)) else {
+            unreachable!("it was just seen to be open")
+        };
+        let Open { plane, jobs, built } = *open;
+        let closed = plane.close();
+        drop(jobs);
+        let _below = built.unmap();
+        closed?.controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
+    }
+
+    /// What the thread does. Whether there is anything left to look after.
+    fn look(&self) -> bool {
+        let wanted = self.with(|open| {
+            open.plane.sync()?;
+            Ok(open.plane.requested_devices().next())
+        });
+        let device = match wanted {
+            Ok(None) => return true,
+            Ok(Some(device)) => device,
+            // Whoever uses it next is told.
+            Err(_) => return false,
+        };
+        let why = format!("the owner of device {device} wants it back, so the store was closed");
+        tracing::warn!(%device, "its owner wants it back; closing the store");
+        if let Err(error) = self.close(why) {
+            tracing::error!(%error, "closing the store for the owner of a device");
+        }
+        false
+    }
 }
 
 impl RankStack {
@@ -154,19 +219,18 @@ impl RankStack {
             Ok(Plane::open_rank(config)?)
         })?;
         let (is_bounced, placement) = (built.bounce.is_some(), built.placement.clone());
-        let state = Mutex::new(Some(Open { plane, jobs: HashMap::new(), built }));
-        Ok(Self { state, clock, wait_timeout, shape, is_bounced, placement })
-    }
-
-    fn state(&self) -> MutexGuard<'_, Option<Open>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let open = Box::new(Open { plane, jobs: HashMap::new(), built });
+        let shared = Arc::new(Shared(Mutex::new(State::Open(open))));
+        let watched = shared.clone();
+        let watch = Watch::spawn(move || watched.look()).map_err(StackError::Watch)?;
+        Ok(Self { shared, _watch: watch, clock, wait_timeout, shape, is_bounced, placement })
     }
 
     fn with<T>(
         &self,
         act: impl FnOnce(&mut Open) -> Result<T, StackError>,
     ) -> Result<T, StackError> {
-        act(self.state().as_mut().ok_or_else(closed)?)
+        self.shared.with(act)
     }
 
     /// The shape of the KV blocks.
@@ -362,6 +426,14 @@ impl RankStack {
         self.with(|open| Ok(open.plane.take_lost()))
     }
 
+    /// What devices reported since the last call: see [`Plane::poll_events`]. Nobody has to ask.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError> {
+        self.with(|open| Ok(open.plane.poll_events()?))
+    }
+
     /// Counts.
     ///
     /// # Errors
@@ -376,11 +448,9 @@ impl RankStack {
     /// # Errors
     /// As for [`Plane::close`], and [`StackError::Shutdown`].
     pub fn close(&self) -> Result<(), StackError> {
-        let Some(open) = self.state().take() else { return Ok(()) };
-        let Open { plane, jobs, built } = open;
-        let closed = plane.close();
-        drop(jobs);
-        let _below = built.unmap();
-        closed?.controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
+        self.shared.close("it was closed".to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! What happens to devices while nobody uses the plane.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use nvme_driver::MonotonicClock;
+use nvme_emu::Emu;
+use nvme_spec::reg::{self, Cc};
+use objstore::{BlockId, StoreId};
+
+use super::*;
+use crate::{ErrorKind, RankMedia, Ranks, RanksOptions};
+
+const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
+/// Longer than any machine needs.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn temporary() -> tempfile::TempDir {
+    // Not the temporary directory: that may be a tmpfs without direct I/O.
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
+fn open(dir: &Path) -> (RankStack, Arc<Emu>) {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
+    let options = RanksOptions { id: StoreId([7; 16]), ranks: 1, shape: SHAPE, media };
+    let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
+    let config = RankStackConfig {
+        place: ranks.place(0).unwrap(),
+        id: ranks.rank(0),
+        executor: Executor::Host,
+        require: None,
+        shape: SHAPE,
+        pool: PoolMemory::Own { blocks: 4 },
+        controller: ControllerOptions::default(),
+        options: StoreOptions::default(),
+    };
+    let stack = RankStack::open(config, clock).unwrap();
+    let emus = stack.with(|open| Ok(open.built.below.emulation().unwrap().emus().to_vec()));
+    (stack, emus.unwrap().remove(0))
+}
+
+fn begin(stack: &RankStack, file: u32) -> Result<JobId, StackError> {
+    let moves = [Move { file: FileId(file), block: BlockId(1), position: 0 }];
+    stack.begin(Direction::Write, &moves, &[])
+}
+
+/// What calls say, once the thread has seen it.
+fn refusal(stack: &RankStack) -> String {
+    let begun = Instant::now();
+    loop {
+        // Says why the plane failed, and looks at no device itself.
+        match stack.take_lost().and_then(|_| stack.stats()) {
+            Ok(_) => assert!(begun.elapsed() < TIMEOUT, "nobody looks after the devices"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Failed);
+                return error.to_string();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_drive_whose_owner_wants_it_back_is_drained_and_given_back() {
+    let place = temporary();
+    let (stack, emu) = open(&place.path().join("store"));
+    let job = begin(&stack, 0).unwrap();
+    stack.start(job, Layer(0), None).unwrap();
+    let writes = emu.counters().writes;
+    emu.request();
+    assert!(refusal(&stack).contains("wants it back"));
+    assert!(emu.counters().writes > writes, "what was in flight was completed");
+    assert_eq!(Cc(emu.read32(reg::CC)).en(), 0, "the controller was shut down");
+    assert!(begin(&stack, 1).is_err() && stack.wait(job, Layer(0)).is_err());
+    stack.close().unwrap();
+    assert_eq!(Arc::strong_count(&emu), 1, "nothing has the device any more");
+}
+
+#[test]
+fn a_drive_that_is_removed_ends_the_kernel_though_nobody_asks() {
+    let place = temporary();
+    let (stack, emu) = open(&place.path().join("store"));
+    emu.unplug();
+    assert!(refusal(&stack).contains("no longer answers"));
+}
+
+#[test]
+fn an_engine_can_ask_what_happened() {
+    let place = temporary();
+    let (stack, emu) = open(&place.path().join("store"));
+    assert_eq!(stack.poll_events().unwrap(), []);
+    emu.report_pcie_error();
+    let begun = Instant::now();
+    while stack.stats().unwrap().recoveries == 0 {
+        assert!(begun.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let events = stack.poll_events().unwrap();
+    assert_eq!(events.iter().map(|event| event.event.name()).collect::<Vec<_>>(), ["pcie-error"]);
+    let job = begin(&stack, 0).unwrap();
+    (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
+    assert!(stack.end(&[job]).unwrap()[0].failure.is_none(), "it works again");
+    stack.close().unwrap();
+}
