@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use serde_json::{Value, json};
 
 use crate::command::{self, Host, Reply, bind, release};
@@ -17,15 +17,22 @@ use crate::pci::Root;
 use crate::problem::{Problem, Result};
 use crate::report::Paint;
 
+/// Exit code where the reader of stdout went away before all was known, as shells count it
+/// (128 + SIGPIPE).
+const EXIT_UNREAD: u8 = 141;
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done, or there was nothing to do
-  1  the machine said no; what had been begun was put back (or: not root)
+  1  the machine said no; what had been begun was put back (or: not root, or stdout is full)
   2  the command line, or a device that is not there
   3  refused: the drive, or its VFIO group, is in use
   4  refused: VFIO cannot take it (no IOMMU, or others in its group)
   5  a drive is between two drivers; `nvme-bind restore` puts it back
   6  doctor --strict: a check failed
+
+A reader of stdout that goes away early, such as head, changes none of them, but for doctor: 141,
+because the checks ended there.
 
 Data goes to stdout, as a table or with --json as one JSON object; notes and errors go to stderr.
 With --json an error is an object on stdout, too: {\"error\": {\"kind\", \"message\", \"hint\"}}.";
@@ -108,10 +115,23 @@ pub fn run() -> ExitCode {
     let is_terminal = io::stdout().is_terminal();
     let paint = Paint(is_terminal && std::env::var_os("NO_COLOR").is_none());
     let outcome = answer(std::env::args_os(), paint, &mut io::stdout());
-    // Nobody is left to be told if these cannot be written.
+    // Nobody is left to be told if this cannot be written.
     let _ = io::stderr().write_all(outcome.log.as_bytes());
-    let _ = io::stdout().write_all(outcome.data.as_bytes());
-    ExitCode::from(outcome.code)
+    let mut out = io::stdout();
+    match out.write_all(outcome.data.as_bytes()).and_then(|()| out.flush()) {
+        // A reader that went away has seen enough: the exit code says what was done.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: writing to stdout: {error}");
+            ExitCode::from(if outcome.code == 0 { 1 } else { outcome.code })
+        }
+        _ => ExitCode::from(outcome.code),
+    }
+}
+
+/// All that the command line takes.
+#[must_use]
+pub fn command() -> clap::Command {
+    Raw::command()
 }
 
 /// What a run leaves behind.
@@ -129,7 +149,8 @@ pub(crate) fn answer(
     paint: Paint,
     out: &mut dyn Write,
 ) -> Outcome {
-    let raw = match Raw::try_parse_from(arguments) {
+    let matches = command().try_get_matches_from(arguments);
+    let raw = match matches.and_then(|matches| Raw::from_arg_matches(&matches)) {
         Ok(raw) => raw,
         Err(error) => {
             let text = error.render();
@@ -179,8 +200,14 @@ fn dispatch(
     if matches!(raw.command, Command::Man) {
         return manual();
     }
-    let opened = Root::new(&raw.root);
-    let root = opened.map_err(|error| Problem::io(raw.root.display(), &error))?;
+    let opened = Root::new(&raw.root).and_then(|root| match root.at("/").is_dir() {
+        true => Ok(root),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    });
+    let root = opened.map_err(|error| {
+        let what = format!("--root {}: {error}", raw.root.display());
+        Problem::usage(what, "name a folder with a copy of a machine's /sys, /proc, /dev and /etc")
+    })?;
     let machine = Live::new(root.clone());
     let exe = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("nvme-bind"));
     let host = Host {
@@ -194,8 +221,11 @@ fn dispatch(
         Command::List { serials } => Ok(command::list::run(&host, serials, paint)),
         Command::Status => Ok(command::status::run(&host, paint)),
         Command::Doctor { strict } => doctor::run(&root, strict, raw.json, paint, out)
-            .map(|code| Reply { code, ..Reply::new("", Value::Null) })
-            .map_err(|error| Problem::io("writing to stdout", &error)),
+            .or_else(|error| match error.kind() {
+                io::ErrorKind::BrokenPipe => Ok(EXIT_UNREAD),
+                _ => Err(Problem::io("writing to stdout", &error)),
+            })
+            .map(|code| Reply { code, ..Reply::new("", Value::Null) }),
         Command::Bind(args) => bind::run(&host, &args),
         Command::Unbind(args) => release::unbind(&host, &args),
         Command::Restore(args) => release::restore(&host, &args.into()),
@@ -212,7 +242,7 @@ fn manual() -> Result<Reply> {
 
 /// One page for all: the program's own, then a section for each subcommand.
 fn page() -> io::Result<String> {
-    let mut program = Raw::command();
+    let mut program = command();
     program.build();
     let mut page = Vec::new();
     let man = clap_mangen::Man::new(program.clone());
@@ -257,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_definition_holds_together() {
-        Raw::command().debug_assert();
+        command().debug_assert();
         let page = manual().unwrap().text;
         assert!(page.contains("vfio\\-pci") && page.contains("COMMAND RESTORE"), "{page}");
     }

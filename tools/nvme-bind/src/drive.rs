@@ -107,15 +107,20 @@ pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>
     let resolved = root.resolve(format!("/dev/{name}"));
     let name = resolved.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
     let name = name.unwrap_or_else(|| text.rsplit('/').next().unwrap_or(text));
+    if let Some(whole) = whole_disk(root, name) {
+        return Err(Problem::usage(
+            format!("{text} is a name of a partition, and VFIO takes whole drives"),
+            format!("name the drive, {whole}, if all that is on it may be handed over"),
+        ));
+    }
     let mut owners = ["/sys/class/block", "/sys/class/nvme"]
         .iter()
         .find_map(|class| root.resolve(format!("{class}/{name}")))
         .map(|path| in_path(&path).into_iter().next_back().into_iter().collect::<Vec<_>>())
         .unwrap_or_default();
     if owners.is_empty() && name.starts_with("nvme") {
-        let disk = name.split('p').next().unwrap_or(name);
         let nvme = pci::functions(root).into_iter().filter(Function::is_nvme);
-        let behind = |bdf: PciAddress| disks(root, bdf).iter().any(|block| block.name == disk);
+        let behind = |bdf: PciAddress| disks(root, bdf).iter().any(|block| block.name == name);
         owners = nvme.map(|function| function.bdf).filter(|&bdf| behind(bdf)).collect();
     }
     match owners[..] {
@@ -131,6 +136,18 @@ pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>
             Err(Problem::usage(message, "name the functions themselves"))
         }
     }
+}
+
+/// The disk that a partition is a part of; also for names of partitions that are not there.
+fn whole_disk(root: &Root, name: &str) -> Option<String> {
+    let folder = format!("/sys/class/block/{name}");
+    if root.exists(format!("{folder}/partition")) {
+        let disk = root.resolve(folder)?.parent()?.file_name()?.to_str()?.to_owned();
+        return Some(disk);
+    }
+    let (disk, number) = name.strip_prefix("nvme")?.rsplit_once('p')?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| format!("nvme{disk}"))
 }
 
 fn by_address(root: &Root, text: &str, bdf: PciAddress) -> Result<(Function, Option<String>)> {
@@ -161,6 +178,16 @@ fn unknown(text: &str) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_partitions_are_told_from_those_of_disks() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::new(folder.path()).unwrap();
+        assert_eq!(whole_disk(&root, "nvme0n1p12").as_deref(), Some("nvme0n1"));
+        for other in ["nvme0n1", "nvme0", "nvme2c5n1", "nvme0n1p", "nvme0n1px", "sdp1", "p1"] {
+            assert_eq!(whole_disk(&root, other), None, "{other}");
+        }
+    }
 
     #[test]
     fn paths_of_multipath_lead_to_their_disk() {

@@ -49,5 +49,5 @@ mod usage;
 
 use nvme_pci as pci;
 
-pub use cli::run;
+pub use cli::{command, run};
 pub use report::Paint;

@@ -1,17 +1,20 @@
 //! The files that bind a drive again at each boot.
 //!
 //! The unit does the work: it runs `nvme-bind bind` with all its checks, and with the serial
-//! number of the drive, so that a drive that has become something else is left alone. The udev rule
-//! and the order of modules only keep the kernel's driver from taking the drive first, where it
-//! comes as a module after them; they never take a drive away from a driver.
+//! number of the drive. Only the kernel's driver can ask the drive for that number, so it has the
+//! drive first: a drive that has become another one, of whatever model, is left to it. The udev
+//! rule starts the unit as soon as the kernel's driver shows the drive with that number.
+//!
+//! Root runs the unit's program at each boot, so nobody else may be able to change it.
 
 use crate::drive::Drive;
 use crate::journal::Record;
 use crate::owner::Owner;
+use crate::pci::Root;
 use crate::pci::{PciAddress, VFIO};
 use crate::plan::Step;
+use crate::problem::{Problem, Result};
 
-const MODPROBE: &str = "/etc/modprobe.d/nvme-bind.conf";
 const MODULES: &str = "/etc/modules-load.d/nvme-bind.conf";
 const RULES: &str = "/etc/udev/rules.d";
 const UNITS: &str = "/etc/systemd/system";
@@ -22,28 +25,59 @@ const HEADER: &str = "# Written by nvme-bind; `nvme-bind restore --persist` remo
 pub(crate) struct Boot<'a> {
     pub(crate) exe: &'a str,
     pub(crate) state_dir: Option<&'a str>,
-    pub(crate) serial: Option<&'a str>,
+    pub(crate) serial: &'a str,
     pub(crate) owner: Option<Owner>,
     pub(crate) whole_group: bool,
 }
 
+/// Refuses a program that anybody but root can change or replace: it, or a folder above it.
+///
+/// # Errors
+/// [`Problem`] with the first that is not root's alone.
+pub(crate) fn check_program(root: &Root, exe: &str) -> Result<()> {
+    // In a copy of a machine, all belongs to whoever made the copy.
+    let ours = if root.is_real() { Some(0) } else { root.owner("/").map(|owner| owner.0) };
+    let refused = |path: &str, why: String| {
+        Problem::usage(
+            format!("--persist: root would run {exe} at each boot, and {path} {why}"),
+            "copy the program to where only root can write, such as /usr/local/sbin, and run that",
+        )
+    };
+    if !exe.starts_with('/') {
+        return Err(refused(exe, "is not an absolute path".to_owned()));
+    }
+    let mut path = String::new();
+    for part in exe.split('/') {
+        path = if path.ends_with('/') { path + part } else { format!("{path}/{part}") };
+        let Some((uid, gid, mode)) = root.owner(&path) else {
+            return Err(refused(&path, "is not there".to_owned()));
+        };
+        if Some(uid) != ours {
+            return Err(refused(&path, format!("belongs to user {uid}")));
+        }
+        if mode & 0o002 != 0 || (mode & 0o020 != 0 && gid != 0) {
+            return Err(refused(&path, format!("can be written to by others (mode {mode:04o})")));
+        }
+    }
+    Ok(())
+}
+
 /// The steps that write all files for `drive`.
 pub(crate) fn files(drive: &Drive, boot: &Boot<'_>) -> Vec<Step> {
-    let function = &drive.function;
-    let bdf = function.bdf;
+    let bdf = drive.function.bdf;
     let put = |path: String, body: String| Step::Put {
         path,
         contents: format!("{HEADER}\n{body}"),
         mode: 0o644,
     };
     let rule = format!(
-        "ACTION==\"add\", SUBSYSTEM==\"pci\", KERNEL==\"{bdf}\", ATTR{{vendor}}==\"0x{:04x}\", \
-         ATTR{{device}}==\"0x{:04x}\", ATTR{{driver_override}}=\"{VFIO}\"\n",
-        function.vendor, function.device
+        "ACTION==\"add\", SUBSYSTEM==\"nvme\", KERNELS==\"{bdf}\", ATTR{{serial}}==\"{}\", \
+         TAG+=\"systemd\", ENV{{SYSTEMD_WANTS}}+=\"{}.service\"\n",
+        pattern(boot.serial),
+        stem(bdf)
     );
     vec![
         put(MODULES.into(), format!("{VFIO}\nvfio_iommu_type1\n")),
-        put(MODPROBE.into(), format!("softdep nvme pre: {VFIO}\n")),
         put(format!("{RULES}/60-{}.rules", stem(bdf)), rule),
         put(format!("{UNITS}/{}.service", stem(bdf)), unit(bdf, boot)),
         Step::Link {
@@ -79,7 +113,7 @@ fn unit(bdf: PciAddress, boot: &Boot<'_>) -> String {
     };
     let id = |id: Option<u32>| id.map(|id| id.to_string());
     let mut arguments = format!("bind {bdf}");
-    arguments += &option("expect-serial", boot.serial.map(quoted));
+    arguments += &option("expect-serial", Some(quoted(boot.serial)));
     arguments += &option("user", id(boot.owner.and_then(|owner| owner.uid)));
     arguments += &option("group", id(boot.owner.and_then(|owner| owner.gid)));
     if boot.whole_group {
@@ -101,6 +135,14 @@ fn unit(bdf: PciAddress, boot: &Boot<'_>) -> String {
          WantedBy=multi-user.target\n",
         quoted(boot.exe)
     )
+}
+
+/// For udev, whose values are patterns: what may have a meaning there stands for any character. The
+/// unit compares all of it.
+fn pattern(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.: ".contains(&byte);
+    let shown = |byte: u8| if plain(byte) { char::from(byte) } else { '?' };
+    text.bytes().map(shown).collect()
 }
 
 /// For systemd, which expands `%` and `$` and takes quotes, backslashes and `\xHH` as C does. A

@@ -28,7 +28,8 @@ pub(crate) struct Request {
     /// Bind the other functions of the IOMMU group, too, after the same checks
     #[arg(long)]
     pub(crate) whole_group: bool,
-    /// Bind the drives again at each boot (a systemd unit, a udev rule, the order of modules)
+    /// Bind the drives again at each boot, if they have the same serial numbers then (a systemd
+    /// unit, a udev rule, the modules). Only root may be able to change this program and where it is
     #[arg(long)]
     pub(crate) persist: bool,
     /// Take a drive that is a member of a RAID, volume group or pool which is not active
@@ -48,6 +49,9 @@ pub(crate) struct Request {
 
 pub(crate) fn run(host: &Host<'_>, request: &Request) -> Result<Reply> {
     let owner = Owner::named(host.root, request.user.as_deref(), request.group.as_deref())?;
+    if request.persist {
+        persist::check_program(host.root, &host.exe)?;
+    }
     let lock = host.lock(request.dry_run)?;
     let drives = chosen(host, request)?;
     let others = companions(host, &drives, request.whole_group)?;
@@ -89,12 +93,20 @@ fn chosen(host: &Host<'_>, request: &Request) -> Result<Vec<Drive>> {
             let message = format!("{} has serial {found}, not {wanted}", drive.function.bdf);
             Err(Problem::usage(message, "the drives have moved; look at `nvme-bind list`"))
         }
-        None if !drive.function.is_vfio() => {
+        Some(_) => Ok(drives),
+        None if known_serial(host, &drive.function).as_ref() == Some(wanted) => Ok(drives),
+        None => {
             let message = format!("the serial of {} cannot be read now", drive.function.bdf);
             Err(Problem::usage(message, "the kernel's nvme driver must have it for that"))
         }
-        _ => Ok(drives),
     }
+}
+
+/// The serial number that a drive had when it was bound, since this boot.
+fn known_serial(host: &Host<'_>, function: &Function) -> Option<String> {
+    let record = host.journal.find(host.root, function.bdf)?;
+    let is_it = function.is_vfio() && record.is_current(host.root) && record.ids == function.ids();
+    record.serial.filter(|_| is_it)
 }
 
 /// The other functions that have to be bound for the groups of `drives` to be of use.
@@ -233,10 +245,15 @@ fn records(
         record.bytes = drive.bytes().or(before.and_then(|record| record.bytes));
         record.persist = before.map(|record| record.persist.clone()).unwrap_or_default();
         if request.persist && function.is_nvme() {
+            let serial = record.serial.clone().ok_or_else(|| {
+                let message = format!("--persist: the serial of {bdf} is not known");
+                let hint = "give it back to the kernel's driver (nvme-bind unbind), then bind it";
+                Problem::usage(message, hint)
+            })?;
             let boot = Boot {
                 exe: &host.exe,
                 state_dir: host.journal.chosen(),
-                serial: record.serial.as_deref(),
+                serial: &serial,
                 owner,
                 whole_group: request.whole_group,
             };

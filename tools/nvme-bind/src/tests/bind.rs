@@ -86,7 +86,7 @@ fn a_dry_run_prints_what_a_run_does() {
 #[test]
 fn the_root_disk_is_refused_by_any_name() {
     let fixture = Fixture::server();
-    for name in [SYSTEM, "17:00.0", "nvme1", "nvme1n1", "nvme1n1p1", "/dev/nvme1n1"] {
+    for name in [SYSTEM, "17:00.0", "nvme1", "nvme1n1", "/dev/nvme1n1"] {
         refused(&fixture, &request(&[name]), Kind::InUse, &["nvme1n1p2: the root filesystem /"]);
     }
     // One drive in use keeps the others where they are.
@@ -97,6 +97,33 @@ fn the_root_disk_is_refused_by_any_name() {
     refused(&fixture, &nobody, Kind::Usage, &["bob"]);
     let other = bind::Request { expect_serial: Some("SN-x".into()), ..request(&[FREE]) };
     refused(&fixture, &other, Kind::Usage, &["SN-nvme0", "SN-x"]);
+}
+
+/// Who names a partition has not meant the others.
+#[test]
+fn a_partition_is_refused_and_its_drive_named() {
+    let fixture = Fixture::server();
+    fixture.link("/dev/disk/by-id/nvme-ACME-part2", "../../nvme1n1p2");
+    for (name, drive) in [
+        ("nvme1n1p1", "nvme1n1"),
+        ("/dev/nvme1n1p1", "nvme1n1"),
+        ("/dev/disk/by-id/nvme-ACME-part2", "nvme1n1"),
+        // The drive is free, and the partition is not there.
+        ("nvme0n1p1", "nvme0n1"),
+        ("/dev/nvme0n1p7", "nvme0n1"),
+    ] {
+        for dry_run in [false, true] {
+            let wanted = bind::Request { dry_run, ..request(&[name]) };
+            refused(&fixture, &wanted, Kind::Usage, &[name, "partition"]);
+            let problem = bind::run(&Kernel::new(&fixture, Fault::None).host(), &wanted);
+            let hint = problem.unwrap_err().hint;
+            assert!(hint.contains(&format!("the drive, {drive},")), "{name}: {hint}");
+        }
+    }
+    let kernel = Kernel::new(&fixture, Fault::None);
+    bind::run(&kernel.host(), &request(&["nvme0n1"])).unwrap();
+    let given = release::Request { devices: vec!["nvme0n1p1".into()], ..Default::default() };
+    assert_eq!(release::unbind(&kernel.host(), &given).unwrap_err().kind, Kind::Usage);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -24,6 +24,9 @@ pub(super) const SYSTEM: &str = "0000:17:00.0";
 pub(super) const SHARED: &str = "0000:6a:00.0";
 pub(super) const NETWORK: &str = "0000:6a:00.1";
 pub(super) const GPU: &str = "0000:68:00.0";
+
+/// This program.
+pub(super) const PROGRAM: &str = "/usr/bin/nvme-bind";
 
 const SWITCH: &str = "pci0000:64/0000:64:01.0/0000:65:00.0";
 
@@ -54,6 +57,11 @@ impl Fixture {
         fixture.file("/proc/swaps", "Filename Type Size Used Priority\n");
         fixture.file("/proc/mdstat", "Personalities :\nunused devices: <none>\n");
         fixture.file("/proc/mounts", "proc /proc proc rw 0 0\n");
+        fixture.file(PROGRAM, "");
+        // Whatever the umask is.
+        for path in ["/usr", "/usr/bin", PROGRAM] {
+            fixture.mode(path, 0o755);
+        }
         fixture.file("/etc/passwd", "root:x:0:0::/:/bin/sh\nalice:x:1000:1001::/:/bin/sh\n");
         fixture.file("/etc/group", "root:x:0:\nkvcache:x:3000:alice\n");
         for driver in ["nvme", "pcieport", "mlx5_core", "nvidia"] {
@@ -113,6 +121,10 @@ impl Fixture {
         fixture.file("/proc/mounts", mounts);
         fixture.file("/sys/class/iommu/dmar0/.keep", "");
         fixture
+    }
+
+    pub(super) fn mode(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.root.at(path), fs::Permissions::from_mode(mode)).unwrap();
     }
 
     pub(super) fn file(&self, path: &str, text: &str) {

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io;
 
-use super::fixture::Fixture;
+use super::fixture::{Fixture, PROGRAM};
 use crate::command::Host;
 use crate::journal::Journal;
 use crate::machine::Machine;
@@ -47,6 +47,15 @@ impl<'a> Kernel<'a> {
         self.operations.get()
     }
 
+    /// As after a reboot: nothing is left of an override, and the kernel's own driver has it.
+    pub(super) fn reboot(&self, bdf: &str, boot: &str) {
+        self.fixture.file("/proc/sys/kernel/random/boot_id", boot);
+        let driver = self.function(bdf).unwrap().driver.unwrap();
+        self.write(&format!("/sys/bus/pci/devices/{bdf}/driver_override"), "").unwrap();
+        self.write(&format!("{}/{driver}/unbind", pci::DRIVERS), bdf).unwrap();
+        self.write(pci::PROBE, bdf).unwrap();
+    }
+
     pub(super) fn is_dead(&self) -> bool {
         self.is_dead.get()
     }
@@ -56,7 +65,7 @@ impl<'a> Kernel<'a> {
             root: &self.fixture.root,
             machine: self,
             journal: Journal::new(None),
-            exe: "/usr/bin/nvme-bind".into(),
+            exe: PROGRAM.into(),
             notes: RefCell::default(),
         }
     }
