@@ -79,6 +79,7 @@
 //!   [`RankStack`] looks after its devices, so that one whose owner wants it back is given back,
 //!   and one that was removed is noticed, while the engine does nothing or waits on its GPU.
 //! - [`Request`]: blocks on their way, for callers that know layers by number and have no tickets.
+//! - [`read_file`]: what a person or another program wrote, up to a limit.
 //!
 //! # Invariants
 //! - A home, or a drive, belongs to one process at a time. A home is complete, or recognised as
@@ -109,6 +110,7 @@ mod executor;
 mod fleet;
 mod gpu;
 pub mod home;
+mod input;
 mod place;
 mod pool;
 mod rank;
@@ -131,6 +133,7 @@ pub use executor::Executor;
 pub use fleet::{Below, Fleet};
 pub use gpu::{CudaChoice, Gpu};
 pub use home::{Home, HomeDevice, HomeError, HomeMedia, HomeOptions};
+pub use input::{open_file, read_file};
 pub use place::{Drive, DriveIdentity, Place};
 pub use pool::{EngineMemory, GpuMemory, PoolLayout, PoolMemory};
 pub use rank::{RankStack, RankStackConfig, Report};

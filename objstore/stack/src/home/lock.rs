@@ -17,6 +17,9 @@ use super::{HomeError, error::Holder, os};
 /// Its file. It stays: removing a lock file that somebody may be waiting for gives two holders.
 pub(crate) const NAME: &str = "lock";
 
+/// Digits of a process's number, and more.
+const NUMBER_BYTES_MAX: u64 = 32;
+
 /// The lock, as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -56,7 +59,8 @@ const WRITABLE: &str = "name a directory that you may write to";
 /// Who wrote its number last. The holder does that first of all.
 fn holder(file: &mut File) -> Holder {
     let mut text = String::new();
-    let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
+    let read =
+        file.rewind().and_then(|()| (&mut *file).take(NUMBER_BYTES_MAX).read_to_string(&mut text));
     match (read, text.trim().parse()) {
         (Ok(_), Ok(id)) => Holder::Process(id),
         _ => Holder::Unknown,

@@ -10,11 +10,14 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{HomeError, os, sync_directory};
+use crate::read_file;
 
 /// Its file.
 pub(super) const NAME: &str = "home.json";
 /// What is written before it ([`write_json`]).
 pub(super) const NEW: &str = "home.json.new";
+/// Far more than the parameters of 64 devices take.
+const BYTES_MAX: u64 = 1 << 20;
 /// Counted up with every change that an older version would misunderstand. What it does not know
 /// it may ignore.
 const VERSION: u32 = 1;
@@ -109,10 +112,12 @@ pub(crate) fn read_json<T: DeserializeOwned>(
     version: u32,
 ) -> Result<Option<T>, HomeError> {
     let path = dir.join(name);
-    let text = match fs::read(&path) {
+    let text = match read_file(&path, BYTES_MAX) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(os(&path, "reading it", "check its permissions", error)),
+        Err(error) => {
+            return Err(os(&path, "reading it", "check what it is, and its permissions", error));
+        }
     };
     let damaged = |why: String| HomeError::Damaged { path: path.clone(), why };
     // The version first: the rest may look otherwise in another one.

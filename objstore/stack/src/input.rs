@@ -1,0 +1,79 @@
+//! Files that others wrote: read up to a limit, and only if they are files.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use rustix::fs::OFlags;
+
+use crate::Size;
+
+/// Opens a regular file for reading. It never waits, as it would for the other end of a FIFO.
+///
+/// # Errors
+/// When it cannot be opened, and for a directory, a device, a FIFO or a socket, by that name.
+pub fn open_file(path: &Path) -> io::Result<File> {
+    let found = fs::metadata(path)?.file_type();
+    if !found.is_file() {
+        let what = match () {
+            () if found.is_dir() => "a directory",
+            () if found.is_fifo() => "a FIFO",
+            () if found.is_socket() => "a socket",
+            () => "a device",
+        };
+        return Err(io::Error::other(format!("it is {what}, and not a regular file")));
+    }
+    // What has taken its place since must not make this wait either.
+    let no_wait = OFlags::NONBLOCK.bits().cast_signed();
+    File::options().read(true).custom_flags(no_wait).open(path)
+}
+
+/// Reads a regular file of at most `bytes_max` bytes.
+///
+/// # Errors
+/// As for [`open_file`], and for a larger file, of which no more than the limit was read.
+pub fn read_file(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file = open_file(path)?;
+    let too_large = || {
+        let what = format!("it has more than the {} that are read at most", Size(bytes_max));
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, what))
+    };
+    if file.metadata()?.len() > bytes_max {
+        return too_large();
+    }
+    // Files of /proc say that they are empty, and others grow.
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max { too_large() } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    #[test]
+    fn only_files_are_read_and_only_up_to_the_limit() {
+        let place = tempfile::tempdir().unwrap();
+        let [file, fifo] = ["file", "fifo"].map(|name| place.path().join(name));
+        fs::write(&file, "12345").unwrap();
+        mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
+        assert_eq!(read_file(&file, 5).unwrap(), b"12345");
+        for (path, limit, wanted) in [
+            (&*file, 4, "more than the 4 B"),
+            (&fifo, 9, "it is a FIFO"),
+            (place.path(), 9, "it is a directory"),
+            (Path::new("/dev/zero"), 9, "it is a device"),
+            (Path::new("/no/such/file"), 9, "No such file"),
+            // A regular file whose size is said to be 0.
+            (Path::new("/proc/self/status"), 9, "more than the 9 B"),
+        ] {
+            let error = read_file(path, limit).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{}: {error}", path.display());
+        }
+    }
+}
