@@ -1,27 +1,54 @@
 //! The command line: what the commands are, and how each of them ends.
 
-use std::io::IsTerminal as _;
+use std::io::{self, ErrorKind, IsTerminal as _};
 use std::process::ExitCode;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::Subcommand;
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use serde_json::json;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::{DoctorArgs, DoctorFlags, ReplayArgs, ReplayFlags};
 use crate::format::{self, FormatFlags};
 use crate::inspect::{self, FsckFlags, InspectFlags};
-use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, shortage};
+use crate::problem::{
+    EXIT_FAILED, EXIT_UNREAD, EXIT_USAGE, Interrupted, Problem, one_line, shortage,
+};
 use crate::profile::{self, ProfileFlags};
 use crate::scrub::{self, ScrubFlags};
 use crate::sim::{self, SimFlags};
-use crate::terminal::say;
+use crate::terminal::{self, say};
 use crate::{devices, doctor, identify, replay};
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0    everything was replayed and every checked byte was right
-  1    wrong bytes were found, or I/O failed
+  1    wrong bytes were found, I/O failed, or stdout could not be written to
   2    bad input: the command line, the trace, or something that this machine does not have
-       (memory, file descriptors, threads, a GPU, the route that --require names)
-  130  interrupted by Ctrl-C; what was done until then is reported";
+       (memory, file descriptors, threads, VFIO, a GPU, the route that --require names)
+  130  interrupted by Ctrl-C (SIGINT); 143 by SIGTERM, 129 by SIGHUP; what was done until then is
+       reported
+
+A reader of stdout that goes away early, such as head, changes none of them.";
+
+const ENVIRONMENT: &str = "\
+Exit codes:
+  0    done
+  1    what was looked for is wrong, I/O failed, or stdout could not be written to
+  2    bad input: the command line, a file, or something that this machine does not have
+  129, 130, 143
+       interrupted by SIGHUP, SIGINT (Ctrl-C), SIGTERM
+Each command's --help has its own. A reader of stdout that goes away early, such as head, changes
+none of them, but that of doctor: 141, because the checks ended there.
+
+With --json, an error is an object on stdout, too: {\"error\": {\"kind\", \"message\",
+\"hint\"}}, of the kind usage (exit code 2), failed or interrupted; unless a result is there.
+
+RUST_LOG chooses log messages and goes before -v and -q: a level (off, error, warn, info, debug,
+trace), or levels of modules: RUST_LOG=warn,nvme_driver=debug.";
 
 const REPLAY_EXAMPLES: &str = "\
 Examples:
@@ -42,7 +69,8 @@ Examples:
   The I/O kernel on 4 SMs of a GPU (ripieno doctor shows whether this works here):
     ripieno replay --executor cuda --io-sms 4 --launch resident --verify full
 
-Sizes are whole numbers with a unit: 512, 4K, 64MiB, 2GiB (powers of 1024), 500GB (of 1000).
+Sizes are numbers with a unit: 512, 4K, 1.5MiB, 2GiB (powers of 1024), 500GB (of 1000). In all
+numbers, underscores may separate digits: 4_000.
 
 The report goes to stdout: a table, or with --json exactly one JSON object. Progress (only on a
 terminal), notes, warnings and logs go to stderr.
@@ -59,9 +87,9 @@ What is measured:
   memcpy           one thread copies objects of the same size between scattered places of
                    two buffers; measured before the replay, by the same process
 
-Ctrl-C while the trace is read ends at once. Later, Ctrl-C finishes the current transfers, shuts
-the devices down and reports what was done; a second Ctrl-C ends at once. Without --keep, media
-files have no name, so none is left behind, however the replay ends.
+Ctrl-C (or SIGTERM, or SIGHUP) while the trace is read ends at once. Later, it finishes the current
+transfers, shuts the devices down and reports what was done; a second one ends at once. Without
+--keep, media files have no name, so none is left behind, however the replay ends.
 
 With --keep, what was stored is found by the next replay, also after this one was killed. A file
 of the directory belongs to one process at a time. Remove the directory to remove the store.
@@ -103,7 +131,7 @@ Exit codes:
   1    I/O failed
   2    bad input: the command line, a table of another setting, or something that this machine
        does not have
-  130  interrupted by Ctrl-C; nothing was written";
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); nothing was written";
 
 const DOCTOR_HELP: &str = "\
 Examples:
@@ -128,7 +156,7 @@ Examples:
 Exit codes:
   0  every device answered
   1  one did not
-  2  bad input: the command line";
+  2  bad input: the command line, or a device that cannot be opened on this machine";
 
 const FORMAT_HELP: &str = "\
 Examples:
@@ -164,7 +192,7 @@ Nothing is written, and no other process may have the store open meanwhile.
 
 Exit codes:
   0  there is a store, whole or damaged
-  1  a device could not be read
+  1  a device is gone, too short or could not be read
   2  bad input: the command line, no store, or a store in use";
 
 const FSCK_HELP: &str = "\
@@ -177,7 +205,7 @@ every record of the journal, and that no key is in two files. The data is not re
 
 Exit codes:
   0  clean, or everything was repaired
-  1  damaged, or a device could not be read
+  1  damaged, or a device is gone, too short or could not be read
   2  bad input: the command line, no store, or a store in use";
 
 const SCRUB_HELP: &str = "\
@@ -193,7 +221,7 @@ Exit codes:
   0    every file that was read is what was stored
   1    damaged files were found, or a device failed
   2    bad input: the command line, no store, one without checksums, or one in use
-  130  interrupted by Ctrl-C, and nothing damaged was found";
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP), and nothing damaged was found";
 
 const SIM_HELP: &str = "\
 Examples:
@@ -218,7 +246,7 @@ Exit codes:
 
 /// NVMe SSDs as a memory tier for GPUs.
 #[derive(Debug, Parser)]
-#[command(name = "ripieno", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+#[command(name = "ripieno", version, after_help = ENVIRONMENT, arg_required_else_help = true)]
 struct Raw {
     #[command(subcommand)]
     command: Command,
@@ -306,12 +334,74 @@ struct IdentifyFlags {
     verbose: u8,
 }
 
+/// Values that are numbers. A negative one is left to their parsers, which say what is wrong.
+const NUMBERS: [&str; 11] = [
+    "N", "COUNT", "SIZE", "SIZE|off", "BYTES", "RATE", "SEED", "PERCENT", "SECONDS", "FACTOR",
+    "DOLLARS",
+];
+
+/// All that the command line takes.
+#[must_use]
+pub fn command() -> clap::Command {
+    fn with_negative(command: clap::Command) -> clap::Command {
+        let is_number = |arg: &Arg| {
+            let mut names = arg.get_value_names().into_iter().flatten();
+            names.any(|name| NUMBERS.contains(&&**name))
+        };
+        let arg = |arg: Arg| if is_number(&arg) { arg.allow_hyphen_values(true) } else { arg };
+        command.mut_args(arg).mut_subcommands(with_negative)
+    }
+    with_negative(Raw::command())
+}
+
 /// Runs the command line of this process to its exit code.
+#[must_use]
 pub fn run() -> ExitCode {
-    let outcome = match Raw::parse().command {
+    let is_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    let matches = command().try_get_matches();
+    let raw = matches.and_then(|matches| {
+        let path = Path::of(&matches);
+        Raw::from_arg_matches(&matches).map(|raw| (raw.command, path))
+    });
+    let (command, path) = match raw {
+        Ok(raw) => raw,
+        Err(error) => return ExitCode::from(misread(&error, is_json)),
+    };
+    match run_command(command) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => ExitCode::from(complain(&error, &path, is_json)),
+    }
+}
+
+/// The names of a command and of those that it belongs to.
+struct Path(Vec<String>);
+
+impl Path {
+    fn of(mut matches: &ArgMatches) -> Self {
+        let mut names = Vec::new();
+        while let Some((name, inner)) = matches.subcommand() {
+            names.push(name.to_owned());
+            matches = inner;
+        }
+        Self(names)
+    }
+
+    /// Whether the command has this flag.
+    fn has(&self, flag: &str) -> bool {
+        let mut command = &command();
+        for name in &self.0 {
+            let Some(inner) = command.find_subcommand(name) else { return false };
+            command = inner;
+        }
+        command.get_arguments().any(|arg| arg.get_long() == Some(flag))
+    }
+}
+
+fn run_command(command: Command) -> anyhow::Result<u8> {
+    match command {
         Command::Replay(flags) => {
             log(flags.verbose, flags.quiet);
-            ReplayArgs::check(*flags).map_err(Into::into).and_then(|args| replay::run(&args))
+            replay::run(&ReplayArgs::check(*flags)?)
         }
         Command::Profile(flags) => {
             log(flags.replay.verbose, flags.replay.quiet);
@@ -339,66 +429,164 @@ pub fn run() -> ExitCode {
         }
         Command::Identify(flags) => {
             log(flags.verbose, false);
-            let named = devices::parse(&flags.device).map_err(Into::into);
-            named.and_then(|devices| identify::run(&devices, flags.reset_subsystem, flags.json))
+            let devices = devices::parse(&flags.device)?;
+            identify::run(&devices, flags.reset_subsystem, flags.json)
         }
         Command::Doctor(flags) => {
             log(flags.verbose, flags.verbose == 0);
-            DoctorArgs::check(&flags).map_err(Into::into).and_then(|args| doctor::run(&args))
+            let args = DoctorArgs::check(&flags)?;
+            // It writes each finding as it comes.
+            terminal::set_printed();
+            doctor::run(&args)
         }
-    };
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => ExitCode::from(complain(&error)),
     }
 }
 
-/// Says what went wrong, in one line and a hint, and chooses the exit code.
-fn complain(error: &anyhow::Error) -> u8 {
-    // The reader of stdout has seen enough.
-    let closed = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
-    if error.downcast_ref().is_some_and(closed) {
-        return EXIT_FAILED;
+/// Prints help, or why the command line could not be read. Returns the exit code.
+fn misread(error: &clap::Error, is_json: bool) -> u8 {
+    let is_help = !error.use_stderr();
+    match error.print() {
+        Err(error) if is_help && error.kind() != ErrorKind::BrokenPipe => {
+            say(format_args!("error: cannot write to stdout: {error}"));
+            return EXIT_FAILED;
+        }
+        _ => {}
     }
-    say(format_args!("error: {}", one_line(error)));
-    let (hint, code) = match (error.downcast_ref::<Problem>(), shortage(error)) {
-        (Some(problem), _) => (problem.hint(), EXIT_USAGE),
-        (None, Some(hint)) => (hint, EXIT_USAGE),
-        (None, None) => ("", EXIT_FAILED),
+    if is_json && !is_help {
+        let text = error.render().to_string();
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        // What follows is the usage.
+        let message = text.split("\n\n").next().unwrap_or_default();
+        print_error("usage", message, "--help shows what can be given");
+    }
+    u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)
+}
+
+/// Says what went wrong, in one line and a hint, and chooses the exit code.
+fn complain(error: &anyhow::Error, path: &Path, is_json: bool) -> u8 {
+    // Only doctor is told: its reader has seen enough, but the checks ended there.
+    let closed = |error: &io::Error| error.kind() == ErrorKind::BrokenPipe;
+    if error.downcast_ref().is_some_and(closed) {
+        return EXIT_UNREAD;
+    }
+    let message = one_line(error);
+    say(format_args!("error: {message}"));
+    let problem = error.downcast_ref::<Problem>();
+    let (kind, code, hint) = match (error.downcast_ref::<Interrupted>(), problem) {
+        (Some(Interrupted(code)), _) => ("interrupted", *code, String::new()),
+        (None, Some(problem)) => ("usage", EXIT_USAGE, problem.hint().to_owned()),
+        (None, None) => match shortage(error, &|flag| path.has(flag)) {
+            Some(hint) => ("usage", EXIT_USAGE, hint),
+            None => ("failed", EXIT_FAILED, String::new()),
+        },
     };
     if !hint.is_empty() {
         say(format_args!(" hint: {hint}"));
     }
+    if is_json && !terminal::has_printed() {
+        print_error(kind, &message, &hint);
+    }
     code
+}
+
+/// An error, for a program that reads stdout.
+fn print_error(kind: &str, message: &str, hint: &str) {
+    let error = json!({ "error": { "kind": kind, "message": message, "hint": hint } });
+    // It was said on stderr.
+    let _ = terminal::print(error);
 }
 
 /// Logs of the layers below go to stderr. `RUST_LOG` wins over -v and -q.
 fn log(verbose: u8, quiet: bool) {
-    use tracing_subscriber::EnvFilter;
     let level = match (quiet, verbose) {
-        (true, _) => "error",
-        (false, 0) => "warn",
-        (false, 1) => "info",
-        (false, 2) => "debug",
-        (false, _) => "trace",
+        (true, _) => LevelFilter::ERROR,
+        (false, 0) => LevelFilter::WARN,
+        (false, 1) => LevelFilter::INFO,
+        (false, 2) => LevelFilter::DEBUG,
+        (false, _) => LevelFilter::TRACE,
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
+    let targets = asked.and_then(|text| match targets(&text) {
+        Ok(targets) => Some(targets),
+        Err(why) => {
+            say(format_args!("warning: RUST_LOG={text} is ignored: {why}"));
+            say(
+                " hint: write a level, such as debug, or levels of modules: warn,nvme_driver=debug",
+            );
+            None
+        }
+    });
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         // It would say on stderr, and panic, that stderr cannot be written to.
         .log_internal_errors(false)
+        .finish()
+        .with(targets.unwrap_or_else(|| Targets::new().with_default(level)))
         .init();
+}
+
+/// Crates with log messages.
+const LOGS: [&str; 10] = [
+    "gio_kernels",
+    "gio_uring",
+    "kv_catalog",
+    "kv_schedule",
+    "kv_tier",
+    "nvme_driver",
+    "nvme_emu",
+    "nvme_pci",
+    "objstore",
+    "ripieno",
+];
+
+/// Reads `RUST_LOG`. A word that is no level would be a module of that name, which has no messages.
+fn targets(text: &str) -> Result<Targets, String> {
+    let targets: Targets = text.parse().map_err(|error| format!("{error}"))?;
+    let is_known = |name: &str| LOGS.iter().any(|known| name.starts_with(known));
+    match targets.iter().find(|(name, _)| !is_known(name)) {
+        Some((name, _)) => Err(format!("`{name}` is no level, and no module of this program")),
+        None => Ok(targets),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use super::*;
 
     #[test]
     fn flags_are_consistent() {
-        super::Raw::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn what_chooses_logs_is_checked() {
+        for good in ["debug", "warn,nvme_driver=debug", "ripieno::replay=debug", "objstore", "off"]
+        {
+            assert!(targets(good).is_ok(), "{good}");
+        }
+        for bad in ["garbage", "debug,garbage=warn", "ripieno=loud", "=", "objstore=debug=warn"] {
+            assert!(targets(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_hint_of_a_shortage_names_flags_that_the_command_has() {
+        let error = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
+        for (names, code, wanted) in [
+            (&["replay"][..], libc::ENOMEM, "(ulimit -v), or a smaller --capacity, or a smaller"),
+            (&["replay"], libc::EMFILE, "(ulimit -n), or a smaller --devices"),
+            (&["scrub"], libc::EMFILE, "(ulimit -n)"),
+            (&["sim", "plan"], libc::ENOMEM, "(ulimit -v)"),
+        ] {
+            let path = Path(names.iter().map(|name| (*name).to_owned()).collect());
+            let hint = shortage(&error(code), &|flag| path.has(flag)).unwrap();
+            assert!(
+                hint.contains(wanted) && hint.contains("--") == wanted.contains("--"),
+                "{hint}"
+            );
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, ValueEnum};
 use nvme_driver::platform::vfio::PciAddress;
 use nvme_driver::{ControllerOptions, DescriptorPreference};
@@ -14,10 +14,13 @@ use crate::devices::{self, Devices, EmuChoice, MediaChoice};
 use crate::model::{self, Model, Shape};
 use crate::pace::{Pace, PaceFlags};
 use crate::problem::Problem;
-use crate::size;
+use crate::size::{self, Size};
 
 /// Devices a store may have; also the most that the layout is tested with.
 const DEVICES_MAX: u64 = 64;
+
+/// Bytes up to which neighbours are merged, where nobody asked for other ones.
+const COALESCE_DEFAULT: u32 = 256 << 10;
 
 /// Which bytes are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -84,13 +87,14 @@ pub(crate) fn name(value: impl ValueEnum) -> String {
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct GpuFlags {
     /// The GPU's number, counted from 0 as CUDA does [default: 0]
-    #[arg(long, value_name = "N", help_heading = "GPU")]
+    #[arg(long, value_name = "N", help_heading = "GPU",
+        value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     gpu: Option<u32>,
 
     /// Number of SMs reserved for the I/O kernel, rounded up to what the GPU can divide; the report
     /// shows how many were granted [default: 4]
     #[arg(long, value_name = "N", help_heading = "GPU",
-        value_parser = RangedU64ValueParser::<u32>::new().range(1..=u64::from(u32::MAX)))]
+        value_parser = size::count::<u32>(1..=u64::from(u32::MAX)))]
     io_sms: Option<u32>,
 }
 
@@ -109,6 +113,7 @@ impl GpuFlags {
 pub(crate) struct ReplayFlags {
     /// Trace file in Mooncake's format: one JSON object per line with timestamp, input_length,
     /// output_length and hash_ids (one id per block of 512 tokens). Other fields are ignored.
+    /// A dash is stdin: zcat trace.jsonl.gz | ripieno replay --trace -.
     /// Without --pace, times and output are ignored, too: each request starts when the one before
     /// it ends. [default: a synthetic workload of conversations, two requests a second]
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
@@ -117,12 +122,13 @@ pub(crate) struct ReplayFlags {
     /// Stop after this many requests [default: the whole trace; for the synthetic workload 4000, or
     /// as many as fit into 2 GiB]
     #[arg(long, value_name = "N", help_heading = "Workload",
-        value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+        value_parser = size::count::<usize>(1..=u64::MAX))]
     pub(crate) requests: Option<usize>,
 
     /// Seed of the synthetic workload, of the order of pool blocks, and of the objects that are
     /// sampled
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload",
+        value_parser = size::count::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
 
     /// Model that gives the shape of the KV cache: tiny (1 KiB objects, for long traces on small
@@ -133,13 +139,14 @@ pub(crate) struct ReplayFlags {
     model: &'static Model,
 
     /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]
-    #[arg(long, value_name = "N", help_heading = "Workload")]
+    #[arg(long, value_name = "N", help_heading = "Workload",
+        value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     block_tokens: Option<u32>,
 
     /// Number of blocks in the KV pool. A request that needs more is moved in several parts
     /// [default: what the longest request needs, but at least 64 MiB and at most 256 MiB]
     #[arg(long, value_name = "N", help_heading = "Workload",
-        value_parser = RangedU64ValueParser::<u32>::new().range(1..=u64::from(u32::MAX)))]
+        value_parser = size::count::<u32>(1..=u64::from(u32::MAX)))]
     pub(crate) pool_blocks: Option<u32>,
 
     /// Which bytes are checked. full: every retrieved byte, and after the last request everything
@@ -155,13 +162,14 @@ pub(crate) struct ReplayFlags {
 
     /// Number of software controllers, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", help_heading = "Devices",
-        value_parser = RangedU64ValueParser::<u32>::new().range(1..=DEVICES_MAX))]
+        value_parser = size::count::<u32>(1..=DEVICES_MAX))]
     devices: Option<u32>,
 
     /// Where the software controllers keep their data: memory, or file:DIR (files in this
     /// directory, with io_uring and O_DIRECT; without --keep they have no name and go with the
     /// replay) [default: memory]
-    #[arg(long, value_name = "KIND", help_heading = "Devices", value_parser = devices::media)]
+    #[arg(long, value_name = "memory|file:DIR", help_heading = "Devices",
+        value_parser = devices::media)]
     media: Option<MediaChoice>,
 
     /// Keep what is stored for the next replay: in DIR of --media file:DIR, which is made into a
@@ -217,7 +225,7 @@ pub(crate) struct ReplayFlags {
 
     /// Queue pairs of each device, 1 to 64. One warp drives each queue pair
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "I/O",
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(EMU_QUEUES)))]
+        value_parser = size::count::<u16>(1..=u64::from(EMU_QUEUES)))]
     pub(crate) queues: u16,
 
     /// Entries of each queue, a power of two from 2 to 1024
@@ -247,10 +255,9 @@ pub(crate) struct ReplayFlags {
 
     /// Merge objects that are adjacent on the device into commands of up to this size (and MDTS).
     /// off: one command per object. Drives reach their bandwidth at about 128KiB; with larger
-    /// commands, fewer are in flight at once
-    #[arg(long, value_name = "SIZE|off", default_value = "256KiB", value_parser = coalesce,
-        help_heading = "I/O")]
-    coalesce: u32,
+    /// commands, fewer are in flight at once [default: 256KiB]
+    #[arg(long, value_name = "SIZE|off", value_parser = coalesce, help_heading = "I/O")]
+    coalesce: Option<u32>,
 
     /// How commands describe memory. auto: SGLs if the device supports them, else PRPs
     #[arg(long, value_enum, default_value_t = Descriptors::Auto, help_heading = "I/O")]
@@ -302,10 +309,35 @@ impl ReplayArgs {
         let gpu = flags.gpu()?;
         let pace = flags.pace(&devices)?;
         let args = Self { flags, shape, devices, gpu, pace };
+        args.check_sizes()?;
         if let Devices::Emu(emu) = &args.devices {
             args.check_prp(emu.lba_bytes)?;
         }
         Ok(args)
+    }
+
+    /// Sizes that have no room for what they are for.
+    fn check_sizes(&self) -> Result<(), Problem> {
+        let (dram, block) = (self.flags.dram, self.shape.block_bytes());
+        if dram > 0 && dram < block {
+            let [found, needed] = [dram, block].map(Size);
+            return Err(Problem::new(
+                format!("--dram {found}: a block of model {} has {needed}", self.shape.model),
+                format!("give {needed} or more, or leave it out"),
+            ));
+        }
+        let object = self.shape.object_bytes;
+        match self.flags.coalesce {
+            Some(bytes @ 1..) if bytes < object => Err(Problem::new(
+                format!(
+                    "--coalesce {}: one object has {}",
+                    Size(bytes.into()),
+                    Size(object.into())
+                ),
+                "give at least twice that, or off for one command for each object",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// What a command line without the program and `replay` asks for.
@@ -369,7 +401,10 @@ impl ReplayArgs {
 
     /// Bytes up to which neighbours are merged.
     pub(crate) fn coalesce(&self) -> u32 {
-        if self.flags.coalesce == 0 { self.shape.object_bytes } else { self.flags.coalesce }
+        match self.flags.coalesce.unwrap_or(COALESCE_DEFAULT) {
+            0 => self.shape.object_bytes,
+            bytes => bytes,
+        }
     }
 
     /// Who runs the I/O kernel.
@@ -618,14 +653,17 @@ mod tests {
             ("--model gpt-9", "llama-3-8b"),
             ("--block-tokens 48", "cannot be cut"),
             ("--block-tokens 1", "not a multiple of 4"),
-            ("--queues 0", "1..=64"),
-            ("--queues 65", "1..=64"),
+            ("--queues 0", "from 1 to 64"),
+            ("--queues 65", "from 1 to 64"),
             ("--depth 100", "power of two"),
             ("--depth 2048", "2 to 1024"),
-            ("--coalesce lots", "whole number"),
+            ("--coalesce lots", "number and a unit"),
             ("--coalesce 0", "at least one object"),
-            ("--requests 0", "0 is not in"),
-            ("--pool-blocks 0", "0 is not in"),
+            ("--coalesce 1", "one object has 1 KiB"),
+            ("--dram 1KiB", "a block of model tiny has 4 KiB"),
+            ("--device emu,emu", "named 2 times"),
+            ("--requests 0", "1 or more"),
+            ("--pool-blocks 0", "1 or more"),
             ("--descriptors prp --lba 4096", "cannot pad"),
             ("--executor mpi", "possible values: host, inline, cuda"),
             ("--gpu 0", "no GPU runs"),
@@ -633,7 +671,7 @@ mod tests {
             ("--launch resident --executor inline", "no GPU runs"),
             ("--require direct", "host memory"),
             ("--require staged --executor inline", "host memory"),
-            ("--executor cuda --io-sms 0", "0 is not in"),
+            ("--executor cuda --io-sms 0", "1 or more"),
             ("--executor cuda --device vfio:65:00.0 --memory peer:00:05.0/2", "--memory peer"),
             ("--device vfio:65:00.0 --devices 2", "--devices"),
             ("--device vfio:65:00.0 --media memory", "--media"),
@@ -646,8 +684,8 @@ mod tests {
             ("--memory peer:00:05.0/2", "host memory only"),
             ("--device vfio:65:00.0 --memory peer:00:05.0", "names no BAR"),
             ("--device vfio:65:00.0 --memory peer:00:05.0/7", "0 to 5"),
-            ("--devices 0", "1..=64"),
-            ("--devices 65", "1..=64"),
+            ("--devices 0", "from 1 to 64"),
+            ("--devices 65", "from 1 to 64"),
             ("--lba 520", "512 or 4096"),
             ("--mdts 5000", "a power of two from 8 KiB"),
             ("--mdts 4KiB", "a power of two from 8 KiB"),

@@ -1,6 +1,7 @@
 //! `--device` and what goes with it: software controllers, or drives, and where memory is.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use nvme_driver::platform::vfio::PciAddress;
@@ -127,10 +128,11 @@ pub(crate) fn parse(values: &[String]) -> Result<Vec<Named>, Problem> {
     Ok(devices)
 }
 
-/// The drives that `--device` names; none if it names software controllers.
+/// The drives that `--device` names; none if it names software controllers, which are not counted
+/// there.
 ///
 /// # Errors
-/// As for [`parse`], and for drives together with software controllers.
+/// As for [`parse`], for drives together with software controllers, and for those named twice.
 pub(crate) fn drives(values: &[String]) -> Result<Vec<PciAddress>, Problem> {
     let named = parse(values)?;
     let address = |device: &Named| match device {
@@ -145,13 +147,19 @@ pub(crate) fn drives(values: &[String]) -> Result<Vec<PciAddress>, Problem> {
             "name only emu, or only vfio devices",
         ));
     }
+    if drives.is_empty() && named.len() > 1 {
+        return Err(Problem::new(
+            format!("--device: emu is named {} times, and stands for all of them", named.len()),
+            "name it once",
+        ));
+    }
     Ok(drives)
 }
 
 fn unknown(word: &str) -> Problem {
     Problem::new(
         format!("--device {word}: no such kind of device"),
-        "use emu, or vfio:0000:65:00.0 with the PCI address of a drive (see nvme-bind list)",
+        "name a drive by its PCI address, as vfio:0000:65:00.0 (nvme-bind list shows it)",
     )
 }
 
@@ -181,8 +189,17 @@ pub(crate) fn memory(text: &str) -> Result<MemoryPlace, String> {
     Ok(MemoryPlace::Peer { address, bar })
 }
 
-/// Reads `--media`.
+/// Reads `--media`, with a directory that is there.
 pub(crate) fn media(text: &str) -> Result<MediaChoice, String> {
+    media_in(text, false)
+}
+
+/// Reads `--media`, with a directory that is there, or that its parent has room for.
+pub(crate) fn media_to_be(text: &str) -> Result<MediaChoice, String> {
+    media_in(text, true)
+}
+
+fn media_in(text: &str, may_be_new: bool) -> Result<MediaChoice, String> {
     if text == "memory" {
         return Ok(MediaChoice::Memory);
     }
@@ -193,6 +210,14 @@ pub(crate) fn media(text: &str) -> Result<MediaChoice, String> {
     let found = match path.metadata() {
         Ok(meta) if meta.is_dir() => return Ok(MediaChoice::File(path.to_owned())),
         Ok(_) => "is not a directory".to_owned(),
+        // The working directory is a parent, too.
+        Err(error) if may_be_new && error.kind() == ErrorKind::NotFound => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            match (path.file_name(), parent.is_none_or(Path::is_dir)) {
+                (Some(_), true) => return Ok(MediaChoice::File(path.to_owned())),
+                _ => "cannot be made: the directory that it would be in is not there".to_owned(),
+            }
+        }
         Err(error) => format!("cannot be used: {error}"),
     };
     Err(format!(
@@ -238,7 +263,7 @@ mod tests {
         }
         assert_eq!(Devices::Vfio(two[..1].to_vec()).to_string(), "vfio:0000:65:00.0");
         assert_eq!(memory("peer:0000:00:05.0/2").unwrap().to_string(), "peer:0000:00:05.0/2");
-        assert_eq!(named(&["emu", "emu"]).unwrap(), []);
+        assert_eq!(named(&["emu"]).unwrap(), []);
     }
 
     #[test]
@@ -250,6 +275,7 @@ mod tests {
             ("0000:65:00.0", "no such kind of device"),
             ("vfio:65:00.0,vfio:0000:65:00.0", "named twice"),
             ("emu,vfio:65:00.0", "cannot share a store"),
+            ("emu,emu", "emu is named 2 times"),
         ] {
             let problem = named(&[value]).unwrap_err();
             assert!(problem.to_string().contains(wanted), "{value}: {problem}");

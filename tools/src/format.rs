@@ -6,7 +6,6 @@ mod undo;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use kv_catalog::{FormatError, OnDevice, Superblock};
 use objstore::{Format, Medium, Overwrite, Store, StoreError, StoreId};
@@ -18,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::model::{self, Model, Shape};
 use crate::offline::{Offline, Where};
 use crate::problem::Problem;
-use crate::size;
+use crate::size::{self, Size};
 use report::{Report, print_undone};
 
 /// Sizes of a home's files are rounded up to this.
@@ -47,7 +46,7 @@ pub(crate) struct FormatFlags {
     model: &'static Model,
 
     /// Tokens per block, a divisor of 512 [default: 512 for tiny, else 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = size::count::<u32>(0..=u64::from(u32::MAX)))]
     block_tokens: Option<u32>,
 
     /// Space for objects, over all devices [default: all that fits; a new home of files is told]
@@ -59,7 +58,7 @@ pub(crate) struct FormatFlags {
     no_checksums: bool,
 
     /// Files of a new home, one for each software controller, 1 to 64 [default: 2]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u32>::new().range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = size::count::<u32>(1..=64))]
     devices: Option<u32>,
 
     /// Block devices of a new home in place of files; best by their names in /dev/disk/by-id. May
@@ -157,6 +156,7 @@ pub(crate) fn run(flags: &FormatFlags) -> anyhow::Result<u8> {
 fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Result<Report> {
     let held = held(offline)?;
     let superblocks = Store::plan(&offline.fleet.devices, format).map_err(refused)?;
+    check_room(format, &superblocks)?;
     let mut report = Report::new(&superblocks, held);
     if flags.dry_run {
         // The table shows what is in the way of formatting; so does the exit code.
@@ -176,6 +176,26 @@ fn write(flags: &FormatFlags, format: &Format, offline: &Offline) -> anyhow::Res
     clear_edges(offline)?;
     Store::format(&offline.fleet.devices, format).map_err(refused)?;
     Ok(report)
+}
+
+/// Refuses to make a store that is smaller than was asked for: devices that are there have their
+/// size.
+fn check_room(format: &Format, superblocks: &[Superblock]) -> Result<(), Problem> {
+    let Some((asked, first)) = format.capacity_bytes.zip(superblocks.first()) else {
+        return Ok(());
+    };
+    let Some(data) = first.data else { return Ok(()) };
+    let file_bytes = u64::from(data.slot_bytes) * u64::from(format.shape.rows());
+    let room = u64::from(first.layout.files) * file_bytes;
+    if asked < room + file_bytes {
+        return Ok(());
+    }
+    let [asked, room] = [asked, room].map(Size);
+    Err(Problem::new(
+        format!("--capacity {asked}: the devices have room for {room} of objects"),
+        "leave it out to use all of that; a home gets another size only if it is removed and made \
+         again",
+    ))
 }
 
 fn not_saved(path: &Path, error: &anyhow::Error) -> Problem {

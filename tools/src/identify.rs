@@ -10,7 +10,7 @@ use ripieno_stack::{open_drive, reset_subsystem, vfio_space};
 use serde::Serialize;
 
 use crate::devices::Named;
-use crate::problem::{EXIT_FAILED, one_line, told};
+use crate::problem::{EXIT_FAILED, EXIT_USAGE, Problem, one_line, told};
 use crate::size::{Size, grouped};
 use crate::terminal::{self, say};
 
@@ -86,7 +86,9 @@ pub(crate) fn run(devices: &[Named], reset: bool, json: bool) -> anyhow::Result<
             Ok(device) => found.push(device),
             Err(error) => {
                 say(format_args!("error: {}", one_line(&error)));
-                code = EXIT_FAILED;
+                // What did not answer counts for more than what cannot be opened here.
+                let is_problem = error.is::<Problem>() && code != EXIT_FAILED;
+                code = if is_problem { EXIT_USAGE } else { EXIT_FAILED };
             }
         }
     }

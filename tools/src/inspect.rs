@@ -39,7 +39,7 @@ pub(crate) struct FsckFlags {
 /// # Errors
 /// [`crate::problem::Problem`] when there is no store; else when a device cannot be read.
 pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
-    let offline = Offline::open(&flags.place)?;
+    let offline = Offline::examine(&flags.place)?;
     let survey = Survey::take(&mut offline.media()?, |_, _| {})?;
     offline.close()?;
     if flags.json {
@@ -55,7 +55,7 @@ pub(crate) fn run(flags: &InspectFlags) -> anyhow::Result<u8> {
 /// # Errors
 /// As for [`run`].
 pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
-    let offline = Offline::open(&flags.inspect.place)?;
+    let offline = Offline::examine(&flags.inspect.place)?;
     let progress = Progress::reading(!flags.inspect.json);
     let mut media = offline.media()?;
     let mut survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;

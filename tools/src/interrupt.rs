@@ -1,4 +1,4 @@
-//! Ctrl-C as a message, so that devices are shut down and results reported.
+//! Signals as messages, so that devices are shut down and results reported.
 
 #![allow(unsafe_code, reason = "the standard library has no signals")]
 
@@ -6,21 +6,26 @@ use std::mem::MaybeUninit;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 
-use crate::problem::EXIT_INTERRUPTED;
+use crate::terminal::say;
+
+/// What asks a process to end, unless it is told to ignore it (SIGHUP, by nohup).
+const SIGNALS: [(i32, &str); 3] =
+    [(libc::SIGINT, "SIGINT"), (libc::SIGTERM, "SIGTERM"), (libc::SIGHUP, "SIGHUP")];
 
 /// Whether the user asked us to end.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
-    asked: Receiver<()>,
+    asked: Receiver<i32>,
     /// There is something to shut down.
     orderly: Arc<OnceLock<()>>,
-    seen: bool,
+    seen: Option<i32>,
 }
 
 impl Interrupt {
-    /// From now on SIGINT and SIGTERM end this process with [`EXIT_INTERRUPTED`]; after
-    /// [`Interrupt::orderly`] only when they come a second time. And a file that would become
-    /// larger than `ulimit -f` allows is an error, not a signal.
+    /// From now on SIGINT, SIGTERM and SIGHUP end this process with the exit code that shells give
+    /// such an end: 128 and the signal's number. After [`Interrupt::orderly`] they do so only when
+    /// they come a second time. And a file that would become larger than `ulimit -f` allows is an
+    /// error, not a signal.
     ///
     /// To be called before any other thread starts: threads inherit what is blocked here.
     ///
@@ -32,8 +37,11 @@ impl Interrupt {
         // handler is installed.
         let signals = unsafe {
             libc::sigemptyset(signals.as_mut_ptr());
-            libc::sigaddset(signals.as_mut_ptr(), libc::SIGINT);
-            libc::sigaddset(signals.as_mut_ptr(), libc::SIGTERM);
+            for (signal, _) in SIGNALS {
+                if signal != libc::SIGHUP || !is_ignored(signal) {
+                    libc::sigaddset(signals.as_mut_ptr(), signal);
+                }
+            }
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             libc::pthread_sigmask(libc::SIG_BLOCK, signals.as_ptr(), std::ptr::null_mut());
             signals.assume_init()
@@ -48,15 +56,18 @@ impl Interrupt {
                 // SAFETY: both point to values of this frame.
                 let failed = unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0;
                 if !failed && (asked_before || has_begun.get().is_none()) {
-                    std::process::exit(i32::from(EXIT_INTERRUPTED));
+                    let name = SIGNALS.iter().find(|(number, _)| *number == signal);
+                    let again = if asked_before { " again, and ended at once" } else { "" };
+                    say(format_args!("interrupted by {}{again}", name.map_or("?", |it| it.1)));
+                    std::process::exit(128 + signal);
                 }
-                if failed || ask.send(()).is_err() {
+                if failed || ask.send(signal).is_err() {
                     break;
                 }
                 asked_before = true;
             }
         })?;
-        Ok(Self { asked, orderly, seen: false })
+        Ok(Self { asked, orderly, seen: None })
     }
 
     /// From now on the first signal is only a message, because there are devices to shut down.
@@ -66,12 +77,27 @@ impl Interrupt {
 
     /// No one ever asks, and signals do what they always do.
     pub(crate) fn never() -> Self {
-        Self { asked: mpsc::channel().1, orderly: Arc::default(), seen: false }
+        Self { asked: mpsc::channel().1, orderly: Arc::default(), seen: None }
     }
 
     /// Whether the user asked.
     pub(crate) fn asked(&mut self) -> bool {
-        self.seen |= self.asked.try_recv().is_ok();
-        self.seen
+        self.seen = self.seen.or_else(|| self.asked.try_recv().ok());
+        self.seen.is_some()
+    }
+
+    /// The exit code of what ended because the user asked: 128 and the signal's number.
+    pub(crate) fn exit_code(&self) -> u8 {
+        u8::try_from(128 + self.seen.unwrap_or(libc::SIGINT)).unwrap_or(u8::MAX)
+    }
+}
+
+/// Whether whoever started this process had the signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let mut found = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action it is only written to `found`, and read if it was.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), found.as_mut_ptr()) == 0
+            && found.assume_init_ref().sa_sigaction == libc::SIG_IGN
     }
 }

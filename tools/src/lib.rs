@@ -27,7 +27,7 @@
 //!   config    the flags, checked; devices: those that name devices and memory
 //!   pace      --pace: layer times, speed of the devices, who decides
 //!   model     the shape of a block
-//!   contents, interrupt, machine, problem, progress, size, table, terminal
+//!   contents, file, interrupt, machine, problem, progress, size, table, terminal
 //! ```
 //!
 //! # Invariants
@@ -59,6 +59,7 @@ mod contents;
 mod devices;
 mod doctor;
 mod drives;
+mod file;
 mod format;
 mod gpu;
 mod identify;
@@ -87,4 +88,4 @@ mod table;
 mod terminal;
 mod trace;
 
-pub use cli::run;
+pub use cli::{command, run};

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use objstore::{Medium, Store, StoreDevice};
-use ripieno_stack::{Fleet, Home, Place};
+use ripieno_stack::{Fleet, Home, HomeError, Place};
 
 use crate::devices::{self, MediaChoice};
 use crate::problem::{Problem, told};
@@ -16,7 +16,7 @@ use crate::problem::{Problem, told};
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Where {
     /// The store's home: file:DIR
-    #[arg(long, value_name = "file:DIR", value_parser = devices::media,
+    #[arg(long, value_name = "file:DIR", value_parser = devices::media_to_be,
         required_unless_present = "device", conflicts_with = "device")]
     pub(crate) media: Option<MediaChoice>,
 
@@ -57,15 +57,33 @@ impl Offline {
     pub(crate) fn open(place: &Where) -> anyhow::Result<Self> {
         match place.dir()? {
             Some(dir) => Self::of_home(Home::open(dir).map_err(|error| told(error.into()))?),
-            None => {
-                let addresses = devices::drives(&place.device)?;
-                if addresses.is_empty() {
-                    let message = "--device emu: a software controller's store is in its home";
-                    bail!(Problem::new(message, "say --media file:DIR, or --device vfio:..."));
-                }
-                Self::attach(Place::drives(&addresses))
-            }
+            None => Self::of_drives(place),
         }
+    }
+
+    /// As [`Offline::open`], to look for damage: a device that is gone or too short, and a home
+    /// whose parameters cannot be read, are what is looked for, and no mistake of the user.
+    ///
+    /// # Errors
+    /// As for [`Offline::open`], but for that.
+    pub(crate) fn examine(place: &Where) -> anyhow::Result<Self> {
+        let Some(dir) = place.dir()? else { return Self::of_drives(place) };
+        match Home::open(dir) {
+            Ok(home) => Self::of_home(home),
+            Err(error @ (HomeError::Device { .. } | HomeError::Damaged { .. })) => {
+                Err(error.into())
+            }
+            Err(error) => Err(told(error.into())),
+        }
+    }
+
+    fn of_drives(place: &Where) -> anyhow::Result<Self> {
+        let addresses = devices::drives(&place.device)?;
+        if addresses.is_empty() {
+            let message = "--device emu: a software controller's store is in its home";
+            bail!(Problem::new(message, "say --media file:DIR, or --device vfio:..."));
+        }
+        Self::attach(Place::drives(&addresses))
     }
 
     /// The devices of a home.

@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use kv_schedule::{Config, Curve, IoCosts, Setting, SlackTable, StepShape, TableError};
 use nvme_driver::Nanos;
@@ -13,6 +12,9 @@ use nvme_emu::Bandwidth;
 use crate::problem::Problem;
 use crate::profile::layers;
 use crate::size;
+
+/// Bytes of a slack table; it has a few hundred thousand at the most.
+pub(crate) const TABLE_BYTES_MAX: u64 = 16 << 20;
 
 /// Who decides when layers move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -86,13 +88,13 @@ pub(crate) struct PaceFlags {
 
     /// Tokens that a step computes at the most; longer prompts are computed in chunks
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "pace",
-        value_parser = RangedU64ValueParser::<u32>::new().range(1..=1 << 24),
+        value_parser = size::count::<u32>(1..=1 << 24),
         help_heading = "Pace")]
     step_tokens: u32,
 
     /// Requests that run at the same time at the most
     #[arg(long, value_name = "N", default_value_t = 16, requires = "pace",
-        value_parser = RangedU64ValueParser::<u32>::new().range(1..=1 << 16),
+        value_parser = size::count::<u32>(1..=1 << 16),
         help_heading = "Pace")]
     batch: u32,
 }

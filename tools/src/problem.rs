@@ -3,6 +3,7 @@
 use std::fmt;
 
 use gio_kernels::cuda::ErrorCode;
+use nvme_driver::platform::vfio::VfioError;
 use nvme_emu::EmuError;
 use objstore::StoreError;
 use ripieno_stack::{NotTaken, StackError};
@@ -13,8 +14,10 @@ use crate::size::Size;
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code of wrong bytes or failed I/O.
 pub(crate) const EXIT_FAILED: u8 = 1;
-/// Exit code after Ctrl-C, as shells count it (128 + SIGINT).
-pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
+/// Exit code where the reader of stdout went away before all was known, as shells count it
+/// (128 + SIGPIPE).
+pub(crate) const EXIT_UNREAD: u8 = 141;
 
 /// Bad input. Says what was asked and found, and in the hint what to do about it.
 ///
@@ -36,6 +39,11 @@ impl Problem {
         StackError::Unfit { why: self.message, fix: self.hint }
     }
 
+    /// The same, with another hint.
+    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: hint.into(), ..self }
+    }
+
     /// What to do about it; may be empty.
     pub(crate) fn hint(&self) -> &str {
         &self.hint
@@ -49,6 +57,18 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
+
+/// A signal ended what has no result before it is complete. With the exit code.
+#[derive(Debug)]
+pub(crate) struct Interrupted(pub(crate) u8);
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted: there is no result, and no file was written")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 /// What to do without a GPU.
 const INSTEAD: &str = "use --executor host: the same I/O kernel, compiled for the host and run by \
@@ -74,8 +94,18 @@ pub(crate) fn told(error: StackError) -> anyhow::Error {
         }
         // The flags were checked, so what is left is a medium that cannot do what they ask for.
         StackError::Emu(EmuError::Config(error)) => {
-            Problem::new(error.to_string(), "use --lba 4096, or --media memory")
+            let hint = "make a home with larger logical blocks (ripieno format --lba 4096), or use \
+                        media in memory";
+            Problem::new(error.to_string(), hint)
         }
+        // All but a drive that does not answer is what this machine does not have.
+        StackError::Vfio { ref source, .. } if !matches!(source, VfioError::Gone { .. }) => {
+            Problem::new(
+                error.to_string(),
+                "nvme-bind doctor shows what this machine lacks for VFIO",
+            )
+        }
+        StackError::Store(error @ StoreError::Config { .. }) => Problem::new(error.to_string(), ""),
         StackError::NoRoute { tried } => return NoRoute(tried).into(),
         StackError::Store(error) => return anyhow::Error::new(error).context("opening the store"),
         error => return error.into(),
@@ -110,18 +140,22 @@ impl fmt::Display for NoRoute {
 
 impl std::error::Error for NoRoute {}
 
-/// The hint for an error that comes from a resource of this process or machine that is used up.
-pub(crate) fn shortage(error: &anyhow::Error) -> Option<&'static str> {
+/// The hint for an error that comes from a resource of this process or machine that is used up. It
+/// names only flags that the command has.
+pub(crate) fn shortage(error: &anyhow::Error, has: &dyn Fn(&str) -> bool) -> Option<String> {
     let code = |cause: &(dyn std::error::Error + 'static)| {
         let of_io = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
         of_io.or_else(|| cause.downcast_ref::<rustix::io::Errno>().map(|e| e.raw_os_error()))
     };
-    Some(match error.chain().find_map(code)? {
-        libc::EMFILE | libc::ENFILE => "allow more open files (ulimit -n), or use fewer --devices",
-        libc::ENOMEM => "allow more memory (ulimit -v), or set --capacity or --pool-blocks",
-        libc::EAGAIN => "allow more threads (ulimit -u), or use fewer --devices",
+    let (limit, flags): (_, &[_]) = match error.chain().find_map(code)? {
+        libc::EMFILE | libc::ENFILE => ("allow more open files (ulimit -n)", &["devices"]),
+        libc::ENOMEM => ("allow more memory (ulimit -v)", &["capacity", "pool-blocks"]),
+        libc::EAGAIN => ("allow more threads (ulimit -u)", &["devices"]),
         _ => return None,
-    })
+    };
+    let flags =
+        flags.iter().filter(|flag| has(flag)).map(|flag| format!(", or a smaller --{flag}"));
+    Some(flags.fold(limit.to_owned(), |hint, flag| hint + &flag))
 }
 
 /// An error and its causes in one line. Causes that the message before them quotes already are left

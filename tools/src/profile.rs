@@ -4,14 +4,13 @@
 pub(crate) mod layers;
 mod measure;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use kv_schedule::{Curve, IoCosts, Setting, SlackTable, TableError};
+use kv_schedule::{Curve, IoCosts, Setting, SlackTable};
 use nvme_driver::{Clock, MonotonicClock};
 use nvme_emu::{BandwidthDial, SimClock};
 use ripieno_stack::Drives;
@@ -19,10 +18,11 @@ use serde::Serialize;
 
 use crate::config::{ReplayArgs, ReplayFlags};
 use crate::devices::Devices;
+use crate::file;
 use crate::interrupt::Interrupt;
 use crate::pace;
 use crate::plan::Plan;
-use crate::problem::{EXIT_INTERRUPTED, Problem, told};
+use crate::problem::{Interrupted, Problem, told};
 use crate::progress::Progress;
 use crate::replay;
 use crate::size::Size;
@@ -107,6 +107,9 @@ struct Batches {
 pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen()?;
     check(&flags.replay)?;
+    if let Some(path) = &flags.out {
+        file::check_output("--out", path)?;
+    }
     let steps = match &flags.layer_times[..] {
         [] => None,
         paths => Some(Steps::read(paths)?),
@@ -122,9 +125,7 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
             None => (layers::empty(steps.setting(Vec::new())), None),
         },
         _ => {
-            let (found, drives) = perform(&args, &mut interrupt)?;
-            let Some(found) = found else { return Ok(EXIT_INTERRUPTED) };
-            let setting = match &steps {
+            let setting = |drives| match &steps {
                 Some(steps) => steps.setting(drives),
                 None => Setting {
                     model: args.shape.model.to_owned(),
@@ -133,11 +134,18 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
                     drives,
                 },
             };
+            if let Some(path) = flags.out.as_deref().filter(|path| path.exists()) {
+                check_table(path, setting)?;
+            }
+            let (found, drives) = perform(&args, &mut interrupt)?;
+            let Some(found) = found else {
+                return Err(Interrupted(interrupt.exit_code()).into());
+            };
             let costs = costs(&found).context("the measured times make no curve")?;
             let Found { read, write, mix } = found;
             let (simulated, mixed) = (args.pace.is_some(), costs.mixed);
             let object_bytes = args.shape.kv().object_bytes;
-            let table = slack_table(flags.out.as_deref(), setting, costs)?;
+            let table = slack_table(flags.out.as_deref(), setting(drives), costs)?;
             (table, Some(Batches { simulated, object_bytes, read, write, mix, mixed }))
         }
     };
@@ -145,7 +153,7 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<u8> {
         steps.teach(&mut table);
     }
     if let Some(path) = &flags.out {
-        replay::write(path, &table.to_json())?;
+        file::write("--out", path, &table.to_json())?;
     }
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -178,14 +186,23 @@ fn check(flags: &ReplayFlags) -> Result<(), Problem> {
     }
 }
 
+/// Refuses a file that the measured table could not go into, whatever the drives' names are.
+fn check_table(path: &Path, setting: impl Fn(Vec<String>) -> Setting) -> Result<(), Problem> {
+    let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
+    let there = SlackTable::parse(&text).map_err(|error| unfit(path, error))?;
+    let wanted = setting(there.setting().drives.clone());
+    SlackTable::from_json(&text, &wanted).map(drop).map_err(|error| unfit(path, error))
+}
+
 /// The table in the file with new costs, or one without layer times.
 fn slack_table(
     path: Option<&Path>,
     setting: Setting,
     costs: IoCosts,
 ) -> Result<SlackTable, Problem> {
-    let text = path.and_then(|path| Some((path, fs::read_to_string(path).ok()?)));
-    let Some((path, text)) = text else { return Ok(SlackTable::new(setting, costs)) };
+    let there = path.filter(|path| path.exists());
+    let Some(path) = there else { return Ok(SlackTable::new(setting, costs)) };
+    let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| unfit(path, error))?;
     let mut table = SlackTable::from_json(&text, &setting).map_err(|error| unfit(path, error))?;
     table.costs = costs;
     Ok(table)
@@ -193,7 +210,7 @@ fn slack_table(
 
 /// The table in the file, whose costs stay, for layer times of `steps`.
 fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
-    let text = fs::read_to_string(path).map_err(|error| {
+    let text = file::read_text(path, pace::TABLE_BYTES_MAX).map_err(|error| {
         let what = format!("--out {}: {error}, and no device is named", path.display());
         Problem::new(what, "name devices to measure (--device), or a table that has them")
     })?;
@@ -206,7 +223,7 @@ fn known_costs(path: &Path, steps: &Steps) -> Result<SlackTable, Problem> {
     SlackTable::from_json(&text, &wanted).map_err(|error| unfit(path, error))
 }
 
-fn unfit(path: &Path, error: TableError) -> Problem {
+fn unfit(path: &Path, error: impl std::fmt::Display) -> Problem {
     let what = format!("--out {}: {error}", path.display());
     Problem::new(what, "name another file, or remove this one")
 }
@@ -256,8 +273,10 @@ fn perform(
     args.check_prp(lba_bytes)?;
     let batch_max = batch_max(args);
     let plan = plan(args, u64::from(batch_max) * PARTS);
-    let sizing = Sizing::new(args, &plan, lba_bytes)?;
-    sizing.check_machine(args, false)?;
+    let hint = "use a smaller --pool-blocks, another --model, or --media file:DIR";
+    let other_flags = |problem: Problem| problem.with_hint(hint);
+    let sizing = Sizing::new(args, &plan, lba_bytes).map_err(other_flags)?;
+    sizing.check_machine(args, false).map_err(other_flags)?;
     if let Some(found) = &mut found {
         drives::claim(found, sizing.device_bytes, args.flags.overwrite)?;
     }

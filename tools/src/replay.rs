@@ -22,7 +22,7 @@ use crate::interrupt::Interrupt;
 use crate::keep::Keep;
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, NoRoute, Problem, told};
+use crate::problem::{EXIT_FAILED, NoRoute, Problem, told};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::{self, Sizing};
@@ -31,7 +31,6 @@ use crate::terminal::say;
 use crate::{synthetic, trace};
 
 use engine::{Engine, Tally};
-pub(crate) use pace::write;
 use report::{Dram, Report, RouteNotTaken, Written, ratio};
 use verify::Sampler;
 
@@ -85,7 +84,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<u8> {
     closed?;
     Ok(match (report.is_clean(), report.interrupted) {
         (false, _) => EXIT_FAILED,
-        (true, true) => EXIT_INTERRUPTED,
+        (true, true) => interrupt.exit_code(),
         (true, false) => 0,
     })
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::interrupt::Interrupt;
 use crate::offline::{self, Offline, Where};
-use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
+use crate::problem::{EXIT_FAILED, Problem};
 use crate::progress::{Opening, Progress};
 use crate::size::{self, Size, grouped};
 use crate::table::{row, table};
@@ -45,7 +45,7 @@ pub(crate) struct ScrubFlags {
     report_only: bool,
 
     /// Bytes to read in a second, at the most [default: as fast as it goes]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = size::above_zero)]
     rate: Option<u64>,
 
     /// Print one JSON object on stdout instead of the table
@@ -85,7 +85,7 @@ struct Findings {
 /// [`Problem`] when there is no store, or it keeps no checksums; else when a device fails.
 pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     let mut interrupt = Interrupt::listen().context("listening for signals")?;
-    let mut offline = Offline::open(&flags.place)?;
+    let mut offline = Offline::examine(&flags.place)?;
     let (store, blocks) = open(&mut offline, flags)?;
     interrupt.orderly();
     let mut findings = Findings { dropped: !flags.report_only, ..Findings::default() };
@@ -102,7 +102,7 @@ pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     print(if flags.json { serde_json::to_string(&findings)? } else { findings.text() })?;
     Ok(match (findings.damaged.is_empty(), findings.interrupted) {
         (false, _) => EXIT_FAILED,
-        (true, true) => EXIT_INTERRUPTED,
+        (true, true) => interrupt.exit_code(),
         (true, false) => 0,
     })
 }
@@ -200,7 +200,7 @@ fn scrub(
 /// Sleeps until no more than `rate` bytes a second were read. Whether to end.
 fn wait(rate: Option<u64>, bytes: u64, start: Instant, interrupt: &mut Interrupt) -> bool {
     let due = rate.map_or(Duration::ZERO, |rate| {
-        Duration::from_secs_f64((bytes as f64 / rate.max(1) as f64).min(1e9))
+        Duration::from_secs_f64((bytes as f64 / rate as f64).min(1e9))
     });
     loop {
         let left = due.saturating_sub(start.elapsed());

@@ -4,7 +4,6 @@ mod machine;
 mod plan;
 mod workload;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -12,6 +11,7 @@ use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use ripieno_sim::{Machine, Outcome, POLICIES, Prices, Scenario, compare, comparisons, page};
 
+use crate::file;
 use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::size;
@@ -28,8 +28,8 @@ pub(crate) struct SimFlags {
     #[command(subcommand)]
     command: Option<SimCommand>,
 
-    /// Scenarios to simulate, workloads, or traces in the format of Mooncake; without any,
-    /// scenarios and workloads are listed. "all" stands for all scenarios
+    /// Scenarios to simulate, workloads, or traces in the format of Mooncake (- is stdin); without
+    /// any, scenarios and workloads are listed. "all" stands for all scenarios
     #[arg(value_name = "NAME|FILE")]
     names: Vec<String>,
 
@@ -40,7 +40,7 @@ pub(crate) struct SimFlags {
 
     /// Drives; each has half of the bandwidth of the Tutti paper's two
     #[arg(long, value_name = "COUNT", default_value_t = 2, help_heading = "Machine",
-        value_parser = clap::value_parser!(u32).range(1..=256))]
+        value_parser = size::count::<u32>(1..=256))]
     drives: u32,
 
     #[command(flatten)]
@@ -101,6 +101,13 @@ enum Task {
 /// [`Problem`] for a scenario that there is not, or a trace that cannot be served; when the page
 /// cannot be written.
 pub(crate) fn run(flags: &SimFlags) -> anyhow::Result<u8> {
+    let serving = match &flags.command {
+        Some(SimCommand::Plan(plan)) => plan.serving(),
+        None => &flags.serving,
+    };
+    if let Some(page) = &serving.report.html {
+        file::check_output("--html", page)?;
+    }
     if let Some(SimCommand::Plan(flags)) = &flags.command {
         return plan::run(flags);
     }
@@ -161,8 +168,8 @@ fn tasks(flags: &SimFlags, machine: &Machine<'_>) -> Result<Vec<Task>, Problem> 
 
 /// Requests of a workload, all of which can be served.
 fn read(name: &str, flags: &WorkloadFlags, machine: &Machine<'_>) -> Result<Workload, Problem> {
-    // Who misspells a name has not meant a file.
-    let is_name = !name.contains(['/', '.']) && !Path::new(name).exists();
+    // Who misspells a name has not meant a file; - is stdin.
+    let is_name = !name.contains(['/', '.']) && name != "-" && !Path::new(name).exists();
     if is_name && !workload::names().any(|known| known == name) {
         let scenarios = Scenario::ALL.iter().map(|it| it.name);
         let known: Vec<&str> = scenarios.chain(workload::names()).collect();
@@ -198,12 +205,9 @@ fn named(mut outcome: Outcome, name: &str, workload: &Workload) -> Outcome {
 }
 
 fn report(outcomes: &[Outcome], flags: &ReportFlags) -> anyhow::Result<()> {
-    if let Some(file) = &flags.html {
+    if let Some(path) = &flags.html {
         let page = page(outcomes).map_err(anyhow::Error::msg).context("drawing the page")?;
-        fs::write(file, page).map_err(|error| {
-            let what = format!("--html {}: cannot be written: {error}", file.display());
-            Problem::new(what, "name a file in a directory that you may write to")
-        })?;
+        file::write("--html", path, &page)?;
     }
     if flags.json {
         terminal::print(serde_json::to_string(outcomes)?)?;

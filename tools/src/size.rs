@@ -1,5 +1,7 @@
 //! Sizes in bytes as people write and read them.
 
+use std::ops::RangeInclusive;
+
 pub(crate) use ripieno_stack::Size;
 
 const UNITS: [(&str, u64); 13] = [
@@ -18,22 +20,61 @@ const UNITS: [(&str, u64); 13] = [
     ("B", 1),
 ];
 
-/// Reads `64MiB`, `1GB`, `4K` (K, M, G and T alone are powers of 1024) or plain bytes.
+/// Reads `64MiB`, `1.5GB`, `4k` (K, M, G and T alone are powers of 1024) or plain bytes. Parts of a
+/// byte are left out.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let upper = text.trim().to_ascii_uppercase();
-    let (digits, unit) = UNITS
+    let (number, unit) = UNITS
         .iter()
         .find_map(|(name, unit)| Some((upper.strip_suffix(name)?, *unit)))
         .unwrap_or((upper.as_str(), 1));
-    let digits = digits.trim_end();
-    let wrong = || {
-        "expected a whole number and a unit, such as 64MiB, 2GiB, 500GB or 4096 (bytes)".to_owned()
+    let (whole, part) = number.trim_end().split_once('.').unwrap_or((number.trim_end(), "0"));
+    let [whole, part] = [whole, part].map(digits);
+    let (Some(whole), Some(part)) = (whole, part.filter(|part| unit > 1 || part == "0")) else {
+        return Err(
+            "expected a number and a unit, such as 64MiB, 1.5GiB, 500GB or 4096 (bytes)".to_owned()
+        );
     };
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(wrong());
+    // More places than these are less than a byte.
+    let places = &part[..part.len().min(15)];
+    let numbers = whole.parse::<u128>().ok().zip(places.parse::<u128>().ok());
+    let bytes = numbers.and_then(|(whole, part)| {
+        let part = part * u128::from(unit) / 10_u128.pow(places.len() as u32);
+        whole.checked_mul(unit.into())?.checked_add(part)
+    });
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(|| "more than 16 EiB".to_owned())
+}
+
+/// Digits, without the underscores between them.
+fn digits(text: &str) -> Option<String> {
+    let all = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
+    let is_number = all && !text.is_empty() && !text.starts_with('_') && !text.ends_with('_');
+    is_number.then(|| text.replace('_', ""))
+}
+
+/// The same, but not nothing.
+pub(crate) fn above_zero(text: &str) -> Result<u64, String> {
+    let bytes = parse(text)?;
+    if bytes > 0 { Ok(bytes) } else { Err("expected more than 0 bytes".to_owned()) }
+}
+
+/// Reads whole numbers of a range, such as 4000 or `4_000`.
+pub(crate) fn count<T: TryFrom<u64> + Clone + Send + Sync + 'static>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = digits(text).and_then(|digits| digits.parse().ok());
+        let found = number.filter(|number| range.contains(number));
+        found.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
+            let (first, last) = (range.start(), range.end());
+            if *last < u64::from(u32::MAX) {
+                return format!("expected a whole number from {first} to {last}");
+            }
+            format!(
+                "expected a whole number without a unit, {first} or more, such as 4000 or 4_000"
+            )
+        })
     }
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(unit).ok_or_else(|| "more than 16 EiB".to_owned())
 }
 
 /// Shows a count with a separator every three digits: `288,500`.
@@ -61,15 +102,38 @@ mod tests {
             ("64MiB", 64 << 20),
             ("64 mib", 64 << 20),
             ("2G", 2 << 30),
+            ("1k", 1 << 10),
             ("500GB", 500_000_000_000),
+            ("1.5MiB", 3 << 19),
+            ("1.0005kB", 1000),
+            ("0.25TiB", 1 << 38),
+            ("1_000", 1000),
+            ("1_024KiB", 1 << 20),
+            ("18446744073709551615", u64::MAX),
             ("7b", 7),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
-        for text in ["", "MiB", "1.5GiB", "-1", "12 parsecs", "99999999999999999999", "17000000TiB"]
-        {
-            assert!(parse(text).is_err(), "{text}");
+        for text in ["", "MiB", "1.5", "1.MiB", ".5MiB", "1,5MiB", "-1", "_1", "1_", "12 parsecs"] {
+            assert!(parse(text).unwrap_err().contains("such as 64MiB"), "{text}");
         }
+        for text in ["99999999999999999999", "17000000TiB", "16777216TiB"] {
+            assert_eq!(parse(text).unwrap_err(), "more than 16 EiB", "{text}");
+        }
+        assert!(above_zero("0KiB").is_err());
+        assert_eq!(above_zero("1"), Ok(1));
+    }
+
+    #[test]
+    fn counts_are_read() {
+        assert_eq!(count::<u32>(1..=64)("64"), Ok(64));
+        assert_eq!(count::<u64>(0..=u64::MAX)("1_000"), Ok(1000));
+        for text in ["0", "65", "-3", "1k", "1.5", ""] {
+            let error = count::<u32>(1..=64)(text).unwrap_err();
+            assert_eq!(error, "expected a whole number from 1 to 64", "{text}");
+        }
+        let error = count::<u32>(1..=u64::from(u32::MAX))("1k").unwrap_err();
+        assert!(error.contains("without a unit, 1 or more"), "{error}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::machine;
 use crate::model::Shape;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::size::Size;
+use crate::size::{Size, grouped};
 
 /// Objects of one row that a group puts next to each other on a device, at the most.
 const WIDTH_MAX: u64 = 64;
@@ -119,6 +119,11 @@ impl Sizing {
         };
         let dram = args.flags.dram;
         let mut memory = pool.saturating_add(tables).saturating_add(dram);
+        let mut parts = vec![
+            format!("{} in the KV pool", Size(pool)),
+            format!("{} of --dram", Size(dram)),
+            format!("{} for tables of {} blocks", Size(tables), grouped(self.files.into())),
+        ];
         let media = args.devices.media();
         if let Some(MediaChoice::File(directory)) = media {
             let free = machine::disk_available(directory).map_err(|error| {
@@ -140,14 +145,9 @@ impl Sizing {
             }
         } else if media.is_some() {
             memory = memory.saturating_add(data);
+            parts.push(format!("{} in the store", Size(data)));
         }
-        let what = format!(
-            "{} in the store, {} in the KV pool, {} of --dram",
-            Size(data),
-            Size(pool),
-            Size(dram)
-        );
-        fits(memory, &what)
+        fits(memory, &parts.join(", "))
     }
 
     /// Refuses a KV pool that this machine has no memory for.
@@ -227,6 +227,9 @@ mod tests {
         let much = args("--model qwen3-32b");
         let sizing = Sizing::new(&much, &plan(&much, 50_000), 4096).unwrap();
         let problem = sizing.check_machine(&much, false).unwrap_err();
+        for part in ["in the store", "in the KV pool", "for tables of "] {
+            assert!(problem.to_string().contains(part), "{problem}");
+        }
         assert!(problem.to_string().contains("of memory"), "{problem}");
         assert!(problem.hint().contains("--capacity"));
         let disk = args("--model qwen3-32b --media file:/tmp");

@@ -1,10 +1,10 @@
 //! Reads traces in the format of Mooncake: one request a line, as a JSON object.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ripieno_stack::open_file;
 use serde_json::Value;
 
 use crate::model::TRACE_BLOCK_TOKENS;
@@ -12,6 +12,13 @@ use crate::problem::Problem;
 
 /// A file without line ends (a device, a binary) must not be read into memory as one line.
 const LINE_BYTES_MAX: u64 = 16 << 20;
+/// Bytes of a trace. All of its requests are in memory, and a pipe may never end.
+const BYTES_MAX: u64 = 1 << 30;
+/// Stands for stdin.
+const STDIN: &str = "-";
+/// How compressed files begin, and what writes them out.
+const COMPRESSED: [(&[u8], &str); 3] =
+    [(b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"), (b"\xfd7zXZ", "xzcat")];
 
 const FORMAT: &str = "each line must be one JSON object such as \
     {\"timestamp\": 0, \"input_length\": 700, \"output_length\": 50, \"hash_ids\": [0, 1]}";
@@ -36,20 +43,29 @@ impl Request {
     }
 }
 
-/// Reads the first `limit` requests of the trace at `path`, or all.
+/// Reads the first `limit` requests of the trace at `path`, or all. `-` is stdin.
 ///
 /// # Errors
 /// When the file cannot be read or holds no request, and for the first line that is none: the
 /// message names file, line and field.
 pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Problem> {
-    let unreadable = |error: std::io::Error| {
-        Problem::new(
-            format!("trace {}: cannot be read: {error}", path.display()),
-            "check the path and its permissions",
-        )
+    let unreadable = |error: io::Error| {
+        let hint = "name a file that you may read, or - to read from stdin what a pipe brings";
+        Problem::new(format!("trace {}: cannot be read: {error}", path.display()), hint)
     };
-    let file = File::open(path).map_err(unreadable)?;
-    let mut reader = BufReader::with_capacity(1 << 18, file);
+    let is_stdin = path == Path::new(STDIN);
+    let input: Box<dyn Read> = match is_stdin {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(open_file(path).map_err(unreadable)?),
+    };
+    let mut reader = BufReader::with_capacity(1 << 18, input.take(BYTES_MAX));
+    let start = reader.fill_buf().map_err(unreadable)?;
+    if let Some((_, tool)) = COMPRESSED.iter().find(|(mark, _)| start.starts_with(mark)) {
+        let (name, file) =
+            (path.display(), if is_stdin { "FILE" } else { &path.to_string_lossy() });
+        let hint = format!("pipe it: {tool} {file} | ripieno ..., with - in place of its name");
+        return Err(Problem::new(format!("trace {name}: it is compressed"), hint));
+    }
     let mut requests = Vec::new();
     let mut line = Vec::new();
     let mut number = 0;
@@ -57,6 +73,10 @@ pub(crate) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Request>, Pr
         line.clear();
         let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
         if read.map_err(unreadable)? == 0 {
+            if reader.get_ref().limit() == 0 {
+                let what = format!("trace {}: it has more than 1 GiB", path.display());
+                return Err(Problem::new(what, "read a part of it, with --requests"));
+            }
             break;
         }
         number += 1;
@@ -231,9 +251,22 @@ mod tests {
         assert!(read_text("\n \n", None).unwrap_err().to_string().contains("holds no request"));
         let problem = read(Path::new("/no/such/trace"), None).unwrap_err().to_string();
         assert!(problem.contains("/no/such/trace") && problem.contains("No such file"));
-        let problem = read(Path::new("/"), None).unwrap_err().to_string();
-        assert!(problem.contains("cannot be read"), "{problem}");
-        let problem = read(Path::new("/dev/zero"), None).unwrap_err().to_string();
-        assert!(problem.contains("/dev/zero:1: the line is longer"), "{problem}");
+        for (path, wanted) in [("/", "it is a directory"), ("/dev/zero", "it is a device")] {
+            let problem = read(Path::new(path), None).unwrap_err().to_string();
+            assert!(problem.contains("cannot be read") && problem.contains(wanted), "{problem}");
+        }
+    }
+
+    #[test]
+    fn what_is_compressed_or_has_no_lines_is_named() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"\x1f\x8b\x08\x00 and so on\n").unwrap();
+        let problem = read(file.path(), None).unwrap_err();
+        assert!(problem.to_string().contains("compressed"), "{problem}");
+        assert!(problem.hint().contains("zcat /"), "{}", problem.hint());
+        file.as_file().set_len(0).unwrap();
+        file.as_file().set_len(LINE_BYTES_MAX + 1).unwrap();
+        let problem = read(file.path(), None).unwrap_err().to_string();
+        assert!(problem.ends_with(":1: the line is longer than 16 MiB"), "{problem}");
     }
 }

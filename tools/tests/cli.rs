@@ -143,6 +143,11 @@ fn bad_flags_are_refused() {
         ("--model qwen3-32b --requests 100000", "of memory"),
         ("--pool-blocks 4000000000", "of memory"),
         ("--dram 900TiB", "900 TiB of --dram"),
+        ("--dram 1KiB", "a block of model tiny has 4 KiB"),
+        ("--coalesce 1", "one object has 1 KiB"),
+        ("--device emu,emu", "emu is named 2 times"),
+        // It is the tables that need the memory.
+        ("--capacity 900TiB --model llama-3-8b --dram 900TiB", "for tables of 11"),
         // Far more than the workload's keys have room for; none of them is made.
         ("--requests 1000000000", "for the keys of 1000000000 requests"),
         ("--requests 18446744073709551615", "for the keys of 18446744073709551615 requests"),
@@ -151,18 +156,25 @@ fn bad_flags_are_refused() {
     }
     // These are the parser's own, which says it in its own way.
     for (line, wanted) in [
-        ("--capacity lots", "whole number"),
+        ("--capacity lots", "such as 64MiB"),
+        ("--capacity -5MiB", "such as 64MiB"),
+        ("--capacity 1.5", "such as 64MiB"),
+        ("--dram -1", "such as 64MiB"),
+        ("--requests 1k", "without a unit"),
+        ("--requests -3", "without a unit"),
+        ("--pace --speed -1", "from 0.000001"),
         ("--dram 1MiB --dram-mode back", "write-through, read-ahead"),
         ("--dram-mode read-ahead", "--dram <SIZE>"),
-        ("--seed=-3", "invalid digit"),
+        ("--seed=-3", "0 or more"),
+        ("--seed -3", "0 or more"),
         ("--verify maybe", "full"),
         ("--executor mpi", "cuda"),
         ("--model llama-9", "no such model"),
-        ("--devices 65", "1..=64"),
-        ("--queues 65", "1..=64"),
+        ("--devices 65", "from 1 to 64"),
+        ("--queues 65", "from 1 to 64"),
         ("--depth 3", "power of two"),
         ("--lba 1024", "512 or 4096"),
-        ("--requests 0", "0 is not in"),
+        ("--requests 0", "1 or more"),
         ("--media file:/no/such/dir", "No such file"),
         ("--no-such-flag", "unexpected argument"),
     ] {
@@ -199,6 +211,13 @@ fn limits_of_the_process_are_refused_and_named() {
 #[test]
 fn full_outputs_are_named_and_no_panic() {
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for words in [&["--help"][..], &["replay", "--help"], &["--version"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        let output = command.args(words).stdout(full()).output().unwrap();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {err}");
+        assert!(err.starts_with("error: cannot write to stdout"), "{err}");
+    }
     let output = ripieno("--requests 5").stdout(full()).output().unwrap();
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
@@ -382,14 +401,12 @@ fn people_get_a_table_and_a_verdict() {
 /// A trace that never ends, and a reader that has nothing to shut down yet.
 #[test]
 fn ctrl_c_ends_the_reading_of_a_trace() {
-    let directory = tempfile::tempdir().unwrap();
-    let pipe = directory.path().join("trace");
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
-    let mut child = ripieno(&format!("--trace {}", pipe.display())).spawn().unwrap();
-    // Opening a pipe for writing waits until it is open for reading.
-    let mut writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
-    writeln!(writer, "{}", request(&[1, 2])).unwrap();
+    let mut child = ripieno("--trace -").stdin(Stdio::piped()).spawn().unwrap();
+    let mut writer = child.stdin.take().unwrap();
+    // More than a pipe has room for: it is being read.
+    for _ in 0..2000 {
+        writeln!(writer, "{}", request(&[1, 2])).unwrap();
+    }
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).unwrap();
     let until = Instant::now() + TIMEOUT;
     while child.try_wait().unwrap().is_none() && Instant::now() < until {
@@ -403,14 +420,52 @@ fn ctrl_c_ends_the_reading_of_a_trace() {
     drop(writer);
 }
 
+const LONG: &str = "--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json";
+
+/// Ends a replay by a signal, once it has promised an orderly end. `program` runs it.
+fn interrupted(program: &mut Command, signal: Signal) -> Output {
+    let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    stderr.read_line(&mut String::new()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn each_signal_is_reported_with_its_exit_code() {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
+        let output = interrupted(&mut ripieno(LONG), signal);
+        assert_eq!(output.status.code(), Some(code), "{signal:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["interrupted"], true);
+    }
+    // nohup starts it with SIGHUP ignored, and means that.
+    let mut nohup = Command::new("nohup");
+    nohup.arg(env!("CARGO_BIN_EXE_ripieno")).args(["replay", "--requests", "100", "--json"]);
+    let output = interrupted(&mut nohup, Signal::HUP);
+    assert_eq!(output.status.code(), Some(0));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["interrupted"], false);
+}
+
+#[test]
+fn an_interrupted_profile_says_that_there_is_no_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("table");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(["profile", "--model", "llama-3-8b", "--json", "-v", "--out"]).arg(&out);
+    let output = interrupted(command.env_remove("RUST_LOG"), Signal::INT);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{err}");
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(error["error"]["kind"], "interrupted", "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("there is no result"), "{error}");
+    assert!(!out.exists());
+}
+
 #[test]
 fn ctrl_c_ends_in_an_orderly_way() {
-    let mut child =
-        ripieno("--requests 200000 --capacity 8MiB --queues 1 --depth 2 --coalesce off --json")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+    let mut child = ripieno(LONG).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // From its first note on, an orderly end is promised. A little later it moves bytes.
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     stderr.read_line(&mut String::new()).unwrap();
@@ -450,7 +505,106 @@ fn a_drive_that_is_not_there_is_named() {
     for name in ["identify", "replay"] {
         let out = command(&[name, "--device", "vfio:ffff:ff:1f.7"]);
         let err = text(&out.stderr);
-        assert_eq!(out.status.code(), Some(1), "{err}");
+        assert_eq!(out.status.code(), Some(2), "{err}");
         assert!(err.starts_with("error: ") && err.contains("vfio"), "{err}");
+    }
+}
+
+/// For whoever asked for JSON, an error is JSON, too, and all there is on stdout.
+#[test]
+fn an_error_is_an_object_with_json() {
+    for (words, code, kind, wanted) in [
+        ("replay --json --trace /no/such", 2, "usage", "trace /no/such: cannot be read"),
+        ("replay --json --capacity lots", 2, "usage", "invalid value 'lots' for '--capacity"),
+        ("replay --json --no-such-flag", 2, "usage", "unexpected argument '--no-such-flag'"),
+        ("sim no-such-scenario --json", 2, "usage", "no such scenario"),
+        ("profile --json --trace x", 2, "usage", "plays no requests"),
+        ("inspect --json --media file:/tmp/no/such", 2, "usage", "cannot be made"),
+        ("fsck --json", 2, "usage", "required"),
+    ] {
+        let output = command(&words.split_whitespace().collect::<Vec<_>>());
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{words}: {err}");
+        let error: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{words}: {out}"));
+        assert_eq!(error["error"]["kind"], kind, "{words}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(wanted), "{words}: {out}");
+        assert!(error["error"]["hint"].is_string(), "{words}: {out}");
+        assert!(err.starts_with("error: "), "{words}: {err}");
+    }
+}
+
+/// As `head` does.
+#[test]
+fn a_reader_that_goes_away_changes_no_exit_code() {
+    for (words, code) in [
+        ("replay --requests 5", 0),
+        ("replay --requests 5 --json", 0),
+        ("sim", 0),
+        ("identify", 0),
+        ("--help", 0),
+        ("doctor", 141),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.args(words.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}: {err}");
+        assert!(!err.contains("error") && !err.contains("panicked"), "{words}: {err}");
+    }
+}
+
+#[test]
+fn logs_are_chosen_by_words_that_mean_something() {
+    for value in ["garbage", "debug,garbage=warn", "ripieno=loud"] {
+        let output = ripieno("--requests 2").env("RUST_LOG", value).output().unwrap();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{err}");
+        assert!(err.starts_with(&format!("warning: RUST_LOG={value} is ignored: ")), "{err}");
+    }
+    let output = ripieno("--requests 2 -q").env("RUST_LOG", "nvme_driver=debug").output().unwrap();
+    let err = text(&output.stderr);
+    assert!(err.contains("DEBUG") && !err.contains("ignored"), "{err}");
+}
+
+/// A hint that names a flag of another command says which command that is.
+#[test]
+fn hints_name_flags_of_the_same_command() {
+    let root = ripieno::command();
+    for words in [
+        "inspect --media file:/tmp/no/such",
+        "inspect --media file:/",
+        "fsck --device tape",
+        "scrub --device emu",
+        "scrub --media memory",
+        "format --media file:/dev/null",
+        "format --device emu",
+        "profile --trace x",
+        "profile --pool-blocks 4000000000",
+        "replay --pool-blocks 4000000000",
+        "replay --device vfio:ffff:ff:1f.7",
+        "identify --device vfio:ffff:ff:1f.7",
+        "doctor --device emu,emu",
+        "doctor --device tape",
+        "sim plan - --html /no/such/x",
+    ] {
+        let output = command(&words.split_whitespace().collect::<Vec<_>>());
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{words}: {err}");
+        let mut asked = &root;
+        for word in words.split_whitespace() {
+            asked = asked.find_subcommand(word).unwrap_or(asked);
+        }
+        let hint = err.split("hint: ").nth(1).unwrap_or_default().split("; or").next().unwrap();
+        let mut others = false;
+        for word in hint.split([' ', ',', ')', ';']) {
+            others |= word == "ripieno" || word == "(ripieno" || word == "replay";
+            let Some(flag) = word.strip_prefix("--") else { continue };
+            let has = asked.get_arguments().any(|arg| arg.get_long() == Some(flag));
+            assert!(has || others, "{words}: no --{flag} there: {err}");
+            let refuses = asked.get_name() == "profile" && ["capacity", "requests"].contains(&flag);
+            assert!(!refuses, "{words}: it refuses --{flag}: {err}");
+        }
     }
 }

@@ -13,6 +13,8 @@ use home::{FORMAT, Place, REPLAY, is_root, said};
 
 /// All commands that use a home that is there.
 const COMMANDS: [&str; 5] = ["inspect", "fsck", "scrub", "format --overwrite anything", REPLAY];
+/// Those of them that look for damage.
+const EXAMINE: [&str; 3] = ["inspect", "fsck", "scrub"];
 
 /// A store with something in it.
 fn stored(place: &Place) {
@@ -78,7 +80,17 @@ fn a_device_that_is_not_what_it_was_is_named() {
     let (device, spare) = (place.device(1), place.path().join("spare"));
     fs::rename(&device, &spare).unwrap();
     let refused = |wanted: &[&str]| {
-        COMMANDS.iter().for_each(|line| place.refused(line, wanted));
+        for line in COMMANDS {
+            if EXAMINE.contains(&line) {
+                // What they look for is no mistake of who asked.
+                let said = place.run(line, 1);
+                assert!(wanted.iter().all(|wanted| said.contains(wanted)), "{line}: {said}");
+                let error = place.json(line, 1);
+                assert_eq!(error["error"]["kind"], "failed", "{line}: {error}");
+            } else {
+                place.refused(line, wanted);
+            }
+        }
     };
     refused(&["device-1.img: device 1 of the home is gone", "bring back what was there"]);
     // Another one in its place: as large, and without a store.
@@ -105,6 +117,22 @@ fn a_device_that_is_not_what_it_was_is_named() {
     fs::rename(&device, place.device(0)).unwrap();
     fs::rename(&spare, &device).unwrap();
     is_whole(&place);
+}
+
+/// 1 is for wrong bytes, and bad input never has it; whether somebody reads the report or not.
+#[test]
+fn wrong_bytes_have_an_exit_code_of_their_own() {
+    let place = Place::new();
+    place.run(&format!("{FORMAT} --no-checksums"), 0);
+    place.run(REPLAY, 0);
+    let data = place.json("inspect", 0)["store"]["data_offset"].as_u64().unwrap();
+    place.poke(0, data, &vec![0xee; 1 << 20]);
+    let report = place.json(REPLAY, 1);
+    assert!(report["mismatches"].as_u64().unwrap() > 0, "{report}");
+    let mut child = place.command(REPLAY).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    place.refused(&format!("{REPLAY} --seed x"), &["0 or more"]);
 }
 
 #[test]

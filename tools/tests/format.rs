@@ -25,6 +25,26 @@ fn a_home_is_made_and_found_by_a_replay() {
     let plan = place.json(&format!("{FORMAT} --dry-run"), 0);
     assert_eq!((&plan["dry_run"], plan["devices"].as_array().unwrap().len()), (&true.into(), 2));
     assert!(place.files().is_empty(), "a dry run leaves nothing");
+    // The first example of its help: a directory that is not there yet.
+    let (new, nowhere) = (place.path().join("new"), place.path().join("no/such"));
+    let made = |dir: &std::path::Path, words: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.arg("format").arg("--media").arg(format!("file:{}", dir.display()));
+        said(
+            words,
+            command.args(words.split_whitespace()).output().unwrap(),
+            match () {
+                () if dir == new => 0,
+                () => 2,
+            },
+        )
+    };
+    made(&new, "--capacity 16MiB --dry-run");
+    assert!(!new.exists(), "a dry run leaves nothing");
+    made(&new, "--capacity 16MiB");
+    assert!(new.join("home.json").exists());
+    let refused = made(&nowhere, "--capacity 16MiB --dry-run");
+    assert!(refused.contains("the directory that it would be in is not there"), "{refused}");
     place.refused("format", &["has to be told its size", "--capacity"]);
     place.refused(&format!("{FORMAT} --undo-file x"), &["overwrites nothing"]);
     let made = place.json(FORMAT, 0);
@@ -48,6 +68,14 @@ fn what_is_there_is_refused_unless_told_and_comes_back_byte_for_byte() {
     place.refused("format", &["device-0.img", &format!("it holds store {store}"), hint]);
     assert!(place.run("format --dry-run", 2).contains(&store), "the table has it as well");
     assert_eq!(place.files(), before, "refused, and so untouched");
+
+    // A home keeps its size.
+    place.refused(
+        "format --overwrite store --capacity 64MiB",
+        &["--capacity 64 MiB: the devices have room for", "leave it out"],
+    );
+    assert_eq!(place.files(), before, "refused, and so untouched");
+    place.run("format --overwrite store --capacity 16MiB --dry-run", 0);
 
     let made = place.json("format --overwrite store", 0);
     assert_ne!(place.files(), before);

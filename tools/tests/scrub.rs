@@ -31,6 +31,7 @@ fn rot(place: &Place, device: u32, data: u64, slots: &[u64]) {
 fn bits_that_rot_are_found_and_are_misses_afterwards() {
     let place = Place::new();
     place.refused("scrub", &["no store's home here"]);
+    place.refused("scrub --rate 0", &["expected more than 0 bytes"]);
     place.run(FORMAT, 0);
     assert_eq!(count(&place.json("scrub", 0), "files_read"), 0);
     let stored = count(&place.json(REPLAY, 0), "final_check_blocks");

@@ -10,9 +10,10 @@ use std::io::Write as _;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use kv_catalog::{SUPERBLOCK_BYTES, Superblock, foreign_signature};
 use objstore::{Medium, StoreId};
+use ripieno_stack::read_file;
 use serde::{Deserialize, Serialize};
 
 use crate::offline::Offline;
@@ -28,6 +29,8 @@ const FORMAT_WRITES: u64 = 2;
 /// Where formatting writes other bytes than zeroes, from the region's start: superblocks and the
 /// journal's first group.
 const WRITTEN: [Range<u64>; 3] = [0..64 << 10, 512 << 10..576 << 10, 1 << 20..HEAD_BYTES];
+/// Bytes of a file: less than 4 MiB for each of at most 64 devices.
+const BYTES_MAX: u64 = 256 << 20;
 /// Bytes that are compared at a time: of the smallest LBA.
 const SECTOR: usize = 512;
 
@@ -88,8 +91,10 @@ pub(super) fn save(path: &Path, store: StoreId, offline: &Offline) -> anyhow::Re
 /// # Errors
 /// [`Problem`] when the file is not about these devices, or they were used since.
 pub(super) fn put_back(path: &Path, offline: &Offline) -> anyhow::Result<u64> {
-    let file = fs::read(path).with_context(|| format!("reading {}", path.display()));
-    let file = file.map_err(|error| Problem::new(format!("{error:#}"), "name the undo file"))?;
+    let file = read_file(path, BYTES_MAX).map_err(|error| {
+        let what = format!("--undo {}: it cannot be read: {error}", path.display());
+        Problem::new(what, "name the file that formatting these devices saved")
+    })?;
     let wrong = |why: &str| {
         let hint = "nothing was written; name the file that formatting these devices saved";
         Problem::new(format!("{}: {why}", path.display()), hint)

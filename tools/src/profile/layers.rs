@@ -2,7 +2,6 @@
 //! table of them, and says how far off it is, and another one.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,12 +9,15 @@ use comfy_table::{CellAlignment, Table, presets};
 use kv_schedule::{Curve, IoCosts, Setting, SlackTable, StepShape};
 use serde::{Deserialize, Serialize};
 
+use crate::file::read_text;
 use crate::problem::Problem;
 
 /// What tells a header from other lines: the name of its version.
 const HEADER: &str = "ripieno_layer_times";
 /// Of the files.
 const VERSION: u32 = 1;
+/// Bytes of a file: what an engine writes in some days.
+const BYTES_MAX: u64 = 256 << 20;
 /// Tokens of a request, and microseconds of a layer, are fewer.
 const MOST: u32 = 1 << 30;
 
@@ -61,8 +63,9 @@ impl Steps {
     pub(super) fn read(paths: &[PathBuf]) -> Result<Self, Problem> {
         let mut found: Option<Self> = None;
         for path in paths {
-            let text = fs::read_to_string(path).map_err(|error| {
-                Problem::new(format!("{}: {error}", path.display()), "name files of layer times")
+            let text = read_text(path, BYTES_MAX).map_err(|error| {
+                let what = format!("--layer-times {}: {error}", path.display());
+                Problem::new(what, "name files of layer times")
             })?;
             Self::take(&mut found, path, &text)?;
         }
@@ -202,7 +205,7 @@ pub(crate) fn table(flag: &str, path: &Path) -> Result<SlackTable, Problem> {
         let hint = "name a slack table, or a file of layer times";
         Problem::new(format!("{flag} {}: {what}", path.display()), hint)
     };
-    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let text = read_text(path, BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
     let table = if text.lines().next().is_some_and(|line| line.contains(HEADER)) {
         let steps = Steps::read(&[path.to_owned()])?;
         let mut table = empty(steps.setting.clone());

@@ -7,8 +7,7 @@ mod report;
 pub(super) mod sweep;
 mod tally;
 
-use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -19,10 +18,11 @@ use nvme_emu::{BandwidthDial, SimClock};
 use objstore::{BlockId, PacedStore};
 
 use crate::config::ReplayArgs;
+use crate::file;
 use crate::interrupt::Interrupt;
 use crate::pace::{self, Pace};
 use crate::plan::Plan;
-use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED, Problem};
+use crate::problem::{EXIT_FAILED, Problem};
 use crate::progress::Progress;
 use crate::size::Size;
 use crate::sizing::Sizing;
@@ -49,7 +49,7 @@ pub(super) fn run(
     report.print(args.flags.json)?;
     Ok(match (report.is_clean(), report.interrupted) {
         (false, _) => EXIT_FAILED,
-        (true, true) => EXIT_INTERRUPTED,
+        (true, true) => interrupt.exit_code(),
         (true, false) => 0,
     })
 }
@@ -61,6 +61,9 @@ pub(super) fn perform(
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<Report> {
     let sizing = sizing(args, plan)?;
+    if let Some(path) = pace.slack() {
+        file::check_output("--slack", path)?;
+    }
     interrupt.orderly();
     let table = table(args, pace)?;
     let mut runs = Vec::new();
@@ -68,7 +71,7 @@ pub(super) fn perform(
         let setup = RunSetup { args, pace, plan, sizing: &sizing, table: &table };
         let (tally, learned) = setup.serve(is_scheduled, interrupt)?;
         if let (Some(path), true) = (pace.slack(), is_scheduled) {
-            write(path, &learned.to_json())?;
+            file::write("--slack", path, &learned.to_json())?;
         }
         runs.push(Run::new(is_scheduled, tally));
     }
@@ -102,25 +105,14 @@ fn table(args: &ReplayArgs, pace: &Pace) -> anyhow::Result<SlackTable> {
     let setting = pace::setting(args.shape.model, drives);
     let new = || Ok(SlackTable::new(setting.clone(), pace.medium.costs()?));
     let Some(path) = pace.slack() else { return new() };
-    match fs::read_to_string(path) {
+    match file::read_text(path, pace::TABLE_BYTES_MAX) {
         Ok(text) => {
             Ok(SlackTable::from_json(&text, &setting)
                 .map_err(|error| pace::unusable(path, error))?)
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => new(),
+        Err(error) if error.kind() == ErrorKind::NotFound => new(),
         Err(error) => Err(pace::unusable(path, error).into()),
     }
-}
-
-/// Writes a file as a whole, or not at all.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), Problem> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let write = || {
-        let file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))?;
-        fs::write(file.path(), text)?;
-        file.persist(path).map(|_| ()).map_err(|error| error.error)
-    };
-    write().map_err(|error: std::io::Error| pace::unusable(path, error))
 }
 
 /// A store of which all has ended, and what came of it.

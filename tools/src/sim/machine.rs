@@ -33,7 +33,7 @@ pub(crate) struct MachineFlags {
 
     /// GPUs that share the model's tensors; host memory and drives are shared by all of them
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Machine",
-        value_parser = clap::value_parser!(u32).range(1..=64))]
+        value_parser = size::count::<u32>(1..=64))]
     gpus: u32,
 
     /// Memory of all GPUs for KV cache [default: 90 % of it, less the weights of the layers]

@@ -11,7 +11,7 @@ use crate::size;
 /// Flags of `ripieno sim plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanFlags {
-    /// A workload, or a trace in the format of Mooncake
+    /// A workload, or a trace in the format of Mooncake (- is stdin)
     #[arg(value_name = "NAME|FILE")]
     name: String,
 
@@ -22,7 +22,7 @@ pub(crate) struct PlanFlags {
 
     /// Numbers of drives that could be bought
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,2,4",
-        value_parser = clap::value_parser!(u32).range(1..=256), help_heading = "Choices")]
+        value_parser = size::count::<u32>(1..=256), help_heading = "Choices")]
     drives: Vec<u32>,
 
     /// Seconds to the first token that 99 % of the requests must not exceed
@@ -31,6 +31,12 @@ pub(crate) struct PlanFlags {
 
     #[command(flatten)]
     serving: ServingFlags,
+}
+
+impl PlanFlags {
+    pub(super) fn serving(&self) -> &ServingFlags {
+        &self.serving
+    }
 }
 
 /// Simulates all combinations, and recommends one.

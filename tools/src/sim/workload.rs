@@ -9,7 +9,7 @@ use ripieno_sim::{Documents, L_EVAL, LOOGLE, Profile, Request, abort};
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::pace::percent;
 use crate::problem::Problem;
-use crate::trace;
+use crate::{size, trace};
 
 /// Flags of the workload.
 #[derive(Debug, Args)]
@@ -21,11 +21,12 @@ pub(crate) struct WorkloadFlags {
 
     /// Only the first so many requests [default: all of a trace; 4000 of a profile]
     #[arg(long, value_name = "COUNT", help_heading = "Workload",
-        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
+        value_parser = size::count::<usize>(1..=10_000_000))]
     requests: Option<usize>,
 
     /// Seed of a workload that is drawn
-    #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload")]
+    #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = "Workload",
+        value_parser = size::count::<u64>(0..=u64::MAX))]
     seed: u64,
 
     /// So many percent of the clients go away, each at a moment of its own, while its request waits

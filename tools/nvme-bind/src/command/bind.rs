@@ -29,7 +29,8 @@ pub(crate) struct Request {
     #[arg(long)]
     pub(crate) whole_group: bool,
     /// Bind the drives again at each boot, if they have the same serial numbers then (a systemd
-    /// unit, a udev rule, the modules). Only root may be able to change this program and where it is
+    /// unit, a udev rule, the modules). Only root may be able to change this program, and the
+    /// folders that it is in
     #[arg(long)]
     pub(crate) persist: bool,
     /// Take a drive that is a member of a RAID, volume group or pool which is not active

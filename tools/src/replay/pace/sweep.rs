@@ -12,7 +12,7 @@ use crate::interrupt::Interrupt;
 use crate::model::TRACE_BLOCK_TOKENS;
 use crate::pace::Pace;
 use crate::plan::Plan;
-use crate::problem::{EXIT_FAILED, EXIT_INTERRUPTED};
+use crate::problem::EXIT_FAILED;
 use crate::terminal;
 use crate::trace::Request;
 
@@ -200,7 +200,7 @@ pub(in crate::replay) fn run(
     terminal::print(if args.flags.json { serde_json::to_string(&sweep)? } else { sweep.text() })?;
     Ok(match (sweep.io_errors, sweep.interrupted) {
         (0, false) => 0,
-        (0, true) => EXIT_INTERRUPTED,
+        (0, true) => interrupt.exit_code(),
         _ => EXIT_FAILED,
     })
 }

@@ -1,0 +1,215 @@
+//! Files that flags name, and that are not what they should be. No command waits, and none reads
+//! more than it says; what is wrong with a file for results is said before there are any.
+
+mod home;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::builder::ValueParser;
+use home::{FORMAT, Place, text};
+
+/// A command that takes this long waits for something.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Memory that a command may take which refuses a file.
+const RSS_BYTES_MAX: u64 = 512 << 20;
+
+/// How each argument that names a file is given: the command, the argument, and words that get as
+/// far as the file, which is `@`. `%` is a home, `+` an empty directory, `=` a file of layer times.
+const ARGUMENTS: &[(&str, &str, &str)] = &[
+    ("replay", "trace", "--trace @"),
+    ("replay", "media", "--media file:@"),
+    ("replay", "layers", "--pace --model mini --layers @"),
+    ("replay", "slack", "--pace --model mini --slack @"),
+    ("profile", "out", "--pace --model mini --out @"),
+    ("profile", "layer_times", "--layer-times @"),
+    ("profile", "against", "--layer-times = --against @"),
+    ("profile", "trace", "--trace @"),
+    ("profile", "media", "--media file:@"),
+    ("profile", "layers", "--pace --layers @"),
+    ("profile", "slack", "--pace --slack @"),
+    ("format", "media", "--media file:@ --capacity 16MiB"),
+    ("format", "block", "--media file:+ --block @"),
+    ("format", "undo_file", "--media file:% --overwrite store --undo-file @"),
+    ("format", "undo", "--media file:% --undo @"),
+    ("inspect", "media", "--media file:@"),
+    ("fsck", "media", "--media file:@"),
+    ("scrub", "media", "--media file:@"),
+    ("sim", "names", "@"),
+    ("sim", "layers", "l-eval --layers @"),
+    ("sim", "html", "tutti-13 --html @"),
+    ("sim plan", "name", "@"),
+    ("sim plan", "layers", "l-eval --layers @"),
+    ("sim plan", "html", "l-eval --html @"),
+];
+
+/// All arguments that name a file or a directory: by their type, or by what stands for the value.
+fn arguments(command: &clap::Command, path: &str, found: &mut Vec<(String, String)>) {
+    let of_path = ValueParser::path_buf().type_id();
+    let names_file = |arg: &&clap::Arg| {
+        let names = arg.get_value_names().unwrap_or_default();
+        let said =
+            names.iter().any(|name| ["FILE", "PATH", "DIR"].iter().any(|it| name.contains(it)));
+        arg.get_action().takes_values() && (said || arg.get_value_parser().type_id() == of_path)
+    };
+    let own = command.get_arguments().filter(names_file);
+    found.extend(own.map(|arg| (path.to_owned(), arg.get_id().to_string())));
+    for inner in command.get_subcommands() {
+        let name = format!("{path} {}", inner.get_name());
+        arguments(inner, name.trim_start(), found);
+    }
+}
+
+/// Ends with the process; what it took of memory at the most is looked at on the way.
+fn watch(mut child: Child, line: &str) -> Output {
+    let start = Instant::now();
+    let status = PathBuf::from(format!("/proc/{}/status", child.id()));
+    while child.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(&status).unwrap_or_default();
+        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+        let most = most.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) << 10;
+        let why = match start.elapsed() > TIMEOUT {
+            true => Some("it waits"),
+            false => (most > RSS_BYTES_MAX).then_some("it reads without a limit"),
+        };
+        if let Some(why) = why {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{line}: {why}, with {most} bytes of memory");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn start(line: &str) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(line.split_whitespace()).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A refusal is exit code 2, and says something.
+fn refused(line: &str) -> String {
+    let output = watch(start(line), line);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{line}: {}\n{error}", text(&output.stdout));
+    assert!(error.starts_with("error: "), "{line}: {error}");
+    error
+}
+
+/// Files that are none: what they are called, and where they are.
+fn wrong_files(place: &Path) -> Vec<(&'static str, PathBuf)> {
+    let [directory, fifo, line] = ["directory", "fifo", "line"].map(|name| place.join(name));
+    fs::create_dir(&directory).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+    fs::File::create(&line).unwrap().set_len(1 << 30).unwrap();
+    vec![("directory", directory), ("fifo", fifo), ("line", line), ("zero", "/dev/zero".into())]
+}
+
+#[test]
+fn no_file_argument_waits_or_reads_without_a_limit() {
+    let mut all = Vec::new();
+    arguments(&ripieno::command(), "", &mut all);
+    let known = |(path, id): &(String, String)| {
+        ARGUMENTS.iter().any(|(command, arg, _)| command == path && arg == id)
+    };
+    let missing: Vec<_> = all.iter().filter(|it| !known(it)).collect();
+    assert!(missing.is_empty() && all.len() == ARGUMENTS.len(), "not in the table: {missing:?}");
+    let place = Place::new();
+    place.run(FORMAT, 0);
+    let (empty, times) = (place.path().join("empty"), place.path().join("times"));
+    fs::create_dir(&empty).unwrap();
+    let head = r#"{"ripieno_layer_times":1,"model":"m","gpu":"g","engine":"e"}"#;
+    fs::write(&times, format!("{head}\n{{\"requests\":[[9,9]],\"layer_us\":9}}\n")).unwrap();
+    for (kind, file) in wrong_files(place.path()) {
+        for (command, arg, words) in ARGUMENTS {
+            if kind == "directory" && *arg == "media" {
+                continue;
+            }
+            // A file that can be written is a good place for results.
+            if kind == "line" && *arg == "html" {
+                continue;
+            }
+            let line = words
+                .replace('%', &place.home().display().to_string())
+                .replace('+', &empty.display().to_string())
+                .replace('=', &times.display().to_string())
+                .replace('@', &file.display().to_string());
+            refused(&format!("{command} {line}"));
+        }
+    }
+}
+
+/// What is in the place of the parameters or of the lock.
+#[test]
+fn a_home_with_something_else_in_it_is_refused() {
+    let place = Place::new();
+    place.run(FORMAT, 0);
+    for name in ["home.json", "lock"] {
+        let path = place.home().join(name);
+        let spare = place.path().join(name);
+        fs::rename(&path, &spare).unwrap();
+        let scratch = tempfile::tempdir_in(place.path()).unwrap();
+        for (kind, file) in wrong_files(scratch.path()) {
+            // The lock is never read before it is locked, and anything can be.
+            if name == "lock" && kind == "line" {
+                continue;
+            }
+            std::os::unix::fs::symlink(&file, &path).unwrap();
+            let error = refused(&format!("inspect --media file:{}", place.home().display()));
+            assert!(error.contains(name), "{kind}: {error}");
+            fs::remove_file(&path).unwrap();
+        }
+        fs::rename(&spare, &path).unwrap();
+    }
+    place.run("inspect", 0);
+}
+
+#[test]
+fn files_for_results_are_checked_before_anything_else() {
+    for (line, wanted) in [
+        // The drive is not there either, which is said when it is opened.
+        ("profile --device vfio:ffff:ff:1f.7 --out /no/such/x", "--out /no/such/x: it cannot be"),
+        ("sim /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
+        ("sim plan /no/such.jsonl --html /no/such/x", "--html /no/such/x: it cannot be"),
+        ("replay --pace --model mini --slack /no/such/x", "--slack /no/such/x: it cannot be"),
+    ] {
+        let error = refused(line);
+        assert!(error.contains(wanted) && error.contains("\n hint: "), "{line}: {error}");
+    }
+    // It is there, and of another model.
+    let directory = tempfile::tempdir().unwrap();
+    let table = directory.path().join("table");
+    let profile = format!("profile --pace --model mini --pool-blocks 8 --out {}", table.display());
+    let output = watch(start(&profile), &profile);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let other = format!("profile --device vfio:ffff:ff:1f.7 --out {}", table.display());
+    let error = refused(&other);
+    assert!(error.contains(&format!("--out {}: ", table.display())), "{error}");
+}
+
+#[test]
+fn a_trace_comes_from_a_pipe_and_a_compressed_one_is_told_how() {
+    let request = r#"{"timestamp":1,"input_length":512,"output_length":1,"hash_ids":[1]}"#;
+    for line in ["replay --trace - --json", "sim - --json", "sim plan - --json"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.args(line.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(format!("{request}\n{request}\n").as_bytes()).unwrap();
+        drop(stdin);
+        let output = watch(child, line);
+        assert_eq!(output.status.code(), Some(0), "{line}: {}", text(&output.stderr));
+        assert!(text(&output.stdout).contains(['{', '[']), "{line}");
+    }
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"\x1f\x8b\x08\x00").unwrap();
+    for command in ["replay --trace", "sim", "sim plan"] {
+        let error = refused(&format!("{command} {}", file.path().display()));
+        assert!(error.contains("it is compressed") && error.contains("hint: pipe it: zcat /"));
+    }
+}
