@@ -18,6 +18,8 @@ pub enum Need {
     Numa,
     /// `pkg-config`.
     PkgConfig,
+    /// `valgrind`.
+    Valgrind,
     /// Python that makes virtual environments.
     Python,
     /// QEMU for machines.

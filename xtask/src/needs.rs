@@ -62,6 +62,9 @@ impl Need {
             Self::PkgConfig if !is_installed("pkg-config") => {
                 package("pkg-config", "the C interface is found with it", "pkgconf")
             }
+            Self::Valgrind if !is_installed("valgrind") => {
+                package("valgrind", "the C interface is checked in it", "valgrind")
+            }
             Self::Python | Self::PythonTools if !python_makes_venvs() => {
                 package("python3 with venv", "pip installs the Python package", "python3-venv")
             }
@@ -106,6 +109,7 @@ impl Need {
             | Self::Mmdebstrap
             | Self::Numa
             | Self::PkgConfig
+            | Self::Valgrind
             | Self::Python => Ok(()),
             Self::Crates => fetch_crates(),
             Self::Qemu => qemu::SYSTEM.fetch(),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{fs, io, os::unix::fs::symlink};
+use std::{env, fs, io, os::unix::fs::symlink};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -27,19 +27,23 @@ enum Action {
         #[arg(long, value_name = "DIR", default_value = "/usr/local")]
         prefix: PathBuf,
     },
-    /// Install into target/c, build the example engine with pkg-config, shared and static, run both
+    /// Install into target/c, build the example engine with pkg-config, shared and static, run
+    /// both, and the shared one in valgrind, too (unless RIPIENO_SKIP_VALGRIND is set)
     Check,
 }
 
 const NEEDS: &[Need] = &[Need::Cxx];
 const CHECK_NEEDS: &[Need] = &[Need::Cxx, Need::PkgConfig];
 
+/// Switches off the run in valgrind; c.sh looks at it as well.
+const NO_VALGRIND: &str = "RIPIENO_SKIP_VALGRIND";
+
 /// The libraries have the version of the workspace, as this program has.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The step of `cargo xtask ci`. The header is compared by a test of ripieno-c.
 pub fn step() -> Step {
-    Step::cargo("c", "xtask c check").needs(CHECK_NEEDS)
+    Step::cargo("c", "xtask c check").needs(CHECK_NEEDS).part_needs(Need::Valgrind, NO_VALGRIND)
 }
 
 pub fn run(args: &CArgs) -> Result<ExitCode> {
@@ -55,7 +59,8 @@ pub fn run(args: &CArgs) -> Result<ExitCode> {
             install(prefix)
         }
         Action::Check => {
-            needs::satisfy(CHECK_NEEDS.iter().copied())?;
+            let valgrind = env::var_os(NO_VALGRIND).is_none().then_some(Need::Valgrind);
+            needs::satisfy(CHECK_NEEDS.iter().copied().chain(valgrind))?;
             check()
         }
     }

@@ -9,3 +9,11 @@ LD_LIBRARY_PATH="$1/prefix/lib" ./shared "$1/home" 100
 libraries=$(pkg-config --static --libs ripieno | sed 's/-lripieno/-l:libripieno.a/')
 cc -std=c11 "$2" $(pkg-config --cflags ripieno) $libraries -o static
 env -u LD_LIBRARY_PATH ./static "$1/home" 200
+
+# A fresh home: it is made, and what a killed process left is opened.
+if test -z "${RIPIENO_SKIP_VALGRIND+set}"; then
+    LD_LIBRARY_PATH="$1/prefix/lib" \
+        valgrind --quiet --error-exitcode=1 --leak-check=full ./shared "$1/valgrind" 3
+else
+    echo "SKIPPED c: valgrind is not there, or not wanted (RIPIENO_SKIP_VALGRIND)"
+fi
