@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
-use nvme_driver::{Bus, Clock, Controller, ControllerOptions, MonotonicClock, Nanos};
+use nvme_driver::{Bus, Clock, Controller, ControllerOptions, Error, MonotonicClock, Nanos};
 use nvme_emu::{
-    Emu, EmuConfig, EmuDomain, EmuRunner, FileMedia, FileOptions, Latency, Media, MemoryMedia,
-    SimClock, SimMedia, SimOptions,
+    Emu, EmuConfig, EmuDomain, EmuRunner, FaultAction, FaultPlan, FaultRule, FaultWhen, FileMedia,
+    FileOptions, Latency, Media, MemoryMedia, SimClock, SimMedia, SimOptions,
 };
-use nvme_spec::ids::{Lba, Nsid};
+use nvme_spec::{
+    ids::{Lba, Nsid},
+    nvm::NvmOpcode,
+    status::Status,
+};
 
 const CAPACITY: u64 = 16 << 20;
 const NSID: Nsid = Nsid(1);
@@ -132,4 +136,50 @@ fn a_shutdown_waits_for_a_slow_flush() {
     let clock: Arc<dyn Clock> = sim.clone();
     attach(&emu, &clock).shutdown().unwrap();
     assert!(sim.now() > Nanos::from_millis(30_000));
+}
+
+/// A device that failed to flush its cache may have dropped from it what it could not write.
+#[test]
+fn a_flush_that_failed_is_not_sent_again() {
+    let sim = SimClock::new(1);
+    let clock: Arc<dyn Clock> = sim.clone();
+    let emu = emu(&EmuDomain::new("test"), "emu0", MemoryMedia::new(CAPACITY).unwrap());
+    sim.drive(emu.clone());
+    let mut controller = attach(&emu, &clock);
+    let mut done = |opcode: NvmOpcode| {
+        // Write Fault, and "do not retry" is not set.
+        let (opcode_of, admin) = (Some(opcode.0), Some(false));
+        let when = FaultWhen { opcode: opcode_of, admin, ..FaultWhen::default() };
+        let then = FaultAction::Status { code: Status::WRITE_FAULT.0, dnr: false };
+        let rules = vec![FaultRule::new(when, then).limit(1)];
+        emu.set_faults(FaultPlan { rules, ..FaultPlan::default() });
+        match opcode {
+            NvmOpcode::FLUSH => controller.flush(NSID),
+            _ => controller.write(NSID, Lba(0), &pattern(4096, 1), true),
+        }
+    };
+    done(NvmOpcode::WRITE).unwrap();
+    let error = done(NvmOpcode::FLUSH).unwrap_err();
+    let Error::Command { status, .. } = error else { panic!("{error}") };
+    assert_eq!(status.code(), Status::WRITE_FAULT);
+    assert_eq!(emu.counters().flushes, 0);
+    controller.flush(NSID).unwrap();
+    assert_eq!(emu.counters().flushes, 1);
+}
+
+#[test]
+fn resets_are_counted_without_the_controller() {
+    let sim = SimClock::new(1);
+    let clock: Arc<dyn Clock> = sim.clone();
+    let emu = emu(&EmuDomain::new("test"), "emu0", MemoryMedia::new(CAPACITY).unwrap());
+    sim.drive(emu.clone());
+    let mut controller = attach(&emu, &clock);
+    let resets = controller.resets().clone();
+    assert_eq!(resets.get(), 0);
+    controller.reset().unwrap();
+    assert_eq!(resets.get(), 1);
+    // A command on a queue that the loss of power took away.
+    emu.power_loss();
+    controller.flush(NSID).unwrap_err();
+    assert_eq!(resets.get(), 2);
 }

@@ -101,7 +101,8 @@ impl Controller {
     /// Moves everything written so far from the volatile cache to the medium.
     ///
     /// # Errors
-    /// As [`Controller::read`].
+    /// As [`Controller::read`]; anything written since the last flush may be lost then, and a
+    /// later flush that succeeds says nothing about it. A Flush is never sent again.
     pub fn flush(&mut self, nsid: Nsid) -> Result<(), Error> {
         self.usable()?;
         self.namespace(nsid)?;
@@ -266,7 +267,7 @@ impl Controller {
                 DescriptorMode::Sgl { .. } if prp_only => DescriptorMode::Prp { page_bytes },
                 mode => mode,
             },
-            crdt: (work.what != PASSTHROUGH).then_some(self.info.crdt),
+            crdt: is_repeatable(&work).then_some(self.info.crdt),
         };
         match host.run(&policy, memory, &mut work) {
             Ok(result) => Ok(result),
@@ -336,6 +337,13 @@ impl Controller {
             bounce_bytes: 0,
         })
     }
+}
+
+/// Whether a command that failed may be sent again: not if it was passed through, which its caller
+/// decides, and not a Flush. What the device could not make permanent it may have dropped, and the
+/// next Flush would succeed without it.
+fn is_repeatable(work: &Work<'_>) -> bool {
+    work.what != PASSTHROUGH && work.opcode != NvmOpcode::FLUSH
 }
 
 /// `ranges`, cut up for commands within `limits`.

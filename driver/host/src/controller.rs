@@ -23,6 +23,7 @@ use crate::{
     options::{ControllerOptions, DescriptorPreference, WaitMode},
     quirks::{Quirks, READY_CHECK_DELAY},
     rate::RateLimit,
+    resets::ResetCount,
     wait::Dead,
 };
 
@@ -82,6 +83,7 @@ pub struct Controller {
     pub(crate) may_dma: bool,
     pub(crate) warnings: RateLimit,
     pub(crate) seen: Seen,
+    resets: ResetCount,
 }
 
 impl Controller {
@@ -131,6 +133,7 @@ impl Controller {
             may_dma: false,
             warnings: RateLimit::default(),
             seen: Seen::default(),
+            resets: ResetCount::default(),
         };
         match controller.bring_up(State::Enabling) {
             Ok(()) => Ok(controller),
@@ -209,9 +212,16 @@ impl Controller {
         self.reset_controller()
     }
 
+    /// How often it was reset.
+    #[must_use]
+    pub fn resets(&self) -> &ResetCount {
+        &self.resets
+    }
+
     pub(crate) fn reset_controller(&mut self) -> Result<(), Error> {
         let span = tracing::info_span!("reset", ctrl = %self.id);
         let _entered = span.enter();
+        self.resets.add();
         let done = self.bring_up(State::Resetting);
         if let Err(error) = &done {
             tracing::error!(ctrl = %self.id, %error, "the controller could not be reset");

@@ -33,7 +33,7 @@
 //! - A reset has two attempts: CC.EN alone, then behind a reset of the function. The NVM subsystem
 //!   is reset on request only ([`Controller::reset_subsystem`]).
 //! - A command that failed is sent again at most four times, when its status says that this may
-//!   help.
+//!   help; a Flush never, for the second one would not cover what the first one lost.
 //! - What a device says is checked before it is used. A lie is an [`Error`] that moves the
 //!   controller to [`State::Failed`], never a panic and never an endless loop.
 //! - Memory a device was told about is freed only after the queue that names it was deleted or
@@ -75,6 +75,7 @@ pub mod queue;
 pub mod quirks;
 mod rate;
 mod recovery;
+mod resets;
 mod wait;
 
 pub use block::WriteOptions;
@@ -95,3 +96,4 @@ pub use namespace::{LbaRange, NamespaceError, NamespaceInfo};
 pub use options::{ControllerOptions, DescriptorPreference, WaitMode};
 pub use passthrough::PassthroughData;
 pub use recovery::{Recovered, RecoveryLevel};
+pub use resets::ResetCount;
