@@ -223,8 +223,10 @@
 //! - Starting and waiting for a layer is O(1) in the number of blocks and allocates nothing, but
 //!   for an event when a stream is seen for the first time, and for what this process copies to or
 //!   from host memory before the devices.
-//! - After a write or flush that failed in the journal, nothing is stored any more; what is stored
-//!   can still be retrieved.
+//! - After a flush of any device that failed, or a write of the journal, nothing is stored or
+//!   changed any more, and no device is asked to flush again, until the store is opened anew. A
+//!   [`Plane`] that could not flush takes no writes either. What is stored can be retrieved.
+//! - What was written before a controller was reset, and not flushed, is not committed.
 //!
 //! # Not implemented
 //! - Several GPUs: a plane has one pool, on one GPU.

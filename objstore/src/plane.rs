@@ -12,7 +12,7 @@ use std::{
 
 use gio_uring::{Affine, Counters, Event, IocbId, PoolHandle, Uring, Wait};
 use kv_catalog::{DeviceIndex, FileId, Geometry, KvShape, Layer, Region};
-use nvme_driver::{Clock, Controller, DmaMemory, Nanos};
+use nvme_driver::{Clock, Controller, DmaMemory, Nanos, ResetCount};
 use nvme_spec::ids::{Nsid, QueueId};
 
 use crate::{
@@ -54,33 +54,42 @@ use streams::Streams;
 /// A controller that a plane and a journal share. Whoever locks it may do I/O on its host queue
 /// and control it; nothing on the data path does.
 #[derive(Debug, Clone)]
-pub struct SharedController(Arc<Mutex<Controller>>);
+pub struct SharedController {
+    controller: Arc<Mutex<Controller>>,
+    resets: ResetCount,
+}
 
 impl SharedController {
     /// Shares `controller`.
     #[must_use]
     pub fn new(controller: Controller) -> Self {
-        Self(Arc::new(Mutex::new(controller)))
+        let resets = controller.resets().clone();
+        Self { controller: Arc::new(Mutex::new(controller)), resets }
     }
 
     /// Locks it. A thread that panicked while it had it leaves no half-done state: the driver's
     /// calls are complete in themselves.
     pub fn lock(&self) -> MutexGuard<'_, Controller> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks it, unless somebody else has it.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Controller>> {
-        match self.0.try_lock() {
+        match self.controller.try_lock() {
             Ok(controller) => Some(controller),
             Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
+    /// How often it was reset, without waiting for who has it.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.get()
+    }
+
     /// The controller, when nothing else shares it any more.
     pub(crate) fn into_inner(self) -> Option<Controller> {
-        let mutex = Arc::try_unwrap(self.0).ok()?;
+        let mutex = Arc::try_unwrap(self.controller).ok()?;
         Some(mutex.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -196,6 +205,8 @@ pub struct Plane {
     scratch: Scratch,
     /// Why controllers have to be recovered before anything else is done.
     fault: Option<String>,
+    /// Why nothing is stored any more: a flush failed.
+    read_only: Option<String>,
     /// Why the plane does nothing any more.
     failed: Option<String>,
 }
@@ -269,10 +280,13 @@ impl Plane {
         lost
     }
 
-    /// Times the controllers were recovered from a timeout or a fault.
+    /// A count that grows when controllers are recovered from a timeout or a fault, and whenever
+    /// one of them is reset, by whomever: its volatile cache may have forgotten what was stored
+    /// and not flushed. For comparing with [`JobDone::recoveries`].
     #[must_use]
     pub fn recoveries(&self) -> u64 {
-        self.tally.recoveries
+        let resets = self.devices.iter().map(|device| device.controller.resets());
+        self.tally.recoveries + resets.sum::<u64>()
     }
 
     /// Counts.
@@ -295,17 +309,32 @@ impl Plane {
     /// Makes everything that was written permanent, where a device has a volatile write cache.
     ///
     /// # Errors
-    /// [`StoreError::Driver`]: what was written since the last flush may be lost.
+    /// [`StoreError::JournalFailed`]: a device did not flush its cache, now or before. What was
+    /// written since the last flush that succeeded may be lost, and nobody can tell what a later
+    /// one would cover: no device is asked again, and nothing is stored any more until the plane
+    /// is opened anew. What is stored can be retrieved.
     pub fn flush(&mut self) -> Result<(), StoreError> {
+        self.check_flushed()?;
         if !self.must_flush {
             return Ok(());
         }
         for (device, index) in self.devices.iter().zip(0..) {
-            let flushed = device.controller.lock().flush(device.nsid);
-            let device = DeviceIndex(index);
-            flushed.map_err(|source| StoreError::Driver { device, source })?;
+            if let Err(source) = device.controller.lock().flush(device.nsid) {
+                let error = StoreError::Driver { device: DeviceIndex(index), source };
+                tracing::error!(%error, "the plane takes no writes any more");
+                self.read_only = Some(error.to_string());
+                break;
+            }
         }
-        Ok(())
+        self.check_flushed()
+    }
+
+    /// Refuses to store once a flush has failed.
+    fn check_flushed(&self) -> Result<(), StoreError> {
+        match &self.read_only {
+            Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// Takes note of what happened since the last call: events of devices now and then, and

@@ -165,7 +165,7 @@ impl Keys {
         debug_assert!(given_back.is_ok(), "{given_back:?}");
     }
 
-    /// Refuses to store once the journal cannot be written any more.
+    /// Refuses to change anything once a device did not take the journal, or did not flush.
     fn check_writable(&self) -> Result<(), StoreError> {
         match &self.read_only {
             Some(cause) => Err(StoreError::JournalFailed { cause: cause.clone() }),
@@ -207,9 +207,18 @@ impl Store {
     /// A handle that works in `namespace`, which is registered if it is new.
     ///
     /// # Errors
-    /// [`StoreError::Catalog`], [`StoreError::Failed`].
+    /// [`StoreError::Catalog`], [`StoreError::Failed`]; [`StoreError::JournalFailed`] for a new one
+    /// when the store takes no writes any more.
     pub fn within(&self, namespace: &Namespace) -> Result<Self, StoreError> {
-        let namespace = self.change(|catalog| Ok(catalog.namespace(namespace)?))?;
+        let registered = self.change(|catalog| Ok(catalog.namespace(namespace)?));
+        let namespace = registered.or_else(|error| {
+            // A store that takes no writes can be read.
+            let digest = namespace.digest();
+            self.look(|catalog| {
+                let found = catalog.namespaces().find(|(_, _, other)| *other == digest);
+                found.map(|(id, ..)| id).ok_or(error)
+            })
+        })?;
         Ok(Self { inner: self.inner.clone(), namespace })
     }
 
@@ -251,8 +260,12 @@ impl Store {
     /// Pins the stored ones of `keys`: they are not evicted until they are unpinned, also after
     /// the store was closed and opened again. Says how many were found.
     ///
+    /// This, like every change of the store but a commit, is permanent when the next
+    /// [`Store::sync_journal`] has returned. A crash before that may undo it.
+    ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::lookup`]; [`StoreError::JournalFailed`] when the store takes no writes any
+    /// more: nothing was changed.
     pub fn pin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.pin(self.namespace, keys)?))
     }
@@ -260,7 +273,7 @@ impl Store {
     /// Undoes [`Store::pin`].
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::pin`].
     pub fn unpin(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.unpin(self.namespace, keys)?))
     }
@@ -269,7 +282,7 @@ impl Store {
     /// reused once no prefix, transfer or writing refers to them.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::pin`].
     pub fn remove(&self, keys: &[BlockKey]) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.remove(self.namespace, keys)?))
     }
@@ -277,7 +290,7 @@ impl Store {
     /// Drops everything of the namespace, used and pinned blocks too.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::pin`].
     pub fn clear(&self) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.clear(self.namespace)?))
     }
@@ -285,8 +298,12 @@ impl Store {
     /// Starts a new epoch of the namespace: as [`Store::clear`], and what was being stored for the
     /// old epoch will not be found either. Returns the new epoch.
     ///
+    /// The new epoch is permanent when the next [`Store::sync_journal`] has returned. Call that
+    /// before anything is computed with new weights: after a crash in between, blocks of the old
+    /// ones may be found again.
+    ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::pin`].
     pub fn bump_epoch(&self) -> Result<u64, StoreError> {
         self.change(|catalog| Ok(catalog.bump_epoch(self.namespace)?))
     }
@@ -294,7 +311,7 @@ impl Store {
     /// Limits the namespace to so many files; `None`: no limit.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::pin`].
     pub fn set_quota(&self, files: Option<u32>) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_quota(self.namespace, files)?))
     }
@@ -303,7 +320,7 @@ impl Store {
     /// times as long as with 1, which is the default.
     ///
     /// # Errors
-    /// As for [`Store::lookup`]; [`StoreError::Catalog`] for a weight of 0.
+    /// As for [`Store::pin`]; [`StoreError::Catalog`] for a weight of 0.
     pub fn set_weight(&self, weight: u32) -> Result<(), StoreError> {
         self.change(|catalog| Ok(catalog.set_weight(self.namespace, weight)?))
     }
@@ -319,12 +336,24 @@ impl Store {
     /// Evicts up to `files` files of the namespace, and says how many it found.
     ///
     /// # Errors
-    /// As for [`Store::lookup`].
+    /// As for [`Store::pin`].
     pub fn evict(&self, files: u32) -> Result<u32, StoreError> {
         self.change(|catalog| Ok(catalog.evict(Some(self.namespace), files)?))
     }
 
+    /// Does something that is to become permanent.
     fn change<T>(
+        &self,
+        act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut keys = self.inner.keys();
+        keys.check()?;
+        keys.check_writable()?;
+        act(&mut keys.catalog)
+    }
+
+    /// Does something that need not become permanent.
+    fn look<T>(
         &self,
         act: impl FnOnce(&mut Catalog) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {

@@ -234,7 +234,9 @@ impl Plane {
     }
 
     /// Ends jobs: waits for their layers in flight, and flushes the devices once for all that they
-    /// stored. A layer that was never started is an error of its job.
+    /// stored. A layer that was never started is an error of its job. After a flush that failed,
+    /// all jobs that store have an error, and begin_store() raises ReadOnlyError: open the plane
+    /// again.
     fn end(&self, py: Python<'_>, jobs: Vec<u64>) -> PyResult<Vec<Report>> {
         let jobs: Vec<JobId> = jobs.into_iter().map(JobId).collect();
         let reports = py.detach(|| self.stack.end(&jobs)).or_raise()?;

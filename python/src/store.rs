@@ -210,7 +210,8 @@ impl Store {
         self.handle.evict(files).or_raise()
     }
 
-    /// Drops everything of the namespace for good. Returns the new epoch.
+    /// Drops everything of the namespace for good. Returns the new epoch, which is permanent when
+    /// the next sync() has returned.
     fn bump_epoch(&self) -> PyResult<u64> {
         self.handle.bump_epoch().or_raise()
     }

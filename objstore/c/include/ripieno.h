@@ -422,7 +422,7 @@ void ripieno_prefix_release(ripieno_prefix *prefix);
 //
 // keys: as for ripieno_peek.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_pin(const ripieno_store *store,
                            const uint8_t *keys,
                            size_t count,
@@ -432,7 +432,7 @@ ripieno_status ripieno_pin(const ripieno_store *store,
 //
 // keys: as for ripieno_peek.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_unpin(const ripieno_store *store,
                              const uint8_t *keys,
                              size_t count,
@@ -443,7 +443,7 @@ ripieno_status ripieno_unpin(const ripieno_store *store,
 //
 // keys: as for ripieno_peek.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_remove(const ripieno_store *store,
                               const uint8_t *keys,
                               size_t count,
@@ -451,30 +451,33 @@ ripieno_status ripieno_remove(const ripieno_store *store,
 
 // Drops everything in the namespace, pinned and used blocks too.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_clear(const ripieno_store *store);
 
 // Evicts up to so many blocks of the namespace that are neither pinned nor used. evicted: how many
 // there were.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_evict(const ripieno_store *store, uint32_t blocks, uint32_t *evicted);
 
 // Starts a new epoch of the namespace: as ripieno_clear, and what is being stored now will not be
 // found either. For a model, adapter or salt that changed under the same name.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// The new epoch is permanent when the next ripieno_sync has returned: after a crash before that,
+// the blocks of the old one may be found again.
+//
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_bump_epoch(const ripieno_store *store, uint64_t *epoch);
 
 // Limits the namespace to so many blocks; UINT32_MAX: no limit.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_set_quota(const ripieno_store *store, uint32_t blocks);
 
 // Says how much longer than those of other namespaces its blocks are kept unused: weight times as
 // long as with 1, which is the default.
 //
-// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 ripieno_status ripieno_set_weight(const ripieno_store *store, uint32_t weight);
 
 // Makes permanent what was evicted, pinned, removed, cleared or registered so far, and with

@@ -146,7 +146,7 @@ unsafe fn change(
 ///
 /// keys: as for ripieno_peek.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_pin(
     store: *const Store,
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn ripieno_pin(
 ///
 /// keys: as for ripieno_peek.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_unpin(
     store: *const Store,
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn ripieno_unpin(
 ///
 /// keys: as for ripieno_peek.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_remove(
     store: *const Store,
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn ripieno_remove(
 
 /// Drops everything in the namespace, pinned and used blocks too.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_clear(store: *const Store) -> Status {
     // SAFETY: as the header says.
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn ripieno_clear(store: *const Store) -> Status {
 /// Evicts up to so many blocks of the namespace that are neither pinned nor used. evicted: how many
 /// there were.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_evict(
     store: *const Store,
@@ -221,7 +221,10 @@ pub unsafe extern "C" fn ripieno_evict(
 /// Starts a new epoch of the namespace: as ripieno_clear, and what is being stored now will not be
 /// found either. For a model, adapter or salt that changed under the same name.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// The new epoch is permanent when the next ripieno_sync has returned: after a crash before that,
+/// the blocks of the old one may be found again.
+///
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64) -> Status {
     guard(|| {
@@ -234,7 +237,7 @@ pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64
 
 /// Limits the namespace to so many blocks; UINT32_MAX: no limit.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> Status {
     let blocks = (blocks != u32::MAX).then_some(blocks);
@@ -245,7 +248,7 @@ pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> 
 /// Says how much longer than those of other namespaces its blocks are kept unused: weight times as
 /// long as with 1, which is the default.
 ///
-/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
+/// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) -> Status {
     // SAFETY: as the header says.

@@ -32,9 +32,9 @@ pub struct JobDone {
     pub job: JobId,
     /// Why not everything is where it was to go; `None` when it is.
     pub failure: Option<JobFailure>,
-    /// How often the devices had been recovered when the job began. If that is not
-    /// [`crate::Plane::recoveries`] once they were flushed, what was stored may be lost: a drive
-    /// that loses power, and is reset, forgets what was in its volatile cache.
+    /// [`crate::Plane::recoveries`] when the job began. If that has grown once the devices were
+    /// flushed, what was stored may be lost: a drive that loses power, and is reset, forgets what
+    /// was in its volatile cache.
     pub recoveries: u64,
     /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
     /// Empty when the plane keeps no checksums.

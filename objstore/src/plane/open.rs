@@ -98,8 +98,7 @@ impl Plane {
         let bus = devices[0].controller.lock().bus().clone();
         let mut memory = HostMemory::new(&*bus, &shape, &pool, gpu.as_ref(), &options)?;
         let scratch: Vec<Region> = devices.iter().map(|device| device.scratch).collect();
-        let devices = devices.into_iter().enumerate();
-        let devices = devices.map(|(at, device)| prepare(at, device, &options));
+        let devices = (0..).zip(devices).map(|(at, device)| prepare(at, device, &options));
         let mut devices = devices.collect::<Result<Vec<Device>, _>>()?;
         let regions: Vec<Region> = devices.iter().map(|device| device.region).collect();
         // Before anything is granted: the proof has the controllers to itself.
@@ -137,6 +136,7 @@ impl Plane {
             fua,
             placements,
             must_flush,
+            read_only: None,
             shape,
             geometry,
             files,

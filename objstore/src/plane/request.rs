@@ -21,8 +21,9 @@ impl Plane {
     /// # Errors
     /// [`StoreError::NoSuchBlock`] and [`StoreError::NoSuchFile`]; [`StoreError::DuplicateBlock`]
     /// for a read into one block twice; [`StoreError::Staging`] for more blocks than a staging
-    /// buffer has room for; [`StoreError::ReadOnly`] for a write; [`StoreError::Ring`] without
-    /// memory for the job ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
+    /// buffer has room for; [`StoreError::ReadOnly`] for a write, and [`StoreError::JournalFailed`]
+    /// after a flush that failed; [`StoreError::Ring`] without memory for the job
+    /// ([`crate::StoreOptions::arena_bytes`]); [`StoreError::Failed`].
     pub fn begin(
         &mut self,
         direction: Direction,
@@ -32,12 +33,13 @@ impl Plane {
         self.sync()?;
         if direction == Direction::Write {
             self.check_writable()?;
+            self.check_flushed()?;
         }
         self.jobs_ever += 1;
         let id = JobId(self.jobs_ever);
         self.check_moves(id, direction, moves)?;
         self.check_room(moves.len())?;
-        let mut job = Job::new(direction, self.shape.layers, moves, self.tally.recoveries);
+        let mut job = Job::new(direction, self.shape.layers, moves, self.recoveries());
         let rest = self.divide(&mut job, expected);
         let uploaded = self.upload(&mut job, rest.as_deref().unwrap_or(expected));
         if let Err(error) = uploaded.and_then(|()| self.upload_copies(&mut job)) {

@@ -12,12 +12,14 @@ pub(super) struct BlockDevice {
     name: String,
     nsid: Nsid,
     region: Region,
+    /// Resets of the controller before the first write that no flush has covered.
+    unflushed: Option<u64>,
 }
 
 impl BlockDevice {
     pub(super) fn new(controller: SharedController, nsid: Nsid, region: Region) -> Self {
         let name = controller.lock().id().to_owned();
-        Self { controller, name, nsid, region }
+        Self { controller, name, nsid, region, unflushed: None }
     }
 
     fn lba(&self, offset: u64) -> Lba {
@@ -74,12 +76,29 @@ impl BlockIo for BlockDevice {
         let action = BlockAction::Write;
         self.check(action, offset, from.len())?;
         let fua = fua && !planted(PlantedBug::RecordWithoutFua);
+        if !fua {
+            self.unflushed.get_or_insert(self.controller.resets());
+        }
         let written = self.controller.lock().write(self.nsid, self.lba(offset), from, fua);
         written.map_err(self.error(action, offset, from.len()))
     }
 
+    /// As the trait says; it fails when the controller was reset since something was written: after
+    /// a loss of power the device flushes what is left.
     fn flush(&mut self) -> Result<(), BlockError> {
         let flushed = self.controller.lock().flush(self.nsid);
-        flushed.map_err(self.error(BlockAction::Flush, 0, 0))
+        flushed.map_err(self.error(BlockAction::Flush, 0, 0))?;
+        let resets = self.controller.resets();
+        match self.unflushed.take() {
+            Some(before) if before != resets => Err(BlockError {
+                device: self.name.clone(),
+                action: BlockAction::Flush,
+                offset: 0,
+                bytes: 0,
+                reason: "the controller was reset before, and may have forgotten what was written"
+                    .to_owned(),
+            }),
+            _ => Ok(()),
+        }
     }
 }

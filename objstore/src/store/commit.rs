@@ -81,7 +81,9 @@ impl Commits {
 impl Store {
     /// Waits for the layers in flight and, if all of all layers was stored, makes the blocks
     /// permanent and visible: they are found by lookups, also after a crash or loss of power.
-    /// Otherwise nothing becomes visible and the files are free again.
+    /// Otherwise nothing of it is found, and the files are free again; but a record that a device
+    /// did not acknowledge may have got there all the same, and then the blocks, all of them whole,
+    /// are found when the store is opened again.
     ///
     /// With [`crate::DramMode::WriteBack`] what was copied to memory of this process becomes
     /// visible alone. It is permanent when the next [`Store::sync_journal`] has returned, or
@@ -92,6 +94,7 @@ impl Store {
     /// [`StoreError::Transfer`] when a layer failed, [`StoreError::Incomplete`] when one was never
     /// started, [`StoreError::Forgotten`] when a device may have lost the data again,
     /// [`StoreError::JournalFailed`] when a device did not take the data or the record for good,
+    /// now or before: nothing is committed after that until the store is opened again.
     /// [`StoreError::Foreign`], [`StoreError::Failed`].
     pub fn commit(&self, writing: Writing) -> Result<Committed, StoreError> {
         self.own(&writing.handle, "writing")?;
@@ -141,7 +144,15 @@ impl Inner {
             });
         }
         if is_dirty {
-            return self.publish(Published { job, write, checksums, tries: 0, ticket: None });
+            // What could not become permanent is not published.
+            let writable = self.keys().check_writable();
+            return match writable {
+                Ok(()) => self.publish(Published { job, write, checksums, tries: 0, ticket: None }),
+                Err(error) => {
+                    self.give_up(job, write);
+                    Err(error)
+                }
+            };
         }
         lock(&self.ready).push(Ready { job, write, recoveries, checksums, tries: None });
         let mut commits = lock(&self.commits);
@@ -163,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// Commits all that is ready.
+    /// Commits all that is ready; on a store that takes no writes any more, nothing of it.
     pub(super) fn commit_ready(&self, commits: &mut Commits) -> Result<(), StoreError> {
         let ready = std::mem::take(&mut *lock(&self.ready));
         let flushed = self.flush_devices(commits);
@@ -186,10 +197,14 @@ impl Inner {
                 false => self.give_up(job, write),
             }
         }
+        let mut files = Vec::new();
         {
             let mut keys = self.keys();
             for (Ready { write, checksums, .. }, safe) in ready.iter().zip(&safe) {
                 let catalog = &mut keys.catalog;
+                if *safe {
+                    files.extend(catalog.own_files(*write));
+                }
                 let ended = match safe {
                     true => catalog
                         .written(*write, 0, checksums)
@@ -204,6 +219,11 @@ impl Inner {
             true => Ok(()),
             false => self.write_group(commits),
         });
+        if permanent.is_err() {
+            // Whoever is told that a commit failed must not find its blocks.
+            let mut keys = self.keys();
+            files.into_iter().for_each(|file| keys.catalog.lost(file));
+        }
         let cause = permanent.err();
         for (Ready { job, tries, .. }, safe) in ready.into_iter().zip(safe) {
             if tries.is_some() {
@@ -224,8 +244,16 @@ impl Inner {
         cause.map_or(Ok(()), |cause| Err(StoreError::JournalFailed { cause }))
     }
 
+    /// Refuses to make anything permanent after something could not be. A device that failed to
+    /// flush its cache may have dropped from it what was written, and say of the next flush that it
+    /// succeeded.
+    fn check_permanent(&self) -> Result<(), String> {
+        self.keys().read_only.clone().map_or(Ok(()), Err)
+    }
+
     /// Makes the data of everything that is ready permanent.
     fn flush_devices(&self, commits: &mut Commits) -> Result<(), String> {
+        self.check_permanent()?;
         if planted(PlantedBug::CommitBeforeFlush) {
             return Ok(());
         }
@@ -240,6 +268,7 @@ impl Inner {
     /// Writes the records that have queued. Files that only waited for their records are free
     /// afterwards.
     fn write_group(&self, commits: &mut Commits) -> Result<(), String> {
+        self.check_permanent()?;
         {
             let mut keys = self.keys();
             let ahead = if keys.is_crowded { keys.catalog.wants_space() } else { 0 };

@@ -50,7 +50,7 @@ impl Store {
             return Err(StoreError::Positions { blocks, positions, what: "blocks of the prefix" });
         }
         // A reference of its own: the transfer may outlive the prefix.
-        let shared = self.change(|catalog| {
+        let shared = self.look(|catalog| {
             let shared = catalog.share(prefix.reference.id, first..end);
             shared.map_err(|error| match error {
                 CatalogError::Dropped { position, file } => StoreError::Stale { position, file },
@@ -151,7 +151,7 @@ impl Store {
     /// As for [`crate::Plane::prefetch`].
     pub fn prefetch(&self, keys: &[BlockKey], within: Nanos) -> Result<usize, StoreError> {
         let until = self.inner.clock.now() + within;
-        let shared = self.change(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
+        let shared = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
         let expected = self.expected(&shared.files);
         let begun = self.inner.with_plane(|plane| {
             let (there, job) = plane.prefetch(&shared.files, &expected, until)?;
@@ -169,7 +169,7 @@ impl Store {
 
     /// The longest run of leading `keys` that is stored: no use of the blocks, and no lookup.
     pub(super) fn hold_prefix(&self, keys: &[BlockKey]) -> Result<Prefix, StoreError> {
-        let reference = self.change(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
+        let reference = self.look(|catalog| Ok(catalog.hold_prefix(self.namespace, keys)?))?;
         Ok(Prefix { store: self.inner.clone(), reference })
     }
 

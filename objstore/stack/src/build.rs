@@ -78,7 +78,7 @@ pub(crate) struct Built {
     pub(crate) pool: KvPool,
     pub(crate) placement: Placement,
     pub(crate) below: Below,
-    place: Place,
+    pub(crate) place: Place,
 }
 
 impl Plan<'_> {

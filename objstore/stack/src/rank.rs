@@ -218,7 +218,17 @@ impl RankStack {
             let config = RankConfig { id, devices, executor, clock, shape, pool, gpu, options };
             Ok(Plane::open_rank(config)?)
         })?;
+        Self::over(plane, built, clock, wait_timeout)
+    }
+
+    fn over(
+        plane: Plane,
+        built: Built,
+        clock: Arc<dyn Clock>,
+        wait_timeout: Nanos,
+    ) -> Result<Self, StackError> {
         let (is_bounced, placement) = (built.bounce.is_some(), built.placement.clone());
+        let shape = *plane.shape();
         let open = Box::new(Open { plane, jobs: HashMap::new(), built });
         let shared = Arc::new(Shared(Mutex::new(State::Open(open))));
         let watched = shared.clone();
@@ -378,6 +388,10 @@ impl RankStack {
     /// Ends jobs: waits for their layers in flight, and makes what they stored permanent, with one
     /// flush for all. The reports are for the catalog: [`objstore::DurableCatalog`].
     ///
+    /// After a flush that failed every job that stored something has failed
+    /// ([`StoreError::JournalFailed`]), in this call and in all later ones, and none is begun: open
+    /// the rank again.
+    ///
     /// # Errors
     /// [`StoreError::NoSuchJob`], [`StoreError::Failed`].
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<Report>, StackError> {
@@ -401,7 +415,11 @@ impl RankStack {
         let stored = ended.iter().any(|(direction, _)| *direction == Some(Direction::Write));
         let (flushed, recoveries) = self.with(|open| {
             let flushed = if stored { open.plane.flush() } else { Ok(()) };
-            Ok((flushed.map_err(|error| error.to_string()), open.plane.recoveries()))
+            let flushed = flushed.map_err(|error| match error {
+                StoreError::JournalFailed { cause } => cause,
+                error => error.to_string(),
+            });
+            Ok((flushed, open.plane.recoveries()))
         })?;
         let report = |(direction, done): (Option<Direction>, objstore::JobDone)| {
             let failure = match (done.failure, &flushed) {
@@ -452,5 +470,7 @@ impl RankStack {
     }
 }
 
+#[cfg(test)]
+mod durability;
 #[cfg(test)]
 mod tests;

@@ -192,6 +192,6 @@ fn ptrace(request: u32, thread: pid_t, address: usize, data: usize) -> io::Resul
 fn wait(thread: pid_t) -> io::Result<(pid_t, c_int)> {
     let mut status = 0;
     // SAFETY: writes the status.
-    let thread = unsafe { libc::waitpid(thread, &mut status, libc::__WALL) };
+    let thread = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
     if thread < 0 { Err(io::Error::last_os_error()) } else { Ok((thread, status)) }
 }

@@ -175,6 +175,13 @@ impl Catalog {
         Ok(self.report(id, rank, false))
     }
 
+    /// The files that a write in progress stores itself; none for one that has ended.
+    #[must_use]
+    pub fn own_files(&self, id: WriteId) -> Vec<FileId> {
+        let positions = self.writes.get(id.0).into_iter().flat_map(|writing| &writing.positions);
+        positions.filter(|position| position.own).map(|position| position.file).collect()
+    }
+
     /// Lets lookups find the own files of a write before it is committed: their bytes can be read,
     /// but are not yet where they survive a crash. Until [`Catalog::commit`] no record tells of
     /// them, and they are not evicted. `checksums`: of each own file those of all ranks, as

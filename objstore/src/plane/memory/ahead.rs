@@ -112,7 +112,7 @@ impl Plane {
         });
         let moves: Vec<Move> = moves.collect();
         // One operation moves all rows.
-        let mut job = Job::new(direction, 1, &moves, self.tally.recoveries);
+        let mut job = Job::new(direction, 1, &moves, self.recoveries());
         (job.is_ahead, job.placement) = (true, placement);
         self.upload(&mut job, words)?;
         self.jobs_ever += 1;
@@ -164,7 +164,7 @@ impl Plane {
         if is_full {
             return Err(StoreError::Busy { in_flight: self.ops.len() as u32 });
         }
-        let mut job = Job::new(Direction::Read, 1, &[], self.tally.recoveries);
+        let mut job = Job::new(Direction::Read, 1, &[], self.recoveries());
         job.is_ahead = true;
         job.hits = blocks.to_vec();
         job.hit_words = words.to_vec();

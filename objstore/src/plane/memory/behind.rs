@@ -175,6 +175,7 @@ impl Plane {
     ) -> Result<Option<(Ticket, usize)>, StoreError> {
         self.sync()?;
         self.check_writable()?;
+        self.check_flushed()?;
         if !self.spare(id, is_wanted)? {
             return Ok(None);
         }

@@ -1,0 +1,258 @@
+//! What a store acknowledges when a device does not flush, or forgets what it was to flush: nothing
+//! that is not permanent, then and later. Crashes at every point: `cargo xtask crash`.
+
+mod shelf;
+mod stack;
+
+use nvme_driver::{Clock as _, Nanos};
+use nvme_emu::{FaultAction, LbaRange};
+use objstore::{DramMode, KvShape, Namespace, Row, Store, StoreError, StoreOptions};
+use shelf::{FLUSH, Shelf, break_device, break_flush, crash, flushes, refused};
+use stack::{READ, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+/// Dataset Management.
+const DSM: u8 = 9;
+
+fn write_back(blocks: u64, shape: &KvShape) -> StoreOptions {
+    let dram_bytes = blocks * shape.block_bytes();
+    StoreOptions { dram_bytes, dram_mode: DramMode::WriteBack, ..StoreOptions::default() }
+}
+
+/// Writes of the journal fail.
+fn break_journal(stack: &Stack) {
+    let mut rule = on(WRITE, WRITE_FAULT);
+    rule.when.lbas = Some(LbaRange { first: 0, count: stack.data_lba() });
+    stack.faults(Some(rule));
+}
+
+#[test]
+fn nothing_is_committed_after_a_flush_that_failed() {
+    // A device that does not say so would be asked again, and might succeed then.
+    for dnr in [true, false] {
+        let (shelf, mut stack) = Shelf::made(2, SHAPE, &StoreOptions::default());
+        let (old, a, b) = (keys(0..4), keys(10..14), keys(20..24));
+        stack.put(&old, 0);
+        let first = stack.begin(&a, 0);
+        stack.write_all(&first).unwrap();
+        let second = stack.begin(&b, 10);
+        stack.write_all(&second).unwrap();
+        let fault = FaultAction::Status { code: 0x280, dnr };
+        break_device(&stack.emus[1], on(FLUSH, fault).limit(1));
+        let said = refused(stack.store.commit(first));
+        assert!(said.contains("drive1") && said.contains("Write Fault"), "{said}");
+        let before = flushes(&stack.emus);
+        refused(stack.store.commit(second));
+        refused(stack.store.sync_journal());
+        refused(stack.store.allocate(&a, &blocks(0, 4)));
+        assert_eq!(flushes(&stack.emus), before, "a device was asked again");
+        assert_eq!((stack.store.peek(&a), stack.store.peek(&b)), (0, 0));
+        assert_eq!(stack.get(&old, 20), 4, "what is stored can be retrieved");
+        assert_eq!(stack.store.stats().unwrap().files_writing, 0);
+        refused(stack.store.clone().close().map(drop));
+        crash(stack);
+        let mut stack = shelf.open(&StoreOptions::default());
+        assert_eq!(stack.get(&old, 20), 4);
+        assert_eq!((stack.store.peek(&a), stack.store.peek(&b)), (0, 0));
+        assert_eq!((stack.put(&a, 0), stack.get(&a, 30)), (4, 4), "open anew, it stores");
+    }
+}
+
+#[test]
+fn nothing_is_written_back_after_a_flush_that_failed() {
+    let options = write_back(16, &SHAPE);
+    let (shelf, mut stack) = Shelf::made(2, SHAPE, &options);
+    let (old, a, b) = (keys(0..2), keys(10..14), keys(20..24));
+    stack.put(&old, 0);
+    stack.store.sync_journal().unwrap();
+    let open = stack.begin(&b, 10);
+    stack.write_all(&open).unwrap();
+    break_flush(&stack.emus[1]);
+    assert_eq!(stack.put(&a, 0), 4, "it is in memory");
+    refused(stack.store.sync_journal());
+    let before = flushes(&stack.emus);
+    assert_eq!(stack.store.peek(&a), 0, "what could not be written is a miss");
+    refused(stack.store.commit(open));
+    assert_eq!(stack.store.peek(&b), 0);
+    refused(stack.store.sync_journal());
+    assert_eq!(flushes(&stack.emus), before, "a device was asked again");
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.dram.dirty, stats.files_writing), (0, 0));
+    assert_eq!(stack.get(&old, 20), 2);
+    crash(stack);
+    let mut stack = shelf.open(&options);
+    assert_eq!(stack.get(&old, 20), 2);
+    assert_eq!((stack.store.peek(&a), stack.store.peek(&b)), (0, 0));
+}
+
+#[test]
+fn what_the_journal_did_not_take_is_not_found() {
+    for options in [StoreOptions::default(), write_back(16, &SHAPE)] {
+        let (_shelf, mut stack) = Shelf::made(2, SHAPE, &options);
+        let (old, a) = (keys(0..4), keys(10..14));
+        stack.put(&old, 0);
+        stack.store.sync_journal().unwrap();
+        let writing = stack.begin(&a, 0);
+        stack.write_all(&writing).unwrap();
+        break_journal(&stack);
+        if options.dram_mode == DramMode::WriteBack {
+            stack.store.commit(writing).unwrap();
+            refused(stack.store.sync_journal());
+        } else {
+            refused(stack.store.commit(writing));
+        }
+        stack.faults(None);
+        assert_eq!(stack.store.peek(&a), 0, "{:?}", options.dram_mode);
+        assert_eq!(stack.get(&old, 20), 4);
+    }
+}
+
+#[test]
+fn a_store_that_takes_no_writes_changes_nothing() {
+    let (_shelf, mut stack) = Shelf::made(1, SHAPE, &StoreOptions::default());
+    let other = Namespace { adapter: "other".to_owned(), ..Namespace::default() };
+    stack.store.within(&other).unwrap();
+    let a = keys(0..4);
+    stack.put(&a, 0);
+    break_flush(&stack.emus[0]);
+    let writing = stack.begin(&keys(10..11), 10);
+    stack.write_all(&writing).unwrap();
+    refused(stack.store.commit(writing));
+    let store = stack.store.clone();
+    refused(store.pin(&a));
+    refused(store.unpin(&a));
+    refused(store.remove(&a));
+    refused(store.clear());
+    refused(store.bump_epoch());
+    refused(store.set_quota(Some(1)));
+    refused(store.set_weight(2));
+    refused(store.evict(1));
+    let new = Namespace { adapter: "new".to_owned(), ..Namespace::default() };
+    refused(store.within(&new).map(drop));
+    // What is there can be used.
+    let usage = store.usage().unwrap();
+    assert_eq!((usage.epoch, usage.pinned, usage.quota_files), (0, 0, None));
+    assert_eq!(store.within(&other).unwrap().peek(&a), 0);
+    assert_eq!(stack.get(&a, 20), 4);
+}
+
+/// The driver resets a drive that lost its power, although nothing that the store waited for
+/// failed.
+#[test]
+fn what_a_drive_forgot_behind_the_stores_back_is_not_committed() {
+    let mut shelf = Shelf::new(2, SHAPE);
+    shelf.format.group = Some(8);
+    shelf.make();
+    let mut stack = shelf.open(&StoreOptions::default());
+    let (old, a) = (keys(0..32), keys(100..108));
+    stack.put(&old, 0);
+    let writing = stack.begin(&a, 32);
+    stack.write_all(&writing).unwrap();
+    break_device(&stack.emus[1], on(DSM, FaultAction::PowerLoss).limit(1));
+    stack.store.remove(&old).unwrap();
+    stack.store.sync_journal().unwrap();
+    let stats = stack.store.stats().unwrap();
+    assert_eq!((stats.deallocations_failed, stats.recoveries), (1, 0), "nobody noticed");
+    let error = stack.store.commit(writing).unwrap_err();
+    assert!(matches!(error, StoreError::Forgotten), "{error}");
+    assert_eq!(stack.store.peek(&a), 0);
+    // Whoever finds the dead queues brings them back.
+    let writing = stack.begin(&a, 32);
+    let _ = stack.write_all(&writing);
+    let _ = stack.store.commit(writing);
+    assert_eq!(stack.put(&a, 32), 8, "it can be stored again");
+    crash(stack);
+    let mut stack = shelf.open(&StoreOptions::default());
+    assert_eq!((stack.get(&a, 0), stack.store.peek(&old)), (8, 0));
+}
+
+#[test]
+fn a_medium_that_was_reset_before_its_flush_says_so() {
+    let powered = Shelf::new(1, SHAPE).power_on();
+    let mut medium = Store::media(&powered.devices).unwrap().remove(0).io;
+    let page = [7; 4096];
+    for (fua, wanted) in [(true, true), (false, false)] {
+        medium.write(0, &page, fua).unwrap();
+        medium.flush().unwrap();
+        medium.write(4096, &page, fua).unwrap();
+        powered.devices[0].controller.lock().reset().unwrap();
+        medium.write(8192, &page, fua).unwrap();
+        let flushed = medium.flush();
+        assert_eq!(flushed.is_ok(), wanted, "{flushed:?}");
+    }
+}
+
+/// A part of it is written, then the drives lose what they have not flushed.
+#[test]
+fn what_a_drive_forgot_is_written_back_again() {
+    let shape = KvShape { object_bytes: 256 << 10, ..SHAPE };
+    let options = write_back(40, &shape);
+    let (shelf, mut stack) = Shelf::made(2, shape, &options);
+    let (old, a) = (keys(20..22), keys(0..8));
+    stack.put(&old, 0);
+    stack.store.close().unwrap();
+    // Memory has nothing of the old ones: they are read from the drives.
+    let mut stack = shelf.open(&options);
+    assert_eq!(stack.put(&a, 0), 8);
+    let written =
+        |stack: &Stack| stack.store.stats().unwrap().dram.written_back_bytes / shape.block_bytes();
+    for idle in 0.. {
+        assert!(idle < 100_000, "nothing is written back");
+        if written(&stack) > 0 {
+            break;
+        }
+        stack.store.poll_events().unwrap();
+        stack.clock.pause(idle % 4, Nanos::MAX);
+    }
+    assert!(written(&stack) < 8, "all of it was written at once");
+    stack.faults(Some(on(READ, FaultAction::PowerLoss).limit(1)));
+    let prefix = stack.store.lookup(&old).unwrap();
+    assert!(stack.read(&prefix, 20).is_err(), "the power was lost");
+    drop(prefix);
+    stack.faults(None);
+    stack.store.sync_journal().unwrap();
+    assert_eq!(stack.store.stats().unwrap().dram.dirty, 0);
+    crash(stack);
+    let mut stack = shelf.open(&options);
+    assert_eq!(stack.get(&a, 20), 8);
+}
+
+/// Memory of this process that changed before a device had it.
+#[test]
+fn what_is_written_back_is_what_was_stored() {
+    let options = write_back(16, &SHAPE);
+    let (shelf, mut stack) = Shelf::made(2, SHAPE, &options);
+    let a = keys(0..4);
+    let writing = stack.begin(&a, 0);
+    stack.write_all(&writing).unwrap();
+    blocks(0, 4).into_iter().for_each(|block| stack.wipe(block));
+    corrupt(&stack, &ripieno_testkit::object(a[2], 0, Row(3), SHAPE.object_bytes));
+    stack.store.commit(writing).unwrap();
+    let error = stack.store.sync_journal().unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Transfer { failure }
+        if failure.status == gio_uring::IoStatus::Checksum && failure.layer.0 == 1
+        && failure.position == 2),
+        "{error}"
+    );
+    assert_eq!(stack.store.peek(&a), 0);
+    assert_eq!((stack.put(&a, 0), stack.get(&a, 20)), (4, 4));
+    stack.store.sync_journal().unwrap();
+    crash(stack);
+    assert_eq!(shelf.open(&options).get(&a, 20), 4);
+}
+
+/// Flips a bit of the only copy of `object` in memory that devices reach.
+fn corrupt(stack: &Stack, object: &[u8]) {
+    let memory = stack.domain.access();
+    let mut found = Vec::new();
+    for range in stack.domain.mapped() {
+        let mut bytes = vec![0; range.len as usize];
+        if memory.read(range.iova, &mut bytes).is_ok() {
+            let at = bytes.chunks(object.len()).position(|part| part == object);
+            found.extend(at.map(|at| range.iova.offset((at * object.len()) as u64)));
+        }
+    }
+    assert_eq!(found.len(), 1, "copies of the object");
+    memory.write(found[0], &[object[0] ^ 1]).unwrap();
+}

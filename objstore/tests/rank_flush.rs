@@ -1,0 +1,263 @@
+//! What a rank's plane makes permanent, and what it refuses after a device did not flush; and the
+//! catalog beside it.
+
+mod shelf;
+mod stack;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use nvme_driver::{ControllerOptions, Nanos};
+use nvme_emu::{
+    Emu, EmuConfig, EmuDomain, FaultAction, Media, MediaDone, MediaKind, MediaOp, MemoryMedia,
+    SimClock,
+};
+use objstore::{
+    BlockId, BlockKey, Direction, DurableCatalog, FileId, Format, JobDone, JobId, KvShape, Layer,
+    Move, Namespace, Order, Part, Plane, RankConfig, RankId, Store, StoreDevice, StoreError,
+    StoreOptions,
+};
+use ripieno_testkit::{Drives, KvMemory, format, inline_executor};
+use shelf::{Powered, Shelf, break_flush, flushes, refused};
+use stack::{READ, keys, on};
+
+const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, block_tokens: 16 };
+const BLOCKS: u32 = 16;
+
+/// The plane of one rank of one, and an engine's memory.
+struct Rank {
+    plane: Plane,
+    kv: KvMemory,
+    emus: Vec<Arc<Emu>>,
+}
+
+fn made() -> Shelf {
+    let mut shelf = Shelf::new(2, SHAPE);
+    shelf.format.part = Part::Rank { rank: 0, ranks: 1 };
+    shelf.make();
+    shelf
+}
+
+/// Opened for a catalog of `more` files than the rank has.
+fn open_for(shelf: &Shelf, more: u32) -> Result<Rank, StoreError> {
+    let Powered { devices, domain, emus, clock } = shelf.power_on();
+    let files = Store::plan(&devices, &shelf.format)?[0].layout.files;
+    let kv = KvMemory::new(&*domain, SHAPE, BLOCKS);
+    let plane = Plane::open_rank(RankConfig {
+        id: RankId { store: shelf.format.store, rank: 0, ranks: 1, files: files + more },
+        devices,
+        executor: inline_executor(clock.clone()),
+        clock,
+        shape: SHAPE,
+        pool: kv.pool.clone(),
+        gpu: None,
+        options: StoreOptions { virtual_time: true, ..StoreOptions::default() },
+    })?;
+    Ok(Rank { plane, kv, emus })
+}
+
+fn open(shelf: &Shelf) -> Rank {
+    open_for(shelf, 0).unwrap()
+}
+
+impl Rank {
+    /// Moves all layers between the files and the blocks of the same numbers.
+    fn move_all(
+        &mut self,
+        direction: Direction,
+        files: std::ops::Range<u32>,
+        expected: &[u32],
+    ) -> Result<JobId, StoreError> {
+        let entry = |n| Move { file: FileId(n), block: BlockId(n), position: n };
+        let moves: Vec<Move> = files.map(entry).collect();
+        let job = self.plane.begin(direction, &moves, expected)?;
+        for layer in (0..SHAPE.layers).map(Layer) {
+            let ticket = self.plane.start(job, layer, Order::Unordered)?;
+            self.plane.wait(ticket)?;
+        }
+        Ok(job)
+    }
+
+    fn write(&mut self, keys: &[BlockKey]) -> JobDone {
+        for (key, block) in keys.iter().zip((0..).map(BlockId)) {
+            self.kv.fill(block, *key, 0);
+        }
+        let job = self.move_all(Direction::Write, 0..keys.len() as u32, &[]).unwrap();
+        self.plane.end(job).unwrap()
+    }
+
+    /// Whether the files hold these keys.
+    fn holds(&mut self, keys: &[BlockKey], expected: &[u32]) -> bool {
+        let files = 0..keys.len() as u32;
+        files.clone().for_each(|block| self.kv.wipe(BlockId(block)));
+        let read = self.move_all(Direction::Read, files.clone(), expected);
+        let holds = |(key, block): (&BlockKey, u32)| {
+            (0..SHAPE.layers).all(|l| self.kv.holds(BlockId(block), Layer(l), *key, 0))
+        };
+        read.is_ok_and(|job| self.plane.end(job).unwrap().failure.is_none())
+            && keys.iter().zip(files).all(holds)
+    }
+
+    fn lose_power(self) {
+        self.emus.iter().for_each(|emu| emu.power_loss());
+    }
+}
+
+#[test]
+fn what_was_flushed_is_there_after_a_loss_of_power_on_every_device() {
+    let keys = keys(0..BLOCKS);
+    for is_flushed in [true, false] {
+        let shelf = made();
+        let mut rank = open(&shelf);
+        let sums = rank.write(&keys).checksums;
+        let before = flushes(&rank.emus);
+        if is_flushed {
+            rank.plane.flush().unwrap();
+            let after = flushes(&rank.emus);
+            assert!(before.iter().zip(&after).all(|(was, is)| was + 1 == *is), "{after:?}");
+        }
+        rank.lose_power();
+        assert_eq!(open(&shelf).holds(&keys, &sums), is_flushed);
+    }
+}
+
+#[test]
+fn a_rank_stores_nothing_after_a_flush_that_failed() {
+    let shelf = made();
+    let mut rank = open(&shelf);
+    let old = keys(0..4);
+    let sums = rank.write(&old).checksums;
+    rank.plane.flush().unwrap();
+    // Begun before, and ended after it.
+    let moves = [Move { file: FileId(8), block: BlockId(8), position: 0 }];
+    let open_write = rank.plane.begin(Direction::Write, &moves, &[]).unwrap();
+    rank.write(&old);
+    break_flush(&rank.emus[1]);
+    let said = refused(rank.plane.flush());
+    assert!(said.contains("device 1") && said.contains("Write Fault"), "{said}");
+    let before = flushes(&rank.emus);
+    for layer in (0..SHAPE.layers).map(Layer) {
+        let ticket = rank.plane.start(open_write, layer, Order::Unordered).unwrap();
+        rank.plane.wait(ticket).unwrap();
+    }
+    rank.plane.end(open_write).unwrap();
+    refused(rank.plane.flush());
+    refused(rank.plane.begin(Direction::Write, &moves, &[]));
+    assert_eq!(flushes(&rank.emus), before, "a device was asked again");
+    assert!(rank.holds(&old, &sums), "what is stored can be retrieved");
+    rank.lose_power();
+    let mut rank = open(&shelf);
+    rank.write(&old);
+    rank.plane.flush().unwrap();
+}
+
+#[test]
+fn a_rank_says_that_a_device_may_have_forgotten() {
+    let shelf = made();
+    let mut rank = open(&shelf);
+    let done = rank.write(&keys(0..4));
+    assert_eq!(done.recoveries, rank.plane.recoveries());
+    // It loses power with a read, and is recovered.
+    shelf::break_device(&rank.emus[0], on(READ, FaultAction::PowerLoss).limit(1));
+    assert!(!rank.holds(&keys(0..4), &[]));
+    rank.plane.flush().unwrap();
+    assert!(done.recoveries < rank.plane.recoveries());
+}
+
+#[test]
+fn a_rank_with_fewer_files_than_the_catalog_is_refused() {
+    let shelf = made();
+    open_for(&shelf, 0).unwrap();
+    let error = open_for(&shelf, 1).err().expect("the catalog may name a file that is not there");
+    assert!(matches!(error, StoreError::Config { field: "devices", .. }), "{error}");
+    assert!(error.to_string().contains("format them together"), "{error}");
+}
+
+type Hook = Box<dyn FnMut() + Send>;
+
+/// A medium that calls something with each write.
+struct Watched {
+    media: MemoryMedia,
+    hook: Arc<Mutex<Option<Hook>>>,
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Watched").field(&self.media).finish()
+    }
+}
+
+impl Media for Watched {
+    fn capacity_bytes(&self) -> u64 {
+        self.media.capacity_bytes()
+    }
+
+    fn granularity_bytes(&self) -> u32 {
+        self.media.granularity_bytes()
+    }
+
+    fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone> {
+        if let (MediaKind::Write { .. }, Some(hook)) = (op.kind, &mut *self.hook.lock().unwrap()) {
+            hook();
+        }
+        self.media.submit(op, now)
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
+        self.media.poll(now, done);
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        self.media.next_event()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.media.in_flight()
+    }
+
+    fn cancel(&mut self) {
+        self.media.cancel();
+    }
+
+    fn power_loss(&mut self) {
+        self.media.power_loss();
+    }
+}
+
+/// Nobody else may write to a file while the journal still names its old key.
+#[test]
+fn files_that_were_evicted_are_not_free_while_their_records_are_written() {
+    let clock = SimClock::new(1);
+    let hook = Arc::new(Mutex::new(None));
+    let media = Watched { media: MemoryMedia::new(16 << 20).unwrap(), hook: hook.clone() };
+    let config = EmuConfig::new("drive0").namespace(media, 4096);
+    let drives = Drives::simulated(EmuDomain::new("catalog"), vec![config], &clock);
+    let device = drives.attach(&ControllerOptions::default()).remove(0);
+    let devices = [StoreDevice::new(device)];
+    let part = Part::Catalog { ranks: 1, files: 16 };
+    Store::format(&devices, &Format { part, checksums: false, ..format(SHAPE) }).unwrap();
+    let catalog = DurableCatalog::open(&devices[0], &StoreOptions::default(), |_, _| {}).unwrap();
+    let catalog = Arc::new(catalog);
+    let keys = keys(0..4);
+    let space = catalog.with(|catalog| {
+        let space = catalog.namespace(&Namespace::default()).unwrap();
+        let write = catalog.begin(space, &keys).unwrap().id;
+        catalog.written(write, 0, &[]).unwrap();
+        catalog.commit(write).unwrap();
+        space
+    });
+    catalog.sync().unwrap();
+    assert_eq!(catalog.with(|catalog| catalog.remove(space, &keys)).unwrap(), 4);
+    let free = |catalog: &DurableCatalog| catalog.with(|catalog| catalog.counts().free);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let watch: Hook = {
+        let (catalog, seen) = (catalog.clone(), seen.clone());
+        Box::new(move || seen.lock().unwrap().push(free(&catalog)))
+    };
+    *hook.lock().unwrap() = Some(watch);
+    catalog.sync().unwrap();
+    *hook.lock().unwrap() = None;
+    assert_eq!((&*seen.lock().unwrap(), free(&catalog)), (&vec![12], 16));
+}
