@@ -94,8 +94,11 @@ pub struct Outstanding {
     pub device: u32,
     /// The queue.
     pub qid: QueueId,
-    /// The identifier, which later commands of the same slot do not have for a while.
+    /// The identifier.
     pub cid: Cid,
+    /// When it was sent, on the kernel's own clock: tells it from a later command that has its
+    /// identifier again.
+    pub since_ns: u64,
 }
 
 /// Why a queue stopped submitting.

@@ -161,7 +161,10 @@ impl Queues {
                 let word = self.region.load32(at, Ordering::Relaxed);
                 if word >> 16 == SLOT_OUTSTANDING {
                     let cid = Cid(((word & 0xffff) << depth.ilog2() | slot) as u16);
-                    found.push(Outstanding { device, qid: QueueId(qid), cid });
+                    let since = at + std::mem::offset_of!(Slot, since_ns);
+                    // Relaxed: it may be that of the next command, and is that of none for long.
+                    let since_ns = self.region.load64(since, Ordering::Relaxed);
+                    found.push(Outstanding { device, qid: QueueId(qid), cid, since_ns });
                 }
             }
         }

@@ -276,3 +276,13 @@ def test_devices_and_executors_that_cannot_be_are_refused(tmp_path):
         with pytest.raises(ripieno.InvalidError, match="not in flight"):
             opened.join(job, 0, 1)
         opened.end([job])
+
+
+def test_a_plane_is_asked_for_events_until_it_is_closed(tmp_path):
+    (rank,) = ripieno.prepare(tmp_path / "kv", SHAPE, capacity=CAPACITY)
+    kv = numpy.zeros((SHAPE.rows, BLOCKS, SHAPE.object_bytes), numpy.uint8)
+    pool = ripieno.Pool.contiguous(kv, SHAPE)
+    with ripieno.Plane(tmp_path / "kv", rank, SHAPE, pool) as plane:
+        assert plane.poll_events() == []
+    with pytest.raises(ripieno.ClosedError, match="it was closed"):
+        plane.poll_events()

@@ -260,6 +260,14 @@ def test_memory_is_kept_until_it_was_closed(tmp_path):
     assert alive() is None
 
 
+def test_a_store_is_asked_for_events_until_it_is_closed(tmp_path):
+    pool = ripieno.Pool.contiguous(memory(), SHAPE)
+    with ripieno.Store(tmp_path / "kv", SHAPE, pool, capacity=CAPACITY) as store:
+        assert store.poll_events() == []
+    with pytest.raises(ripieno.ClosedError):
+        store.poll_events()
+
+
 def run_the_readme(path, monkeypatch, examples):
     monkeypatch.chdir(path)
     text = pathlib.Path(__file__).parent.parent.joinpath("README.md").read_text()

@@ -37,7 +37,7 @@ impl Plane {
         for command in ring.outstanding() {
             let mut seen =
                 before.get(&command).copied().unwrap_or(Seen { since: now, is_aborted: false });
-            let Outstanding { device, qid, cid } = command;
+            let Outstanding { device, qid, cid, .. } = command;
             // Nobody waits for a layer until a journal is done with its controller.
             if !seen.is_aborted
                 && now - seen.since >= Nanos(timeout / 3 * 2)
