@@ -3,6 +3,7 @@
 use std::io;
 
 use gio_kernels::cuda::CudaError;
+use kv_catalog::{FormatError, LayoutError};
 use nvme_driver::{DmaError, platform::vfio::VfioError};
 use nvme_emu::EmuError;
 use objstore::{Layer, RegistrationError, StoreError};
@@ -221,6 +222,17 @@ impl StackError {
         Ok(NotTaken { route, why, fix })
     }
 
+    /// What does not fit is not damaged: too little was asked for.
+    pub(crate) fn of_format(error: StoreError) -> Self {
+        match error {
+            StoreError::Format(FormatError::Layout(LayoutError::TooSmall { .. })) => {
+                let problem = format!("{error}; give more");
+                Self::Config { field: "capacity", problem }
+            }
+            error => error.into(),
+        }
+    }
+
     /// What a caller can do about it.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -246,7 +258,7 @@ fn of_home(error: &HomeError) -> ErrorKind {
         HomeError::Locked { .. } => ErrorKind::Locked,
         HomeError::Damaged { .. } | HomeError::Device { .. } => ErrorKind::Damaged,
         HomeError::DiskFull { .. } => ErrorKind::NoSpace,
-        HomeError::Options { .. } => ErrorKind::Invalid,
+        HomeError::Options { .. } | HomeError::Resized { .. } => ErrorKind::Invalid,
         _ => ErrorKind::System,
     }
 }

@@ -185,12 +185,18 @@ impl Home {
         !matches!(Manifest::read(dir), Ok(None | Some(Manifest { state: State::Making, .. })))
     }
 
-    /// Opens the home in `dir`, or makes one as [`Home::create`] does where none was completed.
+    /// Opens the home in `dir`, or makes one as [`Home::create`] does where none was completed. A
+    /// home keeps the files that it was made with.
     ///
     /// # Errors
-    /// As for [`Home::open`] and [`Home::create`].
+    /// [`HomeError::Resized`] when other files are asked for than it has; as for [`Home::open`] and
+    /// [`Home::create`].
     pub fn open_or_create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
-        if Self::exists(dir) { Self::open(dir) } else { Self::create(dir, options) }
+        if !Self::exists(dir) {
+            return Self::create(dir, options);
+        }
+        check_files(dir, 1, dir, &options.media)?;
+        Self::open(dir)
     }
 
     /// Opens the home in `dir`.
@@ -260,6 +266,35 @@ impl Home {
     }
 }
 
+/// Refuses other files than the home in `dir` has, which is one of `homes` alike in `store`.
+pub(crate) fn check_files(
+    store: &Path,
+    homes: u32,
+    dir: &Path,
+    media: &HomeMedia,
+) -> Result<(), HomeError> {
+    let HomeMedia::Files { count, bytes } = media else { return Ok(()) };
+    let found = Manifest::read(dir)?.ok_or(HomeError::Missing { dir: dir.to_owned() })?;
+    let sizes: Vec<u64> = found.devices.iter().map(|device| device.bytes).collect();
+    let each = file_bytes(*count, *bytes);
+    if sizes.len() == *count as usize && sizes.iter().all(|size| *size == each) {
+        return Ok(());
+    }
+    let all = u64::from(homes);
+    Err(HomeError::Resized {
+        dir: store.to_owned(),
+        found_files: sizes.len(),
+        found_bytes: all * sizes.iter().sum::<u64>(),
+        asked_files: *count as usize,
+        asked_bytes: all * u64::from(*count) * each,
+    })
+}
+
+/// Bytes of each of `count` files that take no more than `bytes` together.
+fn file_bytes(count: u32, bytes: u64) -> u64 {
+    bytes / u64::from(count.max(1)) / UNIT * UNIT
+}
+
 /// The devices of a new home.
 fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
     let wrong = |why: String| HomeError::Options { why };
@@ -277,7 +312,7 @@ fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
     }
     match &options.media {
         HomeMedia::Files { count, bytes } => {
-            let each = bytes / u64::from(*count) / UNIT * UNIT;
+            let each = file_bytes(*count, *bytes);
             if each == 0 {
                 return Err(wrong(format!(
                     "needs at least a MiB a device: {bytes} bytes are too few"

@@ -102,11 +102,12 @@ impl Place {
         format: &Format,
     ) -> Result<(), StackError> {
         match self {
-            Self::Home(_) => Ok(Store::format(devices, format)?),
+            Self::Home(_) => Store::format(devices, format).map_err(StackError::of_format),
             Self::Drives(_) => {
                 check_vacant(devices, format.overwrite, format.store)?;
                 let overwrite = Overwrite::Anything;
-                Store::format(devices, &Format { overwrite, ..format.clone() })?;
+                let format = Format { overwrite, ..format.clone() };
+                Store::format(devices, &format).map_err(StackError::of_format)?;
                 // Only now: a mark says that what is there may be lost.
                 for device in devices {
                     drives::clear_edges(&mut device.controller.lock())?;

@@ -107,6 +107,10 @@ struct Manifest {
     /// Those of the first rank first; none: homes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     drives: Vec<RankDrive>,
+    /// Of drives: bytes of all ranks that were asked for; 0: all that fits. Older stores do not
+    /// say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    drive_bytes: Option<u64>,
 }
 
 impl Manifest {
@@ -127,7 +131,8 @@ impl Ranks {
     /// Makes what is missing: nothing if the store is there. Waits while another process makes it.
     ///
     /// # Errors
-    /// [`HomeError::Options`] when a store with other ranks or another shape is there;
+    /// [`HomeError::Options`] when a store with other ranks or another shape is there,
+    /// [`HomeError::Resized`] or [`StackError::Config`] when it has another size;
     /// [`HomeError::NotEmpty`] for a directory with something else; [`StackError::NotEmpty`] for
     /// a drive with something that may not be lost; [`StackError::Config`] for drives that cannot
     /// be shared out, or not those of the store; and as for [`Home::create`], [`Store::format`] and
@@ -162,7 +167,34 @@ impl Ranks {
         }
         let mut found = Self { dir: dir.to_owned(), manifest: found };
         found.find_drives(&options.media)?;
+        found.check_size(&options.media)?;
         Ok(found)
+    }
+
+    /// Refuses another size than the store was made with.
+    fn check_size(&self, media: &RankMedia) -> Result<(), StackError> {
+        let Manifest { ranks, drive_bytes, .. } = self.manifest;
+        match (media, drive_bytes) {
+            (RankMedia::Files { bytes, count, .. }, _) => {
+                let media = HomeMedia::Files { count: *count, bytes: bytes / u64::from(ranks) };
+                Ok(home::check_files(&self.dir, ranks, &self.rank_dir(0), &media)?)
+            }
+            (RankMedia::Drives { bytes, .. }, Some(found)) if found != bytes.unwrap_or(0) => {
+                let said = |bytes| match bytes {
+                    0 => "all that fits".to_owned(),
+                    bytes => format!("{bytes} bytes"),
+                };
+                let (found, asked) = (said(found), said(bytes.unwrap_or(0)));
+                let problem = format!(
+                    "{asked} of the drives were asked for, and the store in {} was made with \
+                     {found}; a store keeps its size: ask for that, or remove the directory, and \
+                     make another one with overwrite \"store\"",
+                    self.dir.display()
+                );
+                Err(StackError::Config { field: "capacity", problem })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes note of where the drives are now.
@@ -295,6 +327,10 @@ impl Ranks {
             object_bytes,
             block_tokens,
             drives: Vec::new(),
+            drive_bytes: match options.media {
+                RankMedia::Files { .. } => None,
+                RankMedia::Drives { bytes, .. } => Some(bytes.unwrap_or(0)),
+            },
         };
         home::write_json(dir, NAME, &manifest)?;
         let mut made = Self { dir: dir.to_owned(), manifest };
@@ -439,7 +475,7 @@ fn make(
 ) -> Result<(u32, Vec<DriveIdentity>), StackError> {
     let (_below, devices, _) =
         place.fleet(clock, &ControllerOptions::default(), None)?.into_parts();
-    let files = Store::plan(&devices, format)?[0].layout.files;
+    let files = Store::plan(&devices, format).map_err(StackError::of_format)?[0].layout.files;
     place.format(&devices, format)?;
     place.set_ready()?;
     let mut identities = Vec::new();

@@ -245,6 +245,32 @@ fn what_is_there_is_neither_taken_nor_lost() {
     assert!(!dir.join("other/store.json").exists(), "nothing is left of it");
 }
 
+#[test]
+fn a_store_keeps_its_size() {
+    let place = temporary();
+    let dir = place.path().join("store");
+    let files = |bytes, count| RanksOptions {
+        media: RankMedia::Files { bytes, count, lba_bytes: 4096 },
+        ..options()
+    };
+    let (kind, message) = refused(&dir, &files(2 << 20, 1));
+    assert_eq!(kind, ErrorKind::Invalid, "{message}");
+    assert!(message.starts_with("capacity: "), "{message}");
+    let made = Ranks::prepare(&dir, &files(32 << 20, 1), &clock()).unwrap();
+    for (bytes, count, wanted) in [
+        (6 << 30, 1, "has 32 MiB in 1 files a rank, and 6 GiB in 1 were asked for"),
+        (16 << 20, 1, "and 16 MiB in 1 were asked for"),
+        (32 << 20, 2, "and 32 MiB in 2 were asked for"),
+    ] {
+        let (kind, message) = refused(&dir, &files(bytes, count));
+        assert_eq!(kind, ErrorKind::Invalid, "{message}");
+        assert!(message.contains(wanted), "{message}");
+    }
+    // Files have whole MiB.
+    let again = Ranks::prepare(&dir, &files((32 << 20) + 4096, 1), &clock()).unwrap();
+    assert_eq!(again.rank(0), made.rank(0));
+}
+
 fn drives(names: &[&str]) -> RankMedia {
     let addresses = names.iter().map(|name| name.parse().unwrap()).collect();
     RankMedia::Drives { addresses, bytes: None, overwrite: Overwrite::Nothing }
@@ -282,9 +308,15 @@ fn drives_that_moved_are_looked_for_where_they_are_named_now() {
     let list = [drive("0000:01:00.0", "S1"), drive("0000:02:00.0", "S2")].join(",");
     let manifest = dir.join("store.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
-    let text = text.trim_end().trim_end_matches('}').to_owned() + r#","drives":["# + &list + "]}";
+    let text = text.trim_end().trim_end_matches('}').to_owned();
+    let text = text + r#","drive_bytes":4096,"drives":["# + &list + "]}";
     std::fs::write(&manifest, text).unwrap();
-    let moved = RanksOptions { media: drives(&["5:00.0", "6:00.0"]), ..options() };
+    let mut moved = RanksOptions { media: drives(&["5:00.0", "6:00.0"]), ..options() };
+    let (_, message) = refused(dir, &moved);
+    assert!(message.contains("all that fits of the drives were asked for"), "{message}");
+    assert!(message.contains("was made with 4096 bytes"), "{message}");
+    let RankMedia::Drives { bytes, .. } = &mut moved.media else { unreachable!() };
+    *bytes = Some(4096);
     Ranks::prepare(dir, &moved, &clock()).unwrap();
     let Place::Drives(own) = Ranks::open(dir).unwrap().place(1).unwrap() else { panic!("a home") };
     assert_eq!(own[0].address.to_string(), "0000:06:00.0");

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use crate::size::Size;
+
 /// What is in the way. The message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +86,25 @@ pub enum HomeError {
         index: usize,
         /// What is wrong.
         why: String,
+    },
+    /// Its files are not those that were asked for.
+    #[error(
+        "{}: capacity or devices changed: the store has {} in {found_files} files a rank, and {} in \
+         {asked_files} were asked for; a store keeps its size: ask for a capacity of {found_bytes} \
+         bytes, or remove the directory, and what is stored in it, to make another one",
+        dir.display(), Size(*found_bytes), Size(*asked_bytes)
+    )]
+    Resized {
+        /// The directory of the store.
+        dir: PathBuf,
+        /// Files of each of its homes.
+        found_files: usize,
+        /// Bytes of all files.
+        found_bytes: u64,
+        /// Files of each home that were asked for.
+        asked_files: usize,
+        /// Bytes of all files that were asked for.
+        asked_bytes: u64,
     },
     /// There is no room for it.
     #[error(

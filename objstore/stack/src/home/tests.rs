@@ -83,6 +83,17 @@ fn a_home_belongs_to_one_process() {
 }
 
 #[test]
+fn a_home_keeps_its_files() {
+    let place = tempfile::tempdir().unwrap();
+    made(place.path(), 2, 4 * MIB);
+    drop(Home::open_or_create(place.path(), &options(2, 4 * MIB + 1)).unwrap());
+    let asked = |count, bytes| Home::open_or_create(place.path(), &options(count, bytes));
+    said(asked(2, 6 * MIB), "has 4 MiB in 2 files a rank, and 6 MiB in 2 were asked for");
+    said(asked(2, 2 * MIB), "ask for a capacity of 4194304 bytes");
+    said(asked(1, 4 * MIB), "and 4 MiB in 1 were asked for");
+}
+
+#[test]
 fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("home");
