@@ -18,7 +18,7 @@ use ripieno_stack::{CatalogStack, Ranks, RanksOptions};
 
 use crate::{
     arguments::{self, OrRaise as _, unpoisoned},
-    error::{closed, invalid, of_store},
+    error::{closed, invalid, of_store, refused_in},
     events,
     own::Own,
 };
@@ -127,12 +127,9 @@ impl Catalog {
         events::start(py)?;
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let options = StoreOptions::default();
-        let (ranks, stack) = py
-            .detach(|| {
-                let ranks = Ranks::open(&path)?;
-                CatalogStack::open(&ranks, &options, &clock).map(|stack| (ranks, stack))
-            })
-            .or_raise()?;
+        let ranks = py.detach(|| Ranks::open(&path)).or_raise()?;
+        let stack = py.detach(|| CatalogStack::open(&ranks, &options, &clock));
+        let stack = stack.map_err(|error| refused_in(error, &ranks.catalog_dir()))?;
         Ok(Self { stack: Own::new(RwLock::new(Some(stack))), ranks })
     }
 
@@ -259,16 +256,16 @@ impl Catalog {
         self.keys(keys, |catalog, keys| catalog.remove(NamespaceId(namespace), keys))
     }
 
-    /// Keys of a namespace that lookups found until they were evicted, removed or lost, since the
-    /// last call; not what clear() and bump_epoch() dropped. They are collected from the first call
-    /// on. Those of other namespaces are forgotten.
+    /// Keys of these namespaces that lookups found until they were evicted, removed or lost, since
+    /// the last call; not what clear() and bump_epoch() dropped. They are collected from the first
+    /// call on. Those of other namespaces are forgotten.
     fn take_dropped<'py>(
         &self,
         py: Python<'py>,
-        namespace: u32,
+        namespaces: Vec<u32>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let mut dropped = self.change(|catalog| Ok(catalog.take_dropped()))?;
-        dropped.retain(|(of, _)| of.0 == namespace);
+        dropped.retain(|(of, _)| namespaces.contains(&of.0));
         Ok(dropped.iter().map(|(_, key)| PyBytes::new(py, &key.0)).collect())
     }
 

@@ -1,5 +1,7 @@
 //! Exceptions: those of `ripieno/errors.py`, with the messages of the crates below.
 
+use std::path::Path;
+
 use objstore::StoreError;
 use pyo3::{PyErr, import_exception};
 use ripieno_stack::{ErrorKind, StackError};
@@ -34,6 +36,17 @@ pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
         ErrorKind::Stale => StaleError::new_err(message),
         ErrorKind::ReadOnly => ReadOnlyError::new_err(message),
         ErrorKind::Failed => ClosedError::new_err(message),
+    }
+}
+
+/// The exception for what the store in a home refused; says how to look at one that is damaged.
+pub(crate) fn refused_in(error: StackError, home: &Path) -> PyErr {
+    match error.kind() {
+        ErrorKind::Damaged => DamagedError::new_err(format!(
+            "{error}; hint: `ripieno fsck --media file:{}` says what is damaged and can be repaired",
+            home.display()
+        )),
+        _ => refused(error),
     }
 }
 
