@@ -3,17 +3,56 @@
 It only makes names known: it imports neither the connector nor torch.
 """
 
+VLLM = "0.32"
+
+
+def require_vllm():
+    """Raises ImportError, in one sentence, where another version of vLLM is installed."""
+    import vllm
+
+    if not f"{vllm.__version__}.".startswith(f"{VLLM}."):
+        raise ImportError(
+            f"ripieno works with vLLM {VLLM}, and vLLM {vllm.__version__} is installed: install "
+            f'one of them anew (pip install "vllm=={VLLM}.*"), or leave its connector out'
+        )
+
 
 def register():
     """`"kv_connector": "RipienoConnector"` needs no kv_connector_module_path, and neither does a
-    secondary tier of `"type": "ripieno"` its module_path."""
+    secondary tier of `"type": "ripieno"` its module_path.
+
+    vLLM ends where a plugin raises: another version goes on, and who asks for one of ours reads
+    why not when it is imported.
+    """
+    for make_known in (_connector, _tier):
+        try:
+            make_known()
+        except (ImportError, AttributeError) as error:
+            _warn(error)
+            return
+
+
+def _connector():
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     name = "RipienoConnector"
     # vLLM may load its plugins more than once.
     if name not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(name, "ripieno.vllm", name)
+
+
+def _tier():
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     if "ripieno" not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier("ripieno", "ripieno.tiering", "RipienoTier")
+
+
+def _warn(error):
+    import logging
+
+    try:
+        require_vllm()
+    except ImportError as version:
+        error = version
+    logging.getLogger("vllm.ripieno").warning("%s", error)
