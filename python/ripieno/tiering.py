@@ -12,7 +12,8 @@ chunk of all workers' bytes is one row: a chunk is an object of the store, and t
 
 Options of the tier:
 - path: a directory on a local file system with direct I/O.
-- capacity: bytes on the disk, such as "100GiB"; allocated at once.
+- capacity: bytes of KV cache for all that the directory has, such as "100GiB"; allocated at once. A
+  store keeps its size.
 - devices: files, each with a software controller. 1.
 - weights_id: what tells the weights from others of the same model name.
 - keep_on_reset: keep everything when vLLM resets its caches, as it does before weights change and
@@ -25,6 +26,9 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+
+# Says so first if this is another version of vLLM.
+from ripieno.vllm.options import parse_bytes, parse_path  # isort: skip
 
 import vllm.v1.core.kv_cache_utils as hashing
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -41,7 +45,7 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import ripieno
-from ripieno.vllm.options import parse_bytes
+from ripieno.capacity import made_in
 
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.ripieno.tiering")
@@ -95,16 +99,21 @@ class RipienoTier(SecondaryTierManager):
         name = f"tier-chunk{self.block_size_bytes}"
         if config.parallel.data_parallel_size > 1:
             name += f"-dp{config.parallel.data_parallel_index}"
+        path = parse_path(path)
         self.path = os.path.join(path, name)
-        os.makedirs(path, exist_ok=True)
-        self.store = ripieno.Store(
-            self.path,
-            shape,
-            ripieno.Pool.contiguous(primary_kv_view, shape),
-            namespace=namespace_of(offloading_spec, tokens, weights_id),
-            capacity=parse_bytes(capacity),
-            devices=int(devices),
-        )
+
+        def make(bytes):
+            return ripieno.Store(
+                self.path,
+                shape,
+                ripieno.Pool.contiguous(primary_kv_view, shape),
+                namespace=namespace_of(offloading_spec, tokens, weights_id),
+                capacity=bytes,
+                devices=int(devices),
+            )
+
+        engines = config.parallel.data_parallel_size
+        self.store = made_in(path, name, parse_bytes(capacity), make, engines)
         self.batch = max(1, BATCH_BYTES // self.block_size_bytes)
         self.loader = ThreadPoolExecutor(THREADS, "ripieno-load")
         self.storer = ThreadPoolExecutor(THREADS, "ripieno-store")

@@ -1,0 +1,76 @@
+"""One capacity for all stores of a directory: a store of each layout that was ever asked for."""
+
+import fcntl
+import os
+import re
+from contextlib import contextmanager
+
+from .errors import InvalidError
+
+
+def made_in(path, name, capacity, make, engines=1):
+    """Returns make(bytes) of the store `name` in a directory. The bytes are what `capacity` leaves
+    beside the other stores there, divided among as many engines: all stores whose names differ in
+    the engine's number (`-dp1`) only. Nobody else makes one meanwhile.
+
+    Raises InvalidError where nothing is left, and says what the directory has.
+    """
+    os.makedirs(path, exist_ok=True)
+    with _locked(path):
+        others = {
+            other: size for other, size in sizes(path).items() if _family(other) != _family(name)
+        }
+        left = capacity - sum(others.values())
+        try:
+            if left <= 0:
+                raise InvalidError(f"capacity: nothing of {capacity} bytes is left for {name}")
+            return make(left // engines)
+        except InvalidError as error:
+            if not others:
+                raise
+            listed = ", ".join(f"{other} ({size} bytes)" for other, size in others.items())
+            raise InvalidError(
+                f"{error}; a capacity is for all stores in {path}, and others there are {listed}: "
+                f"give more, or remove what no engine needs: rm -r {os.path.join(path, 'NAME')}"
+            ) from error
+
+
+def sizes(path):
+    """Bytes of the data of each store in a directory, by its name; without catalogs and drives."""
+    found = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            homes = [entry.path, *_ranks(entry)]
+            if any(os.path.exists(os.path.join(entry.path, its)) for its in MANIFESTS):
+                found[entry.name] = sum(_files(home) for home in homes)
+    return dict(sorted(found.items()))
+
+
+MANIFESTS = ("store.json", "home.json")
+
+
+def _ranks(entry):
+    if not entry.is_dir():
+        return []
+    with os.scandir(entry.path) as inside:
+        return [each.path for each in inside if each.name.startswith("rank-")]
+
+
+def _files(home):
+    with os.scandir(home) as entries:
+        return sum(each.stat().st_size for each in entries if each.name.startswith("device-"))
+
+
+def _family(name):
+    return re.sub(r"-dp\d+$", "", name)
+
+
+@contextmanager
+def _locked(path):
+    """No file is left by it; it ends with the process."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
