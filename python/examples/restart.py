@@ -17,8 +17,6 @@ def serve(model, directory):
         gpu_memory_utilization=0.2,
         skip_tokenizer_init=True,
         disable_log_stats=False,
-        # Without it, hashes of the same prompt differ in the next life.
-        prefix_caching_hash_algo="sha256_cbor",
         kv_transfer_config=KVTransferConfig(
             kv_connector="RipienoConnector",
             kv_role="kv_both",

@@ -11,9 +11,12 @@ it is told. What passes between them is vLLM's connector metadata, each step.
 
 Options (kv_connector_extra_config):
 - path: a directory on a local file system with direct I/O.
-- capacity: bytes on the disk for all ranks, such as "100GiB"; allocated at once.
+- capacity: bytes of KV cache for all that the directory has, such as "100GiB"; allocated at once. A
+  store keeps its size.
 - devices: files of each rank, each with a software controller; or drives that are bound to
   vfio-pci, such as ["vfio:0000:65:00.0"], of which each rank gets as many. 1.
+- engines: how many engines share the directory and its capacity: --data-parallel-size, which
+  engines of a dense model are not told. vLLM's.
 - overwrite: what drives may lose when the store is made: "nothing", "store" (another store of ours)
   or "anything". "nothing".
 - executor: who runs the I/O kernel, "host" or "cuda". "cuda" if the KV cache is on a GPU, where it
@@ -51,14 +54,19 @@ the request has ended; when it wants one for something else, the save of it ends
 """
 
 import os
+from functools import partial
+
+from . import version  # noqa: F401, I001 (before anything that another version lacks)
 
 from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ripieno
+from ripieno import capacity
 
-from .layout import check, namespace_of, rows_of
+from .identity import namespace_of
+from .layout import check, engines_of, rows_of, tokens_of
 from .metrics import PromMetrics, Stats
 from .options import Options
 from .scheduler import Scheduler
@@ -86,34 +94,37 @@ class RipienoConnector(KVConnectorBase_V1):
         events = vllm_config.kv_events_config
         self.has_events = events is not None and events.enable_kv_cache_events
         self.blocks = kv_cache_config.num_blocks
-        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self.block_size = spec.block_size
-        # Several hashes a block: the last one closes it.
-        self.hashes = self.block_size // (kv_cache_config.hash_block_size or self.block_size)
+        parallel = vllm_config.parallel_config
+        self.block_size, self.hashes = tokens_of(kv_cache_config, parallel)
         self.rows = rows_of(kv_cache_config)
         self.shape = ripieno.Shape(len(self.rows), 1, self.rows[0].bytes, self.block_size)
-        parallel = vllm_config.parallel_config
         self.world = parallel.world_size
         # What the files' layout depends on. All else is in the namespace.
         name = f"tp{self.world}-layers{len(self.rows)}-page{self.rows[0].bytes}"
         name += f"-block{self.block_size}"
-        # Engines of a dense model know no others, but for their number.
-        if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0:
+        engines = engines_of(parallel, self.options)
+        if engines > 1:
             name += f"-dp{parallel.data_parallel_index}"
         self.path = os.path.join(self.options.path, name)
+
         # Workers are started before the scheduler; whoever comes first makes it.
-        self.ranks = ripieno.prepare(
-            self.path,
-            self.shape,
-            ranks=self.world,
-            capacity=self.options.capacity,
-            devices=self.options.devices,
-            overwrite=self.options.overwrite,
+        def make(bytes):
+            return ripieno.prepare(
+                self.path,
+                self.shape,
+                ranks=self.world,
+                capacity=bytes,
+                devices=self.options.devices,
+                overwrite=self.options.overwrite,
+            )
+
+        self.ranks = capacity.made_in(
+            self.options.path, name, self.options.capacity, make, engines
         )
         self._scheduler = self._worker = None
         if role == KVConnectorRole.SCHEDULER:
-            namespace = namespace_of(vllm_config, kv_cache_config, self.options)
-            self._scheduler = Scheduler(self, namespace)
+            describe = partial(namespace_of, vllm_config, kv_cache_config, self.options)
+            self._scheduler = Scheduler(self, describe)
 
     # In the scheduler's process.
 

@@ -1,12 +1,11 @@
 """Where vLLM keeps its KV cache, and what of it can be stored."""
 
-import hashlib
-import json
 import os
 from dataclasses import dataclass
 
 import torch
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -47,6 +46,27 @@ def rows_of(config):
     return rows
 
 
+def tokens_of(config, parallel):
+    """Tokens of a block, on all ranks that share it; and its hashes, of which the last one closes
+    it."""
+    spec = config.kv_cache_groups[0].kv_cache_spec
+    tokens = resolve_dcp_kv_block_size(spec, parallel.decode_context_parallel_size)
+    hashed = config.hash_block_size or tokens
+    if tokens % hashed:
+        raise ValueError(f"blocks of {tokens} tokens have no whole number of hashes, of {hashed}")
+    return tokens, tokens // hashed
+
+
+def engines_of(parallel, options):
+    """Engines that share the directory."""
+    if options.engines is None and parallel.data_parallel_index >= parallel.data_parallel_size:
+        raise ValueError(
+            "engines: vLLM does not tell the engines of a dense model how many there are, and this "
+            f"is number {parallel.data_parallel_index}; give \"engines\", the --data-parallel-size"
+        )
+    return options.engines or parallel.data_parallel_size
+
+
 def check(vllm_config, kv_cache_config, options):
     """Refuses what can not be stored, or not be found again. Says whether to load between steps."""
     layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
@@ -55,10 +75,12 @@ def check(vllm_config, kv_cache_config, options):
     if (groups := len(kv_cache_config.kv_cache_groups)) != 1:
         raise ValueError(
             f"the model has {groups} KV cache groups, and one can be stored; "
-            "set --disable-hybrid-kv-cache-manager"
+            "vLLM's tiered offloading with our tier takes it (docs/engines.md)"
         )
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")
+    if vllm_config.parallel_config.prefill_context_parallel_size > 1:
+        raise ValueError("prefill context parallelism: nobody has tried it; leave it out")
     if options.layer_times and vllm_config.speculative_config is not None:
         raise ValueError(
             "layer_times: with speculative decoding a step has layers of two models; leave one of "
@@ -83,25 +105,6 @@ def check(vllm_config, kv_cache_config, options):
         "ripieno: loads between steps: the second model runner can not recompute others"
     )
     return True
-
-
-def namespace_of(vllm_config, kv_cache_config, options):
-    """Everything that changes bytes and is not in vLLM's hashes."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    weights = [model.model, model.revision, options.weights_id, str(model.quantization)]
-    layout = {
-        "layout": kv_cache_config.kv_cache_layout,
-        "backend": str(vllm_config.attention_config.backend),
-        "hash": cache.prefix_caching_hash_algo,
-        "seed": os.environ.get("PYTHONHASHSEED", ""),
-    }
-    return ripieno.Namespace(
-        weights=hashlib.sha256(json.dumps(weights).encode()).digest(),
-        layout=json.dumps(layout, sort_keys=True),
-        dtype=f"{model.dtype} {cache.cache_dtype}",
-        block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-        label=os.path.basename(model.model)[:64],
-    )
 
 
 def register(connector, kv_caches):

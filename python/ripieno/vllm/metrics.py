@@ -1,6 +1,5 @@
 """Counts, for vLLM's log and for Prometheus."""
 
-import prometheus_client
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -76,15 +75,11 @@ class Stats(KVConnectorStats):
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """`ripieno_*` of each engine."""
+    """`vllm:ripieno_*` of each engine: what is called so LLM.get_metrics() returns, too, and vLLM
+    unregisters for the next engine in a process."""
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        # vLLM unregisters its own ones for the next engine in a process.
-        registry = prometheus_client.REGISTRY
-        for collector in list(registry._collector_to_names):
-            if getattr(collector, "_name", "").startswith("ripieno_"):
-                registry.unregister(collector)
         kinds = [
             (COUNTERS, self._counter_cls, {}),
             (GAUGES, self._gauge_cls, {"multiprocess_mode": "mostrecent"}),
@@ -93,7 +88,7 @@ class PromMetrics(KVConnectorPromMetrics):
         self.metrics = {}
         for names, kind, more in kinds:
             for name, documentation in names.items():
-                metric = kind(f"ripieno_{name}", documentation, labelnames=labelnames, **more)
+                metric = kind(f"vllm:ripieno_{name}", documentation, labelnames=labelnames, **more)
                 for engine, values in per_engine_labelvalues.items():
                     self.metrics[engine, name] = metric.labels(*values)
         for engine in per_engine_labelvalues:

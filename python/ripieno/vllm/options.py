@@ -1,5 +1,6 @@
 """kv_connector_extra_config: what a user chooses."""
 
+import os
 import re
 from dataclasses import MISSING, dataclass, fields
 
@@ -23,6 +24,7 @@ class Options:
     path: str
     capacity: int
     devices: int | list[str] = 1
+    engines: int | None = None
     overwrite: str = "nothing"
     executor: str | None = None
     route: str | None = None
@@ -53,7 +55,7 @@ class Options:
         if missing := needed - set(given):
             raise ValueError(f"kv_connector_extra_config: {', '.join(sorted(missing))} is missing")
         sizes = {name: parse_bytes(given[name], name) for name in SIZES & set(given)}
-        return cls(**given | sizes)
+        return cls(**given | sizes | {"path": parse_path(given["path"])})
 
     def __post_init__(self):
         for name in ("load_async", "save_decode", "schedule", "keep_on_reset", "piecewise"):
@@ -69,8 +71,10 @@ class Options:
             is_right = type(self.devices) is int and self.devices >= 1
         hint = 'give a number of files from 1 on, or drives: ["vfio:0000:65:00.0"]'
         check("devices", is_right, hint, self)
-        is_right = self.io_sms is None or (type(self.io_sms) is int and self.io_sms >= 1)
-        check("io_sms", is_right, "give a whole number from 1 on", self)
+        for name in ("io_sms", "engines"):
+            value = getattr(self, name)
+            is_right = value is None or (type(value) is int and value >= 1)
+            check(name, is_right, "give a whole number from 1 on", self)
         for name, words in CHOICES.items():
             hint = f"give one of {', '.join(words)}"
             is_default = getattr(self, name) == getattr(Options, name)
@@ -91,6 +95,13 @@ class Options:
 def check(name, is_right, hint, options):
     if not is_right:
         raise ValueError(f"{name}: {getattr(options, name)!r} was given; {hint}")
+
+
+def parse_path(given):
+    """The directory that was named, from / on."""
+    if not isinstance(given, str | os.PathLike) or not str(given).strip():
+        raise ValueError(f'path: {given!r} was given; give the name of a directory, "/var/lib/kv"')
+    return os.path.abspath(os.path.expanduser(given))
 
 
 def parse_bytes(text, name="capacity"):

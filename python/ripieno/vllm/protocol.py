@@ -1,5 +1,8 @@
 """What the scheduler and the workers tell each other."""
 
+import glob
+import json
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -70,16 +73,38 @@ class Reports(KVConnectorWorkerMetadata):
 
 
 class Legacy:
-    """Reports that workers had when they were closed, for a scheduler in the same process, which is
-    closed after them. By store."""
+    """Reports that workers had when they were closed: files beside the store, one of each rank. The
+    scheduler is closed after the workers, often in another process."""
 
-    _left: dict[str, Reports] = {}
+    @staticmethod
+    def leave(path, rank, reports):
+        """Writes a worker's, in one step."""
+        written = {
+            job: {rank: sums if sums is None else sums.hex() for rank, sums in ranks.items()}
+            for job, ranks in reports.written.items()
+        }
+        name = os.path.join(path, f"reports-{rank}.json")
+        with open(f"{name}.new", "w") as file:
+            fields = [reports.loaded, list(reports.spoilt), list(reports.lost), written]
+            json.dump([*fields, reports.dead], file)
+        os.replace(f"{name}.new", name)
 
-    @classmethod
-    def leave(cls, path, reports):
-        left = cls._left.get(path)
-        cls._left[path] = reports if left is None else left.aggregate(reports)
-
-    @classmethod
-    def take(cls, path):
-        return cls._left.pop(path, None)
+    @staticmethod
+    def take(path):
+        """Those of all workers, or None. Afterwards there are none."""
+        taken = None
+        for name in glob.glob(os.path.join(glob.escape(path), "reports-*.json")):
+            with open(name) as file:
+                loaded, spoilt, lost, written, dead = json.load(file)
+            os.remove(name)
+            written = {
+                int(job): {
+                    int(rank): sums if sums is None else bytes.fromhex(sums)
+                    for rank, sums in ranks.items()
+                }
+                for job, ranks in written.items()
+            }
+            loaded = Counter({int(job): count for job, count in loaded.items()})
+            reports = Reports(loaded, set(spoilt), set(lost), written, dead)
+            taken = reports if taken is None else taken.aggregate(reports)
+        return taken

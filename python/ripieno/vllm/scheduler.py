@@ -2,8 +2,9 @@
 
 import threading
 import time
+import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.logger import init_logger
 
@@ -30,6 +31,25 @@ def computes(output):
     return [[tokens, before[name]] for name, tokens in output.num_scheduled_tokens.items()]
 
 
+class Watchers:
+    """Who wants to know which blocks vLLM gives to others. vLLM itself keeps one watcher of a block,
+    and there may be several connectors of ours."""
+
+    _of = weakref.WeakKeyDictionary()
+
+    def __init__(self):
+        self.watchers = []
+
+    @classmethod
+    def of(cls, pool):
+        """Those of a pool of blocks."""
+        return cls._of.setdefault(pool, cls())
+
+    def reused(self, block):
+        for watcher in self.watchers:
+            watcher(block)
+
+
 @dataclass
 class Load:
     """A load that not all workers have ended."""
@@ -38,6 +58,8 @@ class Load:
     reference: int
     blocks: int
     workers: int
+    is_spoilt: bool = False
+    """Blocks did not arrive at a worker."""
 
 
 @dataclass
@@ -57,18 +79,28 @@ class Save:
 class Scheduler:
     """Decides what is loaded and stored, and in which files."""
 
-    def __init__(self, connector, namespace):
+    def __init__(self, connector, describe):
+        """describe(adapter): what the namespace of an adapter is made of, or of none."""
         options = connector.options
         self.block_size = connector.block_size
         self.hashes = connector.hashes
         self.load_async = connector.load_async
         self.options, self.world, self.cache = options, connector.world, connector
         self.backlog_max = max(1, int(options.save_backlog * connector.blocks))
+        transfer = connector._vllm_config.kv_transfer_config
+        self.loads_any, self.stores_any = transfer.is_kv_consumer, transfer.is_kv_producer
         self.catalog = ripieno.Catalog(connector.path)
-        self.namespace = self.catalog.namespace(namespace)
+        # What an earlier engine left when it was killed.
+        Legacy.take(connector.path)
+        self.describe = describe
+        self.namespace = self.catalog.namespace(describe(None))
+        self.epoch = self.catalog.usage(self.namespace)["epoch"]
+        """Of the weights, as they were reset."""
+        self.spaces = {}
+        """By adapter: its namespace, or None where there is none for it."""
         self.events = Events() if connector.has_events else None
         if self.events:
-            self.catalog.take_dropped(self.namespace)
+            self.catalog.take_dropped([self.namespace])
         self.stats = Stats()
         self.requests = {}
         self.waiting = []
@@ -85,6 +117,8 @@ class Scheduler:
         """By job."""
         self.reading = {}
         """By block: saves that read it."""
+        self.watched = None
+        """The pool of which reused blocks are told."""
         self.reused = set()
         """Saves whose blocks vLLM gave to others."""
         self.backlog = 0
@@ -103,6 +137,23 @@ class Scheduler:
         found = self.catalog.usage(self.namespace)["stored"]
         logger.info("ripieno: %d blocks are stored in %s", found, connector.path)
 
+    def _space(self, request):
+        """The namespace of a request; an adapter is known by its files, too."""
+        lora = request.lora_request
+        if lora is None:
+            return self.namespace
+        name = lora.lora_int_id, lora.lora_path
+        if name not in self.spaces:
+            try:
+                found = self.describe(lora)
+                # A reset is one for adapters that were not seen yet, too.
+                found = replace(found, adapter=f"{self.epoch} {found.adapter}")
+                self.spaces[name] = self.catalog.namespace(found)
+            except (ripieno.Error, OSError) as error:
+                self.spaces[name] = None
+                logger.warning("ripieno: nothing of adapter %s is kept: %s", lora.lora_name, error)
+        return self.spaces[name]
+
     def _keys(self, request, first, last):
         hashes = request.block_hashes
         # A slice: a lookup may have thousands of blocks, in each step.
@@ -115,6 +166,9 @@ class Scheduler:
 
     def arrived(self, request):
         self.requests[request.request_id] = request
+        lora = request.lora_request
+        if lora is not None and lora.load_inplace:
+            self.spaces.pop((lora.lora_int_id, lora.lora_path), None)
         if self.options.dram:
             self.waiting.append(request)
 
@@ -123,11 +177,15 @@ class Scheduler:
         waiting, self.waiting = self.waiting, []
         for request in waiting:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
-            if name in self.requests and name not in running and last > 0 and not self.dead:
-                files = self.catalog.files(self.namespace, self._keys(request, 0, last))
+            is_wanted = name in self.requests and name not in running and last > 0
+            if is_wanted and self._may_find(request):
+                files = self.catalog.files(self._space(request), self._keys(request, 0, last))
                 if files:
                     checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
                     yield Job(0, name, files, [], checksums)
+
+    def _may_find(self, request):
+        return self.loads_any and not self.dead and self._space(request) is not None
 
     def matched(self, request, computed):
         """Called often, also for a request that goes on waiting: has no effect."""
@@ -135,9 +193,9 @@ class Scheduler:
         self.asked[request.request_id] = first
         # At least one token has to be computed.
         last = (request.num_tokens - 1) // self.block_size
-        if last <= first or self.dead:
+        if last <= first or not self._may_find(request):
             return 0, False
-        found = self.catalog.lookup(self.namespace, self._keys(request, first, last))
+        found = self.catalog.lookup(self._space(request), self._keys(request, first, last))
         return found * self.block_size, bool(found) and self.load_async
 
     def allocated(self, request, blocks, tokens):
@@ -152,7 +210,7 @@ class Scheduler:
         self.stats.count("hit_tokens", tokens)
         (ids,) = blocks.get_block_ids()
         last = first + tokens // self.block_size
-        found = self.catalog.acquire(self.namespace, self._keys(request, first, last))
+        found = self.catalog.acquire(self._space(request), self._keys(request, first, last))
         self.planned[name] = (found, ids[first:last])
 
     def tasks(self, output):
@@ -196,29 +254,48 @@ class Scheduler:
         name = request.request_id
         # This step's tokens are not counted yet.
         full = self._full(request, request.num_computed_tokens + tokens)
-        first = self.saved.get(name, 0)
-        full = min(full, first + self.backlog_max - self.backlog)
-        if full <= first or self.dead or self.read_only or name in self.stale:
+        first, room = self.saved.get(name, 0), self.backlog_max - self.backlog
+        full = min(full, first + room)
+        if full <= first or name in self.stale or not self._may_store(request):
             return
-        ids = state.get_block_ids(name)[0]
         self.saved[name] = full
-        if 0 in ids[first:full]:
-            # vLLM's null block: behind a sliding window. Nobody finds what follows.
-            return
-        keys = self._keys(request, first, full)
-        write = self.catalog.begin(self.namespace, keys)
-        self.stats.count("dropped_blocks", full - first - write.accepted)
-        if not write.files:
+        ids = state.get_block_ids(name)[0]
+        write = self._begin(request, full, room)
+        self.stats.count("dropped_blocks", full - max(first, write.accepted))
+        blocks = [ids[at] for at in write.positions]
+        # vLLM's null block: behind a sliding window. Nobody finds what follows.
+        if not blocks or 0 in blocks:
             self.catalog.abort(write.id)
             return
         self.jobs += 1
-        blocks = [ids[first + at] for at in write.positions]
         save = Save(name, write.id, blocks, ids[:full])
         if self.events:
-            save.events = [self._event(request, first + at) for at in write.positions]
+            save.events = [self._event(request, at) for at in write.positions]
         self.saves[self.jobs] = save
         tasks.saves.append(Job(self.jobs, name, write.files, blocks))
         self._watch(self.jobs, blocks)
+
+    def _may_store(self, request):
+        is_able = self.stores_any and not (self.dead or self.read_only)
+        return is_able and self._space(request) is not None
+
+    def _begin(self, request, full, room):
+        """Files for what is not stored of a prefix, `room` at the most. The whole prefix is named:
+        what is stored of it must not be evicted for what follows, nor before it."""
+        space, keys = self._space(request), self._keys(request, 0, full)
+        write = self.catalog.begin(space, keys)
+        if write.accepted < full and self.catalog.stats()["limbo"]:
+            # What was evicted for it is free when the journal says so.
+            self.catalog.abort(write.id)
+            try:
+                self.catalog.sync()
+            except ripieno.Error as error:
+                self._fail(error)
+            write = self.catalog.begin(space, keys)
+        if len(write.positions) > room:
+            self.catalog.abort(write.id)
+            write = self.catalog.begin(space, keys[: write.positions[room]])
+        return write
 
     def _watch(self, job, blocks):
         """The blocks stay what they are to vLLM, and it says when it takes one for something else:
@@ -227,9 +304,13 @@ class Scheduler:
         for block in blocks:
             self.reading.setdefault(block, set()).add(job)
         pool = self.cache._kv_cache_manager.block_pool
+        watchers = Watchers.of(pool)
+        if self.watched is not pool:
+            self.watched = pool
+            watchers.watchers.append(self._reused)
         held = [pool.blocks[block] for block in blocks]
         pool.touch(held)
-        pool.unpin_blocks(held, self._reused)
+        pool.unpin_blocks(held, watchers.reused)
 
     def _reused(self, block):
         self.reused |= self.reading.get(block.block_id, set())
@@ -258,16 +339,18 @@ class Scheduler:
     def _loaded(self, job, workers, is_spoilt):
         load = self.loads[job]
         load.workers -= workers
-        if is_spoilt:
-            self.stats.count("load_failures")
-            if self._struck("loads"):
-                self._die(f"{STRIKES} loads failed one after the other")
-        if load.workers == 0:
-            del self.loads[job]
-            self.catalog.release(load.reference)
-            if not is_spoilt:
-                self.stats.count("loaded_blocks", load.blocks)
-                self.strikes["loads"] = 0
+        load.is_spoilt |= is_spoilt
+        if load.workers > 0:
+            return
+        del self.loads[job]
+        self.catalog.release(load.reference)
+        if not load.is_spoilt:
+            self.stats.count("loaded_blocks", load.blocks)
+            self.strikes["loads"] = 0
+            return
+        self.stats.count("load_failures")
+        if self._struck("loads"):
+            self._die(f"{STRIKES} loads failed one after the other")
 
     def _written(self, job, ranks):
         save, state = self.saves[job], None
@@ -332,7 +415,7 @@ class Scheduler:
         saved = self.saved.pop(name, None)
         is_stale = name in self.stale
         self.stale.discard(name)
-        if saved is not None and not (is_stale or self.dead or self.read_only):
+        if saved is not None and not is_stale and self._may_store(request):
             left = self._full(request, request.num_computed_tokens) - saved
             self.stats.count("dropped_blocks", max(0, left))
 
@@ -340,7 +423,15 @@ class Scheduler:
         """The weights may change: nothing that was computed before is found again."""
         if self.options.keep_on_reset:
             return True
-        self.catalog.bump_epoch(self.namespace)
+        try:
+            self.epoch = self.catalog.bump_epoch(self.namespace)
+            for space in self.spaces.values():
+                if space is not None:
+                    self.catalog.bump_epoch(space)
+        except ripieno.Error as error:
+            # What is there cannot be forgotten: nobody may find it.
+            self._die(f"it could not be reset: {error}")
+            return False
         # Nor what is on its way, and what follows from it.
         for save in self.saves.values():
             save.is_wrong = True
@@ -378,7 +469,8 @@ class Scheduler:
     def take_events(self):
         if not self.events:
             return ()
-        dropped = self.catalog.take_dropped(self.namespace)
+        spaces = {self.namespace, *self.spaces.values()} - {None}
+        dropped = self.catalog.take_dropped(sorted(spaces))
         self.events.removed([key[: self.hash_bytes] for key in dropped])
         return self.events.take()
 

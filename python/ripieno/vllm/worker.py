@@ -1,5 +1,6 @@
 """A worker's half: it moves blocks between the KV cache and their files."""
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -37,6 +38,44 @@ class Loading:
     """In flight, of a load between steps."""
 
 
+def check_memory(dram, ranks):
+    """Refuses more host memory than there is: it is filled when it is opened."""
+    with open("/proc/meminfo") as file:
+        found = dict(line.split(":") for line in file)
+    free, there_are = (int(found[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+    limit = "/sys/fs/cgroup/memory.max"
+    if os.path.exists(limit):
+        with open(limit) as file:
+            text = file.read().strip()
+        there_are = min(there_are, int(text)) if text.isdigit() else there_are
+    if dram > free or dram * ranks > there_are:
+        raise ValueError(
+            f"dram: {dram} bytes for each of {ranks} ranks were asked for; this machine has "
+            f"{there_are} bytes of memory, of which {min(free, there_are)} are free; give less"
+        )
+
+
+def open_plane(connector, rank, pool):
+    """A rank's plane. What is wrong with an option is said by the name that it has here."""
+    options = connector.options
+    try:
+        return ripieno.Plane(
+            connector.path,
+            rank,
+            connector.shape,
+            pool,
+            executor=options.executor,
+            require=options.route,
+            io_sms=options.io_sms,
+            dram_bytes=options.dram,
+            dram_mode=options.dram_mode,
+        )
+    except ripieno.InvalidError as error:
+        name, colon, problem = str(error).partition(": ")
+        known = {"require": "route", "dram_bytes": "dram"}.get(name, name)
+        raise ripieno.InvalidError(known + colon + problem) from error
+
+
 def stream_of(device):
     """What says which CUDA stream of the device work is enqueued on now; none on a CPU."""
     if device == "cpu":
@@ -53,19 +92,10 @@ class Worker:
         self.block_bytes = connector.shape.rows * connector.shape.object_bytes
         self.layers = {row.layer: at for at, row in enumerate(connector.rows)}
         self.pages, pool = register(connector, kv_caches)
-        rank = connector.ranks[self.rank]
         options = self.options
-        self.plane = ripieno.Plane(
-            connector.path,
-            rank,
-            connector.shape,
-            pool,
-            executor=options.executor,
-            require=options.route,
-            io_sms=options.io_sms,
-            dram_bytes=options.dram,
-            dram_mode=options.dram_mode,
-        )
+        if options.dram:
+            check_memory(options.dram, connector.world)
+        self.plane = open_plane(connector, connector.ranks[self.rank], pool)
         self.stream = stream_of(pool.device)
         waiting = int(options.save_backlog * connector.blocks) // 2 if options.schedule else None
         layer_bytes = self.block_bytes // len(self.layers)
@@ -310,7 +340,10 @@ class Worker:
     def close(self):
         self.saver.close(self.options.patience)
         self._take_saves()
-        Legacy.leave(self.path, self.reports)
+        try:
+            Legacy.leave(self.path, self.rank, self.reports)
+        except OSError as error:
+            logger.error("ripieno: rank %d: what ended last is not known: %s", self.rank, error)
         if self.times:
             self.times.close()
         try:

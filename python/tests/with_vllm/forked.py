@@ -64,12 +64,15 @@ class Answer:
 
 
 class Engine:
-    """options: of the connector, which is left out without them. args: of vLLM."""
+    """options: of the connector, which is left out without them; role: its kv_role. args: of
+    vLLM."""
 
-    def __init__(self, model, options=None, policy="fail", module="ripieno.vllm", **args):
+    def __init__(
+        self, model, options=None, policy="fail", module="ripieno.vllm", role="kv_both", **args
+    ):
         transfer = options and KVTransferConfig(
             kv_connector="RipienoConnector",
-            kv_role="kv_both",
+            kv_role=role,
             kv_connector_module_path=module,
             kv_connector_extra_config={"capacity": "32MiB"} | options,
             kv_load_failure_policy=policy,

@@ -2,10 +2,13 @@
 
 vLLM's load_format="dummy" draws weights so small that logits are almost without context: a wrong KV
 cache would change no token.
+
+    python model.py DIRECTORY
 """
 
 import json
 import pathlib
+import sys
 
 import torch
 from safetensors.torch import save_file
@@ -60,3 +63,7 @@ def make(path, seed=1, layers=LAYERS, hidden=HIDDEN, heads=HEADS, positions=4096
     }
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+if __name__ == "__main__":
+    make(sys.argv[1])

@@ -113,7 +113,7 @@ def test_serving_goes_on_without_a_drive(model, stored, said):
     def ask(engine):
         first, _ = engine.ask(*PROMPTS)
         engine.forget()
-        return first, *engine.ask(*PROMPTS), metric("ripieno_healthy")
+        return first, *engine.ask(*PROMPTS), metric("vllm:ripieno_healthy")
 
     settings = {"model": model, "options": stored, "policy": "recompute"}
     life = life_of(ask, plane=Dies, **settings)

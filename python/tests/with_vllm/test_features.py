@@ -16,6 +16,7 @@ import gemma as gemmas  # noqa: E402
 from forked import life_of, live, metric  # noqa: E402
 from prompts import BLOCK, PROMPTS, tokens, whole  # noqa: E402
 from vllm.config import CUDAGraphMode, KVEventsConfig  # noqa: E402
+from vllm.v1.metrics.reader import get_metrics_snapshot  # noqa: E402
 from vllm.v1.worker import kv_connector_model_runner_mixin as mixin  # noqa: E402
 
 A, B = PROMPTS[0], tokens(290)
@@ -72,11 +73,15 @@ def counts_and_events(engine):
         "evicted_blocks": 0,
         "load_failures": 0,
     }.items():
-        assert metric(f"ripieno_{name}_total", engine="0") == value, name
-    assert metric("ripieno_save_seconds_count") >= 2
-    assert metric("ripieno_used_blocks") == A_BLOCKS
-    assert metric("ripieno_healthy") == 1
-    assert metric("ripieno_pending_blocks") == 0
+        assert metric(f"vllm:ripieno_{name}_total", engine="0") == value, name
+    assert metric("vllm:ripieno_save_seconds_count") >= 2
+    assert metric("vllm:ripieno_used_blocks") == A_BLOCKS
+    assert metric("vllm:ripieno_healthy") == 1
+    assert metric("vllm:ripieno_pending_blocks") == 0
+    # LLM.get_metrics() returns these.
+    found = {each.name: each for each in get_metrics_snapshot()}
+    assert found["vllm:ripieno_stored_blocks"].value == A_BLOCKS
+    assert found["vllm:ripieno_save_seconds"].count >= 2
 
     # vLLM's own cache is reset, the store is not.
     assert engine.llm.reset_prefix_cache()
@@ -88,11 +93,11 @@ def counts_and_events(engine):
     by_source = "vllm:prompt_tokens_cached_by_source_total"
     assert metric(by_source, source="disk") == 192 + 224
     assert metric(by_source, source="device") == 192 + 192
-    assert metric("ripieno_hit_tokens_total") == 192 + 224
-    assert metric("ripieno_loaded_blocks_total") == A_BLOCKS
-    assert metric("ripieno_loaded_bytes_total") == A_BLOCKS * block_bytes
-    assert metric("ripieno_load_seconds_count") == 2
-    assert metric("ripieno_load_wait_seconds_count") == 2
+    assert metric("vllm:ripieno_hit_tokens_total") == 192 + 224
+    assert metric("vllm:ripieno_loaded_blocks_total") == A_BLOCKS
+    assert metric("vllm:ripieno_loaded_bytes_total") == A_BLOCKS * block_bytes
+    assert metric("vllm:ripieno_load_seconds_count") == 2
+    assert metric("vllm:ripieno_load_wait_seconds_count") == 2
     engine.settle()
     resets(engine, told, said)
     evictions(engine, told)
@@ -137,7 +142,7 @@ def evictions(engine, told):
     removed = [key for event in told.of("BlockRemoved") for key in event.block_hashes]
     assert len(removed) == len(set(removed)) == evicted
     assert stored <= set(removed)
-    assert metric("ripieno_evicted_blocks_total") == evicted
+    assert metric("vllm:ripieno_evicted_blocks_total") == evicted
 
 
 def test_metrics_events_and_resets(model, options):
@@ -207,12 +212,12 @@ def test_blocks_before_one_that_failed_are_used(model, both, said):
         engine.ask(A[:100], max_tokens=1)
         engine.settle()
         damage(both["path"], page)
-        failures, computed = metric("ripieno_load_failures_total"), computed_by(engine)
+        failures, computed = metric("vllm:ripieno_load_failures_total"), computed_by(engine)
         answer, _ = engine.ask(A)
         computed = computed()
         engine.settle()
-        failures = metric("ripieno_load_failures_total") - failures
-        mismatches = metric("ripieno_checksum_mismatches_total")
+        failures = metric("vllm:ripieno_load_failures_total") - failures
+        mismatches = metric("vllm:ripieno_checksum_mismatches_total")
         # All of it is there again.
         engine.forget()
         return answer, computed, failures, mismatches, engine.ask(A + tokens(64))[1]

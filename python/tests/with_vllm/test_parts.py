@@ -1,18 +1,25 @@
 """Parts of the connector, without an engine."""
 
+import os
+import pickle
 import threading
 import time
 import types
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from ripieno.vllm.layout import check  # noqa: E402
+import ripieno  # noqa: E402
+from ripieno.vllm import worker  # noqa: E402
+from ripieno.vllm.layout import check, engines_of, tokens_of  # noqa: E402
 from ripieno.vllm.metrics import Stats  # noqa: E402
 from ripieno.vllm.options import Options  # noqa: E402
-from ripieno.vllm.protocol import Job, Reports  # noqa: E402
+from ripieno.vllm.protocol import Job, Legacy, Reports  # noqa: E402
 from ripieno.vllm.saver import DEPTH_BYTES, Saver  # noqa: E402
+from ripieno.vllm.scheduler import STRIKES, Load, Scheduler, Watchers  # noqa: E402
+from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 
 
 def stats(**counts):
@@ -62,11 +69,22 @@ def test_reports_of_workers_add_up():
         ({"load_async": "no"}, "give true or false"),
         ({"drain_seconds": "long"}, "give a number from 0 on"),
         ({"layer_times": True}, "give the name of a file"),
+        ({"engines": 0}, "engines: 0 was given; give a whole number from 1 on"),
+        ({"path": ""}, "path: '' was given; give the name of a directory"),
+        ({"path": 7}, "path: 7 was given; give the name of a directory"),
     ],
 )
 def test_options_that_make_no_sense(given, message):
     with pytest.raises(ValueError, match=message):
         Options.parse({"path": "/x", "capacity": "1GiB"} | given)
+
+
+def test_paths_are_whole():
+    def path(given):
+        return Options.parse({"path": given, "capacity": "1GiB"}).path
+
+    assert path("~/kv") == os.path.expanduser("~/kv")
+    assert path("kv/") == os.path.join(os.getcwd(), "kv")
 
 
 def test_drives_are_devices():
@@ -98,7 +116,7 @@ def configured(policy="fail", runner=1):
     """What check() reads of vLLM's configuration."""
     of = types.SimpleNamespace
     config = of(
-        parallel_config=of(pipeline_parallel_size=1),
+        parallel_config=of(pipeline_parallel_size=1, prefill_context_parallel_size=1),
         cache_config=of(prefix_caching_hash_algo="sha256"),
         kv_transfer_config=of(kv_load_failure_policy=policy),
         use_v2_model_runner=runner == 2,
@@ -111,6 +129,107 @@ def test_pipelines_are_refused():
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(ValueError, match="pipeline parallelism"):
         check(config, cache, Options("/x", 1))
+
+
+def test_a_block_has_the_tokens_of_all_ranks_that_share_it():
+    of = types.SimpleNamespace
+
+    def tokens(size, hashed, ranks=1):
+        spec = of(block_size=size, dcp_sharded=True)
+        config = of(kv_cache_groups=[of(kv_cache_spec=spec)], hash_block_size=hashed)
+        return tokens_of(config, of(decode_context_parallel_size=ranks))
+
+    assert tokens(32, None) == (32, 1)
+    assert tokens(32, 16) == (32, 2)
+    assert tokens(16, 64, ranks=4) == (64, 1), "decode context parallelism"
+    with pytest.raises(ValueError, match="no whole number of hashes"):
+        tokens(16, 64)
+
+
+def test_engines_are_counted_where_vllm_says_how_many():
+    def engines(index, size, **options):
+        parallel = types.SimpleNamespace(data_parallel_index=index, data_parallel_size=size)
+        return engines_of(parallel, Options("/x", 1, **options))
+
+    assert (engines(0, 1), engines(1, 4), engines(1, 1, engines=2)) == (1, 4, 2)
+    with pytest.raises(ValueError, match='this is number 1; give "engines"'):
+        engines(1, 1)
+
+
+def test_no_more_host_memory_than_there_is():
+    worker.check_memory(1 << 20, 2)
+    with pytest.raises(ValueError, match="dram: .* bytes of memory, of which .* are free"):
+        worker.check_memory(1 << 50, 1)
+    with open("/proc/meminfo") as file:
+        half = int(file.readline().split()[1]) << 9
+    with pytest.raises(ValueError, match=r"for each of \d+ ranks"):
+        worker.check_memory(min(half, 1 << 30), 3 * max(1, half >> 30))
+
+
+def test_what_is_wrong_has_the_name_of_the_option(monkeypatch):
+    def refuse(*args, **options):
+        raise ripieno.InvalidError("require: direct was asked for: there is host")
+
+    monkeypatch.setattr(ripieno, "Plane", refuse)
+    connector = types.SimpleNamespace(options=Options("/x", 1, route="direct"), path="", shape=None)
+    with pytest.raises(ripieno.InvalidError, match="^route: direct was asked for: there is host$"):
+        worker.open_plane(connector, {}, None)
+
+
+def test_reports_reach_a_scheduler_in_another_process(tmp_path):
+    reports = Reports(Counter({3: 1}), {3}, {9}, {4: {0: b"\0sums", 1: None}, 5: {0: b""}}, "gone")
+    Legacy.leave(tmp_path, 0, reports)
+    Legacy.leave(tmp_path, 1, Reports(written={5: {1: b"more"}}))
+    taken = Legacy.take(tmp_path)
+    assert taken == reports.aggregate(Reports(written={5: {1: b"more"}}))
+    assert pickle.dumps(taken)
+    assert Legacy.take(tmp_path) is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_load_that_fails_on_the_first_rank_only_counts_as_failed():
+    half = Scheduler.__new__(Scheduler)
+    half.stats, half.dead = Stats(), None
+    half.strikes = Counter(loads=STRIKES - 1)
+    half.catalog = types.SimpleNamespace(release=lambda reference: None)
+    half.loads = {1: Load("r", 5, 3, workers=2)}
+    half._loaded(1, 1, True)
+    half._loaded(1, 1, False)
+    assert (half.loads, half.stats.data) == ({}, {"load_failures": 1})
+    assert "loads failed one after the other" in half.dead
+
+
+def test_what_cannot_be_forgotten_is_not_found():
+    def refuse(namespace):
+        raise ripieno.ReadOnlyError("the journal takes no records")
+
+    half = Scheduler.__new__(Scheduler)
+    half.options, half.dead, half.loads_any = Options("/x", 1), None, True
+    half.namespace, half.spaces = 0, {}
+    half.asked, half.block_size = {}, 16
+    half.catalog = types.SimpleNamespace(bump_epoch=refuse)
+    assert half.reset() is False
+    assert half.matched(request(), 0) == (0, False)
+    assert "could not be reset" in half.dead
+
+
+def request():
+    return types.SimpleNamespace(request_id="r", num_tokens=100, lora_request=None)
+
+
+def test_all_connectors_are_told_which_blocks_are_reused():
+    pool = BlockPool(4, enable_caching=False, hash_block_size=16)
+    blocks, told = pool.get_new_blocks(2), [[], []]
+    for each in told:
+        Watchers.of(pool).watchers.append(lambda block, each=each: each.append(block.block_id))
+        pool.touch(blocks)
+        pool.unpin_blocks(blocks, Watchers.of(pool).reused)
+    pool.free_blocks(blocks)
+    numbers = sorted(block.block_id for block in pool.get_new_blocks(3))
+    ours = sorted(block.block_id for block in blocks)
+    assert set(ours) <= set(numbers)
+    assert [sorted(each) for each in told] == [ours, ours]
+    assert Watchers.of(BlockPool(4, False, 16)).watchers == []
 
 
 def test_layers_of_two_models_have_no_time():

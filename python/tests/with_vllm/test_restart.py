@@ -15,6 +15,7 @@ import model as models  # noqa: E402
 from forked import life_of, live  # noqa: E402
 from prompts import BLOCK, PROMPTS, SHARED, STORED, tokens_of, whole  # noqa: E402
 
+ROPE = {"rope_type": "default", "rope_theta": 500000.0}
 SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
 
 
@@ -70,6 +71,45 @@ def test_processes(args, model, options, said):
         assert live(tokens_of, options=both, **settings) == (said, STORED)
 
 
+def test_what_workers_store_at_the_end_is_found(model, options):
+    """They are processes of their own, and end before the scheduler does."""
+    settings = {"model": model, "options": options, "tensor_parallel_size": 2}
+
+    class Late(faults.Late):
+        store_seconds = 1
+
+    def leave(engine):
+        engine.ask(PROMPTS[0], max_tokens=1)
+        assert engine.connector.backlog == whole(PROMPTS[0]) // BLOCK
+
+    live(leave, plane=Late, **settings)
+    assert live(lambda engine: engine.ask(PROMPTS[0])[1], **settings) == [whole(PROMPTS[0])]
+
+
+def test_roles_are_kept(model, options, said):
+    """A producer never loads, and a consumer never stores."""
+    first, last = PROMPTS[0], PROMPTS[3]
+
+    def twice(engine):
+        answers = []
+        for prompt in (first, first, last, last):
+            (answer,), (cached,) = engine.ask(prompt)
+            answers.append((answer, cached))
+            engine.forget()
+        return answers, engine.connector.catalog.stats()["stored"]
+
+    def once(engine):
+        (answer,), (cached,) = engine.ask(first)
+        engine.forget()
+        return [answer, engine.ask(first)[1], cached]
+
+    settings = {"model": model, "options": options}
+    assert live(once, role="kv_producer", **settings) == [said[0], [0], 0]
+    answers, stored = live(twice, role="kv_consumer", **settings)
+    assert answers == [(said[0], whole(first))] * 2 + [(said[3], 0)] * 2
+    assert stored == whole(first) // BLOCK, "as before"
+
+
 def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
     """What is not finished is dropped; what is left is right."""
 
@@ -93,6 +133,7 @@ def test_shutdown_while_blocks_are_stored_and_loaded(model, both, said):
         ({"tensor_parallel_size": 2}, True),
         ({"prefix_caching_hash_algo": "sha256_cbor"}, True),
         ({"weights_id": "other"}, True),
+        ({"hf_overrides": {"rope_parameters": ROPE}}, False),
     ],
 )
 def test_others_in_the_same_directory_find_nothing(
@@ -101,6 +142,9 @@ def test_others_in_the_same_directory_find_nothing(
     """Other weights, types, block sizes, shapes and numbers of workers. is_alike: they would say
     the same."""
     shutil.copytree(filled[0]["path"], options["path"])
+    if change.keys() & {"dtype", "block_size", "tensor_parallel_size"}:
+        # A store of its own beside the other one: one capacity for both.
+        options["capacity"] = "64MiB"
     others = {"model": model, "options": options} | change
     if "model" in change:
         others["model"] = models.make(tmp_path / "other", seed=2)

@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 
 import faults  # noqa: E402
 from forked import live  # noqa: E402
-from prompts import PROMPTS, STORED, tokens  # noqa: E402
+from prompts import BLOCK, PROMPTS, STORED, tokens  # noqa: E402
 
 SOAK = int(os.environ.get("RIPIENO_SOAK", "1"))
 
@@ -81,20 +81,47 @@ def test_blocks_that_were_evicted_are_computed_again(model, both):
     """The store is smaller than what it is given."""
     some = [tokens(300) for _ in range(12)]
 
-    def ask(engine):
+    def ask(engine, prompts):
         answers = []
-        for prompt in some:
+        for prompt in prompts:
             answers.append(engine.ask(prompt))
             engine.forget()
         return [said for (said,), _ in answers], [cached for _, (cached,) in answers]
 
-    expected, _ = live(ask, model=model)
+    expected, _ = live(ask, some, model=model)
     small = {"model": model, "options": both | {"capacity": "16MiB"}}
-    assert live(ask, **small) == (expected, [0] * 12)
-    said, cached = live(ask, **small)
-    assert said == expected
+    assert live(ask, some, **small) == (expected, [0] * 12)
+    # In the same order each would be evicted just before it is asked.
+    said, cached = live(ask, some[::-1], **small)
+    assert said == expected[::-1]
     assert 0 in cached, "some were evicted"
     assert any(cached), "and some were not"
+
+
+@pytest.mark.parametrize("budget", [96, 4096], ids=["chunks", "whole"])
+def test_tails_go_before_heads_however_a_prompt_is_cut(budget, model, options, tmp_path):
+    """A store with room for less than what it is given keeps what can be found."""
+    one, other = [tokens(31 * BLOCK + 1) for _ in range(2)]
+
+    def found(engine, *prompts):
+        cached = []
+        for prompt in prompts:
+            cached += engine.ask(prompt)[1]
+            engine.forget()
+        counts = engine.connector.catalog.stats()
+        return cached, counts["files"], counts["stored"]
+
+    settings = {"model": model, "max_num_batched_tokens": budget}
+    cached, room, stored = live(found, one, other, one, options=options | LARGE, **settings)
+    assert 31 < room < 62
+    assert (cached, stored) == ([0, 0, (room - 31) * BLOCK], room), "all of the room is used"
+    small = {"path": str(tmp_path / "small"), "capacity": "8MiB"}
+    cached, room, stored = live(found, one, one, one, one, options=small, **settings)
+    assert room < 31
+    assert (cached, stored) == ([0] + [room * BLOCK] * 3, room)
+
+
+LARGE = {"capacity": "14MiB"}
 
 
 def test_a_store_that_is_full_of_blocks_in_use(model, options):

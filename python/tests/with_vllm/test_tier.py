@@ -216,10 +216,13 @@ def test_what_another_model_stored_is_not_found(engine, like, options):
 
 def test_chunks_of_another_size_have_a_store_of_their_own(engine):
     engine().store([A], [1])
-    tier = engine(chunk=2 * CHUNK)
+    with pytest.raises(ValueError, match="others there are tier-chunk12288"):
+        engine(chunk=2 * CHUNK)
+    # One capacity for both.
+    tier = engine(chunk=2 * CHUNK, capacity="8MiB")
     assert tier.hits([A]) == [False]
     tier.store([A], [2])
-    assert engine().load([A])[1] == [1]
+    assert engine(capacity="8MiB").load([A])[1] == [1]
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -89,9 +89,10 @@ pub enum HomeError {
     },
     /// Its files are not those that were asked for.
     #[error(
-        "{}: capacity or devices changed: the store has {} in {found_files} files a rank, and {} in \
-         {asked_files} were asked for; a store keeps its size: ask for a capacity of {found_bytes} \
-         bytes, or remove the directory, and what is stored in it, to make another one",
+        "{}: capacity or devices changed: the store has {} in {found_files} files a rank, and {} \
+         in {asked_files} were asked for; a store keeps its size: ask for a capacity of \
+         {found_bytes} bytes, or remove the directory, and what is stored in it, to make another \
+         one",
         dir.display(), Size(*found_bytes), Size(*asked_bytes)
     )]
     Resized {

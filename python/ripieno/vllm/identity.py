@@ -1,0 +1,178 @@
+"""What tells KV cache from other KV cache: a store's namespace, of all that changes bytes.
+
+vLLM's hash of a block covers its tokens, salt, images, and an adapter's name and path. The rest is
+here: resolved values of vLLM's configuration, and which weights there are. The tests walk vLLM's
+configuration classes: each field is in KEPT, or on their list of those that change nothing, with
+the reason.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import os
+import re
+
+import torch
+import vllm
+
+import ripieno
+
+KEPT = {
+    "model_config": (
+        "model model_weights revision code_revision hf_config hf_text_config dtype max_model_len"
+        " quantization quantization_config trust_remote_code model_impl model_class_overrides"
+        " disable_sliding_window multimodal_config"
+    ),
+    "model_config.multimodal_config": (
+        "language_model_only mm_processor_kwargs mm_device_do_normalize mm_hasher_algorithm"
+        " mm_encoder_attn_dtype mm_encoder_fp8_scale_path video_pruning_rate video_pruning_method"
+        " allow_missing_mm_embeddings"
+    ),
+    "cache_config": (
+        "cache_dtype kv_cache_dtype_skip_layers sliding_window prefix_caching_hash_algo"
+        " kv_sharing_fast_prefill swa_bounded_replay"
+    ),
+    "parallel_config": (
+        "pipeline_parallel_size tensor_parallel_size prefill_context_parallel_size"
+        " decode_context_parallel_size dcp_kv_cache_interleave_size cp_kv_cache_interleave_size"
+    ),
+    "device_config": "device_type",
+    "load_config": "load_format model_loader_extra_config ignore_patterns",
+    "attention_config": (
+        "backend backend_per_kind use_trtllm_attention indexer_kv_dtype use_non_causal"
+        " disable_flashinfer_q_quantization use_prefill_query_quantization mla_prefill_backend"
+    ),
+    "lora_config": "lora_dtype target_modules default_mm_loras enable_tower_connector_lora",
+    "speculative_config": (
+        "method model revision code_revision quantization kv_cache_dtype max_model_len"
+        " draft_tensor_parallel_size draft_model_config parallel_drafting"
+    ),
+    "diffusion_config": "canvas_length max_denoising_steps",
+    "additional_config": "",
+}
+"""By configuration, what changes bytes; of additional_config, all."""
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
+    """The namespace of an engine, or of one of its adapters (a LoRARequest)."""
+    (group,) = kv_cache_config.kv_cache_groups
+    model = vllm_config.model_config
+    layout = {
+        "layout": kv_cache_config.kv_cache_layout,
+        "seed": os.environ.get("PYTHONHASHSEED", ""),
+        "spec": plain(group.kv_cache_spec),
+    }
+    known = [vllm.__version__, options.weights_id, described(vllm_config)]
+    if model and vllm_config.load_config.load_format == "dummy":
+        # Weights that vLLM draws.
+        known.append(model.seed)
+    return ripieno.Namespace(
+        weights=hashlib.sha256(_json(known)).digest(),
+        layout=_json(layout).decode(),
+        dtype=f"{model.dtype} {vllm_config.cache_config.cache_dtype}",
+        block_tokens=group.kv_cache_spec.block_size,
+        adapter=_json(origin_of(adapter.lora_path)).decode() if adapter else "",
+        label=_name(model.model).encode()[:64].decode(errors="ignore"),
+    )
+
+
+def described(vllm_config):
+    """All that is KEPT, as plain data."""
+    return {
+        name: _kept(getattr(vllm_config, name), name)
+        for name in KEPT
+        if "." not in name and getattr(vllm_config, name) is not None
+    }
+
+
+def _kept(config, name):
+    if not KEPT[name]:
+        return plain(config)
+    found = {}
+    for field in KEPT[name].split():
+        value = getattr(config, field)
+        if field == "model" and value is not None:
+            value = origin_of(value, config.revision)
+        elif field == "revision":
+            # With the model, where it is known: a branch is another commit tomorrow.
+            continue
+        elif field == "draft_model_config" and value is not None:
+            value = _kept(value, "model_config")
+        elif f"{name}.{field}" in KEPT and value is not None:
+            value = _kept(value, f"{name}.{field}")
+        found[field] = plain(value)
+    return found
+
+
+def origin_of(path, revision=None):
+    """What tells weights from others: repository and commit, or the files of a directory with their
+    sizes and times."""
+    if os.path.exists(path):
+        place = os.path.realpath(path)
+    else:
+        place = _cached(path, revision)
+        if place is None:
+            return [path, revision]
+    if commit := re.search(r"/models--([^/]+)/snapshots/([^/]+)$", place):
+        return [commit[1], commit[2]]
+    if not os.path.isdir(place):
+        return [place, *_stat(place)]
+    names = sorted(name for name in os.listdir(place) if name.endswith(WEIGHTS))
+    return [place, *([name, *_stat(os.path.join(place, name))] for name in names)]
+
+
+def _cached(name, revision):
+    """Where a model or adapter of a hub is: in the hub's cache, by now."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("config.json", "adapter_config.json"):
+        try:
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except ValueError:
+            # No name that the hub could have.
+            return None
+        if isinstance(found, str):
+            return os.path.dirname(found)
+    return None
+
+
+def _stat(path):
+    found = os.stat(path)
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _name(path):
+    return os.path.basename(os.path.realpath(path) if os.path.exists(path) else path)
+
+
+def plain(value):
+    """A value as JSON has it, the same in each process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if hasattr(value, "to_dict"):
+        # Where it was read from is no part of a model's configuration, nor who wrote it.
+        left_out = ("_name_or_path", "transformers_version")
+        return plain({k: v for k, v in value.to_dict().items() if k not in left_out})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return [type(value).__name__, plain(fields)]
+    # No address.
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _json(value):
+    return json.dumps(value, sort_keys=True).encode()
