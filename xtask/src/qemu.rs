@@ -24,6 +24,10 @@ pub const SYSTEM: Qemu = Qemu { name: "qemu-system-x86_64", package: "qemu-syste
 /// Runs one program on an emulated CPU.
 pub const USER: Qemu = Qemu { name: "qemu-x86_64", package: "qemu-user" };
 
+/// The least CPU that our programs are made for, as a model of QEMU's: x86-64-v2 and no more. It
+/// has SSE4.2 and POPCNT, and no AVX.
+pub const LEAST_CPU: &str = "Nehalem";
+
 /// Starts the unpacked program $0, whose libraries are unpacked as well. A program that it runs has
 /// its own.
 const START: &str = r#"#!/bin/sh

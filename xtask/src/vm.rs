@@ -5,6 +5,7 @@
 //!   install     the guest's kernel and busybox (target/vm/packages)
 //!   guest       the programs under test, and their libraries
 //!   initramfs   all of it in one archive
+//!   python      a drive with Python and the package
 //!   machine     QEMU's command line
 //!   suite       one boot: console, host (what the guest asks of us), qmp
 //! ```
@@ -18,6 +19,7 @@ mod host;
 mod initramfs;
 mod install;
 mod machine;
+mod python;
 mod qmp;
 mod suite;
 

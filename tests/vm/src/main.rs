@@ -31,6 +31,7 @@ mod kmsg;
 mod pci;
 mod peer;
 mod program;
+mod python;
 mod queue;
 mod replay;
 mod runner;
@@ -44,8 +45,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::runner::Suite;
 
-const SUITES: &[Suite] =
-    &[smoke::SUITE, bind::SUITE, vfio::SUITE, peer::SUITE, faults::SUITE, replay::SUITE];
+const SUITES: &[Suite] = &[
+    smoke::SUITE,
+    bind::SUITE,
+    vfio::SUITE,
+    peer::SUITE,
+    faults::SUITE,
+    replay::SUITE,
+    python::SUITE,
+];
 
 fn main() -> ExitCode {
     match run() {

@@ -1,5 +1,6 @@
 //! The machine itself. If this fails, the other suites say nothing.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +16,7 @@ use crate::runner::{Suite, tests};
 pub const SUITE: Suite = Suite {
     name: "smoke",
     tests: tests![
+        the_cpu_is_the_least,
         the_devices_are_where_the_tests_look,
         the_iommu_is_on,
         each_device_has_a_group_of_its_own,
@@ -23,6 +25,16 @@ pub const SUITE: Suite = Suite {
         vfio_takes_all_devices,
     ],
 };
+
+/// All suites then show that nothing needs more.
+fn the_cpu_is_the_least() -> Result<()> {
+    let text = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
+    let flags = text.lines().find(|line| line.starts_with("flags")).context("no flags")?;
+    let has = |flag: &str| flags.split_whitespace().any(|word| word == flag);
+    ensure!(has("sse4_2") && has("popcnt"), "less than x86-64-v2: {flags}");
+    ensure!(!has("avx") && !has("avx2"), "more than x86-64-v2: {flags}");
+    Ok(())
+}
 
 fn the_devices_are_where_the_tests_look() -> Result<()> {
     for (bdf, ids) in [(DRIVE_A, NVME_IDS), (DRIVE_B, NVME_IDS), (PEER, PEER_IDS)] {

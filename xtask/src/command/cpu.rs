@@ -9,19 +9,15 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::needs::{self, Need};
+use crate::qemu::LEAST_CPU;
 use crate::step::{Step, shown};
 use crate::tally::Tally;
 use crate::{EXIT_STEP_FAILED, folder, qemu};
 
-/// x86-64-v2 and no more, as a model of QEMU's: SSE4.2 and POPCNT, no AVX.
-pub const LEAST: &str = "Nehalem";
 const SIGILL: i32 = 4;
 
 /// Ends at once where there is no AVX2.
 const AVX2: &str = "int main() { __asm__ volatile(\"vpaddd %ymm0, %ymm0, %ymm0\"); }";
-
-/// Opens a store from Python.
-const STORE: &str = include_str!("cpu.py");
 
 const NEEDS: &[Need] = &[Need::Cxx, Need::QemuUser];
 
@@ -53,7 +49,7 @@ pub fn run() -> Result<ExitCode> {
     let trials = [
         Trial {
             name: "the emulated CPU has no AVX2",
-            cpu: LEAST,
+            cpu: LEAST_CPU,
             command: vec![&avx2],
             signal: Some(SIGILL),
         },
@@ -63,28 +59,16 @@ pub fn run() -> Result<ExitCode> {
             command: vec![&avx2],
             signal: None,
         },
-        Trial { name: "replay", cpu: LEAST, command: replay(""), signal: None },
+        Trial { name: "replay", cpu: LEAST_CPU, command: replay(""), signal: None },
         Trial {
             name: "replay with PRPs and two queues",
-            cpu: LEAST,
+            cpu: LEAST_CPU,
             command: replay("--descriptors prp --queues 2 --executor inline"),
             signal: None,
         },
     ];
-    // The environment of `cargo xtask python`, with the package as that installed it.
-    let python = absolute(&folder::target("python/venv/bin/python"))?;
-    let has_package = Command::new(&python).args(["-c", "import ripieno"]).output();
-    let store = has_package.is_ok_and(|output| output.status.success()).then(|| Trial {
-        name: "a store from Python",
-        cpu: LEAST,
-        command: vec![&*python, "-c", STORE],
-        signal: None,
-    });
-    if store.is_none() {
-        println!("SKIPPED a store from Python: `cargo xtask python` has not installed the package");
-    }
     let (start, mut tally) = (Instant::now(), Tally::default());
-    for trial in trials.into_iter().chain(store) {
+    for trial in trials {
         let wrong = trial.run()?;
         let (passed, word) = wrong.as_deref().map_or((true, "ok"), |wrong| (false, wrong));
         println!("test {} ({}) ... {word}", trial.name, trial.cpu);

@@ -60,6 +60,11 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     let (mut total, mut again) = (Tally::default(), Vec::new());
     for suite in suites {
         eprintln!("\n==> {}: {}", suite.name, suite.about);
+        if let Some(why) = suite.lacks() {
+            println!("SKIPPED {}: {why}", suite.name);
+            total.skipped += 1;
+            continue;
+        }
         let mut ended = suite.run(&prepared, wishes)?;
         if ended.crashed {
             let wrong = ended.wrong.take().unwrap_or_default();

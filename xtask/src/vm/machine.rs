@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::qemu::LEAST_CPU;
+
 /// Files in the folder of a boot, and their sizes in bytes. They are sparse.
 pub const DRIVE_A: (&str, u64) = ("a.img", 256 << 20);
-const DRIVE_B1: (&str, u64) = ("b1.img", 128 << 20);
+pub const DRIVE_B1: (&str, u64) = ("b1.img", 128 << 20);
 const DRIVE_B2: (&str, u64) = ("b2.img", 64 << 20);
 /// What stands in for a GPU's memory.
 pub const BAR: (&str, u64) = ("bar.bin", 64 << 20);
@@ -53,7 +55,8 @@ impl Machine<'_> {
         // Interrupt remapping needs the split chip, and VFIO needs interrupt remapping.
         // One processor: with two, QEMU 7.2 crashes now and then, when one of them looks up an
         // address while the other one moves a device's BAR. It is no slower on two cores.
-        add("-machine q35,kernel-irqchip=split -accel tcg -cpu max -smp 1 -m 1G");
+        add("-machine q35,kernel-irqchip=split -accel tcg -smp 1 -m 1G");
+        add(&format!("-cpu {LEAST_CPU}"));
         add("-device intel-iommu,intremap=on");
         add("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
         drive_a(&mut add);
@@ -85,9 +88,10 @@ impl Machine<'_> {
         }
         all.push("-append".into());
         // Only emergencies on the console: any other message could break a line of the protocol.
-        // On a busy host the timer is late, and the kernel's check of it would panic.
+        // On a busy host the timer is late, and the kernel's check of it would panic. The TSC is
+        // timed with it at boot, and on a busy host a second was a quarter of one.
         all.push(format!(
-            "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check intel_iommu=on {}",
+            "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check tsc=unstable intel_iommu=on {}",
             self.arguments
         ));
         all
@@ -158,6 +162,8 @@ mod tests {
         assert!(arguments[at + 1].ends_with(" ripieno.suite=x"));
         let accelerator = arguments.iter().position(|word| word == "-accel").unwrap();
         assert_eq!(arguments[accelerator + 1], "tcg");
+        let cpu = arguments.iter().position(|word| word == "-cpu").unwrap();
+        assert_eq!(arguments[cpu + 1], LEAST_CPU);
     }
 
     #[test]

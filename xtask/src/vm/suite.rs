@@ -18,6 +18,7 @@ use crate::vm::Prepared;
 use crate::vm::console::{Console, Heard};
 use crate::vm::host;
 use crate::vm::machine::{self, Machine};
+use crate::vm::python;
 use crate::vm::qmp::Qmp;
 
 /// Guest tests that share one boot.
@@ -27,6 +28,9 @@ pub struct Suite {
     pub about: &'static str,
     /// The kernel's own driver takes the drives at boot, as on any computer.
     nvme: bool,
+    /// Drive B has a file system with Python and the package.
+    python: bool,
+    /// For one that hangs: several times what it takes on two cores that others use, too.
     seconds_max: u64,
 }
 
@@ -36,37 +40,50 @@ pub const SUITES: &[Suite] = &[
         name: "smoke",
         about: "the machine itself: devices, IOMMU groups, the line to the host",
         nvme: false,
-        seconds_max: 60,
+        python: false,
+        seconds_max: 120,
     },
     Suite {
         name: "bind",
         about: "nvme-bind: list, bind, refuse what is in use, restore, crashes, two at once",
         nvme: true,
-        seconds_max: 120,
+        python: false,
+        seconds_max: 300,
     },
     Suite {
         name: "vfio",
         about: "the driver through VFIO: PRP, SGL, splits, LBA sizes, namespaces, interrupts",
         nvme: false,
-        seconds_max: 120,
+        python: false,
+        seconds_max: 300,
     },
     Suite {
         name: "peer",
         about: "queues, descriptors and data in the memory of another device",
         nvme: false,
-        seconds_max: 120,
+        python: false,
+        seconds_max: 300,
     },
     Suite {
         name: "faults",
         about: "stray DMA, lost queues, media errors, commands that never end, hot unplug, crashes",
         nvme: false,
-        seconds_max: 180,
+        python: false,
+        seconds_max: 300,
     },
     Suite {
         name: "replay",
         about: "`ripieno replay` on both drives, with every byte checked",
         nvme: false,
-        seconds_max: 180,
+        python: false,
+        seconds_max: 300,
+    },
+    Suite {
+        name: "python",
+        about: "a store of the Python package, in files on a drive",
+        nvme: true,
+        python: true,
+        seconds_max: 300,
     },
 ];
 
@@ -93,9 +110,17 @@ pub struct Ended {
 }
 
 impl Suite {
+    /// Why it cannot run.
+    pub fn lacks(&self) -> Option<&'static str> {
+        if self.python { python::lacks() } else { None }
+    }
+
     /// Boots, and reads the console until the machine ends or its time is up.
     pub fn run(&self, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Ended> {
         let (start, place) = (Instant::now(), Place::new(prepared, self.name, wishes.keep)?);
+        if self.python {
+            python::write(&place.folder.join(machine::DRIVE_B1.0), &prepared.folder)?;
+        }
         let mut arguments = self.kernel_arguments();
         if let Some(filter) = wishes.filter {
             arguments.push_str(&format!(" ripieno.test={filter}"));
@@ -136,7 +161,7 @@ impl Suite {
 /// Boots into a shell on this terminal.
 pub fn shell(prepared: &Prepared, with_nvme: bool) -> Result<()> {
     let place = Place::new(prepared, "shell", false)?;
-    let suite = Suite { name: "shell", about: "", nvme: with_nvme, seconds_max: 0 };
+    let suite = Suite { name: "shell", about: "", nvme: with_nvme, python: false, seconds_max: 0 };
     let arguments = suite.kernel_arguments();
     let mut boot = Boot::start(prepared, &place, arguments, true)?;
     let answers = boot.serve(&place)?;
@@ -354,7 +379,7 @@ mod tests {
         for (index, suite) in SUITES.iter().enumerate() {
             assert!(SUITES[..index].iter().all(|other| other.name != suite.name));
             let blacklisted = suite.kernel_arguments().contains("initcall_blacklist=nvme_init");
-            assert_eq!(blacklisted, suite.name != "bind");
+            assert_eq!(blacklisted, suite.name != "bind" && suite.name != "python");
         }
     }
 
