@@ -3,12 +3,22 @@
 import fcntl
 import os
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from .errors import InvalidError
 
+Made = TypeVar("Made")
 
-def made_in(path, name, capacity, make, engines=1):
+
+def made_in(
+    path: str | os.PathLike[str],
+    name: str,
+    capacity: int,
+    make: Callable[[int], Made],
+    engines: int = 1,
+) -> Made:
     """Returns make(bytes) of the store `name` in a directory. The bytes are what `capacity` leaves
     beside the other stores there, divided among as many engines: all stores whose names differ in
     the engine's number (`-dp1`) only. Nobody else makes one meanwhile.
@@ -35,7 +45,7 @@ def made_in(path, name, capacity, make, engines=1):
             ) from error
 
 
-def sizes(path):
+def sizes(path: str | os.PathLike[str]) -> dict[str, int]:
     """Bytes of the data of each store in a directory, by its name; without catalogs and drives."""
     found = {}
     with os.scandir(path) as entries:
@@ -49,24 +59,24 @@ def sizes(path):
 MANIFESTS = ("store.json", "home.json")
 
 
-def _ranks(entry):
+def _ranks(entry: os.DirEntry[str]) -> list[str]:
     if not entry.is_dir():
         return []
     with os.scandir(entry.path) as inside:
         return [each.path for each in inside if each.name.startswith("rank-")]
 
 
-def _files(home):
+def _files(home: str) -> int:
     with os.scandir(home) as entries:
         return sum(each.stat().st_size for each in entries if each.name.startswith("device-"))
 
 
-def _family(name):
+def _family(name: str) -> str:
     return re.sub(r"-dp\d+$", "", name)
 
 
 @contextmanager
-def _locked(path):
+def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """No file is left by it; it ends with the process."""
     directory = os.open(path, os.O_RDONLY)
     try:
