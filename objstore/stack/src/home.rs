@@ -13,8 +13,9 @@
 //! that the space counts as used from the beginning.
 //!
 //! **Creation** is a step of its own that either happened or did not: `home.json` says `making`
-//! until [`Home::set_ready`], which is called once the devices were formatted. What a crash left
-//! before that is refused when it is opened, and removed when it is created again.
+//! until [`Home::set_ready`], which is called once the devices were formatted. A home that is
+//! dropped before that goes with its files. What a crash left is refused when it is opened, and
+//! removed when it is created again.
 //!
 //! **Identity.** Each device has a serial number, which its software controller reports. A store's
 //! superblock has the serial numbers in their order: files that were swapped, or came from another
@@ -88,11 +89,14 @@ pub struct HomeDevice {
     pub bytes: u64,
 }
 
-/// A home, locked for as long as this lives.
+/// A home, locked for as long as this lives. One that was created and is dropped before
+/// [`Home::set_ready`] leaves nothing.
 #[derive(Debug)]
 pub struct Home {
     dir: PathBuf,
     manifest: Manifest,
+    /// The directory was made for it.
+    is_new: bool,
     _lock: Lock,
 }
 
@@ -114,9 +118,9 @@ impl Home {
         };
         let id = format!("{:016x}", options.id);
         let manifest = Manifest::new(id, options.lba_bytes, devices);
-        let home = Self::fill(dir, manifest).inspect_err(|error| {
+        let home = Self::fill(dir, manifest, made).inspect_err(|error| {
             if made && !matches!(error, HomeError::Locked { .. }) {
-                let _ = fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir));
+                let _ = remove_directory(dir);
             }
         })?;
         if let (true, Some(parent)) =
@@ -127,7 +131,7 @@ impl Home {
         Ok(home)
     }
 
-    fn fill(dir: &Path, manifest: Manifest) -> Result<Self, HomeError> {
+    fn fill(dir: &Path, manifest: Manifest, is_new: bool) -> Result<Self, HomeError> {
         check_empty(dir)?;
         let lock = Lock::take(dir)?;
         match Manifest::read(dir)? {
@@ -151,7 +155,7 @@ impl Home {
             let _ = remove(dir, &manifest);
             return Err(error);
         }
-        Ok(Self { dir: dir.to_owned(), manifest, _lock: lock })
+        Ok(Self { dir: dir.to_owned(), manifest, is_new, _lock: lock })
     }
 
     /// Says that what is in it can be used from now on: its devices were formatted.
@@ -163,20 +167,32 @@ impl Home {
             // On a full disk there would be no room to say so again.
             return Ok(());
         }
-        self.manifest.state = State::Ready;
-        self.manifest.write(&self.dir)
+        let mut ready = self.manifest.clone();
+        ready.state = State::Ready;
+        ready.write(&self.dir)?;
+        self.manifest = ready;
+        Ok(())
     }
 
-    /// Removes a home that is not ready, with its files: nothing is left but its lock. One that is
-    /// ready stays.
+    /// Removes a home that is not ready, with its files, as dropping it does: nothing is left but
+    /// the lock, in a directory that was there before. One that is ready stays.
     ///
     /// # Errors
     /// [`HomeError::Os`].
     pub fn discard(self) -> Result<(), HomeError> {
-        match self.manifest.state {
-            State::Making => remove(&self.dir, &self.manifest),
-            State::Ready => Ok(()),
+        self.remove_unused()
+    }
+
+    fn remove_unused(&self) -> Result<(), HomeError> {
+        if self.is_ready() {
+            return Ok(());
         }
+        remove(&self.dir, &self.manifest)?;
+        if self.is_new {
+            // Somebody may have put a file there.
+            let _ = remove_directory(&self.dir);
+        }
+        Ok(())
     }
 
     /// Whether there is something in `dir` that [`Home::create`] would refuse as a home.
@@ -216,7 +232,7 @@ impl Home {
         for (index, device) in manifest.devices.iter().enumerate() {
             check(dir, index, device)?;
         }
-        Ok(Self { dir: dir.to_owned(), manifest, _lock: lock })
+        Ok(Self { dir: dir.to_owned(), manifest, is_new: false, _lock: lock })
     }
 
     /// Whether its devices were formatted; if not, [`Home::create`] has just made it.
@@ -293,6 +309,15 @@ pub(crate) fn check_files(
 /// Bytes of each of `count` files that take no more than `bytes` together.
 fn file_bytes(count: u32, bytes: u64) -> u64 {
     bytes / u64::from(count.max(1)) / UNIT * UNIT
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // What cannot be removed is recognised later.
+        if let Err(error) = self.remove_unused() {
+            tracing::warn!(%error, "a home that was not completed stays");
+        }
+    }
 }
 
 /// The devices of a new home.
@@ -481,6 +506,11 @@ fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
         }
     }
     sync_directory(dir)
+}
+
+/// Removes a directory that was made for a home, with its lock.
+fn remove_directory(dir: &Path) -> io::Result<()> {
+    fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir))
 }
 
 /// Makes names permanent.

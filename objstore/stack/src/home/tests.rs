@@ -97,7 +97,12 @@ fn a_home_keeps_its_files() {
 fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("home");
-    drop(Home::create(&dir, &options(3, 3 * MIB)).unwrap());
+    // As a process leaves it that is killed.
+    fs::create_dir(&dir).unwrap();
+    let making = devices(&options(3, 3 * MIB)).unwrap();
+    let manifest = Manifest::new("0".to_owned(), 4096, making);
+    manifest.write(&dir).unwrap();
+    manifest.devices[..2].iter().for_each(|device| make(&dir, device).unwrap());
     assert!(!Home::exists(&dir));
     said(Home::open(&dir), "create it again");
     made(&dir, 1, MIB);
@@ -105,6 +110,24 @@ fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     assert!(Home::exists(&dir));
     said(Home::create(&dir, &options(1, MIB)), "is here already");
     Home::open(&dir).unwrap();
+}
+
+#[test]
+fn a_home_that_was_not_completed_goes_with_whoever_made_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (new, old) = (place.path().join("new"), place.path().join("old"));
+    fs::create_dir(&old).unwrap();
+    for dir in [&new, &old] {
+        let home = Home::create(dir, &options(2, 2 * MIB)).unwrap();
+        // Nothing uses its devices, or something does that ends later.
+        let _controllers = home.controllers().unwrap();
+        drop(home);
+    }
+    assert!(!new.exists(), "it was made for this home");
+    assert_eq!(names(&old), ["lock"]);
+    made(&new, 1, MIB);
+    drop(Home::open(&new).unwrap());
+    assert!(Home::exists(&new), "a home that is ready stays");
 }
 
 #[test]
