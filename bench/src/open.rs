@@ -169,12 +169,12 @@ fn fill(
         };
         // Whole groups, as long as they may be.
         if records.len() + 48 + 4 * words.len() > journal.payload_bytes_max() {
-            journal.copy(&records)?;
+            journal.copy(&records, 0)?;
             records.clear();
         }
         record.encode(&mut records);
     }
-    journal.copy(&records)?;
+    journal.copy(&records, 0)?;
     journal.finish_compaction()?;
     journal.close()?;
     let OnDevice::Ours(superblock) = Superblock::read(&mut medium.clone())? else {

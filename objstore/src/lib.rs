@@ -270,5 +270,5 @@ pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Path, StoreStats};
 pub use store::{
     Closed, Committed, DurableCatalog, Medium, PacedEnd, PacedStore, Prefix, RankConfig, RankId,
-    Store, Transfer, Writing,
+    Salvage, Store, Transfer, Writing,
 };

@@ -30,6 +30,7 @@ mod open;
 mod paced;
 mod ranks;
 mod request;
+mod salvage;
 mod writer;
 
 use behind::Published;
@@ -40,6 +41,7 @@ pub use handles::{Committed, Prefix, Transfer, Writing};
 pub use open::{Closed, Medium};
 pub use paced::{PacedEnd, PacedStore};
 pub use ranks::{DurableCatalog, RankConfig, RankId};
+pub use salvage::Salvage;
 
 /// A GPU-centric object store for KV cache. See the crate's documentation for how it works.
 ///

@@ -407,6 +407,13 @@ impl Catalog {
         self.log.pending(max_bytes)
     }
 
+    /// Lets no more than `bytes_max` bytes of records wait for [`Catalog::pending`]. Where more
+    /// queue, they are dropped, and the state is to be written instead
+    /// ([`Group::needs_snapshot`]).
+    pub fn limit_pending(&mut self, bytes_max: usize) {
+        self.log.limit(bytes_max);
+    }
+
     /// The record that was made last: once the journal has got there, all that was done so far is
     /// durable.
     #[must_use]

@@ -9,6 +9,8 @@
 mod error;
 mod group;
 mod recovery;
+mod rewrite;
+mod salvage;
 mod scan;
 
 use std::fmt::Display;
@@ -23,6 +25,8 @@ use crate::{
 pub(crate) use self::group::{GROUP_BYTES_MAX, HEADER_BYTES};
 pub use self::{
     error::{DamageProof, JournalError},
+    rewrite::rewrite_journal,
+    salvage::{JournalSalvage, salvage_journal},
     scan::{JournalScan, RecordCounts, scan_journal},
 };
 use self::{
@@ -34,13 +38,23 @@ use self::{
 const COPIED_A_BYTE: u64 = 4;
 
 /// Compaction begins when this part of the half is left above the reserve: 1 / 8. For a snapshot of
-/// a fourth of the half 1 / 16 is enough ([`COPIED_A_BYTE`]).
+/// a fourth of the half 1 / 16 is enough ([`COPIED_A_BYTE`]), and 1 / 12 with the files that it
+/// looks at ([`Journal::copy`]).
 const LEFT_AT_COMPACTION: u64 = 8;
 
 /// The part of the active half that is kept free: 1 / 4, the snapshot of a full store. Below that,
 /// a compaction has to be completed before the next append. So between two appends, every file may
 /// be stored anew.
 const RESERVE: u64 = 4;
+
+/// Where records are when [`Journal::append`] returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Appended {
+    /// In the active half, for good.
+    Permanent,
+    /// In the copy that a compaction makes, or they will be: permanent when that has ended.
+    WithCompaction,
+}
 
 /// What the journal wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -83,6 +97,8 @@ pub struct Journal {
     area: JournalArea,
     active: Stream,
     compaction: Option<Compaction>,
+    /// Records are missing in the active half that only the compaction has: it takes no more.
+    is_sealed: bool,
     failed: Option<String>,
     counts: JournalCounts,
     buffer: Vec<u8>,
@@ -96,30 +112,6 @@ pub(crate) fn create(io: &mut dyn BlockIo, superblock: &mut Superblock) -> Resul
     series(superblock.store, area.generation, io).encode(0, &[], &mut group);
     area.certain_bytes = group.len() as u64;
     io.write(area.half_offset(area.active), &group, true)
-}
-
-/// Makes a journal that is damaged an empty one, in its other half: all keys are lost, and the data
-/// is not touched. The damaged half counts until the last write.
-///
-/// # Errors
-/// [`JournalError::Block`]: it is as damaged as before. [`JournalError::None`].
-pub fn reset_journal(
-    io: &mut dyn BlockIo,
-    superblock: &mut Superblock,
-) -> Result<(), JournalError> {
-    let device = io.name().to_owned();
-    let area = superblock.journal.ok_or(JournalError::None { device })?;
-    // As for a compaction: the generation is one that no writing of the half had before.
-    superblock.sequence += 1;
-    superblock.write(io)?;
-    let (active, generation) = (area.active.other(), superblock.sequence);
-    let mut group = Vec::new();
-    series(superblock.store, generation, io).encode(0, &[], &mut group);
-    io.write(area.half_offset(active), &group, true)?;
-    superblock.sequence += 1;
-    let certain_bytes = group.len() as u64;
-    superblock.journal = Some(JournalArea { active, generation, certain_bytes, ..area });
-    Ok(superblock.write(io)?)
 }
 
 fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
@@ -162,6 +154,7 @@ impl Journal {
             area,
             active,
             compaction: None,
+            is_sealed: false,
             failed: None,
             counts: JournalCounts::default(),
             buffer: Vec::new(),
@@ -173,6 +166,13 @@ impl Journal {
     #[must_use]
     pub fn payload_bytes_max(&self) -> usize {
         payload_bytes_max(&self.area)
+    }
+
+    /// Bytes of records that may be appended at once, and leave room for as many before a
+    /// compaction has to be completed.
+    #[must_use]
+    pub fn append_bytes_max(&self) -> usize {
+        (self.reserve() / 2) as usize
     }
 
     /// Why the journal takes no more writes; `None` while it does.
@@ -187,23 +187,25 @@ impl Journal {
         self.counts
     }
 
-    /// Appends whole records, encoded one after the other. They are permanent on return, and
-    /// after a crash before that any first part of them may be.
+    /// Appends whole records, encoded one after the other. They are permanent on return
+    /// ([`Appended::Permanent`]), and after a crash before that any first part of them may be.
     ///
     /// A run that is longer than [`Journal::payload_bytes_max`] becomes several groups.
     ///
     /// # Errors
-    /// [`JournalError::Full`]: nothing was written. Begin a compaction, again if one is under way,
-    /// and complete it: the state that it copies has these records in it, so that they are
-    /// permanent then. It cannot happen while no more than a quarter of a half is appended between
-    /// two questions to [`Journal::copy_due`].
+    /// [`JournalError::Full`]: nothing was written, and [`Journal::compact_instead`] is to be called
+    /// next. It cannot happen while no more than a quarter of a half is appended between two
+    /// questions to [`Journal::copy_due`].
     /// [`JournalError::Block`] and [`JournalError::Outgrown`]: any first part of the records may be
     /// permanent, and the journal takes no more. [`JournalError::Failed`]: it took no more before.
     ///
     /// # Panics
     /// When `records` are no records, or one is longer than a group.
-    pub fn append(&mut self, records: &[u8]) -> Result<(), JournalError> {
+    pub fn append(&mut self, records: &[u8]) -> Result<Appended, JournalError> {
         self.usable()?;
+        if self.is_sealed {
+            return self.carry(records);
+        }
         let parts = self.parts(records);
         let bytes = self.groups_bytes(&parts);
         self.room_in(self.active, bytes)?;
@@ -215,10 +217,24 @@ impl Journal {
         if let Some(compaction) = &mut self.compaction {
             compaction.due += COPIED_A_BYTE * bytes;
             if compaction.has_begun {
-                return self.queue(records);
+                self.queue(records)?;
             }
         }
-        Ok(())
+        Ok(Appended::Permanent)
+    }
+
+    /// Leaves records to the compaction that the active half is sealed for.
+    fn carry(&mut self, records: &[u8]) -> Result<Appended, JournalError> {
+        let compaction = self.compaction.as_ref().expect("a sealed half is compacted");
+        // The first piece has the effect of all that came before it.
+        if compaction.has_begun {
+            // Groups are cut between records: at worst they are half empty. The rest of the state
+            // still has to fit.
+            let needed = 2 * (compaction.queue.len() + records.len()) as u64 + self.reserve();
+            self.room_in(compaction.to, needed)?;
+            self.queue(records)?;
+        }
+        Ok(Appended::WithCompaction)
     }
 
     /// Whether a compaction should begin.
@@ -258,16 +274,36 @@ impl Journal {
         Ok(())
     }
 
+    /// Begins a compaction instead of an append: for records that the active half has no room for
+    /// ([`JournalError::Full`]), for more than may wait ([`crate::Group::needs_snapshot`]), or
+    /// because the active half is damaged. The state that is copied has them. Until everything is
+    /// copied the active half takes nothing, for it lacks these records: what is appended
+    /// meanwhile is permanent when the compaction has ended.
+    ///
+    /// # Errors
+    /// As for [`Journal::begin_compaction`].
+    pub fn compact_instead(&mut self) -> Result<(), JournalError> {
+        self.begin_compaction()?;
+        self.is_sealed = true;
+        Ok(())
+    }
+
     /// Whether a piece of the state should be copied before the next append: until then for each
-    /// byte appended some are copied, and all that are left when the active half is nearly full.
+    /// byte appended some are copied, and all that are left when the active half is nearly full, or
+    /// takes nothing before that.
     #[must_use]
     pub fn copy_due(&self) -> bool {
         let scarce = self.area.half_bytes - self.active.end < self.reserve();
         self.failed.is_none()
-            && self.compaction.as_ref().is_some_and(|compaction| compaction.due > 0 || scarce)
+            && self
+                .compaction
+                .as_ref()
+                .is_some_and(|compaction| compaction.due > 0 || scarce || self.is_sealed)
     }
 
-    /// Copies a piece of the state, encoded as records, into the other half.
+    /// Copies a piece of the state, encoded as records, into the other half. To find it, `looked`
+    /// files were looked at: each counts as a byte, so that appends do not wait while a part of the
+    /// state is searched that has nothing to be copied.
     ///
     /// # Errors
     /// [`JournalError::Block`] and [`JournalError::Outgrown`]: the journal takes no more writes.
@@ -275,11 +311,11 @@ impl Journal {
     ///
     /// # Panics
     /// When no compaction is under way, and as for [`Journal::append`].
-    pub fn copy(&mut self, records: &[u8]) -> Result<(), JournalError> {
+    pub fn copy(&mut self, records: &[u8], looked: u64) -> Result<(), JournalError> {
         self.usable()?;
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
         let first = !std::mem::replace(&mut compaction.has_begun, true);
-        compaction.due = compaction.due.saturating_sub(records.len() as u64);
+        compaction.due = compaction.due.saturating_sub(records.len() as u64 + looked);
         self.queue(records)?;
         if first && planted(PlantedBug::SwitchBeforeSnapshot) {
             self.switch_to(self.compaction.as_ref().expect("it is under way").to)?;
@@ -307,8 +343,24 @@ impl Journal {
         self.switch_to(to)?;
         self.active = to;
         self.compaction = None;
+        self.is_sealed = false;
         self.counts.compactions += 1;
         Ok(())
+    }
+
+    /// Reads all of the active half again, and says what is wrong with it: the device may have
+    /// changed bytes since they were written or read. [`Journal::compact_instead`] writes a fresh
+    /// copy of everything into the other half.
+    ///
+    /// # Errors
+    /// [`JournalError::Damaged`]; [`JournalError::Block`] for bytes that the device does not read.
+    /// The journal takes more in either case.
+    pub fn verify(&mut self) -> Result<(), JournalError> {
+        let Stream { half, generation, end } = self.active;
+        let area = JournalArea { active: half, generation, certain_bytes: end, ..self.area };
+        let superblock = Superblock { journal: Some(area), ..self.superblock.clone() };
+        let nothing = |_: Record<'_>| Ok::<_, std::convert::Infallible>(());
+        replay(&mut *self.io, &superblock, 0, &mut Replayed::default(), nothing, |_, _| {})
     }
 
     /// Notes in the superblock how far the journal got, so that the next opening can tell whether

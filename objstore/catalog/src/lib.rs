@@ -24,8 +24,8 @@
 //! - A group of the journal counts as a whole and in its place, and a gap is never its end.
 //!
 //! # Not implemented
-//! - Repair of a damaged journal that keeps its keys: behind the damage an eviction may be missing.
-//!   [`reset_journal`] makes it empty.
+//! - A second copy of the journal. Of one that is damaged, [`salvage_journal`] reads what is left,
+//!   and [`rewrite_journal`] makes a new one.
 
 mod block_io;
 mod catalog;
@@ -50,8 +50,8 @@ pub use catalog::{
 pub use error::LayoutError;
 pub use ids::{BlockId, DeviceIndex, FileId, Layer, Lsn, NamespaceId, Row, Slot};
 pub use journal::{
-    DamageProof, Journal, JournalCounts, JournalError, JournalScan, RecordCounts, reset_journal,
-    scan_journal,
+    Appended, DamageProof, Journal, JournalCounts, JournalError, JournalSalvage, JournalScan,
+    RecordCounts, rewrite_journal, salvage_journal, scan_journal,
 };
 pub use key::{BlockKey, KeyChain};
 pub use layout::{Geometry, ObjectPlace, Region};

@@ -287,7 +287,7 @@ impl Inner {
     }
 
     /// From now on nothing is stored.
-    fn read_only(&self, cause: String) -> String {
+    pub(super) fn read_only(&self, cause: String) -> String {
         tracing::error!(cause, "the store takes no writes any more");
         self.keys().read_only.get_or_insert(cause).clone()
     }

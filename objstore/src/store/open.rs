@@ -439,5 +439,6 @@ pub(super) fn open_catalog(
     let journal =
         Journal::open(Box::new(place.medium()), superblock.clone(), &mut apply, progress)?;
     catalog.recovered();
+    catalog.limit_pending(journal.append_bytes_max());
     Ok((catalog, JournalWriter::new(journal)))
 }

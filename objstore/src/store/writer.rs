@@ -1,6 +1,11 @@
 //! From the catalog's records to the journal.
 
-use kv_catalog::{Catalog, Journal, JournalError, SnapshotCursor};
+use kv_catalog::{Appended, Catalog, Group, Journal, JournalError, Lsn, SnapshotCursor};
+
+/// Bytes of the state, or files looked at for it, that are taken at once when a compaction has to end before anything else is
+/// written; twice as many each time that it was begun anew, so that it ends, however fast records
+/// are made meanwhile.
+const TAKEN: u64 = 1 << 20;
 
 /// The journal, and how far its compaction is.
 #[derive(Debug)]
@@ -10,51 +15,122 @@ pub(super) struct JournalWriter {
     compacting: Option<SnapshotCursor>,
 }
 
+/// A piece of the state, and where to go on.
+struct Piece {
+    records: Vec<u8>,
+    looked: u64,
+    next: Option<SnapshotCursor>,
+}
+
+impl Piece {
+    /// What one call takes; with `least`, as many calls as make so many bytes or looks.
+    fn take(catalog: &mut Catalog, cursor: SnapshotCursor, max_bytes: usize, least: u64) -> Self {
+        let mut records = Vec::new();
+        let mut next = catalog.snapshot(cursor, max_bytes, &mut records);
+        let done = |next: &SnapshotCursor, records: &[u8]| {
+            next.looked() - cursor.looked() + records.len() as u64
+        };
+        while let Some(cursor) = next.filter(|next| done(next, &records) < least) {
+            next = catalog.snapshot(cursor, max_bytes, &mut records);
+        }
+        let looked = next.map_or(0, |next| next.looked() - cursor.looked());
+        Self { records, looked, next }
+    }
+}
+
 impl JournalWriter {
     pub(super) fn new(journal: Journal) -> Self {
         Self { journal: Some(journal), compacting: None }
     }
 
     /// Writes the records that have queued, and what of a compaction is due. Files that only waited
-    /// for their records are free afterwards. `with` locks the catalog, never during I/O.
+    /// for their records are free afterwards. Records that there is no room for, or too many of,
+    /// are written as a part of the whole state. `with` locks the catalog, never during I/O.
     pub(super) fn write(
         &mut self,
         with: impl Fn(&mut dyn FnMut(&mut Catalog)),
     ) -> Result<(), JournalError> {
+        self.write_or_renew(false, with)
+    }
+
+    /// Reads the journal again. Returns what is wrong with it.
+    pub(super) fn verify(&mut self) -> Result<(), JournalError> {
+        self.journal.as_mut().map_or(Ok(()), Journal::verify)
+    }
+
+    /// Writes the whole state into the other half, which is the active one afterwards: a damaged
+    /// journal is whole again.
+    pub(super) fn renew(
+        &mut self,
+        with: impl Fn(&mut dyn FnMut(&mut Catalog)),
+    ) -> Result<(), JournalError> {
+        self.write_or_renew(true, with)
+    }
+
+    fn write_or_renew(
+        &mut self,
+        renew: bool,
+        with: impl Fn(&mut dyn FnMut(&mut Catalog)),
+    ) -> Result<(), JournalError> {
         let Self { journal, compacting } = self;
         let Some(journal) = journal else { return Ok(()) };
+        // How often a compaction was begun that has to end, in powers of two.
+        let mut begun = 0;
+        if renew {
+            begin_instead(journal, compacting, &mut begun)?;
+        }
+        // The last record that is permanent when the compaction has ended.
+        let mut carried: Option<Lsn> = None;
         for round in 0.. {
             if journal.wants_compaction() {
                 journal.begin_compaction()?;
                 *compacting = Some(SnapshotCursor::default());
             }
             let cursor = compacting.filter(|_| journal.copy_due());
-            let (mut group, mut piece) = (None, None);
-            // Under one lock: a piece of the state belongs right behind the records made so far.
-            with(&mut |catalog| {
-                // Lookups go on meanwhile, and their uses alone are no reason for one more group.
-                if round == 0 || cursor.is_some() || catalog.is_pending() {
-                    group = catalog.pending(usize::MAX);
-                }
-                piece = cursor.map(|cursor| {
-                    let mut records = Vec::new();
-                    let bytes = journal.payload_bytes_max();
-                    let next = catalog.snapshot(cursor, bytes, &mut records);
-                    (records, next)
-                });
-            });
-            if group.is_none() && piece.is_none() {
+            if round > 0 && cursor.is_none() {
                 break;
             }
-            if let Some(group) = group {
-                journal.append(&group.records)?;
-                with(&mut |catalog| catalog.durable(group.lsn));
+            let (mut group, mut piece) = (None, None);
+            let max_bytes = journal.payload_bytes_max();
+            // Under one lock: a piece of the state belongs right behind the records made so far.
+            with(&mut |catalog| {
+                group = catalog.pending(usize::MAX);
+                let (cursor, begun) = match &group {
+                    Some(Group { needs_snapshot: true, .. }) => {
+                        (Some(SnapshotCursor::default()), once_more(begun))
+                    }
+                    _ => (cursor, begun),
+                };
+                let least = TAKEN.saturating_mul(begun);
+                piece = cursor.map(|cursor| Piece::take(catalog, cursor, max_bytes, least));
+            });
+            if let Some(Group { records, lsn, needs_snapshot }) = group {
+                if needs_snapshot {
+                    begin_instead(journal, compacting, &mut begun)?;
+                    carried = Some(lsn);
+                } else {
+                    match journal.append(&records) {
+                        Ok(Appended::Permanent) => with(&mut |catalog| catalog.durable(lsn)),
+                        Ok(Appended::WithCompaction) => carried = Some(lsn),
+                        Err(JournalError::Full { .. }) => {
+                            begin_instead(journal, compacting, &mut begun)?;
+                            carried = Some(lsn);
+                            // The piece is one of a copy that was given up.
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
             }
-            if let Some((records, next)) = piece {
-                journal.copy(&records)?;
+            if let Some(Piece { records, looked, next }) = piece {
+                journal.copy(&records, looked)?;
                 *compacting = next;
                 if next.is_none() {
                     journal.finish_compaction()?;
+                    begun = 0;
+                    if let Some(lsn) = carried.take() {
+                        with(&mut |catalog| catalog.durable(lsn));
+                    }
                 }
             }
         }
@@ -72,3 +148,22 @@ impl JournalWriter {
         self.journal.as_ref().map_or(0, |journal| journal.counts().written_bytes)
     }
 }
+
+/// Begins a compaction that has to end before anything else is written.
+fn begin_instead(
+    journal: &mut Journal,
+    compacting: &mut Option<SnapshotCursor>,
+    begun: &mut u64,
+) -> Result<(), JournalError> {
+    journal.compact_instead()?;
+    *compacting = Some(SnapshotCursor::default());
+    *begun = once_more(*begun);
+    Ok(())
+}
+
+fn once_more(begun: u64) -> u64 {
+    begun.saturating_mul(2).max(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,8 @@ pub(crate) struct Faults {
     pub lost: Option<u64>,
     /// This write goes to another place.
     pub misdirected: Option<(u64, u64)>,
+    /// What contains this byte is not read.
+    pub unreadable: Option<u64>,
 }
 
 type Sectors = BTreeMap<usize, [u8; SECTOR]>;
@@ -148,7 +150,8 @@ impl BlockIo for Medium {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), BlockError> {
         let state = self.state();
         state.check(offset, into.len());
-        if state.is_off {
+        let range = offset..offset + into.len() as u64;
+        if state.is_off || state.faults.unreadable.is_some_and(|byte| range.contains(&byte)) {
             return Err(state.error(BlockAction::Read, offset, into.len()));
         }
         into.copy_from_slice(&state.permanent[offset as usize..][..into.len()]);

@@ -8,8 +8,10 @@ use crate::{
     record::{Record, USE_BYTES, UseKind},
 };
 
-/// Uses that wait for the next group take no more memory than this: later ones are not noted.
+/// Uses that wait for the next group take no more memory than this, and no more than a part of
+/// what all records may take: later ones are not noted.
 const USES_BYTES_MAX: usize = 1 << 18;
+const USES_PART: usize = 4;
 
 /// Records that were handed out together, to be written as one group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +20,9 @@ pub struct Group {
     pub records: Vec<u8>,
     /// The position of the last one: what [`super::Catalog::durable`] is told once it is written.
     pub lsn: Lsn,
+    /// More records had queued than may wait. None of them is in `records`: a snapshot that begins
+    /// now has their effect, and has to be written instead.
+    pub needs_snapshot: bool,
 }
 
 /// Records in memory, and files that may be reused when they are not only there.
@@ -32,6 +37,10 @@ pub struct Log {
     uses: Vec<u8>,
     /// The last of them, which may grow: its first file, and how many.
     run: Option<(FileId, u32, UseKind)>,
+    /// Bytes that may wait.
+    bytes_max: usize,
+    /// There were more, and they were dropped: only the state tells what they did.
+    is_dropped: bool,
     /// The last record made.
     last: Lsn,
     durable: Lsn,
@@ -47,6 +56,8 @@ impl Log {
             lengths: VecDeque::new(),
             uses: Vec::new(),
             run: None,
+            bytes_max: usize::MAX,
+            is_dropped: false,
             last: Lsn(0),
             durable: Lsn(0),
             limbo: VecDeque::new(),
@@ -57,8 +68,17 @@ impl Log {
         self.last
     }
 
+    /// Lets no more than so many bytes of records wait.
+    pub fn limit(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
     pub fn push(&mut self, record: &Record<'_>) {
         if !self.keeps {
+            return;
+        }
+        self.last.0 += 1;
+        if self.is_dropped {
             return;
         }
         self.end_run();
@@ -66,7 +86,10 @@ impl Log {
         self.bytes.append(&mut self.uses);
         record.encode(&mut self.bytes);
         self.lengths.push_back((self.bytes.len() - before) as u32);
-        self.last.0 += 1;
+        if self.bytes.len() > self.bytes_max {
+            (self.bytes, self.lengths) = (Vec::new(), VecDeque::new());
+            self.is_dropped = true;
+        }
     }
 
     /// A file was used. The blocks of a request come tail first, often from one run of files.
@@ -78,7 +101,8 @@ impl Log {
             }
             _ => {
                 self.end_run();
-                self.run = (self.uses.len() < USES_BYTES_MAX).then_some((file, 1, how));
+                let max = USES_BYTES_MAX.min(self.bytes_max / USES_PART);
+                self.run = (self.uses.len() < max).then_some((file, 1, how));
             }
         }
     }
@@ -91,7 +115,7 @@ impl Log {
 
     /// Whether records were made that nobody has taken; uses do not count.
     pub fn is_pending(&self) -> bool {
-        !self.lengths.is_empty()
+        self.is_dropped || !self.lengths.is_empty()
     }
 
     /// Whether nothing at all waits for the next group.
@@ -100,6 +124,11 @@ impl Log {
     }
 
     pub fn pending(&mut self, max_bytes: usize) -> Option<Group> {
+        if std::mem::take(&mut self.is_dropped) {
+            self.uses.clear();
+            self.run = None;
+            return Some(Group { records: Vec::new(), lsn: self.last, needs_snapshot: true });
+        }
         let (mut records, mut bytes) = (0, 0);
         for length in &self.lengths {
             if records > 0 && bytes + *length as usize > max_bytes {
@@ -118,7 +147,8 @@ impl Log {
             return None;
         }
         let lsn = Lsn(self.last.0 - self.lengths.len() as u64);
-        Some(Group { records: std::mem::replace(&mut self.bytes, rest), lsn })
+        let records = std::mem::replace(&mut self.bytes, rest);
+        Some(Group { records, lsn, needs_snapshot: false })
     }
 
     /// A file that was dropped may be reused when all records made so far are durable. Says

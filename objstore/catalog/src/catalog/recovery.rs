@@ -71,6 +71,38 @@ impl Catalog {
         }
     }
 
+    /// Takes over one record of a journal that is damaged: as [`Catalog::apply`], but where records
+    /// contradict each other, because others between them are missing, the later one counts.
+    ///
+    /// # Errors
+    /// [`CatalogError::Damaged`] for one that is not of this store, or of a namespace whose record
+    /// is missing. It changes nothing.
+    pub fn salvage(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
+        self.recovering = true;
+        match *record {
+            Record::Commit { file, namespace, key, checksums }
+                if self.check_commit(file, namespace, checksums).is_ok() =>
+            {
+                let space = self.namespaces[namespace.0 as usize].space;
+                let [found, ..] = self.find_batch(space, std::slice::from_ref(&key));
+                if let Some(other) = found.filter(|found| *found != file) {
+                    self.unstore(other);
+                }
+                if found != Some(file) && self.is_stored(file) {
+                    self.unstore(file);
+                }
+            }
+            Record::Namespace { id, epoch, digest, .. } => {
+                let known = self.by_digest.get(&digest) == Some(&id);
+                if known && self.namespaces[id.0 as usize].epoch < epoch {
+                    self.set_epoch(id, epoch);
+                }
+            }
+            _ => {}
+        }
+        self.apply(record)
+    }
+
     /// The files that a record names, from the first on.
     fn range(
         &self,

@@ -32,6 +32,9 @@ impl std::fmt::Display for DamageProof {
     }
 }
 
+/// What to do about a damaged journal.
+const FSCK: &str = "hint: `ripieno fsck --salvage` says which blocks can be kept";
+
 /// A journal cannot be read, or takes no more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -49,7 +52,7 @@ pub enum JournalError {
     #[error(
         "{device}: the group at byte {end} of half {half} of the journal is missing or damaged, \
          though {proof}: the device lost or misdirected a write, or corrupted it; nothing can be \
-         trusted from there on: format the store again"
+         trusted from there on. {FSCK}"
     )]
     Damaged {
         /// The device.
@@ -62,7 +65,9 @@ pub enum JournalError {
         proof: DamageProof,
     },
     /// A whole group has something in it that is no record.
-    #[error("{device}: the group at byte {position} of half {half} of the journal: {error}")]
+    #[error(
+        "{device}: the group at byte {position} of half {half} of the journal: {error}. {FSCK}"
+    )]
     Record {
         /// The device.
         device: String,
@@ -74,7 +79,9 @@ pub enum JournalError {
         error: RecordError,
     },
     /// A record that cannot be right in this store.
-    #[error("{device}: the group at byte {position} of half {half} of the journal: {reason}")]
+    #[error(
+        "{device}: the group at byte {position} of half {half} of the journal: {reason}. {FSCK}"
+    )]
     Refused {
         /// The device.
         device: String,

@@ -75,18 +75,29 @@ impl Series {
 
     /// The group of this series at the start of `bytes`; `None` when there is no whole one.
     pub fn group_in<'a>(&self, bytes: &'a [u8]) -> Option<Group<'a>> {
-        let (header, rest) = Header::ref_from_prefix(bytes).ok()?;
-        let of_series = header.magic == MAGIC
-            && header.store == self.store.0
-            && header.generation == self.generation;
-        let payload = rest.get(..header.payload_bytes.get() as usize).filter(|_| of_series)?;
-        let is_whole = crc(&Header { crc: 0.into(), ..*header }, payload) == header.crc.get();
-        if !is_whole && !planted(PlantedBug::NoGroupCrc) {
-            return None;
-        }
-        let bytes = self.group_bytes(payload.len());
-        Some(Group { position: header.position.get(), payload, bytes })
+        let (header, _) = Header::ref_from_prefix(bytes).ok()?;
+        let (_, group) = (header.generation == self.generation)
+            .then(|| whole_group(bytes, self.store, self.lba_bytes))??;
+        Some(group)
     }
+}
+
+/// The group at the start of `bytes` and its generation, if it is a whole one of this store.
+pub(super) fn whole_group(
+    bytes: &[u8],
+    store: StoreId,
+    lba_bytes: u64,
+) -> Option<(u64, Group<'_>)> {
+    let (header, rest) = Header::ref_from_prefix(bytes).ok()?;
+    let of_store = header.magic == MAGIC && header.store == store.0;
+    let payload = rest.get(..header.payload_bytes.get() as usize).filter(|_| of_store)?;
+    let is_whole = crc(&Header { crc: 0.into(), ..*header }, payload) == header.crc.get();
+    if !is_whole && !planted(PlantedBug::NoGroupCrc) {
+        return None;
+    }
+    let generation = header.generation.get();
+    let bytes = Series { store, generation, lba_bytes }.group_bytes(payload.len());
+    Some((generation, Group { position: header.position.get(), payload, bytes }))
 }
 
 fn crc(header: &Header, payload: &[u8]) -> u32 {

@@ -88,7 +88,7 @@ pub(super) fn replay<E: Display>(
 }
 
 /// A part of the half, read in large pieces.
-struct Window<'a> {
+pub(super) struct Window<'a> {
     io: &'a mut dyn BlockIo,
     area: JournalArea,
     bytes: Vec<u8>,
@@ -99,7 +99,7 @@ struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    fn new(io: &'a mut dyn BlockIo, area: JournalArea) -> Self {
+    pub fn new(io: &'a mut dyn BlockIo, area: JournalArea) -> Self {
         let window = WINDOW_GROUPS * u64::from(area.group_bytes_max);
         let bytes = vec![0; window.min(area.half_bytes) as usize];
         Self { io, area, bytes, filled: 0, first: 0 }
@@ -107,7 +107,7 @@ impl<'a> Window<'a> {
 
     /// The bytes of the half from `position` on: those of a whole group at least, or up to the
     /// end. Positions do not go back.
-    fn at(&mut self, position: u64) -> Result<&[u8], BlockError> {
+    pub fn at(&mut self, position: u64) -> Result<&[u8], BlockError> {
         let left = self.area.half_bytes.saturating_sub(position);
         let wanted = left.min(u64::from(self.area.group_bytes_max));
         let mut skipped = (position - self.first).min(self.filled as u64) as usize;

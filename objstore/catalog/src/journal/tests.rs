@@ -5,3 +5,4 @@ mod damage;
 mod history;
 mod model;
 mod plain;
+mod salvage;

@@ -21,12 +21,14 @@ pub struct Ghost {
 pub struct Ghosts {
     /// A name is `tag << 33 | reused << 32 | stamp`; tag 0 is empty.
     words: Vec<u64>,
+    /// Whether there ever was a name. Most of a journal is replayed without one.
+    is_used: bool,
 }
 
 impl Ghosts {
     pub fn new(files: u32) -> Self {
         let sets = (files as usize * PER_FILE).div_ceil(SET - 1).max(1);
-        Self { words: vec![0; sets * SET] }
+        Self { words: vec![0; sets * SET], is_used: false }
     }
 
     fn set(&mut self, hash: u64) -> (&mut u64, &mut [u64], u64) {
@@ -39,6 +41,7 @@ impl Ghosts {
 
     /// Remembers a file, and says which one is forgotten for it.
     pub fn insert(&mut self, hash: u64, ghost: Ghost) -> Option<Ghost> {
+        self.is_used = true;
         let (next, names, tag) = self.set(hash);
         let name = tag << 33 | u64::from(ghost.reused) << 32 | u64::from(ghost.stamp);
         let before = std::mem::replace(&mut names[*next as usize], name);
@@ -48,6 +51,9 @@ impl Ghosts {
 
     /// Forgets a file that is back, and says what was remembered.
     pub fn take(&mut self, hash: u64) -> Option<Ghost> {
+        if !self.is_used {
+            return None;
+        }
         let (_, names, tag) = self.set(hash);
         let name = names.iter_mut().find(|name| **name >> 33 == tag)?;
         Some(unpack(std::mem::take(name)))

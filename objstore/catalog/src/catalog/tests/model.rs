@@ -123,6 +123,8 @@ struct Model {
     durable: u64,
     /// (record, (namespace, key), content): commits, in order.
     commits: Vec<(u64, (u32, u32), Content)>,
+    /// (record, (namespace, key)): no earlier one says whether it is pinned.
+    pins: Vec<(u64, (u32, u32))>,
 }
 
 impl Model {
@@ -171,6 +173,8 @@ impl Model {
 struct Both {
     catalog: Catalog,
     policy: PolicyKind,
+    /// Bytes of records that may wait.
+    limit: usize,
     model: Model,
     held: Vec<Reference>,
     writes: Vec<OpenWrite>,
@@ -190,11 +194,13 @@ fn checksum(content: Content, rank: u32, row: u32) -> u32 {
 }
 
 impl Both {
-    fn new(policy: PolicyKind) -> Self {
-        let catalog = Catalog::new(CatalogConfig { policy, ..config(FILES, RANKS) });
+    fn new(policy: PolicyKind, limit: usize) -> Self {
+        let mut catalog = Catalog::new(CatalogConfig { policy, ..config(FILES, RANKS) });
+        catalog.limit_pending(limit);
         let mut both = Self {
             catalog,
             policy,
+            limit,
             model: Model { weights: [1; NAMESPACES as usize], ..Model::default() },
             held: Vec::new(),
             writes: Vec::new(),
@@ -442,7 +448,10 @@ impl Both {
                 lsn += 1;
                 self.model.commits.push((lsn, key, block.content));
                 // Another record says that it was pinned meanwhile.
-                lsn += u64::from(block.pinned);
+                if block.pinned {
+                    lsn += 1;
+                    self.model.pins.push((lsn, key));
+                }
             }
         }
         assert_eq!(committed, Ok(Lsn(lsn)));
@@ -477,6 +486,7 @@ impl Both {
             if let Some(block) = self.model.keys.get_mut(&(ns, *key)).filter(|b| b.stored) {
                 block.pinned = on;
                 stored += 1;
+                self.model.pins.push((self.catalog.last_lsn().0, (ns, *key)));
             }
         }
         assert_eq!(n, stored);
@@ -519,6 +529,12 @@ impl Both {
 
     fn group(&mut self, max: usize) {
         if let Some(group) = self.catalog.pending(max) {
+            if group.needs_snapshot {
+                assert!(group.records.is_empty());
+                return self.snapshot_instead(group.lsn);
+            }
+            let uses = self.limit.saturating_add(self.limit / 4 + 32);
+            assert!(group.records.len() <= uses, "{} bytes waited", group.records.len());
             self.half.push((group.lsn.0, group.records.clone()));
             self.taken.push((group.lsn.0, group.records.clone()));
             if let Some((_, other)) = &mut self.other {
@@ -533,6 +549,20 @@ impl Both {
             self.catalog.durable(Lsn(lsn));
             self.model.durable = lsn;
         }
+    }
+
+    /// Records were dropped: the whole state is written, and what was written before is given up.
+    fn snapshot_instead(&mut self, lsn: Lsn) {
+        let (mut half, mut cursor) = (Vec::new(), Some(SnapshotCursor::default()));
+        while let Some(at) = cursor {
+            let mut records = Vec::new();
+            cursor = self.catalog.snapshot(at, 100, &mut records);
+            half.push((lsn.0, records));
+        }
+        (self.half, self.other) = (half, None);
+        self.taken.clear();
+        self.catalog.durable(lsn);
+        self.model.durable = lsn.0;
     }
 
     fn snapshot(&mut self, max: usize) {
@@ -601,6 +631,23 @@ impl Both {
                 assert!(found.is_some(), "the commit of {number} in {ns} is lost");
             }
         }
+        self.check_pins(again, written);
+    }
+
+    /// What is stored and was pinned, or not, by records that were written is so.
+    fn check_pins(&self, again: &Catalog, written: u64) {
+        let model = &self.model;
+        for (key, block) in &model.keys {
+            let is_commit = |(lsn, of, content): &(u64, (u32, u32), Content)| {
+                *lsn > written && of == key && *content == block.content
+            };
+            let open = model.commits.iter().any(is_commit)
+                || model.pins.iter().any(|(lsn, of)| *lsn > written && of == key);
+            if block.stored && !block.published && !open {
+                let pinned = again.entry(FileId(block.file)).pinned;
+                assert_eq!(pinned, block.pinned, "{key:?} in file {}", block.file);
+            }
+        }
     }
 
     /// Goes on with what was recovered. The model takes over what the records said.
@@ -625,6 +672,7 @@ impl Both {
         }
         self.model.weights.iter_mut().for_each(|weight| *weight = (*weight).max(1));
         self.catalog = again;
+        self.catalog.limit_pending(self.limit);
         (self.held, self.writes, self.taken) = Default::default();
         self.other = None;
         // Positions count from the opening.
@@ -693,13 +741,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     #[test]
-    fn against_the_model(steps in steps(), policy in 0..PolicyKind::ALL.len()) {
-        run(&steps, policy);
+    fn against_the_model(
+        steps in steps(), policy in 0..PolicyKind::ALL.len(), limit in limits(),
+    ) {
+        run(&steps, policy, limit);
     }
 }
 
-fn run(steps: &[Step], policy: usize) {
-    let mut both = Both::new(PolicyKind::ALL[policy]);
+/// Bytes that may wait: some records, or all.
+fn limits() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(usize::MAX), 100..2000usize]
+}
+
+fn run(steps: &[Step], policy: usize, limit: usize) {
+    let mut both = Both::new(PolicyKind::ALL[policy], limit);
     for step in steps {
         both.step(step);
     }
@@ -722,8 +777,9 @@ fn planted_bugs_are_found() {
         };
         let mut runner = TestRunner::new(config);
         plant(Some(bug));
-        let result = runner.run(&(steps(), 0..PolicyKind::ALL.len()), |(steps, policy)| {
-            run(&steps, policy);
+        let programs = (steps(), 0..PolicyKind::ALL.len(), limits());
+        let result = runner.run(&programs, |(steps, policy, limit)| {
+            run(&steps, policy, limit);
             Ok(())
         });
         plant(None);

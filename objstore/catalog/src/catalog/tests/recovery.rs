@@ -102,6 +102,34 @@ fn a_restart_keeps_the_order_of_use() {
     assert!(newer > 12 * older, "{older} of the older half are kept, {newer} of the newer");
 }
 
+/// Files that come while a snapshot is written make all others older. None moves into a part that
+/// the snapshot has behind it.
+#[test]
+fn a_snapshot_has_all_files_whatever_comes_meanwhile() {
+    let files = 4096;
+    let mut catalog = Catalog::new(config(files, 1));
+    let a = tenant(&mut catalog, b"a");
+    store(&mut catalog, a, &keys(0..files / 2));
+    flush(&mut catalog);
+    let (mut records, mut cursor, mut next) = (Vec::new(), SnapshotCursor::default(), files / 2);
+    while let Some(at) = catalog.snapshot(cursor, 2000, &mut records) {
+        cursor = at;
+        if next < files {
+            store(&mut catalog, a, &keys(next..next + 16));
+            next += 16;
+        }
+        flush(&mut catalog).into_iter().for_each(|group| records.extend(group));
+    }
+    assert!(next > 3 * files / 4, "{next}: too few came to make others much older");
+    let mut again = Catalog::new(config(files, 1));
+    for record in Records::new(&records) {
+        again.apply(&record.unwrap()).unwrap();
+    }
+    again.recovered();
+    let lost = keys(0..next).iter().filter(|key| again.lookup(a, &[**key]) == Ok(0)).count();
+    assert_eq!(lost, 0);
+}
+
 fn records() -> impl Strategy<Value = Vec<(u8, u32, u32)>> {
     proptest::collection::vec((0..8u8, 0..10u32, 0..10u32), 0..60)
 }

@@ -7,7 +7,7 @@ use nvme_spec::ids::Lba;
 use super::model::{FILES, Model, Numbers, WORDS, change};
 use crate::{
     block_io::simulated::Medium,
-    journal::{Journal, JournalError},
+    journal::{Appended, Journal, JournalError},
     layout::Region,
     record::Records,
     shape::KvShape,
@@ -211,9 +211,9 @@ impl History {
         Ok(())
     }
 
-    pub fn append(&mut self, many: u32) -> Result<(), Ended> {
+    /// Some changes, as records that are to be appended.
+    fn changes(&mut self, many: u32) -> Result<Vec<u8>, Ended> {
         let mut records = Vec::new();
-        self.last_append = self.acknowledged;
         for _ in 0..=self.numbers.below(many) {
             self.serial += 1;
             let mut state = self.state().clone();
@@ -223,25 +223,54 @@ impl History {
             state.apply(record).map_err(Ended::Wrong)?;
             self.states.push(state);
         }
-        match self.journal().append(&records) {
-            // What is left of the half is too short: the snapshot has these records in it.
-            Err(JournalError::Full { .. }) => {
-                self.journal().begin_compaction()?;
-                self.copied = 0;
-                while self.journal().is_compacting() {
-                    self.copy()?;
+        Ok(records)
+    }
+
+    pub fn append(&mut self, many: u32) -> Result<(), Ended> {
+        self.last_append = self.acknowledged;
+        let records = self.changes(many)?;
+        // Now and then there are more than may wait.
+        let appended = match self.numbers.one_in(40) {
+            true => None,
+            false => self.append_if_room(&records)?,
+        };
+        if appended.is_none() {
+            self.compact_instead()?;
+        }
+        if appended != Some(Appended::Permanent) {
+            // The snapshot has these records in it, and those that are made meanwhile go with it.
+            while self.journal().is_compacting() {
+                self.copy()?;
+                let goes_on = self.journal().is_compacting() && self.numbers.one_in(2);
+                if goes_on {
+                    let records = self.changes(many)?;
+                    match self.append_if_room(&records)? {
+                        None => self.compact_instead()?,
+                        appended => assert_eq!(appended, Some(Appended::WithCompaction)),
+                    }
                 }
             }
-            other => other?,
         }
         self.acknowledged = self.states.len() - 1;
         Ok(())
     }
 
+    fn append_if_room(&mut self, records: &[u8]) -> Result<Option<Appended>, Ended> {
+        match self.journal().append(records) {
+            Err(JournalError::Full { .. }) => Ok(None),
+            appended => Ok(Some(appended?)),
+        }
+    }
+
+    fn compact_instead(&mut self) -> Result<(), Ended> {
+        self.copied = 0;
+        Ok(self.journal().compact_instead()?)
+    }
+
     fn copy(&mut self) -> Result<(), Ended> {
         let count = 1 + self.numbers.below(FILES / 2);
         let piece = self.state().snapshot(self.copied, count);
-        self.journal().copy(&piece)?;
+        self.journal().copy(&piece, 0)?;
         self.copied += count;
         if self.copied >= FILES {
             self.journal().finish_compaction()?;

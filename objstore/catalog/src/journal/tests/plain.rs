@@ -86,7 +86,7 @@ fn what_is_written_is_counted() {
     assert_eq!((counts.appended_bytes, counts.groups), (records.len() as u64, groups));
     assert_eq!(counts.written_bytes, medium.written_bytes());
     journal.begin_compaction().unwrap();
-    journal.copy(&evict(10)).unwrap();
+    journal.copy(&evict(10), 0).unwrap();
     journal.finish_compaction().unwrap();
     assert_eq!(journal.counts().written_bytes, medium.written_bytes());
     assert_eq!(journal.counts().compactions, 1);
@@ -124,7 +124,7 @@ fn a_full_half_is_compacted_and_takes_more() {
     let end = journal.active.end;
     journal.begin_compaction().unwrap();
     assert!(journal.copy_due());
-    journal.copy(&evict(1)).unwrap();
+    journal.copy(&evict(1), 0).unwrap();
     // The active half has no room, so the copy cannot wait.
     assert!(journal.copy_due() && journal.active.end == end);
     journal.finish_compaction().unwrap();
@@ -139,7 +139,7 @@ fn a_state_that_does_not_fit_ends_the_journal() {
     let mut journal = open(&medium);
     journal.begin_compaction().unwrap();
     let outgrown = loop {
-        if let Err(outgrown) = journal.copy(&evict(100)) {
+        if let Err(outgrown) = journal.copy(&evict(100), 0) {
             break outgrown;
         }
     };
@@ -155,7 +155,7 @@ fn small_pieces_are_written_as_whole_groups() {
     let mut journal = open(&medium);
     journal.begin_compaction().unwrap();
     for _ in 0..500 {
-        journal.copy(&evict(1)).unwrap();
+        journal.copy(&evict(1), 0).unwrap();
     }
     for _ in 0..10 {
         journal.append(&evict(1)).unwrap();
@@ -196,7 +196,7 @@ fn compaction_keeps_up_with_appends_in_a_full_store() {
             let mut pieces = 0;
             while journal.copy_due() {
                 let end = (copied + a_piece).min(files);
-                journal.copy(&commits(copied..end)).unwrap();
+                journal.copy(&commits(copied..end), 0).unwrap();
                 copied = end;
                 pieces += 1;
                 if copied == files {
