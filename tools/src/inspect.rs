@@ -1,11 +1,13 @@
 //! `ripieno inspect` and `ripieno fsck`: what is on a store's devices, and what is wrong with it.
 
 use clap::Args;
+use objstore::Salvage;
 use serde_json::json;
 
 use crate::offline::{Offline, Where};
 use crate::problem::EXIT_FAILED;
 use crate::progress::Progress;
+use crate::salvage;
 use crate::size::{Size, grouped};
 use crate::survey::{DeviceView, JournalView, Survey};
 use crate::table::{row, table};
@@ -32,6 +34,11 @@ pub(crate) struct FsckFlags {
     /// empty: all keys are lost then, and the data is not touched. What will be done is said first
     #[arg(long)]
     repair: bool,
+
+    /// Read all data of a store with a damaged journal, and say which blocks can be kept: those
+    /// that are what a record says, by their checksums. With --repair, they are kept
+    #[arg(long)]
+    salvage: bool,
 }
 
 /// Shows what is on the devices. Returns the exit code.
@@ -59,37 +66,57 @@ pub(crate) fn check(flags: &FsckFlags) -> anyhow::Result<u8> {
     let progress = Progress::reading(!flags.inspect.json);
     let mut media = offline.media()?;
     let mut survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;
-    let mut repaired = Vec::new();
-    if flags.repair && !survey.damage.is_empty() {
-        repaired = repairs(&survey);
-        repaired.iter().for_each(|what| say(format_args!("repairing: {what}")));
-        repair(&survey, &mut media)?;
-        survey = Survey::take(&mut media, |done, all| progress.read(done, all))?;
-    }
     progress.finish();
+    let is_damaged = survey.journal.as_ref().is_some_and(|journal| journal.damage.is_some());
+    let (mut salvage, mut findings, mut repaired) = (None, None, Vec::new());
+    if flags.salvage && is_damaged {
+        let place = &flags.inspect.place;
+        let found = salvage::find(&survey, &mut media, place, flags.inspect.json)?;
+        (salvage, findings) = (Some(found.0), Some(found.1));
+    }
+    if flags.repair && !survey.damage.is_empty() {
+        repaired = repairs(&survey, salvage.as_ref());
+        repaired.iter().for_each(|what| say(format_args!("repairing: {what}")));
+        repair(&survey, &mut media, salvage)?;
+        survey = Survey::take(&mut media, |_, _| {})?;
+    }
     drop(media);
     offline.close()?;
     let damage = &survey.damage;
     if flags.inspect.json {
-        print(
-            json!({ "damage": damage, "repaired": repaired, "stored_files": survey.stored_files }),
-        )?;
-    } else if damage.is_empty() {
+        print(json!({
+            "damage": damage,
+            "repaired": repaired,
+            "salvage": findings,
+            "stored_files": survey.stored_files,
+        }))?;
+        return Ok(if damage.is_empty() { 0 } else { EXIT_FAILED });
+    }
+    if let Some(findings) = &findings {
+        print(findings.text())?;
+    }
+    if damage.is_empty() {
         print(format_args!("clean: {} blocks are stored", grouped(survey.stored_files.into())))?;
     } else {
         print(format_args!("damaged:\n  {}", damage.join("\n  ")))?;
+        if findings.is_some() {
+            say(format_args!(" hint: add --repair to keep these blocks; nothing was changed"));
+        }
     }
     Ok(if damage.is_empty() { 0 } else { EXIT_FAILED })
 }
 
 /// What can be repaired, in words.
-fn repairs(survey: &Survey) -> Vec<String> {
+fn repairs(survey: &Survey, salvage: Option<&Salvage>) -> Vec<String> {
     let copy = |device: &DeviceView| {
         let lost = device.lost_copy?;
         Some(format!("{}: copy {lost} of the superblock, from the other one", device.device))
     };
     let mut repairs: Vec<String> = survey.devices.iter().filter_map(copy).collect();
-    if survey.journal.as_ref().is_some_and(|journal| journal.can_be_emptied) {
+    if let Some(salvage) = salvage {
+        let kept = grouped(salvage.kept().into());
+        repairs.push(format!("the journal, with the {kept} blocks that can be kept"));
+    } else if survey.journal.as_ref().is_some_and(|journal| journal.can_be_emptied) {
         repairs.push(format!(
             "the journal, by making it empty: all keys are lost, {} that can be read and those \
              behind the damage; the data is not touched",
@@ -99,15 +126,22 @@ fn repairs(survey: &Survey) -> Vec<String> {
     repairs
 }
 
-fn repair(survey: &Survey, media: &mut [objstore::Medium]) -> anyhow::Result<()> {
+fn repair(
+    survey: &Survey,
+    media: &mut [objstore::Medium],
+    mut salvage: Option<Salvage>,
+) -> anyhow::Result<()> {
     for (device, medium) in survey.devices.iter().zip(media) {
         let Some(mut superblock) = device.superblock.clone() else { continue };
         if let Some(lost) = device.lost_copy {
             superblock.write_copy(&mut *medium.io, lost)?;
         }
         let journal = survey.journal.as_ref().filter(|_| superblock.journal.is_some());
-        if journal.is_some_and(|journal| journal.can_be_emptied) {
-            kv_catalog::reset_journal(&mut *medium.io, &mut superblock)?;
+        let Some(journal) = journal else { continue };
+        if let Some(salvage) = salvage.take() {
+            salvage.write(medium)?;
+        } else if journal.can_be_emptied {
+            kv_catalog::rewrite_journal(&mut *medium.io, &mut superblock, |_| false)?;
         }
     }
     Ok(())

@@ -10,7 +10,8 @@
 //!   doctor    tests which routes of the data work here
 //!   identify  shows devices
 //!   format    makes a store, and can undo that
-//!   inspect   shows and checks a store that is not open (survey reads it, offline has its devices)
+//!   inspect   shows and checks a store that is not open (survey reads it, salvage what is left of
+//!             a damaged one, offline has its devices)
 //!   scrub     reads all of a store, and compares checksums
 //!   sim       simulates serving, and shows what it found
 //!   profile   measures devices, and writes a slack table (measure: batches, alone and mixed)
@@ -77,6 +78,7 @@ mod problem;
 mod profile;
 mod progress;
 mod replay;
+mod salvage;
 mod scrub;
 mod sim;
 mod size;

@@ -94,7 +94,11 @@ impl Offline {
         Self::attach(home.into())
     }
 
-    fn attach(place: Place) -> anyhow::Result<Self> {
+    /// Any devices of a store.
+    ///
+    /// # Errors
+    /// As for [`Offline::open`].
+    pub(crate) fn attach(place: Place) -> anyhow::Result<Self> {
         let fleet = place.fleet(&clock(), &ControllerOptions::default(), None).map_err(told)?;
         Ok(Self { fleet, place })
     }

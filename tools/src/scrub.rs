@@ -2,7 +2,8 @@
 //!
 //! A file that cannot be read as it was written is dropped by the store itself, as on any other
 //! retrieve. What was dropped is permanent once the store is closed: with `--report-only` it is
-//! not closed, but left as a process that is killed leaves it.
+//! not closed, but left as a process that is killed leaves it. At the end the journal is read
+//! again, while all that it says is in memory: if it is damaged, it is written anew.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -77,6 +78,8 @@ struct Findings {
     dropped: bool,
     interrupted: bool,
     damaged: Vec<Damaged>,
+    /// What is wrong with the journal; null if nothing is.
+    journal_damage: Option<String>,
 }
 
 /// Reads all files. Returns the exit code.
@@ -90,6 +93,8 @@ pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     interrupt.orderly();
     let mut findings = Findings { dropped: !flags.report_only, ..Findings::default() };
     scrub(&store, &blocks, flags, &mut interrupt, &mut findings)?;
+    let damage = store.verify_journal(!flags.report_only).context("reading the journal again")?;
+    findings.journal_damage = damage.map(|damage| damage.to_string());
     if flags.report_only {
         drop(store);
     } else {
@@ -100,7 +105,8 @@ pub(crate) fn run(flags: &ScrubFlags) -> anyhow::Result<u8> {
     }
     drop(offline);
     print(if flags.json { serde_json::to_string(&findings)? } else { findings.text() })?;
-    Ok(match (findings.damaged.is_empty(), findings.interrupted) {
+    let is_clean = findings.damaged.is_empty() && findings.journal_damage.is_none();
+    Ok(match (is_clean, findings.interrupted) {
         (false, _) => EXIT_FAILED,
         (true, true) => interrupt.exit_code(),
         (true, false) => 0,
@@ -262,6 +268,10 @@ impl Findings {
             (false, false) => "they are as they were: nothing was dropped",
         };
         rows.push(row("damaged", grouped(self.damaged.len() as u64), note));
+        if let Some(damage) = &self.journal_damage {
+            let end = if self.dropped { "\nit was written anew" } else { "" };
+            rows.push(row("journal", "damaged", format!("{damage}{end}")));
+        }
         for damaged in self.damaged.iter().take(SHOWN) {
             let Damaged { file, namespace, label, key, layer, what } = damaged;
             let note = format!("namespace {namespace} {label}\nkey {key}\nlayer {layer}: {what}");

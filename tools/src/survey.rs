@@ -80,6 +80,9 @@ pub(crate) struct Survey {
     pub(crate) stored_files: u32,
     /// Everything that is wrong.
     pub(crate) damage: Vec<String>,
+    /// All devices of the rank are there, in their order.
+    #[serde(skip)]
+    pub(crate) is_whole_set: bool,
 }
 
 impl Survey {
@@ -129,13 +132,22 @@ impl Survey {
             return Ok(survey);
         };
         let expected = Expected { store: None, rank: first.rank, shape: None };
-        if members.len() == media.len()
-            && let Err(error) = check_set(&members, &expected)
-        {
-            survey.damage.push(error.to_string());
+        if members.len() == media.len() {
+            match check_set(&members, &expected) {
+                Ok(_) => survey.is_whole_set = true,
+                Err(error) => survey.damage.push(error.to_string()),
+            }
         }
         survey.add_journal(media, progress)?;
         Ok(survey)
+    }
+
+    /// The device that carries the journal.
+    pub(crate) fn carrier(&self) -> Option<usize> {
+        let carries = |device: &DeviceView| {
+            device.superblock.as_ref().is_some_and(|superblock| superblock.journal.is_some())
+        };
+        self.devices.iter().position(carries)
     }
 
     fn add_copies(&mut self) {
@@ -154,10 +166,7 @@ impl Survey {
         media: &mut [Medium],
         progress: impl FnMut(u64, u64),
     ) -> anyhow::Result<()> {
-        let carries = |device: &DeviceView| {
-            device.superblock.as_ref().is_some_and(|superblock| superblock.journal.is_some())
-        };
-        let Some(at) = self.devices.iter().position(carries) else { return Ok(()) };
+        let Some(at) = self.carrier() else { return Ok(()) };
         let Some(superblock) = self.devices[at].superblock.clone() else { return Ok(()) };
         let mut catalog = Catalog::new(CatalogConfig {
             files: superblock.layout.files,

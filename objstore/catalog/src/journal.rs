@@ -193,9 +193,9 @@ impl Journal {
     /// A run that is longer than [`Journal::payload_bytes_max`] becomes several groups.
     ///
     /// # Errors
-    /// [`JournalError::Full`]: nothing was written, and [`Journal::compact_instead`] is to be called
-    /// next. It cannot happen while no more than a quarter of a half is appended between two
-    /// questions to [`Journal::copy_due`].
+    /// [`JournalError::Full`]: nothing was written, and [`Journal::compact_instead`] is to be
+    /// called next. It cannot happen while no more than a quarter of a half is appended between
+    /// two questions to [`Journal::copy_due`].
     /// [`JournalError::Block`] and [`JournalError::Outgrown`]: any first part of the records may be
     /// permanent, and the journal takes no more. [`JournalError::Failed`]: it took no more before.
     ///

@@ -2,9 +2,9 @@
 
 use kv_catalog::{Appended, Catalog, Group, Journal, JournalError, Lsn, SnapshotCursor};
 
-/// Bytes of the state, or files looked at for it, that are taken at once when a compaction has to end before anything else is
-/// written; twice as many each time that it was begun anew, so that it ends, however fast records
-/// are made meanwhile.
+/// Bytes of the state that are taken at once, or files that are looked at for it, when a compaction
+/// has to end before anything else is written; twice as many each time that it was begun anew, so
+/// that it ends, however fast records are made meanwhile.
 const TAKEN: u64 = 1 << 20;
 
 /// The journal, and how far its compaction is.

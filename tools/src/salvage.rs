@@ -1,0 +1,180 @@
+//! `ripieno fsck --salvage`: which blocks of a store with a damaged journal can be kept, and
+//! keeping them.
+
+use anyhow::bail;
+use kv_catalog::{Expected, Member, Superblock, check_set};
+use objstore::{Medium, Salvage, StoreError};
+use ripieno_stack::Ranks;
+use serde::Serialize;
+
+use crate::offline::{Offline, Where};
+use crate::problem::{Problem, told};
+use crate::progress::Progress;
+use crate::size::{Size, grouped};
+use crate::survey::Survey;
+
+/// Lost blocks that the text shows.
+const SHOWN: usize = 32;
+
+/// A block that is not kept. Field names are those of the JSON object.
+#[derive(Debug, Serialize)]
+struct Lost {
+    file: u32,
+    namespace: u32,
+    label: String,
+    key: String,
+}
+
+/// What can be kept.
+#[derive(Debug, Serialize)]
+pub(crate) struct Findings {
+    pub(crate) kept: u32,
+    gaps: u64,
+    gap_bytes: u64,
+    refused_records: u64,
+    lost: Vec<Lost>,
+}
+
+/// Reads what is left of the journal and all data that it names. Writes nothing.
+///
+/// # Errors
+/// [`Problem`] for a store without checksums, or of which a device is missing; else when a device
+/// cannot be read.
+pub(crate) fn find(
+    survey: &Survey,
+    media: &mut [Medium],
+    place: &Where,
+    quiet: bool,
+) -> anyhow::Result<(Salvage, Findings)> {
+    let Some(at) = survey.carrier() else {
+        let hint = "name the devices of the store's first rank";
+        bail!(Problem::new("--salvage: none of these devices carries a journal", hint));
+    };
+    if !survey.is_whole_set {
+        let hint = "name all devices of the store, in their order";
+        bail!(Problem::new(format!("--salvage: {}", survey.damage.join("; ")), hint));
+    }
+    let superblock = survey.devices[at].superblock.clone().expect("it carries the journal");
+    let progress = Progress::reading(!quiet);
+    let read = Salvage::read(&mut media[at], &superblock, |done, all| progress.read(done, all));
+    progress.finish();
+    let mut salvage = read.map_err(refused)?;
+    let progress = Progress::files(salvage.kept().into(), !quiet);
+    if superblock.data.is_some() {
+        salvage
+            .verify(media, &superblock, |done, all| progress.read(done, all))
+            .map_err(refused)?;
+    } else {
+        verify_ranks(&mut salvage, &superblock, place, &progress)?;
+    }
+    progress.finish();
+    let findings = Findings::new(&salvage);
+    Ok((salvage, findings))
+}
+
+/// Reads the data of all ranks: they are beside the home of their catalog.
+fn verify_ranks(
+    salvage: &mut Salvage,
+    catalog: &Superblock,
+    place: &Where,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let above = place.dir()?.and_then(|dir| dir.parent());
+    let Some(dir) = above else {
+        let hint = "name the catalog's home as it is in the store's directory: file:DIR/catalog";
+        bail!(Problem::new("--salvage: the catalog does not say where its ranks are", hint));
+    };
+    let ranks = Ranks::open(dir).map_err(told)?;
+    for rank in 0..catalog.ranks {
+        let offline = Offline::attach(ranks.place(rank).map_err(told)?)?;
+        let mut media = offline.media()?;
+        let superblocks = rank_superblocks(&mut media, catalog, rank)?;
+        salvage
+            .verify(&mut media, &superblocks[0], |done, all| progress.read(done, all))
+            .map_err(refused)?;
+        drop(media);
+        offline.close()?;
+    }
+    Ok(())
+}
+
+fn rank_superblocks(
+    media: &mut [Medium],
+    catalog: &Superblock,
+    rank: u32,
+) -> anyhow::Result<Vec<Superblock>> {
+    let mut members = Vec::new();
+    for medium in media {
+        let found = Superblock::read(&mut *medium.io).map_err(StoreError::from).map_err(refused)?;
+        let (name, identity) = (medium.io.name().to_owned(), medium.identity.clone());
+        members.push(Member { name, identity, region: medium.region, found });
+    }
+    let expected = Expected { store: Some(catalog.store), rank, shape: None };
+    let set = check_set(&members, &expected);
+    set.map_err(|error| Problem::new(format!("--salvage: {error}"), "").into())
+}
+
+/// What cannot be is bad input.
+fn refused(error: StoreError) -> anyhow::Error {
+    match error {
+        StoreError::Config { field: "checksums", problem } => Problem::new(
+            format!("--salvage: {problem}"),
+            "ripieno fsck --repair makes the journal empty: all keys are lost",
+        )
+        .into(),
+        StoreError::Config { .. } | StoreError::Format(_) => {
+            Problem::new(format!("--salvage: {error}"), "").into()
+        }
+        error => anyhow::Error::new(error).context("reading what is left"),
+    }
+}
+
+impl Findings {
+    fn new(salvage: &Salvage) -> Self {
+        let journal = salvage.journal();
+        let lost = salvage.lost().iter().map(|lost| Lost {
+            file: lost.file.0,
+            namespace: lost.namespace.0,
+            label: salvage.label(lost.namespace).to_owned(),
+            key: lost.key.0.iter().map(|byte| format!("{byte:02x}")).collect(),
+        });
+        Self {
+            kept: salvage.kept(),
+            gaps: journal.gaps,
+            gap_bytes: journal.gap_bytes,
+            refused_records: journal.refused,
+            lost: lost.collect(),
+        }
+    }
+
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        let mut lines = vec![
+            format!(
+                "salvage: {} blocks can be kept: their data is what was stored",
+                grouped(self.kept.into())
+            ),
+            format!(
+                "  not read: {} places of the journal, {}; {} records make no sense without them",
+                grouped(self.gaps),
+                Size(self.gap_bytes),
+                grouped(self.refused_records)
+            ),
+            "  not known: blocks that were recorded there are lost, and what was removed or \
+             cleared there, or is of an epoch that ended there, is found again"
+                .to_owned(),
+            format!(
+                "  lost: {} blocks whose data is not what was stored; most were evicted since",
+                grouped(self.lost.len() as u64)
+            ),
+        ];
+        lines.extend(self.lost.iter().take(SHOWN).map(|lost| {
+            let Lost { file, namespace, label, key } = lost;
+            format!("    file {file}, namespace {namespace} {label}, key {key}")
+        }));
+        if self.lost.len() > SHOWN {
+            lines.push(format!("    {} more; --json has all of them", self.lost.len() - SHOWN));
+        }
+        lines.join("\n")
+    }
+}
