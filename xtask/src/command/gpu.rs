@@ -21,6 +21,6 @@ pub struct GpuArgs {
 pub fn run(args: &GpuArgs) -> Result<ExitCode> {
     let bytes = gpu::pack(&args.pack, args.trace.as_deref())?;
     println!("{}: {:.1} MiB", args.pack.display(), bytes as f64 / f64::from(1 << 20));
-    println!("on the machine with the GPU: ./run.sh, then bring its folder `results` back");
+    println!("on the machine with the GPU: ./run.sh, then bring results/results.tgz back");
     Ok(ExitCode::SUCCESS)
 }

@@ -1,37 +1,94 @@
 #!/usr/bin/env bash
 # Runs what is packed beside it on a machine with an NVIDIA GPU, and writes down what came of it.
-# Needs bash, coreutils and the NVIDIA driver; no compiler, no CUDA toolkit, no network.
+# Needs bash, coreutils, tar, gzip and the NVIDIA driver; no compiler, no CUDA toolkit, no network.
 #
-#   ./run.sh [RESULTS]              about 6 minutes, at most 10
+#   ./run.sh [RESULTS]              the first ten minutes: 9 at the most
+#   ./run.sh --second [RESULTS]     what takes another ten; read the first results before
 #   ./run.sh --rehearse [RESULTS]   the same steps in tiny; figures are not kept
-#   ./run.sh --plan                 the steps and their limits in seconds; runs nothing
+#   ./run.sh --plan [--second]      the steps and their limits in seconds; runs nothing
 #
 # The steps are those of the table "Run first on a GPU" in docs/results/gpu.md, the cheapest answers
-# first. Every step has a limit; their sum is the limit of the whole. Each result is printed when it
-# is there. After the first step with a resident kernel that did not end, the others are left out.
+# first. Every step has a limit; their sum is the limit of the whole. After the first step with a
+# resident kernel that did not end, the others are left out.
+#
+# For machines that end a command after ten minutes, show the end of its output and return few
+# files: RESULTS holds one archive, results.tgz, which is replaced after each step, and at the end
+# summary.txt, which is also the last that is printed. A run that is killed leaves the archive of
+# the steps before.
+#
 # Ends with 0 when all passed, 1 when one failed or there was no time for it, 2 when there is nothing
-# to run on. RIPIENO_SECONDS: less time for all of it than 600 s.
+# to run on. RIPIENO_SECONDS: time for all of it, 540 by default.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
-rehearse='' plan=''
-case ${1:-} in
-  --rehearse) rehearse=yes && shift ;;
-  --plan) plan=yes && shift ;;
-esac
-results=${1:-results}
-total=${RIPIENO_SECONDS:-600}
+rehearse='' plan='' second=''
+for _ in 1 2 3; do
+  case ${1:-} in
+    --rehearse) rehearse=yes && shift ;;
+    --plan) plan=yes && shift ;;
+    --second) second=yes && shift ;;
+  esac
+done
+out=${1:-results${second:+-second}}
+total=${RIPIENO_SECONDS:-540}
 least=2
-passed=0 failed=0 skipped=0 late=0 stuck=''
-summary=/dev/null
+# Bytes of one file in the archive, and of the summary.
+file_max=131072 summary_max=8000
+passed=0 failed=0 skipped=0 late=0 stuck='' child='' results='' summary=/dev/null
+
+# Puts everything so far into the archive. The old one stays until the new one is whole.
+pack() {
+  tar -czf "$out/results.tgz.part" -C "$work" results && mv -f "$out/results.tgz.part" "$out/results.tgz"
+}
+# The first and the last bytes of a file that is too long.
+shorten() { # file
+  local bytes half=$((file_max / 2))
+  bytes=$(stat -c %s "$1")
+  [ "$bytes" -gt "$file_max" ] || return 0
+  {
+    head -c "$half" "$1"
+    printf '\n# %s bytes are left out\n' $((bytes - 2 * half))
+    tail -c "$half" "$1"
+  } >"$1.short" && mv -f "$1.short" "$1"
+}
+# Failures first, in whole lines, so many that the end of the output shows all of them.
+summarise() {
+  local line used=0 left=0
+  {
+    grep '^FAILED' "$summary"
+    grep -v -e '^FAILED' -e '^passed' "$summary"
+    grep '^passed' "$summary"
+  } | cut -b 1-200 | {
+    while IFS= read -r line; do
+      used=$((used + ${#line} + 1))
+      if [ "$used" -le "$summary_max" ]; then printf '%s\n' "$line"; else left=$((left + 1)); fi
+    done
+    [ "$left" -eq 0 ] || echo "$left more lines are in results/summary.txt of the archive"
+  }
+  echo "$passed passed, $failed failed, $skipped skipped in $SECONDS s; everything is in $out/results.tgz"
+}
+finish() {
+  local code=$?
+  trap - EXIT INT TERM HUP
+  [ -z "$child" ] || kill "$child" 2>/dev/null
+  pack
+  echo
+  summarise | tee "$out/summary.txt"
+  rm -rf "$work"
+  exit "$code"
+}
 if [ -z "$plan" ]; then
-  mkdir -p "$results" || exit 2
+  mkdir -p "$out" || exit 2
+  out=$(cd "$out" && pwd)
+  work=$(mktemp -d)
+  results=$work/results
+  mkdir -p "$results" "$work/cache" || exit 2
   summary=$results/summary.txt
   : >"$summary"
   # Compiled kernels are kept from one step to the next; loaded when they are compiled, because a
   # resident kernel would hold a later loading up; and streams share no hardware queue.
-  CUDA_CACHE_PATH=$(mktemp -d)
-  export CUDA_CACHE_PATH CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
-  trap 'rm -rf "$CUDA_CACHE_PATH"' EXIT
+  export CUDA_CACHE_PATH=$work/cache CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+  trap finish EXIT
+  trap 'exit 143' INT TERM HUP
 fi
 
 note() { # verdict, seconds, what
@@ -52,8 +109,12 @@ run() { # name, limit, command...
   fi
   [ "$limit" -le "$left" ] || limit=$left
   printf '$ %s\n' "$*" >"$results/$name.log"
-  timeout -k 2 "$limit" "$@" >"$results/$name.out" 2>>"$results/$name.log"
+  # In the background, so that a signal to this script does not wait for it.
+  timeout -k 2 "$limit" "$@" >"$results/$name.out" 2>>"$results/$name.log" &
+  child=$!
+  wait "$child"
   code=$?
+  child=''
   printf '# exit code %s\n' "$code" >>"$results/$name.log"
   case $code in
     0)
@@ -69,6 +130,9 @@ run() { # name, limit, command...
       note FAILED $((SECONDS - start)) "$name: exit code $code: $(tail -n 2 "$results/$name.log" | head -n 1 | cut -c1-160)"
       ;;
   esac
+  shorten "$results/$name.out"
+  shorten "$results/$name.log"
+  pack
   return $code
 }
 step() { # name, limit, command...
@@ -132,7 +196,7 @@ else
 fi
 
 # 1. What there is. It tries a resident kernel at its end, and prints what it finds as it goes.
-resident doctor 35 ./ripieno doctor
+resident doctor 60 ./ripieno doctor
 show doctor
 if [ -z "$plan" ] && grep -q -i 'no nvidia driver' "$results/doctor.out" "$results/doctor.log"; then
   echo 'no NVIDIA driver: there is nothing to run on'
@@ -170,75 +234,78 @@ replay() { # how, launch, route
   "$1" "replay-$3-$2" 12 ./ripieno replay --executor cuda --launch "$2" --require "$3" \
     --verify full --progress never --json ${trace[@]+"${trace[@]}"}
 }
-ran=' '
 gpu_test() { # how, limit, test
-  ran="$ran$3 "
   "$1" "test-${3//::/-}" "$2" ./cuda-tests --ignored --exact "$3" --nocapture
 }
 
-# 2. Partitions, and kernels of the primary context in them.
-experiment step partition 12
-# 3. Smoke tests.
-gpu_test step 20 gpu::a_launch_per_batch_moves_the_right_bytes
-gpu_test resident 20 gpu::a_resident_kernel_moves_the_right_bytes
-# 4 to 6. What waits for a kernel that does not end; the kernel of 4 and 5 ends by itself.
-experiment step calls 45
-experiment step connections 25
-experiment step layers 10
-# 7 and 8. Rates.
-either rate 70
-either operation 25
-# 9. GPU memory for drives.
-gpu_test step 8 gdr::a_mapping_is_the_same_memory_on_a_gpu
-gpu_test step 8 gdr::a_pool_of_allocations_on_a_gpu
-show test-gdr-a_pool_of_allocations_on_a_gpu
+first() {
+  # 2. Partitions, and kernels of the primary context in them.
+  experiment step partition 12
+  # 3 and 4. Smoke tests, and the handshake of a kernel that leaves while the host submits.
+  gpu_test step 20 gpu::a_launch_per_batch_moves_the_right_bytes
+  gpu_test resident 20 gpu::a_resident_kernel_moves_the_right_bytes
+  gpu_test resident 30 gpu::no_submission_is_lost_while_the_kernel_leaves
+  # 5 to 7. What waits for a kernel that does not end; the kernel of 5 and 7 ends by itself.
+  experiment step calls 45
+  experiment step layers 10
+  experiment step connections 25
+  # 8 and 9. Rates.
+  either rate 70
+  either operation 25
+  # 10. GPU memory for drives.
+  gpu_test step 8 gdr::a_mapping_is_the_same_memory_on_a_gpu
+  gpu_test step 8 gdr::a_pool_of_allocations_on_a_gpu
+  show test-gdr-a_pool_of_allocations_on_a_gpu
+  replay step per-batch staged
+  replay step per-batch direct
+  replay resident resident staged
+  replay resident resident direct
+}
 
-# The other tests, each in a process of its own: after an error that stays, or in a call that does
-# not return, a process is of no more use. One limit for all of them.
-if [ -n "$plan" ]; then
-  echo '90 other-tests'
-else
-  tests=$(./cuda-tests --ignored --list 2>/dev/null | sed -n 's/: test$//p')
-  [ -n "$tests" ] || run tests 5 ./cuda-tests --ignored --list
-  before=$SECONDS
-  for test in $tests; do
-    case $ran in *" $test "*) continue ;; esac
-    left=$((90 - (SECONDS - before)))
-    if [ "$left" -lt "$least" ]; then
-      skip "test-${test//::/-}" 'no time left for tests'
-      late=$((late + 1))
-      continue
-    fi
-    how=step
-    case $test in *resident*) how=resident ;; esac
-    gpu_test "$how" $((left < 10 ? left : 10)) "$test"
-  done
-fi
+# For when the first results were read.
+second() {
+  # The other tests, each in a process of its own: after an error that stays, or in a call that does
+  # not return, a process is of no more use. One limit for all of them.
+  if [ -n "$plan" ]; then
+    echo '90 other-tests'
+  else
+    tests=$(./cuda-tests --ignored --list 2>/dev/null | sed -n 's/: test$//p')
+    [ -n "$tests" ] || run tests 5 ./cuda-tests --ignored --list
+    ran=" $(./run.sh --plan | tr '\n' ' ') "
+    before=$SECONDS
+    for test in $tests; do
+      case $ran in *" test-${test//::/-} "*) continue ;; esac
+      left=$((90 - (SECONDS - before)))
+      if [ "$left" -lt "$least" ]; then
+        skip "test-${test//::/-}" 'no time left for tests'
+        late=$((late + 1))
+        continue
+      fi
+      how=step
+      case $test in *resident*) how=resident ;; esac
+      gpu_test "$how" $((left < 10 ? left : 10)) "$test"
+    done
+  fi
 
-replay step per-batch staged
-replay step per-batch direct
-replay resident resident staged
-replay resident resident direct
-either retrieve 30
-either caller 25
-bench resident matmul 40
+  either retrieve 30
+  either caller 25
+  bench resident matmul 40
 
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
-if [ -n "$plan" ] || [ -n "$sanitizer" ]; then
-  step memcheck 20 "$sanitizer" --tool memcheck --error-exitcode 9 ./cuda-tests --ignored --exact \
-    gpu::a_launch_per_batch_moves_the_right_bytes
-  step racecheck 20 "$sanitizer" --tool racecheck --error-exitcode 9 ./bench gpu --only matmul \
-    --tiny --rounds 1 --plots "$results/sanitizer"
-else
-  skip sanitizer 'no compute-sanitizer on this machine'
-fi
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+  if [ -n "$plan" ] || [ -n "$sanitizer" ]; then
+    step memcheck 20 "$sanitizer" --tool memcheck --error-exitcode 9 ./cuda-tests --ignored --exact \
+      gpu::a_launch_per_batch_moves_the_right_bytes
+    step racecheck 20 "$sanitizer" --tool racecheck --error-exitcode 9 ./bench gpu --only matmul \
+      --tiny --rounds 1 --plots "$results/sanitizer"
+  else
+    skip sanitizer 'no compute-sanitizer on this machine'
+  fi
+}
+
+if [ -n "$second" ]; then second; else first; fi
 [ -z "$plan" ] || exit 0
 
 xids >"$results/xid.txt"
-new=$(comm -13 <(sort "$results/xid-before.txt") <(sort "$results/xid.txt"))
-[ -z "$new" ] || printf 'the kernel says:\n%s\n' "$new" | tee -a "$summary"
-echo
-cat "$summary"
-echo "$passed passed, $failed failed, $skipped skipped in $SECONDS s; everything is in $results" |
-  tee -a "$summary"
+new=$(comm -13 <(sort "$results/xid-before.txt") <(sort "$results/xid.txt") | tail -n 10)
+[ -z "$new" ] || printf 'the kernel says: %s\n' "$new" | tee -a "$summary"
 [ "$failed" -eq 0 ] && [ "$late" -eq 0 ]
