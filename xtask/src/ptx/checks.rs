@@ -164,8 +164,9 @@ pub fn io(ptx: &str, kernel: &Kernel) -> Vec<Check> {
             "fences: MEMBAR.SYS",
             SYSTEM_FENCES,
             system_fences,
-            count(&|one| one.is("MEMBAR", &["SYS"])),
+            count(&|one| one.is("MEMBAR", &["SYS"]) && !one.is("MEMBAR", &["SC"])),
         ),
+        leaving(sass, asked(&["fence.sc.sys"])),
         Check::at_least(
             "last warp: MEMBAR.GPU",
             1,
@@ -199,6 +200,26 @@ fn polls(sass: &[Instruction], asked: u64) -> Check {
     check.wrong = loads.iter().find(|load| !in_loop(sass, load.address)).map(|load| {
         format!("{} {} at {:#x} is in no loop", load.opcode, load.operands, load.address)
     });
+    check
+}
+
+/// The one sequentially consistent fence: a kernel that leaves has it between its store of `left` and
+/// its last look at the ring (gio_over). A weaker one lets both sides miss what the other wrote, and
+/// a second one where commands are sent would cost every batch.
+fn leaving(sass: &[Instruction], asked: u64) -> Check {
+    let fence = |one: &Instruction| one.is("MEMBAR", &["SC", "SYS"]);
+    let fences = (0..sass.len()).filter(|&at| fence(&sass[at])).count();
+    let looks = |&at: &usize| {
+        let writes = |one: &Instruction| {
+            one.is_store(&[]) || one.is("ATOMG", &[]) || one.is("RED", &[]) || one.is("EXIT", &[])
+        };
+        let look = |one: &Instruction| one.is_load(&["64", "STRONG", "SYS"]);
+        let next = sass[at..].iter().find(|one| look(one) || writes(one));
+        fence(&sass[at]) && next.is_some_and(look)
+    };
+    let found = (0..sass.len()).filter(looks).count();
+    let mut check = Check::at_least("leaving: MEMBAR.SC.SYS, LD", 1, asked, found);
+    check.wrong = (fences > 1).then(|| format!("{fences} of these fences, and one is needed"));
     check
 }
 
@@ -265,6 +286,9 @@ mod tests {
 
     const PTX: &str = "\
     ld.relaxed.sys.global.u64 %rd1, [%rd2];
+    ld.relaxed.sys.global.u64 %rd1, [%rd2];
+    ld.relaxed.sys.global.u64 %rd1, [%rd2];
+    ld.relaxed.sys.global.u32 %r1, [%rd2];
     ld.acquire.sys.global.u32 %r1, [%rd2];
     ld.acquire.sys.global.u64 %r1, [%rd2];
     ld.relaxed.sys.global.v2.u64 {%rd1, %rd2}, [%rd3];
@@ -279,6 +303,7 @@ mod tests {
     st.global.v2.u64 [%rd1], {%rd2, %rd3};
     st.global.v2.u64 [%rd1], {%rd2, %rd3};
     @%p1 bra $L; fence.release.sys;
+    fence.sc.sys;
     st.mmio.relaxed.sys.global.u32 [%rd1], %r1;
     st.mmio.relaxed.sys.global.u32 [%rd1], %r1;";
 
@@ -310,6 +335,9 @@ mod tests {
         "LDG.E.64 R40, desc[UR6][R84.64+0x10]",
         "STG.E.MMIO.SYS [R40], R76",
         "LDG.E.128.STRONG.SYS R88, desc[UR6][R44.64]",
+        "MEMBAR.SC.SYS",
+        "@P3 BRA 0x1f0",
+        "LDG.E.64.STRONG.SYS R74, desc[UR6][R46.64]",
         "@P0 BRA 0x0",
     ];
 
@@ -380,6 +408,17 @@ mod tests {
     fn nothing_is_written_between_a_completion_and_its_fence() {
         let late = failures(|lines, _| lines.insert(1, "STG.E [R2], R3".into()));
         assert_eq!(late, ["... then MEMBAR.SYS"]);
+    }
+
+    #[test]
+    fn a_kernel_that_leaves_looks_once_more_behind_the_strongest_fence() {
+        let leaving = ["leaving: MEMBAR.SC.SYS, LD"];
+        // What fence.acq_rel.sys becomes.
+        assert_eq!(replaced("MEMBAR.SC.SYS", "MEMBAR.ALL.SYS"), leaving);
+        assert_eq!(replaced("MEMBAR.SC.SYS", "MEMBAR.SC.GPU")[0], leaving[0]);
+        assert_eq!(replaced("@P3 BRA 0x1f0", "STG.E [R2], R3"), leaving);
+        let twice = failures(|lines, _| lines.insert(0, "MEMBAR.SC.SYS".into()));
+        assert_eq!(twice, leaving);
     }
 
     #[test]
