@@ -113,6 +113,8 @@ pub enum Fault {
     SqId,
     /// A command exceeded the timeout.
     Timeout,
+    /// An operation waited for its event for too long.
+    Event,
     /// A word that no kernel of this version writes.
     Unknown(u32),
 }
@@ -127,6 +129,7 @@ impl Fault {
             abi::FAULT_SQHD => Some(Self::SqHead),
             abi::FAULT_SQID => Some(Self::SqId),
             abi::FAULT_TIMEOUT => Some(Self::Timeout),
+            abi::FAULT_EVENT => Some(Self::Event),
             other => Some(Self::Unknown(other)),
         }
     }
@@ -139,6 +142,7 @@ impl fmt::Display for Fault {
             Self::SqHead => f.write_str("a completion with an impossible submission queue head"),
             Self::SqId => f.write_str("a completion that names another submission queue"),
             Self::Timeout => f.write_str("a command that did not complete in time"),
+            Self::Event => f.write_str("an operation whose event did not come in time"),
             Self::Unknown(word) => write!(f, "fault {word:#x}, unknown to this version"),
         }
     }

@@ -9,6 +9,9 @@ use crate::{abi, error::Error};
 pub struct UringOptions {
     /// How long one NVMe command may take before its queue is given up.
     pub command_timeout: Nanos,
+    /// How long the next operation may wait for its event before its queues are given up, by the
+    /// kernel itself: everything that was issued then completes with errors and signals its event.
+    pub event_timeout: Nanos,
     /// Contexts that one explicit IOCB may have, at most [`abi::IOCTX_MAX`]. Each IOCB owns memory
     /// for so many (28 bytes each).
     pub explicit_max: u32,
@@ -28,6 +31,7 @@ impl Default for UringOptions {
     fn default() -> Self {
         Self {
             command_timeout: Nanos::from_millis(30_000),
+            event_timeout: Nanos::from_millis(60_000),
             explicit_max: abi::IOCTX_MAX,
             arena_bytes: 1 << 20,
             rounds: 64,
@@ -42,6 +46,9 @@ impl UringOptions {
         let wrong = |option, found, hint| Err(Error::Option { option, found, hint });
         if self.command_timeout.0 == 0 {
             return wrong("command_timeout", 0, "give the device some time");
+        }
+        if self.event_timeout.0 == 0 {
+            return wrong("event_timeout", 0, "give the streams some time");
         }
         if self.explicit_max == 0 || self.explicit_max > abi::IOCTX_MAX {
             return wrong("explicit_max", self.explicit_max.into(), "choose 1 to 2048");

@@ -127,6 +127,7 @@ impl Uring {
             stop: at(Layout::STOP),
             clock: if options.virtual_time { at(Layout::CLOCK) } else { 0 },
             timeout_ns: options.command_timeout.0,
+            event_timeout_ns: options.event_timeout.0,
             warp_count: self.queues.len(),
             ring_mask: layout.depth() - 1,
             rounds: options.rounds,

@@ -1,5 +1,5 @@
 // Made by `cargo xtask abi`: do not edit.
-// 883c5ae81482c564be6cd45aaf6b23b0 kernels/include/gio/abi.h
+// 4b9d2162af5aae53e5bda4c0805153e3 kernels/include/gio/abi.h
 pub const GIO_WARP: u32 = 32;
 pub const GIO_IOCTX_MAX: u32 = 2048;
 pub const GIO_WINDOW: u32 = 8;
@@ -21,6 +21,7 @@ pub const GIO_FAULT_CID: u32 = 1;
 pub const GIO_FAULT_SQHD: u32 = 2;
 pub const GIO_FAULT_SQID: u32 = 3;
 pub const GIO_FAULT_TIMEOUT: u32 = 4;
+pub const GIO_FAULT_EVENT: u32 = 5;
 pub const GIO_DESC_SGL: u32 = 0;
 pub const GIO_DESC_PRP: u32 = 1;
 #[repr(C)]
@@ -443,10 +444,13 @@ pub struct gio_warp {
     pub active: [gio_active; 8usize],
     pub op: gio_op,
     pub placement_ids: [u16; 8usize],
+    pub waiting_ns: u64,
+    pub waited_ns: u64,
+    pub reserved: [u64; 6usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_warp"][::std::mem::size_of::<gio_warp>() - 1280usize];
+    ["Size of gio_warp"][::std::mem::size_of::<gio_warp>() - 1344usize];
     ["Alignment of gio_warp"][::std::mem::align_of::<gio_warp>() - 8usize];
     ["Offset of field: gio_warp::sq"][::std::mem::offset_of!(gio_warp, sq) - 0usize];
     ["Offset of field: gio_warp::cq"][::std::mem::offset_of!(gio_warp, cq) - 8usize];
@@ -519,6 +523,11 @@ const _: () = {
     ["Offset of field: gio_warp::op"][::std::mem::offset_of!(gio_warp, op) - 952usize];
     ["Offset of field: gio_warp::placement_ids"]
         [::std::mem::offset_of!(gio_warp, placement_ids) - 1264usize];
+    ["Offset of field: gio_warp::waiting_ns"]
+        [::std::mem::offset_of!(gio_warp, waiting_ns) - 1280usize];
+    ["Offset of field: gio_warp::waited_ns"]
+        [::std::mem::offset_of!(gio_warp, waited_ns) - 1288usize];
+    ["Offset of field: gio_warp::reserved"][::std::mem::offset_of!(gio_warp, reserved) - 1296usize];
 };
 #[repr(C)]
 #[derive(
@@ -543,6 +552,7 @@ pub struct gio_args {
     pub left: u64,
     pub clock: u64,
     pub timeout_ns: u64,
+    pub event_timeout_ns: u64,
     pub linger_ns: u64,
     pub launch: u64,
     pub warp_count: u32,
@@ -552,7 +562,7 @@ pub struct gio_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of gio_args"][::std::mem::size_of::<gio_args>() - 112usize];
+    ["Size of gio_args"][::std::mem::size_of::<gio_args>() - 120usize];
     ["Alignment of gio_args"][::std::mem::align_of::<gio_args>() - 8usize];
     ["Offset of field: gio_args::warps"][::std::mem::offset_of!(gio_args, warps) - 0usize];
     ["Offset of field: gio_args::iocbs"][::std::mem::offset_of!(gio_args, iocbs) - 8usize];
@@ -565,12 +575,14 @@ const _: () = {
     ["Offset of field: gio_args::clock"][::std::mem::offset_of!(gio_args, clock) - 64usize];
     ["Offset of field: gio_args::timeout_ns"]
         [::std::mem::offset_of!(gio_args, timeout_ns) - 72usize];
-    ["Offset of field: gio_args::linger_ns"][::std::mem::offset_of!(gio_args, linger_ns) - 80usize];
-    ["Offset of field: gio_args::launch"][::std::mem::offset_of!(gio_args, launch) - 88usize];
+    ["Offset of field: gio_args::event_timeout_ns"]
+        [::std::mem::offset_of!(gio_args, event_timeout_ns) - 80usize];
+    ["Offset of field: gio_args::linger_ns"][::std::mem::offset_of!(gio_args, linger_ns) - 88usize];
+    ["Offset of field: gio_args::launch"][::std::mem::offset_of!(gio_args, launch) - 96usize];
     ["Offset of field: gio_args::warp_count"]
-        [::std::mem::offset_of!(gio_args, warp_count) - 96usize];
+        [::std::mem::offset_of!(gio_args, warp_count) - 104usize];
     ["Offset of field: gio_args::ring_mask"]
-        [::std::mem::offset_of!(gio_args, ring_mask) - 100usize];
-    ["Offset of field: gio_args::rounds"][::std::mem::offset_of!(gio_args, rounds) - 104usize];
-    ["Offset of field: gio_args::reserved"][::std::mem::offset_of!(gio_args, reserved) - 108usize];
+        [::std::mem::offset_of!(gio_args, ring_mask) - 108usize];
+    ["Offset of field: gio_args::rounds"][::std::mem::offset_of!(gio_args, rounds) - 112usize];
+    ["Offset of field: gio_args::reserved"][::std::mem::offset_of!(gio_args, reserved) - 116usize];
 };

@@ -43,6 +43,7 @@ typedef unsigned long long uint64_t;
 #define GIO_FAULT_SQHD 2u    // a completion whose SQ head is outside the queue
 #define GIO_FAULT_SQID 3u    // a completion that names another queue
 #define GIO_FAULT_TIMEOUT 4u // a command exceeded the timeout
+#define GIO_FAULT_EVENT 5u   // an operation waited for its event for too long
 
 // gio_warp.descriptor_mode
 #define GIO_DESC_SGL 0u
@@ -236,7 +237,10 @@ typedef struct gio_warp {
   gio_active active[GIO_WINDOW];
   gio_op op;                 // of cursor_active
   uint16_t placement_ids[GIO_PLACEMENTS]; // DSPEC of each placement handle; by the host
-} gio_warp;                  // 1280 bytes: whole cache lines, warps on different threads share none
+  uint64_t waiting_ns;       // since when the next operation waits for its event; 0 = it does not
+  uint64_t waited_ns;        // when that was last seen
+  uint64_t reserved[6];
+} gio_warp;                  // 1344 bytes: whole cache lines, warps on different threads share none
 
 // What a kernel launch, or a host thread's turn, is given.
 typedef struct gio_args {
@@ -251,13 +255,14 @@ typedef struct gio_args {
                        //   0 = the kernel stays until the stop word
   uint64_t clock;      // u64: virtual time in ns; 0 = the processor's own clock
   uint64_t timeout_ns; // of a command
+  uint64_t event_timeout_ns; // of an operation whose event does not come; 0 = none
   uint64_t linger_ns;  // the kernel leaves when it had nothing to do for so long
   uint64_t launch;     // number of this launch, from 1 on
   uint32_t warp_count;
   uint32_t ring_mask;
   uint32_t rounds;     // host: give the thread back after this many rounds
   uint32_t reserved;
-} gio_args;            // 112 bytes
+} gio_args;            // 120 bytes
 
 // clang-format on
 #endif

@@ -174,6 +174,7 @@ GIO_FN bool gio_accept(gio_state &s) {
   s.cursor_at = 0;
   gio_meet();
   GIO_LANES (l, 1) {
+    s.w->waiting_ns = 0;
     gio_op &op = s.w->op;
     gio_op_load(s, op, iocb);
     gio_active *active = s.w->active + a;

@@ -304,7 +304,11 @@ GIO_FN bool gio_submit(gio_state &s) {
 GIO_FN bool gio_over(gio_state &s) {
   if (s.window != 0u) return false;
   if (s.stopped != 0u) return true; // gio_submit found the ring empty
-  if (s.args->left == 0u || s.waiting != 0u) return false;
+  if (s.waiting != 0u) {
+    if (gio_waited_out(s)) gio_note_fault(s, GIO_FAULT_EVENT); // the next round acts upon it
+    return false;
+  }
+  if (s.args->left == 0u) return false;
   if (s.leaving == 0u) {
     if (s.w != gio_ptr<gio_warp>(s.args->warps)) return false;
     gio_lane<uint32_t> tail;

@@ -47,6 +47,8 @@ static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
       break;
     }
     if (gio_over(s)) result |= GIO_RUN_FINISHED;
+    // It waited for its event for too long: the next round acts upon it.
+    if (s.pending_fault != GIO_FAULT_NONE && s.fault == GIO_FAULT_NONE) continue;
     if (s.window == 0u && s.waiting == 0u) result |= GIO_RUN_IDLE;
     break;
   }

@@ -192,6 +192,25 @@ GIO_FN void gio_sweep(gio_state &s) {
   }
 }
 
+// Whether the next operation has waited for its event for too long. The queue fails then, as with a
+// command: that operation, and all behind it, complete with errors and signal their events, so that
+// no stream waits for good, whatever became of the host's threads. A look that comes later than the
+// whole time says that this warp did not run meanwhile: then the wait begins anew.
+GIO_FN bool gio_waited_out(gio_state &s) {
+  const uint64_t most = s.args->event_timeout_ns;
+  if (s.waiting == 0u || most == 0u) return false;
+  gio_lane<uint32_t> late;
+  GIO_LANES (l, 1) {
+    const uint64_t *clock = gio_ptr<const uint64_t>(s.args->clock);
+    const uint64_t now = clock != nullptr ? gio_ld_relaxed_sys(clock) : gio_clock_ns();
+    const bool stopped = now - s.w->waited_ns > most && clock == nullptr;
+    if (s.w->waiting_ns == 0u || stopped) s.w->waiting_ns = now;
+    s.w->waited_ns = now;
+    late[l] = now - s.w->waiting_ns >= most ? 1u : 0u;
+  }
+  return gio_shfl(late, 0) != 0u;
+}
+
 // The queue failed: everything outstanding ends now, and its slots stay quarantined, because the
 // controller may still do DMA for them.
 GIO_FN void gio_fail(gio_state &s) {

@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use gio_kernels::cuda::{CudaDevice, CudaOptions, CudaStream, LaunchMode};
 
-use crate::rig::{self, stack_moves_bytes};
+use nvme_driver::Nanos;
+
+use crate::{
+    launches::submissions_while_the_kernel_leaves,
+    rig::{self, stack_moves_bytes},
+};
 
 fn moves(device: &Arc<CudaDevice>, mode: LaunchMode, sms: Option<u32>) {
     for shape in [(1, 1), (2, 2), (3, 1)] {
@@ -26,6 +31,16 @@ fn a_resident_kernel_moves_the_right_bytes() {
     let device = rig::only_gpu();
     moves(&device, LaunchMode::Resident, None);
     moves(&device, LaunchMode::Resident, Some(2));
+}
+
+/// The fences of both sides, on the memory model that they are for.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn no_submission_is_lost_while_the_kernel_leaves() {
+    let device = rig::only_gpu();
+    for linger in [0, 20_000, 200_000] {
+        submissions_while_the_kernel_leaves(&device, Nanos(linger));
+    }
 }
 
 /// On a GPU with green contexts (a driver for CUDA 12.5 or later) a part is what was asked for, and

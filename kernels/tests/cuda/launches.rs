@@ -1,14 +1,21 @@
 //! Launches: both modes move the right bytes, and nothing waits for a kernel that has left.
 #![allow(unsafe_code, reason = "calls the mock's cuCtxSynchronize")]
 
+use std::sync::Arc;
+
 use cuda_mock::{self as mock, Level, isolated};
-use gio_kernels::cuda::{CudaError, CudaExecutor, CudaOptions, CudaStream, LaunchMode, StreamKind};
-use gio_uring::{Event, IoExecutor, IocbId, Uring, UringOptions, Wait};
+use gio_kernels::cuda::{
+    CudaDevice, CudaError, CudaExecutor, CudaOptions, CudaStream, LaunchMode, StreamKind,
+};
+use gio_uring::{
+    Affine, AffineOp, Direction, Event, Fault, IoExecutor, IocbId, Signal, Uring, UringOptions,
+    Wait,
+};
 use nvme_driver::Nanos;
 
 use crate::{
     cases::issue_after,
-    rig::{self, Pool, Rig, bare, round_trip, set_stop, stack_moves_bytes},
+    rig::{self, Pool, Rig, bare, round_trip, set_stop, soon, stack_moves_bytes},
 };
 
 #[test]
@@ -145,27 +152,76 @@ fn a_resident_kernel_leaves_an_idle_gpu() {
 
 /// Submissions at all times around the one at which the kernel leaves: none is lost between a
 /// kernel that has just left and a host that believes it still runs.
+pub(crate) fn submissions_while_the_kernel_leaves(device: &Arc<CudaDevice>, linger: Nanos) {
+    let mut rig = Rig::new(device.clone(), 2, 2, 32);
+    let options = CudaOptions { linger, ..rig::options(LaunchMode::Resident) };
+    let mut ring = rig.ring(options, UringOptions::default());
+    let pool = rig.pool(&mut ring, 1, 16);
+    for i in 0..1500u64 {
+        let id = issue(&mut ring, &pool, None);
+        complete_without_poll(&mut ring, id);
+        let pause = std::time::Duration::from_nanos(i * 7919 % (2 * linger.0 + 50_000));
+        let start = std::time::Instant::now();
+        while start.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+    }
+    rig.end(&mut ring);
+}
+
 #[test]
 fn no_submission_is_lost_while_the_kernel_leaves() {
     isolated("launches::no_submission_is_lost_while_the_kernel_leaves", Level::Full, &[], || {
         for linger in [0, 20_000, 200_000] {
             let device = rig::gpu();
-            let mut rig = Rig::new(device.clone(), 2, 2, 32);
-            let linger = Nanos(linger);
-            let options = CudaOptions { linger, ..rig::options(LaunchMode::Resident) };
-            let mut ring = rig.ring(options, UringOptions::default());
-            let pool = rig.pool(&mut ring, 1, 16);
             let before = mock::count("cuLaunchKernel");
-            for i in 0..1500u64 {
-                let id = issue(&mut ring, &pool, None);
-                complete_without_poll(&mut ring, id);
-                let pause = std::time::Duration::from_nanos(i * 7919 % (2 * linger.0 + 50_000));
-                let start = std::time::Instant::now();
-                while start.elapsed() < pause {
-                    std::hint::spin_loop();
-                }
-            }
+            submissions_while_the_kernel_leaves(&device, Nanos(linger));
             assert!(mock::count("cuLaunchKernel") > before + 1, "it never left");
+        }
+        mock::assert_clean();
+    });
+}
+
+/// A thread that should set an event does not, as one that waits for the whole GPU. The kernel gives
+/// up by itself, an engine's stream that waits for the operation goes on, and the kernel leaves.
+#[test]
+fn a_kernel_whose_event_does_not_come_leaves() {
+    isolated("launches::a_kernel_whose_event_does_not_come_leaves", Level::Full, &[], || {
+        for mode in [LaunchMode::PerBatch, LaunchMode::Resident] {
+            let device = rig::gpu();
+            let engine = CudaStream::new(&device, None).expect("a stream");
+            let mut rig = Rig::new(device.clone(), 1, 1, 32);
+            let event_timeout = Nanos::from_millis(300);
+            let options = UringOptions { event_timeout, ..UringOptions::default() };
+            let mut ring = rig.ring(rig::options(mode), options);
+            let pool = rig.pool(&mut ring, 1, 16);
+            let map: Vec<Affine> = (0..16).map(|i| Affine { block: i, file: i }).collect();
+            let map = ring.upload_map(&map, 1).expect("a map");
+            let [never, done] = [0; 2].map(|_| ring.event().expect("a word"));
+            let wait = Wait { event: never, value: 1 };
+            let signal = Signal { event: done.clone(), value: 5 };
+            let op = AffineOp::new(Direction::Read, &map, &pool.handle, 0..1);
+            let op = AffineOp { wait: Some(&wait), signal: Some(&signal), ..op };
+            let id = ring.submit(&op).expect("submitted");
+            // SAFETY: the word lives until the ring is dropped, the stream until it is idle.
+            unsafe { device.stream_wait(engine.raw(), done.address(), 5, false).expect("ok") };
+            // Nobody asks for the operation, and the stream goes on.
+            let deadline = soon(&ring);
+            while !engine.is_idle().expect("a stream") {
+                assert!(ring.now() < deadline, "the stream still waits");
+                std::thread::yield_now();
+            }
+            // The entry of the ring comes right behind the signal.
+            let completion = ring.wait_completion(id, deadline).expect("it is over");
+            assert_eq!((completion.objects, completion.errors), (0, 16));
+            // SAFETY: takes nothing, and waits for the streams of this process.
+            let synchronized = unsafe { cudarc::driver::sys::cuCtxSynchronize() };
+            assert_eq!(synchronized, cudarc::driver::sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(ring.faulted().map(|found| found.fault), Some(Fault::Event));
+            let proof = ring.stop(soon(&ring)).expect("stops");
+            rig.start_again(&mut ring, &proof);
+            let again = issue(&mut ring, &pool, None);
+            complete_without_poll(&mut ring, again);
             rig.end(&mut ring);
         }
         mock::assert_clean();
@@ -179,7 +235,7 @@ fn a_resident_kernel_needs_hardware_queues() {
     isolated(test, Level::Full, &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")], || {
         let device = rig::gpu();
         let made = |mode| {
-            let clock = std::sync::Arc::new(nvme_driver::MonotonicClock::default());
+            let clock = Arc::new(nvme_driver::MonotonicClock::default());
             CudaExecutor::new(&device, rig::options(mode), clock)
         };
         let text = made(LaunchMode::Resident).expect_err("one queue").to_string();

@@ -307,6 +307,77 @@ fn a_pause_of_the_whole_process_times_nothing_out() {
     assert_eq!(count(&done, abi::STATUS_TIMEOUT), 1);
 }
 
+/// An operation that starts once `event` is 1, and signals `signal` at its end.
+fn read_after(rig: &mut Rig, event: u64, signal: u64) -> u32 {
+    let iova = rig.memory.take_data(4096, 4096).address;
+    let iova = rig.memory.iova(iova);
+    let mut list: Vec<IoCtx> =
+        (0..3).map(|lba| IoCtx { iova, lba, bytes: 4096, device: 0 }).collect();
+    let mut iocb = rig.explicit(abi::OP_READ, &mut list);
+    (iocb.wait, iocb.wait_value) = (event, 1);
+    (iocb.signal, iocb.signal_value) = (signal, 7);
+    rig.issue(iocb)
+}
+
+/// Nobody sets the event, and nobody asks what became of it: the kernel itself gives up, and whoever
+/// waits for the end of the operation, or of one behind it, goes on.
+#[test]
+fn an_event_that_does_not_come_fails_the_queue() {
+    let mut rig = Rig::new(Config { parts: 2, ..Config::default() }, 6);
+    let [event, ends @ ..] = [0; 3].map(|_| rig.memory.place(&[0u32]));
+    for end in ends {
+        read_after(&mut rig, event, end);
+        rig.settle();
+    }
+    rig.pass(4_999_999);
+    rig.settle();
+    assert_eq!((rig.warp(0).fault, rig.warp(1).fault), (0, 0), "one nanosecond is left");
+    rig.pass(1);
+    let done = rig.finish(2);
+    for (done, end) in done.iter().zip(ends) {
+        assert_eq!((count(done, abi::STATUS_FAULT), done.iocb.errors), (3, 3));
+        assert_eq!(rig.memory.peek::<u32>(end), 7, "it is signalled");
+    }
+    for warp in [rig.warp(0), rig.warp(1)] {
+        assert_eq!((warp.fault, warp.commands, warp.quarantined), (abi::FAULT_EVENT, 0, 0));
+    }
+}
+
+/// Each operation has the whole time, from when it is the next one on.
+#[test]
+fn an_event_that_comes_late_enough_is_no_fault() {
+    let mut rig = Rig::new(Config::default(), 6);
+    let end = rig.memory.place(&[0u32]);
+    let events = [0; 3].map(|_| rig.memory.place(&[0u32]));
+    for event in events {
+        read_after(&mut rig, event, end);
+    }
+    for event in events {
+        rig.settle();
+        rig.pass(4_999_999);
+        rig.settle();
+        rig.memory.poke(event, 1u32);
+        assert_eq!(count(&rig.finish(1)[0], 0), 3);
+    }
+    rig.assert_at_rest();
+}
+
+/// As for commands: whoever sets events was stopped as well.
+#[test]
+fn a_pause_of_the_whole_process_ends_no_wait() {
+    let event_timeout_ns = 100_000_000;
+    let config = Config { real_time: true, event_timeout_ns, ..Config::default() };
+    let mut rig = Rig::new(config, 6);
+    let [event, end] = [0; 2].map(|_| rig.memory.place(&[0u32]));
+    read_after(&mut rig, event, end);
+    rig.settle();
+    std::thread::sleep(std::time::Duration::from_nanos(event_timeout_ns * 2));
+    rig.settle();
+    assert_eq!(rig.warp(0).fault, 0);
+    rig.memory.poke(event, 1u32);
+    assert_eq!(count(&rig.finish(1)[0], 0), 3);
+}
+
 #[test]
 fn a_late_completion_does_not_count_twice() {
     let mut rig = Rig::new(Config::default(), 6);

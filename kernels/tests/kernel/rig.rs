@@ -32,6 +32,7 @@ pub struct Config {
     pub descriptor_bytes: u32,
     pub boundary_lbas: u32,
     pub timeout_ns: u64,
+    pub event_timeout_ns: u64,
     pub rounds: u32,
     /// Time is the processor's, and not the rig's.
     pub real_time: bool,
@@ -51,6 +52,7 @@ impl Default for Config {
             descriptor_bytes: 512,
             boundary_lbas: 0,
             timeout_ns: 1_000_000,
+            event_timeout_ns: 5_000_000,
             rounds: 4,
             real_time: false,
         }
@@ -175,6 +177,7 @@ impl Rig {
             stop: memory.place(&[0u64]),
             clock: if config.real_time { 0 } else { clock },
             timeout_ns: config.timeout_ns,
+            event_timeout_ns: config.event_timeout_ns,
             warp_count: warps.len() as u32,
             ring_mask: RING as u32 - 1,
             rounds: config.rounds,
