@@ -31,11 +31,6 @@ impl Meeting {
             Meeting::AcrossNodes => "across NUMA nodes",
         }
     }
-
-    /// Whether peer traffic can stay out of the CPU.
-    pub(crate) fn is_below_root(self) -> bool {
-        self <= Meeting::SameRootPort
-    }
 }
 
 /// The way between two functions; shorter is less.

@@ -6,12 +6,21 @@ use crate::report::binary_size;
 /// What cards have as their window without Resizable BAR.
 const SMALL_WINDOW_BYTES: u64 = 256 << 20;
 
+/// R565: the first driver that takes the committed PTX (CUDA 12.7).
+const DRIVER_MIN: [u32; 3] = [565, 0, 0];
+/// The first driver that maps registers of other devices on kernels without follow_pfn (it has
+/// follow_pfnmap_start).
+const DRIVER_MAPS: [u32; 3] = [570, 133, 7];
+/// The first kernel that needs it.
+const KERNEL_PFNMAP: [u32; 2] = [6, 12];
+
 const NO_GPU: &str = "no GPU on the PCI bus; host memory is what drives can reach here";
 
 pub(super) fn driver(facts: &Facts<'_>) -> Finding {
     let looked_at = [
         "/proc/driver/nvidia/version",
         "/proc/driver/nvidia/params",
+        "/proc/sys/kernel/osrelease",
         "/sys/bus/pci/devices/*/driver",
     ];
     let finding = Finding::new("nvidia", "NVIDIA driver", &looked_at);
@@ -28,24 +37,51 @@ pub(super) fn driver(facts: &Facts<'_>) -> Finding {
         return finding.says(Verdict::Fail, found).fix("install the driver with its open modules");
     };
     let found = line.trim_start_matches("NVRM version:").trim();
-    let is_open = found.contains("Open Kernel Module");
+    let (driver, kernel) = (version_of(found), kernel_of(facts));
     let parameters = root.text("/proc/driver/nvidia/params").unwrap_or_default();
     let may_map = parameters.contains("PeerMappingOverride=1");
     let mapping =
         if may_map { "PeerMappingOverride=1 is set" } else { "PeerMappingOverride is not set" };
     let found = format!("{found}; {mapping}");
-    if !is_open {
-        let fix = "the open kernel modules are needed to hand out GPU memory as a dma-buf: \
-                    install the driver with them (nvidia-open)";
-        return finding.says(Verdict::Warn, found).fix(fix);
+    if driver.is_some_and(|driver| driver < DRIVER_MIN) {
+        let fix = "the I/O kernel needs R565 (CUDA 12.7) or later: update the driver";
+        return finding.says(Verdict::Fail, found).fix(fix);
+    }
+    if kernel.is_some_and(|kernel| kernel >= KERNEL_PFNMAP)
+        && driver.is_some_and(|driver| driver < DRIVER_MAPS)
+    {
+        let [major, minor] = kernel.unwrap_or_default();
+        let fix = format!(
+            "on Linux {major}.{minor} it cannot map a drive's doorbells into the GPU \
+             (cuMemHostRegister returns 1): update it to 570.133.07 or later"
+        );
+        return finding.says(Verdict::Fail, found).fix(fix);
     }
     if !may_map {
-        let fix = "only if the GPU cannot map a drive's doorbells (cuMemHostRegister with \
-                    IOMEMORY fails): options nvidia \
-                    NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d";
+        let fix = "without it only a process with CAP_SYS_ADMIN may map a drive's doorbells into the \
+                   GPU (else cuMemHostRegister returns 800): options nvidia \
+                   NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d";
         return finding.says(Verdict::Ok, found).fix(fix);
     }
     finding.says(Verdict::Ok, found)
+}
+
+/// The driver's version in its own line: `... Module for x86_64  570.86.15  Release Build`.
+fn version_of(line: &str) -> Option<[u32; 3]> {
+    line.split_whitespace().find_map(|word| {
+        let mut parts = word.split('.').map(|part| part.parse::<u32>().ok());
+        // Two or three numbers.
+        let (major, minor) = (parts.next()??, parts.next()??);
+        let patch = parts.next().map_or(Some(0), |patch| patch)?;
+        Some([major, minor, patch])
+    })
+}
+
+/// The first two numbers of the kernel's version.
+fn kernel_of(facts: &Facts<'_>) -> Option<[u32; 2]> {
+    let release = facts.root.text("/proc/sys/kernel/osrelease")?;
+    let mut parts = release.split(['.', '-']).map(|part| part.parse().ok());
+    Some([parts.next()??, parts.next()??])
 }
 
 pub(super) fn window(facts: &Facts<'_>) -> Finding {

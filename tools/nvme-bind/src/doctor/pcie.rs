@@ -9,8 +9,10 @@ use crate::topology::{self, Meeting};
 const EXTENDED: usize = 0x100;
 const CAPABILITIES_MAX: usize = (4096 - EXTENDED) / 8;
 const ACS_ID: u32 = 0x000d;
-/// P2P Request Redirect and P2P Completion Redirect (PCIe 6.1, 7.9.13.3).
-const REDIRECT: u16 = 0b1100;
+/// P2P Request Redirect (PCIe 6.1, 7.9.13.3).
+const REQUEST_REDIRECT: u16 = 0b0100;
+const PRICE: &str = "the price is that all of it crosses the uplink of the switch twice, which \
+                     everything below it shares";
 
 /// What the configuration space of a bridge says about ACS.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,42 +31,57 @@ pub(super) fn acs(facts: &Facts<'_>) -> Finding {
         let value = facts.parameter(name).filter(|value| name != "pci" || value.contains("acs"));
         words.extend(value.map(|value| format!("the command line has {name}={value}")));
     }
-    // Only where both are below a common bridge does ACS decide between the short and the long way.
-    let mut bridges: Vec<PciAddress> = Vec::new();
-    for drive in &facts.drives {
-        for gpu in &facts.gpus {
-            if topology::distance(&drive.function, &gpu.function).meeting.is_below_root() {
-                bridges.extend(drive.function.chain.iter().rev().skip(1));
-                bridges.extend(gpu.function.chain.iter().rev().skip(1));
-            }
-        }
-    }
-    bridges.sort();
-    bridges.dedup();
-    if bridges.is_empty() {
+    let ports = deciding(facts);
+    if ports.is_empty() {
         words.push("no drive and GPU are below a common bridge, so it does not matter".into());
         return finding.says(Verdict::Skip, words.join("; "));
     }
     let states: Vec<(PciAddress, Acs)> =
-        bridges.iter().map(|&bdf| (bdf, read_acs(facts.root, bdf))).collect();
-    if states.iter().all(|(_, state)| *state == Acs::Hidden) {
+        ports.iter().map(|&bdf| (bdf, read_acs(facts.root, bdf))).collect();
+    if states.iter().any(|(_, state)| *state == Acs::Hidden) {
         words.push("the bridges show their ACS only to root".into());
         return finding.says(Verdict::Skip, words.join("; ")).fix("run doctor as root");
     }
-    let redirecting: Vec<String> = states
-        .iter()
-        .filter(|(_, state)| matches!(state, Acs::Control(bits) if bits & REDIRECT != 0))
-        .map(|(bdf, _)| bdf.to_string())
-        .collect();
-    if redirecting.is_empty() {
-        words.push("peer traffic may take the short way through the switch".into());
+    let redirects =
+        |state: &Acs| matches!(state, Acs::Control(bits) if bits & REQUEST_REDIRECT != 0);
+    let names = |on: bool| {
+        let those = states.iter().filter(|(_, state)| redirects(state) == on);
+        those.map(|(bdf, _)| bdf.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let (on, off) = (names(true), names(false));
+    if off.is_empty() {
+        words.push(format!(
+            "peer traffic is redirected to the IOMMU by {on}, as drives under VFIO need; {PRICE}"
+        ));
         return finding.says(Verdict::Ok, words.join("; "));
     }
-    words.push(format!("peer traffic is redirected to the root by {}", redirecting.join(", ")));
-    let fix = "it works, more slowly, and it is what keeps groups small. For the short way: \
-                pci=config_acs=...@BDF or pci=disable_acs_redir=BDF on the kernel command line, \
-                for the ports of this one switch (its devices then share a group)";
-    finding.says(Verdict::Warn, words.join("; ")).fix(fix)
+    words.push(format!("peer traffic is not redirected to the IOMMU by {off}"));
+    let fix = format!(
+        "a drive under VFIO sends I/O virtual addresses: a switch that does not redirect them takes \
+         some for the BAR of a peer, and drive and GPU are in one IOMMU group, which VFIO does not \
+         take while the GPU has its driver. Turn ACS on in the firmware, and take \
+         pci=disable_acs_redir and pci=config_acs off the kernel command line; {PRICE}"
+    );
+    finding.says(Verdict::Fail, words.join("; ")).fix(fix)
+}
+
+/// The ports that decide which way a request from a drive to a GPU takes: where both are below a
+/// common bridge, the port by which the drive's requests come to it.
+fn deciding(facts: &Facts<'_>) -> Vec<PciAddress> {
+    let mut ports = Vec::new();
+    for drive in &facts.drives {
+        for gpu in &facts.gpus {
+            let (from, to) = (&drive.function.chain, &gpu.function.chain);
+            let shared = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+            // The last of a chain is the function itself: then they are of one card.
+            if shared > 0 && shared + 1 < from.len() {
+                ports.push(from[shared]);
+            }
+        }
+    }
+    ports.sort();
+    ports.dedup();
+    ports
 }
 
 fn read_acs(root: &Root, bdf: PciAddress) -> Acs {

@@ -83,17 +83,17 @@ pub(super) fn groups(facts: &Facts<'_>) -> Finding {
     if facts.drives.is_empty() {
         return finding.says(Verdict::Skip, "no NVMe drive");
     }
-    let mut shared = Vec::new();
-    let mut without = Vec::new();
+    let (mut shared, mut without, mut with_gpu) = (Vec::new(), Vec::new(), false);
     for drive in &facts.drives {
         let function = &drive.function;
         let Some(group) = function.group else {
             without.push(function.bdf.to_string());
             continue;
         };
-        let others: Vec<String> = pci::group_members(facts.root, group)
-            .iter()
-            .filter(|other| other.bdf != function.bdf && !other.is_viable())
+        let members = pci::group_members(facts.root, group);
+        let others = members.iter().filter(|other| other.bdf != function.bdf && !other.is_viable());
+        let others: Vec<String> = others
+            .inspect(|other| with_gpu |= other.is_gpu())
             .map(|other| format!("{} ({})", other.bdf, other.kind()))
             .collect();
         if !others.is_empty() {
@@ -107,6 +107,12 @@ pub(super) fn groups(facts: &Facts<'_>) -> Finding {
     if !without.is_empty() {
         let found = format!("in no group: {}", without.join(", "));
         return finding.says(Verdict::Fail, found).fix("turn the IOMMU on, see above");
+    }
+    if with_gpu {
+        // To bind the whole group would take the GPU from the driver that is to use the drive.
+        let fix = "VFIO does not take a drive whose group has a GPU that its driver uses: use a slot \
+                   whose switch or root port has ACS; or turn ACS on in the firmware, see below";
+        return finding.says(Verdict::Fail, shared.join("; ")).fix(fix);
     }
     if !shared.is_empty() {
         let fix = "bind with --whole-group if you can do without the others; or use a slot whose \

@@ -50,6 +50,53 @@ fn window(fixture: &Fixture, bytes: u64) {
     fixture.file(&format!("/sys/bus/pci/devices/{GPU}/resource"), &line);
 }
 
+/// ACS of a bridge, as root sees it.
+fn redirect(fixture: &Fixture, bdf: &str, control: u32) {
+    let mut config = vec![0_u8; 4096];
+    config[0x100..0x104].copy_from_slice(&(1_u32 << 16 | 0x000d).to_le_bytes());
+    config[0x104..0x108].copy_from_slice(&(control << 16 | 0x005f).to_le_bytes());
+    fixture.bytes(&format!("/sys/bus/pci/devices/{bdf}/config"), &config);
+}
+
+/// The same of both ports above drives that share a switch with the GPU.
+fn acs(fixture: &Fixture, control: u32) {
+    redirect(fixture, "0000:66:00.0", control);
+    redirect(fixture, "0000:66:02.0", 0x1d);
+}
+
+fn driver(fixture: &Fixture, version: &str, kernel: &str) {
+    let line = format!(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n"
+    );
+    fixture.file("/proc/driver/nvidia/version", &line);
+    fixture.file("/proc/sys/kernel/osrelease", kernel);
+}
+
+#[test]
+fn what_drives_under_vfio_need_is_right() {
+    let fixture = healthy();
+    acs(&fixture, 0x1d);
+    let finding = find(&fixture, "acs");
+    assert_eq!(finding.verdict, Verdict::Ok, "{finding:?}");
+    assert!(finding.found.contains("uplink"), "the price is said: {finding:?}");
+    for (version, kernel) in [("565.57.01", "6.8.0"), ("570.133.07", "6.12.0"), ("580.65", "6.17")]
+    {
+        driver(&fixture, version, kernel);
+        assert_eq!(find(&fixture, "nvidia").verdict, Verdict::Ok, "{version} on {kernel}");
+    }
+}
+
+/// With the GPU's group the GPU would go from the driver that is to use the drive.
+#[test]
+fn a_gpus_group_is_never_to_be_bound() {
+    let fixture = healthy();
+    assert!(find(&fixture, "groups").fix.unwrap().contains("--whole-group"), "a network card's");
+    let devices = "/sys/kernel/iommu_groups/12/devices";
+    fixture.link(&format!("{devices}/{GPU}"), &format!("/sys/devices/{GPU}"));
+    let finding = find(&fixture, "groups");
+    assert!(!finding.fix.unwrap().contains("--whole-group"));
+}
+
 #[test]
 fn nothing_is_wrong_with_a_good_server_but_what_it_shares() {
     let fixture = healthy();
@@ -99,6 +146,19 @@ fn each_fault_is_found_and_has_a_remedy() {
         ("memlock", Verdict::Warn, "8 MiB", |f| {
             f.file("/proc/self/limits", "Max locked memory  8388608  8388608  bytes\n");
         }),
+        ("groups", Verdict::Fail, "(GPU)", |f| {
+            let groups = "/sys/kernel/iommu_groups/12/devices";
+            f.link(&format!("{groups}/{GPU}"), &format!("/sys/devices/{GPU}"));
+        }),
+        ("acs", Verdict::Fail, "not redirected to the IOMMU by 0000:66:00.0", |f| acs(f, 0)),
+        // What the GPU's own port does is of no matter to the drive's requests, nor does it help.
+        ("acs", Verdict::Fail, "0000:66:00.0", |f| {
+            acs(f, 0);
+            redirect(f, "0000:66:01.0", 0x1d);
+        }),
+        ("nvidia", Verdict::Fail, "560.35", |f| driver(f, "560.35.03", "6.1.0-test")),
+        ("nvidia", Verdict::Fail, "565.57", |f| driver(f, "565.57.01", "6.12.3-test")),
+        ("nvidia", Verdict::Fail, "570.86", |f| driver(f, "570.86.15", "6.14.0")),
         ("bar1", Verdict::Warn, "256 MiB", |f| window(f, 256 << 20)),
         ("nvidia", Verdict::Fail, "not loaded", |f| {
             std::fs::remove_file(f.root.at("/proc/driver/nvidia/version")).unwrap();
