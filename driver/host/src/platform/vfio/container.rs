@@ -20,7 +20,7 @@ use vfio_bindings::bindings::vfio::VFIO_GROUP_FLAGS_VIABLE;
 use super::{
     capability::{Answer, IovaSpan},
     error::{Call, VfioError, map_hint},
-    iova::IovaAllocator,
+    iova::{IovaAllocator, pci_windows, without},
     sys,
 };
 use crate::dma::{DevicePtr, DmaError, Iova};
@@ -37,6 +37,8 @@ const OLD_KERNEL_SPAN: IovaSpan = IovaSpan { first: 4 << 30, last: (1 << 39) - 1
 pub(super) struct Container {
     name: String,
     fd: File,
+    /// Addresses that are not used: of PCI devices, when the container was opened.
+    windows: Vec<IovaSpan>,
     state: Mutex<State>,
     /// Signalled when a group has left.
     left: Condvar,
@@ -87,8 +89,7 @@ impl Container {
         if !sys::has_type1(&fd).map_err(os)? {
             let what = "the kernel has no type 1 IOMMU driver for VFIO".into();
             let hint = "switch the IOMMU on (firmware; intel_iommu=on or amd_iommu=on) and load \
-                        the module: modprobe vfio_iommu_type1; iommufd's replacement of \
-                        /dev/vfio/vfio will not do, because it refuses memory of other devices";
+                        the module: modprobe vfio_iommu_type1";
             return Err(VfioError::Unsupported { subject: subject(), what, hint });
         }
         let state = State {
@@ -102,6 +103,7 @@ impl Container {
         Ok(Arc::new(Self {
             name: name.to_owned(),
             fd,
+            windows: pci_windows(&Root::machine()),
             state: Mutex::new(state),
             left: Condvar::new(),
         }))
@@ -197,7 +199,7 @@ impl Container {
             );
             vec![OLD_KERNEL_SPAN]
         });
-        (spans, page)
+        (without(spans, &self.windows, page), page)
     }
 
     /// Maps everything again that the kernel forgot when the last group left.

@@ -1,6 +1,9 @@
-//! Which I/O virtual addresses are free. Pure bookkeeping: no system call, no memory.
+//! Which I/O virtual addresses are free. Pure bookkeeping: no system call, no memory, but for the
+//! addresses of PCI devices, which are read once ([`pci_windows`]).
 
 use std::collections::BTreeMap;
+
+use nvme_pci::Root;
 
 use super::capability::IovaSpan;
 use crate::dma::Iova;
@@ -10,6 +13,51 @@ use crate::dma::Iova;
 const FLOOR: u64 = 1 << 20;
 /// Sizes of IOMMU pages worth aligning to, largest first.
 const LARGE_PAGES: [u64; 2] = [1 << 30, 2 << 20];
+
+/// The memory that PCI functions and the windows of bridges take of the bus's address space, in any
+/// order. A switch whose ports do not redirect peer traffic to the IOMMU goes by these addresses,
+/// and so does a root port that finds its own window: an I/O virtual address among them reaches a
+/// peer, and not the memory that is mapped there. The kernel leaves them out for some IOMMUs only.
+pub(super) fn pci_windows(root: &Root) -> Vec<IovaSpan> {
+    /// `IORESOURCE_MEM`.
+    const MEMORY: u64 = 0x200;
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let mut windows = Vec::new();
+    for name in root.names("/sys/bus/pci/devices") {
+        let path = format!("/sys/bus/pci/devices/{name}/resource");
+        for line in root.text(path).unwrap_or_default().lines() {
+            let fields: Vec<u64> = line.split_whitespace().filter_map(hex).collect();
+            if let [first, last, flags] = fields[..]
+                && flags & MEMORY != 0
+                && first < last
+            {
+                windows.push(IovaSpan { first, last });
+            }
+        }
+    }
+    windows
+}
+
+/// What is left of `spans` (ascending, not overlapping) without `holes`, in whole pages.
+pub(super) fn without(spans: Vec<IovaSpan>, holes: &[IovaSpan], page: u64) -> Vec<IovaSpan> {
+    let mask = page - 1;
+    let mut left = spans;
+    for hole in holes {
+        let (first, last) = (hole.first & !mask, hole.last | mask);
+        left = left
+            .into_iter()
+            .flat_map(|span| {
+                let below = (span.first < first)
+                    .then(|| IovaSpan { first: span.first, last: span.last.min(first - 1) });
+                let above = (span.last > last)
+                    .then(|| IovaSpan { first: span.first.max(last + 1), last: span.last });
+                [below, above]
+            })
+            .flatten()
+            .collect();
+    }
+    left
+}
 
 /// Gives each region one contiguous range inside the ranges the IOMMU can translate, first fit.
 ///
@@ -146,6 +194,51 @@ mod tests {
         assert_eq!(iova.allocate(PAGE + 1, 0), None, "not whole pages");
         assert_eq!(iova.allocate(0, 0), None);
         assert_eq!(iova.allocate(u64::MAX / PAGE * PAGE, 0), None);
+    }
+
+    #[test]
+    fn what_pci_devices_have_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::new(folder.path()).unwrap();
+        let files = [
+            // A bridge: no BARs, then I/O ports and two windows.
+            (
+                "0000:64:01.0",
+                "0x0 0x0 0x0\n0xe000 0xefff 0x101\n0x90000000 0x97ffffff 0x200\n\
+              0x380000000000 0x381fffffffff 0x102201\n",
+            ),
+            ("0000:67:00.0", "0x90000000 0x90003fff 0x140204\n0x0 0x0 0x0\n"),
+        ];
+        for (name, text) in files {
+            let file = root.at(format!("/sys/bus/pci/devices/{name}/resource"));
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        let windows = pci_windows(&root);
+        assert_eq!(windows.len(), 3, "{windows:?}");
+        let valid =
+            without(vec![span(0, 0xfedf_ffff), span(0xfef0_0000, u64::MAX)], &windows, PAGE);
+        let expected = [
+            span(0, 0x8fff_ffff),
+            span(0x9800_0000, 0xfedf_ffff),
+            span(0xfef0_0000, 0x37ff_ffff_ffff),
+            span(0x3820_0000_0000, u64::MAX),
+        ];
+        assert_eq!(valid, expected);
+        let mut iova = IovaAllocator::new(valid, PAGE);
+        // From 1 MiB on 0x8ff00000 bytes are free before the first window.
+        assert_eq!(iova.allocate(0x9000_0000, 0), Some(Iova(0x1_0000_0000)));
+    }
+
+    #[test]
+    fn holes_are_whole_pages_and_may_take_everything() {
+        let cut = |spans, hole| without(spans, &[hole], PAGE);
+        assert_eq!(
+            cut(vec![span(0, 0x3fff)], span(0x1800, 0x1fff)),
+            [span(0, 0xfff), span(0x2000, 0x3fff)]
+        );
+        assert_eq!(cut(vec![span(0x1000, 0x1fff)], span(0, u64::MAX)), []);
+        assert_eq!(cut(vec![span(0x1000, 0x1fff)], span(0x2000, 0x2fff)), [span(0x1000, 0x1fff)]);
     }
 
     #[test]
