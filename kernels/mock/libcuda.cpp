@@ -282,7 +282,7 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, int) {
   BEGIN_ANYWHERE(cuDeviceGetAttribute);
   static const std::map<int, int> values = {{16, static_cast<int>(SMS)}, {33, 0x65}, {34, 0},
                                             {50, 0},  {75, 9}, {76, 0}, {98, 0},
-                                            {99, 1},  {118, 100}};
+                                            {99, 1},  {100, 0}, {118, 100}};
   const auto at = values.find(attribute);
   if (at == values.end()) return INVALID_VALUE;
   *value = other_attribute(attribute, at->second);

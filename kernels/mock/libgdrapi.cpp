@@ -1,7 +1,9 @@
 // A libgdrapi without a GPU: it maps the memory of the libcuda beside it once more, as a BAR does.
 //
 // It is stricter than GDRCopy: a range has to be whole GPU pages, and SYNC_MEMOPS has to be set.
-// MOCK_GDR=off is a machine without its kernel module. Calls are counted, and fail, with those of
+// MOCK_GDR=off is a machine without its kernel module; with MOCK_GDR=cached host and GPU are coherent,
+// unless a pin asks for PCIe, and with MOCK_GDR=stubborn then, too. gdr_pin_buffer_v2 came with 2.5:
+// the mock of MOCK_LEVEL 12 has none. Calls are counted, and fail, with those of
 // libcuda.
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -21,6 +23,7 @@ struct Pin {
   uint64_t start;
   size_t len;
   void *mapped;
+  bool pcie;
 };
 struct Driver {
   std::set<Pin *> pins;
@@ -76,20 +79,32 @@ EXPORT int gdr_close(void *driver) {
   delete static_cast<Driver *>(driver);
   return 0;
 }
-EXPORT int gdr_pin_buffer(void *driver, unsigned long start, size_t len, uint64_t token,
-                          uint32_t space, Handle *handle) {
-  const int failed = begin("gdr_pin_buffer");
-  if (failed != 0) return failed;
+static int pin_range(void *driver, unsigned long start, size_t len, bool pcie, Handle *handle) {
   if (start % PAGE != 0u || len == 0u || len % PAGE != 0u) return EINVAL;
-  if (token != 0u || space != 0u) return EINVAL;
   size_t offset = 0;
-  const Pin pin = {start, len, nullptr};
+  const Pin pin = {start, len, nullptr, pcie};
   if (change(pin, 1, &offset) < 0) return EINVAL;
   Pin *made = new Pin(pin);
   static_cast<Driver *>(driver)->pins.insert(made);
   handle->h = reinterpret_cast<unsigned long>(made);
   return 0;
 }
+EXPORT int gdr_pin_buffer(void *driver, unsigned long start, size_t len, uint64_t token,
+                          uint32_t space, Handle *handle) {
+  const int failed = begin("gdr_pin_buffer");
+  if (failed != 0) return failed;
+  if (token != 0u || space != 0u) return EINVAL;
+  return pin_range(driver, start, len, false, handle);
+}
+#if MOCK_LEVEL != 12
+EXPORT int gdr_pin_buffer_v2(void *driver, unsigned long start, size_t len, uint32_t flags,
+                             Handle *handle) {
+  const int failed = begin("gdr_pin_buffer_v2");
+  if (failed != 0) return failed;
+  if (flags > 1u) return EINVAL;
+  return pin_range(driver, start, len, flags == 1u, handle);
+}
+#endif
 EXPORT int gdr_unpin_buffer(void *driver, Handle handle) {
   const int failed = begin("gdr_unpin_buffer");
   if (failed != 0) return failed;
@@ -108,7 +123,8 @@ EXPORT int gdr_get_info_v2(void *driver, Handle handle, Info *info) {
   if (pin == nullptr) return EINVAL;
   // Write-combining, or as memory where host and GPU are coherent.
   const char *text = getenv("MOCK_GDR");
-  const bool cached = text != nullptr && strcmp(text, "cached") == 0;
+  const bool stubborn = text != nullptr && strcmp(text, "stubborn") == 0;
+  const bool cached = stubborn || (text != nullptr && strcmp(text, "cached") == 0 && !pin->pcie);
   *info = {pin->start, pin->len, PAGE, 0u, 0u, pin->mapped != nullptr, !cached, cached ? 2 : 1};
   return 0;
 }

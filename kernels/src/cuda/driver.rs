@@ -138,19 +138,20 @@ impl CudaDriver {
 /// Hardware queues that streams share, where nobody says otherwise.
 const CONNECTIONS: u32 = 8;
 
-/// Whether there are hardware queues enough for a kernel that stays. Streams that share one wait
+/// Whether there are hardware queues enough for a kernel that stays, as far as the environment says. Streams that share one wait
 /// for each other also where nothing orders them: with few of them, what the kernel waits for would
 /// stand behind the kernel.
 pub(super) fn enough_connections() -> Result<(), CudaError> {
     const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    // CUDA read it when it started, and does not say what it took.
     let found = std::env::var(NAME).ok().and_then(|text| text.parse().ok()).unwrap_or(CONNECTIONS);
     if found >= CONNECTIONS {
         return Ok(());
     }
     Err(CudaError::Argument(format!(
-        "a resident kernel needs {CONNECTIONS} hardware queues or more, {NAME} is {found}: what it \
-         waits for could be behind it in the same queue; set {NAME}=32 before CUDA starts, or \
-         launch per batch"
+        "a resident kernel needs {CONNECTIONS} hardware queues or more, and {NAME} is {found} in the \
+         environment of this process (CUDA does not say how many it has): what the kernel waits for \
+         could be behind it in the same queue; set {NAME}=32 before CUDA starts, or launch per batch"
     )))
 }
 
@@ -196,5 +197,9 @@ fn describe(
         ),
         flush_remote_writes: get(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)
             .is_ok_and(|value| value != 0),
+        is_coherent: get(
+            Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        )
+        .is_ok_and(|value| value != 0),
     })
 }

@@ -15,6 +15,8 @@ pub struct ErrorCode(pub i32);
 impl ErrorCode {
     /// `CUDA_SUCCESS`.
     pub const SUCCESS: Self = Self(0);
+    /// `CUDA_ERROR_INVALID_VALUE`.
+    pub const INVALID_VALUE: Self = Self(1);
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
     pub const OUT_OF_MEMORY: Self = Self(2);
     /// `CUDA_ERROR_NO_DEVICE`.
@@ -128,6 +130,14 @@ pub enum CudaError {
         /// The compiler's own message.
         log: String,
     },
+    /// A drive's doorbells were not mapped into the GPU.
+    #[error("{cause}; {hint}")]
+    Doorbells {
+        /// What the driver returned.
+        cause: Box<CudaError>,
+        /// What to do on this kernel.
+        hint: String,
+    },
     /// What was asked for cannot be right.
     #[error("{0}")]
     Argument(String),
@@ -139,8 +149,30 @@ impl CudaError {
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Call { code, .. } | Self::Compile { code, .. } => Some(*code),
+            Self::Doorbells { cause, .. } => cause.code(),
             _ => None,
         }
+    }
+
+    /// With what to do about doorbells that were not mapped, on Linux `release`. Other codes have a
+    /// hint of their own.
+    pub(super) fn of_doorbells(self, release: &str) -> Self {
+        if self.code() != Some(ErrorCode::INVALID_VALUE) {
+            return self;
+        }
+        let mut parts = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+        let kernel: [u32; 2] = [parts.next().unwrap_or(0), parts.next().unwrap_or(0)];
+        let hint = if kernel >= [6, 12] {
+            format!(
+                "on Linux {release} the NVIDIA driver has to be 570.133.07 or later to map another \
+                 device's registers"
+            )
+        } else {
+            "the registers have to be one mapping of vfio-pci, in whole pages; a driver of \
+             570.133.07 or later maps them on all kernels"
+                .to_owned()
+        };
+        Self::Doorbells { cause: Box::new(self), hint }
     }
 }
 
@@ -159,6 +191,27 @@ impl fmt::Display for ErrorCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn doorbells_have_a_hint_for_the_code_and_the_kernel() {
+        let failed = |code| CudaError::Call {
+            what: "mapping".into(),
+            call: "cuMemHostRegister",
+            code: ErrorCode(code),
+            name: "NAME".into(),
+        };
+        for (code, release, hint) in [
+            (1, "6.12.3-amd64", "on Linux 6.12.3-amd64 the NVIDIA driver has to be 570.133.07"),
+            (1, "7.0.0", "has to be 570.133.07"),
+            (1, "6.8.0-51-generic", "one mapping of vfio-pci"),
+            (800, "6.12.3-amd64", "PeerMappingOverride=1"),
+            (801, "6.8.0", "cannot do it"),
+        ] {
+            let error = failed(code).of_doorbells(release);
+            assert_eq!(error.code(), Some(ErrorCode(code)));
+            assert!(error.to_string().contains(hint), "{error}");
+        }
+    }
 
     #[test]
     fn what_kills_a_kernel_is_sticky_and_what_refuses_a_call_is_not() {

@@ -32,6 +32,8 @@ use super::{
 const LIBRARY: &str = "libgdrapi.so.2";
 /// The device of its kernel module.
 const DEVICE: &str = "/dev/gdrdrv";
+/// `GDR_PIN_FLAG_FORCE_PCIE`: mapped over PCIe, on platforms with another way.
+const FORCE_PCIE: u32 = 1;
 
 /// GDRCopy cannot be used, or not for this memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +121,8 @@ struct Api {
     open: unsafe extern "C" fn() -> Handle,
     close: unsafe extern "C" fn(Handle) -> c_int,
     pin: unsafe extern "C" fn(Handle, c_ulong, usize, u64, u32, *mut Pinned) -> c_int,
+    /// Since 2.5.
+    pin_v2: Option<unsafe extern "C" fn(Handle, c_ulong, usize, u32, *mut Pinned) -> c_int>,
     unpin: unsafe extern "C" fn(Handle, Pinned) -> c_int,
     info: unsafe extern "C" fn(Handle, Pinned, *mut Info) -> c_int,
     map: unsafe extern "C" fn(Handle, Pinned, *mut *mut c_void, usize) -> c_int,
@@ -143,6 +147,8 @@ impl Api {
             open: get!("gdr_open"),
             close: get!("gdr_close"),
             pin: get!("gdr_pin_buffer"),
+            // SAFETY: as above.
+            pin_v2: unsafe { library.get(b"gdr_pin_buffer_v2\0") }.ok().map(|found| *found),
             unpin: get!("gdr_unpin_buffer"),
             info: get!("gdr_get_info_v2"),
             map: get!("gdr_map"),
@@ -278,14 +284,20 @@ impl Gdr {
         let whole = whole.ok_or_else(|| refused("there are no such bytes".into()))?;
         sync_memops(device, address)?;
         let _one = self.connection.lock();
-        let pin = self.connection.pin(start, whole).map_err(|cause| GdrError::Pin {
+        // What drives write into a pool and into queues is in order on one way only.
+        let over_pcie = device.report().is_coherent;
+        let pin = self.connection.pin(start, whole, over_pcie).map_err(|cause| GdrError::Pin {
             address,
             len,
             cause,
-            hint: why_no_pin(device, address, len),
+            hint: if over_pcie { COHERENT.into() } else { why_no_pin(device, address, len) },
         })?;
         let mapped = self.connection.map(pin, whole).and_then(|at| {
             let found = self.connection.find(pin, whole, (address, len));
+            let found = found.and_then(|(offset, kind)| match kind {
+                MappingKind::Cached if over_pcie => Err(format!("it is not over PCIe; {COHERENT}")),
+                _ => Ok((offset, kind)),
+            });
             let (offset, kind) = found.inspect_err(|_| {
                 if let Err(cause) = self.connection.unmap(pin, (at, whole)) {
                     tracing::error!(cause, "a mapping of GPU memory is left");
@@ -306,9 +318,16 @@ impl Gdr {
 
 /// The library's calls, as results. The lock is held.
 impl Connection {
-    fn pin(&self, start: u64, whole: usize) -> Result<Pinned, String> {
+    fn pin(&self, start: u64, whole: usize, over_pcie: bool) -> Result<Pinned, String> {
         let (handle, mut pin) = (self.handle.as_ptr(), Pinned { handle: 0 });
         let start = c_ulong::try_from(start).map_err(|error| error.to_string())?;
+        if over_pcie {
+            let found = "the library has no gdr_pin_buffer_v2";
+            let pin_v2 = self.api.pin_v2.ok_or(found)?;
+            // SAFETY: as below.
+            let code = unsafe { pin_v2(handle, start, whole, FORCE_PCIE, &raw mut pin) };
+            return errno(code).map(|()| pin);
+        }
         // SAFETY: an open handle; the driver says whether the range can be pinned; a handle is
         // written.
         errno(unsafe { (self.api.pin)(handle, start, whole, 0, 0, &raw mut pin) }).map(|()| pin)
@@ -355,6 +374,10 @@ impl Connection {
     }
 }
 
+/// What to do about a GPU that is coherent with the host.
+const COHERENT: &str = "this GPU is coherent with the host, and drives need its memory mapped over \
+                        PCIe, as GDRCopy 2.5 or later does (library and gdrdrv); or use the staged \
+                        path";
 /// CU_CTX_SYNC_MEMOPS.
 const CTX_SYNC_MEMOPS: u32 = 0x80;
 
@@ -414,7 +437,7 @@ fn why_no_pin(device: &CudaDevice, address: u64, len: usize) -> String {
         && size < len as u64
     {
         return format!(
-            "its first allocation is {size} bytes, and a pin cannot go beyond one: the pool was \
+            "its first allocation is {size} bytes, and gdrdrv pins no more than one: the pool was \
              put together with cuMemMap (PyTorch's expandable segments are); make it one \
              allocation, or use the staged path"
         );

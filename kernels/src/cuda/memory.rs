@@ -240,6 +240,7 @@ impl CudaDevice {
     /// # Errors
     /// [`CudaError::Call`]; 800 means that the NVIDIA module lets only an administrator map another
     /// PCIe function's registers (its option PeerMappingOverride), 801 that the system cannot.
+    /// [`CudaError::Doorbells`] for 1, which drivers before 570.133.07 return on Linux 6.12.
     pub fn register_doorbells(
         self: &Arc<Self>,
         bus: &Arc<dyn Bus>,
@@ -257,7 +258,11 @@ impl CudaDevice {
             }
         }
         let what = format!("the doorbells of {}", bus.id());
-        self.register(page.host().cast(), page.len(), flags, Arc::new(page), &what)
+        let mapped = self.register(page.host().cast(), page.len(), flags, Arc::new(page), &what);
+        mapped.map_err(|error| {
+            let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+            error.of_doorbells(release.unwrap_or_default().trim())
+        })
     }
 
     fn register(

@@ -223,6 +223,44 @@ fn a_pool_of_allocations_on_a_gpu() {
     }
 }
 
+/// A GPU that is coherent with the host maps its memory over PCIe, or not at all.
+#[test]
+fn on_a_coherent_gpu_memory_is_mapped_over_pcie() {
+    const COHERENT: (&str, &str) = ("MOCK_CUDA_ATTRIBUTE", "100:1");
+    let test = "gdr::on_a_coherent_gpu_memory_is_mapped_over_pcie";
+    let cases: [&[(&str, &str)]; 3] =
+        [&[COHERENT, ("MOCK_GDR", "cached")], &[COHERENT, ("MOCK_GDR", "stubborn")], &[]];
+    each(test, Level::Full, &cases, |case| {
+        let device = rig::gpu();
+        assert_eq!(device.report().is_coherent, case != 2);
+        let gdr = Gdr::open().expect("GDRCopy");
+        let memory = device.allocate(PAGE).expect("memory").into_external();
+        match gdr.map(&device, memory) {
+            Ok(mapping) => assert_eq!(mapping.kind(), MappingKind::WriteCombining, "case {case}"),
+            Err(error) => {
+                assert_eq!(case, 1, "{error}");
+                assert!(error.to_string().contains("is not over PCIe"), "{error}");
+            }
+        }
+        assert_eq!(mock::count("gdr_pin_buffer_v2"), i64::from(case != 2));
+        drop((gdr, device));
+        mock::assert_clean();
+    });
+}
+
+#[test]
+fn on_a_coherent_gpu_an_old_gdrcopy_is_refused() {
+    let test = "gdr::on_a_coherent_gpu_an_old_gdrcopy_is_refused";
+    isolated(test, Level::Twelve, &[("MOCK_CUDA_ATTRIBUTE", "100:1")], || {
+        let device = rig::gpu();
+        let memory = device.allocate(PAGE).expect("memory").into_external();
+        let gdr = Gdr::open().expect("GDRCopy");
+        let error = gdr.map(&device, memory).expect_err("not over PCIe").to_string();
+        assert!(error.contains("gdr_pin_buffer_v2") && error.contains("staged path"), "{error}");
+        assert_eq!(mock::count("gdr_pin_buffer"), 0);
+    });
+}
+
 /// Memory that is still mapped is never freed.
 #[test]
 fn a_mapping_that_cannot_be_undone_leaks() {
