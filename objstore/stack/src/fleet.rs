@@ -29,6 +29,8 @@ pub struct Fleet {
     doorbells: DoorbellKind,
     /// Where queues and descriptors are.
     pub(crate) queues: String,
+    /// That is the GPU's memory.
+    queues_on_gpu: bool,
 }
 
 /// What has to live as long as controllers are used. Fields are dropped in this order.
@@ -56,7 +58,7 @@ impl Fleet {
     ) -> Self {
         let queues = MemoryPlace::Host.to_string();
         let below = Below { emulation, registrations: Vec::new() };
-        Self { devices, below, peer: None, space, doorbells, queues }
+        Self { devices, below, peer: None, space, doorbells, queues, queues_on_gpu: false }
     }
 
     /// Software controllers; their address space, with this name, reaches memory of `gpu`, too.
@@ -123,7 +125,8 @@ impl Fleet {
         let Some(gpu) = gpu else { return Ok(()) };
         let bytes = |device| queues * Arena::queue_bytes(of(device));
         let bytes = self.devices.iter().map(bytes).sum();
-        let (memory, place) = self.queue_memory(gpu, bytes)?;
+        let (memory, place, on_gpu) = self.queue_memory(gpu, bytes)?;
+        self.queues_on_gpu = on_gpu;
         let mut arena = Arena::new(memory);
         for device in &mut self.devices {
             let bus = device.controller.lock().bus().clone();
@@ -138,22 +141,22 @@ impl Fleet {
         Ok(())
     }
 
-    /// Memory for queues and descriptors, which GPU, host and controllers reach, and its name: the
-    /// GPU's where the host has an address for it and the drives find their way there, else pinned
+    /// Memory for queues and descriptors, which GPU, host and controllers reach, its name, and whether
+    /// it is the GPU's: that where the host has an address for it and the drives find their way there, else pinned
     /// memory of the host. Software controllers write their completions with the CPU: a mapping
     /// that gathers writes is none for them.
     fn queue_memory(
         &mut self,
         gpu: &Gpu,
         bytes: usize,
-    ) -> Result<(Arc<dyn DmaMemory>, String), StackError> {
+    ) -> Result<(Arc<dyn DmaMemory>, String, bool), StackError> {
         let bytes = bytes.max(self.scratch_bytes());
         let on_gpu = gpu.mapped(&*self.space, bytes).and_then(|(memory, kind)| {
             if self.is_emulated() && kind != MappingKind::Cached {
                 return Err(StackError::unfit(format!("the CPU's mapping of it is {kind}"), ""));
             }
             self.prove(&memory)?;
-            Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})")))
+            Ok((memory, format!("GPU memory, mapped by GDRCopy ({kind})"), true))
         });
         match on_gpu {
             Ok(found) => return Ok(found),
@@ -164,7 +167,26 @@ impl Fleet {
         }
         let memory = gpu.staging(&*self.space, bytes)?;
         self.prove(&memory)?;
-        Ok((memory, "pinned host memory".to_owned()))
+        Ok((memory, "pinned host memory".to_owned(), false))
+    }
+
+    /// Makes sure that data in the GPU's memory is there when its completion is. A GPU that is
+    /// coherent with the host has two ways to memory, and no order between them: queues in host
+    /// memory would tell of data that is still on its way over PCIe. Software controllers copy, and
+    /// wait for the copy.
+    ///
+    /// # Errors
+    /// [`StackError::Unfit`].
+    pub(crate) fn check_order(&self, is_coherent: bool) -> Result<(), StackError> {
+        if !is_coherent || self.is_emulated() || self.queues_on_gpu {
+            return Ok(());
+        }
+        let why = format!(
+            "this GPU is coherent with the host, and the queues are not in its memory but in {}: \
+             completions there are in no order with data in the GPU's memory",
+            self.queues
+        );
+        Err(StackError::unfit(why, "let GDRCopy 2.5 or later map GPU memory for the queues, too"))
     }
 
     pub(crate) fn is_emulated(&self) -> bool {
@@ -242,4 +264,38 @@ impl Fleet {
 /// Entries of a queue: what was asked for, cut to what the controller allows.
 fn entries(controller: &Controller, asked: u32) -> u32 {
     asked.min(1 << controller.info().entries_max.ilog2())
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_driver::MonotonicClock;
+    use nvme_emu::MemoryMedia;
+
+    use super::*;
+
+    /// A fleet that takes its software controller for a drive.
+    fn drives() -> (Emulation, Fleet) {
+        let config = EmuConfig::new("drive").namespace(MemoryMedia::new(1 << 20).unwrap(), 512);
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+        let domain = EmuDomain::new("drives");
+        let options = ControllerOptions::default();
+        let (emulation, controllers) =
+            Emulation::start([config], &domain, &clock, &options).unwrap();
+        let devices = controllers.into_iter().map(StoreDevice::new).collect();
+        (emulation, Fleet::new(devices, None, domain, DoorbellKind::Memory))
+    }
+
+    #[test]
+    fn on_a_coherent_gpu_direct_wants_queues_beside_the_pool() {
+        let (_emulation, mut fleet) = drives();
+        fleet.check_order(false).unwrap();
+        let why = fleet.check_order(true).unwrap_err().to_string();
+        assert!(why.contains("coherent") && why.contains("GDRCopy 2.5"), "{why}");
+        fleet.queues_on_gpu = true;
+        fleet.check_order(true).unwrap();
+        // Software controllers wait for their copies.
+        let (emulation, mut fleet) = drives();
+        fleet.below.emulation = Some(emulation);
+        fleet.check_order(true).unwrap();
+    }
 }

@@ -269,6 +269,7 @@ impl PoolPlan<'_> {
             let place = "GPU memory, reached by its copy engine".to_owned();
             (fleet.space.import(pages)?, head, place)
         } else {
+            fleet.check_order(gpu.is_coherent())?;
             let (memory, head, kind) = gpu.map(&*fleet.space, memory)?;
             (memory, head, format!("GPU memory, mapped by GDRCopy ({kind})"))
         };
