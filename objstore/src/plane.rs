@@ -47,6 +47,7 @@ use late::Late;
 use memory::HostMemory;
 pub(crate) use memory::{AGAIN, Copied};
 pub use open::{PlaneConfig, PlaneDevice};
+pub use route::kernel_read;
 pub use self_test::KvView;
 use staging::Staging;
 use streams::Streams;

@@ -55,6 +55,19 @@ fn a_route_that_does_not_work_is_not_taken() {
         let why = route(path, Defect::NoCopies, |_| {}).unwrap_err();
         assert!(!why.is_empty());
     }
+    // The queue of the driver is right (1), and the one that the I/O kernel reads through is not.
+    for path in [Path::Direct, Path::Staged] {
+        for action in [FaultAction::CorruptRead, FaultAction::Drop, stack::READ_ERROR] {
+            let why = route(path, Defect::None, |parts| {
+                let mut rule = on(READ, action);
+                (rule.when.qid, rule.when.nth) = (Some(3), Some(1));
+                let rules = vec![rule];
+                parts.emus[1].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
+            });
+            let why = why.expect_err(&format!("{path}, {action:?}"));
+            assert!(why.contains("emu1: the I/O kernel"), "{why}");
+        }
+    }
     for defect in [
         Defect::NoMoves,
         Defect::NoMovesBack,

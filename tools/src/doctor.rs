@@ -34,7 +34,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let gpu = gpu::examine(args.gpu, &mut findings)?;
     match &args.drives[..] {
         [] => trials::try_all(args.gpu, gpu.as_ref(), &mut findings)?,
-        drives => drives::try_all(drives, gpu.as_ref(), &mut findings)?,
+        drives => drives::try_all(drives, args.gpu, gpu.as_ref(), &mut findings)?,
     }
     let Findings { report, all } = findings;
     let works = works(&all);

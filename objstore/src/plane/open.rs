@@ -80,14 +80,14 @@ impl std::fmt::Debug for PlaneConfig {
 
 impl Plane {
     /// Proves that data gets to the pool and back on the path that it is registered for, creates
-    /// and grants the queues, and starts the I/O kernel.
+    /// and grants the queues, starts the I/O kernel, and proves that it reaches every device.
     ///
     /// The pool's memory may not be used meanwhile: the proof writes to its begin and end, and
     /// puts back what was there. It also writes to each device's scratch region.
     ///
     /// # Errors
-    /// [`StoreError::Route`] when a device does not reach the pool, or the GPU does not move
-    /// objects to a staged one; [`StoreError::Config`] when the numbers do not fit together;
+    /// [`StoreError::Route`] when a device does not reach the pool, the I/O kernel not a device, or
+    /// the GPU does not move objects to a staged pool; [`StoreError::Config`] when the numbers do not fit together;
     /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
     /// refuses.
     pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
@@ -115,10 +115,16 @@ impl Plane {
             clock: &*clock,
             options: &options,
         };
-        let parts = match plan.register(&mut ring, gpu, &*bus, memory.as_mut()) {
+        let proven = route::prove_kernel(&mut ring, &devices, &scratch, &pool, gpu.as_ref());
+        let registered =
+            proven.and_then(|()| plan.register(&mut ring, gpu, &*bus, memory.as_mut()));
+        let parts = match registered {
             Ok(registered) => registered,
             Err(error) => {
-                stop(ring, &mut devices, clock.now() + options.stop_timeout);
+                if !stop(ring, &mut devices, clock.now() + options.stop_timeout) {
+                    // A device may still write there.
+                    std::mem::forget(pool);
+                }
                 return Err(error);
             }
         };
@@ -264,23 +270,25 @@ fn never_started(devices: &[Device]) -> Quiesced {
     unsafe { Quiesced::assert(epochs) }
 }
 
-/// Ends the ring of a plane that could not be opened. A kernel that does not stop keeps its queues.
-fn stop(mut ring: Uring, devices: &mut [Device], deadline: Nanos) {
-    if let Ok(quiesced) = ring.stop(deadline) {
-        take_back(devices, &quiesced);
-    }
+/// Ends the ring of a plane that could not be opened, and says whether no device carries out what it
+/// sent. A kernel that does not stop keeps its queues.
+fn stop(mut ring: Uring, devices: &mut [Device], deadline: Nanos) -> bool {
+    ring.stop(deadline).is_ok_and(|quiesced| take_back(devices, &quiesced))
 }
 
-/// Takes the queues back for a plane that could not be opened. What a device does not give back is
-/// leaked.
-fn take_back(devices: &mut [Device], quiesced: &Quiesced) {
+/// Takes the queues back for a plane that could not be opened, and says whether all came back. What
+/// a device does not give back is leaked.
+fn take_back(devices: &mut [Device], quiesced: &Quiesced) -> bool {
+    let mut all = true;
     for device in devices {
         for qid in device.queues.drain(..) {
             if let Err(error) = device.controller.lock().reclaim(qid, quiesced) {
                 tracing::warn!(%error, "giving up on a plane that could not be opened");
+                all = false;
             }
         }
     }
+    all
 }
 
 fn config_error<T>(field: &'static str, problem: String) -> Result<T, StoreError> {
@@ -402,6 +410,8 @@ pub(super) fn grant_all(devices: &mut [Device]) -> Result<Vec<(u32, QueueGrant)>
 pub(super) fn ring_options(options: &StoreOptions) -> UringOptions {
     UringOptions {
         command_timeout: options.command_timeout,
+        // Whoever waits on the host finds out first, and says what for.
+        event_timeout: Nanos(options.wait_timeout.0.saturating_mul(2)),
         virtual_time: options.virtual_time,
         stop_timeout: options.stop_timeout,
         arena_bytes: options.arena_bytes,

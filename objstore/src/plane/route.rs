@@ -5,8 +5,12 @@
 //! driver's own queue: nothing is granted yet. For a staged pool that memory is the staging memory,
 //! and the store's own stream has to move objects to the pool and back, which copies verify.
 //!
+//! Then the I/O kernel itself reads an LBA of each device through a granted queue ([`kernel_read`]):
+//! its doorbells and its queues, and not those of the driver, are what a store depends on.
+//!
 //! What the memory held before is put back. On the device, a scratch region is overwritten.
 
+use gio_uring::Uring;
 use nvme_driver::{
     DmaSlice,
     platform::{buffer::Buffer, p2p},
@@ -22,9 +26,11 @@ use crate::{
 };
 
 mod device_only;
+mod kernel_read;
 mod scatter_gather;
 
 pub(super) use device_only::DeviceOnlyMemory;
+pub use kernel_read::kernel_read;
 pub(super) use scatter_gather::{Proof, prove_scatter_gather};
 
 /// Bytes of one proof where there is room for them: more than two pages, so that addresses behind
@@ -56,6 +62,47 @@ pub(super) fn prove(
                 return Err(wrong(format!("{why}\n{report}")));
             }
             kept.put_back(&part, pool, gpu).map_err(wrong)?;
+        }
+    }
+    Ok(())
+}
+
+/// Proves that the I/O kernel reaches every device: through one of its queues it reads an LBA
+/// of the scratch region into the pool, or its staging memory, and what arrives is what the driver
+/// reads there.
+pub(super) fn prove_kernel(
+    ring: &mut Uring,
+    devices: &[Device],
+    scratch: &[Region],
+    pool: &KvPool,
+    gpu: Option<&StoreGpu>,
+) -> Result<(), StoreError> {
+    let path = pool.path();
+    for (at, (device, scratch)) in (0..).zip(devices.iter().zip(scratch)) {
+        let mut expected = vec![0; 1 << scratch.lba_shift];
+        let (id, held) = {
+            let mut controller = device.controller.lock();
+            let held = controller.read(device.nsid, scratch.first, &mut expected);
+            (controller.id().to_owned(), held)
+        };
+        let wrong = |why: String| StoreError::Route { path, why: format!("{id}: {why}") };
+        held.map_err(|error| wrong(error.to_string()))?;
+        let lba_bytes = expected.len() as u64;
+        let part = part(pool, pool.used().start, lba_bytes, lba_bytes).map_err(wrong)?;
+        let kept = Kept::new(&part, pool, gpu).map_err(wrong)?;
+        let opposite = Kept(expected.iter().map(|byte| !byte).collect());
+        opposite.put_back(&part, pool, gpu).map_err(wrong)?;
+        let read = kernel_read(ring, at, scratch.first, &part);
+        let found = Kept::new(&part, pool, gpu);
+        kept.put_back(&part, pool, gpu).map_err(wrong)?;
+        read.map_err(wrong)?;
+        let Kept(found) = found.map_err(wrong)?;
+        if let Some(at) = expected.iter().zip(&found).position(|(a, b)| a != b) {
+            return Err(wrong(format!(
+                "the I/O kernel's read was completed, and byte {at} of it is {:#04x} instead of \
+                 {:#04x}",
+                found[at], expected[at]
+            )));
         }
     }
     Ok(())

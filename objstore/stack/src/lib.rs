@@ -119,6 +119,7 @@ mod request;
 mod route;
 mod size;
 mod stack;
+mod trial;
 
 pub use gio_uring::RawStream;
 
@@ -142,3 +143,4 @@ pub use request::Request;
 pub use route::{NotTaken, PoolPlan, Prepared, Route, by_first_route};
 pub use size::Size;
 pub use stack::{Stack, StackConfig};
+pub use trial::{trial_bytes, try_kernel};

@@ -11,7 +11,10 @@ use nvme_driver::platform::vfio::{PciAddress, VfioSpace};
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DmaMemory, DmaSlice, DmaSpace as _, MonotonicClock,
 };
-use ripieno_stack::{Gpu, Route, check_drive, open_drive, prove_reach, vfio_space};
+use ripieno_stack::{
+    CudaChoice, Gpu, Route, check_drive, open_drive, prove_reach, trial_bytes, try_kernel,
+    vfio_space,
+};
 
 use crate::problem::told;
 
@@ -23,6 +26,7 @@ pub(super) const UNANSWERED: &str = "drive";
 /// Every route, for every drive.
 pub(super) fn try_all(
     addresses: &[PciAddress],
+    choice: CudaChoice,
     gpu: Option<&Arc<Gpu>>,
     findings: &mut Findings<'_>,
 ) -> anyhow::Result<()> {
@@ -49,7 +53,7 @@ pub(super) fn try_all(
         findings.add(doorbells(&controllers, gpu))?;
     }
     for &route in &Route::ALL {
-        findings.add(try_one(route, &space, &mut controllers, gpu))?;
+        findings.add(try_one(route, &space, &mut controllers, choice, gpu))?;
     }
     for mut drive in controllers {
         if let Err(error) = drive.shutdown() {
@@ -60,28 +64,31 @@ pub(super) fn try_all(
     Ok(())
 }
 
-/// A GPU has to ring the drives' doorbells, whatever the route of the data.
+/// A GPU has to ring the drives' doorbells, whatever the route of the data: here is only that they
+/// can be mapped into it.
 fn doorbells(drives: &[Controller], gpu: &Gpu) -> Finding {
     let finding = check("doorbells", "Doorbells");
     for drive in drives {
         if let Err(error) = gpu.device().register_doorbells(drive.bus(), DoorbellKind::Io) {
-            return failed(finding, &told(error.into())).fix(
-                "the nvidia module may have to be told: options nvidia \
-                 NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d",
-            );
+            // What to do depends on the driver's code, and is in the message.
+            return failed(finding, &told(error.into()));
         }
     }
-    finding.says(Verdict::Ok, "the GPU can ring those of every drive")
+    let found = "those of every drive are mapped into the GPU; that it rings them is tried below, \
+                 with the routes direct and staged";
+    finding.says(Verdict::Ok, found)
 }
 
 fn try_one(
     route: Route,
     space: &Arc<VfioSpace>,
     drives: &mut [Controller],
+    choice: CudaChoice,
     gpu: Option<&Arc<Gpu>>,
 ) -> Finding {
     let finding = check(route.name(), format!("route {route}")).about(route.name());
-    let bytes = drives.iter().map(p2p::scratch_bytes).max().unwrap_or(0);
+    let needed = |drive: &Controller| p2p::scratch_bytes(drive).max(trial_bytes(drive));
+    let bytes = drives.iter().map(needed).max().unwrap_or(0);
     if drives.is_empty() {
         return finding.says(Verdict::Skip, "no drive could be opened");
     }
@@ -97,15 +104,16 @@ fn try_one(
             gpu.mapped(&**space, bytes).map(|(memory, _)| memory).map_err(told)
         }
     };
-    let scratch = memory.and_then(|memory| Ok(DmaSlice::new(memory, 0, bytes)?));
-    let scratch = match scratch {
-        Ok(scratch) => scratch,
+    let memory = match memory {
+        Ok(memory) => memory,
         Err(error) => return failed(finding, &error),
     };
+    // The host route is the host's I/O kernel here.
+    let gpu = gpu.filter(|_| route != Route::Host);
     let count = drives.len();
     for drive in drives {
         let id = drive.id().to_owned();
-        match prove_reach(drive, &scratch).map_err(told) {
+        match try_drive(drive, choice, gpu, &memory, bytes) {
             Ok(None) => {}
             Ok(Some(why)) => {
                 let found = format!("vfio:{id}: {why}");
@@ -116,9 +124,29 @@ fn try_one(
             }
         }
     }
+    let kernel = match gpu {
+        Some(_) => "the I/O kernel on the GPU read an LBA of each through a queue in it",
+        None => "the I/O kernel on the GPU was not tried with it",
+    };
     let found = format!(
-        "{count} drives fetch commands and data from this memory, and write both into it; nothing \
-         was written to them"
+        "{count} drives fetch commands and data from this memory, and write both into it; {kernel}; \
+         nothing was written to them"
     );
     finding.says(Verdict::Ok, found)
+}
+
+/// Whether the drive reaches the memory, and the GPU's I/O kernel the drive; `None`, or why not.
+fn try_drive(
+    drive: &mut Controller,
+    choice: CudaChoice,
+    gpu: Option<&Arc<Gpu>>,
+    memory: &Arc<dyn DmaMemory>,
+    bytes: usize,
+) -> anyhow::Result<Option<String>> {
+    let scratch = DmaSlice::new(memory.clone(), 0, bytes)?;
+    if let Some(why) = prove_reach(drive, &scratch).map_err(told)? {
+        return Ok(Some(why));
+    }
+    let Some(gpu) = gpu else { return Ok(None) };
+    try_kernel(drive, gpu, choice, memory).map_err(told)
 }
