@@ -1,5 +1,11 @@
 //! Paths: proven before they are reported, and what a staged one is made of; and that engine memory
 //! is given back only when nothing uses it.
+#![allow(unsafe_code, reason = "memory whose end is watched is made of other memory")]
+
+use std::{
+    any::Any,
+    sync::{Arc, Mutex},
+};
 
 mod gpu;
 mod rig;
@@ -8,7 +14,7 @@ mod stack;
 use gpu::Defect;
 use nvme_driver::{DmaSpace, ExternalMemory, Nanos};
 
-use nvme_emu::{EmuConfig, FaultAction, FaultPlan, LbaRange, SglSupport};
+use nvme_emu::{Emu, EmuConfig, FaultAction, FaultPlan, LbaRange, SglSupport};
 use objstore::{
     BlockId, KvPool, KvShape, Layer, Order, Path, RegistrationError, Store, StoreConfig, StoreError,
 };
@@ -271,6 +277,52 @@ fn without_a_gpu_there_are_no_streams() {
     let error = store.join(&ticket, stream).unwrap_err();
     assert!(matches!(error, StoreError::NoStreams), "{error}");
     store.wait(ticket).unwrap();
+}
+
+/// Notes what every controller has carried out when memory is freed.
+struct Freed {
+    emus: Vec<Arc<Emu>>,
+    admin_commands: Arc<Mutex<Vec<u64>>>,
+    _memory: Arc<dyn Any + Send + Sync>,
+}
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        *self.admin_commands.lock().unwrap() = admin_commands(&self.emus);
+    }
+}
+
+fn admin_commands(emus: &[Arc<Emu>]) -> Vec<u64> {
+    emus.iter().map(|emu| emu.counters().admin_commands).collect()
+}
+
+/// Otherwise a command under way would write to memory that is somebody else's by then.
+#[test]
+fn queues_are_deleted_before_memory_is_freed() {
+    for is_closed in [true, false] {
+        let plan = Plan::default();
+        let parts = Parts::new(&plan);
+        let (host, device, len, memory) = parts.gpu.alloc_pinned(6 * 64 * 4096).into_parts();
+        let (emus, admin) = (parts.emus.clone(), Arc::new(Mutex::new(Vec::new())));
+        let freed = Freed { emus: emus.clone(), admin_commands: admin.clone(), _memory: memory };
+        // SAFETY: the same memory; its owner is inside of the new one.
+        let memory = unsafe { ExternalMemory::new(host, device, len, Arc::new(freed)) };
+        let memory = parts.domain.import(memory).unwrap();
+        let pool = KvPool::contiguous(memory, &plan.shape, 64).unwrap();
+        let base = pool.device(BlockId(0), objstore::Row(0)).unwrap();
+        let rig = parts.store(&plan, pool, base, inline).unwrap();
+        let before = admin_commands(&emus);
+        let Rig { store, .. } = rig;
+        if is_closed {
+            store.close().unwrap().pool.unregister().unwrap();
+        } else {
+            drop(store);
+        }
+        // Two queues a device, each with a submission and a completion queue.
+        let found = admin.lock().unwrap().clone();
+        let done: Vec<u64> = found.iter().zip(&before).map(|(at, before)| at - before).collect();
+        assert!(done.len() == 2 && done.iter().all(|count| *count >= 4), "{is_closed}: {done:?}");
+    }
 }
 
 /// The engine's memory, and when it is freed.
