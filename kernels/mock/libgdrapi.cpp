@@ -1,8 +1,9 @@
 // A libgdrapi without a GPU: it maps the memory of the libcuda beside it once more, as a BAR does.
 //
 // It is stricter than GDRCopy: a range has to be whole GPU pages, and SYNC_MEMOPS has to be set.
-// MOCK_GDR=off is a machine without its kernel module; with MOCK_GDR=cached host and GPU are coherent,
-// unless a pin asks for PCIe, and with MOCK_GDR=stubborn then, too. gdr_pin_buffer_v2 came with 2.5:
+// MOCK_GDR=off is a machine without its kernel module; with MOCK_GDR=cached host and GPU are
+// coherent, unless a pin asks for PCIe, and with MOCK_GDR=stubborn then, too. gdr_pin_buffer_v2 came
+// with 2.5:
 // the mock of MOCK_LEVEL 12 has none. Calls are counted, and fail, with those of
 // libcuda.
 #include <dlfcn.h>

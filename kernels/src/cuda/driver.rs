@@ -138,7 +138,8 @@ impl CudaDriver {
 /// Hardware queues that streams share, where nobody says otherwise.
 const CONNECTIONS: u32 = 8;
 
-/// Whether there are hardware queues enough for a kernel that stays, as far as the environment says. Streams that share one wait
+/// Whether there are hardware queues enough for a kernel that stays, as far as the environment says.
+/// Streams that share one wait
 /// for each other also where nothing orders them: with few of them, what the kernel waits for would
 /// stand behind the kernel.
 pub(super) fn enough_connections() -> Result<(), CudaError> {
@@ -149,9 +150,10 @@ pub(super) fn enough_connections() -> Result<(), CudaError> {
         return Ok(());
     }
     Err(CudaError::Argument(format!(
-        "a resident kernel needs {CONNECTIONS} hardware queues or more, and {NAME} is {found} in the \
-         environment of this process (CUDA does not say how many it has): what the kernel waits for \
-         could be behind it in the same queue; set {NAME}=32 before CUDA starts, or launch per batch"
+        "a resident kernel needs {CONNECTIONS} hardware queues or more, and {NAME} is {found} in \
+         the environment of this process (CUDA does not say how many it has): what the kernel \
+         waits for could be behind it in the same queue; set {NAME}=32 before CUDA starts, or \
+         launch per batch"
     )))
 }
 

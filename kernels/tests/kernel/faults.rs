@@ -319,8 +319,8 @@ fn read_after(rig: &mut Rig, event: u64, signal: u64) -> u32 {
     rig.issue(iocb)
 }
 
-/// Nobody sets the event, and nobody asks what became of it: the kernel itself gives up, and whoever
-/// waits for the end of the operation, or of one behind it, goes on.
+/// Nobody sets the event, and nobody asks what became of it: the kernel itself gives up, and
+/// whoever waits for the end of the operation, or of one behind it, goes on.
 #[test]
 fn an_event_that_does_not_come_fails_the_queue() {
     let mut rig = Rig::new(Config { parts: 2, ..Config::default() }, 6);

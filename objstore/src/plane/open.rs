@@ -87,7 +87,8 @@ impl Plane {
     ///
     /// # Errors
     /// [`StoreError::Route`] when a device does not reach the pool, the I/O kernel not a device, or
-    /// the GPU does not move objects to a staged pool; [`StoreError::Config`] when the numbers do not fit together;
+    /// the GPU does not move objects to a staged pool;
+    /// [`StoreError::Config`] when the numbers do not fit together;
     /// [`StoreError::Driver`], [`StoreError::Ring`] and [`StoreError::Executor`] when a part below
     /// refuses.
     pub fn open(config: PlaneConfig) -> Result<Self, StoreError> {
@@ -270,8 +271,8 @@ fn never_started(devices: &[Device]) -> Quiesced {
     unsafe { Quiesced::assert(epochs) }
 }
 
-/// Ends the ring of a plane that could not be opened, and says whether no device carries out what it
-/// sent. A kernel that does not stop keeps its queues.
+/// Ends the ring of a plane that could not be opened, and says whether no device carries out what
+/// it sent. A kernel that does not stop keeps its queues.
 fn stop(mut ring: Uring, devices: &mut [Device], deadline: Nanos) -> bool {
     ring.stop(deadline).is_ok_and(|quiesced| take_back(devices, &quiesced))
 }

@@ -141,10 +141,10 @@ impl Fleet {
         Ok(())
     }
 
-    /// Memory for queues and descriptors, which GPU, host and controllers reach, its name, and whether
-    /// it is the GPU's: that where the host has an address for it and the drives find their way there, else pinned
-    /// memory of the host. Software controllers write their completions with the CPU: a mapping
-    /// that gathers writes is none for them.
+    /// Memory for queues and descriptors, which GPU, host and controllers reach, its name, and
+    /// whether it is the GPU's: that where the host has an address for it and the drives find their
+    /// way there, else pinned memory of the host. Software controllers write their completions with
+    /// the CPU: a mapping that gathers writes is none for them.
     fn queue_memory(
         &mut self,
         gpu: &Gpu,

@@ -129,8 +129,8 @@ fn try_one(
         None => "the I/O kernel on the GPU was not tried with it",
     };
     let found = format!(
-        "{count} drives fetch commands and data from this memory, and write both into it; {kernel}; \
-         nothing was written to them"
+        "{count} drives fetch commands and data from this memory, and write both into it; \
+         {kernel}; nothing was written to them"
     );
     finding.says(Verdict::Ok, found)
 }

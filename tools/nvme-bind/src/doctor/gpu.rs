@@ -58,8 +58,8 @@ pub(super) fn driver(facts: &Facts<'_>) -> Finding {
         return finding.says(Verdict::Fail, found).fix(fix);
     }
     if !may_map {
-        let fix = "without it only a process with CAP_SYS_ADMIN may map a drive's doorbells into the \
-                   GPU (else cuMemHostRegister returns 800): options nvidia \
+        let fix = "without it only a process with CAP_SYS_ADMIN may map a drive's doorbells into \
+                   the GPU (else cuMemHostRegister returns 800): options nvidia \
                    NVreg_RegistryDwords=\"PeerMappingOverride=1\" in /etc/modprobe.d";
         return finding.says(Verdict::Ok, found).fix(fix);
     }
