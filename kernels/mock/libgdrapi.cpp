@@ -2,8 +2,8 @@
 //
 // It is stricter than GDRCopy: a range has to be whole GPU pages, and SYNC_MEMOPS has to be set.
 // MOCK_GDR=off is a machine without its kernel module; with MOCK_GDR=cached host and GPU are
-// coherent, unless a pin asks for PCIe, and with MOCK_GDR=stubborn then, too. gdr_pin_buffer_v2 came
-// with 2.5:
+// coherent, unless a pin asks for PCIe, and with MOCK_GDR=stubborn then, too. gdr_pin_buffer_v2
+// came with 2.5:
 // the mock of MOCK_LEVEL 12 has none. Calls are counted, and fail, with those of
 // libcuda.
 #include <dlfcn.h>

@@ -138,7 +138,8 @@ impl CudaDriver {
 /// Hardware queues that streams share, where nobody says otherwise.
 const CONNECTIONS: u32 = 8;
 
-/// Whether there are hardware queues enough for a kernel that stays, as far as the environment says.
+/// Whether there are hardware queues enough for a kernel that stays, as far as the environment
+/// says.
 /// Streams that share one wait
 /// for each other also where nothing orders them: with few of them, what the kernel waits for would
 /// stand behind the kernel.

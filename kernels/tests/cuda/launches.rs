@@ -183,7 +183,8 @@ fn no_submission_is_lost_while_the_kernel_leaves() {
 }
 
 /// A thread that should set an event does not, as one that waits for the whole GPU. The kernel
-/// gives up by itself, an engine's stream that waits for the operation goes on, and the kernel leaves.
+/// gives up by itself, an engine's stream that waits for the operation goes on, and the kernel
+/// leaves.
 #[test]
 fn a_kernel_whose_event_does_not_come_leaves() {
     isolated("launches::a_kernel_whose_event_does_not_come_leaves", Level::Full, &[], || {

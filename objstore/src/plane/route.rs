@@ -6,7 +6,8 @@
 //! and the store's own stream has to move objects to the pool and back, which copies verify.
 //!
 //! Then the I/O kernel itself reads an LBA of each device through a granted queue
-//! ([`kernel_read`]): its doorbells and its queues, and not those of the driver, are what a store depends on.
+//! ([`kernel_read`]): its doorbells and its queues, and not those of the driver, are what a
+//! store depends on.
 //!
 //! What the memory held before is put back. On the device, a scratch region is overwritten.
 

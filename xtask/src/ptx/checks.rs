@@ -204,8 +204,8 @@ fn polls(sass: &[Instruction], asked: u64) -> Check {
 }
 
 /// The one sequentially consistent fence: a kernel that leaves has it between its store of `left`
-/// and its last look at the ring (gio_over). A weaker one lets both sides miss what the other wrote,
-/// and a second one where commands are sent would cost every batch.
+/// and its last look at the ring (gio_over). A weaker one lets both sides miss what the other
+/// wrote, and a second one where commands are sent would cost every batch.
 fn leaving(sass: &[Instruction], asked: u64) -> Check {
     let fence = |one: &Instruction| one.is("MEMBAR", &["SC", "SYS"]);
     let fences = (0..sass.len()).filter(|&at| fence(&sass[at])).count();

@@ -58,8 +58,8 @@ pub(super) fn acs(facts: &Facts<'_>) -> Finding {
     words.push(format!("peer traffic is not redirected to the IOMMU by {off}"));
     let fix = format!(
         "a drive under VFIO sends I/O virtual addresses: a switch that does not redirect them \
-         takes some for the BAR of a peer, and drive and GPU are in one IOMMU group, which VFIO does not \
-         take while the GPU has its driver. Turn ACS on in the firmware, and take \
+         takes some for the BAR of a peer, and drive and GPU are in one IOMMU group, which VFIO \
+         does not take while the GPU has its driver. Turn ACS on in the firmware, and take \
          pci=disable_acs_redir and pci=config_acs off the kernel command line; {PRICE}"
     );
     finding.says(Verdict::Fail, words.join("; ")).fix(fix)

@@ -111,7 +111,7 @@ pub(super) fn groups(facts: &Facts<'_>) -> Finding {
     if with_gpu {
         // To bind the whole group would take the GPU from the driver that is to use the drive.
         let fix = "VFIO does not take a drive whose group has a GPU that its driver uses: use a \
-                   slot whose switch or root port has ACS; or turn ACS on in the firmware, see below";
+                   slot whose switch or root port has ACS; or turn ACS on in the firmware";
         return finding.says(Verdict::Fail, shared.join("; ")).fix(fix);
     }
     if !shared.is_empty() {
