@@ -102,6 +102,27 @@ fn a_restart_keeps_the_order_of_use() {
     assert!(newer > 12 * older, "{older} of the older half are kept, {newer} of the newer");
 }
 
+#[test]
+fn a_snapshot_keeps_pins() {
+    let mut catalog = Catalog::new(config(8, 1));
+    let a = tenant(&mut catalog, b"a");
+    store(&mut catalog, a, &keys(0..8));
+    catalog.pin(a, &keys(2..5)).unwrap();
+    flush(&mut catalog);
+    let (mut records, mut cursor) = (Vec::new(), SnapshotCursor::default());
+    while let Some(next) = catalog.snapshot(cursor, 100, &mut records) {
+        cursor = next;
+    }
+    let mut again = Catalog::new(config(8, 1));
+    for record in Records::new(&records) {
+        again.apply(&record.unwrap()).unwrap();
+    }
+    again.recovered();
+    assert_eq!((again.counts().stored, again.counts().pinned), (8, 3));
+    assert_eq!(again.evict(None, 8), Ok(5), "all but what is pinned");
+    assert_eq!(again.lookup(a, &keys(2..5)), Ok(3));
+}
+
 /// Files that come while a snapshot is written make all others older. None moves into a part that
 /// the snapshot has behind it.
 #[test]
