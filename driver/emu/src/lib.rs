@@ -22,8 +22,9 @@
 //! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
 //!   `Overlay`; the media below stay pristine.
 //! - [`SimMedia`] loses what power loss takes from a volatile cache, and has faults of its own
-//!   ([`SimFaults`]): operations that fail, and some that no command shows. A [`PowerSwitch`] cuts the power of several controllers at
-//!   once, at a moment that can be counted and chosen; the bytes below outlive them.
+//!   ([`SimFaults`]): operations that fail, and some that no command shows. A [`PowerSwitch`] cuts
+//!   the power of several controllers at once, at a moment that can be counted and chosen; the
+//!   bytes below outlive them.
 //! - [`BandwidthMedia`] over another medium is as fast as a drive, in virtual time. [`FtlMedia`]
 //!   counts what a drive's flash translation layer would write.
 //!

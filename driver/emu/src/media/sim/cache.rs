@@ -30,8 +30,8 @@ impl Cache {
         older.push(Older { stamp, stays: false, bytes });
     }
 
-    /// All that was overwritten until then is permanent, but for blocks that an earlier flush failed
-    /// to make so and that were not written since.
+    /// All that was overwritten until then is permanent, but for blocks that an earlier flush
+    /// failed to make so and that were not written since.
     pub(super) fn flush(&mut self, submitted: u64) {
         self.older.retain(|_, older| {
             let is_over = |content: &Older| content.stamp <= submitted && !content.stays;

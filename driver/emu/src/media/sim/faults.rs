@@ -1,4 +1,5 @@
-//! What a [`SimMedia`](super::SimMedia) does wrong: to its bytes without saying so, and what it says.
+//! Faults of a [`SimMedia`](super::SimMedia): bytes that it changes without saying so, and
+//! operations that it reports as failed.
 
 use std::{
     ops::Range,
@@ -8,8 +9,8 @@ use std::{
 use super::MediaKind;
 use crate::random::SplitMix64;
 
-/// How often operations fail, and how often bytes are not what the host was told, by the seed of the
-/// medium. The default is never.
+/// How often operations fail, and how often bytes are not what the host was told, by the seed of
+/// the medium. The default is never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimFaults {
     /// Of one million writes: those that are reported as finished and never happen.
