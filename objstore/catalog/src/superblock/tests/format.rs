@@ -61,43 +61,51 @@ fn a_region_without_room_for_superblocks_is_refused() {
 /// old store whole, or no store, or the new one whole.
 #[test]
 fn interrupted_formatting_leaves_no_half_of_a_store() {
-    let mut ends = [0; 3];
-    for at in 0.. {
-        let (media, old) = formatted(2);
-        let mut new = old.clone();
-        for superblock in &mut new {
-            superblock.store = StoreId([9; 16]);
-        }
-        // Both devices lose power at once; the first one counts.
-        let writes_to_second = at / 2;
-        media[0].plan(Faults { power_loss: Some(at), ..Faults::default() });
-        media[1].plan(Faults { power_loss: Some(writes_to_second), ..Faults::default() });
-        let done = write(&media, &mut new).is_ok();
-        let mut numbers = (0..).map(|n: u32| n.wrapping_mul(at as u32 + 7) / 3);
-        media.iter().for_each(|m| m.restart(&mut |bound| numbers.next().unwrap() % bound));
-        let found: Vec<_> = media.iter().map(read).collect();
-        let members = media.iter().zip(&found).enumerate().map(|(number, (medium, found))| {
-            let (identity, region) = device(number as u8, 512, 8 << 11);
-            let found = found.clone().unwrap_or(OnDevice::Blank);
-            Member { name: medium.name().to_owned(), identity, region, found }
-        });
-        let members: Vec<Member> = members.collect();
-        match check_set(&members, &Expected::default()) {
-            Ok(set) if set[0].store == old[0].store => ends[0] += 1,
-            Ok(set) => {
-                let nothing = |_: crate::Record<'_>| Err::<(), _>("a record of another store");
-                let io = Box::new(media[0].clone());
-                Journal::open(io, set[0].clone(), nothing, |_, _| {}).unwrap();
-                ends[2] += 1;
-            }
-            Err(error) => {
-                assert!(!done, "{error}");
-                ends[1] += 1;
+    for second_loses_power in [true, false] {
+        let mut ends = [0; 3];
+        for at in 0.. {
+            if interrupted(at, second_loses_power, &mut ends) {
+                break;
             }
         }
-        if done {
-            break;
+        assert!(ends[1] > 3 && ends[2] > 0, "old, none, new: {ends:?}");
+    }
+}
+
+/// Formats two devices, of which the first loses power at this write. Counts an old store, none or
+/// a new one, and returns whether formatting ended well.
+fn interrupted(at: u64, second_loses_power: bool, ends: &mut [u32; 3]) -> bool {
+    let (media, old) = formatted(2);
+    let mut new = old.clone();
+    for superblock in &mut new {
+        superblock.store = StoreId([9; 16]);
+    }
+    media[0].plan(Faults { power_loss: Some(at), ..Faults::default() });
+    // Its cache loses what was not flushed, or it has a power supply of its own.
+    let power_loss = second_loses_power.then_some(at / 2);
+    media[1].plan(Faults { power_loss, ..Faults::default() });
+    let done = write(&media, &mut new).is_ok();
+    let mut numbers = (0..).map(|n: u32| n.wrapping_mul(at as u32 + 7) / 3);
+    media.iter().for_each(|m| m.restart(&mut |bound| numbers.next().unwrap() % bound));
+    let found: Vec<_> = media.iter().map(read).collect();
+    let members = media.iter().zip(&found).enumerate().map(|(number, (medium, found))| {
+        let (identity, region) = device(number as u8, 512, 8 << 11);
+        let found = found.clone().unwrap_or(OnDevice::Blank);
+        Member { name: medium.name().to_owned(), identity, region, found }
+    });
+    let members: Vec<Member> = members.collect();
+    match check_set(&members, &Expected::default()) {
+        Ok(set) if set[0].store == old[0].store => ends[0] += 1,
+        Ok(set) => {
+            let nothing = |_: crate::Record<'_>| Err::<(), _>("a record of another store");
+            let io = Box::new(media[0].clone());
+            Journal::open(io, set[0].clone(), nothing, |_, _| {}).unwrap();
+            ends[2] += 1;
+        }
+        Err(error) => {
+            assert!(!done, "{error}");
+            ends[1] += 1;
         }
     }
-    assert!(ends[1] > 3 && ends[2] > 0, "old, none, new: {ends:?}");
+    done
 }
