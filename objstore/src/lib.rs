@@ -264,7 +264,7 @@ pub use nvme_spec::nvm::Direction;
 pub use order::Order;
 pub use plane::{
     ClosedPlane, JobDone, JobFailure, JobId, KvView, LayerDone, Move, Plane, PlaneConfig,
-    PlaneDevice, PlaneStats, SharedController, StoreEvent, Ticket, kernel_read,
+    PlaneDevice, PlaneStats, Report, SharedController, StoreEvent, Ticket, kernel_read,
 };
 pub use registration::{InUse, KvPool};
 pub use stats::{DramStats, Path, StoreStats};

@@ -138,7 +138,9 @@ impl Journal {
         let mut area = superblock.journal.ok_or_else(|| JournalError::None { device: device() })?;
         // What is read below must not be lost later: another process may have left it in the
         // device's cache.
-        io.flush()?;
+        if !planted(PlantedBug::NoFlushOnOpen) {
+            io.flush()?;
+        }
         let mut replayed = Replayed::default();
         let search = search_bytes(&area);
         replay(&mut *io, &superblock, search, &mut replayed, apply, progress)?;
@@ -216,7 +218,7 @@ impl Journal {
         self.counts.appended_bytes += records.len() as u64;
         if let Some(compaction) = &mut self.compaction {
             compaction.due += COPIED_A_BYTE * bytes;
-            if compaction.has_begun {
+            if compaction.has_begun && !planted(PlantedBug::AppendNotCopied) {
                 self.queue(records)?;
             }
         }
@@ -334,7 +336,9 @@ impl Journal {
         self.usable()?;
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
         let rest = std::mem::take(&mut compaction.queue);
-        self.write_queued(&rest)?;
+        if !planted(PlantedBug::EndNotCopied) {
+            self.write_queued(&rest)?;
+        }
         let to = self.compaction.as_ref().expect("it is under way").to;
         if !planted(PlantedBug::NoFlushBeforeSwitch) {
             let flushed = self.io.flush();

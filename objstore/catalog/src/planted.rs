@@ -41,11 +41,49 @@ pub enum PlantedBug {
     ChecksumOfAnother,
     /// Retrieved bytes are not compared with their checksums.
     ChecksumIgnored,
+    /// A snapshot leaves pins out.
+    SnapshotWithoutPins,
+    /// The files that a snapshot tells of next are chosen as if none had come since it began.
+    BandsWithoutAge,
+    /// What is read of a journal that is opened may be lost later.
+    NoFlushOnOpen,
+    /// What is appended during a compaction is not in its new half.
+    AppendNotCopied,
+    /// A compaction ends without the last group of its snapshot.
+    EndNotCopied,
+    /// A namespace that was cleared is back when the store is opened.
+    ClearNotReplayed,
+    /// A device says that it was formatted before its journal is there.
+    ReadyBeforeJournal,
+    /// Of several devices a commit flushes the first.
+    FirstDeviceFlushed,
+    /// A commit goes on when a flush has failed.
+    FlushErrorIgnored,
+    /// A commit does not ask whether a device has forgotten what it was to make permanent.
+    RecoveryIgnored,
+    /// Files are free when their records are handed to the journal, and not when it has them.
+    FreeBeforeAppend,
+    /// What was written back is not compared with what was stored.
+    WriteBackNotCompared,
+    /// What was written back counts although a device was recovered since.
+    WriteBackIgnoresRecovery,
+    /// What comes from host memory is not compared with its checksums.
+    HitsUnchecked,
+    /// And only the first row of it is.
+    HitsCheckedOnce,
+    /// Of several devices a rank flushes the first.
+    RankFlushesFirst,
+    /// A rank reports what it stored without a flush.
+    RankNeverFlushes,
+    /// A rank does not ask whether a device has forgotten what it reports.
+    RankIgnoresRecovery,
+    /// A rank with room for fewer files than the catalog has is opened.
+    RankWithFewerFiles,
 }
 
 #[cfg(any(test, feature = "planted-bugs"))]
 impl PlantedBug {
-    /// All that a store of one rank can have.
+    /// All that the crash harness has to find.
     pub const ALL: &[Self] = &[
         Self::NoFlushBeforeSwitch,
         Self::SwitchBeforeSnapshot,
@@ -60,6 +98,25 @@ impl PlantedBug {
         Self::RecordAfterFirstPart,
         Self::ChecksumOfAnother,
         Self::ChecksumIgnored,
+        Self::SnapshotWithoutPins,
+        Self::BandsWithoutAge,
+        Self::NoFlushOnOpen,
+        Self::AppendNotCopied,
+        Self::EndNotCopied,
+        Self::ClearNotReplayed,
+        Self::ReadyBeforeJournal,
+        Self::FirstDeviceFlushed,
+        Self::FlushErrorIgnored,
+        Self::RecoveryIgnored,
+        Self::FreeBeforeAppend,
+        Self::WriteBackNotCompared,
+        Self::WriteBackIgnoresRecovery,
+        Self::HitsUnchecked,
+        Self::HitsCheckedOnce,
+        Self::RankFlushesFirst,
+        Self::RankNeverFlushes,
+        Self::RankIgnoresRecovery,
+        Self::RankWithFewerFiles,
     ];
 }
 

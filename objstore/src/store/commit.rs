@@ -182,6 +182,7 @@ impl Inner {
         let is_safe = |ready: &Ready| {
             // Without a volatile cache nothing is forgotten.
             let same = commits.volatile.is_empty()
+                || planted(PlantedBug::RecoveryIgnored)
                 || recoveries.as_ref().is_ok_and(|now| *now == ready.recoveries);
             flushed.is_ok() && same
         };
@@ -257,8 +258,12 @@ impl Inner {
         if planted(PlantedBug::CommitBeforeFlush) {
             return Ok(());
         }
-        for device in &mut commits.volatile {
-            if let Err(error) = device.flush() {
+        for (at, device) in commits.volatile.iter_mut().enumerate() {
+            if at > 0 && planted(PlantedBug::FirstDeviceFlushed) {
+                continue;
+            }
+            let flushed = device.flush();
+            if let (Err(error), false) = (flushed, planted(PlantedBug::FlushErrorIgnored)) {
                 return Err(self.read_only(error.to_string()));
             }
         }

@@ -1,6 +1,8 @@
 //! From the catalog's records to the journal.
 
-use kv_catalog::{Appended, Catalog, Group, Journal, JournalError, Lsn, SnapshotCursor};
+use kv_catalog::{
+    Appended, Catalog, Group, Journal, JournalError, Lsn, PlantedBug, SnapshotCursor, planted,
+};
 
 /// Bytes of the state that are taken at once, or files that are looked at for it, when a compaction
 /// has to end before anything else is written; twice as many each time that it was begun anew, so
@@ -109,6 +111,9 @@ impl JournalWriter {
                     begin_instead(journal, compacting, &mut begun)?;
                     carried = Some(lsn);
                 } else {
+                    if planted(PlantedBug::FreeBeforeAppend) {
+                        with(&mut |catalog| catalog.durable(lsn));
+                    }
                     match journal.append(&records) {
                         Ok(Appended::Permanent) => with(&mut |catalog| catalog.durable(lsn)),
                         Ok(Appended::WithCompaction) => carried = Some(lsn),

@@ -9,8 +9,8 @@ use gio_uring::RawStream;
 use nvme_driver::{Clock, ControllerOptions, Nanos, Waiter};
 use nvme_spec::nvm::Direction;
 use objstore::{
-    FileId, JobFailure, JobId, KvShape, Layer, LayerDone, Move, Order, Plane, PlaneStats,
-    RankConfig, RankId, StoreError, StoreEvent, StoreOptions, Ticket,
+    FileId, JobId, KvShape, Layer, LayerDone, Move, Order, Plane, PlaneStats, RankConfig, RankId,
+    Report, StoreError, StoreEvent, StoreOptions, Ticket,
 };
 
 use crate::{
@@ -89,17 +89,6 @@ struct Job {
     /// Of each layer in flight.
     tickets: Vec<Option<Ticket>>,
     bounced: Option<Bounced>,
-}
-
-/// What became of a job.
-#[derive(Debug)]
-pub struct Report {
-    /// The job.
-    pub job: JobId,
-    /// Why not everything is where it was to go, and stays there; `None` when it does.
-    pub failure: Option<StoreError>,
-    /// Of what was stored: CRC-32C of the objects, `[block][row]`, blocks in the order of the job.
-    pub checksums: Vec<u32>,
 }
 
 impl Open {
@@ -408,31 +397,11 @@ impl RankStack {
             }
             ended.push(self.with(|open| {
                 let done = open.plane.end(job)?;
-                let direction = open.jobs.remove(&job).map(|entry| entry.direction);
-                Ok((direction, done))
+                let entry = open.jobs.remove(&job).ok_or(StoreError::NoSuchJob { job })?;
+                Ok((entry.direction, done))
             })?);
         }
-        let stored = ended.iter().any(|(direction, _)| *direction == Some(Direction::Write));
-        let (flushed, recoveries) = self.with(|open| {
-            let flushed = if stored { open.plane.flush() } else { Ok(()) };
-            let flushed = flushed.map_err(|error| match error {
-                StoreError::JournalFailed { cause } => cause,
-                error => error.to_string(),
-            });
-            Ok((flushed, open.plane.recoveries()))
-        })?;
-        let report = |(direction, done): (Option<Direction>, objstore::JobDone)| {
-            let failure = match (done.failure, &flushed) {
-                (Some(JobFailure::Transfer(failure)), _) => Some(StoreError::Transfer { failure }),
-                (Some(JobFailure::Incomplete(layer)), _) => Some(StoreError::Incomplete { layer }),
-                (None, _) if direction != Some(Direction::Write) => None,
-                (None, Err(cause)) => Some(StoreError::JournalFailed { cause: cause.clone() }),
-                (None, Ok(())) if done.recoveries != recoveries => Some(StoreError::Forgotten),
-                (None, Ok(())) => None,
-            };
-            Report { job: done.job, failure, checksums: done.checksums }
-        };
-        Ok(ended.into_iter().map(report).collect())
+        self.with(|open| Ok(open.plane.report(ended)))
     }
 
     /// Files whose bytes could not be read, or not as they were stored, since the last call: tell

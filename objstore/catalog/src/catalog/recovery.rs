@@ -5,6 +5,7 @@ use crate::{
     file_pool::FilePool,
     ids::{FileId, NamespaceId},
     key::BlockKey,
+    planted::{PlantedBug, planted},
     record::{Record, Words},
 };
 
@@ -54,6 +55,7 @@ impl Catalog {
                 }
                 Ok(())
             }
+            Record::Clear { .. } if planted(PlantedBug::ClearNotReplayed) => Ok(()),
             Record::Clear { namespace } => {
                 self.tenant(namespace).map_err(|_| damaged("is of an unknown namespace"))?;
                 self.forget(namespace);

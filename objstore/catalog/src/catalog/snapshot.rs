@@ -3,6 +3,7 @@
 use super::{Catalog, State, sharing};
 use crate::{
     ids::{FileId, NamespaceId},
+    planted::{PlantedBug, planted},
     record::{Record, USE_BYTES, UseKind, commit_bytes},
 };
 
@@ -107,7 +108,7 @@ impl Catalog {
         let namespace = NamespaceId(self.spaces[entry.space as usize].namespace);
         let checksums = self.checksums(file).into();
         Record::Commit { file, namespace, key: entry.key, checksums }.encode(out);
-        if entry.pinned {
+        if entry.pinned && !planted(PlantedBug::SnapshotWithoutPins) {
             Record::Pin { file, pinned: true }.encode(out);
         } else if self.policy.is_known(file) {
             Record::Use { first: file, count: 1, how: UseKind::Known }.encode(out);
@@ -129,6 +130,7 @@ impl Catalog {
     /// has come for this file: so none that is stored all the time is left out.
     fn band(&self, file: FileId) -> usize {
         let since = u32::try_from(self.inserted - self.bands.inserted).unwrap_or(u32::MAX);
+        let since = if planted(PlantedBug::BandsWithoutAge) { 0 } else { since };
         let age = self.policy.age(file).saturating_sub(since);
         self.bands.limits.partition_point(|limit| *limit > age)
     }

@@ -209,9 +209,14 @@ impl Plane {
             return Err(StoreError::Transfer { failure });
         }
         let mut words = done.checksums.iter().zip(&dirty.words[first * rows..]);
-        let Some(at) = words.position(|(written, stored)| written != stored) else {
+        let differs =
+            |(written, stored)| written != stored && !planted(PlantedBug::WriteBackNotCompared);
+        let Some(at) = words.position(differs) else {
             dirty.written = first + done.checksums.len() / rows;
-            let recoveries = *dirty.recoveries.get_or_insert(done.recoveries);
+            let mut recoveries = *dirty.recoveries.get_or_insert(done.recoveries);
+            if planted(PlantedBug::WriteBackIgnoresRecovery) {
+                recoveries = self.tally.recoveries;
+            }
             let is_last = dirty.written == dirty.blocks.len();
             return Ok((is_last || planted(PlantedBug::RecordAfterFirstPart)).then_some(recoveries));
         };
