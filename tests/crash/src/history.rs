@@ -1,28 +1,31 @@
 //! One seed: devices, and the lives of a store on them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, anyhow};
 use kv_schedule::{Config, Curve, IoCosts, Scheduler, Setting, SlackTable};
-use nvme_driver::{ControllerOptions, Nanos};
-use nvme_emu::{
-    EmuConfig, EmuDomain, Latency, MemoryMedia, PowerSwitch, SimClock, SimFaults, SimMedia,
-    SimOptions,
-};
+use nvme_driver::Nanos;
+use nvme_emu::SimFaults;
 use objstore::{
-    BlockId, BlockKey, DramMode, Format, KvShape, Layer, Namespace, Overwrite, PacedStore, Store,
-    StoreConfig, StoreDevice, StoreError, StoreId, StoreOptions, Writing,
+    BlockId, DramMode, Durability, Format, KvShape, Namespace, Overwrite, PacedStore, PolicyKind,
+    Store, StoreConfig, StoreError, StoreId, StoreOptions,
 };
-use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
-use ripieno_testkit::{Drives, KvMemory, inline_executor, keys};
-use serde::{Deserialize, Serialize};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
+use ripieno_testkit::{KvMemory, inline_executor, keys};
 
-use crate::model::{Model, Name, Wrong};
+use crate::{
+    machine::{Killed, Machine, Powered, Turns, ills},
+    model::{Model, SPACES},
+    offline::Offline,
+    outcome::Outcome,
+    session::Session,
+};
 
-/// Keys of each namespace.
-const KEYS: u32 = 24;
 /// Blocks of the engine.
-const BLOCKS: u32 = 32;
+pub const BLOCKS: u32 = 40;
 /// Blocks in host memory beside the devices, in one of so many histories.
 const DRAM_BLOCKS: u64 = 10;
 const DRAM_EVERY: u64 = 3;
@@ -30,91 +33,58 @@ const DRAM_EVERY: u64 = 3;
 const BACK_EVERY: u64 = 2;
 /// And in one of so many of those it is written block by block.
 const PARTS_EVERY: u64 = 2;
-/// Crashes of one history.
-const LIVES: u64 = 8;
-/// Failures that are described.
-const SHOWN_MAX: usize = 20;
-
-/// What became of some histories.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    pub seeds: u64,
-    pub crashes: u64,
-    pub wrong_bytes: u64,
-    pub lost_commits: u64,
-    pub came_back: u64,
-    pub did_not_open: u64,
-    /// Blocks whose bytes were compared.
-    pub checked: u64,
-    pub failures: Vec<String>,
-}
-
-impl Outcome {
-    /// Whether nothing was wrong.
-    pub fn is_clean(&self) -> bool {
-        self.wrong_bytes + self.lost_commits + self.came_back + self.did_not_open == 0
-    }
-
-    pub fn merge(&mut self, other: Self) {
-        self.seeds += other.seeds;
-        self.crashes += other.crashes;
-        self.wrong_bytes += other.wrong_bytes;
-        self.lost_commits += other.lost_commits;
-        self.came_back += other.came_back;
-        self.did_not_open += other.did_not_open;
-        self.checked += other.checked;
-        self.failures.extend(other.failures);
-        self.failures.truncate(SHOWN_MAX);
-    }
-
-    fn fail(&mut self, seed: u64, what: String) {
-        if self.failures.len() < SHOWN_MAX {
-            self.failures.push(format!("seed {seed}: {what}"));
-        }
-    }
-}
+/// One of so many histories has a few long lives: this one of them.
+const LONG_EVERY: u64 = 50;
+const LONG: u64 = 10;
+/// Processes that have the store in one life, one after the other.
+const PROCESSES_MAX: u32 = 4;
 
 /// Devices, what should be on them, and chance.
 pub struct History {
-    seed: u64,
-    lies: bool,
-    rng: SmallRng,
-    bytes: Vec<MemoryMedia>,
-    lba_bytes: u32,
-    format: Format,
-    model: Model,
-    formatted: bool,
+    pub seed: u64,
+    pub lies: bool,
+    pub rng: SmallRng,
+    pub machine: Machine,
+    pub format: Format,
+    pub model: Model,
+    pub offline: Offline,
+    /// Devices lose their power without their process in some lives.
+    pub has_blackouts: bool,
+    durability: Durability,
+    policy: PolicyKind,
+    deallocate: bool,
+    run_bytes: u32,
 }
 
-/// A store from power-on until the power is cut.
-struct Life {
-    power: PowerSwitch,
-    /// One handle for each namespace.
-    stores: Vec<Store>,
-    /// Goes on with what is written back, in parts of a block.
-    paced: Option<PacedStore>,
-    kv: KvMemory,
-    /// Writings that are open, and the names and versions that each stores.
-    open: Vec<(Writing, Vec<(Name, u64)>)>,
-    next_block: u32,
-    keys: Vec<BlockKey>,
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// With the power.
+    Cut,
+    /// It closed the store.
+    Closed,
+    /// While its devices kept their power.
+    Killed,
+    /// Its store could not be opened, or closed, because of a fault.
+    Failed,
 }
 
 impl History {
     pub fn new(seed: u64, lies: bool) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
+        let long = seed % LONG_EVERY == LONG;
         let lba_bytes = if rng.random_bool(0.5) { 512 } else { 4096 };
+        let size = |rng: &mut SmallRng| *[512, 1024, 4096].choose(rng).expect("three");
         let shape = KvShape {
-            layers: rng.random_range(1..=8),
+            layers: rng.random_range(1..=if long { 2 } else { 8 }),
             segments: rng.random_range(1..=2),
-            object_bytes: *[512, 1024, 4096].choose_one(&mut rng),
+            object_bytes: if long { 512 } else { size(&mut rng) },
             block_tokens: 16,
         };
         let devices = rng.random_range(1..=2);
-        let medium = || MemoryMedia::new(4 << 20).expect("address space for the media");
         let slot = u64::from(shape.object_bytes.next_multiple_of(lba_bytes));
         // Room for some of the keys, so that files are evicted and reused all the time.
-        let files = rng.random_range(6..30);
+        let files = if long { rng.random_range(60..140) } else { rng.random_range(6..30) };
         let format = Format {
             capacity_bytes: Some(files * slot * u64::from(shape.rows())),
             group: Some(devices as u32 * rng.random_range(1..=4)),
@@ -125,143 +95,265 @@ impl History {
             overwrite: Overwrite::Anything,
             ..Format::new(StoreId(rng.random()), shape)
         };
-        let bytes = (0..devices).map(|_| medium()).collect();
-        let model = Model::default();
-        Self { seed, lies, rng, bytes, lba_bytes, format, model, formatted: false }
+        Self {
+            seed,
+            lies,
+            machine: Machine::new(devices, lba_bytes),
+            format,
+            model: Model::default(),
+            offline: Offline::default(),
+            has_blackouts: !lies && rng.random_bool(0.3),
+            durability: if rng.random_bool(0.8) { Durability::Auto } else { Durability::Fua },
+            policy: *PolicyKind::ALL.choose(&mut rng).expect("there are some"),
+            deallocate: rng.random_bool(0.8),
+            run_bytes: *[4 << 10, 256 << 10].choose(&mut rng).expect("two"),
+            rng,
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        self.seed % LONG_EVERY == LONG
     }
 
     pub fn run(mut self, outcome: &mut Outcome) -> Result<()> {
-        for life in 0..LIVES {
-            let power = PowerSwitch::default();
+        let lives = if self.is_long() { 2 } else { 8 };
+        let failed = outcome.failed();
+        for life in 0..lives {
             // Most lives end in the middle of something, some after all of it.
-            power.cut_at(match self.rng.random_range(0..10) {
+            let moments = match self.rng.random_range(0..10) {
                 0 => self.rng.random_range(0..40),
-                _ => self.rng.random_range(0..900),
-            });
-            self.live(life, &power, outcome)?;
+                _ if self.is_long() => self.rng.random_range(10_000..60_000),
+                _ => self.rng.random_range(0..1200),
+            };
+            self.live(life, Some(moments), outcome)?;
             outcome.crashes += 1;
-        }
-        // What is left is checked once more, with power.
-        self.live(LIVES, &PowerSwitch::default(), outcome)
-    }
-
-    fn live(&mut self, life: u64, power: &PowerSwitch, outcome: &mut Outcome) -> Result<()> {
-        let opened = self.open(life, power);
-        let mut life = match opened {
-            Ok(life) => life,
-            Err(_) if power.is_cut() => return Ok(()),
-            Err(error) => {
-                if !self.lies {
-                    outcome.did_not_open += 1;
-                    outcome.fail(self.seed, format!("did not open: {error:#}"));
-                }
-                // The next life starts anew, with a store of another name.
-                self.formatted = false;
-                self.format.store = StoreId(self.rng.random());
-                self.model = Model::default();
+            if outcome.failed() > failed {
+                // What follows from that says no more.
                 return Ok(());
             }
-        };
-        match self.check(&mut life, outcome) {
-            Ok(()) => {}
-            Err(_) if power.is_cut() => return Ok(()),
-            Err(error) => return Err(error),
         }
-        let steps = self.rng.random_range(5..40);
-        for _ in 0..steps {
-            let stepped = self.step(&mut life, outcome);
-            // What the store evicted meanwhile need not be there any more.
-            let stores = &life.stores;
-            self.model.retain(|(namespace, key)| stores[*namespace].contains(*key));
-            if power.is_cut() {
+        // What is left is checked once more, with power and without faults.
+        self.live(lives, None, outcome)
+    }
+
+    /// From power-on until the power is cut.
+    fn live(&mut self, life: u64, moments: Option<u64>, outcome: &mut Outcome) -> Result<()> {
+        let seed = self.seed.wrapping_mul(16).wrapping_add(life);
+        let clock = Turns::new(seed);
+        let is_long = self.is_long();
+        let faults = match moments {
+            Some(_) => ills(&mut self.rng, self.lies, is_long),
+            None => SimFaults::default(),
+        };
+        self.plan_offline(moments.is_some());
+        // Formatting takes less than two hundred.
+        let is_early = !self.offline.is_formatted && self.rng.random_bool(0.5);
+        let moments = match is_early {
+            true => moments.map(|_| self.rng.random_range(0..200)),
+            false => moments,
+        };
+        let mut powered = self.machine.power_on("emu", seed, faults, &clock);
+        if let Some(moments) = moments {
+            powered.power.cut_at(moments);
+        }
+        for _ in 0..if is_long { 3 * PROCESSES_MAX } else { PROCESSES_MAX } {
+            let ended = self.process(&mut powered, moments.is_none(), outcome);
+            let ended = match ended {
+                Err(_) if powered.power.is_cut() => End::Cut,
+                Err(_) if self.lies || powered.faults().any() => End::Failed,
+                ended => ended?,
+            };
+            match ended {
+                End::Killed => outcome.kills += 1,
+                End::Closed => outcome.closes += 1,
+                End::Cut | End::Failed => {}
+            }
+            if ended == End::Cut || moments.is_none() {
                 break;
             }
-            if let Err(error) = stepped
-                && !self.lies
-            {
-                return Err(error);
-            }
         }
-        power.cut();
+        powered.cut();
+        outcome.faults.merge(powered.faults());
         Ok(())
     }
 
-    fn open(&mut self, life: u64, power: &PowerSwitch) -> Result<Life> {
-        let seed = self.seed.wrapping_mul(LIVES + 1).wrapping_add(life);
-        let clock = SimClock::new(seed);
-        let lba_bytes = self.lba_bytes;
-        let faults = SimFaults { tear_bytes: Some(512), ..SimFaults::default() };
-        let lying = SimFaults {
-            lost_write_ppm: 2_000,
-            misdirected_write_ppm: 2_000,
-            rot_ppm: 2_000,
-            ..faults
+    /// A process opens the store, uses it, and ends.
+    fn process(&mut self, powered: &mut Powered, last: bool, outcome: &mut Outcome) -> Result<End> {
+        let opened = self.open(powered, outcome);
+        let mut session = match opened {
+            Ok(session) => session,
+            Err(_) if powered.power.is_cut() => return Ok(End::Cut),
+            // The machine is started anew: what a device gave up on may still be readable.
+            Err(_) if powered.faults().any() && !self.lies => return Ok(End::Cut),
+            Err(error) => {
+                if !self.lies {
+                    outcome.did_not_open += 1;
+                    outcome.describe(self.seed, format!("did not open: {error:#}"));
+                }
+                // The next process starts anew, with a store of another name.
+                self.offline = Offline::default();
+                self.format.store = StoreId(self.rng.random());
+                self.model = Model::default();
+                return Ok(End::Failed);
+            }
         };
-        let quick = Latency { min_ns: 1_000, mean_ns: 2_000, ..Latency::default() };
-        let config = |(at, bytes): (usize, &MemoryMedia)| {
-            let options = SimOptions {
-                seed: seed ^ (at as u64) << 32,
-                read: quick,
-                write: quick,
-                flush: quick,
-                volatile_cache: true,
-                lba_bytes,
-                faults: if self.lies { lying } else { faults },
-            };
-            let media = SimMedia::new(bytes.clone(), options);
-            let config = EmuConfig::new(format!("emu{at}")).namespace(media, lba_bytes);
-            EmuConfig { power: Some(power.clone()), ..config }
-        };
-        let configs = self.bytes.iter().enumerate().map(config).collect();
-        let drives = Drives::simulated(EmuDomain::new("crash"), configs, &clock);
-        let options = ControllerOptions {
-            command_timeout: Nanos::from_millis(50),
-            admin_timeout: Nanos::from_millis(50),
-            abort_grace: Nanos::from_millis(5),
-            // Little memory: a controller that is gone keeps its own for good.
-            host_depth: 4,
-            bounce_bytes: 32 << 10,
-            ..ControllerOptions::default()
-        };
-        let mut devices = Vec::new();
-        for bus in drives.buses() {
-            let controller =
-                nvme_driver::Controller::attach(bus, drives.clock.clone(), options.clone())?;
-            devices.push(StoreDevice::new(controller));
+        self.check(&mut session, powered, outcome)?;
+        if last {
+            return Ok(End::Cut);
         }
-        let shape = self.format.shape;
-        let kv = KvMemory::new(&*drives.domain, shape, BLOCKS);
-        if !self.formatted {
-            Store::format(&devices, &self.format).context("formatting")?;
-            self.formatted = true;
+        let run = AssertUnwindSafe(|| self.run_process(&mut session, powered, outcome));
+        let ended = catch_unwind(run);
+        powered.clock.kill_in(None);
+        let meanwhile = session.meanwhile.take();
+        match ended {
+            Ok(ended) => {
+                match ended {
+                    // Nothing that is in flight ends in order.
+                    Ok(End::Cut) => powered.cut(),
+                    Ok(End::Killed) => powered.reset(),
+                    _ => {}
+                }
+                ended
+            }
+            Err(panic) if panic.is::<Killed>() => {
+                for done in meanwhile {
+                    done.note(&mut self.model);
+                }
+                self.model.retain(|name| session.contains(name));
+                powered.reset();
+                // What it held is not given back: a process that is killed runs none of its code.
+                std::mem::forget(session);
+                Ok(End::Killed)
+            }
+            Err(panic) => resume_unwind(panic),
         }
-        let store = Store::open(StoreConfig {
-            devices,
+    }
+
+    fn run_process(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        outcome: &mut Outcome,
+    ) -> Result<End> {
+        let steps = match self.is_long() {
+            true => self.rng.random_range(2_000..10_000),
+            false => self.rng.random_range(10..150),
+        };
+        let how = [End::Cut, End::Cut, End::Closed, End::Killed];
+        let how = *how.choose(&mut self.rng).expect("there are some");
+        let failed = outcome.failed();
+        let kill_at = if how == End::Killed { self.rng.random_range(0..steps) } else { steps };
+        for step in 0..steps {
+            if step == kill_at {
+                powered.clock.kill_in(Some(self.rng.random_range(0..150)));
+            }
+            let stepped = self.step(session, powered, outcome);
+            let meanwhile = session.meanwhile.take();
+            outcome.meanwhile += meanwhile.len() as u64;
+            let noted = self.note(session, meanwhile);
+            // What the store evicted meanwhile need not be there any more.
+            self.model.retain(|name| session.contains(name));
+            self.model.prune(64);
+            if powered.power.is_cut() || outcome.failed() > failed {
+                return Ok(End::Cut);
+            }
+            if session.read_only && self.rng.random_bool(0.05) {
+                return self.close(session, powered);
+            }
+            if let Err(error) = stepped.and(noted)
+                && !(self.lies || session.read_only || powered.faults().any())
+            {
+                outcome.note_state(self.seed, format!("no reason to fail: {error:#}"));
+                return Ok(End::Cut);
+            }
+        }
+        match how {
+            End::Closed => self.close(session, powered),
+            // It hangs until the power fails.
+            _ => Ok(how),
+        }
+    }
+
+    fn close(&mut self, session: &mut Session, powered: &mut Powered) -> Result<End> {
+        session.end_all();
+        session.paced = None;
+        let store = session.stores[0].clone();
+        let drained = store.drain();
+        self.model.retain(|name| session.contains(name));
+        let missing = self.model.missing(|name| session.contains(name));
+        let closed = drained.and_then(|()| store.close());
+        if powered.power.is_cut() {
+            return Ok(End::Cut);
+        }
+        match closed {
+            Ok(_) if session.read_only => {
+                Err(anyhow!("a store that takes no writes said that all is permanent"))
+            }
+            Ok(_) => {
+                // A closed store finds nothing, and nothing happens after its last record.
+                self.model.sync(&missing, |name| !missing.contains(name));
+                Ok(End::Closed)
+            }
+            Err(_) if session.read_only || powered.faults().any() => Ok(End::Failed),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens the store for a process; makes it first where there is none.
+    fn open(&mut self, powered: &mut Powered, outcome: &mut Outcome) -> Result<Session> {
+        self.prepare(powered, outcome)?;
+        let kv = KvMemory::new(&*powered.domain, self.format.shape, BLOCKS);
+        let store = match self.open_store(powered, &kv) {
+            Err(error) => self.repair(powered, &kv, error, outcome)?,
+            Ok(store) => store,
+        };
+        self.opened(&store)?;
+        let other = store.within(&namespace(1))?;
+        let paced = self.has_parts().then(|| PacedStore::new(store.clone(), scheduler()));
+        Ok(Session {
+            stores: vec![store, other],
+            paced,
+            kv,
+            keys: keys(0..if self.is_long() { 100 } else { 24 }),
+            writers: Vec::new(),
+            readers: Vec::new(),
+            free: (0..BLOCKS - 1).map(BlockId).collect(),
+            used: Vec::new(),
+            read_only: false,
+            meanwhile: Default::default(),
+        })
+    }
+
+    pub fn open_store(&self, powered: &Powered, kv: &KvMemory) -> Result<Store, StoreError> {
+        let clock = powered.clock.clone();
+        Store::open(StoreConfig {
+            devices: powered
+                .attach()
+                .map_err(|error| StoreError::Failed { cause: format!("{error:#}") })?,
             clock: clock.clone(),
-            executor: inline_executor(clock.clone()),
-            shape,
+            executor: inline_executor(clock),
+            shape: self.format.shape,
             namespace: namespace(0),
             pool: kv.pool.clone(),
             gpu: None,
             options: self.options(),
-        })?;
-        let other = store.within(&namespace(1))?;
-        let paced = self.has_parts().then(|| PacedStore::new(store.clone(), scheduler()));
-        let (power, stores) = (power.clone(), vec![store, other]);
-        Ok(Life { power, stores, paced, kv, open: Vec::new(), next_block: 0, keys: keys(0..KEYS) })
+        })
     }
 
     fn options(&self) -> StoreOptions {
-        let dram_blocks = if self.has_dram() { DRAM_BLOCKS } else { 0 };
         StoreOptions {
             queue_depth: 16,
             iocbs: 16,
             arena_bytes: 64 << 10,
+            run_bytes: self.run_bytes,
             command_timeout: Nanos::from_millis(20),
             wait_timeout: Nanos::from_millis(100),
             stop_timeout: Nanos::from_millis(100),
+            durability: self.durability,
+            policy: self.policy,
+            deallocate: self.deallocate,
             virtual_time: true,
-            dram_bytes: dram_blocks * self.format.shape.block_bytes(),
+            dram_bytes: self.dram_bytes(),
             dram_mode: match self.writes_back() {
                 true => DramMode::WriteBack,
                 false => DramMode::WriteThrough,
@@ -270,125 +362,18 @@ impl History {
         }
     }
 
-    /// Compares all that is found with the model.
-    fn check(&mut self, life: &mut Life, outcome: &mut Outcome) -> Result<()> {
-        let mut found = BTreeMap::new();
-        for namespace in 0..2 {
-            for key in life.keys.clone() {
-                let name = (namespace, key);
-                let held = self.read(life, &name, outcome)?;
-                let wrong = self.model.judge(&name, held);
-                match wrong {
-                    None => {}
-                    Some(Wrong::Lost | Wrong::Stale) if self.lies => {}
-                    Some(Wrong::Lost | Wrong::Stale) => outcome.lost_commits += 1,
-                    Some(Wrong::CameBack) if self.lies => {}
-                    Some(Wrong::CameBack) => outcome.came_back += 1,
-                }
-                if let Some(wrong) = wrong
-                    && !self.lies
-                {
-                    outcome.fail(self.seed, format!("{namespace}/{key}: {wrong:?}, {held:?}"));
-                }
-                if let Some(version) = held {
-                    found.insert(name, version);
-                }
-            }
-        }
-        self.model.restart(found);
-        Ok(())
-    }
-
-    /// Retrieves a block: the version it holds, all of it; `None` for a miss.
-    fn read(&mut self, life: &mut Life, name: &Name, outcome: &mut Outcome) -> Result<Option<u64>> {
-        let store = &life.stores[name.0];
-        let prefix = store.lookup(&[name.1])?;
-        if prefix.is_empty() {
-            return Ok(None);
-        }
-        // The last block is for this alone.
-        let block = BlockId(BLOCKS - 1);
-        life.kv.wipe(block);
-        let transfer = store.retrieve(&prefix, &[block])?;
-        let layers = || (0..self.format.shape.layers).map(Layer);
-        for layer in layers() {
-            let ticket = store.retrieve_layer(&transfer, layer)?;
-            match store.wait(ticket) {
-                Ok(_) => {}
-                // A checksum that does not match is a miss.
-                Err(StoreError::Transfer { .. }) if !life.power.is_cut() => return Ok(None),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        outcome.checked += 1;
-        let whole = |version: &&u64| {
-            layers().all(|layer| life.kv.holds(block, layer, name.1, tag(name.0, **version)))
-        };
-        let version = self.model.versions(name).iter().find(whole).copied();
-        if version.is_none() {
-            outcome.wrong_bytes += 1;
-            outcome.fail(self.seed, format!("{}/{}: wrong bytes", name.0, name.1));
-        }
-        Ok(version)
-    }
-
-    fn step(&mut self, life: &mut Life, outcome: &mut Outcome) -> Result<()> {
-        let namespace = self.rng.random_range(0..2);
-        let store = life.stores[namespace].clone();
-        if let Some(paced) = &mut life.paced {
-            // It has no layers: the time does not matter.
-            paced.poll(Duration::ZERO)?;
-        }
-        match self.rng.random_range(0..100) {
-            0..40 => self.begin(life, namespace)?,
-            40..65 => self.finish(life)?,
-            65..80 => {
-                if self.has_dram() {
-                    store
-                        .prefetch(&self.some_keys(life), Nanos(self.rng.random_range(0..50_000)))?;
-                }
-                let name = (namespace, life.keys[self.rng.random_range(0..KEYS as usize)]);
-                self.read(life, &name, outcome)?;
-            }
-            80..86 => {
-                store.evict(self.rng.random_range(0..4))?;
-            }
-            86..89 => {
-                store.remove(&self.some_keys(life))?;
-            }
-            89..92 => {
-                store.pin(&self.some_keys(life))?;
-            }
-            92..95 => {
-                store.unpin(&life.keys)?;
-            }
-            95..97 => {
-                store.sync_journal()?;
-                self.model.sync();
-            }
-            97..99 => {
-                match self.rng.random_bool(0.5) {
-                    true => store.clear()?,
-                    false => drop(store.bump_epoch()?),
-                }
-                self.model.drop_all(namespace);
-                // What is being stored for it will not be found either.
-                for (_, names) in &mut life.open {
-                    names.retain(|(name, _)| name.0 != namespace);
-                }
-            }
-            _ => life.open.clear(),
-        }
-        Ok(())
+    pub fn dram_bytes(&self) -> u64 {
+        let dram_blocks = if self.has_dram() { DRAM_BLOCKS } else { 0 };
+        dram_blocks * self.format.shape.block_bytes()
     }
 
     /// What is read comes from the devices in the others, so that they are seen to be wrong.
-    fn has_dram(&self) -> bool {
+    pub fn has_dram(&self) -> bool {
         self.seed.is_multiple_of(DRAM_EVERY)
     }
 
     /// Whether commits are permanent only with the next sync.
-    fn writes_back(&self) -> bool {
+    pub fn writes_back(&self) -> bool {
         self.has_dram()
             && self.format.checksums
             && (self.seed / DRAM_EVERY).is_multiple_of(BACK_EVERY)
@@ -397,85 +382,10 @@ impl History {
     fn has_parts(&self) -> bool {
         self.writes_back() && (self.seed / (DRAM_EVERY * BACK_EVERY)).is_multiple_of(PARTS_EVERY)
     }
-
-    fn some_keys(&mut self, life: &Life) -> Vec<BlockKey> {
-        let first = self.rng.random_range(0..KEYS as usize);
-        let len = self.rng.random_range(1..=5);
-        life.keys[first..].iter().take(len).copied().collect()
-    }
-
-    /// Computes some blocks and begins to store them.
-    fn begin(&mut self, life: &mut Life, namespace: usize) -> Result<()> {
-        let keys = self.some_keys(life);
-        if life.next_block + keys.len() as u32 >= BLOCKS {
-            // The blocks of writings in progress may not change.
-            life.open.clear();
-            life.stores[0].drain()?;
-            life.next_block = 0;
-        }
-        let blocks: Vec<BlockId> = (life.next_block..).take(keys.len()).map(BlockId).collect();
-        life.next_block += keys.len() as u32;
-        let mut names = Vec::new();
-        let store = &life.stores[namespace];
-        for (key, block) in keys.iter().zip(&blocks) {
-            let version = self.model.new_version();
-            life.kv.fill(*block, *key, tag(namespace, version));
-            self.model.begin((namespace, *key), version);
-            if !store.contains(*key) {
-                names.push(((namespace, *key), version));
-            }
-        }
-        let writing = store.allocate(&keys, &blocks)?;
-        if writing.written() != names.len() {
-            // Files are short, or another writing has some of the keys: which is not known here.
-            names.clear();
-        }
-        let mut layers: Vec<u32> = (0..self.format.shape.layers).collect();
-        layers.shuffle(&mut self.rng);
-        for layer in layers {
-            let mut started = store.store_layer(&writing, Layer(layer));
-            if let Err(StoreError::Busy { .. }) = started {
-                store.drain()?;
-                started = store.store_layer(&writing, Layer(layer));
-            }
-            let ticket = started?;
-            if self.rng.random_bool(0.5) {
-                store.wait(ticket)?;
-            }
-        }
-        life.open.push((writing, names));
-        Ok(())
-    }
-
-    /// Commits a writing, or gives it up.
-    fn finish(&mut self, life: &mut Life) -> Result<()> {
-        if life.open.is_empty() {
-            return Ok(());
-        }
-        let at = self.rng.random_range(0..life.open.len());
-        let (writing, names) = life.open.swap_remove(at);
-        if self.rng.random_bool(0.1) {
-            return Ok(());
-        }
-        life.stores[0].commit(writing)?;
-        if self.writes_back() {
-            names.into_iter().for_each(|(name, version)| self.model.publish(name, version));
-            return Ok(());
-        }
-        self.model.sync();
-        for (name, version) in names {
-            self.model.acknowledge(name, version);
-        }
-        Ok(())
-    }
 }
 
-/// Equal tokens of two tenants have different contents, so that a mix-up is seen.
-fn tag(namespace: usize, version: u64) -> u64 {
-    version << 1 | namespace as u64
-}
-
-fn namespace(number: usize) -> Namespace {
+pub fn namespace(number: usize) -> Namespace {
+    debug_assert!(number < SPACES);
     Namespace { tenant_salt: vec![number as u8], ..Namespace::default() }
 }
 
@@ -487,15 +397,4 @@ fn scheduler() -> Scheduler {
     let costs = IoCosts { read: curve(), write: curve(), mixed: 0.4 };
     let config = Config { write_depth_bytes: 1, ..Config::default() };
     Scheduler::new(config, SlackTable::new(setting, costs))
-}
-
-/// One of a list.
-trait ChooseOne<T> {
-    fn choose_one(&self, rng: &mut SmallRng) -> &T;
-}
-
-impl<T, const N: usize> ChooseOne<T> for [T; N] {
-    fn choose_one(&self, rng: &mut SmallRng) -> &T {
-        &self[rng.random_range(0..N)]
-    }
 }

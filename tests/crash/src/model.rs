@@ -1,27 +1,89 @@
 //! What a store may hold after a crash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use objstore::BlockKey;
+use objstore::{BlockKey, Usage};
+
+/// Namespaces of a store.
+pub const SPACES: usize = 2;
 
 /// A key of one of the namespaces.
 pub type Name = (usize, BlockKey);
 
+/// How far the storing of a version got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is being written: nobody may find it.
+    Open,
+    /// A commit of it was tried: it may be found.
+    Tried,
+    /// It was given up, dropped for good, or was not there after a crash: nobody may find it.
+    Gone,
+}
+
+/// The version that lookups find.
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    version: u64,
+    /// It survives a crash.
+    permanent: bool,
+    /// It was acknowledged after a fault of a device.
+    after_fault: bool,
+}
+
+/// A value that is permanent with the next sync: the last one that was made so, and all since.
+#[derive(Debug, Clone)]
+pub struct Setting<T>(Vec<T>);
+
+impl<T: PartialEq + Copy> Setting<T> {
+    fn new(value: T) -> Self {
+        Self(vec![value])
+    }
+
+    fn set(&mut self, value: T) {
+        if self.now() != value {
+            self.0.push(value);
+        }
+    }
+
+    fn now(&self) -> T {
+        *self.0.last().expect("there is always one")
+    }
+
+    fn settle(&mut self) {
+        self.0 = vec![self.now()];
+    }
+
+    fn may_be(&self, value: T) -> bool {
+        self.0.contains(&value)
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Block {
+    /// All versions that were begun to be stored, in that order.
+    versions: Vec<(u64, Fate)>,
+    current: Option<Current>,
+    pinned: Setting<bool>,
+}
+
+/// What a namespace was told.
+#[derive(Debug, Clone)]
+struct Space {
+    quota: Setting<Option<u32>>,
+    weight: Setting<u32>,
+    epoch: Setting<u64>,
+    /// Versions below were dropped, by a call that is not yet permanent.
+    dropped: u64,
+}
+
 /// What was stored, and what has to be there.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub struct Model {
     /// The number of the next version; every version is written once.
     next: u64,
-    /// All versions that were begun to be stored, by key.
-    begun: BTreeMap<Name, Vec<u64>>,
-    /// Acknowledged as permanent, and not seen to be evicted.
-    acknowledged: BTreeMap<Name, u64>,
-    /// Found, and not yet permanent.
-    published: BTreeMap<Name, u64>,
-    /// By namespace: versions below were dropped.
-    dropped: [u64; 2],
-    /// By namespace: versions below were dropped, and that was acknowledged as permanent.
-    gone: [u64; 2],
+    blocks: BTreeMap<Name, Block>,
+    spaces: [Space; SPACES],
 }
 
 /// What is wrong with what was found under a key.
@@ -29,10 +91,35 @@ pub struct Model {
 pub enum Wrong {
     /// An acknowledged commit is not there.
     Lost,
-    /// It holds what was dropped for good.
+    /// And it was acknowledged after a device had failed.
+    FalselyAcknowledged,
+    /// It holds what was dropped for good, given up, or never committed.
     CameBack,
     /// Another version than the acknowledged one.
     Stale,
+}
+
+/// What a read of a key found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// No lookup finds it.
+    Nothing,
+    /// A lookup finds it, and its bytes cannot be read.
+    Unreadable,
+    /// All bytes of this version.
+    Version(u64),
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        let space = Space {
+            quota: Setting::new(None),
+            weight: Setting::new(1),
+            epoch: Setting::new(0),
+            dropped: 0,
+        };
+        Self { next: 0, blocks: BTreeMap::new(), spaces: [space.clone(), space] }
+    }
 }
 
 impl Model {
@@ -42,60 +129,220 @@ impl Model {
         self.next
     }
 
-    /// A version of `name` may be on the devices from now on.
+    /// A version of `name` is being written from now on.
     pub fn begin(&mut self, name: Name, version: u64) {
-        self.begun.entry(name).or_default().push(version);
+        let new = || Block { versions: Vec::new(), current: None, pinned: Setting::new(false) };
+        self.blocks.entry(name).or_insert_with(new).versions.push((version, Fate::Open));
     }
 
-    /// The commit of `name` returned, and it is permanent with the next sync.
-    pub fn publish(&mut self, name: Name, version: u64) {
-        self.published.insert(name, version);
+    fn fate(&mut self, name: &Name, version: u64) -> Option<&mut Fate> {
+        let versions = &mut self.blocks.get_mut(name)?.versions;
+        versions.iter_mut().rev().find(|(of, _)| *of == version).map(|(_, fate)| fate)
+    }
+
+    /// A commit is tried: some of these may be found from now on.
+    pub fn try_to(&mut self, names: &[(Name, u64)]) {
+        for (name, version) in names {
+            if let Some(fate @ Fate::Open) = self.fate(name, *version) {
+                *fate = Fate::Tried;
+            }
+        }
+    }
+
+    /// These were given up: nobody may find them.
+    pub fn give_up(&mut self, names: &[(Name, u64)]) {
+        for (name, version) in names {
+            if let Some(fate) = self.fate(name, *version) {
+                *fate = Fate::Gone;
+            }
+        }
     }
 
     /// The commit of `name` returned.
-    pub fn acknowledge(&mut self, name: Name, version: u64) {
-        self.acknowledged.insert(name, version);
+    pub fn publish(&mut self, name: Name, version: u64, permanent: bool, after_fault: bool) {
+        if let Some(block) = self.blocks.get_mut(&name) {
+            block.current = Some(Current { version, permanent, after_fault });
+            block.pinned.set(false);
+        }
     }
 
     /// The store may have forgotten all but what `contains` says.
     pub fn retain(&mut self, contains: impl Fn(&Name) -> bool) {
-        self.acknowledged.retain(|name, _| contains(name));
-        self.published.retain(|name, _| contains(name));
+        for (name, block) in &mut self.blocks {
+            let is_known = block.current.is_some() || block.pinned.now();
+            if is_known && !contains(name) {
+                block.current = None;
+                block.pinned.set(false);
+            }
+        }
     }
 
-    /// All of a namespace was dropped.
-    pub fn drop_all(&mut self, namespace: usize) {
-        self.dropped[namespace] = self.next + 1;
-        self.acknowledged.retain(|name, _| name.0 != namespace);
-        self.published.retain(|name, _| name.0 != namespace);
+    /// Names that no lookup finds.
+    pub fn missing(&self, contains: impl Fn(&Name) -> bool) -> BTreeSet<Name> {
+        self.blocks.keys().filter(|name| !contains(name)).copied().collect()
     }
 
-    /// What was dropped is so for good, and what was published is permanent.
-    pub fn sync(&mut self) {
-        self.gone = self.dropped;
-        self.acknowledged.append(&mut self.published);
+    /// Everything that was done before is permanent. `missing` was so before that began.
+    pub fn sync(&mut self, missing: &BTreeSet<Name>, contains: impl Fn(&Name) -> bool) {
+        for space in &mut self.spaces {
+            space.quota.settle();
+            space.weight.settle();
+            space.epoch.settle();
+        }
+        for (name, block) in &mut self.blocks {
+            block.pinned.settle();
+            if let Some(current) = &mut block.current {
+                current.permanent = true;
+            }
+            let dropped = self.spaces[name.0].dropped;
+            let is_missing = missing.contains(name) && !contains(name);
+            for (version, fate) in &mut block.versions {
+                if *version < dropped || is_missing && *fate == Fate::Tried {
+                    *fate = Fate::Gone;
+                }
+            }
+        }
     }
 
-    /// All versions of `name` that may ever have been stored.
-    pub fn versions(&self, name: &Name) -> &[u64] {
-        self.begun.get(name).map_or(&[], Vec::as_slice)
+    /// All of a namespace was dropped; what is being written will not be found either. With an
+    /// `epoch`: that is the namespace's now.
+    pub fn drop_all(&mut self, space: usize, epoch: Option<u64>) {
+        self.spaces[space].dropped = self.next + 1;
+        for (_, block) in self.blocks.iter_mut().filter(|(name, _)| name.0 == space) {
+            block.current = None;
+            block.pinned.set(false);
+        }
+        if let Some(epoch) = epoch {
+            self.spaces[space].epoch.set(epoch);
+        }
     }
 
-    /// Judges that `name` holds `version`, or nothing.
-    pub fn judge(&self, name: &Name, found: Option<u64>) -> Option<Wrong> {
-        match (self.acknowledged.get(name), found) {
-            (Some(_), None) => Some(Wrong::Lost),
-            (_, Some(version)) if version < self.gone[name.0] => Some(Wrong::CameBack),
-            (Some(expected), Some(version)) if version != *expected => Some(Wrong::Stale),
+    pub fn pin(&mut self, names: &[Name], pinned: bool) {
+        for name in names {
+            if let Some(block) = self.blocks.get_mut(name) {
+                block.pinned.set(pinned);
+            }
+        }
+    }
+
+    pub fn set_quota(&mut self, space: usize, files: Option<u32>) {
+        self.spaces[space].quota.set(files);
+    }
+
+    pub fn set_weight(&mut self, space: usize, weight: u32) {
+        self.spaces[space].weight.set(weight);
+    }
+
+    /// Versions of `name` that may ever have been stored, the most likely ones first.
+    pub fn versions(&self, name: &Name) -> impl Iterator<Item = u64> + '_ {
+        let block = self.blocks.get(name);
+        let current = block.and_then(|block| block.current).map(|current| current.version);
+        let all = block.into_iter().flat_map(|block| block.versions.iter().rev());
+        current.into_iter().chain(all.map(|(version, _)| *version))
+    }
+
+    /// The versions that a lookup of `name` may find now.
+    pub fn findable(&self, name: &Name) -> Vec<u64> {
+        let Some(block) = self.blocks.get(name) else { return Vec::new() };
+        if let Some(current) = block.current {
+            return vec![current.version];
+        }
+        let dropped = self.spaces[name.0].dropped;
+        let may_be = |(version, fate): &&(u64, Fate)| *fate == Fate::Tried && *version >= dropped;
+        block.versions.iter().filter(may_be).map(|(version, _)| *version).collect()
+    }
+
+    /// Judges what was found under `name` after a crash.
+    pub fn judge(&self, name: &Name, held: Held) -> Option<Wrong> {
+        let block = self.blocks.get(name)?;
+        let expected = block.current.filter(|current| current.permanent);
+        let lost = expected.map(|current| match current.after_fault {
+            true => Wrong::FalselyAcknowledged,
+            false => Wrong::Lost,
+        });
+        let Held::Version(version) = held else { return lost };
+        let fate = block.versions.iter().rev().find(|(of, _)| *of == version);
+        match (expected, fate) {
+            (_, Some((_, Fate::Open | Fate::Gone))) => Some(Wrong::CameBack),
+            (Some(expected), _) if expected.version != version => Some(Wrong::Stale),
             _ => None,
         }
     }
 
+    /// Says how the settings of a namespace that was just opened differ from what they may be.
+    pub fn judge_space(&self, space: usize, usage: &Usage) -> Option<String> {
+        let Space { quota, weight, epoch, .. } = &self.spaces[space];
+        if !quota.may_be(usage.quota_files) {
+            return Some(format!("quota {:?} and not {quota:?}", usage.quota_files));
+        }
+        if !weight.may_be(usage.weight) {
+            return Some(format!("weight {} and not {weight:?}", usage.weight));
+        }
+        if !epoch.may_be(usage.epoch) {
+            return Some(format!("epoch {} and not {epoch:?}", usage.epoch));
+        }
+        None
+    }
+
+    /// Says how a pin differs from what it may be.
+    pub fn judge_pin(&self, name: &Name, pinned: bool) -> Option<String> {
+        let may_be = &self.blocks.get(name)?.pinned;
+        (!may_be.may_be(pinned)).then(|| format!("pinned: {pinned} and not {may_be:?}"))
+    }
+
     /// From here on, what was found counts.
-    pub fn restart(&mut self, found: BTreeMap<Name, u64>) {
-        self.acknowledged = found;
-        self.published.clear();
-        // What was dropped and not acknowledged may have come back.
-        self.dropped = self.gone;
+    pub fn restart(&mut self, found: &BTreeMap<Name, Held>, usages: &[Usage; SPACES]) {
+        for (name, block) in &mut self.blocks {
+            let held = found.get(name).copied().unwrap_or(Held::Nothing);
+            block.current = match held {
+                Held::Version(version) => {
+                    Some(Current { version, permanent: true, after_fault: false })
+                }
+                _ => None,
+            };
+            if held == Held::Nothing {
+                block.pinned = Setting::new(false);
+            }
+            for (version, fate) in &mut block.versions {
+                let is_held = held == Held::Version(*version);
+                if held != Held::Unreadable && !is_held {
+                    *fate = Fate::Gone;
+                } else if is_held {
+                    *fate = Fate::Tried;
+                }
+            }
+        }
+        for (space, usage) in self.spaces.iter_mut().zip(usages) {
+            space.quota = Setting::new(usage.quota_files);
+            space.weight = Setting::new(usage.weight);
+            space.epoch = Setting::new(usage.epoch);
+            space.dropped = 0;
+        }
+    }
+
+    /// What is pinned is so, by what was found.
+    pub fn restart_pin(&mut self, name: &Name, pinned: bool) {
+        if let Some(block) = self.blocks.get_mut(name) {
+            block.pinned = Setting::new(pinned);
+        }
+    }
+
+    /// The store was made empty: nothing of it may be found.
+    pub fn empty(&mut self) {
+        let Self { next, mut blocks, .. } = std::mem::take(self);
+        for block in blocks.values_mut() {
+            block.current = None;
+            block.pinned = Setting::new(false);
+            block.versions.iter_mut().for_each(|(_, fate)| *fate = Fate::Gone);
+        }
+        (self.next, self.blocks) = (next, blocks);
+    }
+
+    /// Forgets versions that cannot be told from others any more: of long lives there are many.
+    pub fn prune(&mut self, keep: usize) {
+        for block in self.blocks.values_mut() {
+            let surplus = block.versions.len().saturating_sub(keep);
+            block.versions.drain(..surplus);
+        }
     }
 }

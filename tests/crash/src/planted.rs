@@ -5,17 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use kv_catalog::PlantedBug;
 
-use crate::{Args, PART, history::Outcome, run_process};
-
-/// What found a bug.
-fn caught_by(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome { wrong_bytes: 1.., .. } => "wrong bytes",
-        Outcome { lost_commits: 1.., .. } => "a lost commit",
-        Outcome { came_back: 1.., .. } => "what was dropped came back",
-        _ => "a store that did not open",
-    }
-}
+use crate::{Args, PART, outcome::Outcome, run_process};
 
 /// Switches a bug on for this thread.
 pub fn plant(name: Option<&str>) -> Result<()> {
@@ -47,7 +37,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         let by = match (crashed, outcome.is_clean()) {
             (true, _) => Some("an assertion"),
-            (false, false) => Some(caught_by(&outcome)),
+            (false, false) => Some(outcome.caught_by()),
             (false, true) => None,
         };
         missed += u32::from(by.is_none());

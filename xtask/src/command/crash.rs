@@ -22,7 +22,7 @@ pub fn run(args: &CrashArgs) -> Result<ExitCode> {
     harness("crash").args(&args.args).run_alone()
 }
 
-/// What CI runs: over 10,000 crash points, and every planted bug.
+/// What CI runs: over 15,000 power cuts, and every planted bug.
 pub fn steps() -> [Step; 2] {
     let part = |name, args: &str| harness(name).args(args.split(' ')).needs(&[Need::Cxx]);
     [part("crash", "--seeds 0..1500"), part("planted bugs", "--planted --seeds 0..1500")]

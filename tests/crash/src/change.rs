@@ -1,0 +1,149 @@
+//! What an actor does to a store that needs no device: at any time, also while another one waits
+//! for a commit.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use objstore::{BlockKey, Store};
+use rand::{Rng as _, rngs::SmallRng};
+
+use crate::model::{Model, Name, SPACES};
+
+/// A change of a namespace.
+#[derive(Debug, Clone)]
+pub enum Change {
+    Evict(u32),
+    Remove(Vec<BlockKey>),
+    Pin(Vec<BlockKey>),
+    Unpin(Vec<BlockKey>),
+    Clear,
+    Epoch,
+    Quota(Option<u32>),
+    Weight(u32),
+}
+
+/// Something that can be changed.
+pub trait Target {
+    fn contains(&self, name: &Name) -> bool;
+
+    /// Makes a change; the epoch that begins with it.
+    fn change(&self, space: usize, change: &Change) -> Result<Option<u64>>;
+}
+
+/// A change that was made, or refused.
+#[derive(Debug)]
+pub struct Done {
+    space: usize,
+    change: Change,
+    /// Of its keys, those that were stored.
+    found: Vec<Name>,
+    pub result: Result<Option<u64>>,
+}
+
+impl Target for Vec<Store> {
+    fn contains(&self, name: &Name) -> bool {
+        self[name.0].contains(name.1)
+    }
+
+    fn change(&self, space: usize, change: &Change) -> Result<Option<u64>> {
+        let store = &self[space];
+        match change {
+            Change::Evict(files) => drop(store.evict(*files)?),
+            Change::Remove(keys) => drop(store.remove(keys)?),
+            Change::Pin(keys) => drop(store.pin(keys)?),
+            Change::Unpin(keys) => drop(store.unpin(keys)?),
+            Change::Clear => store.clear()?,
+            Change::Epoch => return Ok(Some(store.bump_epoch()?)),
+            Change::Quota(files) => store.set_quota(*files)?,
+            Change::Weight(weight) => store.set_weight(*weight)?,
+        }
+        Ok(None)
+    }
+}
+
+/// Some neighbouring keys.
+pub fn some_keys(rng: &mut SmallRng, keys: &[BlockKey]) -> Vec<BlockKey> {
+    let first = rng.random_range(0..keys.len());
+    let len = rng.random_range(1..=5);
+    keys[first..].iter().take(len).copied().collect()
+}
+
+impl Change {
+    pub fn draw(rng: &mut SmallRng, keys: &[BlockKey]) -> Self {
+        match rng.random_range(0..40) {
+            0..12 => Self::Evict(rng.random_range(0..4)),
+            12..18 => Self::Remove(some_keys(rng, keys)),
+            18..25 => Self::Pin(some_keys(rng, keys)),
+            25..28 => Self::Unpin(some_keys(rng, keys)),
+            28..31 => Self::Unpin(keys.to_vec()),
+            // Seldom where there is much to lose.
+            31..33 if rng.random_range(0..keys.len()) < 20 => Self::Clear,
+            33..35 if rng.random_range(0..keys.len()) < 20 => Self::Epoch,
+            35..38 => {
+                let files = rng.random_range(2..keys.len() as u32);
+                Self::Quota(rng.random_bool(0.4).then_some(files))
+            }
+            _ => Self::Weight(rng.random_range(1..9)),
+        }
+    }
+
+    pub fn make(self, space: usize, target: &impl Target) -> Done {
+        let keys = match &self {
+            Self::Pin(keys) | Self::Unpin(keys) => keys.as_slice(),
+            _ => &[],
+        };
+        let names = keys.iter().map(|key| (space, *key));
+        let found = names.filter(|name| target.contains(name)).collect();
+        let result = target.change(space, &self);
+        Done { space, change: self, found, result }
+    }
+}
+
+impl Done {
+    /// Tells the model, and says which namespace was dropped.
+    pub fn note(&self, model: &mut Model) -> Option<usize> {
+        let Ok(epoch) = self.result else { return None };
+        match self.change {
+            Change::Pin(_) => model.pin(&self.found, true),
+            Change::Unpin(_) => model.pin(&self.found, false),
+            Change::Quota(files) => model.set_quota(self.space, files),
+            Change::Weight(weight) => model.set_weight(self.space, weight),
+            Change::Clear | Change::Epoch => {
+                model.drop_all(self.space, epoch);
+                return Some(self.space);
+            }
+            Change::Evict(_) | Change::Remove(_) => {}
+        }
+        None
+    }
+}
+
+/// Changes that were made while somebody waited, in their order.
+#[derive(Clone, Default)]
+pub struct Meanwhile(Arc<Mutex<Vec<Done>>>);
+
+impl Meanwhile {
+    /// Takes what was done since the last call.
+    pub fn take(&self) -> Vec<Done> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What makes a change now and then, for as long as `may_act` says so.
+    pub fn actor(
+        &self,
+        mut rng: SmallRng,
+        target: impl Target + Send + 'static,
+        keys: Vec<BlockKey>,
+        may_act: impl Fn() -> bool + Send + 'static,
+    ) -> impl FnMut() + Send + 'static {
+        let done = self.0.clone();
+        move || {
+            if rng.random_bool(0.9) || !may_act() {
+                return;
+            }
+            let space = rng.random_range(0..SPACES);
+            let change = Change::draw(&mut rng, &keys).make(space, &target);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push(change);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What is done to a store that is not open: it is formatted, damaged, and repaired. Any of it may
+//! be cut short.
+
+use anyhow::{Result, bail};
+use kv_catalog::{OnDevice, Superblock, rewrite_journal};
+use objstore::{Format, Store, StoreDevice, StoreError, StoreId};
+use rand::Rng as _;
+use ripieno_testkit::KvMemory;
+
+use crate::{history::History, machine::Powered, model::Model, outcome::Outcome};
+
+/// Where a superblock's copies are.
+const COPIES: [u64; 2] = [0, 512 << 10];
+/// Bytes at the start of what is damaged.
+const DAMAGED_BYTES: u64 = 64;
+
+/// What the devices hold, as far as it is not the store as it should be.
+#[derive(Default)]
+pub struct Offline {
+    /// Formatting was acknowledged.
+    pub is_formatted: bool,
+    /// Formatting was begun.
+    is_begun: bool,
+    /// The store that was there before that.
+    before: Option<Box<(Format, Model)>>,
+    /// What is to be damaged before the next process opens the store.
+    damage: Option<Damage>,
+    /// The journal was damaged, and may be empty by now.
+    is_reset: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    Superblock,
+    Journal,
+}
+
+impl History {
+    /// Decides what happens while the store is not open.
+    pub fn plan_offline(&mut self, may_damage: bool) {
+        let is_whole = self.offline.is_formatted && !self.offline.is_reset && !self.lies;
+        if !is_whole || !may_damage {
+            return;
+        }
+        match self.rng.random_range(0..30) {
+            0 => {
+                let mut model = self.model.clone();
+                model.empty();
+                let format = Format { store: StoreId(self.rng.random()), ..self.format.clone() };
+                let format = std::mem::replace(&mut self.format, format);
+                let model = std::mem::replace(&mut self.model, model);
+                self.offline = Offline { is_begun: true, ..Offline::default() };
+                self.offline.before = Some(Box::new((format, model)));
+            }
+            1..3 => self.offline.damage = Some(Damage::Superblock),
+            3 => self.offline.damage = Some(Damage::Journal),
+            _ => {}
+        }
+    }
+
+    /// Formats what has no store, and damages what is to be damaged.
+    pub fn prepare(&mut self, powered: &mut Powered, outcome: &mut Outcome) -> Result<()> {
+        if self.offline.is_formatted {
+            let Some(damage) = self.offline.damage.take() else { return Ok(()) };
+            outcome.offline += 1;
+            return self.damage(damage, &powered.attach()?);
+        }
+        // What was begun may be whole, or not there at all.
+        if self.offline.is_begun && self.rng.random_bool(0.5) {
+            let kv = KvMemory::new(&*powered.domain, self.format.shape, 1);
+            match self.open_store(powered, &kv) {
+                Ok(_) => return Ok(()),
+                Err(StoreError::Format(_)) => {}
+                Err(error) if powered.power.is_cut() || powered.faults().any() => {
+                    return Err(error.into());
+                }
+                Err(error) => bail!("after a formatting that was cut short: {error}"),
+            }
+        }
+        outcome.offline += 1;
+        self.offline.is_begun = true;
+        Store::format(&powered.attach()?, &self.format)?;
+        self.offline = Offline { is_formatted: true, ..Offline::default() };
+        Ok(())
+    }
+
+    /// The store was opened: which one it is after a formatting that was cut short.
+    pub fn opened(&mut self, store: &Store) -> Result<()> {
+        let found = store.superblock().store;
+        if found != self.format.store {
+            let before = self.offline.before.take();
+            let Some(before) = before.filter(|before| before.0.store == found) else {
+                bail!("store {found} was opened, and {} is there", self.format.store);
+            };
+            (self.format, self.model) = *before;
+        }
+        self.offline = Offline { is_formatted: true, ..Offline::default() };
+        Ok(())
+    }
+
+    fn damage(&mut self, damage: Damage, devices: &[StoreDevice]) -> Result<()> {
+        let at = match damage {
+            Damage::Superblock => self.rng.random_range(0..devices.len()),
+            Damage::Journal => 0,
+        };
+        let mut media = Store::media(devices)?;
+        let io = &mut *media[at].io;
+        let copies = Superblock::read_copies(io)?;
+        let [Ok(a), Ok(b)] = &copies else { return Ok(()) };
+        if a.sequence != b.sequence {
+            // One more fault would be one too many.
+            return Ok(());
+        }
+        let copy = self.rng.random_range(0..2);
+        let offset = match (damage, a.journal) {
+            (Damage::Superblock, _) => COPIES[copy],
+            (Damage::Journal, Some(area)) => match area.active {
+                kv_catalog::Half::A => area.offset,
+                kv_catalog::Half::B => area.offset + area.half_bytes,
+            },
+            (Damage::Journal, None) => return Ok(()),
+        };
+        self.machine.bytes[at].rot(offset, DAMAGED_BYTES, self.rng.random())?;
+        if let (Damage::Superblock, true) = (damage, self.rng.random_bool(0.5)) {
+            // As fsck does it. Opening does it, too.
+            if Superblock::read_copies(io)?[copy].is_err() {
+                a.write_copy(io, copy)?;
+            }
+        }
+        self.offline.is_reset |= matches!(damage, Damage::Journal);
+        Ok(())
+    }
+
+    /// Makes a journal empty that was damaged, and opens the store.
+    pub fn repair(
+        &mut self,
+        powered: &mut Powered,
+        kv: &KvMemory,
+        error: StoreError,
+        outcome: &mut Outcome,
+    ) -> Result<Store> {
+        if !self.offline.is_reset || !matches!(error, StoreError::Journal(_)) {
+            return Err(error.into());
+        }
+        outcome.offline += 1;
+        // From here on it is as it was, or empty.
+        self.model.empty();
+        let mut media = Store::media(&powered.attach()?)?;
+        let OnDevice::Ours(mut superblock) = Superblock::read(&mut *media[0].io)? else {
+            bail!("the superblock is gone");
+        };
+        rewrite_journal(&mut *media[0].io, &mut superblock, |_| false)?;
+        drop(media);
+        Ok(self.open_store(powered, kv)?)
+    }
+}

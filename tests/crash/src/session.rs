@@ -1,0 +1,564 @@
+//! What a process has while it has the store open, and what its actors do one after the other:
+//! writers, readers, and whoever changes something.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Result, bail};
+use nvme_driver::Nanos;
+use objstore::{
+    BlockId, BlockKey, Layer, PacedStore, Store, StoreError, Ticket, Transfer, Usage, Writing,
+};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
+use ripieno_testkit::KvMemory;
+
+use crate::{
+    change::{Change, Done, Meanwhile, Target as _, some_keys},
+    history::{BLOCKS, History},
+    machine::Powered,
+    model::{Held, Name, SPACES, Wrong},
+    outcome::Outcome,
+};
+
+/// Writers and readers at a time.
+const ACTORS_MAX: usize = 6;
+
+/// A store that is open.
+pub struct Session {
+    /// One handle for each namespace.
+    pub stores: Vec<Store>,
+    /// Goes on with what is written back, in parts of a block.
+    pub paced: Option<PacedStore>,
+    pub kv: KvMemory,
+    pub keys: Vec<BlockKey>,
+    pub writers: Vec<Writer>,
+    pub readers: Vec<Reader>,
+    /// Blocks of the engine that nobody uses.
+    pub free: Vec<BlockId>,
+    /// Blocks that a device may still use.
+    pub used: Vec<BlockId>,
+    /// A commit or sync has failed for good: nothing is stored any more.
+    pub read_only: bool,
+    pub meanwhile: Meanwhile,
+}
+
+/// Stores some blocks.
+pub struct Writer {
+    writing: Writing,
+    space: usize,
+    /// What it stores, and with which versions; empty where that is not known.
+    names: Vec<(Name, u64)>,
+    /// What it may store.
+    all: Vec<(Name, u64)>,
+    layers: Vec<Layer>,
+    tickets: Vec<Ticket>,
+    blocks: Vec<BlockId>,
+}
+
+/// Retrieves some blocks.
+pub struct Reader {
+    transfer: Transfer,
+    /// What it reads, and the versions that could be found when it was.
+    names: Vec<(Name, Vec<u64>)>,
+    layers: Vec<Layer>,
+    tickets: Vec<Ticket>,
+    blocks: Vec<BlockId>,
+    failed: bool,
+}
+
+impl Session {
+    pub fn contains(&self, name: &Name) -> bool {
+        self.stores.contains(name)
+    }
+
+    /// Blocks that nobody uses; `None` if there are not so many.
+    fn take_blocks(&mut self, count: usize) -> Result<Option<Vec<BlockId>>> {
+        if self.free.len() < count && !self.used.is_empty() {
+            self.stores[0].drain()?;
+            self.free.append(&mut self.used);
+        }
+        let left = self.free.len().checked_sub(count);
+        Ok(left.map(|left| self.free.split_off(left)))
+    }
+
+    /// Gives up all that is being done.
+    pub fn end_all(&mut self) {
+        for writer in self.writers.drain(..) {
+            self.used.extend(writer.blocks);
+        }
+        for reader in self.readers.drain(..) {
+            self.used.extend(reader.blocks);
+        }
+    }
+}
+
+impl History {
+    /// One thing that one actor does.
+    pub fn step(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        outcome.steps += 1;
+        let space = self.rng.random_range(0..SPACES);
+        let store = session.stores[space].clone();
+        if let Some(paced) = &mut session.paced {
+            // It has no layers: the time does not matter.
+            paced.poll(Duration::ZERO)?;
+        }
+        match self.rng.random_range(0..100) {
+            0..18 => self.begin_writing(session, space)?,
+            18..58 => self.go_on_writing(session, powered, outcome)?,
+            58..64 => self.begin_reading(session, space)?,
+            64..76 => self.go_on_reading(session, powered, outcome)?,
+            76..79 => {
+                let name = (space, session.keys[self.rng.random_range(0..session.keys.len())]);
+                self.read(session, powered, &name, outcome)?;
+            }
+            79..90 => {
+                let done = Change::draw(&mut self.rng, &session.keys).make(space, &session.stores);
+                if session.read_only && done.result.is_ok() {
+                    outcome.false_acks += 1;
+                    let what = format!("a store that takes no writes acknowledged {done:?}");
+                    outcome.describe(self.seed, what);
+                }
+                self.note(session, vec![done])?;
+            }
+            90..94 => self.sync(session, powered, outcome)?,
+            94 if self.has_dram() => {
+                let keys = some_keys(&mut self.rng, &session.keys);
+                store.prefetch(&keys, Nanos(self.rng.random_range(0..50_000)))?;
+            }
+            96 if !session.writers.is_empty() => {
+                let at = self.rng.random_range(0..session.writers.len());
+                self.give_up(session, at);
+            }
+            97 if !session.readers.is_empty() => {
+                let at = self.rng.random_range(0..session.readers.len());
+                let reader = session.readers.swap_remove(at);
+                session.used.extend(reader.blocks);
+            }
+            95 if self.has_dram() && self.format.checksums && self.has_blackouts => {
+                powered.rot_memory(self.dram_bytes(), &mut self.rng);
+            }
+            98 if self.has_blackouts && self.rng.random_bool(0.6) => {
+                powered.blackout(self.rng.random_range(0..powered.emus.len()));
+            }
+            _ => store.poll_events().map(|_| ())?,
+        }
+        Ok(())
+    }
+
+    /// Tells the model of changes.
+    pub fn note(&mut self, session: &mut Session, all: Vec<Done>) -> Result<()> {
+        for done in all {
+            if let Some(space) = done.note(&mut self.model) {
+                // What is being stored for it will not be found either.
+                for writer in session.writers.iter_mut().filter(|writer| writer.space == space) {
+                    writer.names.clear();
+                    self.model.give_up(&writer.all);
+                }
+            }
+            done.result?;
+        }
+        Ok(())
+    }
+
+    /// Computes some blocks and begins to store them.
+    fn begin_writing(&mut self, session: &mut Session, space: usize) -> Result<()> {
+        if session.writers.len() >= ACTORS_MAX {
+            return Ok(());
+        }
+        let keys = some_keys(&mut self.rng, &session.keys);
+        let Some(blocks) = session.take_blocks(keys.len())? else { return Ok(()) };
+        let (mut all, mut own) = (Vec::new(), Vec::new());
+        for (key, block) in keys.iter().zip(&blocks) {
+            let (name, version) = ((space, *key), self.model.new_version());
+            session.kv.fill(*block, *key, tag(space, version));
+            self.model.begin(name, version);
+            all.push((name, version));
+            let mut others = session.writers.iter().flat_map(|writer| &writer.names);
+            own.push(!session.contains(&name) && !others.any(|(other, _)| *other == name));
+        }
+        let writing = match session.stores[space].allocate(&keys, &blocks) {
+            Ok(writing) => writing,
+            Err(error) => {
+                session.free.extend(blocks);
+                self.model.give_up(&all);
+                return self.failed(session, error);
+            }
+        };
+        if session.read_only {
+            bail!("a store that takes no writes gave files");
+        }
+        let accepted = all.iter().zip(own).take(writing.accepted());
+        let mut names: Vec<_> = accepted.filter(|(_, own)| *own).map(|(name, _)| *name).collect();
+        if writing.written() != names.len() {
+            // Something was evicted meanwhile, or a writer whose names are not known has it.
+            names.clear();
+        }
+        let mut layers: Vec<Layer> = (0..self.format.shape.layers).map(Layer).collect();
+        layers.shuffle(&mut self.rng);
+        let tickets = Vec::new();
+        session.writers.push(Writer { writing, space, names, all, layers, tickets, blocks });
+        Ok(())
+    }
+
+    /// A writer stores layers, waits, commits or gives up.
+    fn go_on_writing(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        if session.writers.is_empty() {
+            return Ok(());
+        }
+        let at = self.rng.random_range(0..session.writers.len());
+        let Session { writers, stores, .. } = session;
+        let (writer, store) = (&mut writers[at], &stores[0]);
+        for _ in 0..self.rng.random_range(1..=4) {
+            let Some(layer) = writer.layers.pop() else { break };
+            let mut started = store.store_layer(&writer.writing, layer);
+            if let Err(StoreError::Busy { .. }) = started {
+                store.drain()?;
+                started = store.store_layer(&writer.writing, layer);
+            }
+            match started {
+                Ok(ticket) => writer.tickets.push(ticket),
+                // The commit says why.
+                Err(StoreError::RequestFailed { .. }) => {}
+                Err(error) => return self.failed(session, error),
+            }
+        }
+        if self.rng.random_bool(0.4)
+            && let Some(ticket) = writer.tickets.pop()
+        {
+            match store.wait(ticket) {
+                Err(error @ StoreError::Transfer { .. }) if !powered.faults().any() => {
+                    return Err(error.into());
+                }
+                // The commit says so.
+                _ => {}
+            }
+        }
+        let is_whole = writer.layers.is_empty();
+        match is_whole || self.rng.random_bool(0.02) {
+            true if self.rng.random_bool(0.95) => self.commit(session, powered, at, outcome),
+            true => {
+                self.give_up(session, at);
+                Ok(())
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn give_up(&mut self, session: &mut Session, at: usize) {
+        let writer = session.writers.swap_remove(at);
+        self.model.give_up(&writer.all);
+        session.used.extend(writer.blocks);
+    }
+
+    fn commit(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        at: usize,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let mut missing = self.model.missing(|name| session.contains(name));
+        let writer = session.writers.swap_remove(at);
+        let Writer { writing, names, all, layers, blocks, .. } = writer;
+        let tried = if names.is_empty() { &all } else { &names };
+        // These may be stored, and dropped while the commit waits.
+        tried.iter().for_each(|(name, _)| _ = missing.remove(name));
+        if layers.is_empty() {
+            self.model.try_to(tried);
+        }
+        let others: Vec<_> = all.iter().filter(|one| !tried.contains(one)).copied().collect();
+        self.model.give_up(&others);
+        session.used.extend(blocks);
+        let store = session.stores[0].clone();
+        let is_partial = !layers.is_empty() && writing.written() > 0;
+        let committed = self.meanwhile(session, powered, || store.commit(writing));
+        match committed {
+            Ok(_) => {
+                if session.read_only {
+                    outcome.false_acks += 1;
+                    let what = "a commit of a store that takes no writes was acknowledged";
+                    outcome.describe(self.seed, what.to_owned());
+                }
+                if is_partial {
+                    bail!("a commit without all layers was acknowledged");
+                }
+                let permanent = !self.writes_back();
+                if permanent {
+                    self.model.sync(&missing, |name| session.contains(name));
+                }
+                if !permanent && self.has_blackouts && self.rng.random_bool(0.2) {
+                    powered.rot_memory(self.dram_bytes(), &mut self.rng);
+                }
+                let after_fault = powered.faults().any();
+                for (name, version) in names {
+                    self.model.publish(name, version, permanent, after_fault);
+                }
+                Ok(())
+            }
+            Err(error @ StoreError::JournalFailed { .. }) => self.failed(session, error),
+            Err(StoreError::Incomplete { .. }) if !layers.is_empty() => Ok(()),
+            Err(error) => {
+                // It is known not to be stored.
+                self.model.give_up(&all);
+                self.failed(session, error)
+            }
+        }
+    }
+
+    fn sync(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let missing = self.model.missing(|name| session.contains(name));
+        let store = session.stores[0].clone();
+        match self.meanwhile(session, powered, || store.sync_journal()) {
+            Ok(()) if session.read_only => {
+                outcome.false_acks += 1;
+                let what = "a sync of a store that takes no writes was acknowledged";
+                outcome.describe(self.seed, what.to_owned());
+                Ok(())
+            }
+            Ok(()) => {
+                self.model.sync(&missing, |name| session.contains(name));
+                Ok(())
+            }
+            Err(error) => self.failed(session, error),
+        }
+    }
+
+    /// Does what waits for devices, while others change what they like.
+    fn meanwhile<T>(&mut self, session: &Session, powered: &Powered, act: impl FnOnce() -> T) -> T {
+        if self.rng.random_bool(0.5) {
+            return act();
+        }
+        let rng = SmallRng::seed_from_u64(self.rng.random());
+        let (stores, keys) = (session.stores.clone(), session.keys.clone());
+        let power = powered.power.clone();
+        let actor = session.meanwhile.actor(rng, stores, keys, move || !power.is_cut());
+        powered.clock.during(actor, act)
+    }
+
+    /// An operation failed: remembers that the store takes nothing any more.
+    fn failed(&mut self, session: &mut Session, error: StoreError) -> Result<()> {
+        let is_for_good =
+            matches!(error, StoreError::JournalFailed { .. } | StoreError::Failed { .. });
+        session.read_only |= is_for_good;
+        Err(error.into())
+    }
+
+    fn begin_reading(&mut self, session: &mut Session, space: usize) -> Result<()> {
+        if session.readers.len() >= ACTORS_MAX {
+            return Ok(());
+        }
+        let keys = some_keys(&mut self.rng, &session.keys);
+        let prefix = session.stores[space].lookup(&keys)?;
+        if prefix.is_empty() {
+            return Ok(());
+        }
+        let Some(blocks) = session.take_blocks(prefix.len())? else { return Ok(()) };
+        let names = keys.iter().take(prefix.len()).map(|key| (space, *key));
+        let names = names.map(|name| (name, self.model.findable(&name))).collect();
+        blocks.iter().for_each(|block| session.kv.wipe(*block));
+        let transfer = match session.stores[space].retrieve(&prefix, &blocks) {
+            Ok(transfer) => transfer,
+            Err(error) => {
+                session.free.extend(blocks);
+                return match error {
+                    // It was dropped while blocks were waited for.
+                    StoreError::Stale { .. } => Ok(()),
+                    error => Err(error.into()),
+                };
+            }
+        };
+        let mut layers: Vec<Layer> = (0..self.format.shape.layers).map(Layer).collect();
+        layers.shuffle(&mut self.rng);
+        let tickets = Vec::new();
+        session.readers.push(Reader { transfer, names, layers, tickets, blocks, failed: false });
+        Ok(())
+    }
+
+    fn go_on_reading(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        if session.readers.is_empty() {
+            return Ok(());
+        }
+        let at = self.rng.random_range(0..session.readers.len());
+        let Session { readers, stores, .. } = session;
+        let (reader, store) = (&mut readers[at], &stores[0]);
+        for _ in 0..self.rng.random_range(1..=4) {
+            let Some(layer) = reader.layers.pop() else { break };
+            match store.retrieve_layer(&reader.transfer, layer) {
+                Ok(ticket) => reader.tickets.push(ticket),
+                Err(StoreError::Busy { .. }) => {
+                    reader.layers.push(layer);
+                    break;
+                }
+                Err(StoreError::RequestFailed { .. }) if powered.faults().any() || self.lies => {
+                    reader.failed = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !reader.layers.is_empty() {
+            return Ok(());
+        }
+        let mut reader = session.readers.swap_remove(at);
+        for ticket in reader.tickets.drain(..) {
+            match session.stores[0].wait(ticket) {
+                Ok(_) => {}
+                Err(StoreError::Transfer { .. }) if powered.faults().any() || self.lies => {
+                    reader.failed = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for ((name, findable), block) in reader.names.iter().zip(&reader.blocks) {
+            if reader.failed {
+                break;
+            }
+            let Some(version) = self.identify(session, name, *block, outcome) else { continue };
+            if !findable.contains(&version) && !self.lies {
+                outcome.note(self.seed, name, Wrong::CameBack, Held::Version(version));
+            }
+        }
+        drop(reader.transfer);
+        session.free.extend(reader.blocks);
+        Ok(())
+    }
+
+    /// Which version of `name` a block holds, all of it.
+    fn identify(
+        &self,
+        session: &Session,
+        name: &Name,
+        block: BlockId,
+        outcome: &mut Outcome,
+    ) -> Option<u64> {
+        outcome.checked += 1;
+        let layers = || (0..self.format.shape.layers).map(Layer);
+        let whole = |version: &u64| {
+            let tag = tag(name.0, *version);
+            layers().all(|layer| session.kv.holds(block, layer, name.1, tag))
+        };
+        let version = self.model.versions(name).find(whole);
+        if version.is_none() {
+            outcome.note_bytes(self.seed, name);
+        }
+        version
+    }
+
+    /// Retrieves a block at once.
+    pub fn read(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        name: &Name,
+        outcome: &mut Outcome,
+    ) -> Result<Held> {
+        let store = &session.stores[name.0];
+        let prefix = store.lookup(&[name.1])?;
+        if prefix.is_empty() {
+            return Ok(Held::Nothing);
+        }
+        // The last block is for this alone.
+        let block = BlockId(BLOCKS - 1);
+        session.kv.wipe(block);
+        let transfer = store.retrieve(&prefix, &[block])?;
+        for layer in (0..self.format.shape.layers).map(Layer) {
+            let mut started = store.retrieve_layer(&transfer, layer);
+            if let Err(StoreError::Busy { .. }) = started {
+                store.drain()?;
+                started = store.retrieve_layer(&transfer, layer);
+            }
+            match started.and_then(|ticket| store.wait(ticket)) {
+                Ok(_) => {}
+                Err(StoreError::Transfer { .. } | StoreError::RequestFailed { .. })
+                    if !powered.power.is_cut() =>
+                {
+                    if !powered.faults().any() && !self.lies {
+                        outcome.lost_commits += 1;
+                        let what = format!("{}/{}: found, and cannot be read", name.0, name.1);
+                        outcome.describe(self.seed, what);
+                    }
+                    return Ok(Held::Unreadable);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let version = self.identify(session, name, block, outcome);
+        Ok(version.map_or(Held::Unreadable, Held::Version))
+    }
+
+    /// Compares all that is found after the store was opened.
+    pub fn check(
+        &mut self,
+        session: &mut Session,
+        powered: &mut Powered,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let names = |keys: &[BlockKey]| -> Vec<Name> {
+            (0..SPACES).flat_map(|space| keys.iter().map(move |key| (space, *key))).collect()
+        };
+        let mut found = BTreeMap::new();
+        for name in names(&session.keys) {
+            let held = self.read(session, powered, &name, outcome)?;
+            let wrong = self.model.judge(&name, held);
+            let failed_read = held == Held::Unreadable && powered.faults().any();
+            if let (Some(wrong), false) = (wrong, self.lies || failed_read) {
+                outcome.note(self.seed, &name, wrong, held);
+            }
+            found.insert(name, held);
+        }
+        let usage = |space: usize| session.stores[space].usage();
+        let usages: [Usage; SPACES] = [usage(0)?, usage(1)?];
+        for (space, usage) in usages.iter().enumerate() {
+            if let (Some(wrong), false) = (self.model.judge_space(space, usage), self.lies) {
+                outcome.note_state(self.seed, format!("namespace {space}: {wrong}"));
+            }
+        }
+        self.model.restart(&found, &usages);
+        for name in found.keys().filter(|name| session.contains(name)) {
+            self.check_pin(session, name, outcome)?;
+        }
+        Ok(())
+    }
+
+    /// Pins can only be counted: finds out whether this one is there by taking it away.
+    fn check_pin(&mut self, session: &Session, name: &Name, outcome: &mut Outcome) -> Result<()> {
+        let store = &session.stores[name.0];
+        let pins = || -> Result<u32> { Ok(store.usage()?.pinned) };
+        let before = pins()?;
+        store.unpin(&[name.1])?;
+        let pinned = pins()? < before;
+        if let (Some(wrong), false) = (self.model.judge_pin(name, pinned), self.lies) {
+            outcome.note_state(self.seed, format!("{}/{}: {wrong}", name.0, name.1));
+        }
+        self.model.restart_pin(name, pinned);
+        if pinned {
+            store.pin(&[name.1])?;
+            self.model.pin(&[*name], false);
+            self.model.pin(&[*name], true);
+        }
+        Ok(())
+    }
+}
+
+/// Equal tokens of two tenants have different contents, so that a mix-up is seen.
+pub fn tag(space: usize, version: u64) -> u64 {
+    version << 1 | space as u64
+}
