@@ -2,15 +2,16 @@
 //!
 //! # Architecture
 //!
-//! A seed makes a [`history::History`]: small devices ([`machine`]), and several lives of a store on
-//! them, from power-on until the power is cut. In each life a few processes have the store, one
+//! A seed makes a [`history::History`]: small devices ([`machine`]), and several lives of a store
+//! on them, from power-on until the power is cut. In each life a few processes have the store, one
 //! after the other: it is closed, or its process is killed while it waits for a device. In each
 //! process writers, readers and others take turns ([`session`]) with the real store, journal,
 //! rings, I/O kernel, driver and software controllers, on one thread and in virtual time; some of
-//! it ([`change`]) happens while another one waits for a commit. Operations fail, a device loses its
-//! power alone, bits in host memory flip. While the store is not open it is formatted, damaged or
-//! repaired ([`offline`]), also by half. What unflushed writes leave is decided by the seed: kept,
-//! dropped, torn at 512 bytes. Whoever opens the store next compares it with [`model::Model`].
+//! it ([`change`]) happens while another one waits for a commit. Operations fail, a device loses
+//! its power alone, bits in host memory flip. While the store is not open it is formatted, damaged
+//! or repaired ([`offline`]), also by half. What unflushed writes leave is decided by the seed:
+//! kept, dropped, torn at 512 bytes. Whoever opens the store next compares it with
+//! [`model::Model`].
 //!
 //! One of four histories is a [`ranks::RankHistory`]: a catalog and two ranks that crash apart.
 //!
