@@ -53,8 +53,6 @@ pub enum PlantedBug {
     EndNotCopied,
     /// A namespace that was cleared is back when the store is opened.
     ClearNotReplayed,
-    /// A device says that it was formatted before its journal is there.
-    ReadyBeforeJournal,
     /// Of several devices a commit flushes the first.
     FirstDeviceFlushed,
     /// A commit goes on when a flush has failed.
@@ -65,8 +63,6 @@ pub enum PlantedBug {
     FreeBeforeAppend,
     /// What was written back is not compared with what was stored.
     WriteBackNotCompared,
-    /// What was written back counts although a device was recovered since.
-    WriteBackIgnoresRecovery,
     /// What comes from host memory is not compared with its checksums.
     HitsUnchecked,
     /// And only the first row of it is.
@@ -104,13 +100,11 @@ impl PlantedBug {
         Self::AppendNotCopied,
         Self::EndNotCopied,
         Self::ClearNotReplayed,
-        Self::ReadyBeforeJournal,
         Self::FirstDeviceFlushed,
         Self::FlushErrorIgnored,
         Self::RecoveryIgnored,
         Self::FreeBeforeAppend,
         Self::WriteBackNotCompared,
-        Self::WriteBackIgnoresRecovery,
         Self::HitsUnchecked,
         Self::HitsCheckedOnce,
         Self::RankFlushesFirst,

@@ -14,7 +14,6 @@ use crate::{
     ids::DeviceIndex,
     journal::{self, GROUP_BYTES_MAX},
     layout::{Geometry, Region},
-    planted::{PlantedBug, planted},
     record::{self, CHECKSUMS_MAX},
     shape::KvShape,
 };
@@ -242,8 +241,7 @@ pub fn format_devices(
     for (io, superblock) in each {
         erase(&mut **io)?;
         superblock.sequence = 1;
-        let is_early = planted(PlantedBug::ReadyBeforeJournal);
-        superblock.state = if is_early { State::Ready } else { State::Formatting };
+        superblock.state = State::Formatting;
         superblock.write(&mut **io)?;
     }
     for (io, superblock) in devices.iter_mut().zip(&mut *superblocks) {

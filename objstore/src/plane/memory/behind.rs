@@ -200,7 +200,6 @@ impl Plane {
         ticket: &Ticket,
     ) -> Result<Option<u64>, StoreError> {
         let done = self.end(ticket.job)?;
-        let now = self.recoveries();
         let rows = self.shape.rows() as usize;
         let dirty = self.memory.as_mut().and_then(|memory| memory.behind.jobs.get_mut(&id));
         let dirty = dirty.ok_or(StoreError::NoSuchJob { job: id })?;
@@ -214,10 +213,7 @@ impl Plane {
             |(written, stored)| written != stored && !planted(PlantedBug::WriteBackNotCompared);
         let Some(at) = words.position(differs) else {
             dirty.written = first + done.checksums.len() / rows;
-            let mut recoveries = *dirty.recoveries.get_or_insert(done.recoveries);
-            if planted(PlantedBug::WriteBackIgnoresRecovery) {
-                recoveries = now;
-            }
+            let recoveries = *dirty.recoveries.get_or_insert(done.recoveries);
             let is_last = dirty.written == dirty.blocks.len();
             return Ok((is_last || planted(PlantedBug::RecordAfterFirstPart)).then_some(recoveries));
         };
