@@ -116,24 +116,20 @@ impl Plane {
             clock: &*clock,
             options: &options,
         };
-        let proven = route::prove_kernel(&mut ring, &devices, &scratch, &pool, gpu.as_ref());
-        let registered =
-            proven.and_then(|()| plan.register(&mut ring, gpu, &*bus, memory.as_mut()));
+        let registered = route::prove_kernel(&mut ring, &devices, &scratch, &pool, gpu.as_ref())
+            .and_then(|()| plan.register(&mut ring, gpu, &*bus, memory.as_mut()));
         let parts = match registered {
             Ok(registered) => registered,
             Err(error) => {
-                if !stop(ring, &mut devices, clock.now() + options.stop_timeout) {
-                    // A device may still write there.
-                    std::mem::forget(pool);
-                }
+                give_up(ring, &mut devices, pool, clock.now() + options.stop_timeout);
                 return Err(error);
             }
         };
         let (fua, must_flush) = durability(&options, &devices);
-        let placements = placements(&options, &devices);
         let (next_poll, used) = (clock.now(), vec![0; pool.blocks() as usize]);
         let plane = Self {
             ring: Some(ring),
+            placements: placements(&options, &devices),
             target: parts.target,
             streams: parts.streams,
             devices,
@@ -141,7 +137,6 @@ impl Plane {
             executor: Factory(executor),
             checksums,
             fua,
-            placements,
             must_flush,
             read_only: None,
             shape,
@@ -271,10 +266,13 @@ fn never_started(devices: &[Device]) -> Quiesced {
     unsafe { Quiesced::assert(epochs) }
 }
 
-/// Ends the ring of a plane that could not be opened, and says whether no device carries out what
-/// it sent. A kernel that does not stop keeps its queues.
-fn stop(mut ring: Uring, devices: &mut [Device], deadline: Nanos) -> bool {
-    ring.stop(deadline).is_ok_and(|quiesced| take_back(devices, &quiesced))
+/// Ends the ring of a plane that could not be opened. A kernel that does not stop keeps its queues,
+/// and the pool is leaked unless no device can write to it any more.
+fn give_up(mut ring: Uring, devices: &mut [Device], pool: KvPool, deadline: Nanos) {
+    let quiesced = ring.stop(deadline);
+    if !quiesced.is_ok_and(|quiesced| take_back(devices, &quiesced)) {
+        std::mem::forget(pool);
+    }
 }
 
 /// Takes the queues back for a plane that could not be opened, and says whether all came back. What
