@@ -3,6 +3,8 @@
 /bin/busybox mkdir -p /bin /sbin /dev /proc /sys /run /tmp /etc /mnt
 /bin/busybox --install -s /bin
 export PATH=/bin:/sbin
+# A root file system in memory is anybody's; --persist wants a program that only root can change.
+chmod 755 /
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
