@@ -5,6 +5,7 @@
 mod checksums;
 mod device;
 mod faults;
+mod fuzz;
 mod memory;
 mod moves;
 mod rig;
