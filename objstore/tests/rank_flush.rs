@@ -88,7 +88,7 @@ impl Rank {
         self.plane.end(job).unwrap()
     }
 
-    /// Whether the files hold these keys.
+    /// Returns whether the files hold these keys.
     fn holds(&mut self, keys: &[BlockKey], expected: &[u32]) -> bool {
         let files = 0..keys.len() as u32;
         files.clone().for_each(|block| self.kv.wipe(BlockId(block)));

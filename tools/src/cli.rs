@@ -386,7 +386,7 @@ impl Path {
         Self(names)
     }
 
-    /// Whether the command has this flag.
+    /// Returns whether the command has this flag.
     fn has(&self, flag: &str) -> bool {
         let mut command = &command();
         for name in &self.0 {

@@ -92,7 +92,7 @@ impl Interrupt {
     }
 }
 
-/// Whether whoever started this process had the signal ignored.
+/// Returns whether whoever started this process had the signal ignored.
 fn is_ignored(signal: i32) -> bool {
     let mut found = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: without a new action it is only written to `found`, and read if it was.

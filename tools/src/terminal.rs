@@ -28,7 +28,7 @@ pub(crate) fn set_printed() {
     HAS_PRINTED.get_or_init(|| ());
 }
 
-/// Whether it is.
+/// Returns whether it is.
 pub(crate) fn has_printed() -> bool {
     HAS_PRINTED.get().is_some()
 }

@@ -169,7 +169,7 @@ impl Step {
         command
     }
 
-    /// Whether it is a run of `cargo test`.
+    /// Returns whether it is a run of `cargo test`.
     fn names_parts(&self) -> bool {
         self.program == "cargo" && self.args.first().is_some_and(|arg| arg == "test")
     }

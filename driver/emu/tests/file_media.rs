@@ -1,4 +1,4 @@
-//! What a medium in a file asks of the kernel. Its operations go through io_uring, where no trace
+//! Requests of a file medium to the kernel. Its operations go through io_uring, where no trace
 //! of system calls sees them; the kernel lists those that wait in a ring in the `fdinfo` of its
 //! descriptor.
 

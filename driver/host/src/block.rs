@@ -339,9 +339,9 @@ impl Controller {
     }
 }
 
-/// Whether a command that failed may be sent again: not if it was passed through, which its caller
-/// decides, and not a Flush. What the device could not make permanent it may have dropped, and the
-/// next Flush would succeed without it.
+/// Returns whether a command that failed may be sent again: not if it was passed through, which its
+/// caller decides, and not a Flush. The device may have dropped the data that it could not make
+/// permanent, and the next Flush would succeed without it.
 fn is_repeatable(work: &Work<'_>) -> bool {
     work.what != PASSTHROUGH && work.opcode != NvmOpcode::FLUSH
 }

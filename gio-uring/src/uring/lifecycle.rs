@@ -42,7 +42,7 @@ impl Uring {
         self.queues.outstanding()
     }
 
-    /// Whether the kernel waits for no command of any queue that works.
+    /// Returns whether the kernel waits for no command of any queue that works.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queues.are_idle()

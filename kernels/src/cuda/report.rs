@@ -67,7 +67,7 @@ pub struct DeviceReport {
     pub writes_ordering: WritesOrdering,
     /// Whether a stream can flush peers' writes into its memory when it waits for a word.
     pub flush_remote_writes: bool,
-    /// Whether it uses the host's page tables (GH200, GB200). Then its memory can be reached over
+    /// True if it uses the host's page tables (GH200, GB200). Then its memory can be reached over
     /// the link to the processor and over PCIe, and writes that go different ways are in no order,
     /// whatever `writes_ordering` says.
     pub is_coherent: bool,

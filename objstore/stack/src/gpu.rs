@@ -183,7 +183,7 @@ impl Gpu {
         Ok((mapped, head, kind))
     }
 
-    /// Whether writes of drives to its memory and to the host's may go different ways
+    /// Returns whether writes of drives to its memory and to the host's may go different ways
     /// ([`gio_kernels::cuda::DeviceReport::is_coherent`]).
     pub(crate) fn is_coherent(&self) -> bool {
         self.device.report().is_coherent

@@ -47,7 +47,7 @@ impl Faults {
         self.torn += other.torn;
     }
 
-    /// Whether an operation may have failed.
+    /// Returns whether an operation may have failed.
     pub fn any(&self) -> bool {
         let failed = self.failed_reads + self.failed_writes + self.failed_flushes;
         failed + self.blackouts + self.memory > 0

@@ -42,7 +42,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether nothing was wrong.
+    /// Returns whether nothing was wrong.
     pub fn is_clean(&self) -> bool {
         self.failed() == 0
     }

@@ -79,7 +79,7 @@ impl Lifecycle {
             && matches!(self.shutdown, Shutdown::None | Shutdown::Draining { .. })
     }
 
-    /// Whether register accesses get through.
+    /// Returns whether register accesses get through.
     pub(super) fn answers(&self, now: Nanos) -> bool {
         !self.gone && now >= self.link_back
     }

@@ -55,7 +55,7 @@ pub struct SimOptions {
     /// What power loss cannot cut in two, but for [`SimFaults::tear_bytes`]: bytes of a logical
     /// block.
     pub lba_bytes: u32,
-    /// What goes wrong.
+    /// Faults of the medium.
     pub faults: SimFaults,
 }
 

@@ -21,7 +21,7 @@ pub struct Ghost {
 pub struct Ghosts {
     /// A name is `tag << 33 | reused << 32 | stamp`; tag 0 is empty.
     words: Vec<u64>,
-    /// Whether there ever was a name. Most of a journal is replayed without one.
+    /// True if there ever was a name. Most of a journal is replayed without one.
     is_used: bool,
 }
 

@@ -108,7 +108,7 @@ impl Powered {
         self.stack.end(&[job]).unwrap().remove(0)
     }
 
-    /// Whether the files hold these keys.
+    /// Returns whether the files hold these keys.
     fn holds(&mut self, keys: &[BlockKey], sums: &[u32]) -> bool {
         let read = self.begin(Direction::Read, keys, sums);
         let whole = |(key, n): (&BlockKey, u32)| {

@@ -42,7 +42,7 @@ impl Cache {
         });
     }
 
-    /// What was overwritten until then is not made permanent by a flush any more.
+    /// Blocks that were overwritten until then are not made permanent by a flush any more.
     pub(super) fn flush_failed(&mut self, submitted: u64) {
         let all = self.older.values_mut().flatten();
         all.filter(|content| content.stamp <= submitted).for_each(|content| content.stays = true);

@@ -110,7 +110,7 @@ impl FaultChance {
         Self { faults, lost, misdirected, rot, torn, failed, log: SimFaultLog::default() }
     }
 
-    /// Whether an operation fails.
+    /// Returns whether an operation fails.
     pub(super) fn fails(&mut self, kind: MediaKind, offset: u64, len: u64) -> bool {
         let SimFaults { failed_read_ppm, failed_write_ppm, failed_flush_ppm, .. } = self.faults;
         let (ppm, fault) = match kind {
@@ -126,7 +126,7 @@ impl FaultChance {
         fails
     }
 
-    /// Whether a block of a write that did not finish was written.
+    /// Returns whether a block of a write that did not finish was written.
     pub(super) fn gets_there(&mut self) -> bool {
         self.failed.below(2) == 1
     }
