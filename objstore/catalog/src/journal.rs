@@ -118,6 +118,20 @@ fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
     Series { store, generation, lba_bytes: u64::from(io.lba_bytes()) }
 }
 
+/// Writes the last group again, with FUA. It may be in the device's cache only, because its write
+/// or a flush failed in another process: a flush that succeeds after one that failed proves
+/// nothing. The groups before it were permanent before it was written.
+fn rewrite_last(
+    io: &mut dyn BlockIo,
+    area: &JournalArea,
+    replayed: &Replayed,
+) -> Result<(), BlockError> {
+    let mut group = vec![0; (replayed.end - replayed.last) as usize];
+    let offset = area.half_offset(area.active) + replayed.last;
+    io.read(offset, &mut group)?;
+    io.write(offset, &group, true)
+}
+
 impl Journal {
     /// Opens the journal that `superblock`, read from `io`, names: hands every record that counts
     /// to `apply`, in order, and calls `progress` with the bytes read and the most that there may
@@ -144,6 +158,9 @@ impl Journal {
         let mut replayed = Replayed::default();
         let search = search_bytes(&area);
         replay(&mut *io, &superblock, search, &mut replayed, apply, progress)?;
+        if replayed.end > area.certain_bytes {
+            rewrite_last(&mut *io, &area, &replayed)?;
+        }
         // Both copies are whole and equal again, and a device that takes no writes is found now.
         area.certain_bytes = replayed.end;
         superblock.journal = Some(area);

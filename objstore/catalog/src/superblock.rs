@@ -42,6 +42,9 @@ pub(crate) const COPIES: usize = 2;
 /// Bytes at the end of a region that other formats keep something in.
 const TAIL_BYTES: u64 = 128 << 10;
 
+/// How many sequence numbers [`Superblock::skip_sequence`] skips: fewer than this.
+const SKIPPED: u64 = 1 << 16;
+
 /// Names a store: drawn at random when it is formatted, so that nothing of an earlier one on the
 /// same devices is taken for its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -312,6 +315,15 @@ impl Superblock {
     /// When there is no such copy.
     pub fn write_copy(&self, io: &mut dyn BlockIo, copy: usize) -> Result<(), BlockError> {
         io.write(COPY_OFFSETS[copy], &self.padded(io.lba_bytes()), true)
+    }
+
+    /// Skips as many sequence numbers as the low 16 bits of `chance` say, for the next writing.
+    ///
+    /// A device that loses the latest writing of both copies goes back to an earlier sequence
+    /// number. Without this, the store that opens it would give the journal a generation that one
+    /// of the halves already has groups of.
+    pub fn skip_sequence(&mut self, chance: u64) {
+        self.sequence += chance % SKIPPED;
     }
 
     fn padded(&self, lba_bytes: u32) -> Vec<u8> {

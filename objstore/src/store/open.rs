@@ -436,8 +436,10 @@ pub(super) fn open_catalog(
         seed: u64::from_le_bytes(superblock.store.0[..8].try_into().expect("8 of 16 bytes")),
     });
     let mut apply = |record: kv_catalog::Record<'_>| catalog.apply(&record);
-    let journal =
-        Journal::open(Box::new(place.medium()), superblock.clone(), &mut apply, progress)?;
+    let mut superblock = superblock.clone();
+    // The low bits of nanoseconds.
+    superblock.skip_sequence(place.controller.lock().clock().now().0);
+    let journal = Journal::open(Box::new(place.medium()), superblock, &mut apply, progress)?;
     catalog.recovered();
     catalog.limit_pending(journal.append_bytes_max());
     Ok((catalog, JournalWriter::new(journal)))

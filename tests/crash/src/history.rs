@@ -183,8 +183,10 @@ impl History {
         let mut session = match opened {
             Ok(session) => session,
             Err(_) if powered.power.is_cut() => return Ok(End::Cut),
-            // The machine is started anew: what a device gave up on may still be readable.
-            Err(_) if powered.faults().any() && !self.lies => return Ok(End::Cut),
+            // Tried again, or the machine is started anew: a device may have given up for good.
+            Err(_) if powered.faults().any() && !self.lies => {
+                return Ok(*[End::Cut, End::Failed].choose(&mut self.rng).expect("two"));
+            }
             Err(error) => {
                 if !self.lies {
                     outcome.did_not_open += 1;

@@ -17,7 +17,7 @@ pub(crate) struct Faults {
     pub power_loss: Option<u64>,
     /// This one fails, and what it wrote is as if power was lost.
     pub fail: Option<u64>,
-    /// This write is acknowledged and not carried out.
+    /// This write or flush is acknowledged and not carried out.
     pub lost: Option<u64>,
     /// This write goes to another place.
     pub misdirected: Option<(u64, u64)>,
@@ -207,7 +207,9 @@ impl BlockIo for Medium {
         if state.is_off || faults.fail == number {
             return Err(state.error(BlockAction::Flush, 0, 0));
         }
-        state.flush();
+        if faults.lost != number {
+            state.flush();
+        }
         Ok(())
     }
 }

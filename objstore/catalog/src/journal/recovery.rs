@@ -27,6 +27,8 @@ pub(super) fn search_bytes(area: &JournalArea) -> u64 {
 pub(super) struct Replayed {
     /// Where the next group belongs, from the start of the half.
     pub end: u64,
+    /// Where the last group begins.
+    pub last: u64,
     /// Groups.
     pub groups: u64,
 }
@@ -71,6 +73,7 @@ pub(super) fn replay<E: Display>(
                 JournalError::Refused { device, half, position, reason }
             })?;
         }
+        replayed.last = position;
         replayed.end += group.bytes;
         replayed.groups += 1;
         progress(replayed.end, area.half_bytes);

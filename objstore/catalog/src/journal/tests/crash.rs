@@ -1,9 +1,14 @@
 //! Power is lost at every write of random histories.
 
-use super::history::{Ended, History, formatted};
+use super::{
+    history::{Ended, History, formatted, superblock},
+    plain::{evict, open},
+};
 use crate::{
-    block_io::simulated::Faults,
+    block_io::simulated::{Faults, Medium},
+    journal::{Journal, scan_journal},
     planted::{PlantedBug, plant},
+    record::Record,
 };
 
 /// Appends before and after each loss of power.
@@ -74,5 +79,56 @@ fn planted_bugs_are_found() {
         let wrong = wrong.unwrap_or_else(|| panic!("{bug:?} is not found in {points} crashes"));
         // Shown with --nocapture.
         eprintln!("{bug:?}: found after {points} crashes: {wrong}");
+    }
+}
+
+/// Records of the active half.
+fn records(medium: &Medium) -> Result<u64, String> {
+    let nothing = |_: Record<'_>| Ok::<_, String>(());
+    let superblock = superblock(medium)?;
+    let scan = scan_journal(&mut medium.clone(), &superblock, nothing, |_, _| {});
+    let scan = scan.map_err(|error| error.to_string())?;
+    scan.damage.map_or(Ok(scan.records.evict), |damage| Err(damage.to_string()))
+}
+
+/// The write of a group fails and leaves it in the device's cache. A flush that follows a failed
+/// one succeeds and flushes nothing. Then power is lost: the superblock, which says that the group
+/// is permanent, must not be wrong.
+#[test]
+fn a_group_in_the_cache_is_written_again_before_the_superblock_counts_it() {
+    let medium = formatted();
+    let mut journal = open(&medium);
+    journal.append(&evict(2)).unwrap();
+    medium.plan(Faults { fail: Some(0), ..Faults::default() });
+    journal.append(&evict(1)).unwrap_err();
+    medium.plan(Faults { lost: Some(0), ..Faults::default() });
+    drop(open(&medium));
+    assert_eq!(medium.done()[0], None, "an opening begins with a flush");
+    medium.restart(&mut |bound| bound - 1);
+    assert_eq!(records(&medium), Ok(3));
+}
+
+/// Both copies of the superblock go back to what they were before a compaction that was not
+/// finished. The next compaction has a generation of its own if chance is not 0 again.
+#[test]
+fn groups_of_a_generation_that_was_forgotten_do_not_count() {
+    for chance in [0, 4_711] {
+        let medium = formatted();
+        let before = superblock(&medium).unwrap();
+        let mut journal = open(&medium);
+        journal.begin_compaction().unwrap();
+        journal.copy(&evict(2_000), 0).unwrap();
+        drop(journal);
+        before.write(&mut medium.clone()).unwrap();
+
+        let mut superblock = superblock(&medium).unwrap();
+        superblock.skip_sequence(chance);
+        let nothing = |_: Record<'_>| Ok::<_, String>(());
+        let io = Box::new(medium.clone());
+        let mut journal = Journal::open(io, superblock, nothing, |_, _| {}).unwrap();
+        journal.begin_compaction().unwrap();
+        journal.copy(&evict(10), 0).unwrap();
+        journal.finish_compaction().unwrap();
+        assert_eq!(records(&medium) == Ok(10), chance != 0, "{:?}", records(&medium));
     }
 }

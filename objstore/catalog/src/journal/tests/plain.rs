@@ -14,7 +14,7 @@ use crate::{
     record::Record,
 };
 
-fn evict(files: u32) -> Vec<u8> {
+pub fn evict(files: u32) -> Vec<u8> {
     let mut out = Vec::new();
     for file in 0..files {
         Record::Evict { first: FileId(file), count: 1 }.encode(&mut out);
@@ -22,7 +22,7 @@ fn evict(files: u32) -> Vec<u8> {
     out
 }
 
-fn open(medium: &Medium) -> Journal {
+pub fn open(medium: &Medium) -> Journal {
     let superblock = superblock(medium).unwrap();
     let nothing = |_: Record<'_>| Ok::<_, String>(());
     Journal::open(Box::new(medium.clone()), superblock, nothing, |_, _| {}).unwrap()
