@@ -1,6 +1,9 @@
 //! `cargo xtask vm`: the driver's tests in a virtual machine.
 
+use std::iter;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread::{self, ScopedJoinHandle};
 
 use anyhow::Result;
 use clap::Args;
@@ -58,32 +61,48 @@ pub fn run(args: &VmArgs) -> Result<ExitCode> {
     }
     let wishes = Wishes { verbose: args.verbose, keep: args.keep, filter: args.test.as_deref() };
     let (mut total, mut again) = (Tally::default(), Vec::new());
-    for suite in suites {
-        eprintln!("\n==> {}: {}", suite.name, suite.about);
-        if let Some(why) = suite.lacks() {
-            println!("SKIPPED {}: {why}", suite.name);
-            total.skipped += 1;
-            continue;
+    // A machine has one processor. All that a guest says can only be read of one at a time.
+    let at_once = if args.verbose { 1 } else { thread::available_parallelism()?.get() };
+    let next = Mutex::new(suites.into_iter());
+    let take = || next.lock().expect("nobody panics with it").next();
+    let work = || {
+        iter::from_fn(take).map(|suite| Ok((suite, attempt(suite, &prepared, wishes)?))).collect()
+    };
+    let ended: Vec<Result<Vec<_>>> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        let join = |worker: ScopedJoinHandle<'_, _>| worker.join().expect("it does not panic");
+        workers.into_iter().map(join).collect()
+    });
+    for ended in ended {
+        for (suite, tally) in ended? {
+            if tally.failed > 0 {
+                let log = prepared.log(suite.name);
+                again.push(format!("{}: the console is in {}", suite.name, log.display()));
+            }
+            total += tally;
         }
-        let mut ended = suite.run(&prepared, wishes)?;
-        if ended.crashed {
-            let wrong = ended.wrong.take().unwrap_or_default();
-            eprintln!("==> {}: {wrong}; that is its own fault: once more", suite.name);
-            ended = suite.run(&prepared, wishes)?;
-        }
-        println!("{}", ended.tally.line(ended.took));
-        if let Some(wrong) = &ended.wrong {
-            eprintln!("==> {}: {wrong}", suite.name);
-        }
-        if ended.tally.failed > 0 {
-            let log = prepared.log(suite.name);
-            again.push(format!("{}: the console is in {}", suite.name, log.display()));
-        }
-        total += ended.tally;
     }
     again.iter().for_each(|line| eprintln!("{line}"));
     println!("{total}");
     Ok(if total.failed > 0 { ExitCode::from(EXIT_STEP_FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// Runs a suite, once more if QEMU crashes, and shows how it ended.
+fn attempt(suite: &Suite, prepared: &Prepared, wishes: Wishes<'_>) -> Result<Tally> {
+    eprintln!("==> {}: {}", suite.name, suite.about);
+    if let Some(why) = suite.lacks() {
+        println!("SKIPPED {}: {why}", suite.name);
+        return Ok(Tally { skipped: 1, ..Tally::default() });
+    }
+    let mut ended = suite.run(prepared, wishes)?;
+    if ended.crashed {
+        let wrong = ended.wrong.take().unwrap_or_default();
+        eprintln!("==> {}: {wrong}; that is its own fault: once more", suite.name);
+        ended = suite.run(prepared, wishes)?;
+    }
+    eprintln!("==> {}: {}", suite.name, ended.wrong.as_deref().unwrap_or("ended"));
+    println!("{}", ended.tally.line(ended.took));
+    Ok(ended.tally)
 }
 
 fn names() -> PossibleValuesParser {

@@ -34,7 +34,7 @@ pub struct Suite {
     seconds_max: u64,
 }
 
-/// All suites, in the order in which they run.
+/// All suites, in the order in which they begin.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "smoke",
@@ -189,7 +189,8 @@ struct Place {
 impl Place {
     fn new(prepared: &Prepared, name: &str, keep: bool) -> Result<Self> {
         let folder = prepared.folder.join("run").join(name);
-        let sockets = std::env::temp_dir().join(format!("xtask-vm-{}", std::process::id()));
+        let sockets = format!("xtask-vm-{}-{name}", std::process::id());
+        let sockets = std::env::temp_dir().join(sockets);
         for folder in [&folder, &sockets, &prepared.folder.join("logs")] {
             fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make {}", folder.display()))?;
