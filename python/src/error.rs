@@ -43,7 +43,7 @@ pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
 pub(crate) fn refused_in(error: StackError, home: &Path) -> PyErr {
     match error.kind() {
         ErrorKind::Damaged => DamagedError::new_err(format!(
-            "{error}; hint: `ripieno fsck --media file:{}` says what is damaged",
+            "{error}; `ripieno fsck --media file:{}` says what is damaged",
             home.display()
         )),
         _ => refused(error),

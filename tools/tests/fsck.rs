@@ -1,8 +1,26 @@
 //! `ripieno inspect` and `ripieno fsck`, on a home whose bytes are changed behind its back.
 
+#![allow(unsafe_code, reason = "hands out an engine's memory")]
+
 mod home;
 
+use std::{
+    fs::File,
+    os::unix::fs::FileExt as _,
+    path::Path,
+    ptr::NonNull,
+    sync::{Arc, Mutex},
+};
+
 use home::{FORMAT, Place, REPLAY};
+use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
+use objstore::{
+    BlockId, BlockKey, Direction, KvShape, Layer, Move, Namespace, StoreId, StoreOptions,
+};
+use ripieno_stack::{
+    CatalogStack, EngineMemory, Executor, PoolLayout, PoolMemory, RankMedia, RankStack,
+    RankStackConfig, Ranks, RanksOptions,
+};
 use serde_json::{Value, json};
 
 /// Where half A of the journal begins.
@@ -74,6 +92,93 @@ fn blocks_of_a_damaged_journal_are_kept_when_their_data_says_so() {
     let again = place.json(REPLAY, 0);
     assert_eq!((&again["store"], &again["files_found"]), (&"opened".into(), &kept.into()));
     assert_eq!((&again["mismatches"], &again["final_check_blocks"]), (&0.into(), &stored.into()));
+}
+
+const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
+const KEYS: u8 = 6;
+
+/// A store of a catalog and two ranks with a block for each key. The bytes of key `n` are all
+/// `0x80 + n`.
+fn store_on_two_ranks(dir: &Path) {
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
+    let media = RankMedia::Files { bytes: 32 << 20, count: 1, lba_bytes: 4096 };
+    let options = RanksOptions { id: StoreId([7; 16]), ranks: 2, shape: SHAPE, media };
+    let ranks = Ranks::prepare(dir, &options, &clock).unwrap();
+    let catalog = CatalogStack::open(&ranks, &StoreOptions::default(), &clock).unwrap();
+    let durable = catalog.catalog();
+    let space = durable.with(|catalog| catalog.namespace(&Namespace::default())).unwrap();
+    let bytes = SHAPE.block_bytes() as usize;
+    let open = |rank| {
+        let memory = Arc::new(Mutex::new(vec![0_u8; bytes]));
+        let base = NonNull::new(memory.lock().unwrap().as_mut_ptr()).unwrap();
+        // SAFETY: so many bytes, and nobody else uses them.
+        let memory = unsafe { EngineMemory::new(base, bytes, memory) };
+        let config = RankStackConfig {
+            place: ranks.place(rank).unwrap(),
+            id: ranks.rank(rank),
+            executor: Executor::Host,
+            require: None,
+            shape: SHAPE,
+            pool: PoolMemory::Engine { memory, layout: PoolLayout::contiguous(&SHAPE, 1) },
+            controller: ControllerOptions::default(),
+            options: StoreOptions::default(),
+        };
+        (RankStack::open(config, clock.clone()).unwrap(), base)
+    };
+    let stacks = [open(0), open(1)];
+    for n in 0..KEYS {
+        let key = [BlockKey([n; 32])];
+        let write = durable.with(|catalog| catalog.begin(space, &key)).unwrap();
+        let file = write.own().next().unwrap();
+        for (rank, (stack, base)) in (0..).zip(&stacks) {
+            // SAFETY: the engine's memory; no job uses it now.
+            unsafe { base.write_bytes(0x80 + n, bytes) };
+            let moves = [Move { file, block: BlockId(0), position: 0 }];
+            let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
+            (0..SHAPE.layers).for_each(|layer| stack.start(job, Layer(layer), None).unwrap());
+            let sums = stack.end(&[job]).unwrap().remove(0).checksums;
+            durable.with(|catalog| catalog.written(write.id, rank, &sums)).unwrap();
+        }
+        durable.with(|catalog| catalog.commit(write.id)).unwrap();
+        // A group of the journal for each.
+        durable.sync().unwrap();
+    }
+    stacks.iter().for_each(|(stack, _)| stack.close().unwrap());
+    catalog.close().unwrap();
+}
+
+#[test]
+fn blocks_are_kept_that_are_whole_on_all_ranks() {
+    let place = Place::new();
+    let dir = place.path().join("store");
+    store_on_two_ranks(&dir);
+    let fsck = |words: &str, code| {
+        let line = format!("fsck --media file:{}/catalog --json {words}", dir.display());
+        let output = place.bare(&line).output().unwrap();
+        let said = home::said(&line, output, code);
+        serde_json::from_str::<Value>(said.lines().find(|line| line.starts_with('{')).unwrap())
+            .unwrap()
+    };
+    assert_eq!(fsck("--salvage", 0)["stored_files"], KEYS);
+
+    let image = |home| File::options().read(true).write(true).open(dir.join(home)).unwrap();
+    // One of the journal's groups behind the first and that of the namespace, and a byte of the
+    // last block on the second rank.
+    image("catalog/device-0.img").write_all_at(&[0xee; 64], JOURNAL + 3 * 4096 + 60).unwrap();
+    let rank = image("rank-1/device-0.img");
+    let mut object = [0; 4096];
+    let is_last = |at: &u64| {
+        rank.read_exact_at(&mut object, at * 4096).unwrap();
+        object == [0x80 + KEYS - 1; 4096]
+    };
+    let at = (0..(32 << 20) / 4096).find(is_last).expect("it was stored");
+    rank.write_all_at(&[0], at * 4096 + 17).unwrap();
+
+    let found = fsck("--salvage --repair", 0);
+    assert_eq!(found["salvage"]["kept"], KEYS - 2);
+    let lost = found["salvage"]["lost"].as_array().unwrap();
+    assert_eq!((lost.len(), &lost[0]["key"]), (1, &json!("05".repeat(32))));
+    assert_eq!(fsck("", 0)["stored_files"], KEYS - 2);
 }
 
 #[test]

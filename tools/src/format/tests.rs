@@ -6,6 +6,7 @@ use clap::Parser as _;
 use nvme_driver::{Clock, ControllerOptions, MonotonicClock};
 use nvme_emu::{EmuConfig, MemoryMedia};
 use nvme_spec::ids::Lba;
+use rand::{SeedableRng as _, rngs::SmallRng};
 use ripieno_stack::Fleet;
 
 use super::*;
@@ -75,6 +76,39 @@ fn what_is_beside_the_region_is_guarded_cleared_and_put_back() {
         assert!(all(&offline) == before, "byte for byte");
         offline.close().unwrap();
     }
+}
+
+/// Power loss leaves any sectors of a formatting, or of an undo, written. What was there before
+/// comes back from all of these states.
+#[test]
+fn a_formatting_or_an_undo_that_was_cut_short_is_undone() {
+    let (media, offline) = drive();
+    let place = tempfile::tempdir().unwrap();
+    write(&flags(""), &format(), &offline).unwrap();
+    // Beside the store that is there.
+    for at in (700..MIB).step_by(20 << 10) {
+        media.poke(at, b"precious").unwrap();
+        media.poke(BYTES - at, b"precious").unwrap();
+    }
+    let before = all(&offline);
+    let undo = place.path().join("undo");
+    let line = format!("--overwrite anything --undo-file {}", undo.display());
+    write(&flags(&line), &format(), &offline).unwrap();
+    let made = all(&offline);
+    let sectors = before.chunks(512).zip(made.chunks(512)).enumerate();
+    let changed: Vec<_> = sectors.filter(|(_, (before, made))| before != made).collect();
+    assert!(changed.len() > 100, "{} sectors", changed.len());
+    let mut rng = SmallRng::seed_from_u64(1);
+    for _ in 0..40 {
+        let part = rng.random_range(0.0..1.0);
+        for (at, (before, made)) in &changed {
+            let bytes = if rng.random_bool(part) { before } else { made };
+            media.poke(512 * *at as u64, bytes).unwrap();
+        }
+        undo::put_back(&undo, &offline).unwrap();
+        assert!(all(&offline) == before, "byte for byte");
+    }
+    offline.close().unwrap();
 }
 
 #[test]

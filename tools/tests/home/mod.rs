@@ -52,11 +52,15 @@ impl Place {
 
     /// `ripieno` with the words of `line`, on the home; in the directory that it is in.
     pub fn command(&self, line: &str) -> Command {
-        let mut words = line.split_whitespace();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-        command.arg(words.next().unwrap());
+        let mut command = self.bare(line);
         command.arg("--media").arg(format!("file:{}", self.home().display()));
-        command.args(words).env_remove("RUST_LOG").current_dir(self.path());
+        command
+    }
+
+    /// The same, without saying where the home is.
+    pub fn bare(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.args(line.split_whitespace()).env_remove("RUST_LOG").current_dir(self.path());
         command
     }
 
