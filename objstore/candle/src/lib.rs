@@ -1,5 +1,5 @@
 //! A Rust engine whose KV cache outlives it: a small Llama with random weights on candle, and a
-//! store for its KV blocks. To be copied from. docs/engines.md says how to run it.
+//! store for its KV blocks. To be copied from. docs/start/rust.md says how to run it.
 //!
 //! # Architecture
 //! - [`Llama`] (`model.rs`): the model. It knows neither pages nor stores: a layer hands over its

@@ -75,7 +75,7 @@ def check(vllm_config, kv_cache_config, options):
     if (groups := len(kv_cache_config.kv_cache_groups)) != 1:
         raise ValueError(
             f"the model has {groups} KV cache groups, and one can be stored; "
-            "vLLM's tiered offloading with our tier takes it (docs/engines.md)"
+            "vLLM's tiered offloading with our tier takes it (docs/start/vllm.md)"
         )
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ValueError("pipeline parallelism: ranks have other layers each; it can not be stored")

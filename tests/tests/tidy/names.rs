@@ -45,7 +45,6 @@ const WORDS: &[(&str, &str)] = &[
     ("patience", "timeout"),
     ("spoil", "corrupt, or poison"),
     ("suffer", "have a fault"),
-    ("troubl", "fault"),
 ];
 
 /// Files that may use them, and why.
