@@ -1,4 +1,4 @@
-//! The admin queue: one command at a time, each with a deadline, and asynchronous events beside.
+//! The admin queue: one blocking command at a time, each with a deadline, plus asynchronous events.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -18,20 +18,20 @@ use crate::{
     wait::{Dead, Env, Watch},
 };
 
-/// Entries of the admin queues. One blocking command, the events, and what was abandoned.
+/// Entries of the admin queues: one blocking command, the event requests, and abandoned commands.
 pub(crate) const ADMIN_DEPTH: u32 = 32;
 /// Asynchronous event requests kept outstanding, if the controller allows as many.
 const EVENT_REQUESTS: u16 = 4;
-/// Commands that nobody waits for are sent while fewer than this have no answer: controllers are to
-/// take at least four aborts at a time (Base, "Abort Command Limit").
+/// Limit on unanswered commands below which fire-and-forget commands are sent: controllers should
+/// accept at least four concurrent aborts (Base, "Abort Command Limit").
 const UNANSWERED_MAX: u32 = 4;
 /// Bytes of the data page that admin commands share.
 pub(crate) const DATA_BYTES: usize = 4096;
-/// User words of asynchronous event requests and of commands.
+/// User words that tell asynchronous event requests from commands.
 const EVENT: u64 = 0;
 const COMMAND: u64 = 1;
 
-/// The admin queues' memory. Allocated once, used again after each reset.
+/// Memory of the admin queues. Allocated once and reused after each reset.
 #[derive(Debug)]
 pub(crate) struct AdminMemory {
     pub(crate) sq: DmaSlice,
@@ -50,7 +50,7 @@ impl AdminMemory {
         })
     }
 
-    /// A page for the data of commands.
+    /// Allocates a data page for commands.
     pub(crate) fn data_page(bus: &dyn Bus, page_bytes: u32) -> Result<Buffer, DmaError> {
         let page = alloc_aligned(bus, DATA_BYTES, page_bytes as usize)?;
         Buffer::new(page).ok_or_else(|| unreachable_by_host(bus))
@@ -65,7 +65,7 @@ impl AdminMemory {
     }
 }
 
-/// `len` zeroed bytes whose address for the controller is a multiple of `page`.
+/// Allocates `len` zeroed bytes whose I/O virtual address is a multiple of `page`.
 pub(crate) fn alloc_aligned(bus: &dyn Bus, len: usize, page: usize) -> Result<DmaSlice, DmaError> {
     // DmaSpace promises alignment to its own pages only; the controller's may be larger.
     let slack = if page > 4096 { page } else { 0 };
@@ -82,7 +82,7 @@ pub(crate) fn unreachable_by_host(bus: &dyn Bus) -> DmaError {
     }
 }
 
-/// Why an admin command has no completion.
+/// Reasons for the lack of an admin completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdminFault {
     Timeout(Cid),
@@ -99,7 +99,7 @@ pub(crate) struct AdminQueue {
     requests: u16,
     requests_max: u16,
     events: VecDeque<u32>,
-    /// Completions that were reaped and not taken yet.
+    /// Completions that were reaped but not taken yet.
     finished: Vec<Completion>,
 }
 
@@ -120,8 +120,8 @@ impl AdminQueue {
         })
     }
 
-    /// Sends one command and waits for its completion. After a timeout it is still outstanding:
-    /// [`AdminQueue::wait`] for it again, or [`AdminQueue::abandon`] it.
+    /// Sends one command and waits for its completion. After a timeout the command is still
+    /// outstanding: call [`AdminQueue::wait`] again or [`AdminQueue::abandon`].
     pub(crate) fn execute(
         &mut self,
         env: Env<'_>,
@@ -133,8 +133,8 @@ impl AdminQueue {
         self.wait(env, cid, timeout)
     }
 
-    /// Sends a command whose completion nobody waits for. `false`, and nothing is sent, while too
-    /// many are unanswered.
+    /// Sends a command without waiting for its completion. Returns `false`, and sends nothing,
+    /// while too many are unanswered.
     pub(crate) fn send(&mut self, sqe: &Sqe) -> bool {
         if self.abandoned() >= UNANSWERED_MAX {
             return false;
@@ -166,7 +166,7 @@ impl AdminQueue {
         }
     }
 
-    /// The completion of `cid`, if there is one.
+    /// Takes the completion of `cid`, if there is one.
     fn take(&mut self, cid: Cid) -> Result<Option<Completion>, AdminFault> {
         self.poll().map_err(AdminFault::Device)?;
         let at = self.finished.iter().position(|completion| completion.cid == cid);
@@ -179,12 +179,12 @@ impl AdminQueue {
         self.finished.retain(|completion| completion.cid != cid);
     }
 
-    /// Commands that were abandoned and have not completed.
+    /// Returns the number of abandoned commands that have not completed.
     pub(crate) fn abandoned(&self) -> u32 {
         self.pair.outstanding() - u32::from(self.requests)
     }
 
-    /// Takes what completed, without waiting.
+    /// Reaps completions without waiting.
     pub(crate) fn poll(&mut self) -> Result<(), DeviceError> {
         let Self { pair, requests, requests_max, events, finished, .. } = self;
         pair.reap(ADMIN_DEPTH, |completion| {
@@ -202,7 +202,7 @@ impl AdminQueue {
         Ok(())
     }
 
-    /// How many asynchronous event requests the controller allows.
+    /// Sets the number of asynchronous event requests that the controller allows.
     pub(crate) fn set_event_limit(&mut self, limit: u16) {
         self.requests_max = limit.min(EVENT_REQUESTS);
     }
@@ -219,7 +219,7 @@ impl AdminQueue {
         self.pair.update_tail();
     }
 
-    /// The oldest event that was not taken yet.
+    /// Takes the oldest unread event.
     pub(crate) fn next_event(&mut self) -> Option<u32> {
         self.events.pop_front()
     }

@@ -26,16 +26,16 @@ use crate::{
     wait::Env,
 };
 
-/// LBAs that NLB can count.
+/// Largest number of LBAs that the NLB field can encode.
 const NLB_MAX: u64 = 0x1_0000;
 
-/// How data is written. `true` and `false` stand for FUA alone.
+/// Options of a write. A `bool` converts into options that set only FUA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteOptions {
-    /// It is on the medium and not only in a volatile cache when the call returns.
+    /// Force unit access: the data is on the medium, not only in a volatile cache, on return.
     pub fua: bool,
-    /// Placement handle: an index into [`NamespaceInfo::placement_ids`]. `None`: where the drive
-    /// puts what names none.
+    /// Placement handle: an index into [`NamespaceInfo::placement_ids`]. `None` leaves the
+    /// placement to the drive.
     pub placement: Option<u16>,
 }
 
@@ -46,22 +46,22 @@ impl From<bool> for WriteOptions {
 }
 
 impl Controller {
-    /// Reads `into.len()` bytes, a multiple of the LBA size, from `lba` on.
+    /// Reads `into.len()` bytes, a multiple of the LBA size, starting at `lba`.
     ///
     /// # Errors
-    /// [`Error::Range`] or [`Error::Namespace`] before anything is sent, [`Error::Command`] when
-    /// the controller refuses a part, [`Error::Timeout`] with what was done about it. `into` has
-    /// some of the data and some of what it had before, then.
+    /// Returns [`Error::Range`] or [`Error::Namespace`] before anything is sent, [`Error::Command`]
+    /// if the controller rejects a part, and [`Error::Timeout`] with the recovery that followed.
+    /// After the latter two, `into` holds a mix of old and new data.
     pub fn read(&mut self, nsid: Nsid, lba: Lba, into: &mut [u8]) -> Result<(), Error> {
         let len = into.len();
         self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::In(into), false.into())
     }
 
-    /// Writes `from`, a multiple of the LBA size, from `lba` on.
+    /// Writes `from`, a multiple of the LBA size, starting at `lba`.
     ///
     /// # Errors
-    /// As [`Controller::read`]; any part of the data may have been written. [`Error::Unsupported`]
-    /// for a placement handle that the namespace does not have, before anything is sent.
+    /// Same as [`Controller::read`]; any part of the data may have been written. Returns
+    /// [`Error::Unsupported`], before anything is sent, for an unknown placement handle.
     pub fn write(
         &mut self,
         nsid: Nsid,
@@ -73,20 +73,20 @@ impl Controller {
         self.transfer("write", NvmOpcode::WRITE, nsid, lba, len, Data::Out(from), options)
     }
 
-    /// Reads straight into DMA memory, scattered over `into` in order. Byte addresses and lengths
-    /// are free with SGLs; PRPs need whole pages between the first and the last.
+    /// Reads directly into DMA memory, scattered over `into` in order. SGLs allow any byte address
+    /// and length; PRPs need whole pages between the first and the last.
     ///
     /// # Errors
-    /// As [`Controller::read`]; [`Error::Descriptor`] when the memory cannot be described.
+    /// Same as [`Controller::read`], and [`Error::Descriptor`] if the memory cannot be described.
     pub fn read_dma(&mut self, nsid: Nsid, lba: Lba, into: &[DmaSlice]) -> Result<(), Error> {
         let len = into.iter().map(DmaSlice::len).sum();
         self.transfer("read", NvmOpcode::READ, nsid, lba, len, Data::Parts(into), false.into())
     }
 
-    /// Writes straight from DMA memory, gathered from `from` in order.
+    /// Writes directly from DMA memory, gathered from `from` in order.
     ///
     /// # Errors
-    /// As [`Controller::read_dma`] and [`Controller::write`].
+    /// Same as [`Controller::read_dma`] and [`Controller::write`].
     pub fn write_dma(
         &mut self,
         nsid: Nsid,
@@ -98,11 +98,11 @@ impl Controller {
         self.transfer("write", NvmOpcode::WRITE, nsid, lba, len, Data::Parts(from), options)
     }
 
-    /// Moves everything written so far from the volatile cache to the medium.
+    /// Moves all completed writes from the volatile cache to the medium.
     ///
     /// # Errors
-    /// As [`Controller::read`]; anything written since the last flush may be lost then, and a
-    /// later flush that succeeds says nothing about it. A Flush is never sent again.
+    /// Same as [`Controller::read`]. Anything written since the last flush may then be lost, and
+    /// the success of a later flush does not rule that out. A Flush is never retried.
     pub fn flush(&mut self, nsid: Nsid) -> Result<(), Error> {
         self.usable()?;
         self.namespace(nsid)?;
@@ -110,11 +110,11 @@ impl Controller {
         self.single("flush", sqe, Data::None)
     }
 
-    /// Deallocates blocks (Dataset Management): their data is not needed any more. What
-    /// they read as afterwards is in [`NamespaceInfo::deallocated_reads_zero`].
+    /// Deallocates blocks (Dataset Management). [`NamespaceInfo::deallocated_reads_zero`] tells
+    /// what they read as afterwards.
     ///
     /// # Errors
-    /// As [`Controller::read`]; [`Error::Unsupported`].
+    /// Same as [`Controller::read`], and [`Error::Unsupported`] without that command.
     pub fn deallocate(&mut self, nsid: Nsid, ranges: &[LbaRange]) -> Result<(), Error> {
         self.usable()?;
         let namespace = self.namespace(nsid)?.clone();
@@ -134,11 +134,11 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes `range` read as zeroes without sending any. With `deallocate` the controller may
+    /// Makes `range` read as zeroes without transferring data. With `deallocate` the controller may
     /// also free the blocks.
     ///
     /// # Errors
-    /// As [`Controller::read`]; [`Error::Unsupported`].
+    /// Same as [`Controller::read`], and [`Error::Unsupported`] without that command.
     pub fn write_zeroes(
         &mut self,
         nsid: Nsid,
@@ -226,7 +226,7 @@ impl Controller {
         Err(Error::Range { ctrl: self.id.clone(), nsid: namespace.nsid, what })
     }
 
-    /// LBAs that one command may move at most.
+    /// Returns the most LBAs that one command may transfer.
     fn command_lbas(&self, lba_shift: u8, bounced: bool) -> Result<u64, Error> {
         let bounce =
             if bounced { u64::from(self.options.bounce_bytes) } else { NLB_MAX << lba_shift };
@@ -241,12 +241,12 @@ impl Controller {
         Ok(lbas)
     }
 
-    /// Does the work on the driver's own queue and turns what goes wrong into errors.
+    /// Runs `work` on the driver's own queue and turns failures into errors.
     pub(crate) fn run(&mut self, work: Work<'_>) -> Result<(), Error> {
         self.run_within(work, self.options.command_timeout).map(|_| ())
     }
 
-    /// The same, with another timeout; dword 0 of the last completion.
+    /// Same as [`Controller::run`] with another timeout. Returns dword 0 of the last completion.
     pub(crate) fn run_within(&mut self, mut work: Work<'_>, timeout: Nanos) -> Result<u32, Error> {
         if work.lbas == 0 {
             return Ok(0);
@@ -290,7 +290,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes the queue of the blocking calls, in the same memory as before if there was one.
+    /// Creates the queue of the blocking calls, reusing its memory if there is some.
     pub(crate) fn create_host_queue(&mut self) -> Result<(), Error> {
         let ctrl = self.id.clone();
         let dma = |source: DmaError| Error::Dma { ctrl: ctrl.clone(), source };
@@ -300,7 +300,7 @@ impl Controller {
         };
         let (sq, cq, depth, lanes) =
             (memory.sq.clone(), memory.cq.clone(), memory.depth, memory.lanes);
-        // In place before the controller hears of it, so that it is kept if this fails.
+        // Stored before the controller learns the addresses, so that the memory is kept on failure.
         self.host_memory = Some(memory);
         for slice in [&sq, &cq] {
             let buffer = Buffer::new(slice.clone());
@@ -339,14 +339,14 @@ impl Controller {
     }
 }
 
-/// Returns whether a command that failed may be sent again: not if it was passed through, which its
-/// caller decides, and not a Flush. The device may have dropped the data that it could not make
+/// Returns whether a failed command may be retried. Passthrough commands are retried by their
+/// caller. A Flush is not retried: the device may have dropped the data that it could not make
 /// permanent, and the next Flush would succeed without it.
 fn is_repeatable(work: &Work<'_>) -> bool {
     work.what != PASSTHROUGH && work.opcode != NvmOpcode::FLUSH
 }
 
-/// `ranges`, cut up for commands within `limits`.
+/// Splits `ranges` into commands that respect `limits`.
 fn dsm_commands(ranges: &[LbaRange], limits: DsmLimits) -> Vec<Vec<DatasetRange>> {
     let (mut commands, mut lbas_left) = (vec![Vec::new()], limits.lbas);
     for range in ranges {

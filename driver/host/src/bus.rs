@@ -1,4 +1,4 @@
-//! Where a controller lives: a PCIe function behind VFIO, or the software controller.
+//! The transport of a controller: a PCIe function behind VFIO, or the software controller.
 
 use std::{any::Any, fmt, io, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
 
@@ -14,74 +14,73 @@ pub struct Gone;
 /// Control registers are methods, because only host code touches them. Doorbells are memory,
 /// because a GPU cannot call a trait.
 pub trait Bus: Send + Sync + fmt::Debug {
-    /// What a person calls this function: `0000:65:00.0`, `emu0`.
+    /// Returns the function's display name, such as `0000:65:00.0` or `emu0`.
     fn id(&self) -> &str;
 
     /// Reads a 32-bit register at `offset` bytes into BAR0.
     ///
     /// # Errors
-    /// [`Gone`] when the function is known to be absent. A plain all-ones value is returned as it
-    /// is: only the caller knows for which register that is impossible.
+    /// Returns [`Gone`] if the function is known to be absent. An all-ones value is returned as it
+    /// is: only the caller knows for which registers that value is impossible.
     fn read32(&self, offset: u32) -> Result<u32, Gone>;
 
     /// Writes a 32-bit register at `offset` bytes into BAR0. After a reset of the NVM subsystem
-    /// (NSSR) the function may be absent for a while, which is not taken for a removal.
+    /// (NSSR) the function may be absent for a while, which does not count as removal.
     ///
     /// # Errors
-    /// [`Gone`] when the function is known to be absent.
+    /// Returns [`Gone`] if the function is known to be absent.
     fn write32(&self, offset: u32, value: u32) -> Result<(), Gone>;
 
-    /// The doorbell registers as memory.
+    /// Returns the doorbell registers as memory.
     fn doorbells(&self) -> DoorbellPage;
 
-    /// The address space this controller's DMA goes through. Controllers of one container share it:
-    /// memory mapped once is then at the same [`crate::Iova`] for all of them.
+    /// Returns the address space of this controller's DMA. Controllers of one container share it:
+    /// memory mapped once has the same [`crate::Iova`] for all of them.
     fn dma(&self) -> &Arc<dyn DmaSpace>;
 
-    /// PCI vendor and device of the function; `None` where it is not one.
+    /// Returns the PCI vendor and device of the function, or `None` for a software controller.
     fn pci_id(&self) -> Option<(u16, u16)>;
 
-    /// The memory node nearest to the function; `None` when the machine has only one or does not
-    /// say.
+    /// Returns the nearest NUMA node, or `None` if the machine has only one or does not report it.
     fn numa_node(&self) -> Option<u32>;
 
-    /// Whether somebody wants the function back: its driver is being unbound, or it is about to be
-    /// unplugged. It still works, and the other side waits until this bus is dropped: end the I/O,
-    /// shut the controller down, drop it. Once `true`, it stays so.
+    /// Returns true once the host wants the function back: its driver is being unbound, or it is
+    /// about to be unplugged. The function still works, and the request blocks until this bus is
+    /// dropped: end the I/O, shut the controller down, drop it. Once `true`, it stays `true`.
     fn requested(&self) -> bool;
 
-    /// Interrupt `vector` as an eventfd.
+    /// Returns interrupt `vector` as an eventfd.
     ///
     /// # Errors
-    /// [`InterruptError`] when the function has no such vector or the kernel refuses.
+    /// Returns [`InterruptError`] if the function has no such vector or the kernel refuses.
     fn interrupt(&self, vector: u16) -> Result<Interrupt, InterruptError>;
 
-    /// Resets the function (Function Level Reset, or what the platform has in its place). It works
-    /// where CC.EN no longer does.
+    /// Resets the function (Function Level Reset or the platform's substitute). Works even if
+    /// clearing CC.EN no longer does.
     ///
-    /// Afterwards the controller is disabled, its registers are as after power-on, all its queues
-    /// are gone, and it does no DMA until it is enabled again. Everything else stays: the doorbell
-    /// page, memory and its I/O virtual addresses, interrupt vectors, and the right of the function
-    /// to do DMA. No doorbell may be rung meanwhile.
+    /// Afterwards the controller is disabled, its registers have their power-on values, all its
+    /// queues are gone, and it does no DMA until it is enabled again. Everything else stays: the
+    /// doorbell page, memory and its I/O virtual addresses, interrupt vectors, and bus mastering.
+    /// No doorbell may be rung during the reset.
     ///
     /// # Errors
-    /// [`ResetError`] when the function is absent, has no reset, or the platform refuses. The
-    /// function may or may not have been reset then.
+    /// Returns [`ResetError`] if the function is absent, has no reset, or the platform refuses. The
+    /// function may or may not have been reset.
     fn reset(&self) -> Result<(), ResetError>;
 
-    /// Whether the platform saw an uncorrectable PCIe error (AER) of the function since the last
-    /// call. Data may be lost; reset the controller.
+    /// Returns whether the platform saw an uncorrectable PCIe error (AER) of the function since the
+    /// last call. Data may be lost; reset the controller.
     fn pcie_error(&self) -> bool;
 }
 
-/// A function could not be reset.
+/// Failure to reset a function.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResetError {
-    /// It is absent.
+    /// The function is absent.
     #[error(transparent)]
     Gone(#[from] Gone),
-    /// There is no way to reset this function alone.
+    /// The function has no reset of its own.
     #[error("{bus}: the function has no reset of its own; power cycle the drive")]
     Unsupported {
         /// The function.
@@ -92,7 +91,7 @@ pub enum ResetError {
     Os {
         /// The function.
         bus: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -100,8 +99,8 @@ pub enum ResetError {
 /// The doorbell registers (offset 1000h of BAR0) as each side addresses them.
 ///
 /// Doorbell `2 * qid` is the submission tail and `2 * qid + 1` the completion head of queue `qid`,
-/// `stride` bytes apart (4 << CAP.DSTRD). The page keeps its mapping: its addresses are good as
-/// long as one clone of it lives, even when the bus does not.
+/// `stride` bytes apart (4 << CAP.DSTRD). The addresses stay valid as long as one clone of the page
+/// lives, even after the bus is dropped.
 #[derive(Debug, Clone)]
 pub struct DoorbellPage {
     host: NonNull<u32>,
@@ -112,13 +111,13 @@ pub struct DoorbellPage {
 }
 
 impl DoorbellPage {
-    /// `len` bytes of doorbells at `host` (and at `device` for a kernel on the GPU), `stride` bytes
-    /// apart.
+    /// Describes `len` bytes of doorbells at `host` (and at `device` for a GPU kernel), `stride`
+    /// bytes apart.
     ///
     /// # Safety
-    /// As long as `owner` lives, both addresses are those of `len` mapped bytes of doorbell
-    /// registers (or of memory that is watched as such), aligned to 4; they may be written to at
-    /// any time, and no Rust reference to them exists.
+    /// As long as `owner` lives, both addresses must map `len` bytes of doorbell registers (or of
+    /// memory that is watched as such), aligned to 4. They may be written to at any time, and no
+    /// Rust reference to them may exist.
     #[must_use]
     #[allow(unsafe_code, reason = "a bus vouches for the addresses its doorbells are written to")]
     pub unsafe fn new(
@@ -131,25 +130,25 @@ impl DoorbellPage {
         Self { host, device, stride, len, _owner: owner }
     }
 
-    /// Address in this process.
+    /// Returns the address in this process.
     #[must_use]
     pub const fn host(&self) -> NonNull<u32> {
         self.host
     }
 
-    /// Address in a kernel on the GPU, when the page is mapped there.
+    /// Returns the address in a GPU kernel, if the page is mapped there.
     #[must_use]
     pub const fn device(&self) -> Option<DevicePtr> {
         self.device
     }
 
-    /// Bytes from one doorbell to the next.
+    /// Returns the distance between doorbells in bytes.
     #[must_use]
     pub const fn stride(&self) -> u32 {
         self.stride
     }
 
-    /// Bytes mapped from the first doorbell on.
+    /// Returns the mapped length in bytes, from the first doorbell on.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a page without doorbells is no page")]
     pub const fn len(&self) -> usize {
@@ -167,13 +166,13 @@ unsafe impl Sync for DoorbellPage {}
 /// One interrupt vector: an eventfd that the bus signals.
 #[derive(Debug, Clone)]
 pub struct Interrupt {
-    /// Readable when the vector fired; read it to acknowledge.
+    /// Readable after the vector fired; read it to acknowledge.
     pub eventfd: Arc<OwnedFd>,
     /// The vector's number.
     pub vector: u16,
 }
 
-/// An interrupt vector could not be had.
+/// Failure to set up an interrupt vector.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterruptError {
@@ -182,9 +181,9 @@ pub enum InterruptError {
     NoSuchVector {
         /// The function.
         bus: String,
-        /// What was asked for.
+        /// The requested vector.
         vector: u16,
-        /// How many there are.
+        /// Number of vectors.
         available: u16,
     },
     /// The operating system refused.
@@ -192,9 +191,9 @@ pub enum InterruptError {
     Os {
         /// The function.
         bus: String,
-        /// What was asked for.
+        /// The requested vector.
         vector: u16,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

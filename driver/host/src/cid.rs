@@ -1,35 +1,35 @@
-//! The table of outstanding commands of one queue: which CID stands for what.
+//! Table of the outstanding commands of one queue, indexed by CID.
 //!
 //! A CID is `generation << log2(depth) | slot`. The generation changes each time a slot is taken,
-//! so a late or duplicate completion cannot be taken for that of a newer command. The last slot is
-//! never used: a queue holds at most `depth - 1` commands, and CID FFFFh, which the error log uses
-//! for "no command" (Base, "Error Information"), can then not occur.
+//! so a late or duplicate completion is never mistaken for that of a newer command. The last slot
+//! is never used: a queue holds at most `depth - 1` commands, and CID FFFFh, the error log's "no
+//! command" (Base, "Error Information"), cannot occur.
 
 use nvme_spec::ids::Cid;
 
-/// Most entries of a queue: leaves four bits of a CID for the generation.
+/// Largest queue depth; leaves four bits of a CID for the generation.
 pub const DEPTH_MAX: u32 = 4096;
 
 /// Set in [`Entry::tag`] while the command is outstanding.
 const LIVE: u32 = 1 << 16;
-/// Set instead once the command is given up, while the controller may still hold it.
+/// Set instead once the command is abandoned, while the controller may still execute it.
 const ABANDONED: u32 = 1 << 17;
 
-/// Why a CID in a completion cannot be right.
+/// Reasons for which the CID of a completion is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CidFault {
-    /// No command of that slot is outstanding.
+    /// No command in that slot is outstanding.
     Unknown,
-    /// The slot is in use by a younger command.
+    /// A newer command occupies the slot.
     Stale,
 }
 
-/// What a completion's CID stood for.
+/// The command that a completion's CID names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
-    /// A command that is waited for: what was given to [`CidTable::take`].
+    /// A live command: the user word given to [`CidTable::take`].
     Live(u64),
-    /// A command that had been given up; its slot is free again.
+    /// An abandoned command; its slot is free again.
     Late(u64),
 }
 
@@ -40,30 +40,30 @@ struct Entry {
     tag: u32,
 }
 
-/// Slots and generations of one queue's commands. Nothing is allocated after [`CidTable::new`].
+/// Slots and generations of one queue's commands. Allocates nothing after [`CidTable::new`].
 #[derive(Debug)]
 pub struct CidTable {
     entries: Box<[Entry]>,
-    /// A stack: the youngest slot is reused first, while its memory is still in the cache.
+    /// A stack: the last freed slot is reused first, while its memory is still in the cache.
     free: Box<[u16]>,
     free_len: usize,
     mask: u16,
 }
 
 impl CidTable {
-    /// A table for a queue of `depth` entries, a power of two from 2 to [`DEPTH_MAX`]; other
-    /// values are rounded to the nearest one allowed.
+    /// Creates a table for a queue of `depth` entries, a power of two from 2 to [`DEPTH_MAX`].
+    /// Other values are rounded up to a power of two and clamped.
     #[must_use]
     pub fn new(depth: u32) -> Self {
         let depth = depth.clamp(2, DEPTH_MAX).next_power_of_two();
-        // Depth is at most 4096, so a slot fits.
+        // The depth is at most 4096, so a slot fits.
         let slots = (depth - 1) as u16;
         let entries = (0..depth).map(|slot| Entry { user: 0, tag: slot }).collect();
         let free: Box<[u16]> = (0..slots).rev().collect();
         Self { entries, free_len: free.len(), free, mask: slots }
     }
 
-    /// Takes a slot for a command. `None` when `depth - 1` are outstanding.
+    /// Takes a slot for a command. Returns `None` if `depth - 1` are outstanding.
     #[inline]
     pub fn take(&mut self, user: u64) -> Option<Cid> {
         let top = self.free_len.checked_sub(1)?;
@@ -76,10 +76,10 @@ impl CidTable {
         Some(Cid(cid))
     }
 
-    /// Ends the command of `cid`, as its completion says.
+    /// Frees the slot of a completed command.
     ///
     /// # Errors
-    /// [`CidFault`] when no such command is outstanding: the controller is not to be trusted.
+    /// Returns [`CidFault`] if no such command is outstanding: the controller misbehaves.
     #[inline]
     pub fn finish(&mut self, cid: Cid) -> Result<Finished, CidFault> {
         let slot = cid.0 & self.mask;
@@ -120,8 +120,8 @@ impl CidTable {
         }
     }
 
-    /// Gives up waiting for `cid`. Its slot stays taken until the completion comes after all.
-    /// Whether the command was outstanding.
+    /// Abandons `cid`. Its slot stays taken until the completion arrives. Returns whether the
+    /// command was live.
     pub fn abandon(&mut self, cid: Cid) -> bool {
         let entry = &mut self.entries[(cid.0 & self.mask) as usize];
         let live = entry.tag == u32::from(cid.0) | LIVE;
@@ -131,14 +131,14 @@ impl CidTable {
         live
     }
 
-    /// Commands the controller has not completed, abandoned ones included.
+    /// Returns the number of commands not yet completed, including abandoned ones.
     #[must_use]
     #[inline]
     pub fn outstanding(&self) -> u32 {
         (self.free.len() - self.free_len) as u32
     }
 
-    /// Commands that may still be posted.
+    /// Returns the number of commands that may still be posted.
     #[must_use]
     #[inline]
     pub fn free(&self) -> u32 {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// The table against a map from CID to user word.
+        /// Checks the table against a map from CID to user word.
         #[test]
         fn behaves_like_a_map(
             log2 in 1u32..7,

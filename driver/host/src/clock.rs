@@ -1,25 +1,25 @@
-//! Time as an argument, so that the whole stack can run in virtual time under a seed.
+//! Time as a parameter, so that the whole stack can run in virtual time under a seed.
 
 use std::{
     ops::{Add, Sub},
     time::{Duration, Instant},
 };
 
-/// A point in time, or a span of it, in nanoseconds since the clock's own start.
+/// A point in time or a duration, in nanoseconds since the clock's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// Further away than any deadline.
+    /// The latest time.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// `millis` milliseconds.
+    /// Converts milliseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// As a standard duration.
+    /// Converts to a standard duration.
     #[must_use]
     pub const fn duration(self) -> Duration {
         Duration::from_nanos(self.0)
@@ -40,22 +40,22 @@ impl Sub for Nanos {
     }
 }
 
-/// What time it is, and what to do while waiting.
+/// A source of time that also decides how to wait.
 ///
-/// Every wait is a loop of "poll, then [`Clock::pause`]" with a deadline, see [`Waiter`]. A
-/// simulated clock steps the software controllers inside `pause` and advances virtual time, which
-/// lets one thread drive the whole stack.
+/// Every wait is a loop of "poll, then [`Clock::pause`]" with a deadline; see [`Waiter`]. A
+/// simulated clock steps the software controllers inside `pause` and advances virtual time, so one
+/// thread can drive the whole stack.
 pub trait Clock: Send + Sync + std::fmt::Debug {
-    /// Time since the clock's start. Never goes backwards.
+    /// Returns the time since the clock's start. Never goes backwards.
     fn now(&self) -> Nanos;
 
-    /// Lets others run before the caller polls again; returns at `until` at the latest, usually
-    /// much earlier. `idle` counts the caller's fruitless polls so far, so that an implementation
-    /// can spin first and sleep later.
+    /// Yields before the caller polls again; returns at `until` at the latest, usually much
+    /// earlier. `idle` counts the caller's fruitless polls so far, so that an implementation can
+    /// spin first and sleep later.
     fn pause(&self, idle: u32, until: Nanos);
 }
 
-/// One wait with a deadline: a loop of "poll, then [`Waiter::wait`]".
+/// A wait with a deadline: a loop of "poll, then [`Waiter::wait`]".
 ///
 /// ```
 /// # use nvme_driver::{Clock, MonotonicClock, Nanos, Waiter};
@@ -75,18 +75,18 @@ pub struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    /// A wait that ends at `deadline`.
+    /// Creates a wait that ends at `deadline`.
     #[must_use]
     pub fn new(clock: &'a dyn Clock, deadline: Nanos) -> Self {
         Self { clock, deadline, idle: 0 }
     }
 
-    /// The last poll found something: the next wait begins with a short pause.
+    /// Records that the last poll found something: the next pause is short again.
     pub fn moved(&mut self) {
         self.idle = 0;
     }
 
-    /// Pauses. `false`, without a pause, when the deadline has passed.
+    /// Pauses. Returns `false`, without pausing, if the deadline has passed.
     pub fn wait(&mut self) -> bool {
         if self.clock.now() >= self.deadline {
             return false;
@@ -97,7 +97,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-/// Polls until `done`, or until `deadline` has passed. Whether it was done.
+/// Polls until `done`, or until `deadline` has passed. Returns the last result of `done`.
 pub fn wait_until(clock: &dyn Clock, deadline: Nanos, mut done: impl FnMut() -> bool) -> bool {
     let mut waiter = Waiter::new(clock, deadline);
     loop {
@@ -105,13 +105,13 @@ pub fn wait_until(clock: &dyn Clock, deadline: Nanos, mut done: impl FnMut() -> 
             return true;
         }
         if !waiter.wait() {
-            // It may have been done while the clock was read.
+            // It may have become true while the clock was read.
             return done();
         }
     }
 }
 
-/// The machine's monotonic clock; pauses spin, then yield, then sleep.
+/// The system's monotonic clock; pauses spin, then yield, then sleep.
 #[derive(Debug)]
 pub struct MonotonicClock {
     start: Instant,

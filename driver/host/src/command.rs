@@ -1,8 +1,8 @@
-//! Admin commands: sent, sent again, aborted when they are late, and passed through.
+//! Admin commands: submission, retries, aborts on timeout, and abandonment.
 //!
-//! A command that is not answered in time is aborted first. If that does not end it, a command
-//! that changes nothing is abandoned: what it may still write is kept until the next reset, and
-//! granted queues go on. Others end in a reset, but for those that may take hours.
+//! A command that times out is aborted first. If that fails, a command that changes no state is
+//! abandoned: the memory it may still write is kept until the next reset, and granted queues keep
+//! working. Other commands lead to a reset, except those that may run for hours.
 
 use nvme_spec::{
     admin::{AdminOpcode, Cns, FeatureId, Identify, SetFeatures},
@@ -22,18 +22,18 @@ use crate::{
     wait::Env,
 };
 
-/// How often a command is sent again.
+/// Number of retries of a command.
 pub(crate) const RETRIES: u32 = 4;
-/// Least time until then; doubled each time.
+/// Minimum delay before the first retry; doubled each time.
 const RETRY_DELAY: Nanos = Nanos::from_millis(10);
-/// Longest, whatever the controller says.
+/// Maximum delay, whatever the controller asks for.
 const RETRY_DELAY_MAX: Nanos = Nanos::from_millis(10_000);
-/// Commands that may be left unanswered; the next one resets the controller.
+/// Abandoned commands allowed; one more resets the controller.
 const ABANDONED_MAX: u32 = ADMIN_DEPTH / 4;
 
-/// How long to wait before a command is sent again that ended with `status`, the `attempt`th time
-/// (from 0). `None`: it is not to be sent again. `crdt`: what the controller's CRD field means, in
-/// 100 milliseconds (Base, "Command Retry Delay").
+/// Returns the delay before retry number `attempt` (from 0) of a command that ended with `status`,
+/// or `None` if it must not be retried. `crdt` holds the controller's retry delay times in units of
+/// 100 ms, which the CRD field of the status selects (Base, "Command Retry Delay").
 pub(crate) fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Option<Nanos> {
     if attempt >= RETRIES || !status.may_retry() {
         return None;
@@ -45,14 +45,14 @@ pub(crate) fn retry_delay(status: Status, crdt: [u16; 3], attempt: u32) -> Optio
     Some(asked.max(Nanos(RETRY_DELAY.0 << attempt)).min(RETRY_DELAY_MAX))
 }
 
-/// What is done about a command that is not answered.
+/// Reaction to the timeout of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Late {
-    /// It changes nothing: aborted, else left behind.
+    /// The command changes no state: abort it, else abandon it.
     AbortOrAbandon,
-    /// The driver cannot go on without knowing: aborted, else the controller is reset.
+    /// The driver needs the outcome: abort the command, else reset the controller.
     AbortOrReset,
-    /// Stopping it half way would do harm: left to the controller.
+    /// Stopping the command halfway would do harm: let the controller finish it.
     Abandon,
 }
 
@@ -73,10 +73,10 @@ impl Late {
 }
 
 impl Controller {
-    /// An Identify structure as it is on the wire.
+    /// Returns an Identify data structure in its wire format.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub(crate) fn identify<T: FromBytes>(&mut self, cns: Cns, nsid: Nsid) -> Result<T, Error> {
         let mut sqe = Sqe::new(AdminOpcode::IDENTIFY.0, Cid(0), nsid);
         Identify { cns, ..Default::default() }.write_to(&mut sqe);
@@ -85,7 +85,7 @@ impl Controller {
         self.read_from("identify", &bytes)
     }
 
-    /// What `bytes`, the data of the command `what`, are.
+    /// Parses `bytes`, the data returned by the command `what`.
     pub(crate) fn read_from<T: FromBytes>(
         &self,
         what: &'static str,
@@ -97,7 +97,7 @@ impl Controller {
         })
     }
 
-    /// An admin command that returns at most one page of data.
+    /// Runs an admin command that returns at most one page of data.
     pub(crate) fn admin_read_bytes(
         &mut self,
         what: &'static str,
@@ -116,15 +116,15 @@ impl Controller {
     /// Sets a feature and returns completion dword 0.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn set_feature(&mut self, fid: FeatureId, nsid: Nsid, value: u32) -> Result<u32, Error> {
         let mut sqe = Sqe::new(AdminOpcode::SET_FEATURES.0, Cid(0), nsid);
         SetFeatures { fid, save: false, value }.write_to(&mut sqe);
         Ok(self.admin_command("set features", sqe, self.options.admin_timeout)?.result)
     }
 
-    /// Tells a controller that has retry delays that they are heeded (ACRE): before that it reports
-    /// none (Base, "Host Behavior Support").
+    /// Announces that the host honors retry delays (ACRE); a controller reports none before that
+    /// (Base, "Host Behavior Support").
     pub(crate) fn enable_retry_delays(&mut self) -> Result<(), Error> {
         if self.info.crdt == [0; 3] {
             return Ok(());
@@ -138,13 +138,13 @@ impl Controller {
         let fid = FeatureId::HOST_BEHAVIOR_SUPPORT;
         SetFeatures { fid, ..Default::default() }.write_to(&mut sqe);
         match self.admin_command("set features", sqe, self.options.admin_timeout) {
-            // Not worth failing for: its delays are not known then.
+            // Not worth failing for: the controller then reports no delays.
             Ok(_) | Err(Error::Command { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Sends an admin command and waits for it; again if the controller says that this may help.
+    /// Sends an admin command and waits for it. Retries it if the status allows.
     pub(crate) fn admin_command(
         &mut self,
         what: &'static str,
@@ -166,7 +166,7 @@ impl Controller {
         unreachable!("the number of attempts is limited")
     }
 
-    /// Sends an admin command once. What the controller does wrong moves it to Failed.
+    /// Sends an admin command once. Misbehavior of the controller moves it to Failed.
     pub(crate) fn admin_once(
         &mut self,
         what: &'static str,
@@ -187,8 +187,8 @@ impl Controller {
         Err(Error::Command { command, status: completion.status })
     }
 
-    /// The same without any consequences. After a timeout the command is still outstanding:
-    /// [`Controller::admin_abandon`] or a reset has to follow.
+    /// Same as [`Controller::admin_once`] without any recovery. After a timeout the command is
+    /// still outstanding: [`Controller::admin_abandon`] or a reset must follow.
     pub(crate) fn admin_raw(
         &mut self,
         sqe: &Sqe,
@@ -199,7 +199,7 @@ impl Controller {
         admin.execute(env, sqe, timeout)
     }
 
-    /// An admin command was not answered.
+    /// Handles the timeout of an admin command.
     fn admin_late(
         &mut self,
         what: &'static str,
@@ -211,7 +211,7 @@ impl Controller {
         tracing::warn!(ctrl = %self.id, what, cid = cid.0, ?late, "not answered in time");
         let timeout = |outcome, command| Err(Error::Timeout { command, waited, outcome });
         let command = self.admin_id(what, sqe, cid);
-        // While it is being set up, the set-up decides.
+        // During set-up there is no recovery here: set-up itself fails.
         if self.state == State::Ready && late != Late::Abandon {
             match self.admin_abort(cid) {
                 Ok(Some(done)) if done.status.code() == Status::ABORTED_BY_REQUEST => {
@@ -232,10 +232,10 @@ impl Controller {
         timeout(outcome, command)
     }
 
-    /// Aborts an admin command. Its completion, if it comes soon enough.
+    /// Aborts an admin command. Returns its completion if that arrives within the grace period.
     fn admin_abort(&mut self, cid: Cid) -> Result<Option<Completion>, AdminFault> {
         match self.admin_raw(&abort_sqe(QueueId::ADMIN, cid), self.options.command_timeout) {
-            // Whatever it answers, the command may be about to complete.
+            // Whatever the status of the Abort, the command may be about to complete.
             Ok(_) => {}
             Err(AdminFault::Timeout(abort)) => self.admin_forget(abort),
             Err(fault) => return Err(fault),
@@ -249,15 +249,15 @@ impl Controller {
         }
     }
 
-    /// Gives up waiting for an admin command that has no data.
+    /// Abandons an admin command that has no data.
     pub(crate) fn admin_forget(&mut self, cid: Cid) {
         if let Some(admin) = self.admin.as_mut() {
             admin.abandon(cid);
         }
     }
 
-    /// Gives up waiting for an admin command. Its data page is set aside, as it may still be
-    /// written. `false` when the controller has left too many unanswered, or there is no memory.
+    /// Abandons an admin command and quarantines its data page, which may still be written. Returns
+    /// `false` if too many commands are abandoned or there is no memory for a new page.
     pub(crate) fn admin_abandon(&mut self, cid: Cid) -> bool {
         let (Some(admin), Some(memory)) = (self.admin.as_mut(), self.admin_memory.as_mut()) else {
             return false;
@@ -301,7 +301,7 @@ impl Controller {
         }
     }
 
-    /// Resets a controller that is in use; one that is being set up fails its set-up.
+    /// Resets a ready controller. During set-up, only reports the failure.
     fn reset_for(&mut self, cause: FailCause) -> TimeoutOutcome {
         if self.state == State::Ready {
             tracing::error!(ctrl = %self.id, %cause, "resetting the controller");

@@ -27,39 +27,39 @@ use crate::{
     wait::Dead,
 };
 
-/// Namespaces identified; a controller with more is taken at its word for the first ones.
+/// Most namespaces identified; further ones are ignored.
 const NAMESPACES_MAX: usize = 4096;
 
-/// How long a link that a reset takes down needs until it is down.
+/// Time that a link takes to go down after a reset.
 const LINK_SETTLES: Nanos = Nanos::from_millis(100);
-/// How long it may take to be back.
+/// Time limit for the link to come back.
 const LINK_TIMEOUT: Nanos = Nanos::from_millis(10_000);
 
 /// The state of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
-    /// CC.EN is 0 or not yet known.
+    /// CC.EN is 0 or not known yet.
     Disabled,
-    /// Being set up for the first time.
+    /// Initial set-up is in progress.
     Enabling,
-    /// Commands may be sent.
+    /// The controller accepts commands.
     Ready,
-    /// Being reset and set up again.
+    /// A reset and the set-up after it are in progress.
     Resetting,
-    /// Not to be used any more.
+    /// The controller is no longer used.
     Failed(FailCause),
-    /// Shut down in an orderly way.
+    /// The controller was shut down in an orderly way.
     Shutdown,
 }
 
-/// A controller, set up and owned by this process.
+/// A controller owned by this process.
 ///
-/// Blocking calls take `&mut self`: one owner, no locks. Executors drive granted queues beside it.
+/// Blocking calls take `&mut self`: one owner, no locks. Executors drive granted queues meanwhile.
 #[derive(Debug)]
 pub struct Controller {
     pub(crate) bus: Arc<dyn Bus>,
-    /// What granted doorbells are part of.
+    /// Mapping that contains all granted doorbells.
     pub(crate) doorbells: DoorbellPage,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) id: Arc<str>,
@@ -75,11 +75,11 @@ pub struct Controller {
     pub(crate) host: Option<HostQueue>,
     pub(crate) host_memory: Option<HostMemory>,
     pub(crate) queues: BTreeMap<QueueId, IoQueue>,
-    /// Data of commands that the controller may still carry out: of the driver's own queue, until
-    /// that is deleted, and of admin commands, until the next reset.
+    /// Data of commands that the controller may still execute: `quarantine` until the driver's own
+    /// queue is deleted, `abandoned` (admin commands) until the next reset.
     pub(crate) quarantine: Vec<DmaSlice>,
     pub(crate) abandoned: Vec<DmaSlice>,
-    /// The controller knows addresses of this process's memory and may be using them.
+    /// Set while the controller knows addresses of this process's memory and may use them.
     pub(crate) may_dma: bool,
     pub(crate) warnings: RateLimit,
     pub(crate) seen: Seen,
@@ -91,8 +91,8 @@ impl Controller {
     /// namespaces, and creates the queue of the blocking calls.
     ///
     /// # Errors
-    /// [`Error`] when it is not there, does not become ready in time (CAP.TO), misbehaves, or says
-    /// things about itself that cannot be or cannot be worked with.
+    /// Returns [`Error`] if the controller is absent, does not become ready in time (CAP.TO),
+    /// misbehaves, or reports properties that are implausible or unsupported.
     pub fn attach(
         bus: Arc<dyn Bus>,
         clock: Arc<dyn Clock>,
@@ -144,52 +144,52 @@ impl Controller {
         }
     }
 
-    /// What the controller is.
+    /// Returns the controller's identity and limits.
     #[must_use]
     pub fn info(&self) -> &ControllerInfo {
         &self.info
     }
 
-    /// What a person calls it: the bus's name for it.
+    /// Returns the display name, which the bus assigns.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The namespaces that can be used, by ascending identifier.
+    /// Returns the usable namespaces, by ascending identifier.
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
         &self.namespaces
     }
 
-    /// Active namespaces that cannot be used, and why.
+    /// Returns active namespaces that cannot be used, with the reasons.
     #[must_use]
     pub fn refused_namespaces(&self) -> &[(Nsid, NamespaceError)] {
         &self.refused
     }
 
-    /// The state it is in.
+    /// Returns the current state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The bus it lives on.
+    /// Returns the bus.
     #[must_use]
     pub fn bus(&self) -> &Arc<dyn Bus> {
         &self.bus
     }
 
-    /// The clock its deadlines are measured with.
+    /// Returns the clock that deadlines are measured with.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// A namespace that can be used.
+    /// Returns a usable namespace.
     ///
     /// # Errors
-    /// [`Error::Namespace`] with the reason when it cannot.
+    /// Returns [`Error::Namespace`] with the reason if the namespace is not usable.
     pub fn namespace(&self, nsid: Nsid) -> Result<&NamespaceInfo, Error> {
         if let Some(found) = self.namespaces.iter().find(|n| n.nsid == nsid) {
             return Ok(found);
@@ -199,12 +199,12 @@ impl Controller {
         Err(Error::Namespace { ctrl: self.id.clone(), nsid, source })
     }
 
-    /// Resets the controller and sets it up again, whatever state it is in. All queues are gone
-    /// from the device then: the driver's own and those not granted are created anew at once,
-    /// granted ones by [`Controller::recover`].
+    /// Resets the controller from any state and sets it up again. This deletes all queues from the
+    /// device: the driver's own and ungranted ones are recreated right away, granted ones by
+    /// [`Controller::recover`].
     ///
     /// # Errors
-    /// As [`Controller::attach`]; [`Error::Closed`] after a shutdown.
+    /// Same as [`Controller::attach`], and [`Error::Closed`] after a shutdown.
     pub fn reset(&mut self) -> Result<(), Error> {
         if self.state == State::Shutdown {
             return Err(Error::Closed { ctrl: self.id.clone() });
@@ -212,7 +212,7 @@ impl Controller {
         self.reset_controller()
     }
 
-    /// How often it was reset.
+    /// Returns the number of resets so far.
     #[must_use]
     pub fn resets(&self) -> &ResetCount {
         &self.resets
@@ -230,11 +230,11 @@ impl Controller {
         done
     }
 
-    /// From any state through `state` to Ready, or an error that the caller turns into Failed.
+    /// Goes from any state through `state` to Ready. On an error the caller moves to Failed.
     ///
-    /// What goes wrong once may not go wrong again: after CC.EN alone comes a reset of the
-    /// function and another try. A reset of the NVM subsystem comes on request only
-    /// ([`Controller::reset_subsystem`]): it ends the work of other controllers, too.
+    /// A transient failure is retried once: the first attempt uses CC.EN alone, the second follows
+    /// a reset of the function. The NVM subsystem is reset on request only
+    /// ([`Controller::reset_subsystem`]) because that disrupts other controllers, too.
     fn bring_up(&mut self, state: State) -> Result<(), Error> {
         self.set_state(state);
         let error = match self.set_up() {
@@ -249,15 +249,15 @@ impl Controller {
         self.set_up()
     }
 
-    /// Resets the NVM subsystem behind `bus` (NSSR), and waits until its link is back. All
-    /// controllers of the subsystem lose their queues, also those that other hosts use. For a drive
-    /// that [`Controller::attach`] cannot set up; nothing in this driver does it by itself.
+    /// Resets the NVM subsystem behind `bus` (NSSR) and waits until its link is back. All
+    /// controllers of the subsystem lose their queues, including those that other hosts use. Meant
+    /// for a drive that [`Controller::attach`] cannot set up; the driver never calls it on its own.
     ///
-    /// The function has lost its configuration space: drop the bus, and open it again.
+    /// The function loses its configuration space: drop the bus and open it again.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where CAP.NSSRS is 0; [`Error::Gone`] when it was not there, or did
-    /// not come back within 10 s.
+    /// Returns [`Error::Unsupported`] if CAP.NSSRS is 0, and [`Error::Gone`] if the function was
+    /// absent or did not come back within 10 s.
     pub fn reset_subsystem(bus: &dyn Bus, clock: &dyn Clock) -> Result<(), Error> {
         let ctrl: Arc<str> = Arc::from(bus.id());
         let gone = || Error::Gone { ctrl: ctrl.clone() };
@@ -277,7 +277,7 @@ impl Controller {
         if wait_until(clock, clock.now() + LINK_TIMEOUT, is_there) { Ok(()) } else { Err(gone()) }
     }
 
-    /// Disable, enable, identify, queues, events.
+    /// Disables, enables and identifies the controller, then creates queues and requests events.
     fn set_up(&mut self) -> Result<(), Error> {
         self.disable()?;
         self.enable()?;
@@ -288,8 +288,8 @@ impl Controller {
         self.create_host_queue()?;
         self.recreate_idle_queues()?;
         self.discover_placement()?;
-        // Last: an admin command that is not answered resets a controller that is ready, and would
-        // do so again and again from in here.
+        // Last: a timed-out admin command resets a controller that is Ready, and would do so
+        // recursively from in here.
         self.set_state(State::Ready);
         tracing::info!(
             ctrl = %self.id, model = %self.info.model, firmware = %self.info.firmware,
@@ -299,8 +299,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Clears CC.EN and waits for CSTS.RDY = 0. From then on the controller does no DMA: what was
-    /// kept only because of it is freed.
+    /// Clears CC.EN and waits for CSTS.RDY = 0. From then on the controller does no DMA, so
+    /// quarantined memory is freed.
     pub(crate) fn disable(&mut self) -> Result<(), Error> {
         self.admin = None;
         self.host = None;
@@ -308,7 +308,7 @@ impl Controller {
         let csts = self.status()?;
         if cc.en() == 1 {
             if csts.rdy() == 0 && csts.cfs() == 0 {
-                // Clearing CC.EN before CSTS.RDY followed it has undefined results (Base, CC.EN).
+                // Clearing CC.EN before CSTS.RDY follows it has undefined results (Base, CC.EN).
                 let _ = self.wait_ready(1);
             }
             self.write32(reg::CC, cc.with_en(0).with_shn(0).0)?;
@@ -387,14 +387,14 @@ impl Controller {
         self.rescan()
     }
 
-    /// Limits of single NVM commands, which MDTS says nothing about. Before 2.0 there are none.
+    /// Reads limits of individual NVM commands, which MDTS does not cover. Added in version 2.0.
     fn identify_limits(&mut self) -> Result<(), Error> {
         if self.caps.version < Version::new(2, 0, 0) {
             return Ok(());
         }
         match self.identify::<IdentifyNvmController>(Cns::COMMAND_SET_CONTROLLER, Nsid(0)) {
             Ok(data) => self.info.limit(&data, &self.caps),
-            // Not every controller has the page.
+            // The page is optional.
             Err(Error::Command { status, .. }) => {
                 tracing::debug!(ctrl = %self.id, %status, "no limits of NVM commands");
             }
@@ -403,11 +403,11 @@ impl Controller {
         Ok(())
     }
 
-    /// Identifies the namespaces anew. [`Controller::poll_events`] does so by itself when the
-    /// controller reports that they changed.
+    /// Identifies the namespaces again. [`Controller::poll_events`] calls this when the controller
+    /// reports a change.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn rescan(&mut self) -> Result<(), Error> {
         self.usable()?;
         let nsids = self.active_namespaces()?;
@@ -427,7 +427,7 @@ impl Controller {
             }
         }
         (self.namespaces, self.refused) = (good, refused);
-        // While it is being set up there is no queue for that yet.
+        // During set-up the queue that this needs does not exist yet.
         if self.host.is_some() { self.discover_placement() } else { Ok(()) }
     }
 
@@ -451,7 +451,7 @@ impl Controller {
                     return Ok(found);
                 }
             }
-            // Not the last entry: a page of nonsense may have one without having a first.
+            // Count, not last entry: a malformed page may have a last entry but no first one.
             if found.len() - before < list.nsids.len() {
                 return Ok(found);
             }
@@ -464,17 +464,17 @@ impl Controller {
         let value = NumberOfQueues { nsq_z: want_z, ncq_z: want_z }.to_dword();
         let fid = FeatureId::NUMBER_OF_QUEUES;
         let given = NumberOfQueues::from_dword(self.set_feature(fid, Nsid(0), value)?);
-        // A controller may allocate more than was asked for; those are not used.
+        // A controller may allocate more queues than requested; the rest stays unused.
         self.info.io_queues = given.nsq_z.min(given.ncq_z).min(want_z);
         Ok(())
     }
 
-    /// Tells the controller that it will be powered off or left alone (CC.SHN), waits until it
-    /// says that it is done (RTD3E), and disables it. Its data is safe without a flush then.
+    /// Announces a shutdown (CC.SHN), waits until the controller reports it complete (RTD3E), and
+    /// disables it. Completed writes are then durable without a flush.
     ///
     /// # Errors
-    /// [`Error::QueueState`] while queues are granted; [`Error`] when the controller does not
-    /// finish in time, in which case it is failed.
+    /// Returns [`Error::QueueState`] while queues are granted, and [`Error`] if the controller does
+    /// not finish in time, which moves it to Failed.
     pub fn shutdown(&mut self) -> Result<(), Error> {
         if self.state == State::Shutdown {
             return Ok(());
@@ -495,7 +495,7 @@ impl Controller {
         done
     }
 
-    /// Before a shutdown a host should delete its I/O queues (Base, "Normal Shutdown").
+    /// Deletes the I/O queues, as a host should before a shutdown (Base, "Normal Shutdown").
     fn delete_io_queues(&mut self) {
         if self.state != State::Ready {
             return;
@@ -504,9 +504,9 @@ impl Controller {
         let live: Vec<QueueId> = live.map(|(qid, _)| *qid).chain([HOST_QUEUE]).collect();
         self.host = None;
         for qid in live {
-            // Not the admin timeout: a controller that is dead is dropped in seconds.
+            // Not the admin timeout, so that dropping a dead controller takes seconds.
             if self.delete_within(qid, self.info.shutdown_timeout).is_err() {
-                // The shutdown, or the reset after it, ends its commands.
+                // The shutdown, or the reset after it, ends the commands of the queue.
                 return;
             }
             if let Some(queue) = self.queues.get_mut(&qid) {
@@ -538,7 +538,7 @@ impl Controller {
         }
     }
 
-    /// Whether commands may be sent.
+    /// Returns an error unless commands may be sent.
     pub(crate) fn usable(&self) -> Result<(), Error> {
         let ctrl = self.id.clone();
         match self.state {
@@ -548,7 +548,7 @@ impl Controller {
         }
     }
 
-    /// Moves to Failed, unless it already is: the first cause is the one worth knowing.
+    /// Moves to Failed, unless already there: the first cause is the one to keep.
     pub(crate) fn fail(&mut self, cause: FailCause) {
         if !matches!(self.state, State::Failed(_)) {
             tracing::error!(ctrl = %self.id, %cause, "controller failed");
@@ -575,7 +575,7 @@ impl Controller {
         self.state = state;
     }
 
-    /// Interrupt `vector`, if the blocking calls wait for interrupts.
+    /// Returns interrupt `vector` if the blocking calls wait for interrupts.
     pub(crate) fn interrupt(&self, vector: u16) -> Result<Option<Interrupt>, Error> {
         if self.options.wait == WaitMode::Poll {
             return Ok(None);

@@ -1,18 +1,18 @@
-//! Copies between memory of this process and memory that only a GPU addresses.
+//! Copies between memory of this process and memory that only the GPU can address.
 //!
-//! A controller behind VFIO reaches GPU memory by itself, once it is mapped. The software
-//! controller and the proof of a route have to ask the GPU to do it: this is what they ask.
+//! A controller behind VFIO reaches GPU memory directly, once it is mapped. The software controller
+//! and the round-trip proof need the GPU to copy for them, through this interface.
 
 use std::{fmt, ptr::NonNull};
 
 use crate::dma::{DevicePtr, ExternalMemory};
 
-/// Which way bytes go, in CUDA's words.
+/// Direction of a copy, in CUDA's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyDirection {
-    /// From this process to the GPU.
+    /// From host to GPU memory.
     HostToDevice,
-    /// From the GPU to this process.
+    /// From GPU to host memory.
     DeviceToHost,
 }
 
@@ -25,52 +25,52 @@ pub struct DeviceCopy {
     pub device: DevicePtr,
     /// Length in bytes.
     pub len: usize,
-    /// Which way they go.
+    /// The direction.
     pub direction: CopyDirection,
 }
 
-// SAFETY: addresses; who submits the copy vouches for the memory.
+// SAFETY: addresses; the submitter of the copy vouches for the memory.
 #[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Send for DeviceCopy {}
 // SAFETY: as above.
 #[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Sync for DeviceCopy {}
 
-/// A point behind a batch of copies. Larger ones are later.
+/// A point in the sequence of batches. Larger values are later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CopyFence(pub u64);
 
-/// The GPU did not copy. After this, nothing is known of copies under way.
+/// Failure of a GPU copy. The state of copies in flight is then unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("copying between host and GPU memory failed: {cause}")]
 pub struct CopyError {
-    /// Why, in the driver's words.
+    /// The cause, as the CUDA driver reports it.
     pub cause: String,
 }
 
-/// What copies between this process and a GPU. Batches are carried out one after another, the
-/// copies of a batch in any order.
+/// A copy engine between this process and a GPU. Batches run one after another, the copies of a
+/// batch in any order.
 pub trait CopyEngine: Send + Sync + fmt::Debug {
-    /// `len` bytes of memory, page aligned, from and to which copies are fast and asynchronous.
+    /// Allocates `len` bytes of page-aligned memory with fast, asynchronous copies.
     ///
     /// # Errors
-    /// [`CopyError`] without memory.
+    /// Returns [`CopyError`] if there is no memory.
     fn host_memory(&self, len: usize) -> Result<ExternalMemory, CopyError>;
 
-    /// Starts a batch, and returns at once.
+    /// Starts a batch and returns without waiting for it.
     ///
     /// # Errors
-    /// [`CopyError`] when the GPU takes none: no copy of the batch was started, or the GPU is lost.
+    /// Returns [`CopyError`] if no copy of the batch was started, or the GPU is lost.
     ///
     /// # Safety
-    /// Both ranges of every copy stay allocated, and the ranges written to are not otherwise used,
-    /// until [`CopyEngine::is_done`] said so of the fence, or failed.
+    /// Both ranges of every copy must stay allocated, and the destinations must not be used
+    /// otherwise, until [`CopyEngine::is_done`] returns true for the fence or fails.
     #[allow(unsafe_code, reason = "the caller vouches for the memory")]
     unsafe fn submit(&self, copies: &[DeviceCopy]) -> Result<CopyFence, CopyError>;
 
-    /// Whether all batches up to this fence are done.
+    /// Returns whether all batches up to this fence are done.
     ///
     /// # Errors
-    /// [`CopyError`] when the GPU is lost: no batch will get any further.
+    /// Returns [`CopyError`] if the GPU is lost: no batch makes further progress.
     fn is_done(&self, fence: CopyFence) -> Result<bool, CopyError>;
 }

@@ -1,4 +1,4 @@
-//! Names the data of a command (DPTR): scatter gather lists and physical region pages, behind one
+//! Data pointers of commands (DPTR): scatter gather lists and physical region pages, behind one
 //! function.
 //!
 //! The builders are pure: they read ranges of I/O virtual addresses and write dwords into a
@@ -22,17 +22,17 @@ pub const SGL_DESCRIPTOR_BYTES: u32 = 16;
 /// Bytes of one PRP entry.
 pub const PRP_ENTRY_BYTES: u32 = 8;
 
-/// The DPTR field of a command and the PSDT bits that go with it.
+/// The DPTR field of a command and the matching PSDT bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Descriptor {
     /// The data pointer.
     pub dptr: DataPointer,
-    /// How it is to be read.
+    /// Interpretation of the data pointer.
     pub psdt: Psdt,
 }
 
 impl Descriptor {
-    /// `sqe` with this data pointer.
+    /// Returns `sqe` with this data pointer.
     #[must_use]
     pub fn put_into(self, mut sqe: Sqe) -> Sqe {
         sqe.dptr = self.dptr;
@@ -40,13 +40,13 @@ impl Descriptor {
     }
 }
 
-/// Where the part of a descriptor goes that does not fit in the command.
+/// Memory for the part of a descriptor that does not fit in the command.
 pub trait DescriptorArea {
-    /// Address of the first byte for the controller. Aligned to 8 bytes (PRP) or 16 (SGL).
+    /// Returns the I/O virtual address of the first byte. Aligned to 8 bytes (PRP) or 16 (SGL).
     fn iova(&self) -> Iova;
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
-    /// Whether there are no bytes at all.
+    /// Returns whether the area is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -63,7 +63,7 @@ pub struct BufferArea<'a> {
 }
 
 impl<'a> BufferArea<'a> {
-    /// `len` bytes of `buffer` from `offset` on, cut at the buffer's end.
+    /// Uses `len` bytes of `buffer` from `offset` on, cut at the buffer's end.
     #[must_use]
     pub fn new(buffer: &'a mut Buffer, offset: usize, len: usize) -> Self {
         let offset = offset.min(buffer.len());
@@ -87,49 +87,49 @@ impl DescriptorArea for BufferArea<'_> {
     }
 }
 
-/// Why a transfer cannot be described.
+/// Reasons for which a transfer cannot be described.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// No bytes at all.
+    /// The transfer has no bytes.
     #[error("the transfer has no bytes, or an empty part (part {part})")]
     Empty {
-        /// Which part; 0 when there are none.
+        /// Index of the part; 0 if there are none.
         part: usize,
     },
-    /// One part is longer than a descriptor can say, or wraps around the address space.
+    /// One part is longer than a descriptor can express, or wraps around the address space.
     #[error("part {part} of {len} bytes at {iova} is longer than one descriptor can say")]
     TooLong {
-        /// Which part.
+        /// Index of the part.
         part: usize,
         /// Its address.
         iova: Iova,
         /// Its length in bytes.
         len: u64,
     },
-    /// SGL of a controller with dword granularity.
+    /// A part violates the dword granularity of the controller's SGLs.
     #[error(
         "part {part} ({len} bytes at {iova}) is not a multiple of {granularity} bytes, \
          which is all this controller's SGLs can address"
     )]
     Granularity {
-        /// Which part.
+        /// Index of the part.
         part: usize,
         /// Its address.
         iova: Iova,
         /// Its length in bytes.
         len: u64,
-        /// What address and length must be multiples of.
+        /// Required granularity of address and length.
         granularity: u32,
     },
-    /// PRP: a part begins or ends inside a page where only whole pages will do.
+    /// PRP: a part begins or ends inside a page where only whole pages are possible.
     #[error(
         "part {part} ({len} bytes at {iova}) begins or ends inside a page of {page_bytes} bytes; \
          PRPs need whole pages between the first and the last, and dword aligned addresses: use \
          SGLs or aligned memory"
     )]
     NotPages {
-        /// Which part.
+        /// Index of the part.
         part: usize,
         /// Its address.
         iova: Iova,
@@ -143,7 +143,7 @@ pub enum DescriptorError {
     AreaTooSmall {
         /// Bytes needed.
         need: usize,
-        /// Bytes there are.
+        /// Bytes available.
         have: usize,
     },
     /// The descriptor area itself is misaligned.
@@ -156,11 +156,11 @@ pub enum DescriptorError {
     },
 }
 
-/// Describes `parts`, in order, in the way `mode` says. What does not fit in the command goes to
-/// `area`; segments of an SGL and pages of a PRP list are `segment_bytes` long at most and chained.
+/// Describes `parts`, in order, in the given mode. Overflow from the command goes to `area`;
+/// segments of an SGL and pages of a PRP list are at most `segment_bytes` long and chained.
 ///
 /// # Errors
-/// [`DescriptorError`]; nothing useful is in the area then.
+/// Returns [`DescriptorError`]; the contents of the area are then meaningless.
 pub fn describe(
     mode: DescriptorMode,
     parts: &[IovaRange],
@@ -186,13 +186,13 @@ pub fn describe(
     }
 }
 
-/// Largest transfer, in bytes, that `area_bytes` of descriptors can describe whatever its
-/// alignment. `None`: the area does not limit it (an SGL entry can be as long as it likes).
+/// Returns the largest transfer, in bytes, that `area_bytes` of descriptors can describe at any
+/// alignment, or `None` if the area sets no limit (an SGL entry can be as long as the transfer).
 #[must_use]
 pub fn transfer_bytes_max(mode: DescriptorMode, area_bytes: u32) -> Option<u64> {
     match mode {
         DescriptorMode::Sgl { .. } => None,
-        // PRP1 may cover as little as four bytes, so only the list counts. Two pages fit without.
+        // PRP1 may cover as little as four bytes, so only the list counts. Two pages need no list.
         DescriptorMode::Prp { page_bytes } => {
             let chained = area_bytes.div_ceil(page_bytes).saturating_sub(1);
             let entries = u64::from((area_bytes / PRP_ENTRY_BYTES).saturating_sub(chained)).max(1);

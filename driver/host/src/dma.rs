@@ -1,13 +1,13 @@
-//! Memory a device can reach, and the address spaces it is mapped in.
+//! Memory that a device can access, and the address spaces it is mapped in.
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
-/// An I/O virtual address: what a controller puts on the bus.
+/// An I/O virtual address, as a controller puts it on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Iova(pub u64);
 
 impl Iova {
-    /// The address `bytes` further on.
+    /// Returns the address `bytes` further on.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -20,7 +20,7 @@ impl fmt::Display for Iova {
     }
 }
 
-/// An address as a kernel on the GPU sees it.
+/// An address in a GPU kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(pub u64);
 
@@ -44,56 +44,56 @@ pub struct Place {
     pub iova: Iova,
 }
 
-/// Mapped memory. Dropping the last handle unmaps it, and only then may it be freed.
+/// Mapped memory. Dropping the last handle unmaps it; only then may the memory be freed.
 ///
 /// # Safety
-/// For the whole lifetime of the value: `host`, `device` and `segments` keep returning the same
-/// addresses; each covers all of `len` bytes (`segments` in order, without holes between their
-/// lengths); the memory stays allocated and mapped; and no Rust reference to it exists anywhere.
+/// For the whole lifetime of the value, `host`, `device` and `segments` must keep returning the
+/// same addresses; each must cover all of `len` bytes (`segments` in order and without gaps); the
+/// memory must stay allocated and mapped; and no Rust reference to it may exist anywhere.
 #[allow(unsafe_code, reason = "the trait's promise is what every DMA relies on")]
 pub unsafe trait DmaMemory: Send + Sync + fmt::Debug {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
-    /// Whether there are no bytes at all.
+    /// Returns whether the memory is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// First byte in this process, if the CPU can reach it.
+    /// Returns the address in this process, if the CPU can access the memory.
     fn host(&self) -> Option<NonNull<u8>>;
-    /// First byte in a GPU kernel, if it can reach it.
+    /// Returns the address in a GPU kernel, if the GPU can access the memory.
     fn device(&self) -> Option<DevicePtr>;
-    /// Where the device finds the bytes: one range where the platform can, else several.
+    /// Returns the I/O virtual ranges: one range if the platform allows, else several.
     fn segments(&self) -> &[IovaRange];
 }
 
-/// One DMA address space: a VFIO container, or the software controllers' own.
+/// A DMA address space: a VFIO container, or that of the software controllers.
 ///
-/// ADR 0001: allocation belongs to the space and not to a controller, because a KV pool is mapped
+/// Allocation belongs to the space and not to a controller (ADR 0001) because a KV pool is mapped
 /// once for all the drives that serve it.
 pub trait DmaSpace: Send + Sync + fmt::Debug {
-    /// What a person calls it.
+    /// Returns the display name.
     fn name(&self) -> &str;
 
-    /// `len` zeroed bytes (rounded up to pages, page aligned) that CPU and device can reach, as
-    /// one contiguous range of I/O virtual addresses. On NUMA node `node` if there is memory left,
-    /// as [`crate::Bus::numa_node`] names it; `None`: wherever the system likes.
+    /// Allocates `len` zeroed bytes (rounded up to pages, page aligned) that CPU and device can
+    /// access, as one contiguous range of I/O virtual addresses. Prefers NUMA node `node`, numbered
+    /// as in [`crate::Bus::numa_node`]; `None` leaves the choice to the system.
     ///
     /// # Errors
-    /// [`DmaError`] when there is no memory, no address range, or a lock limit is in the way.
+    /// Returns [`DmaError`] if memory or address space runs out, or a lock limit is reached.
     fn alloc_on(&self, len: usize, node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError>;
 
-    /// [`DmaSpace::alloc_on`] any node.
+    /// Calls [`DmaSpace::alloc_on`] without a node preference.
     ///
     /// # Errors
-    /// As [`DmaSpace::alloc_on`].
+    /// Same as [`DmaSpace::alloc_on`].
     fn alloc(&self, len: usize) -> Result<Arc<dyn DmaMemory>, DmaError> {
         self.alloc_on(len, None)
     }
 
-    /// Maps memory that somebody else allocated. Its owner is kept alive until it is unmapped.
+    /// Maps memory allocated elsewhere. Its owner is kept alive until the memory is unmapped.
     ///
     /// # Errors
-    /// [`DmaError`] as for [`DmaSpace::alloc`], and for memory that is not page aligned.
+    /// Returns [`DmaError`] as [`DmaSpace::alloc`] does, and for memory that is not page aligned.
     fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError>;
 }
 
@@ -111,11 +111,11 @@ pub struct ExternalMemory {
 unsafe impl Send for ExternalMemory {}
 
 impl ExternalMemory {
-    /// Describes `len` bytes at `host` and/or `device`.
+    /// Describes `len` bytes at `host`, `device`, or both.
     ///
     /// # Safety
-    /// The bytes stay allocated at these addresses until `owner` is dropped, and nobody holds a
-    /// Rust reference into them while they are mapped.
+    /// The bytes must stay allocated at these addresses until `owner` is dropped, and no Rust
+    /// reference into them may exist while they are mapped.
     #[allow(unsafe_code, reason = "the caller vouches for memory Rust knows nothing about")]
     pub unsafe fn new(
         host: Option<NonNull<u8>>,
@@ -126,7 +126,7 @@ impl ExternalMemory {
         Self { host, device, len, owner }
     }
 
-    /// The parts: host address, device address, length in bytes, owner.
+    /// Returns the host address, device address, length in bytes, and owner.
     #[must_use]
     pub fn into_parts(
         self,
@@ -135,7 +135,7 @@ impl ExternalMemory {
     }
 }
 
-/// A part of mapped memory that is contiguous for the device. Keeps the mapping alive.
+/// Part of mapped memory that is contiguous for the device. Keeps the mapping alive.
 #[derive(Debug, Clone)]
 pub struct DmaSlice {
     memory: Arc<dyn DmaMemory>,
@@ -145,10 +145,10 @@ pub struct DmaSlice {
 }
 
 impl DmaSlice {
-    /// `len` bytes from `offset` on.
+    /// Takes `len` bytes from `offset` on.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end, [`DmaError::NotContiguous`] across a segment border.
+    /// Returns [`DmaError::OutOfRange`] past the end, [`DmaError::NotContiguous`] across segments.
     pub fn new(memory: Arc<dyn DmaMemory>, offset: usize, len: usize) -> Result<Self, DmaError> {
         let total = memory.len();
         if offset.checked_add(len).is_none_or(|end| end > total) {
@@ -169,19 +169,19 @@ impl DmaSlice {
         Err(DmaError::OutOfRange { offset, len, total })
     }
 
-    /// All of `memory`, which must be one range.
+    /// Takes all of `memory`, which must be one contiguous range.
     ///
     /// # Errors
-    /// [`DmaError::NotContiguous`] when it is not.
+    /// Returns [`DmaError::NotContiguous`] if it is not.
     pub fn whole(memory: Arc<dyn DmaMemory>) -> Result<Self, DmaError> {
         let len = memory.len();
         Self::new(memory, 0, len)
     }
 
-    /// A part of this part.
+    /// Takes a part of this slice.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end.
+    /// Returns [`DmaError::OutOfRange`] past the end.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self, DmaError> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(DmaError::OutOfRange { offset, len, total: self.len });
@@ -194,44 +194,44 @@ impl DmaSlice {
         })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns whether the slice is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where in its mapping it begins, in bytes.
+    /// Returns the offset within its mapping, in bytes.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// First byte for the controller.
+    /// Returns the I/O virtual address of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// First byte in this process, if the CPU can reach it.
+    /// Returns the first byte in this process, if the CPU can access it.
     #[must_use]
     pub fn host(&self) -> Option<NonNull<u8>> {
         let base = self.memory.host()?;
         NonNull::new(base.as_ptr().wrapping_add(self.offset))
     }
 
-    /// First byte in a GPU kernel, if it can reach it.
+    /// Returns the first byte in a GPU kernel, if the GPU can access it.
     #[must_use]
     pub fn device(&self) -> Option<DevicePtr> {
         Some(DevicePtr(self.memory.device()?.0 + self.offset as u64))
     }
 
-    /// The address as each side sees it.
+    /// Returns the address as each side sees it.
     #[must_use]
     pub fn place(&self) -> Place {
         Place {
@@ -241,14 +241,14 @@ impl DmaSlice {
         }
     }
 
-    /// The mapping this is a part of.
+    /// Returns the mapping that contains this slice.
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn DmaMemory> {
         &self.memory
     }
 }
 
-/// Memory could not be had, mapped or addressed.
+/// Failure to allocate, map or address memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaError {
@@ -259,9 +259,9 @@ pub enum DmaError {
         space: String,
         /// Bytes asked for.
         len: usize,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
-        /// What to do about it.
+        /// Suggested remedy.
         hint: String,
     },
     /// No free range of I/O virtual addresses is long enough.
@@ -282,17 +282,17 @@ pub enum DmaError {
         /// The page size needed.
         page: usize,
     },
-    /// A part outside the mapping.
+    /// The part lies outside the mapping.
     #[error("{len} bytes at offset {offset} are outside a mapping of {total} bytes")]
     OutOfRange {
         /// Offset asked for.
         offset: usize,
         /// Bytes asked for.
         len: usize,
-        /// Bytes there are.
+        /// Length of the mapping in bytes.
         total: usize,
     },
-    /// A part that the device sees as more than one range.
+    /// The device sees the part as more than one range.
     #[error("{len} bytes at offset {offset} are not contiguous for the device")]
     NotContiguous {
         /// Offset asked for.
@@ -305,9 +305,9 @@ pub enum DmaError {
     Unsupported {
         /// The address space.
         space: String,
-        /// What was offered.
+        /// The memory offered.
         what: String,
-        /// What to do about it.
+        /// Suggested remedy.
         hint: String,
     },
 }

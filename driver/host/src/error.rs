@@ -1,4 +1,4 @@
-//! What can go wrong, and what a controller failed of.
+//! Errors of the driver, and the causes of a controller's failure.
 
 use std::sync::Arc;
 
@@ -16,25 +16,25 @@ use crate::{
     queue::{DeviceError, QueueError},
 };
 
-/// Why a controller is not used any more. [`crate::Controller::reset`] may bring it back.
+/// Causes for which a controller is no longer used. [`crate::Controller::reset`] may revive it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailCause {
-    /// It no longer answers on its bus.
+    /// The controller no longer answers on its bus.
     #[error("it no longer answers on its bus (removed, powered off or link lost)")]
     Gone,
-    /// It reported a fatal error (CSTS.CFS).
+    /// The controller reported a fatal error (CSTS.CFS).
     #[error("it reports a fatal error (CSTS.CFS)")]
     Fatal,
     /// CSTS.RDY did not follow CC.EN in time.
     #[error("CSTS.RDY did not become {ready} within {} ms (CAP.TO)", waited.0 / 1_000_000)]
     NotReady {
-        /// What CSTS.RDY should have become.
+        /// The expected value of CSTS.RDY.
         ready: u8,
-        /// How long it was given.
+        /// The time limit that passed.
         waited: Nanos,
     },
-    /// A completion that cannot be right.
+    /// A completion was invalid.
     #[error("it misbehaved: {0}")]
     Misbehaved(DeviceError),
     /// An admin command was not answered.
@@ -43,7 +43,7 @@ pub enum FailCause {
         /// The command.
         what: &'static str,
     },
-    /// It could not be set up after CSTS.RDY, for the reason that was returned then.
+    /// Set-up failed after CSTS.RDY, with the error that was returned then.
     #[error("it could not be set up; the first error said why")]
     SetUp,
     /// A queue could not be deleted, and others are still granted.
@@ -54,19 +54,19 @@ pub enum FailCause {
     },
 }
 
-/// What became of a command that was not answered in time.
+/// Recovery after the timeout of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeoutOutcome {
-    /// An Abort ended it, or it completed meanwhile.
+    /// An Abort ended the command, or it completed in the meantime.
     Aborted,
-    /// An admin command was left behind; the controller is well, and may still carry it out.
+    /// The admin command was abandoned; the controller is healthy and may still execute it.
     Abandoned,
-    /// Its queue was deleted and created anew.
+    /// The queue was deleted and recreated.
     QueueRecreated,
     /// The controller was reset and is ready again.
     ControllerReset,
-    /// The controller could not be reset. It is failed, and memory it may still write is kept.
+    /// The reset failed. The controller is failed, and memory it may still write is kept.
     ControllerFailed,
 }
 
@@ -84,14 +84,14 @@ impl std::fmt::Display for TimeoutOutcome {
     }
 }
 
-/// Which command it was.
+/// Identity of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandId {
     /// The controller.
     pub ctrl: Arc<str>,
     /// The command's name.
     pub what: &'static str,
-    /// The namespace; 0 when it concerns none.
+    /// The namespace; 0 if the command has none.
     pub nsid: Nsid,
     /// The queue.
     pub qid: QueueId,
@@ -111,7 +111,7 @@ impl std::fmt::Display for CommandId {
     }
 }
 
-/// Anything the driver reports.
+/// Any error of the driver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -137,9 +137,9 @@ pub enum Error {
     NotReady {
         /// The controller.
         ctrl: Arc<str>,
-        /// What CSTS.RDY should have become.
+        /// The expected value of CSTS.RDY.
         ready: u8,
-        /// How long it was given.
+        /// The time limit that passed.
         waited: Nanos,
         /// The register.
         csts: u32,
@@ -152,27 +152,27 @@ pub enum Error {
     Shutdown {
         /// The controller.
         ctrl: Arc<str>,
-        /// How long it was given.
+        /// The time limit that passed.
         waited: Nanos,
         /// The register.
         csts: u32,
     },
-    /// A command that cannot be passed through; nothing was sent.
+    /// The command cannot be passed through; nothing was sent.
     #[error("{ctrl}: passthrough of opcode {opcode:#04x}: {what}; nothing was sent")]
     Passthrough {
         /// The controller.
         ctrl: Arc<str>,
-        /// The command.
+        /// The opcode.
         opcode: u8,
-        /// Why not, and what to do instead.
+        /// The reason, and the alternative.
         what: String,
     },
-    /// A completion that cannot be right; the controller is now failed.
+    /// A completion was invalid; the controller is now failed.
     #[error("{ctrl}: the controller misbehaved: {source}")]
     Misbehaved {
         /// The controller.
         ctrl: Arc<str>,
-        /// What it did.
+        /// The violation.
         source: DeviceError,
     },
     /// The controller failed earlier.
@@ -180,7 +180,7 @@ pub enum Error {
     Failed {
         /// The controller.
         ctrl: Arc<str>,
-        /// Of what.
+        /// The cause.
         cause: FailCause,
     },
     /// The controller was shut down.
@@ -189,32 +189,32 @@ pub enum Error {
         /// The controller.
         ctrl: Arc<str>,
     },
-    /// The controller says something about itself that cannot be.
+    /// The controller reports an implausible property.
     #[error("{ctrl}: the controller reports something implausible: {what}")]
     Implausible {
         /// The controller.
         ctrl: Arc<str>,
-        /// What it says.
+        /// The report.
         what: String,
     },
-    /// The controller lacks something.
+    /// The controller lacks a feature.
     #[error("{ctrl}: {what} is not supported by this controller; {hint}")]
     Unsupported {
         /// The controller.
         ctrl: Arc<str>,
-        /// What is missing.
+        /// The missing feature.
         what: String,
-        /// What to do.
+        /// Suggested remedy.
         hint: &'static str,
     },
-    /// A namespace that does not exist or cannot be used.
+    /// The namespace does not exist or cannot be used.
     #[error("{ctrl}: namespace {nsid}: {source}")]
     Namespace {
         /// The controller.
         ctrl: Arc<str>,
         /// The namespace.
         nsid: Nsid,
-        /// Why.
+        /// The cause.
         source: NamespaceError,
     },
     /// The arguments of an I/O do not fit the namespace; nothing was sent.
@@ -224,25 +224,25 @@ pub enum Error {
         ctrl: Arc<str>,
         /// The namespace.
         nsid: Nsid,
-        /// What does not fit.
+        /// The mismatch.
         what: String,
     },
     /// A command ended with an error status.
     #[error("{command} failed: {status}")]
     Command {
-        /// Which.
+        /// The command.
         command: Box<CommandId>,
-        /// How it ended.
+        /// Its completion status.
         status: Status,
     },
     /// A command was not answered in time.
     #[error("{command} was not answered within {} ms; {outcome}", waited.0 / 1_000_000)]
     Timeout {
-        /// Which.
+        /// The command.
         command: Box<CommandId>,
-        /// How long it was given.
+        /// The time limit that passed.
         waited: Nanos,
-        /// What was done about it.
+        /// The recovery that followed.
         outcome: TimeoutOutcome,
     },
     /// The data of a command cannot be described.
@@ -250,47 +250,47 @@ pub enum Error {
     Descriptor {
         /// The controller.
         ctrl: Arc<str>,
-        /// Why.
+        /// The cause.
         source: DescriptorError,
     },
-    /// A queue cannot be made.
+    /// The queue cannot be created.
     #[error("{ctrl}: {source}")]
     Queue {
         /// The controller.
         ctrl: Arc<str>,
-        /// Why.
+        /// The cause.
         source: QueueError,
     },
-    /// A queue is not in the state that the call needs.
+    /// The queue is not in the state that the call needs.
     #[error("{ctrl}: queue {qid}: {what}")]
     QueueState {
         /// The controller.
         ctrl: Arc<str>,
         /// The queue.
         qid: QueueId,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         what: String,
     },
-    /// Memory could not be had or addressed.
+    /// Memory could not be allocated or addressed.
     #[error("{ctrl}: {source}")]
     Dma {
         /// The controller.
         ctrl: Arc<str>,
-        /// Why.
+        /// The cause.
         source: DmaError,
     },
-    /// An interrupt could not be had.
+    /// An interrupt could not be set up.
     #[error("{ctrl}: {source}; use polling instead")]
     Interrupt {
         /// The controller.
         ctrl: Arc<str>,
-        /// Why.
+        /// The cause.
         source: InterruptError,
     },
 }
 
 impl Error {
-    /// The controller's status, if it answered with one.
+    /// Returns the completion status, if the controller returned one.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         match self {
@@ -299,7 +299,7 @@ impl Error {
         }
     }
 
-    /// Which command it was, if it was one.
+    /// Returns the command that the error is about, if any.
     #[must_use]
     pub fn command(&self) -> Option<&CommandId> {
         match self {
@@ -308,7 +308,7 @@ impl Error {
         }
     }
 
-    /// Whether a reset may help: the controller did something wrong, and is there.
+    /// Returns whether a reset may help: the controller misbehaved but is present.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -320,7 +320,7 @@ impl Error {
         )
     }
 
-    /// What the controller is failed of when this error ends its set-up.
+    /// Returns the cause of failure that this error amounts to during set-up.
     pub(crate) fn cause(&self) -> FailCause {
         match *self {
             Self::Gone { .. } => FailCause::Gone,

@@ -1,4 +1,4 @@
-//! A queue pair lent to an executor, and the token that gives it back.
+//! Queue pairs granted to an executor, and the proof of quiescence that ends a grant.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,14 +6,14 @@ use nvme_spec::ids::{Nsid, QueueId};
 
 use crate::dma::Place;
 
-/// How a command names its data (DPTR).
+/// Format of a command's data pointer (DPTR).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DescriptorMode {
     /// Scatter gather list: any run of bytes per 16-byte entry.
     Sgl {
         /// Bit buckets may be used to discard data of a read.
         bit_bucket: bool,
-        /// Address and length of every block are multiples of this (1 or 4 bytes).
+        /// Granularity of address and length of every block (1 or 4 bytes).
         granularity: u32,
     },
     /// Physical region pages: whole pages after the first entry.
@@ -23,12 +23,12 @@ pub enum DescriptorMode {
     },
 }
 
-/// Which grant it is: different for every grant of every controller in this process.
+/// Identity of a grant, unique across all controllers of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantEpoch(u64);
 
 impl GrantEpoch {
-    /// An epoch that no grant had before.
+    /// Returns an epoch that no earlier grant has.
     #[must_use]
     #[allow(clippy::new_without_default, reason = "every call returns another value")]
     pub fn new() -> Self {
@@ -38,23 +38,23 @@ impl GrantEpoch {
     }
 }
 
-/// Placement handles that an executor can name at the most.
+/// Most placement handles that an executor can use.
 pub const PLACEMENTS_MAX: usize = 8;
 
-/// Everything an executor learns about one I/O queue pair. Plain data: one day it crosses a process
-/// boundary.
+/// Description of one I/O queue pair for its executor. Plain data, so that it can cross a process
+/// boundary one day.
 ///
-/// The memory behind every address stays mapped until the controller took the grant back, which
+/// The memory behind every address stays mapped until the controller takes the grant back, which
 /// needs a [`Quiesced`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueGrant {
-    /// Which grant this is. The [`Quiesced`] that takes it back names it.
+    /// Identity of this grant, named by the [`Quiesced`] that ends it.
     pub epoch: GrantEpoch,
-    /// The queue pair's identifier (SQ and CQ have the same).
+    /// The queue pair's identifier (the same for SQ and CQ).
     pub qid: QueueId,
     /// Submission queue: `depth` entries of 64 bytes.
     pub sq: Place,
-    /// Completion queue: `depth` entries of 16 bytes, zeroed: the first pass has phase 1.
+    /// Completion queue: `depth` entries of 16 bytes, zeroed, so the first pass has phase 1.
     pub cq: Place,
     /// Submission tail doorbell; `iova` is unused.
     pub sq_doorbell: Place,
@@ -76,33 +76,33 @@ pub struct QueueGrant {
     pub boundary_lbas: u32,
     /// Largest data transfer of one command in bytes (MDTS and descriptor area considered).
     pub transfer_bytes_max: u32,
-    /// How data is described.
+    /// Format of data pointers.
     pub descriptor_mode: DescriptorMode,
-    /// The namespace's placement handles: how many of `placement_ids` there are.
+    /// Number of placement handles in `placement_ids`.
     pub placements: u32,
-    /// What a write names for each of them (Placement Identifier, DSPEC).
+    /// Placement identifier of each handle, for the DSPEC field of a write.
     pub placement_ids: [u16; PLACEMENTS_MAX],
 }
 
-/// Proof that certain grants are no longer in use: no thread and no kernel runs that could ring
-/// their doorbells or read their memory.
+/// Proof that certain grants are no longer in use: no running thread or kernel can ring their
+/// doorbells or access their memory.
 ///
-/// The default covers no grant. It takes back queues that were never granted.
+/// The default covers no grant. It suffices for queues that were never granted.
 #[derive(Debug, Default)]
 pub struct Quiesced(Vec<GrantEpoch>);
 
 impl Quiesced {
-    /// States that the executor which held these grants has ended.
+    /// Asserts that the executor which held these grants has ended.
     ///
     /// # Safety
-    /// No thread and no kernel that was given a grant with one of these epochs is still running.
+    /// No thread and no kernel that holds a grant with one of these epochs may still be running.
     #[must_use]
     #[allow(unsafe_code, reason = "only an executor can know that its threads or kernels ended")]
     pub unsafe fn assert(grants: impl IntoIterator<Item = GrantEpoch>) -> Self {
         Self(grants.into_iter().collect())
     }
 
-    /// Whether this is proof for `grant`.
+    /// Returns whether this proof covers `grant`.
     #[must_use]
     pub fn covers(&self, grant: GrantEpoch) -> bool {
         self.0.contains(&grant)

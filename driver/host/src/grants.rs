@@ -1,7 +1,7 @@
-//! I/O queue pairs: created, granted to executors, taken back.
+//! I/O queue pairs: creation, grants to executors, reclaim.
 //!
-//! A queue's memory is freed only when the device can no longer use it (its queues are deleted or
-//! the controller is disabled) and no executor can either (a [`Quiesced`] was shown).
+//! A queue's memory is freed only when neither the device can use it (its queues are deleted or the
+//! controller is disabled) nor an executor (the caller presented a [`Quiesced`]).
 
 use nvme_spec::{
     admin::{AdminOpcode, CreateIoCq, CreateIoSq, DeleteQueue},
@@ -25,14 +25,14 @@ use crate::{
 /// The queue of the driver's own blocking calls.
 pub(crate) const HOST_QUEUE: QueueId = QueueId(1);
 
-/// Memory of one queue pair. All three are page aligned for the controller.
+/// Memory of one queue pair. All three slices are page aligned for the controller.
 #[derive(Debug, Clone)]
 pub struct QueueMemory {
-    /// Submission queue: 64 bytes for each entry; its length says how many there are.
+    /// Submission queue of 64-byte entries; its length sets the depth.
     pub sq: DmaSlice,
-    /// Completion queue: at least 16 bytes for each entry.
+    /// Completion queue: at least 16 bytes per entry.
     pub cq: DmaSlice,
-    /// Descriptor areas: at least 64 bytes for each entry.
+    /// Descriptor areas: at least 64 bytes per entry.
     pub descriptors: DmaSlice,
 }
 
@@ -42,24 +42,24 @@ pub(crate) struct IoQueue {
     pub(crate) memory: QueueMemory,
     pub(crate) depth: u32,
     pub(crate) descriptor_bytes: u32,
-    /// The grant that its executor holds.
+    /// The grant held by its executor.
     pub(crate) granted: Option<QueueGrant>,
-    /// What the device makes of it.
+    /// State on the device.
     pub(crate) device: OnDevice,
 }
 
-/// What the device makes of a queue.
+/// State of a queue on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnDevice {
-    /// It can be used.
+    /// The queue is usable.
     Live,
-    /// It was to be deleted and was not: it cannot be used, and its memory may still be.
+    /// Its deletion failed: it is unusable, and the device may still access its memory.
     Stuck,
-    /// Deleted, or ended by a reset: the device uses none of its memory.
+    /// Deleted, or ended by a reset: the device does not access its memory.
     Absent,
 }
 
-/// How one queue is created on the device.
+/// Parameters of a queue to create on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueShape {
     pub(crate) qid: QueueId,
@@ -70,12 +70,12 @@ pub(crate) struct QueueShape {
 }
 
 impl Controller {
-    /// Creates a queue pair of `depth` entries (0: [`crate::ControllerOptions::io_depth`], cut to
-    /// what the controller allows) in memory of the bus.
+    /// Creates a queue pair of `depth` entries in memory of the bus. A depth of 0 means
+    /// [`crate::ControllerOptions::io_depth`], cut to the controller's limit.
     ///
     /// # Errors
-    /// [`Error::QueueState`] when the depth is not a power of two the controller allows or there
-    /// are no queues left; [`Error::Dma`]; else as any admin command.
+    /// Returns [`Error::QueueState`] if the depth is not a power of two that the controller allows
+    /// or no queues are left, [`Error::Dma`], and the errors of any admin command.
     pub fn create_queue_pair(&mut self, depth: u32) -> Result<QueueId, Error> {
         self.usable()?;
         let max = 1 << self.info.entries_max.ilog2();
@@ -96,11 +96,11 @@ impl Controller {
         self.create_queue_pair_in(memory)
     }
 
-    /// Creates a queue pair in memory the caller chose, for instance on a GPU. The depth is what
-    /// fits in `memory.sq`.
+    /// Creates a queue pair in memory of the caller's choice, for instance on a GPU. The length of
+    /// `memory.sq` sets the depth.
     ///
     /// # Errors
-    /// As [`Controller::create_queue_pair`]; [`Error::QueueState`] also for memory that is too
+    /// Same as [`Controller::create_queue_pair`], and [`Error::QueueState`] for memory that is too
     /// small or misaligned.
     pub fn create_queue_pair_in(&mut self, memory: QueueMemory) -> Result<QueueId, Error> {
         self.usable()?;
@@ -108,13 +108,13 @@ impl Controller {
         let depth = u32::try_from(memory.sq.len() / 64).unwrap_or(u32::MAX);
         self.check_depth(qid, depth)?;
         let descriptor_bytes = self.check_memory(qid, depth, &memory)?;
-        // Kept from here on: the device may know the memory even when making the queue fails.
+        // Kept from here on: the device may know the memory even if creating the queue fails.
         let kept = self.quarantine.len();
         let QueueMemory { sq, cq, descriptors } = memory.clone();
         self.quarantine.extend([sq, cq, descriptors]);
         let created = self.make_io_queue(qid, depth, &memory);
         if !matches!(self.state, State::Failed(_)) {
-            // It was made, refused, or a reset has ended all DMA (and emptied the quarantine).
+            // It was created or refused, or a reset ended all DMA (and emptied the quarantine).
             self.quarantine.truncate(kept);
         }
         created?;
@@ -147,7 +147,7 @@ impl Controller {
         Err(Error::QueueState { ctrl: self.id.clone(), qid, what })
     }
 
-    /// Bytes of one descriptor area.
+    /// Checks a queue's memory and returns the bytes of one descriptor area.
     fn check_memory(&self, qid: QueueId, depth: u32, memory: &QueueMemory) -> Result<u32, Error> {
         let wrong = |what: String| Error::QueueState { ctrl: self.id.clone(), qid, what };
         let page = u64::from(self.caps.page_bytes);
@@ -169,7 +169,7 @@ impl Controller {
         Ok(1 << each.ilog2())
     }
 
-    /// Zeroes a queue's memory and makes it on the device.
+    /// Zeroes a queue's memory and creates the queue on the device.
     fn make_io_queue(
         &mut self,
         qid: QueueId,
@@ -187,7 +187,7 @@ impl Controller {
         self.make_on_device(QueueShape { qid, depth, sq, cq, vector: None })
     }
 
-    /// Create I/O CQ, then Create I/O SQ. When the second fails, the first is deleted again.
+    /// Sends Create I/O CQ, then Create I/O SQ. If the second fails, the CQ is deleted again.
     pub(crate) fn make_on_device(&mut self, shape: QueueShape) -> Result<(), Error> {
         let QueueShape { qid, depth, sq, cq, vector } = shape;
         let qsize_z = (depth - 1) as u16;
@@ -212,12 +212,12 @@ impl Controller {
         Ok(())
     }
 
-    /// Delete I/O SQ, then Delete I/O CQ. The device holds no command of the queue afterwards.
+    /// Sends Delete I/O SQ, then Delete I/O CQ. The device then holds no command of the queue.
     pub(crate) fn delete_on_device(&mut self, qid: QueueId) -> Result<(), ()> {
         self.delete_within(qid, self.options.admin_timeout)
     }
 
-    /// The same, where a controller that does not answer is left alone sooner.
+    /// Same as [`Controller::delete_on_device`] with a timeout.
     pub(crate) fn delete_within(&mut self, qid: QueueId, timeout: Nanos) -> Result<(), ()> {
         self.delete_one(AdminOpcode::DELETE_IO_SQ, qid, timeout)?;
         self.delete_one(AdminOpcode::DELETE_IO_CQ, qid, timeout)
@@ -247,7 +247,7 @@ impl Controller {
         }
     }
 
-    /// Makes the queues anew that the device does not have and nobody was granted.
+    /// Recreates queues that are neither on the device nor granted.
     pub(crate) fn recreate_idle_queues(&mut self) -> Result<(), Error> {
         let idle = |(qid, queue): (&QueueId, &IoQueue)| {
             (queue.granted.is_none() && queue.device == OnDevice::Absent)
@@ -263,13 +263,13 @@ impl Controller {
         Ok(())
     }
 
-    /// Lends a queue pair to an executor, for one namespace. The queue is empty and its completion
-    /// queue zeroed. Until [`Controller::reclaim`] or [`Controller::recover`] its memory stays
-    /// mapped and allocated, whatever happens.
+    /// Grants a queue pair to an executor, for one namespace. The queue is empty and its completion
+    /// queue zeroed. Its memory stays mapped and allocated until [`Controller::reclaim`] or
+    /// [`Controller::recover`], whatever happens.
     ///
     /// # Errors
-    /// [`Error::QueueState`] for an unknown queue, one that is granted already or was lost in a
-    /// reset; [`Error::Namespace`].
+    /// Returns [`Error::QueueState`] for a queue that is unknown, granted already or lost in a
+    /// reset, and [`Error::Namespace`] if the namespace is not usable.
     pub fn grant(&mut self, qid: QueueId, nsid: Nsid) -> Result<QueueGrant, Error> {
         self.usable()?;
         let ctrl = self.id.clone();
@@ -319,12 +319,12 @@ impl Controller {
         Ok(grant)
     }
 
-    /// The grants that executors have.
+    /// Returns the outstanding grants.
     pub fn grants(&self) -> impl Iterator<Item = &QueueGrant> + '_ {
         self.queues.values().filter_map(|queue| queue.granted.as_ref())
     }
 
-    /// Queues whose grant is no longer true of its namespace.
+    /// Returns queues whose grant no longer matches its namespace.
     #[must_use]
     pub fn stale_grants(&self) -> Vec<QueueId> {
         let now = |nsid: Nsid| self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
@@ -334,7 +334,7 @@ impl Controller {
         self.grants().filter(stale).map(|grant| grant.qid).collect()
     }
 
-    /// Whether `proof` covers the grant of `qid`, if it has one.
+    /// Checks that `proof` covers the grant of `qid`, if it has one.
     pub(crate) fn check_proof(&self, qid: QueueId, proof: &Quiesced) -> Result<(), Error> {
         let grant = self.queues.get(&qid).and_then(|queue| queue.granted);
         if grant.is_none_or(|grant| proof.covers(grant.epoch)) {
@@ -347,7 +347,7 @@ impl Controller {
     fn grant_transfer_bytes(&self, qid: QueueId, lba_shift: u8) -> Result<u32, Error> {
         let area = self.queues.get(&qid).map_or(64, |queue| queue.descriptor_bytes);
         let described = transfer_bytes_max(self.info.descriptor_mode, area).unwrap_or(u64::MAX);
-        // NLB counts at most 65,536 LBAs.
+        // NLB encodes at most 65,536 LBAs.
         let counted = 0x1_0000u64 << lba_shift;
         let mdts = self.info.mdts_bytes.unwrap_or(u64::MAX);
         let bytes = described.min(counted).min(mdts).min(1 << 31);
@@ -359,14 +359,14 @@ impl Controller {
         Ok(u32::try_from(whole).unwrap_or(1 << 31))
     }
 
-    /// Takes a queue back from an executor that has ended, deletes it, and gives its memory back.
-    /// A queue that was never granted can be deleted this way as well.
+    /// Takes a queue back from an executor that has ended, deletes it, and returns its memory. Also
+    /// deletes a queue that was never granted.
     ///
     /// # Errors
-    /// [`Error::QueueState`] for an unknown queue, and for a `proof` that does not cover its grant:
-    /// nothing was done then. [`Error::Failed`] when the device does not
-    /// delete it: the controller is failed then and the memory kept until [`Controller::recover`]
-    /// or [`Controller::reset`].
+    /// Returns [`Error::QueueState`], without any effect, for an unknown queue or if `proof` does
+    /// not cover its grant. Returns [`Error::Failed`] if the device does not delete the queue: the
+    /// controller is then failed and the memory kept until [`Controller::recover`] or
+    /// [`Controller::reset`].
     pub fn reclaim(&mut self, qid: QueueId, proof: &Quiesced) -> Result<QueueMemory, Error> {
         let ctrl = self.id.clone();
         let Some(queue) = self.queues.get(&qid) else {
@@ -383,13 +383,13 @@ impl Controller {
         }
     }
 
-    /// The queues there are, granted or not.
+    /// Returns the existing queues, granted or not.
     pub fn queue_ids(&self) -> impl Iterator<Item = QueueId> + '_ {
         self.queues.keys().copied()
     }
 }
 
-/// A doorbell as each side addresses it, if the mapped page reaches that far.
+/// Returns a doorbell as each side addresses it, if the mapped page reaches that far.
 fn doorbell(page: &DoorbellPage, index: u32) -> Option<Place> {
     let at = u64::from(index) * u64::from(page.stride());
     if at + 4 > page.len() as u64 {

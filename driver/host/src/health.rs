@@ -1,4 +1,4 @@
-//! What an operator asks a controller: logs, features, events, format, abort.
+//! Administration of a controller: logs, features, events, format, abort.
 
 use nvme_spec::{
     admin::{
@@ -19,49 +19,49 @@ use crate::{
     wait::health,
 };
 
-/// Something a controller reported by itself, or that its bus knows of it.
+/// Event reported by a controller or its bus.
 ///
-/// A controller that died is no event: [`Controller::poll_events`] fails then.
+/// Death of a controller is not an event: [`Controller::poll_events`] fails instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControllerEvent {
-    /// An error that belongs to no command; the error log has more.
+    /// An error that belongs to no command; the error log has details.
     Error {
-        /// What kind (Base, "Asynchronous Event Information - Error Status").
+        /// Type of error (Base, "Asynchronous Event Information - Error Status").
         info: u8,
     },
-    /// Its health changed.
+    /// The health of the controller changed.
     Health {
-        /// What kind (Base, "Asynchronous Event Information - SMART / Health Status").
+        /// Type of change (Base, "Asynchronous Event Information - SMART / Health Status").
         info: u8,
-        /// The critical warnings now; [`CriticalWarning::READ_ONLY`]: writes fail from now on.
+        /// Current critical warnings. With [`CriticalWarning::READ_ONLY`], writes fail from now on.
         warnings: CriticalWarning,
     },
     /// Namespaces appeared, went away or changed. [`Controller::namespaces`] is up to date.
     NamespacesChanged {
-        /// Which. Empty when there are too many to list.
+        /// The changed namespaces. Empty if there are too many to list.
         nsids: Vec<Nsid>,
-        /// Queues whose grant is no longer true of its namespace: another size, another LBA size,
-        /// or none at all. End their executor, recover, and grant them anew.
+        /// Queues whose grant no longer matches its namespace: the size or the LBA size changed, or
+        /// it is gone. Stop their executor, recover, and grant them again.
         stale: Vec<QueueId>,
     },
     /// New firmware is being activated; commands may take longer.
     FirmwareActivating,
-    /// It stopped to process commands for a while (CSTS.PP).
+    /// The controller paused command processing (CSTS.PP).
     Paused,
-    /// It processes commands again.
+    /// The controller processes commands again.
     Resumed,
     /// The platform wants the device back ([`crate::Bus::requested`]): shut it down and drop it.
     Requested,
-    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost. Stop its
-    /// executors, reset it and look what is left.
+    /// An uncorrectable PCIe error ([`crate::Bus::pcie_error`]): data may be lost. Stop the
+    /// executors, reset the controller and check what is left.
     PcieError,
-    /// Anything else.
+    /// Any other event.
     Other(AsyncEvent),
 }
 
-/// Asynchronous event configuration (feature 0Bh): all SMART warnings; the notices of OAES that
-/// this driver knows: changed namespaces (bit 8) and firmware activation (bit 9).
+/// Asynchronous event configuration (feature 0Bh): all SMART warnings, and two notices of OAES:
+/// changed namespaces (bit 8) and firmware activation (bit 9).
 const EVENTS_SMART: u32 = 0x1F;
 const EVENTS_NOTICES: u32 = 1 << 8 | 1 << 9;
 /// Notice information values.
@@ -69,7 +69,7 @@ const NOTICE_NAMESPACES: u8 = 0;
 const NOTICE_FIRMWARE: u8 = 1;
 
 impl ControllerEvent {
-    /// A word for it, for interfaces in other languages.
+    /// Returns the event's name, for interfaces in other languages.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -87,42 +87,42 @@ impl ControllerEvent {
 }
 
 impl Controller {
-    /// Identify Controller as it is on the wire.
+    /// Returns the Identify Controller data structure.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn identify_controller(&mut self) -> Result<IdentifyController, Error> {
         self.identify(Cns::CONTROLLER, Nsid(0))
     }
 
-    /// Identify Namespace as it is on the wire.
+    /// Returns the Identify Namespace data structure.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn identify_namespace(&mut self, nsid: Nsid) -> Result<IdentifyNamespace, Error> {
         self.identify(Cns::NAMESPACE, nsid)
     }
 
-    /// SMART / Health Information of the whole controller.
+    /// Returns the SMART / Health Information of the whole controller.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn smart_log(&mut self) -> Result<SmartLog, Error> {
         self.log_page(LogPageId::SMART, Nsid::ALL)
     }
 
-    /// Firmware Slot Information.
+    /// Returns the Firmware Slot Information log.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn firmware_slot_log(&mut self) -> Result<FirmwareSlotLog, Error> {
         self.log_page(LogPageId::FIRMWARE_SLOT, Nsid::ALL)
     }
 
-    /// The valid entries of the error log, newest first; at most the 64 that fit in one page.
+    /// Returns the valid entries of the error log, newest first; at most 64 (one page).
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn error_log(&mut self) -> Result<Vec<ErrorLogEntry>, Error> {
         const ENTRY: usize = size_of::<ErrorLogEntry>();
         let entries = (self.info.error_log_entries as usize).min(DATA_BYTES / ENTRY);
@@ -143,11 +143,11 @@ impl Controller {
         })
     }
 
-    /// Reads `into.len()` bytes (a multiple of 4, at most 4096) of a log page from `offset` on, and
-    /// thereby clears the asynchronous event that points to it.
+    /// Reads `into.len()` bytes (a multiple of 4, at most 4096) of a log page from `offset` on,
+    /// which clears the asynchronous event that refers to the page.
     ///
     /// # Errors
-    /// As any admin command; [`Error::Range`] for another length.
+    /// Same as any admin command, and [`Error::Range`] for an unsupported length.
     pub fn log_bytes(
         &mut self,
         lid: LogPageId,
@@ -166,21 +166,21 @@ impl Controller {
         self.admin_read_bytes("get log page", sqe, into)
     }
 
-    /// A feature's current value (completion dword 0).
+    /// Returns a feature's current value (completion dword 0).
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn get_feature(&mut self, fid: FeatureId, nsid: Nsid) -> Result<u32, Error> {
         let mut sqe = Sqe::new(AdminOpcode::GET_FEATURES.0, Cid(0), nsid);
         GetFeatures { fid, select: FeatureSelect::CURRENT }.write_to(&mut sqe);
         Ok(self.admin_command("get features", sqe, self.options.admin_timeout)?.result)
     }
 
-    /// Formats a namespace: all its data is lost. The namespaces are identified again afterwards.
+    /// Formats a namespace, which destroys all its data, and identifies the namespaces again.
     ///
     /// # Errors
-    /// As any admin command; [`Error::Unsupported`] when there is no Format NVM;
-    /// [`Error::QueueState`] while a queue is granted, as its grant names the old LBA size.
+    /// Same as any admin command. Returns [`Error::Unsupported`] without Format NVM, and
+    /// [`Error::QueueState`] while a queue is granted, because the grant holds the old LBA size.
     pub fn format(&mut self, nsid: Nsid, format: FormatNvm) -> Result<(), Error> {
         if !self.info.admin_commands.contains(Oacs::FORMAT) {
             let (what, hint) = ("Format NVM".into(), "see OACS in identify controller");
@@ -196,19 +196,19 @@ impl Controller {
         self.rescan()
     }
 
-    /// Asks the controller to abort a command. Whether it says that it did; the command itself
-    /// completes on its own queue either way.
+    /// Asks the controller to abort a command and returns whether it reports success. The command
+    /// itself completes on its own queue either way.
     ///
     /// # Errors
-    /// As any admin command.
+    /// Same as any admin command.
     pub fn abort(&mut self, sqid: QueueId, cid: Cid) -> Result<bool, Error> {
         let completion =
             self.admin_command("abort", abort_sqe(sqid, cid), self.options.admin_timeout)?;
         Ok(completion.result & 1 == 0)
     }
 
-    /// As [`Controller::abort`], and does not wait for the answer. Whether the controller was
-    /// asked: it is not while it leaves too many such requests unanswered.
+    /// Same as [`Controller::abort`] without waiting for the answer. Returns whether the request
+    /// was sent: it is not while too many are unanswered.
     pub fn begin_abort(&mut self, sqid: QueueId, cid: Cid) -> bool {
         let admin = self.admin.as_mut().filter(|_| self.state == State::Ready);
         admin.is_some_and(|admin| admin.send(&abort_sqe(sqid, cid)))
@@ -218,7 +218,7 @@ impl Controller {
         let value = EVENTS_SMART | (self.info.oaes & EVENTS_NOTICES);
         match self.set_feature(FeatureId::ASYNC_EVENT_CONFIG, Nsid(0), value) {
             Ok(_) => {}
-            // Not worth failing for: the controller then reports what it likes.
+            // Not worth failing for: the controller then uses its default configuration.
             Err(Error::Command { status, .. }) => {
                 tracing::info!(ctrl = %self.id, %status, "events cannot be configured");
             }
@@ -231,14 +231,14 @@ impl Controller {
         Ok(())
     }
 
-    /// Checks that the controller is alive, and returns what happened to it since the last call.
-    /// Costs one register read when nothing did. Waits for nothing but the log pages that clear
-    /// what it reported.
+    /// Checks that the controller is alive and returns its events since the last call. Without
+    /// events this costs one register read. It waits only for the log pages that clear the reported
+    /// events.
     ///
     /// # Errors
-    /// [`Error::Gone`] (removed, link lost: registers read as all ones), [`Error::Fatal`]
-    /// (CSTS.CFS) or [`Error::Misbehaved`] when it died, which moves it to Failed, and
-    /// [`Error::Failed`] when it had failed before; else as any admin command.
+    /// Returns [`Error::Gone`] (removed, link lost: registers read as all ones), [`Error::Fatal`]
+    /// (CSTS.CFS) or [`Error::Misbehaved`] if the controller died, which moves it to Failed;
+    /// [`Error::Failed`] if it had failed before; and the errors of any admin command.
     pub fn poll_events(&mut self) -> Result<Vec<ControllerEvent>, Error> {
         self.usable()?;
         let paused = match health(&*self.bus) {
@@ -279,8 +279,8 @@ impl Controller {
         Ok(events)
     }
 
-    /// Reads the log page an event points to: the controller reports nothing more of the kind
-    /// until that was done.
+    /// Reads the log page that an event refers to: the controller masks events of that kind until
+    /// then.
     fn read_event(&mut self, event: AsyncEvent) -> Result<ControllerEvent, Error> {
         let info = event.info;
         match event.kind {
@@ -306,7 +306,7 @@ impl Controller {
                 Ok(ControllerEvent::FirmwareActivating)
             }
             _ => {
-                // Some pages cannot be read (vendor specific, not supported): then it stays masked.
+                // Pages that cannot be read (vendor specific, unsupported) keep the event masked.
                 match self.log_bytes(event.log_page, Nsid::ALL, 0, &mut [0; 512]) {
                     Ok(()) | Err(Error::Command { .. }) => Ok(ControllerEvent::Other(event)),
                     Err(error) => Err(error),
@@ -316,7 +316,7 @@ impl Controller {
     }
 }
 
-/// What [`Controller::poll_events`] has reported.
+/// State already reported by [`Controller::poll_events`].
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     paused: bool,

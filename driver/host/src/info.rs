@@ -1,4 +1,4 @@
-//! What a controller says about itself, checked.
+//! Validated properties of a controller.
 
 use nvme_spec::{
     identify::{
@@ -9,26 +9,26 @@ use nvme_spec::{
 
 use crate::{cid::DEPTH_MAX, clock::Nanos, grant::DescriptorMode, options::DescriptorPreference};
 
-/// What the registers say (CAP, VS).
+/// Controller properties from the registers (CAP, VS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The register.
+    /// The CAP register.
     pub cap: Cap,
     /// NVMe version.
     pub version: Version,
-    /// Entries a queue may have (MQES + 1), cut to what CIDs with a generation allow.
+    /// Largest queue depth (MQES + 1), cut to the limit of CIDs with a generation.
     pub entries_max: u32,
     /// Memory page size in use (CC.MPS) in bytes.
     pub page_bytes: u32,
-    /// How long CSTS.RDY may take to follow CC.EN (CAP.TO, CRTO.CRWMT).
+    /// Time limit for CSTS.RDY to follow CC.EN (CAP.TO, CRTO.CRWMT).
     pub ready_timeout: Nanos,
 }
 
 impl Capabilities {
-    /// What the registers say, if it can be believed and used.
+    /// Validates the registers.
     ///
     /// # Errors
-    /// What is wrong, as a sentence.
+    /// Returns a sentence that names the implausible or unsupported value.
     pub fn check(cap: Cap, crto: Crto, version: Version, stride: u32) -> Result<Self, String> {
         if cap.mqes_z() == 0 {
             return Err("CAP.MQES is 0, queues have at least 2 entries".into());
@@ -50,8 +50,8 @@ impl Capabilities {
                 "CAP.DSTRD means doorbells {said} bytes apart, the bus maps them {stride} apart"
             ));
         }
-        // Both count 500 ms. CRTO replaces CAP.TO where it is longer than that can say; a timeout
-        // of 0 would leave no time at all.
+        // Both are in units of 500 ms. CRTO overrides CAP.TO if it exceeds that field's range; a
+        // timeout of 0 would leave no time at all.
         let units = u64::from(cap.to_500ms().max(1)).max(crto.crwmt_500ms().into());
         let ready_timeout = Nanos::from_millis(units * 500);
         Ok(Self {
@@ -64,7 +64,7 @@ impl Capabilities {
     }
 }
 
-/// A controller, as Identify and the registers describe it.
+/// Properties of a controller from Identify and the registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerInfo {
     /// PCI vendor.
@@ -83,9 +83,9 @@ pub struct ControllerInfo {
     pub mdts_bytes: Option<u64>,
     /// SGL support.
     pub sgls: Sgls,
-    /// How this driver describes data to it.
+    /// Format of data pointers that this driver uses for it.
     pub descriptor_mode: DescriptorMode,
-    /// There is a volatile write cache: writes need a flush or FUA to be safe.
+    /// Set if a volatile write cache is present: writes need a flush or FUA to be durable.
     pub vwc: bool,
     /// Attributes (CTRATT).
     pub attributes: Ctratt,
@@ -93,7 +93,7 @@ pub struct ControllerInfo {
     pub nvm_commands: Oncs,
     /// Optional admin commands.
     pub admin_commands: Oacs,
-    /// Entries a queue may have.
+    /// Largest queue depth.
     pub entries_max: u32,
     /// Memory page size in bytes.
     pub page_bytes: u32,
@@ -101,45 +101,45 @@ pub struct ControllerInfo {
     pub io_queues: u16,
     /// Largest namespace identifier.
     pub nn: u32,
-    /// Abort commands that may be outstanding.
+    /// Limit of outstanding Abort commands.
     pub abort_limit: u16,
-    /// Asynchronous event requests that may be outstanding.
+    /// Limit of outstanding asynchronous event requests.
     pub event_limit: u16,
     /// Optional asynchronous events (OAES).
     pub oaes: u32,
-    /// What the controller means by Command Retry Delays 1 to 3, in 100 milliseconds; 0 = none.
+    /// Command Retry Delay Times 1 to 3, in units of 100 ms; 0 = none.
     pub crdt: [u16; 3],
     /// Largest Write Zeroes of one command in bytes (WZSL, or MDTS); `None` = no limit.
     pub write_zeroes_bytes: Option<u64>,
     /// Limits of Dataset Management.
     pub dsm: DsmLimits,
-    /// Entries of the error log.
+    /// Number of entries in the error log.
     pub error_log_entries: u16,
-    /// How long it may pause (CSTS.PP) without that counting against deadlines: MTFA, or a minute.
+    /// Longest pause (CSTS.PP) that does not count against deadlines: MTFA, or a minute.
     pub pause_max: Nanos,
-    /// How long a shutdown may take, clamped to something sensible.
+    /// Time limit of a shutdown, clamped to a sensible range.
     pub shutdown_timeout: Nanos,
 }
 
-/// What one Dataset Management command may name.
+/// Limits of one Dataset Management command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DsmLimits {
-    /// Ranges (DMRL), at most 256.
+    /// Number of ranges (DMRL), at most 256.
     pub ranges: usize,
-    /// LBAs of one range (DMRSL).
+    /// Number of LBAs per range (DMRSL).
     pub range_lbas: u32,
-    /// LBAs of all ranges together (DMSL).
+    /// Total number of LBAs (DMSL).
     pub lbas: u64,
 }
 
-/// MDTS values beyond this exceed what 65,536 LBAs of 64 KiB hold.
+/// Larger MDTS values exceed 65,536 LBAs of 64 KiB.
 const MDTS_MAX: u8 = 20;
 
 impl ControllerInfo {
-    /// What `data` says, if it can be believed and used. `io_queues` is filled in later.
+    /// Validates Identify Controller data. `io_queues` is filled in later.
     ///
     /// # Errors
-    /// What is wrong, as a sentence.
+    /// Returns a sentence that names the implausible or unsupported value.
     pub fn check(
         data: &IdentifyController,
         caps: &Capabilities,
@@ -190,8 +190,8 @@ impl ControllerInfo {
             event_limit: u16::from(data.aerl_z) + 1,
             oaes: data.oaes,
             crdt: data.crdt,
-            // MDTS is not about commands without data; controllers that do not say otherwise have
-            // been seen to take it so.
+            // MDTS does not apply to commands without data, but controllers without a separate
+            // limit have been seen to apply it.
             write_zeroes_bytes: mdts_bytes,
             dsm: DsmLimits { ranges: 256, range_lbas: u32::MAX, lbas: u64::MAX },
             error_log_entries: u16::from(data.elpe_z) + 1,
@@ -202,10 +202,10 @@ impl ControllerInfo {
 }
 
 impl ControllerInfo {
-    /// Takes over the limits of single commands (Identify CNS 06h); 0 means none.
+    /// Applies the limits of individual commands (Identify CNS 06h); 0 means none.
     pub(crate) fn limit(&mut self, data: &IdentifyNvmController, caps: &Capabilities) {
         let page_min = 4096u64 << caps.cap.mpsmin();
-        // More than 2^32 pages is no limit: LBAs of a command are counted in 16 bits.
+        // More than 2^32 pages is no limit: the LBAs of a command are counted in 16 bits.
         let wzsl = u32::from(data.wzsl);
         self.write_zeroes_bytes = (1..=32).contains(&wzsl).then(|| page_min << wzsl);
         let or = |value: u64, none: u64| if value == 0 { none } else { value };
@@ -290,7 +290,7 @@ mod tests {
         assert!(refused(cap().with_mpsmin(3)).contains("MPSMIN"));
         assert!(refused(cap().with_mpsmin(15).with_mpsmax(15)).contains("page"));
         assert!(refused(cap().with_dstrd(15)).contains("DSTRD"));
-        // All ones is the sign of a controller that is gone; it must not overflow anything.
+        // All ones is what an absent controller returns; it must not cause an overflow.
         assert!(Capabilities::check(Cap(u64::MAX), Crto(u32::MAX), Version(u32::MAX), 4).is_err());
     }
 

@@ -1,8 +1,8 @@
-//! The driver's own queue and the blocking calls on it.
+//! The driver's own queue and the blocking calls that use it.
 //!
-//! A transfer is split into commands (MDTS, NOIOB, bounce buffer, descriptor area); up to
-//! [`crate::ControllerOptions::host_depth`] of them are in flight, each in a lane with a bounce
-//! buffer and a descriptor area of its own.
+//! A transfer is split into commands (MDTS, NOIOB, bounce buffer, descriptor area). Up to
+//! [`crate::ControllerOptions::host_depth`] of them are in flight, each in its own lane with a
+//! bounce buffer and a descriptor area.
 
 use nvme_spec::{
     ids::{Cid, Lba, Lbas, Nsid},
@@ -25,12 +25,12 @@ use crate::{
 
 /// Bytes of one lane's descriptor area: a list or segment of one page and a chained second one.
 pub(crate) const AREA_BYTES: usize = 8192;
-/// The name of commands that are passed through, which are sent only once.
+/// Name of passthrough commands, which are never retried.
 pub(crate) const PASSTHROUGH: &str = "passthrough";
 /// Longest SGL segment; longer lists are chained.
 const SEGMENT_BYTES: u32 = 4096;
 
-/// Memory of the driver's own queue. Allocated once, used again after each reset.
+/// Memory of the driver's own queue. Allocated once and reused after each reset.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     pub(crate) depth: u32,
@@ -38,22 +38,22 @@ pub(crate) struct HostMemory {
     pub(crate) sq: DmaSlice,
     pub(crate) cq: DmaSlice,
     pub(crate) descriptors: Buffer,
-    /// `bounce_bytes` a lane; allocated with the first call that needs it.
+    /// `bounce_bytes` per lane, allocated by the first call that needs it.
     pub(crate) bounce: Option<Buffer>,
     pub(crate) bounce_bytes: usize,
 }
 
-/// One command of a lane.
+/// The command in a lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flight {
     pub(crate) cid: Cid,
-    /// How often it was sent again.
+    /// Number of retries so far.
     attempt: u32,
-    /// It failed, and is to be sent again then.
+    /// Time of the next retry, if the command failed and is to be retried.
     again: Option<Nanos>,
     pub(crate) lba: u64,
     pub(crate) lbas: u64,
-    /// Offset and length of its data in the caller's, in bytes.
+    /// Offset and length of its data in the caller's buffer, in bytes.
     offset: usize,
     bytes: usize,
     deadline: Nanos,
@@ -68,7 +68,7 @@ pub(crate) enum Data<'a> {
     Parts(&'a [DmaSlice]),
 }
 
-/// What a blocking call wants done.
+/// Description of a blocking call.
 #[derive(Debug)]
 pub(crate) struct Work<'a> {
     pub(crate) what: &'static str,
@@ -78,19 +78,19 @@ pub(crate) struct Work<'a> {
     pub(crate) lba: u64,
     pub(crate) lbas: u64,
     pub(crate) command_lbas: u64,
-    /// No command crosses a multiple of this many LBAs; 0 = any may.
+    /// No command crosses a multiple of this many LBAs; 0 = no boundary.
     pub(crate) boundary_lbas: u64,
     pub(crate) fua: bool,
-    /// The Placement Identifier of a write.
+    /// Placement Identifier of a write.
     pub(crate) placement: Option<u16>,
     pub(crate) deallocate: bool,
     pub(crate) data: Data<'a>,
-    /// A command without an LBA range, to be sent once as it is; its data is all of `data`.
+    /// A command without an LBA range, sent once and unchanged; its data is all of `data`.
     pub(crate) single: Option<Sqe>,
 }
 
 impl<'a> Work<'a> {
-    /// One command, as it is.
+    /// Describes one unchanged command.
     pub(crate) fn single(what: &'static str, sqe: Sqe, data: Data<'a>) -> Self {
         Self {
             what,
@@ -109,7 +109,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// LBAs of the command that begins `next` LBAs into the work.
+    /// Returns the number of LBAs of the command that begins `next` LBAs into the work.
     fn command_len(&self, next: u64) -> u64 {
         let lbas = self.command_lbas.min(self.lbas - next);
         match (self.lba + next).checked_rem(self.boundary_lbas) {
@@ -118,13 +118,13 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The LBA range of errors.
+    /// Returns the LBA range to put into errors.
     pub(crate) fn range(&self, flight: &Flight) -> Option<(Lba, u64)> {
         self.single.is_none().then_some((Lba(flight.lba), flight.lbas))
     }
 }
 
-/// How a blocking call ended badly.
+/// Failure of a blocking call.
 #[derive(Debug)]
 pub(crate) enum IoFault {
     Command(Flight, Status),
@@ -135,14 +135,13 @@ pub(crate) enum IoFault {
     Dma(DmaError),
 }
 
-/// How the queue works.
+/// Parameters of the queue's operation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy<'a> {
     pub(crate) env: Env<'a>,
     pub(crate) timeout: Nanos,
     pub(crate) mode: DescriptorMode,
-    /// What the controller means by its retry delays, in 100 milliseconds; `None`: nothing is sent
-    /// again.
+    /// The controller's Command Retry Delay Times in units of 100 ms; `None` disables retries.
     pub(crate) crdt: Option<[u16; 3]>,
 }
 
@@ -154,7 +153,7 @@ pub(crate) struct HostQueue {
     free: Vec<u16>,
     parts: Vec<IovaRange>,
     done: Vec<Completion>,
-    /// Completion dword 0 of the last command that succeeded.
+    /// Completion dword 0 of the last successful command.
     result: u32,
 }
 
@@ -171,14 +170,14 @@ impl HostQueue {
         }
     }
 
-    /// Commands in flight.
+    /// Returns the number of commands in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.lanes.len() - self.free.len()
     }
 
-    /// Does all of `work`; dword 0 of the last completion. After the first failure nothing more is
-    /// sent, but everything in flight is waited for. After any fault but `Command`, commands may
-    /// still be in flight.
+    /// Executes all of `work` and returns dword 0 of the last completion. After the first failure
+    /// nothing more is sent, but commands in flight are waited for. After any fault but `Command`,
+    /// commands may still be in flight.
     pub(crate) fn run(
         &mut self,
         policy: &Policy<'_>,
@@ -222,7 +221,7 @@ impl HostQueue {
         }
     }
 
-    /// Sends what failed and is due again; after a failure of another command, gives it up.
+    /// Resubmits failed commands that are due; drops them if another one failed for good.
     fn send_again(
         &mut self,
         policy: &Policy<'_>,
@@ -250,7 +249,7 @@ impl HostQueue {
         }
     }
 
-    /// Writes the command that begins `next` LBAs into the work. Returns its LBAs.
+    /// Submits the command that begins `next` LBAs into the work. Returns its number of LBAs.
     fn send(
         &mut self,
         policy: &Policy<'_>,
@@ -295,7 +294,7 @@ impl HostQueue {
         Ok(lbas)
     }
 
-    /// Fills `parts` with where the device finds the data, and the bounce buffer of a write.
+    /// Fills `parts` with the data's I/O virtual ranges and, for a write, fills the bounce buffer.
     fn locate(
         &mut self,
         memory: &mut HostMemory,
@@ -323,7 +322,7 @@ impl HostQueue {
         Ok(())
     }
 
-    /// Takes what completed. How much that was.
+    /// Reaps completions and returns their number.
     fn collect(
         &mut self,
         policy: &Policy<'_>,
@@ -364,8 +363,8 @@ impl HostQueue {
         Ok(())
     }
 
-    /// Waits until nothing is in flight; the data of what completes is not read. Whether that was
-    /// reached before `deadline`.
+    /// Waits until nothing is in flight, without reading the data of completed commands. Returns
+    /// false if `deadline` passed first.
     pub(crate) fn drain(&mut self, env: Env<'_>, deadline: Nanos) -> Result<bool, IoFault> {
         let interrupt = self.interrupt.clone();
         let mut waiter = Watch::new(env, interrupt.as_ref());
@@ -404,8 +403,8 @@ fn block_command(work: &Work<'_>, lba: u64, lbas: u64) -> Sqe {
     sqe
 }
 
-/// The ranges of `bytes` bytes from `offset` on of all `slices` one after the other. Neighbours
-/// are joined.
+/// Collects the ranges of `bytes` bytes from `offset` on in the concatenation of all `slices`.
+/// Adjacent ranges are merged.
 fn collect_parts(slices: &[DmaSlice], offset: usize, bytes: usize, parts: &mut Vec<IovaRange>) {
     let (mut skip, mut left) = (offset, bytes);
     for slice in slices {

@@ -1,4 +1,4 @@
-//! Namespaces, and what may not be true of one.
+//! Namespaces, and the reasons for which one is unusable.
 
 use nvme_spec::{
     identify::{IdentifyNamespace, LbaFormat},
@@ -6,28 +6,28 @@ use nvme_spec::{
     status::Status,
 };
 
-/// A namespace that can be used.
+/// A usable namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceInfo {
-    /// Its identifier.
+    /// Namespace identifier.
     pub nsid: Nsid,
     /// Size in LBAs.
     pub lbas: u64,
     /// log2 of the LBA size in bytes, 9 to 16.
     pub lba_shift: u8,
-    /// Metadata bytes per LBA. Always 0 today: others are refused.
+    /// Metadata bytes per LBA. Always 0: formats with metadata are refused.
     pub metadata_bytes: u16,
     /// Index of the LBA format in use.
     pub format: u8,
     /// LBA formats the namespace can be formatted with.
     pub formats: Vec<LbaFormat>,
-    /// A deallocated block reads as zeroes (DLFEAT).
+    /// Set if a deallocated block reads as zeroes (DLFEAT).
     pub deallocated_reads_zero: bool,
     /// I/O that crosses a multiple of this many LBAs may be slower (NOIOB); 0 = not reported.
     pub boundary_lbas: u16,
-    /// Deallocations help when they are multiples of this many LBAs long (NPDG); 1 = not reported.
+    /// Preferred length of deallocations, in LBAs (NPDG); 1 = not reported.
     pub deallocate_granularity_lbas: u32,
-    /// And begin at a multiple of this many LBAs (NPDA); 1 = not reported.
+    /// Preferred alignment of deallocations, in LBAs (NPDA); 1 = not reported.
     pub deallocate_alignment_lbas: u32,
     /// Globally unique identifier; zeroes when there is none.
     pub nguid: [u8; 16],
@@ -35,39 +35,39 @@ pub struct NamespaceInfo {
     pub eui64: [u8; 8],
     /// Endurance group; 0 = not reported.
     pub endurance_group: u16,
-    /// Flexible Data Placement: the Placement Identifiers that writes may name, one for each
-    /// placement handle (and reclaim group). Writes with different ones go to different reclaim
-    /// units, so that data which ends at about the same time can share them. [`WriteOptions`] take
-    /// an index into this list; in a command of one's own the identifier itself is DSPEC of a Data
-    /// Placement [`Directive`]. Empty: the drive has no such thing, or it is not enabled.
+    /// Flexible Data Placement: the Placement Identifiers available to writes, one for each
+    /// placement handle (and reclaim group). Writes with different identifiers go to different
+    /// reclaim units, so that data with a similar lifetime can share them. [`WriteOptions`] take an
+    /// index into this list; a raw command carries the identifier itself as the DSPEC of a Data
+    /// Placement [`Directive`]. Empty if the drive lacks the feature or has it disabled.
     ///
     /// [`WriteOptions`]: crate::WriteOptions
     /// [`Directive`]: nvme_spec::nvm::Directive
     pub placement_ids: Vec<u16>,
-    /// Bytes of a reclaim unit (RUNS); 0 = not reported.
+    /// Size of a reclaim unit in bytes (RUNS); 0 = not reported.
     pub reclaim_unit_bytes: u64,
 }
 
-/// A run of LBAs.
+/// A contiguous range of LBAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LbaRange {
-    /// The first.
+    /// The first LBA.
     pub lba: Lba,
-    /// How many.
+    /// Number of LBAs.
     pub lbas: u64,
 }
 
-/// Why a namespace cannot be used.
+/// Reasons for which a namespace is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamespaceError {
     /// The controller does not list it.
     #[error("no such active namespace; namespaces() lists those there are")]
     Unknown,
-    /// The controller lists it and does not describe it.
+    /// The controller lists it but Identify fails.
     #[error("identify namespace failed: {status}; the other namespaces can be used")]
     Identify {
-        /// How it answered.
+        /// Completion status.
         status: Status,
     },
     /// NSZE is 0.
@@ -78,31 +78,31 @@ pub enum NamespaceError {
     NoFormat {
         /// The index.
         index: usize,
-        /// Formats there are.
+        /// Number of formats.
         count: usize,
     },
-    /// LBADS outside 9 to 16.
+    /// LBADS is outside 9 to 16.
     #[error("its LBA size is 2^{lbads} bytes; 512 bytes to 64 KiB (9 to 16) are supported")]
     LbaSize {
-        /// What it says.
+        /// Reported LBADS.
         lbads: u8,
     },
-    /// A format with metadata.
+    /// The format has metadata.
     #[error("its LBAs carry {bytes} bytes of metadata; format it without metadata (nvme format)")]
     Metadata {
         /// Metadata bytes per LBA.
         bytes: u16,
     },
-    /// Protection information is on.
+    /// Protection information is enabled.
     #[error("it uses end-to-end protection (DPS {dps:#x}); format it without (nvme format)")]
     Protection {
-        /// What it says.
+        /// Reported DPS.
         dps: u8,
     },
-    /// More bytes than 64 bits count.
+    /// The size in bytes exceeds 64 bits.
     #[error("its size of {lbas} LBAs of 2^{shift} bytes cannot be")]
     TooLarge {
-        /// What it says.
+        /// Reported size in LBAs.
         lbas: u64,
         /// log2 of the LBA size.
         shift: u8,
@@ -110,10 +110,10 @@ pub enum NamespaceError {
 }
 
 impl NamespaceInfo {
-    /// What `data` says, if it can be believed and used.
+    /// Validates Identify Namespace data.
     ///
     /// # Errors
-    /// [`NamespaceError`].
+    /// Returns [`NamespaceError`] if the namespace is unusable.
     pub fn check(nsid: Nsid, data: &IdentifyNamespace) -> Result<Self, NamespaceError> {
         if data.nsze == 0 {
             return Err(NamespaceError::Empty);
@@ -156,19 +156,19 @@ impl NamespaceInfo {
         })
     }
 
-    /// Placement handles that writes may name.
+    /// Returns the number of placement handles available to writes.
     #[must_use]
     pub fn placement_handles(&self) -> u16 {
         self.placement_ids.len() as u16
     }
 
-    /// Bytes of one LBA.
+    /// Returns the LBA size in bytes.
     #[must_use]
     pub fn lba_bytes(&self) -> u64 {
         1 << self.lba_shift
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.lbas << self.lba_shift

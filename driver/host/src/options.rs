@@ -1,58 +1,58 @@
-//! What a caller may choose when attaching to a controller.
+//! Options for attaching to a controller.
 
 use crate::clock::Nanos;
 
-/// How the blocking calls wait for completions.
+/// Wait strategy of the blocking calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WaitMode {
-    /// Poll the completion queue; [`crate::Clock::pause`] in between.
+    /// Poll the completion queue, calling [`crate::Clock::pause`] between polls.
     #[default]
     Poll,
-    /// Sleep until the controller's interrupt, or briefly: a lost interrupt costs time, not
-    /// correctness, because the completion queue is polled all the same.
+    /// Sleep until the controller's interrupt, or briefly: the completion queue is polled as well,
+    /// so a lost interrupt costs time, not correctness.
     Interrupt,
 }
 
-/// How data is described.
+/// Preferred format of data pointers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DescriptorPreference {
-    /// SGLs where the controller has them (SGLS), else PRPs.
+    /// SGLs if the controller supports them (SGLS), else PRPs.
     #[default]
     Auto,
-    /// SGLs, or an error.
+    /// SGLs; attaching fails without support.
     Sgl,
-    /// PRPs, which every controller has.
+    /// PRPs, which every controller supports.
     Prp,
 }
 
 /// Options of [`crate::Controller::attach`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerOptions {
-    /// Queue pairs to ask for, to be granted to executors. One more is asked for, for the driver's
-    /// own blocking calls. The controller may give fewer: see [`crate::ControllerInfo::io_queues`].
+    /// Queue pairs to request for executors. The driver requests one more for its own blocking
+    /// calls. The controller may grant fewer: see [`crate::ControllerInfo::io_queues`].
     pub io_queues: u16,
-    /// Depth that `create_queue_pair(0)` takes, cut to what the controller allows.
+    /// Depth that `create_queue_pair(0)` uses, cut to the controller's limit.
     pub io_depth: u32,
-    /// Commands the blocking calls keep in flight.
+    /// Commands that the blocking calls keep in flight.
     pub host_depth: u16,
-    /// Bounce buffer of each of them in bytes; transfers are split at this or at MDTS.
+    /// Bounce buffer bytes per command in flight; transfers are split at this or at MDTS.
     pub bounce_bytes: u32,
-    /// Descriptor area of each entry of a granted queue in bytes; a power of two.
+    /// Descriptor area bytes per entry of a granted queue; a power of two.
     pub descriptor_bytes: u32,
-    /// How long an I/O command may take before it is aborted.
+    /// Time limit of an I/O command; it is aborted after that.
     pub command_timeout: Nanos,
-    /// How long an admin command may take before it is aborted.
+    /// Time limit of an admin command; it is aborted after that.
     pub admin_timeout: Nanos,
-    /// How long Format NVM may take.
+    /// Time limit of Format NVM.
     pub format_timeout: Nanos,
-    /// How long an aborted command may take to complete before the next step is taken.
+    /// Time that an aborted command has to complete before recovery escalates.
     pub abort_grace: Nanos,
-    /// How the blocking calls wait.
+    /// Wait mode of the blocking calls.
     pub wait: WaitMode,
-    /// How data is described.
+    /// Preferred format of data pointers.
     pub descriptors: DescriptorPreference,
-    /// Tell the controller about the shutdown when the [`crate::Controller`] is dropped. Without
-    /// it a drop only disables the controller, as a crash of the host would.
+    /// Announce the shutdown to the controller when the [`crate::Controller`] is dropped. Without
+    /// it, a drop only disables the controller, like a crash of the host.
     pub shutdown_on_drop: bool,
 }
 
@@ -76,7 +76,7 @@ impl Default for ControllerOptions {
 }
 
 impl ControllerOptions {
-    /// The same with every number in the range the driver can work with.
+    /// Clamps every number to the supported range.
     pub(crate) fn clamped(mut self) -> Self {
         self.io_queues = self.io_queues.min(0xFFFD);
         self.io_depth = self.io_depth.clamp(2, crate::cid::DEPTH_MAX);

@@ -1,4 +1,4 @@
-//! Commands that this driver knows nothing of, sent as they are.
+//! Commands unknown to the driver, sent unchanged.
 
 use nvme_spec::{
     admin::{AdminOpcode, FeatureId, GetLogPage},
@@ -18,14 +18,14 @@ use crate::{
     platform::buffer::Buffer,
 };
 
-/// Data of a command that is passed through.
+/// Data of a passthrough command.
 #[derive(Debug)]
 pub enum PassthroughData<'a> {
-    /// None.
+    /// No data.
     None,
-    /// What the controller sends.
+    /// Buffer for data from the controller.
     In(&'a mut [u8]),
-    /// What the controller gets.
+    /// Data for the controller.
     Out(&'a [u8]),
 }
 
@@ -39,19 +39,18 @@ impl PassthroughData<'_> {
     }
 }
 
-/// Bits 1:0 of every opcode (Base, "Opcode"): which way data goes.
+/// Bits 1:0 of every opcode (Base, "Opcode"): direction of the data.
 const TO_CONTROLLER: u8 = 1;
 const FROM_CONTROLLER: u8 = 2;
-/// Longest data of an admin command whose controller has no limit.
+/// Longest data of an admin command if the controller sets no limit.
 const ADMIN_BYTES_MAX: u64 = 4 << 20;
 
 impl Controller {
-    /// Sends an admin command as it is, once, and returns dword 0 of its completion. The driver
+    /// Sends an unchanged admin command, once, and returns dword 0 of its completion. The driver
     /// fills in the command identifier and the data pointer.
     ///
-    /// A command that is not answered within `timeout` is aborted; if that does not help it is
-    /// abandoned ([`TimeoutOutcome::Abandoned`]), and its data stays allocated until the next
-    /// reset.
+    /// A command that exceeds `timeout` is aborted. If that fails it is abandoned
+    /// ([`TimeoutOutcome::Abandoned`]), and its data stays allocated until the next reset.
     ///
     /// ```
     /// # use nvme_driver::{Controller, Error, Nanos, PassthroughData};
@@ -69,9 +68,9 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Passthrough`] before anything is sent: data that does not fit the command, fields
-    /// that are the driver's, and commands that would take queues, events, memory or namespaces
-    /// from under it. Else as any admin command.
+    /// Returns [`Error::Passthrough`], before anything is sent, for data that does not fit the
+    /// command, for fields that the driver fills in, and for commands that would take queues,
+    /// events, memory or namespaces away from the driver. Otherwise same as any admin command.
     pub fn admin_passthrough(
         &mut self,
         sqe: Sqe,
@@ -85,7 +84,7 @@ impl Controller {
             .map_err(self.refused(&sqe))?;
         let dma = |ctrl: &Self, source| Error::Dma { ctrl: ctrl.id.clone(), source };
         let (sqe, buffer) = self.admin_buffer(sqe, &data).map_err(|source| dma(self, source))?;
-        // Kept by the controller before it is told, and until it is known to be done with it.
+        // Kept before the controller learns the address, until it is known to be done with it.
         let kept = self.abandoned.len();
         self.abandoned.push(buffer.memory().clone());
         let done = self.admin_once(PASSTHROUGH, &sqe, timeout);
@@ -100,14 +99,14 @@ impl Controller {
         Ok(result)
     }
 
-    /// A buffer for the data and, behind it, its PRP list; the command that names it.
+    /// Allocates a buffer for the data, followed by its PRP list, and adds it to the command.
     fn admin_buffer(
         &self,
         sqe: Sqe,
         data: &PassthroughData<'_>,
     ) -> Result<(Sqe, Buffer), DmaError> {
         let page = self.caps.page_bytes as usize;
-        // A command that could transfer something gets a page to do so.
+        // A command that could transfer data gets a page for it.
         let len = data.len().max(DATA_BYTES).next_multiple_of(page);
         let list = (len / page * 8).next_multiple_of(page);
         let memory = alloc_aligned(&*self.bus, len + 2 * list, page)?;
@@ -126,10 +125,10 @@ impl Controller {
         Ok((named.put_into(sqe), buffer))
     }
 
-    /// Sends a command to the driver's own I/O queue as it is, once, and returns dword 0 of its
+    /// Sends an unchanged command to the driver's own I/O queue, once, and returns dword 0 of its
     /// completion. The driver fills in the command identifier and the data pointer.
     ///
-    /// [`crate::queue::QueuePair::post`] does the same for a queue of one's own.
+    /// [`crate::queue::QueuePair::post`] does the same for the caller's own queue.
     ///
     /// ```
     /// # use nvme_driver::{Controller, Error, Nanos, PassthroughData};
@@ -144,8 +143,8 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Passthrough`] before anything is sent, [`Error::Namespace`]; else as
-    /// [`Controller::read`].
+    /// Returns [`Error::Passthrough`] before anything is sent and [`Error::Namespace`]. Otherwise
+    /// same as [`Controller::read`].
     pub fn io_passthrough(
         &mut self,
         sqe: Sqe,
@@ -172,7 +171,7 @@ impl Controller {
     }
 }
 
-/// What holds for every command.
+/// Checks the rules common to all commands.
 fn check(sqe: &Sqe, data: &PassthroughData<'_>, max: u64) -> Result<(), String> {
     if sqe.flags != 0 || sqe.cid != 0 || sqe.mptr != 0 || sqe.dptr != Default::default() {
         return Err("flags, CID, MPTR and DPTR have to be 0; the driver fills them in".into());

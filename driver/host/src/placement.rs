@@ -1,4 +1,4 @@
-//! Flexible Data Placement: which placement handles a namespace has (Base, "Flexible Data
+//! Flexible Data Placement: discovery of a namespace's placement handles (Base, "Flexible Data
 //! Placement").
 
 use nvme_spec::{
@@ -23,8 +23,8 @@ use crate::{
 };
 
 impl Controller {
-    /// Asks for the placement handles of all namespaces. A drive that has none, or that refuses to
-    /// name them, is used without.
+    /// Queries the placement handles of all namespaces. A drive that has none, or rejects the
+    /// query, is used without.
     pub(crate) fn discover_placement(&mut self) -> Result<(), Error> {
         if !self.info.attributes.contains(Ctratt::FLEXIBLE_DATA_PLACEMENT) {
             return Ok(());
@@ -56,7 +56,7 @@ impl Controller {
         Ok(FdpMode::from_dword(done.result))
     }
 
-    /// The Placement Identifiers of a namespace; at most the 127 that one page names.
+    /// Returns the Placement Identifiers of a namespace; at most the 127 that fit in one page.
     fn read_placement_ids(&mut self, nsid: Nsid) -> Result<Vec<u16>, Error> {
         let mut page = [0; DATA_BYTES];
         let mut sqe = Sqe::new(NvmOpcode::IO_MANAGEMENT_RECEIVE.0, Cid(0), nsid);
@@ -71,7 +71,7 @@ impl Controller {
         Ok(ids.take(header.descriptors.into()).collect())
     }
 
-    /// Bytes of a reclaim unit in configuration `index`; 0 when the log does not say.
+    /// Returns the reclaim unit size of configuration `index`; 0 if the log does not report it.
     fn read_reclaim_unit(&mut self, group: u16, index: u8) -> Result<u64, Error> {
         let mut page = [0; DATA_BYTES];
         let mut sqe = Sqe::new(AdminOpcode::GET_LOG_PAGE.0, Cid(0), Nsid(0));
@@ -81,7 +81,7 @@ impl Controller {
         Ok(reclaim_unit_bytes(&page, index).unwrap_or(0))
     }
 
-    /// What a write to `namespace` names for placement handle `handle`.
+    /// Returns the Placement Identifier of `handle` for writes to `namespace`.
     pub(crate) fn placement_id(
         &self,
         namespace: &NamespaceInfo,
@@ -98,7 +98,7 @@ impl Controller {
     }
 }
 
-/// `None` where the controller refused the command.
+/// Turns a command that the controller rejected into `None`.
 fn answered<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     match result {
         Err(error @ Error::Command { .. }) => {
@@ -109,7 +109,7 @@ fn answered<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-/// RUNS of configuration `index` in the page FDP Configurations.
+/// Returns RUNS of configuration `index` in the FDP Configurations page.
 fn reclaim_unit_bytes(page: &[u8], index: u8) -> Option<u64> {
     let (header, mut rest) = FdpConfigurationsHeader::read_from_prefix(page).ok()?;
     if u16::from(index) > header.configurations_z {
@@ -134,7 +134,7 @@ mod tests {
         let mut page = vec![0; 4096];
         let header = FdpConfigurationsHeader { configurations_z: 1, ..Default::default() };
         page[..16].copy_from_slice(header.as_bytes());
-        // Two handles and eight vendor specific bytes behind the first.
+        // Two handles, and eight vendor-specific bytes after the first configuration.
         for (at, size, bytes) in [(16, 64 + 8 + 8, 1 << 20), (16 + 80, 64, 3 << 20)] {
             let configuration = FdpConfiguration {
                 size,

@@ -1,8 +1,8 @@
-//! One queue pair: entries in, doorbell, entries out. No allocation, no lock, no clock.
+//! A queue pair: submission, doorbells, completion. No allocation, no lock, no clock.
 //!
-//! The verbs are separate so that many commands share one doorbell: [`QueuePair::post`] writes an
-//! entry, [`QueuePair::update_tail`] rings, [`QueuePair::reap`] takes what
-//! completed and rings once for all of it.
+//! The operations are separate so that many commands share one doorbell: [`QueuePair::post`] writes
+//! an entry, [`QueuePair::update_tail`] rings the doorbell, [`QueuePair::reap`] takes completions
+//! and rings once for all of them.
 
 use std::sync::Arc;
 
@@ -18,36 +18,36 @@ use nvme_spec::{
     status::Status,
 };
 
-/// A completion that cannot be right. The controller that wrote it is not to be trusted any more.
+/// An invalid completion. The controller that wrote it is no longer trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// Its CID is not that of an outstanding command.
+    /// The CID is not that of an outstanding command.
     #[error("queue {qid}: completion of CID {:#06x}, which is not outstanding", cid.0)]
     UnknownCid {
         /// The completion queue.
         qid: QueueId,
-        /// What the completion says.
+        /// CID in the completion.
         cid: Cid,
     },
-    /// Its CID is that of an earlier command in a slot that is in use again.
+    /// The CID is that of an earlier command in a slot that is in use again.
     #[error(
         "queue {qid}: second or late completion of CID {:#06x}; its slot is in use again", cid.0
     )]
     StaleCid {
         /// The completion queue.
         qid: QueueId,
-        /// What the completion says.
+        /// CID in the completion.
         cid: Cid,
     },
-    /// It names a submission queue that does not complete here.
+    /// The completion names a submission queue that does not complete here.
     #[error("queue {qid}: completion of CID {:#06x} names submission queue {sqid}", cid.0)]
     WrongSqid {
         /// The completion queue.
         qid: QueueId,
-        /// What the completion says.
+        /// Submission queue in the completion.
         sqid: u16,
-        /// What the completion says.
+        /// CID in the completion.
         cid: Cid,
     },
     /// More commands are outstanding than the driver itself sent.
@@ -56,44 +56,44 @@ pub enum DeviceError {
         /// The queue.
         qid: QueueId,
     },
-    /// Its submission queue head lies outside the queue.
+    /// The submission queue head lies outside the queue.
     #[error("queue {qid}: completion says submission head {sqhd}, the queue has {depth} entries")]
     SqHeadOutOfRange {
         /// The completion queue.
         qid: QueueId,
-        /// What the completion says.
+        /// Head in the completion.
         sqhd: u16,
-        /// Entries of the queue.
+        /// Depth of the queue.
         depth: u32,
     },
 }
 
-/// `depth - 1` commands are outstanding: reap first.
+/// Error when `depth - 1` commands are outstanding: reap first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the queue is full; reap completions before posting more")]
 pub struct QueueFull;
 
-/// Why a queue pair cannot be made.
+/// Reasons for which a queue pair cannot be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The memory does not fit.
+    /// The memory is unsuitable.
     #[error("queue {qid}: {source}")]
     Memory {
         /// The queue.
         qid: QueueId,
-        /// Why.
+        /// The cause.
         source: RingError,
     },
-    /// More entries than CIDs with a generation.
+    /// The depth exceeds the limit of CIDs with a generation.
     #[error("queue {qid}: {depth} entries were asked for; at most {DEPTH_MAX} are supported")]
     TooDeep {
         /// The queue.
         qid: QueueId,
-        /// Entries asked for.
+        /// Requested depth.
         depth: u32,
     },
-    /// Its doorbells lie outside the mapped page.
+    /// The doorbells lie outside the mapped page.
     #[error("queue {qid}: its doorbells lie outside the {len} bytes that the bus maps")]
     NoDoorbell {
         /// The queue.
@@ -103,18 +103,18 @@ pub enum QueueError {
     },
 }
 
-/// A command that ended.
+/// A completed command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// What was given to [`QueuePair::post`].
+    /// The user word given to [`QueuePair::post`].
     pub user: u64,
-    /// Command specific (dword 0).
+    /// Command-specific result (dword 0).
     pub result: u32,
-    /// How it ended.
+    /// Completion status.
     pub status: Status,
     /// The command's identifier.
     pub cid: Cid,
-    /// The command had been given up ([`QueuePair::abandon`]).
+    /// Set if the command was abandoned ([`QueuePair::abandon`]).
     pub late: bool,
 }
 
@@ -122,7 +122,7 @@ pub struct Completion {
 #[derive(Debug)]
 pub struct QueuePair {
     tail: u32,
-    /// Free running: its bit `log2(depth)` says which phase is expected.
+    /// Free running: its bit `log2(depth)` determines the expected phase.
     head: u32,
     mask: u32,
     qid: u16,
@@ -136,10 +136,11 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// A pair of `depth` entries each. `sq` (64 bytes an entry) and `cq` (16 bytes) are zeroed
-    /// memory that the controller was told about (or will be, before the first doorbell).
+    /// Creates a pair of `depth` entries each. `sq` (64 bytes per entry) and `cq` (16 bytes) must
+    /// be zeroed, and known to the controller before the first doorbell.
     ///
     /// # Errors
+    /// Returns [`QueueError`] if depth, memory or doorbells are unsuitable.
     /// [`QueueError`] when depth, memory or doorbells do not fit.
     pub fn new(
         bus: &Arc<dyn Bus>,
@@ -170,12 +171,11 @@ impl QueuePair {
         })
     }
 
-    /// Writes a command into the next entry, with a CID of its own in place of `sqe`'s. The
-    /// controller does not see it before [`QueuePair::update_tail`]. `user` comes back with the
-    /// completion.
+    /// Writes a command into the next entry and replaces its CID. The controller does not see it
+    /// before [`QueuePair::update_tail`]. `user` is returned with the completion.
     ///
     /// # Errors
-    /// [`QueueFull`] when `depth - 1` commands are outstanding.
+    /// Returns [`QueueFull`] if `depth - 1` commands are outstanding.
     #[inline]
     pub fn post(&mut self, sqe: &Sqe, user: u64) -> Result<Cid, QueueFull> {
         let cid = self.cids.take(user).ok_or(QueueFull)?;
@@ -184,8 +184,8 @@ impl QueuePair {
         Ok(cid)
     }
 
-    /// Tells the controller about everything posted since the last time. Does nothing when there
-    /// is nothing new.
+    /// Rings the submission doorbell for everything posted since the last call. Does nothing if
+    /// there is nothing new.
     #[inline]
     pub fn update_tail(&mut self) {
         if self.rung != self.tail {
@@ -194,12 +194,12 @@ impl QueuePair {
         }
     }
 
-    /// Takes at most `max` completions, gives each to `each`, and rings the completion doorbell
-    /// once. How many there were.
+    /// Takes at most `max` completions, passes each to `each`, rings the completion doorbell once,
+    /// and returns their number.
     ///
     /// # Errors
-    /// [`DeviceError`] when a completion cannot be right. Those before it were given to `each`;
-    /// the queue must not be used any more.
+    /// Returns [`DeviceError`] for an invalid completion. Earlier ones were passed to `each`; the
+    /// queue must not be used any more.
     #[inline]
     pub fn reap(&mut self, max: u32, mut each: impl FnMut(Completion)) -> Result<u32, DeviceError> {
         let mut count = 0;
@@ -219,7 +219,7 @@ impl QueuePair {
     #[inline]
     fn next_completion(&mut self) -> Result<Option<Completion>, DeviceError> {
         let dw3 = self.cq.load_dw3(self.head);
-        // The first pass through the zeroed queue has phase 1, the next one 0, and so on.
+        // The first pass over the zeroed queue has phase 1, the next one 0, and so on.
         let expected = self.head & (self.mask + 1) == 0;
         if (dw3 & 1 << 16 != 0) != expected {
             return Ok(None);
@@ -257,39 +257,39 @@ impl QueuePair {
         }
     }
 
-    /// Gives up waiting for `cid`. Its slot stays taken until the controller completes it;
-    /// [`QueuePair::reap`] then says `late`. Whether it was outstanding.
+    /// Abandons `cid`. Its slot stays taken until the controller completes it, and
+    /// [`QueuePair::reap`] then reports it as `late`. Returns whether it was outstanding.
     pub fn abandon(&mut self, cid: Cid) -> bool {
         self.cids.abandon(cid)
     }
 
-    /// The pair's identifier.
+    /// Returns the pair's identifier.
     #[must_use]
     pub fn qid(&self) -> QueueId {
         QueueId(self.qid)
     }
 
-    /// Entries of each queue.
+    /// Returns the depth of each queue.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.mask + 1
     }
 
-    /// Commands that may be posted now.
+    /// Returns the number of commands that may be posted now.
     #[must_use]
     #[inline]
     pub fn free(&self) -> u32 {
         self.cids.free()
     }
 
-    /// Commands posted and not completed.
+    /// Returns the number of commands posted and not completed.
     #[must_use]
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.cids.outstanding()
     }
 
-    /// The memory of the submission and of the completion queue.
+    /// Returns the memory of the submission queue and of the completion queue.
     #[must_use]
     pub fn memory(&self) -> (&DmaSlice, &DmaSlice) {
         (self.sq.memory(), self.cq.memory())

@@ -1,28 +1,28 @@
-//! What certain drives do differently from what they say.
+//! Known deviations of drives from what they report.
 //!
 //! Each row names its source.
 
 use crate::clock::Nanos;
 
-/// How long [`Quirks::DELAY_BEFORE_READY_CHECK`] waits (Linux, `NVME_QUIRK_DELAY_AMOUNT`).
+/// Delay of [`Quirks::DELAY_BEFORE_READY_CHECK`] (Linux, `NVME_QUIRK_DELAY_AMOUNT`).
 pub(crate) const READY_CHECK_DELAY: Nanos = Nanos::from_millis(2_300);
 
 bitflags::bitflags! {
-    /// What has to be done differently.
+    /// Workarounds for a drive.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Quirks: u32 {
         /// After clearing CC.EN, CSTS must not be read for a while.
         const DELAY_BEFORE_READY_CHECK = 1;
-        /// SGLs are announced and do not work.
+        /// SGLs are advertised but do not work.
         const NO_SGL = 1 << 1;
         /// SGLs do not work in Dataset Management.
         const NO_SGL_FOR_DSM = 1 << 2;
-        /// Write Zeroes is announced and does not work.
+        /// Write Zeroes is advertised but does not work.
         const NO_WRITE_ZEROES = 1 << 3;
     }
 }
 
-/// One row: PCI vendor, device (`None`: all of them), what, and who says so.
+/// A row: PCI vendor, device (`None`: all of them), quirks, and source.
 type Row = (u16, Option<u16>, Quirks, &'static str);
 
 const LINUX: &str = "Linux, drivers/nvme/host/pci.c, nvme_id_table";
@@ -50,8 +50,8 @@ const ROWS: &[Row] = &[
 ];
 
 impl Quirks {
-    /// Those of a function by its PCI vendor and device, or of a controller by the vendor that it
-    /// says it is of (Identify, VID).
+    /// Returns the quirks of a function by its PCI vendor and device, or of a controller by its
+    /// reported vendor (Identify, VID).
     #[must_use]
     pub fn of(vendor: u16, device: Option<u16>) -> Self {
         let is = |row: &&Row| row.0 == vendor && (row.1.is_none() || row.1 == device);

@@ -1,8 +1,8 @@
-//! At most one message a second about what a device can provoke at will.
+//! Rate limit of one message per second for log messages that a device can provoke at will.
 
 use crate::clock::Nanos;
 
-/// Least time between two messages.
+/// Minimum time between two messages.
 const EVERY: Nanos = Nanos::from_millis(1_000);
 
 #[derive(Debug, Default)]
@@ -12,7 +12,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// Whether a message may be written at `now`; if so, how many were kept back before it.
+    /// Returns, if a message may be logged at `now`, the number suppressed before it.
     pub(crate) fn allow(&mut self, now: Nanos) -> Option<u64> {
         if now < self.next {
             self.suppressed += 1;

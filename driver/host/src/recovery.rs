@@ -1,7 +1,7 @@
-//! What is done about commands that are not answered: the ladder Abort, delete queue, reset.
+//! Recovery from timeouts by escalation: Abort, delete queue, reset.
 //!
-//! Memory a command may still use is kept, unused, until a rung of the ladder has ended the
-//! command. When the last rung fails it is kept for good.
+//! Memory that a command may still use is quarantined until a step has ended the command. If the
+//! last step fails, it is kept forever.
 
 use nvme_spec::ids::QueueId;
 
@@ -16,38 +16,38 @@ use crate::{
     wait::{Env, health},
 };
 
-/// How much it took to get the granted queues back.
+/// The step that recovered the granted queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryLevel {
-    /// The queues were deleted and created anew.
+    /// The queues were deleted and recreated.
     Queues,
     /// The controller was reset.
     Controller,
 }
 
-/// What [`Controller::recover`] did.
+/// Result of [`Controller::recover`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recovered {
-    /// How much it took.
+    /// The step that was needed.
     pub level: RecoveryLevel,
-    /// The queues that can be granted again: same identifiers, same memory, zeroed.
+    /// Queues that can be granted again: same identifiers, same memory, zeroed.
     pub queues: Vec<QueueId>,
 }
 
 impl Controller {
-    /// Ends everything that executors left outstanding and makes their queues anew, in the same
-    /// memory: first by deleting the queues, and if the controller does not do that in time or has
-    /// failed, by resetting it. All grants are void afterwards; take new ones.
+    /// Ends all outstanding commands of executors and recreates their queues in the same memory:
+    /// first by deleting the queues, and if the controller fails to do so or has failed, by
+    /// resetting it. All grants are void afterwards; take new ones.
     ///
-    /// Outstanding commands are not aborted one by one: their identifiers are the executor's, and
-    /// deleting a queue aborts all of them (Base, "Delete I/O Submission Queue").
+    /// Outstanding commands are not aborted individually: their identifiers belong to the executor,
+    /// and deleting a queue aborts all of them (Base, "Delete I/O Submission Queue").
     ///
     /// # Errors
-    /// [`Error::QueueState`] when `proof` does not cover every grant of this controller: nothing
-    /// was done then. [`Error`] when the reset fails: the controller stays failed, and the queues'
-    /// memory is kept, in this value and for good when it is dropped. [`Error::Closed`] after a
-    /// shutdown.
+    /// Returns [`Error::QueueState`], without any effect, if `proof` does not cover every grant of
+    /// this controller. If the reset fails, returns [`Error`]: the controller stays failed, and the
+    /// queues' memory is kept by this value and leaked when it is dropped. Returns
+    /// [`Error::Closed`] after a shutdown.
     pub fn recover(&mut self, proof: &Quiesced) -> Result<Recovered, Error> {
         let span = tracing::info_span!("recover", ctrl = %self.id);
         let _entered = span.enter();
@@ -68,7 +68,7 @@ impl Controller {
                 let mut queues = c.queues.values();
                 c.state == State::Ready && queues.all(|queue| queue.device == OnDevice::Live)
             };
-            // An admin timeout on the way has reset the controller already.
+            // An admin timeout on the way may have reset the controller already.
             if !(whole(self) && health(&*self.bus).is_ok()) {
                 self.reset_controller()?;
             }
@@ -78,7 +78,7 @@ impl Controller {
         Ok(Recovered { level, queues })
     }
 
-    /// Deletes the granted queues and makes them and all lost ones anew. Whether all of it worked.
+    /// Recreates granted and lost queues. Returns whether all of it worked.
     fn remake_queues(&mut self) -> bool {
         let granted: Vec<QueueId> =
             self.queues.iter().filter(|(_, q)| q.granted.is_some()).map(|(qid, _)| *qid).collect();
@@ -87,7 +87,7 @@ impl Controller {
             let deleted = absent(self) || self.delete_on_device(qid).is_ok();
             let Some(queue) = self.queues.get_mut(&qid) else { continue };
             if !deleted {
-                // An admin timeout on the way resets the controller, and then it is absent.
+                // An admin timeout on the way resets the controller, and then the queue is absent.
                 if queue.device == OnDevice::Live {
                     queue.device = OnDevice::Stuck;
                 }
@@ -99,7 +99,7 @@ impl Controller {
         self.recreate_idle_queues().is_ok()
     }
 
-    /// Turns what went wrong in a blocking call into an error, and does what has to be done.
+    /// Turns the failure of a blocking call into an error and recovers from it.
     pub(crate) fn io_failed(&mut self, work: &Work<'_>, fault: IoFault) -> Error {
         let ctrl = self.id.clone();
         if self.host.as_ref().is_some_and(|host| host.in_flight() > 0)
@@ -140,7 +140,7 @@ impl Controller {
     fn io_timeout(&mut self, work: &Work<'_>, flight: &Flight) -> Error {
         let command = self.io_id(work, flight);
         tracing::warn!(ctrl = %self.id, %command, "not answered in time");
-        // While it is being set up, the set-up decides.
+        // During set-up there is no recovery here: set-up itself fails.
         let outcome = if self.state != State::Ready {
             TimeoutOutcome::ControllerFailed
         } else if self.abort_host_command(flight) {
@@ -153,17 +153,17 @@ impl Controller {
             TimeoutOutcome::ControllerFailed
         };
         if outcome != TimeoutOutcome::ControllerFailed {
-            // Each of these rungs ends all commands of the queue.
+            // Each of these steps ends all commands of the queue.
             self.quarantine.clear();
         }
         Error::Timeout { command, waited: self.options.command_timeout, outcome }
     }
 
-    /// First rung. Whether nothing is in flight on the host queue any more.
+    /// First step. Returns whether nothing is in flight on the host queue any more.
     fn abort_host_command(&mut self, flight: &Flight) -> bool {
         let sqe = abort_sqe(HOST_QUEUE, flight.cid);
         match self.admin_raw(&sqe, self.options.command_timeout) {
-            // Whatever it answers, the command may be about to complete.
+            // Whatever the status of the Abort, the command may be about to complete.
             Ok(completion) => {
                 let status = completion.status;
                 tracing::debug!(ctrl = %self.id, %status, result = completion.result, "abort");
@@ -181,7 +181,7 @@ impl Controller {
         self.host.as_mut().is_some_and(|host| host.drain(env, deadline).unwrap_or(false))
     }
 
-    /// Second rung: the host queue is deleted, which ends its commands, and made anew.
+    /// Second step: deletes the host queue, which ends its commands, and recreates it.
     fn remake_host_queue(&mut self) -> bool {
         if self.delete_on_device(HOST_QUEUE).is_err() {
             return false;

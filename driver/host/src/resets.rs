@@ -1,24 +1,24 @@
-//! How often a controller was reset.
+//! Reset counter of a controller.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-/// Counts the resets of one controller since it was attached. Clones count the same controller,
-/// and reading one waits for nobody who uses the controller.
+/// Number of resets of one controller since it was attached. Clones count the same controller, and
+/// reading one does not block on users of the controller.
 ///
-/// A controller that lost its power, and with it what was in its volatile cache, does nothing
-/// until it is reset: while the count stays the same, nothing was forgotten.
+/// A controller that loses power, and with it its volatile cache, does nothing until it is reset.
+/// While the count stays the same, no completed write was lost.
 #[derive(Debug, Clone, Default)]
 pub struct ResetCount(Arc<AtomicU64>);
 
 impl ResetCount {
-    /// Resets so far.
+    /// Returns the number of resets so far.
     #[must_use]
     pub fn get(&self) -> u64 {
-        // Relaxed: who compares two counts has had the controller in between, and so has who reset
-        // it.
+        // Relaxed: a caller that compares two counts has owned the controller between them, and so
+        // has the thread that reset it.
         self.0.load(Ordering::Relaxed)
     }
 

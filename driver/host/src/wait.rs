@@ -1,4 +1,4 @@
-//! Waits with a deadline that notice when the controller dies or pauses.
+//! Waits with a deadline that detect a dead or paused controller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,38 +9,38 @@ use crate::{
     clock::{Clock, Nanos},
 };
 
-/// How often a waiting call reads CSTS.
+/// Interval at which a wait reads CSTS.
 const HEALTH_EVERY: Nanos = Nanos::from_millis(50);
-/// Longest sleep for an interrupt; then the queue is polled even without one.
+/// Longest sleep for an interrupt; the queue is then polled even without one.
 const INTERRUPT_NAP: Nanos = Nanos::from_millis(5);
 
-/// Why there is no point in waiting on.
+/// Reasons to stop waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dead {
     Gone,
     Fatal(u32),
 }
 
-/// One wait of a controller: a [`Waiter`] that also sleeps for an interrupt and watches CSTS.
+/// A wait on a controller: a [`Waiter`] that also sleeps for an interrupt and watches CSTS.
 ///
-/// Time in which the controller says that it has paused (CSTS.PP) does not count against deadlines,
-/// up to `pause_max`: firmware is being activated (Base, "Processing Paused").
+/// Time in which the controller is paused (CSTS.PP, for a firmware activation) does not count
+/// against deadlines, up to `pause_max` (Base, "Processing Paused").
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     env: Env<'a>,
     interrupt: Option<&'a Interrupt>,
     last_health: Nanos,
-    /// Time in which the controller had paused.
+    /// Total time of the controller's pauses.
     paused: Nanos,
     idle: u32,
 }
 
-/// What a wait needs from its controller.
+/// Environment of a wait on a controller.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Env<'a> {
     pub(crate) clock: &'a dyn Clock,
     pub(crate) bus: &'a dyn Bus,
-    /// How much longer a paused controller may take.
+    /// Limit of the extra time for a paused controller.
     pub(crate) pause_max: Nanos,
 }
 
@@ -56,17 +56,17 @@ impl<'a> Watch<'a> {
         Self { env, interrupt, last_health: now, paused: Nanos(0), idle: 0 }
     }
 
-    /// There was something to see: the next wait begins with a short one.
+    /// Records progress: the next pause is short again.
     pub(crate) fn moved(&mut self) {
         self.idle = 0;
     }
 
-    /// Whether `deadline` has passed, pauses of the controller aside.
+    /// Returns whether `deadline` has passed, not counting pauses of the controller.
     pub(crate) fn is_past(&self, deadline: Nanos) -> bool {
         self.env.clock.now() >= deadline + self.paused
     }
 
-    /// Waits a little. `false` when `deadline` has passed.
+    /// Waits briefly. Returns `false` if `deadline` has passed.
     pub(crate) fn wait(&mut self, deadline: Nanos) -> Result<bool, Dead> {
         let now = self.env.clock.now();
         if now >= self.last_health + HEALTH_EVERY || self.is_past(deadline) {
@@ -89,7 +89,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Whether the controller is there and not in a fatal state.
+/// Checks that the controller is present and not in a fatal state.
 pub(crate) fn health(bus: &dyn Bus) -> Result<Csts, Dead> {
     let csts = Csts(bus.read32(CSTS).map_err(|_| Dead::Gone)?);
     if csts.is_gone() {
@@ -101,7 +101,7 @@ pub(crate) fn health(bus: &dyn Bus) -> Result<Csts, Dead> {
     Ok(csts)
 }
 
-/// Sleeps until the interrupt or `span` later, and acknowledges it.
+/// Sleeps until the interrupt, but at most `span`, and acknowledges it.
 fn sleep(interrupt: &Interrupt, span: Nanos) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let span: Duration = span.duration();

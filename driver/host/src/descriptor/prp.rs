@@ -1,8 +1,8 @@
 //! Physical region pages (Base, "Physical Region Page Entry and List").
 //!
-//! PRP1 may begin inside a page, everything after it is whole pages, the last one maybe in part.
-//! Two entries fit in the command; more go to a list, whose last entry in a page of memory points
-//! to the next page of the list when there is more.
+//! PRP1 may begin inside a page; everything after it is whole pages, except for the end of the
+//! last. Two entries fit in the command. More go to a list; the last entry of each list page points
+//! to the next page if the list continues.
 
 use nvme_spec::sqe::{DataPointer, Psdt};
 
@@ -57,12 +57,12 @@ fn command(prp1: u64, prp2: u64) -> Descriptor {
     Descriptor { dptr: DataPointer::from_prps(prp1, prp2), psdt: Psdt::PRP }
 }
 
-/// Pages that `part` touches.
+/// Returns the number of pages that `part` touches.
 fn pages(part: &IovaRange, page: u64) -> u64 {
     (part.iova.0 % page + part.len).div_ceil(page)
 }
 
-/// Bytes of a list of `entries` entries at `list`, with the chain pointers.
+/// Returns the bytes of a list of `entries` entries at `list`, including the chain pointers.
 fn list_bytes(list: u64, entries: u64, page: u64) -> u64 {
     let first = (page - list % page) / 8;
     if entries <= first {
@@ -75,7 +75,7 @@ fn list_bytes(list: u64, entries: u64, page: u64) -> u64 {
     (first + later + chained) * 8
 }
 
-/// Whether all borders between parts are borders of pages.
+/// Checks that all boundaries between parts are page boundaries.
 fn check(parts: &[IovaRange], page_bytes: u32) -> Result<(), DescriptorError> {
     let page = u64::from(page_bytes);
     for (part, &IovaRange { iova, len }) in parts.iter().enumerate() {

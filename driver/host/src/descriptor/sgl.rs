@@ -1,7 +1,7 @@
 //! Scatter gather lists (Base, "Scatter Gather List").
 //!
-//! One range is a Data Block in the command. Several are a Last Segment of Data Blocks in the area;
-//! more than fit in one segment are a chain of Segments whose last entry points to the next one.
+//! One range is a Data Block in the command. Several are a Last Segment of Data Blocks in the area.
+//! If they do not fit in one segment, each Segment's last entry points to the next one.
 
 use nvme_spec::{
     sgl::{SglDescriptor, SglKind},
@@ -11,7 +11,7 @@ use nvme_spec::{
 use super::{Descriptor, DescriptorArea, DescriptorError, SGL_DESCRIPTOR_BYTES};
 use crate::dma::{Iova, IovaRange};
 
-/// A data block; `describe` in the parent checked that the length fits.
+/// Returns a data block; `describe` in the parent checked that the length fits.
 fn block(part: &IovaRange) -> SglDescriptor {
     SglDescriptor::data_block(part.iova.0, part.len as u32)
 }
@@ -47,7 +47,7 @@ pub(super) fn describe(
     let (mut at, mut rest) = (0, parts);
     let first = pointer(area.iova(), at, rest.len(), per_segment);
     while !rest.is_empty() {
-        // All but the last segment give their last entry to the pointer to the next one.
+        // All segments but the last give up their last entry for the pointer to the next one.
         let last = rest.len() <= per_segment;
         let blocks = if last { rest.len() } else { per_segment - 1 };
         let (now, later) = rest.split_at(blocks);
@@ -63,14 +63,14 @@ pub(super) fn describe(
     Ok(command(first))
 }
 
-/// Entries in all segments together for `parts` data blocks.
+/// Returns the number of entries in all segments for `parts` data blocks.
 fn entries(parts: usize, per_segment: usize) -> usize {
     let pointers = parts.saturating_sub(2) / (per_segment - 1);
     // A chain of s segments holds up to s * (per_segment - 1) + 1 blocks and s - 1 pointers.
     if parts <= per_segment { parts } else { parts + pointers }
 }
 
-/// The descriptor of a segment that begins with entry `at` and has `left` data blocks to name.
+/// Returns the descriptor of a segment that begins at entry `at`, with `left` data blocks to go.
 fn pointer(area: Iova, at: usize, left: usize, per_segment: usize) -> SglDescriptor {
     let iova = area.offset(at as u64 * u64::from(SGL_DESCRIPTOR_BYTES));
     let (kind, count) = if left <= per_segment {

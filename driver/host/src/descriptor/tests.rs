@@ -1,4 +1,4 @@
-//! The builders against walkers written from the specification, over random transfers.
+//! Tests of the builders against walkers written from the specification, with random transfers.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Descriptor memory: 8-byte groups at an address.
+/// Descriptor memory: 8-byte groups by address.
 struct Area {
     iova: u64,
     words: Vec<u64>,
@@ -18,7 +18,7 @@ impl Area {
         Self { iova, words: vec![0; bytes / 8], written: BTreeMap::new() }
     }
 
-    /// What a controller fetches; a walker that leaves what was written has found an error.
+    /// Fetches a group, as a controller does; fetching one that was never written is an error.
     fn fetch(&self, iova: u64) -> u64 {
         *self.written.get(&iova).unwrap_or_else(|| panic!("{iova:#x} was never written"))
     }
@@ -39,7 +39,7 @@ impl DescriptorArea for Area {
 
 type Bytes = Vec<(u64, u64)>;
 
-/// Joins neighbours, so that lists of ranges compare by the bytes they name, in order.
+/// Merges neighbors, so that lists of ranges compare by the bytes they name, in order.
 fn joined(ranges: impl IntoIterator<Item = (u64, u64)>) -> Bytes {
     let mut out = Bytes::new();
     for (iova, len) in ranges {
@@ -111,7 +111,7 @@ fn ranges(parts: &[(u64, u64)]) -> Vec<IovaRange> {
 const SGL: DescriptorMode = DescriptorMode::Sgl { bit_bucket: false, granularity: 1 };
 const PRP: DescriptorMode = DescriptorMode::Prp { page_bytes: 4096 };
 
-/// Parts that PRPs can name: pages inside, any dword offset at the start, any end.
+/// Generates parts that PRPs can name: whole pages, any dword offset at the start, any end.
 fn prp_parts() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let pages = prop::collection::vec((1u64..1 << 30, 1u64..700), 1..5);
     (pages, 0u64..1024, 1u64..=4096).prop_map(|(pages, skip, tail)| {
@@ -146,8 +146,8 @@ proptest! {
         prop_assert_eq!(walk_prp(&pointer, total, 4096, &area), joined(parts));
     }
 
-    /// The sizes computed up front are exact: one word less is refused, and nothing is written
-    /// outside (Area panics on that).
+    /// The computed sizes are exact: one word less is refused, and nothing is written outside (Area
+    /// would panic).
     #[test]
     fn area_sizes_are_exact(parts in prp_parts(), sgl in any::<bool>()) {
         let (mode, segment) = if sgl { (SGL, 48) } else { (PRP, 4096) };

@@ -1,4 +1,4 @@
-//! DMA buffers as safe copies: bytes in, bytes out, never a reference.
+//! DMA buffers accessed by safe copies, never by reference.
 #![allow(unsafe_code, reason = "DMA buffers are memory a device also uses")]
 
 use std::ptr::NonNull;
@@ -6,14 +6,14 @@ use std::ptr::NonNull;
 use super::mmio;
 use crate::dma::{DmaError, DmaSlice, Iova};
 
-/// Bytes of a copy that are in the first cache at a time, and leave room there.
+/// Chunk size of a copy: fits in the L1 cache with room to spare.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// A part of DMA memory that the CPU reaches.
+/// Part of DMA memory that the CPU can access.
 ///
-/// The controller may write into it while a command is outstanding, and another thread through
-/// another buffer of the same memory: reading then yields some bytes or others. The queue code only
-/// reads after the completion was seen.
+/// The controller may write it while a command is outstanding, and another thread may do so through
+/// another buffer of the same memory; a read then returns a mix of old and new bytes. The queue
+/// code reads only after it has seen the completion.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     base: NonNull<u8>,
@@ -25,31 +25,31 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// The whole of `memory`; `None` when the CPU cannot reach it.
+    /// Wraps all of `memory`. Returns `None` if the CPU cannot access it.
     #[must_use]
     pub fn new(memory: DmaSlice) -> Option<Self> {
         Some(Self { base: memory.host()?, len: memory.len(), memory })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// First byte for the controller.
+    /// Returns the I/O virtual address of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {
         self.memory.iova()
     }
 
-    /// What keeps it mapped.
+    /// Returns the slice that keeps the buffer mapped.
     #[must_use]
     pub fn memory(&self) -> &DmaSlice {
         &self.memory
@@ -66,7 +66,7 @@ impl Buffer {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end.
+    /// Returns [`DmaError::OutOfRange`] past the end.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), DmaError> {
         let to = self.at(offset, bytes.len())?;
         // SAFETY: `at` checked the bounds.
@@ -77,7 +77,7 @@ impl Buffer {
     /// Copies from `offset` into `bytes`.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end.
+    /// Returns [`DmaError::OutOfRange`] past the end.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DmaError> {
         let from = self.at(offset, bytes.len())?;
         // SAFETY: `at` checked the bounds.
@@ -85,12 +85,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies `len` bytes from `at` of another buffer to `offset`, past the caches: for more than
-    /// they hold. Shows `see` what it copies, in order and in pieces, so that it can be summed up
-    /// while it is there: what is written is what was seen, whoever writes to `from` meanwhile.
+    /// Copies `len` bytes from `at` of another buffer to `offset` with non-temporal stores, for
+    /// data larger than the caches. Passes the bytes to `see`, in order and in chunks, for instance
+    /// for a checksum: it sees exactly the bytes written, even if `from` changes concurrently.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end of either; nothing is copied then.
+    /// Returns [`DmaError::OutOfRange`], without copying, past the end of either buffer.
     #[inline]
     pub fn copy_from(
         &mut self,
@@ -115,7 +115,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Zeroes everything.
+    /// Zeroes the whole buffer.
     pub fn zero(&mut self) {
         // SAFETY: DmaMemory promises `len` bytes behind `base`.
         unsafe { mmio::zero(self.base, self.len) };

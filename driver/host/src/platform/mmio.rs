@@ -1,22 +1,22 @@
-//! Accessors of memory that a device writes or watches: doorbells, queue entries, DMA buffers.
+//! Accessors of memory that a device writes or polls: doorbells, queue entries, DMA buffers.
 //!
-//! No Rust reference to such memory ever exists; bounds and alignment are asserted here or by the
-//! safe types beside this module ([`super::ring`], [`super::buffer`]).
+//! No Rust reference to such memory ever exists. Bounds and alignment are asserted here or by the
+//! safe types next to this module ([`super::ring`], [`super::buffer`]).
 //!
 //! Ordering: [`store_release32`] (a doorbell) pairs with the controller's read of it, and
 //! [`load_acquire32`] (the dword of a completion that holds the phase) with the controller's store.
 //! Everything else is relaxed, and ordered by one of those two.
 //!
-//! Control registers are volatile accesses, with a barrier where a device is to see memory first.
+//! Control registers are volatile accesses, with a barrier if a device must see memory first.
 //! Doorbells are atomic stores behind the same barrier: with the software controller they are
 //! memory that another thread reads.
 //!
-//! Every other access is atomic, copies too: they go in words of 8 bytes, and in bytes where no
-//! whole aligned word is left. Two handles to the same memory on two threads may so see a mix of
-//! old and new bytes, but they never race in the sense of the language. (Overlapping accesses of
-//! different sizes are left to the processor, which defines them on x86-64 and AArch64.) Long
-//! copies on x86-64 are the processor's own instructions, because the compiler makes no wide ones
-//! of atomic accesses: assembly that stands for relaxed loads and stores of each byte.
+//! Every other access is atomic, including copies, which use 8-byte words, and single bytes for the
+//! unaligned ends. Two handles to the same memory on two threads may thus see a mix of old and new
+//! bytes, but never a data race in the sense of the language. (Overlapping accesses of different
+//! sizes rely on the processor, which defines them on x86-64 and AArch64.) Long copies on x86-64
+//! use string instructions in assembly, which stand for relaxed loads and stores of each byte,
+//! because the compiler does not vectorize atomic accesses.
 #![allow(unsafe_code, reason = "the one place where device memory is touched")]
 
 use std::{
@@ -31,10 +31,10 @@ pub const SQE_BYTES: usize = 64;
 /// Bytes of a completion queue entry.
 pub const CQE_BYTES: usize = 16;
 
-/// Reads a dword; nothing after it in program order is done before it.
+/// Reads a dword; later accesses in program order are not reordered before it.
 ///
 /// # Safety
-/// `ptr` is valid for reads of 4 bytes, aligned to 4, and only accessed atomically meanwhile.
+/// `ptr` must be valid for reads of 4 bytes, aligned to 4, and only accessed atomically meanwhile.
 #[must_use]
 #[inline]
 pub unsafe fn load_acquire32(ptr: NonNull<u32>) -> u32 {
@@ -46,7 +46,7 @@ pub unsafe fn load_acquire32(ptr: NonNull<u32>) -> u32 {
 /// Reads a dword with no ordering of its own.
 ///
 /// # Safety
-/// As for [`load_acquire32`].
+/// Same as [`load_acquire32`].
 #[must_use]
 #[inline]
 pub unsafe fn load_relaxed32(ptr: NonNull<u32>) -> u32 {
@@ -55,10 +55,10 @@ pub unsafe fn load_relaxed32(ptr: NonNull<u32>) -> u32 {
     unsafe { AtomicU32::from_ptr(ptr.as_ptr()) }.load(Ordering::Relaxed)
 }
 
-/// Writes a dword; everything before it in program order is done before it.
+/// Writes a dword; earlier accesses in program order are not reordered after it.
 ///
 /// # Safety
-/// `ptr` is valid for writes of 4 bytes, aligned to 4, and only accessed atomically meanwhile.
+/// `ptr` must be valid for writes of 4 bytes, aligned to 4, and only accessed atomically meanwhile.
 #[inline]
 pub unsafe fn store_release32(ptr: NonNull<u32>, value: u32) {
     debug_assert!(ptr.is_aligned());
@@ -66,11 +66,11 @@ pub unsafe fn store_release32(ptr: NonNull<u32>, value: u32) {
     unsafe { AtomicU32::from_ptr(ptr.as_ptr()) }.store(value, Ordering::Release);
 }
 
-/// Reads a control register; nothing after it in program order is done before it.
+/// Reads a control register; later accesses in program order are not reordered before it.
 ///
 /// # Safety
-/// `ptr` is valid for reads of 4 bytes, aligned to 4, and memory of a device: no other code of this
-/// process writes there.
+/// `ptr` must be valid for reads of 4 bytes, aligned to 4, and point to memory of a device that no
+/// other code of this process writes.
 #[must_use]
 #[inline]
 pub unsafe fn read_register32(ptr: NonNull<u32>) -> u32 {
@@ -80,11 +80,11 @@ pub unsafe fn read_register32(ptr: NonNull<u32>) -> u32 {
     value
 }
 
-/// Writes a control register; everything before it in program order is visible to the device when
-/// it sees the value.
+/// Writes a control register; earlier writes in program order are visible to the device when it
+/// sees the value.
 ///
 /// # Safety
-/// As for [`read_register32`], for writes.
+/// Same as [`read_register32`], for writes.
 #[inline]
 pub unsafe fn write_register32(ptr: NonNull<u32>, value: u32) {
     device_write_barrier();
@@ -94,8 +94,8 @@ pub unsafe fn write_register32(ptr: NonNull<u32>, value: u32) {
 
 /// Makes writes to memory visible to a device before it sees a later write to its registers.
 ///
-/// On x86-64 the processor keeps stores in order, and the compiler has to. On AArch64 a release
-/// orders stores for other processors only; a device is in the outer shareable domain.
+/// On x86-64 the processor keeps stores in order; only the compiler needs a fence. On AArch64 a
+/// release orders stores for other processors only; a device is in the outer shareable domain.
 #[inline]
 pub fn device_write_barrier() {
     #[cfg(target_arch = "aarch64")]
@@ -106,11 +106,11 @@ pub fn device_write_barrier() {
     fence(Ordering::Release);
 }
 
-/// Writes one submission queue entry: `first`, then all of `words` but its first.
-/// Not ordered: the doorbell that publishes the entry is a release store.
+/// Writes one submission queue entry: `first`, then `words` without its first word. Unordered: the
+/// doorbell that publishes the entry is a release store.
 ///
 /// # Safety
-/// `entry` is valid for writes of 64 bytes, aligned to 16, and the controller does not read it
+/// `entry` must be valid for writes of 64 bytes, aligned to 16, and the controller must not read it
 /// before the next doorbell.
 #[inline]
 pub unsafe fn write_sqe(entry: NonNull<u8>, first: u64, words: &[u64; SQE_BYTES / 8]) {
@@ -126,7 +126,7 @@ pub unsafe fn write_sqe(entry: NonNull<u8>, first: u64, words: &[u64; SQE_BYTES 
 }
 
 /// # Safety
-/// `at` is valid for 8 bytes and aligned to 8.
+/// `at` must be valid for 8 bytes and aligned to 8.
 #[inline]
 unsafe fn word<'a>(at: NonNull<u64>) -> &'a AtomicU64 {
     // SAFETY: the caller's promise; all accesses are atomic.
@@ -134,33 +134,33 @@ unsafe fn word<'a>(at: NonNull<u64>) -> &'a AtomicU64 {
 }
 
 /// # Safety
-/// `at` is valid for 1 byte.
+/// `at` must be valid for 1 byte.
 #[inline]
 unsafe fn byte<'a>(at: NonNull<u8>) -> &'a AtomicU8 {
     // SAFETY: the caller's promise; all accesses are atomic.
     unsafe { AtomicU8::from_ptr(at.as_ptr()) }
 }
 
-/// How many of `len` bytes at `at` come before the first aligned word.
+/// Returns how many of `len` bytes at `at` come before the first aligned word.
 #[inline]
 fn head(at: NonNull<u8>, len: usize) -> usize {
     at.as_ptr().align_offset(8).min(len)
 }
 
-/// From here on, a string instruction is worth its start.
+/// Length from which a string instruction pays off.
 #[cfg(target_arch = "x86_64")]
 const STRING_BYTES: usize = 512;
-/// What a processor writes at a time past its caches.
+/// Size of a non-temporal store: one cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// Copies bytes into DMA memory past the caches: for what is not used soon, and more than they
-/// hold. What another thread or a device reads there meanwhile is a mix, and what it reads later
-/// is in order behind [`uncached_fence`] only.
+/// Copies bytes into DMA memory with non-temporal stores, for data that exceeds the caches and is
+/// not used soon. Until [`uncached_fence`], another thread or a device may see a mix of old and new
+/// bytes.
 ///
 /// # Safety
-/// `to` is valid for writes of `from.len()` bytes, and whoever calls this calls [`uncached_fence`]
-/// before anybody is told of the bytes.
+/// `to` must be valid for writes of `from.len()` bytes, and the caller must call [`uncached_fence`]
+/// before it publishes them.
 #[inline]
 pub unsafe fn copy_to_uncached(to: NonNull<u8>, from: &[u8]) {
     #[cfg(target_arch = "x86_64")]
@@ -168,9 +168,9 @@ pub unsafe fn copy_to_uncached(to: NonNull<u8>, from: &[u8]) {
         let before = to.as_ptr().align_offset(LINE_BYTES).min(from.len());
         let (first, rest) = from.split_at(before);
         let (lines, last) = rest.split_at(rest.len() / LINE_BYTES * LINE_BYTES);
-        // SAFETY: the three parts are those of `from.len()` bytes (the caller's promise). The
-        // second one begins at a line, where such stores have to be aligned, and is whole lines.
-        // The assembly reads `lines`, and stands for relaxed stores of its bytes to `middle`.
+        // SAFETY: the three parts make up `from.len()` bytes (the caller's promise). The middle one
+        // begins on a cache line, as such stores require, and is whole lines. The assembly reads
+        // `lines` and stands for relaxed stores of its bytes to `middle`.
         unsafe {
             let middle = to.add(first.len());
             copy_to(to, first);
@@ -207,7 +207,7 @@ pub unsafe fn copy_to_uncached(to: NonNull<u8>, from: &[u8]) {
     }
 }
 
-/// Puts copies past the caches in order: they are before every later store, as others are.
+/// Orders non-temporal copies before every later store.
 #[inline]
 pub fn uncached_fence() {
     #[cfg(target_arch = "x86_64")]
@@ -217,15 +217,15 @@ pub fn uncached_fence() {
     }
 }
 
-/// Copies a long run of bytes between memory that overlaps nowhere, with relaxed loads and stores
-/// of each byte.
+/// Copies a long run of bytes between regions that do not overlap, with relaxed loads and stores of
+/// each byte.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `len` bytes.
+/// `from` must be valid for reads and `to` for writes of `len` bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise. The direction flag is clear where Rust's assembly begins.
+    // SAFETY: the caller's promise. The direction flag is clear on entry to inline assembly.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -237,21 +237,21 @@ unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies bytes into DMA memory. What another thread or a device reads there meanwhile is a mix.
+/// Copies bytes into DMA memory. Concurrent readers see a mix of old and new bytes.
 ///
 /// # Safety
-/// `to` is valid for writes of `from.len()` bytes.
+/// `to` must be valid for writes of `from.len()` bytes.
 #[inline]
 pub unsafe fn copy_to(to: NonNull<u8>, from: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     if from.len() >= STRING_BYTES {
-        // SAFETY: the caller's promise; nobody else has `from`.
+        // SAFETY: the caller's promise; `from` is a Rust reference.
         return unsafe { copy_string(to.as_ptr(), from.as_ptr(), from.len()) };
     }
     let (first, rest) = from.split_at(head(to, from.len()));
     let (words, last) = rest.as_chunks::<8>();
-    // SAFETY: the three parts are those of `from.len()` bytes (the caller's promise), and the
-    // second one begins at an aligned word.
+    // SAFETY: the three parts make up `from.len()` bytes (the caller's promise), and the middle one
+    // begins at an aligned word.
     unsafe {
         let middle = to.add(first.len());
         let end = middle.add(words.len() * 8);
@@ -263,16 +263,15 @@ pub unsafe fn copy_to(to: NonNull<u8>, from: &[u8]) {
     }
 }
 
-/// Copies bytes out of DMA memory. What another thread or a device writes there meanwhile is seen
-/// in part.
+/// Copies bytes out of DMA memory. Concurrent writes are seen in part.
 ///
 /// # Safety
-/// `from` is valid for reads of `to.len()` bytes.
+/// `from` must be valid for reads of `to.len()` bytes.
 #[inline]
 pub unsafe fn copy_from(from: NonNull<u8>, to: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if to.len() >= STRING_BYTES {
-        // SAFETY: the caller's promise; nobody else has `to`.
+        // SAFETY: the caller's promise; `to` is an exclusive Rust reference.
         return unsafe { copy_string(to.as_mut_ptr(), from.as_ptr(), to.len()) };
     }
     let (first, rest) = to.split_at_mut(head(from, to.len()));
@@ -289,10 +288,10 @@ pub unsafe fn copy_from(from: NonNull<u8>, to: &mut [u8]) {
     }
 }
 
-/// Sets `len` bytes of DMA memory to zero.
+/// Zeroes `len` bytes of DMA memory.
 ///
 /// # Safety
-/// `to` is valid for writes of `len` bytes.
+/// `to` must be valid for writes of `len` bytes.
 #[inline]
 pub unsafe fn zero(to: NonNull<u8>, len: usize) {
     const ZEROES: [u8; 4096] = [0; 4096];
@@ -306,7 +305,7 @@ pub unsafe fn zero(to: NonNull<u8>, len: usize) {
 mod tests {
     use super::*;
 
-    /// Long copies, and such past the caches.
+    /// Long copies, cached and non-temporal.
     #[test]
     fn long_copies_keep_to_their_bytes_at_every_alignment() {
         const BYTES: usize = 2048;

@@ -1,10 +1,10 @@
-//! Proof that a controller reaches a piece of memory, before anything is built on it.
+//! Proof that a controller can access a piece of memory, before it is used.
 //!
-//! A wrong IOMMU mode, a bridge that routes nothing between its ports or an access control bit
-//! (ACS) makes peer-to-peer DMA fail, and often in silence: commands complete with success, and the
-//! bytes are somewhere else or nowhere. So every way is tried on which this driver will use the
-//! memory, and what arrived is compared. [`prove`] writes nothing to the medium; [`round_trip`]
-//! needs less of the memory, and some LBAs.
+//! A wrong IOMMU mode, a bridge that does not route between its ports, or an access control bit
+//! (ACS) breaks peer-to-peer DMA, often silently: commands complete with success, and the bytes go
+//! elsewhere or nowhere. So every access path that this driver uses is tried, and the bytes that
+//! arrived are compared. [`prove`] writes nothing to the medium; [`round_trip`] needs less of the
+//! memory, and some LBAs.
 #![allow(unsafe_code, reason = "copies to a GPU")]
 
 mod round_trip;
@@ -34,30 +34,30 @@ use crate::{
 
 pub use round_trip::round_trip;
 
-/// Entries of the queue that is made in the memory.
+/// Depth of the queue that is created in the memory.
 const DEPTH: u32 = 16;
-/// Pages of data, where the controller takes that much in a command: enough for a PRP list.
+/// Pages of data, if one command may transfer that much: enough for a PRP list.
 const DATA_PAGES: usize = 4;
-/// How long a command on the queue may take. One whose completion went elsewhere never ends.
+/// Time limit of a command on the queue. One whose completion goes astray never ends.
 const TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
-/// A way on which a controller uses memory.
+/// A kind of access of a controller to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RouteCheck {
-    /// The controller writes admin data into it (Identify Controller).
+    /// Admin data written into the memory by the controller (Identify Controller).
     AdminData,
-    /// It fetches commands from it and writes completions into it.
+    /// Command fetches from the memory and completions written to it.
     Queues,
-    /// It fetches a PRP list or an SGL segment from it and writes the data of a read into it.
+    /// Fetch of a PRP list or an SGL segment from the memory, and read data written to it.
     Read,
-    /// It reads data out of it (Compare with the medium, which changes nothing).
+    /// Data read from the memory (Compare with the medium, which changes nothing).
     Compare,
-    /// The GPU copies between it and this process, both ways.
+    /// Copies by the GPU between the memory and this process, both ways.
     Copies,
-    /// It writes data out of it to the medium, where the driver's own read finds it.
+    /// Data written from the memory to the medium, checked by the driver's own read.
     ToMedium,
-    /// It reads what the driver wrote to the medium into it.
+    /// Data on the medium, written by the driver, read into the memory.
     FromMedium,
 }
 
@@ -75,38 +75,38 @@ impl fmt::Display for RouteCheck {
     }
 }
 
-/// How one check ended.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every byte was where it should be.
+    /// All bytes arrived.
     Works,
-    /// It was not tried, for this reason.
+    /// The check was not tried, for this reason.
     NotTried(String),
-    /// This went wrong.
+    /// The check failed, for this reason.
     Fails(String),
 }
 
-/// Whether a controller reaches a piece of memory, as far as could be shown.
+/// Results of the checks of a controller's access to a piece of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteReport {
     /// The controller.
     pub ctrl: String,
-    /// The memory's begin, as each side addresses it.
+    /// The first byte of the memory, as each side addresses it.
     pub place: Place,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// Every check and how it ended.
+    /// All checks with their results.
     pub checks: Vec<(RouteCheck, Outcome)>,
 }
 
 impl RouteReport {
-    /// Whether nothing failed.
+    /// Returns whether no check failed.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.why().is_none()
     }
 
-    /// What failed first.
+    /// Returns the first failure.
     #[must_use]
     pub fn why(&self) -> Option<String> {
         self.checks.iter().find_map(|(check, outcome)| match outcome {
@@ -144,31 +144,31 @@ impl fmt::Display for RouteReport {
     }
 }
 
-/// How [`prove`] divides the memory.
+/// Layout of the memory in [`prove`].
 struct Layout {
     memory: QueueMemory,
     data: Window,
     lbas: u32,
 }
 
-/// Bytes that [`prove`] needs of `controller`, at most: three pages for a queue, and data.
+/// Returns the bytes that [`prove`] needs, at most: three pages for a queue, plus data.
 #[must_use]
 pub fn scratch_bytes(controller: &Controller) -> usize {
     let page = controller.info().page_bytes as usize;
-    // LBAs have up to 64 KiB.
+    // LBAs are at most 64 KiB.
     page * 3 + (page * DATA_PAGES).max(64 << 10)
 }
 
-/// Tries whether the controller reaches `scratch`, page aligned memory of its address space with
-/// an address in this process, of at least [`scratch_bytes`]. Its contents are overwritten; the
-/// namespace is only read (its first LBAs).
+/// Tests whether the controller can access `scratch`: page-aligned memory of its address space that
+/// is mapped in this process, at least [`scratch_bytes`] long. Overwrites it; the namespace is only
+/// read (its first LBAs).
 ///
-/// What does not work is in the report.
+/// The report lists the checks that failed.
 ///
 /// # Errors
-/// [`Error::QueueState`] and [`Error::Dma`] when the memory or the controller's queues do not allow
-/// the attempt; any other [`Error`] when the controller itself can no longer be used, which a
-/// failed DMA may bring about. [`Controller::reset`] then.
+/// Returns [`Error::QueueState`] or [`Error::Dma`] if the memory or the controller's queues do not
+/// allow the attempt. Returns any other [`Error`] if the controller itself becomes unusable, which
+/// a failed DMA may cause; call [`Controller::reset`] then.
 pub fn prove(
     controller: &mut Controller,
     nsid: Nsid,
@@ -209,7 +209,7 @@ fn divide(controller: &Controller, nsid: Nsid, scratch: &DmaSlice) -> Result<Lay
         cq: queue(page, 16)?,
         descriptors: queue(2 * page, page / DEPTH as usize)?,
     };
-    // Identify writes 4096 bytes, even where an LBA is smaller.
+    // Identify writes 4096 bytes, even if an LBA is smaller.
     let data = part(3 * page, bytes.max(4096))?;
     let none = || Error::QueueState {
         ctrl: ctrl.clone(),
@@ -226,13 +226,13 @@ fn dma(controller: &Controller) -> impl FnOnce(crate::DmaError) -> Error + use<>
     move |source| Error::Dma { ctrl, source }
 }
 
-/// Fills `data` with something that differs from `expected` in every byte.
+/// Fills `data` so that every byte differs from `expected`.
 fn poison(data: &Window, expected: &[u8]) -> Result<(), crate::DmaError> {
     let opposite: Vec<u8> = expected.iter().map(|byte| !byte).collect();
     data.write(0, &opposite)
 }
 
-/// Whether `data` is `expected` now.
+/// Compares `data` with `expected`.
 fn compare(data: &Window, expected: &[u8]) -> Result<Outcome, crate::DmaError> {
     let mut found = vec![0; expected.len()];
     data.read(0, &mut found)?;
@@ -272,7 +272,7 @@ fn admin_data(
     }
     match sent {
         Ok(_) => compare(data, &truth).map_err(dma(controller)),
-        // The controller lives on: the route is what is wrong.
+        // The controller survived: the route is at fault.
         Err(
             error @ (Error::Command { .. }
             | Error::Timeout { outcome: TimeoutOutcome::ControllerReset, .. }),
@@ -281,8 +281,8 @@ fn admin_data(
     }
 }
 
-/// The checks that need a queue in the memory. The queue is gone afterwards, or the controller is
-/// failed and keeps the memory.
+/// Runs the checks that need a queue in the memory. Afterwards the queue is deleted, or the
+/// controller is failed and keeps the memory.
 fn queue_checks(
     controller: &mut Controller,
     nsid: Nsid,
@@ -301,12 +301,12 @@ fn queue_checks(
     };
     let done = Prober::new(controller, qid, nsid, layout)
         .and_then(|mut prober| prober.run(&truth, report).map_err(dma(controller)));
-    // It was never granted, and the only one that used it is dropped.
+    // It was never granted, and its only user is dropped.
     controller.reclaim(qid, &Quiesced::default())?;
     done
 }
 
-/// The queue in the memory, driven from here.
+/// The queue in the memory and its user.
 struct Prober<'a> {
     pair: QueuePair,
     clock: std::sync::Arc<dyn crate::clock::Clock>,
@@ -338,7 +338,7 @@ impl<'a> Prober<'a> {
     }
 
     fn run(&mut self, truth: &[u8], report: &mut RouteReport) -> Result<(), crate::DmaError> {
-        // A flush has no data: it shows the queues alone.
+        // A flush has no data, so it tests the queues alone.
         let flush = Sqe::new(NvmOpcode::FLUSH.0, Cid(0), self.nsid);
         let flushed = self.command(&flush);
         report.add(RouteCheck::Queues, verdict(&flushed));
@@ -362,7 +362,7 @@ impl<'a> Prober<'a> {
         Ok(())
     }
 
-    /// Where the parts of the data go, and what the memory holds then.
+    /// Returns the parts of the data and the resulting contents of the memory.
     fn halves(&self, truth: &[u8]) -> (Vec<IovaRange>, Vec<u8>) {
         let iova = self.layout.data.iova();
         let half = truth.len() / 2;
@@ -378,8 +378,8 @@ impl<'a> Prober<'a> {
         (parts, [&truth[half..], &truth[..half]].concat())
     }
 
-    /// Compare must succeed with the right data and fail with one wrong bit: an answer that is
-    /// always the same would prove nothing.
+    /// Tests that Compare succeeds with the right data and fails with one wrong bit: a constant
+    /// answer would prove nothing.
     fn compare_both_ways(
         &mut self,
         halves: &[IovaRange],
@@ -402,7 +402,7 @@ impl<'a> Prober<'a> {
         })
     }
 
-    /// A command on the first LBAs, with the data at `parts` and its descriptors in the memory.
+    /// Runs a command on the first LBAs; data at `parts`, descriptors in the memory.
     fn transfer(&mut self, opcode: NvmOpcode, parts: &[IovaRange]) -> Result<Status, String> {
         let mut sqe = Sqe::new(opcode.0, Cid(0), self.nsid);
         let range = BlockRange::new(Lba(0), Lbas(self.layout.lbas));

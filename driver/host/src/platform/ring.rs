@@ -1,4 +1,4 @@
-//! Queues and doorbells as safe types: bounds and alignment are checked when they are made.
+//! Queues and doorbells as safe types: bounds and alignment are checked on construction.
 #![allow(unsafe_code, reason = "queue entries and doorbells are memory a device also uses")]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -11,14 +11,14 @@ use crate::{
     dma::DmaSlice,
 };
 
-/// Why memory cannot serve as a queue.
+/// Reasons for which memory cannot serve as a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
     /// The CPU cannot reach the memory.
     #[error("queue memory is not mapped in this process; the driver must zero and read it")]
     NoHostAddress,
-    /// Too small, or not aligned.
+    /// The memory is too small or not aligned.
     #[error("{len} bytes at {address:#x} cannot hold {need} bytes aligned to {align}")]
     Shape {
         /// Bytes given.
@@ -30,7 +30,7 @@ pub enum RingError {
         /// Alignment needed.
         align: usize,
     },
-    /// A depth that is not a power of two of at least 2.
+    /// The depth is not a power of two of at least 2.
     #[error("a queue of {0} entries was asked for; the depth must be a power of two, at least 2")]
     Depth(u32),
 }
@@ -59,10 +59,10 @@ pub struct SqRing {
 unsafe impl Send for SqRing {}
 
 impl SqRing {
-    /// A queue of `depth` entries in `memory`.
+    /// Creates a queue of `depth` entries in `memory`.
     ///
     /// # Errors
-    /// [`RingError`] when the memory is too small, misaligned or not mapped in this process.
+    /// Returns [`RingError`] if the memory is too small, misaligned or not mapped in this process.
     pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
         let base = check(&memory, depth, SQE_BYTES)?;
         Ok(Self { base, mask: depth - 1, memory })
@@ -72,8 +72,8 @@ impl SqRing {
     #[inline]
     pub fn write(&mut self, index: u32, sqe: &Sqe, cid: Cid) {
         let at = (index & self.mask) as usize * SQE_BYTES;
-        // The CID is put in on the way, in a register: storing it into a copy and reading that
-        // back with a wide load would stall.
+        // The CID is inserted on the way, in a register: a store into a copy, read back with a wide
+        // load, would stall.
         let words: &[u64; SQE_BYTES / 8] = zerocopy::transmute_ref!(sqe);
         let first = words[0] & !0xFFFF_0000 | u64::from(cid.0) << 16;
         // SAFETY: `check` saw depth * 64 bytes from `base` on, and `at` is below that. The slot
@@ -81,7 +81,7 @@ impl SqRing {
         unsafe { mmio::write_sqe(self.base.add(at), first, words) };
     }
 
-    /// The memory the entries live in.
+    /// Returns the memory of the entries.
     #[must_use]
     pub fn memory(&self) -> &DmaSlice {
         &self.memory
@@ -100,17 +100,17 @@ pub struct CqRing {
 unsafe impl Send for CqRing {}
 
 impl CqRing {
-    /// A queue of `depth` entries in `memory`.
+    /// Creates a queue of `depth` entries in `memory`.
     ///
     /// # Errors
-    /// [`RingError`] when the memory is too small, misaligned or not mapped in this process.
+    /// Returns [`RingError`] if the memory is too small, misaligned or not mapped in this process.
     pub fn new(memory: DmaSlice, depth: u32) -> Result<Self, RingError> {
         let base = check(&memory, depth, CQE_BYTES)?.cast();
         Ok(Self { base, mask: depth - 1, memory })
     }
 
-    /// Dword 3 of entry `index` (taken modulo the depth): CID, phase and status. What the
-    /// controller wrote before it is visible afterwards.
+    /// Loads dword 3 of entry `index` (taken modulo the depth): CID, phase and status. Earlier
+    /// writes of the controller are visible afterwards.
     #[must_use]
     #[inline]
     pub fn load_dw3(&self, index: u32) -> u32 {
@@ -118,7 +118,7 @@ impl CqRing {
         unsafe { mmio::load_acquire32(self.dword(index, 3)) }
     }
 
-    /// Dword `which` (0 to 2) of entry `index`, after [`CqRing::load_dw3`] showed its phase.
+    /// Loads dword `which` (0 to 2) of entry `index`, after [`CqRing::load_dw3`] showed its phase.
     #[must_use]
     #[inline]
     pub fn load(&self, index: u32, which: u32) -> u32 {
@@ -133,7 +133,7 @@ impl CqRing {
         unsafe { self.base.add(at) }
     }
 
-    /// The memory the entries live in.
+    /// Returns the memory of the entries.
     #[must_use]
     pub fn memory(&self) -> &DmaSlice {
         &self.memory
@@ -152,8 +152,8 @@ pub struct Doorbell {
 unsafe impl Send for Doorbell {}
 
 impl Doorbell {
-    /// Doorbell `index` of the bus: `2 * qid` is a submission tail, `2 * qid + 1` a completion
-    /// head. `None` when the mapped page does not reach that far.
+    /// Returns doorbell `index` of the bus: `2 * qid` is a submission tail, `2 * qid + 1` a
+    /// completion head. Returns `None` if the mapped page does not reach that far.
     #[must_use]
     pub fn new(bus: &Arc<dyn Bus>, index: u32) -> Option<Self> {
         let page = bus.doorbells();
@@ -166,7 +166,7 @@ impl Doorbell {
         Some(Self { register, _page: page })
     }
 
-    /// Rings it; everything written before is visible to a controller that sees the value.
+    /// Rings the doorbell; earlier writes are visible to a controller that sees the value.
     #[inline]
     pub fn ring(&self, value: u32) {
         mmio::device_write_barrier();

@@ -7,8 +7,8 @@
 //!   VfioBus       one NVMe function: registers, doorbells, interrupts   bus, bar, mapping, device
 //!   PeerBar       memory of another function as a DMA target              peer
 //!   PciAddress    0000:65:00.0                                            nvme-pci
-//!   VfioError     what is in the way, and what to do about it             error
-//!   sys           the ioctls; capability reads what they answer
+//!   VfioError     problem and suggested remedy                            error
+//!   sys           the ioctls; capability parses their answers
 //! ```
 //!
 //! Several functions are opened in one space, so that memory is mapped once for all of them:
@@ -25,28 +25,28 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The type 1 container (`/dev/vfio/vfio`) is used and not iommufd. Peer-to-peer DMA needs memory
-//! of other devices, and iommufd refuses such memory by its address on every kernel
-//! (IOMMU_IOAS_MAP, EFAULT). Since Linux 6.19 it takes BARs of functions of vfio-pci as dma-bufs
-//! (VFIO_DEVICE_FEATURE_DMA_BUF, then IOMMU_IOAS_MAP_FILE), but no dma-buf of a GPU's own driver.
+//! This uses the type 1 container (`/dev/vfio/vfio`), not iommufd. Peer-to-peer DMA needs memory of
+//! other devices, which iommufd rejects by address on every kernel (IOMMU_IOAS_MAP, EFAULT). Since
+//! Linux 6.19 it accepts BARs of vfio-pci functions as dma-bufs (VFIO_DEVICE_FEATURE_DMA_BUF, then
+//! IOMMU_IOAS_MAP_FILE), but no dma-buf of a GPU's own driver.
 //!
 //! # Invariants
 //!
-//! - Memory is unmapped from the IOMMU before its owner may free it, and leaked when that fails:
+//! - Memory is unmapped from the IOMMU before its owner may free it, and leaked if that fails:
 //!   mapped memory holds its owner.
 //! - A mapping holds its container, a BAR mapping its function, a function its group, a group the
-//!   container; so each goes before what it needs.
-//! - A bus that is dropped first stops the function's DMA, then its interrupts, then closes it.
-//! - What the kernel answers is checked. No answer leads to a panic. A BAR that is revoked reads as
-//!   all ones, and its bus as gone; it ends no process (SIGBUS is handled for these mappings).
-//! - Memory is asked for on the node of the function that uses it; where the functions of a space
-//!   have several, memory that is for none in particular is where the kernel puts it.
+//!   container; so each is dropped before the things it needs.
+//! - Dropping a bus first stops the function's DMA, then its interrupts, then closes it.
+//! - Answers of the kernel are checked, and none leads to a panic. A revoked BAR reads as all ones,
+//!   and its bus as gone; it does not kill the process (SIGBUS is handled for these mappings).
+//! - Memory is requested on the NUMA node of the function that uses it. If the functions of a space
+//!   have several, the kernel places memory that is not for one of them.
 //! - A function has one bus in this process, and its group one process.
 //!
 //! # Not implemented
 //!
-//! MSI and INTx (poll where there is no MSI-X), groups without an IOMMU (`noiommu`). Mapping of
-//! doorbells for a GPU is the GPU platform's.
+//! MSI and INTx (poll if there is no MSI-X), groups without an IOMMU (`noiommu`). The GPU platform
+//! maps doorbells for a GPU.
 
 mod bar;
 mod bus;
@@ -73,7 +73,7 @@ pub use space::{HugePages, SpaceOptions, VfioSpace};
 mod tests {
     use super::*;
 
-    /// On most machines there is no VFIO; where there is, a container without groups cannot map.
+    /// Most machines have no VFIO; on those that do, a container without groups cannot map.
     #[test]
     fn a_machine_without_vfio_says_what_to_do() {
         match VfioSpace::open("test", SpaceOptions::default()) {

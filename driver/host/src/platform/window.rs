@@ -1,14 +1,14 @@
-//! DMA memory that the CPU touches with volatile accesses only: memory of another device.
+//! DMA memory that the CPU accesses only with volatile loads and stores: memory of another device.
 #![allow(unsafe_code, reason = "device memory is accessed through raw pointers")]
 
 use std::ptr::NonNull;
 
 use crate::dma::{DmaError, DmaSlice, Iova};
 
-/// A part of DMA memory, read and written in dwords where address and length allow, else in bytes.
+/// Part of DMA memory, accessed in dwords if address and length allow, else in bytes.
 ///
 /// Unlike [`super::buffer::Buffer`] it never uses wider or repeated accesses, which some BARs do
-/// not take.
+/// not support.
 #[derive(Debug, Clone)]
 pub struct Window {
     base: NonNull<u8>,
@@ -19,31 +19,31 @@ pub struct Window {
 unsafe impl Send for Window {}
 
 impl Window {
-    /// The whole of `memory`; `None` when the CPU cannot reach it.
+    /// Wraps all of `memory`. Returns `None` if the CPU cannot access it.
     #[must_use]
     pub fn new(memory: DmaSlice) -> Option<Self> {
         Some(Self { base: memory.host()?, memory })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns whether the window is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// First byte for the controller.
+    /// Returns the I/O virtual address of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {
         self.memory.iova()
     }
 
-    /// The memory.
+    /// Returns the memory.
     #[must_use]
     pub fn memory(&self) -> &DmaSlice {
         &self.memory
@@ -61,7 +61,7 @@ impl Window {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end.
+    /// Returns [`DmaError::OutOfRange`] past the end.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DmaError> {
         let to = self.at(offset, bytes.len())?;
         let dwords = if to.cast::<u32>().is_aligned() { bytes.len() / 4 * 4 } else { 0 };
@@ -80,7 +80,7 @@ impl Window {
     /// Copies from `offset` into `bytes`.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`] past the end.
+    /// Returns [`DmaError::OutOfRange`] past the end.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DmaError> {
         let from = self.at(offset, bytes.len())?;
         let dwords = if from.cast::<u32>().is_aligned() { bytes.len() / 4 * 4 } else { 0 };

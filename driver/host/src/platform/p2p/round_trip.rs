@@ -1,8 +1,8 @@
-//! The proof for data alone: a known pattern from the memory to the drive and back.
+//! Proof for data alone: a known pattern travels from the memory to the drive and back.
 //!
-//! [`super::prove`] wants memory with an address in this process and shows every use of it, and
-//! writes nothing to the medium. This wants only data to arrive, and so it also judges memory that
-//! a GPU alone addresses: the pool of a store, before the store says which path it takes.
+//! [`super::prove`] needs memory that is mapped in this process, tests every use of it, and writes
+//! nothing to the medium. This test only needs data to arrive, so it also covers memory that only a
+//! GPU can address, such as a store's pool before the store chooses its data path.
 #![allow(unsafe_code, reason = "staging memory is raw, and copies are vouched for")]
 
 use nvme_spec::ids::{Lba, Nsid};
@@ -17,28 +17,28 @@ use crate::{
     platform::{mmio, window::Window},
 };
 
-/// How long the copies of one step may take. In the machine's time, whatever clock the controller
-/// has: a GPU knows no virtual time.
+/// Time limit for the copies of one step. Always in real time, because a GPU does not follow a
+/// virtual clock.
 const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
 
-/// Tries whether data gets from `memory` to the drive and back: a pattern is put into the memory,
-/// written to the namespace from `lba` on and compared with what the driver's own read returns;
-/// then the driver writes another pattern, which is read into the memory and looked at. Needs
-/// whole LBAs of memory, **overwrites them and as many LBAs of the namespace**.
+/// Tests whether data gets from `memory` to the drive and back. A pattern is put into the memory,
+/// written to the namespace at `lba` and compared with the result of the driver's own read; then
+/// the driver writes another pattern, which is read into the memory and checked. Needs whole LBAs
+/// of memory, **overwrites them and as many LBAs of the namespace**.
 ///
-/// Memory with an address in this process is filled and looked at directly, other memory (a GPU's)
+/// Memory that is mapped in this process is filled and checked directly, other memory (a GPU's)
 /// through `copies`.
 ///
-/// The commands go through the driver's own queue: granted queues go on meanwhile, and end only as
-/// with any other blocking call, when a command is not answered and nothing less than a reset of
-/// the controller helps. It ends in bounded time: each command is given
-/// [`crate::ControllerOptions::command_timeout`], each step's copies two seconds.
+/// The commands use the driver's own queue. Granted queues keep working unless a command times out
+/// and only a reset of the controller helps. The test ends in bounded time: each command has
+/// [`crate::ControllerOptions::command_timeout`], the copies of each step two seconds.
 ///
-/// What does not work is in the report.
+/// The report lists the checks that failed.
 ///
 /// # Errors
-/// [`Error::Range`], [`Error::Namespace`] and [`Error::Dma`] when the arguments do not allow the
-/// attempt, and nothing was done; any other [`Error`] when the driver's own reads and writes fail
+/// Returns [`Error::Range`], [`Error::Namespace`] or [`Error::Dma`], without any effect, if the
+/// arguments do not allow the attempt. Returns any other [`Error`] if the driver's own reads and
+/// writes fail or the controller becomes unusable.
 /// or the controller can no longer be used.
 pub fn round_trip(
     controller: &mut Controller,
@@ -90,8 +90,8 @@ struct Trip<'a> {
 }
 
 impl Trip<'_> {
-    /// Memory -> drive. The driver puts the opposite there first: what an earlier proof left on
-    /// the medium must not pass for this one's.
+    /// Tests memory to drive. The driver first writes the opposite, so that data of an earlier
+    /// proof on the medium cannot pass for this one's.
     fn write_out(&mut self) -> Result<Outcome, Error> {
         let expected = pattern(self.memory, 1);
         self.controller.write(self.nsid, self.lba, &opposite(&expected), false)?;
@@ -108,7 +108,7 @@ impl Trip<'_> {
         Ok(differences(&found, &expected))
     }
 
-    /// Drive -> memory.
+    /// Tests drive to memory.
     fn read_in(&mut self) -> Result<Outcome, Error> {
         let expected = pattern(self.memory, 2);
         self.controller.write(self.nsid, self.lba, &expected, false)?;
@@ -128,7 +128,7 @@ impl Trip<'_> {
     }
 }
 
-/// A failure that is the route's, as long as the controller lives on.
+/// Attributes a failure to the route if the controller survived.
 fn blame(sent: Result<(), Error>) -> Result<Option<Outcome>, Error> {
     match sent {
         Ok(()) => Ok(None),
@@ -142,7 +142,7 @@ fn blame(sent: Result<(), Error>) -> Result<Option<Outcome>, Error> {
     }
 }
 
-/// Bytes that are like those of no other address and no other `round`.
+/// Returns bytes that differ for every address and `round`.
 fn pattern(memory: &DmaSlice, round: u64) -> Vec<u8> {
     let mut state = (memory.iova().0 ^ round << 60).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(memory.len() + 8);
@@ -156,12 +156,12 @@ fn pattern(memory: &DmaSlice, round: u64) -> Vec<u8> {
     bytes
 }
 
-/// Differs in every byte.
+/// Returns a copy that differs in every byte.
 fn opposite(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
 
-/// How this process looks at the memory.
+/// Access of this process to the memory.
 enum Access<'a> {
     Window(Window),
     Copies(Copies<'a>),
@@ -201,7 +201,7 @@ impl<'a> Access<'a> {
         Ok(Self::Copies(Copies { engine, staging, device }))
     }
 
-    /// Whether the copies themselves work; `None` without any.
+    /// Tests the copies themselves. Returns `None` if none are needed.
     fn check(&mut self, memory: &DmaSlice) -> Option<Result<(), String>> {
         if matches!(self, Self::Window(_)) {
             return None;
@@ -226,8 +226,8 @@ impl<'a> Access<'a> {
             Self::Window(window) => window.write(0, bytes).map_err(|error| error.to_string()),
             Self::Copies(copies) => {
                 let host = copies.host()?;
-                // SAFETY: the staging memory has as many bytes as `memory`, which is `bytes` long,
-                // and no copy uses it: each was waited for.
+                // SAFETY: the staging memory is as long as `memory`, which is `bytes` long, and no
+                // copy uses it: each was waited for.
                 unsafe { mmio::copy_to(host, bytes) };
                 copies.run(memory, CopyDirection::HostToDevice)
             }
@@ -239,7 +239,7 @@ impl<'a> Access<'a> {
             Self::Window(window) => window.read(0, bytes).map_err(|error| error.to_string()),
             Self::Copies(copies) => {
                 let host = copies.host()?;
-                // What an earlier copy left here must not pass for this one's.
+                // Data of an earlier copy must not pass for this one's.
                 // SAFETY: as in `put`.
                 unsafe { mmio::zero(host, bytes.len()) };
                 copies.run(memory, CopyDirection::DeviceToHost)?;
@@ -256,13 +256,13 @@ impl Copies<'_> {
         self.staging.host.ok_or_else(|| "the copy engine's memory is gone".to_owned())
     }
 
-    /// One copy of all of the memory, and the wait for it.
+    /// Copies all of the memory and waits.
     fn run(&self, memory: &DmaSlice, direction: CopyDirection) -> Result<(), String> {
         let words = |error: CopyError| error.to_string();
         let copy =
             DeviceCopy { host: self.host()?, device: self.device, len: memory.len(), direction };
-        // SAFETY: `self` and the caller keep both, used by nothing else, until the copy is done;
-        // where it does not end, both are leaked below.
+        // SAFETY: `self` and the caller keep both, used by nothing else, until the copy is done; if
+        // it does not end, both are leaked below.
         let fence = unsafe { self.engine.submit(&[copy]) }.map_err(words)?;
         let clock = MonotonicClock::default();
         let deadline = clock.now() + COPY_TIMEOUT;

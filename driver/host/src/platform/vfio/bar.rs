@@ -1,4 +1,4 @@
-//! A part of a BAR as memory of this process.
+//! A part of a BAR mapped into this process.
 #![allow(unsafe_code, reason = "registers are mapped and accessed here")]
 
 use std::{io, ptr::NonNull, sync::Arc};
@@ -16,12 +16,12 @@ pub(super) struct BarMap {
     mapping: Mapping,
     area: Area,
     page: usize,
-    /// Not used, but the function must not be closed under the mapping.
+    /// Unused, but the function must not be closed under the mapping.
     _device: Arc<Device>,
 }
 
 impl BarMap {
-    /// Maps `area`, whole pages that the kernel said can be mapped.
+    /// Maps `area`: whole pages that the kernel reports as mappable.
     pub(super) fn new(
         device: &Arc<Device>,
         region: &Region,
@@ -34,22 +34,22 @@ impl BarMap {
         Ok(Self { mapping, area, page, _device: device.clone() })
     }
 
-    /// Whether an access found it revoked.
+    /// Returns whether an access found the mapping revoked.
     pub(super) fn is_revoked(&self) -> bool {
         self.mapping.is_revoked()
     }
 
-    /// First byte in this process.
+    /// Returns the address of the first byte in this process.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.mapping.base()
     }
 
-    /// The part of the BAR.
+    /// Returns the mapped part of the BAR.
     pub(super) fn area(&self) -> Area {
         self.area
     }
 
-    /// The dword at `offset` of the BAR, if it lies in this part.
+    /// Returns the dword at `offset` of the BAR, if it lies in this part.
     pub(super) fn dword(&self, offset: u64) -> Option<NonNull<u32>> {
         let at = offset.checked_sub(self.area.offset)?;
         if !at.is_multiple_of(4) || at.checked_add(4)? > self.area.len {
@@ -72,9 +72,9 @@ impl BarMap {
         Some(())
     }
 
-    /// Reads one dword of every page from `from` on, `len` bytes far: the kernel maps BARs page by
-    /// page when they are first used, and a GPU that is given the mapping needs them there. (The
-    /// IOMMU does not: the kernel faults pages in when it maps them for DMA.)
+    /// Reads one dword of each page in the `len` bytes from `from` on. The kernel faults in BAR
+    /// pages on first use, and a GPU that is given the mapping needs them present. (The IOMMU does
+    /// not: the kernel faults pages in when it maps them for DMA.)
     pub(super) fn touch(&self, from: u64, len: u64) {
         let last = from.saturating_add(len);
         let mut at = from;

@@ -36,16 +36,16 @@ use crate::{
 const DOORBELLS: u64 = 0x1000;
 /// Doorbells of all 65,536 queue pairs.
 const DOORBELLS_MAX: u64 = 2 * 0x1_0000;
-/// What a function in use needs: without DMA it could not even fetch a command, and without the
-/// last one a polled controller would hold its interrupt pin, perhaps on a line that it shares,
-/// until the kernel switches the line off. The kernel sets none of them.
+/// Command register bits that a function in use needs. Without DMA it could not even fetch a
+/// command; without INTX_DISABLE a polled controller would assert its interrupt pin, perhaps on a
+/// shared line, until the kernel disables the line. The kernel sets none of them.
 const COMMAND: u16 = MEMORY_SPACE | BUS_MASTER | INTX_DISABLE;
 
 /// Options of [`VfioBus::open`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusOptions {
-    /// Reset the function first, where it has a reset of its own. Whatever its last user left
-    /// behind is gone then.
+    /// Reset the function first, if it has a reset of its own, to clear the state left by its last
+    /// user.
     pub reset: bool,
     /// MSI-X vectors to set up, cut to what the function has. They are set up together when the
     /// first one is asked for. The driver's own queues use two.
@@ -58,9 +58,9 @@ impl Default for BusOptions {
     }
 }
 
-/// A PCI function with an NVMe controller. Owning it keeps everybody else out.
+/// A PCI function with an NVMe controller. Ownership is exclusive.
 ///
-/// Dropping it stops the function's DMA and interrupts, and gives it back.
+/// Dropping it stops the function's DMA and interrupts, and releases the function.
 #[derive(Debug)]
 pub struct VfioBus {
     id: String,
@@ -69,13 +69,13 @@ pub struct VfioBus {
     numa_node: Option<u32>,
     vectors: u16,
     irqs: Mutex<Vec<Interrupt>>,
-    /// Signalled by the kernel when somebody wants the function back.
+    /// Signalled by the kernel when the host wants the function back.
     request: Option<OwnedFd>,
     requested: OnceLock<()>,
     /// Signalled by the kernel for uncorrectable PCIe errors.
     errors: Option<OwnedFd>,
     presence: Presence,
-    // In the order in which they must go: mappings of BAR0, the function, its address space.
+    // In drop order: mappings of BAR0, the function, its address space.
     maps: Vec<Arc<BarMap>>,
     device: Arc<Device>,
     _claim: Claim,
@@ -86,8 +86,8 @@ impl VfioBus {
     /// Takes over the function at `address`, which must be bound to vfio-pci, in `space`.
     ///
     /// # Errors
-    /// [`VfioError`] with what is in the way: a driver, another process, the IOMMU, permissions;
-    /// or with what is wrong with the function.
+    /// Returns [`VfioError`] with the obstacle (a driver, another process, the IOMMU, permissions)
+    /// or the defect of the function.
     pub fn open(
         space: &Arc<VfioSpace>,
         address: PciAddress,
@@ -147,14 +147,14 @@ impl VfioBus {
         }))
     }
 
-    /// Where the function is.
+    /// Returns the PCI address.
     #[must_use]
     pub fn address(&self) -> PciAddress {
         self.device.address()
     }
 
-    /// From now on the function counts as absent: registers are neither read nor written. For
-    /// owners that learn of a removal from elsewhere.
+    /// Marks the function as absent: registers are no longer accessed. For owners that learn of a
+    /// removal from elsewhere.
     pub fn set_gone(&self) {
         if self.presence.end() {
             tracing::error!(ctrl = %self.id, "the function is gone");
@@ -168,7 +168,7 @@ impl VfioBus {
         if self.presence.is_over() { Err(Gone) } else { Ok(()) }
     }
 
-    /// Reads a register, wherever it is; all ones where nobody answers.
+    /// Reads a register, mapped or not; all ones if the function does not answer.
     fn read_register(&self, offset: u32) -> u32 {
         let at = u64::from(offset);
         self.maps.iter().find_map(|map| map.read(at)).unwrap_or_else(|| {
@@ -181,8 +181,8 @@ impl VfioBus {
         })
     }
 
-    /// Looks why a register reads as all ones: only its reader knows whether it can, and
-    /// configuration space cannot, if there is anybody. Whether to read again.
+    /// Determines why a register reads as all ones. Only its reader knows whether that value is
+    /// valid; in configuration space it means absence. Returns whether to read again.
     fn examine(&self) -> bool {
         let is_absent = self.device.is_absent();
         match self.presence.seen(is_absent) {
@@ -192,8 +192,8 @@ impl VfioBus {
                 false
             }
             Seen::Awaited => false,
-            // The kernel restores BARs that a reset behind its back has cleared when memory space
-            // is switched on again.
+            // The kernel restores BARs cleared by a reset behind its back when memory space is
+            // enabled again.
             Seen::Back => self
                 .device
                 .set_command(COMMAND, 0)
@@ -202,7 +202,7 @@ impl VfioBus {
         }
     }
 
-    /// Sets up all vectors at once: the kernel cannot add any to those in use.
+    /// Sets up all vectors together: the kernel cannot add to vectors in use.
     fn enable_vectors(&self) -> io::Result<Vec<Interrupt>> {
         let mut irqs = (0..self.vectors)
             .map(|vector| {
@@ -214,7 +214,7 @@ impl VfioBus {
             let fds: Vec<_> = irqs.iter().map(|irq| irq.eventfd.as_fd()).collect();
             match sys::set_irqs(self.device.file(), VFIO_PCI_MSIX_IRQ_INDEX, &fds)? {
                 0 => return Ok(irqs),
-                // The machine has that many left, and nothing was set up.
+                // Only that many are left on the machine, and nothing was set up.
                 fewer if fewer < irqs.len() => {
                     let wanted = irqs.len();
                     tracing::warn!(ctrl = %self.id, wanted, fewer, "fewer vectors than wanted");
@@ -231,7 +231,7 @@ impl Bus for VfioBus {
         &self.id
     }
 
-    /// A register outside of BAR0 reads as all ones, as an address that nobody claims does.
+    /// A register outside of BAR0 reads as all ones, like an unclaimed bus address.
     fn read32(&self, offset: u32) -> Result<u32, Gone> {
         self.check()?;
         let value = self.read_register(offset);
@@ -304,8 +304,8 @@ impl Bus for VfioBus {
         irqs.get(usize::from(vector)).cloned().ok_or_else(|| none(irqs.len() as u16))
     }
 
-    /// `VFIO_DEVICE_RESET`: the kernel takes the mapped registers away while the reset goes on,
-    /// and restores BARs, MSI-X and command register after it. Mappings fill again when used.
+    /// Resets with `VFIO_DEVICE_RESET`: the kernel revokes mapped registers during the reset, and
+    /// restores BARs, MSI-X and the command register after it. Mappings are refilled on access.
     fn reset(&self) -> Result<(), ResetError> {
         self.check()?;
         let os = |source| ResetError::Os { bus: self.id.clone(), source };
@@ -339,7 +339,7 @@ impl Bus for VfioBus {
 
 impl Drop for VfioBus {
     fn drop(&mut self) {
-        // First of all its DMA: whatever happens next, it writes nothing any more.
+        // DMA first: nothing that fails below leaves the function writing to memory.
         if !self.presence.is_over()
             && let Err(error) = self.device.set_command(0, BUS_MASTER)
         {
@@ -359,7 +359,7 @@ impl Drop for VfioBus {
     }
 }
 
-/// Maps control registers and doorbells: one mapping where the kernel lets both be mapped.
+/// Maps control registers and doorbells, in one mapping if the kernel allows.
 fn map_registers(
     device: &Arc<Device>,
     region: &Region,
@@ -367,7 +367,7 @@ fn map_registers(
 ) -> Result<Vec<Arc<BarMap>>, VfioError> {
     let needed = |area: &&Area| area.offset < DOORBELLS + DOORBELLS_MAX * 4;
     let map = |area: &Area| {
-        // A memory buffer behind the doorbells is not needed here.
+        // A memory buffer after the doorbells is not needed.
         let len = area.len.min((DOORBELLS + DOORBELLS_MAX * 4).next_multiple_of(page));
         let area = Area { offset: area.offset, len };
         BarMap::new(device, region, area, page).map(Arc::new).map_err(device.os(Call::MapBar))
@@ -375,7 +375,7 @@ fn map_registers(
     region.areas.iter().filter(needed).map(map).collect()
 }
 
-/// The doorbells, as far as they are mapped in one piece.
+/// Returns the doorbells, as far as one mapping covers them.
 fn find_doorbells(
     device: &Device,
     region: &Region,
@@ -395,17 +395,17 @@ fn find_doorbells(
         .file()
         .read_exact_at(&mut cap, region.offset + u64::from(CAP) + 4)
         .map_err(device.os(Call::Config))?;
-    // DSTRD is in the upper half; a controller that is gone reads as all ones.
+    // DSTRD is in the upper half; an absent controller reads as all ones.
     let stride = 4u32 << Cap(u64::from(u32::from_le_bytes(cap)) << 32).dstrd();
     let area = map.area();
     let len = (area.offset + area.len - DOORBELLS).min(DOORBELLS_MAX * u64::from(stride));
     map.touch(DOORBELLS, len);
     let host = map.dword(DOORBELLS).ok_or_else(|| none("it has no doorbells"))?;
-    // SAFETY: these are `len` bytes of `map` from the doorbells on; only stores go there.
+    // SAFETY: these are `len` bytes of `map` from the doorbells on; they are only stored to.
     Ok(unsafe { DoorbellPage::new(host, None, stride, len as usize, map.clone()) })
 }
 
-/// How many MSI-X vectors there will be.
+/// Returns the number of MSI-X vectors to set up.
 fn vectors(device: &Device, wanted: u16) -> u16 {
     match sys::irq_info(device.file(), VFIO_PCI_MSIX_IRQ_INDEX) {
         Ok(info) if info.flags & VFIO_IRQ_INFO_EVENTFD != 0 => {
@@ -419,7 +419,7 @@ fn vectors(device: &Device, wanted: u16) -> u16 {
     }
 }
 
-/// An eventfd that the kernel signals for an event of the function.
+/// Returns an eventfd that the kernel signals for an event of the function.
 fn watch(device: &Device, index: u32, what: &str) -> Option<OwnedFd> {
     let set_up = || {
         if sys::irq_info(device.file(), index)?.count == 0 {

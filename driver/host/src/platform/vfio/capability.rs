@@ -1,7 +1,7 @@
-//! Capability chains that the kernel appends to its answers, read from bytes.
+//! Parser of the capability chains that the kernel appends to its answers.
 //!
-//! Nothing here trusts an offset or a count: a chain that goes back, leaves the buffer or claims
-//! more entries than fit ends early.
+//! No offset and no count is trusted: a chain that goes backward, leaves the buffer or claims more
+//! entries than fit ends early.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL,
@@ -16,22 +16,22 @@ const LIST_BYTES: usize = 16;
 /// An answer of the kernel with its capabilities.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answer {
-    /// The whole answer; capability offsets count from its first byte.
+    /// The whole answer; capability offsets are relative to its first byte.
     pub(super) bytes: Vec<u8>,
-    /// Where the first capability is; 0 when there is none.
+    /// Offset of the first capability; 0 if there is none.
     pub(super) first: u32,
 }
 
-/// First and last I/O virtual address of a range that may be used.
+/// First and last I/O virtual address of a usable range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IovaSpan {
     /// First address.
     pub first: u64,
-    /// Last address, inclusive: a range may end with the address space.
+    /// Last address, inclusive: a range may extend to the end of the address space.
     pub last: u64,
 }
 
-/// A part of a BAR, in bytes from its begin.
+/// Part of a BAR, in bytes from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Area {
     pub(super) offset: u64,
@@ -39,7 +39,7 @@ pub(super) struct Area {
 }
 
 impl Answer {
-    /// The capability `id` from its header to the end of the answer.
+    /// Returns the capability `id`, from its header to the end of the answer.
     fn find(&self, id: u32) -> Option<&[u8]> {
         let mut at = self.first as usize;
         loop {
@@ -48,12 +48,12 @@ impl Answer {
                 return Some(here);
             }
             let next = word(here, 4)? as usize;
-            // The kernel builds the chain front to back; anything else would be a loop.
+            // The kernel builds the chain front to back; going backward would be a loop.
             at = if next > at { next } else { return None };
         }
     }
 
-    /// The entries of a list of pairs of 64-bit numbers.
+    /// Parses a list of pairs of 64-bit numbers.
     fn pairs(&self, id: u32) -> Option<Vec<(u64, u64)>> {
         let list = self.find(id)?;
         let count = word(list, HEADER_BYTES)? as usize;
@@ -62,8 +62,8 @@ impl Answer {
         Some(entries.iter().take(count).map(|e| (number(&e[..8]), number(&e[8..]))).collect())
     }
 
-    /// The address ranges a container may map, in ascending order. `None`: the kernel is too old
-    /// to say (before 5.4).
+    /// Returns the address ranges that a container may map, in ascending order, or `None` if the
+    /// kernel does not report them (before 5.4).
     pub(super) fn iova_spans(&self) -> Option<Vec<IovaSpan>> {
         let pairs = self.pairs(VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE)?;
         let good = pairs.into_iter().filter(|(first, last)| first <= last);
@@ -72,18 +72,18 @@ impl Answer {
         Some(spans)
     }
 
-    /// How many more mappings a container may have. `None`: the kernel does not say (before 5.10).
+    /// Returns how many more mappings a container may have; `None` if unreported (before 5.10).
     pub(super) fn dma_available(&self) -> Option<u32> {
         word(self.find(VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)?, HEADER_BYTES)
     }
 
-    /// The parts of a region that can be mapped, where that is not all of it.
+    /// Returns the mappable parts of a region, if that is not all of it.
     pub(super) fn sparse_areas(&self) -> Option<Vec<Area>> {
         let pairs = self.pairs(VFIO_REGION_INFO_CAP_SPARSE_MMAP)?;
         Some(pairs.into_iter().map(|(offset, len)| Area { offset, len }).collect())
     }
 
-    /// Whether the page with the MSI-X table can be mapped with the rest (since 4.16).
+    /// Returns whether the page with the MSI-X table is mappable, too (since 4.16).
     pub(super) fn msix_mappable(&self) -> bool {
         self.find(VFIO_REGION_INFO_CAP_MSIX_MAPPABLE).is_some()
     }
@@ -93,8 +93,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The parts of a BAR of `size` bytes that can be mapped: whole pages, in ascending order, not
-/// overlapping, neighbours joined.
+/// Returns the mappable parts of a BAR of `size` bytes: whole pages, in ascending order, not
+/// overlapping, adjacent ones merged.
 pub(super) fn mappable(size: u64, sparse: Option<Vec<Area>>, page: u64) -> Vec<Area> {
     let mut areas = sparse.unwrap_or_else(|| vec![Area { offset: 0, len: size }]);
     areas.sort_by_key(|area| area.offset);
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// An answer whose capabilities follow a header of 24 bytes.
+    /// Builds an answer whose capabilities follow a header of 24 bytes.
     fn answer(caps: &[(u16, Vec<u8>)]) -> Answer {
         let mut bytes = vec![0xEE; 24];
         for (index, (id, body)) in caps.iter().enumerate() {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn iommu_info() {
-        // What a kernel says behind an Intel IOMMU with 39 address bits, without MSI addresses.
+        // Reported by a kernel on an Intel IOMMU with 39 address bits; MSI addresses are left out.
         let pairs = [(0, 0xfedf_ffff), (0xfef0_0000, 0x7f_ffff_ffff)];
         let info = answer(&[
             (2, vec![0; 24]),
@@ -157,7 +157,7 @@ mod tests {
         let spans = info.iova_spans().unwrap();
         assert_eq!(spans, pairs.map(|(first, last)| IovaSpan { first, last }));
         assert_eq!(info.dma_available(), Some(65_535));
-        // Numbers mean other things in other answers: 1 is also the id of sparse areas.
+        // Identifiers depend on the answer: 1 is also the id of sparse areas.
         assert!(answer(&[(3, vec![])]).sparse_areas().is_none());
     }
 
@@ -170,14 +170,14 @@ mod tests {
 
     #[test]
     fn lies() {
-        // More entries than the answer has bytes for, ranges that end before they begin.
+        // More entries than the answer has bytes for, and ranges that end before they begin.
         let info = answer(&[(1, list(u32::MAX, &[(5, 3), (7, 9)]))]);
         assert_eq!(info.iova_spans(), Some(vec![IovaSpan { first: 7, last: 9 }]));
         // A chain that points to itself.
         let mut looped = answer(&[(2, vec![])]);
         looped.bytes[28..32].copy_from_slice(&24u32.to_ne_bytes());
         assert_eq!(looped.dma_available(), None);
-        // Cut off in the middle of a header, and of a body.
+        // Truncated in a header, and in a body.
         for cut in 24..looped.bytes.len() {
             let bytes = looped.bytes[..cut].to_vec();
             assert_eq!(Answer { bytes, first: 24 }.iova_spans(), None);
@@ -192,7 +192,7 @@ mod tests {
         let areas = mappable(0x4000, info.sparse_areas(), 4096);
         let area = |offset, len| Area { offset, len };
         assert_eq!(areas, [area(0, 0x2000), area(0x3000, 0x1000)]);
-        // Neighbours become one, parts of pages and what lies outside are cut off.
+        // Adjacent areas are merged; partial pages and anything outside the BAR are cut off.
         let touching = vec![area(0x1000, 0x1000), area(0, 0x1000), area(0x2800, 0x9000)];
         assert_eq!(mappable(0x4000, Some(touching), 4096), [area(0, 0x2000), area(0x3000, 0x1000)]);
         assert_eq!(mappable(0x4000, None, 4096), [area(0, 0x4000)]);
@@ -233,7 +233,7 @@ mod tests {
                 }
             }
             prop_assert!(areas.windows(2).all(|w| w[0].offset + w[0].len < w[1].offset));
-            // A page that one offer covers wholly is never left out.
+            // A page that one area fully covers is never left out.
             for page in (0..size / 4096).map(|n| n * 4096) {
                 let whole = offered.as_ref().is_none_or(|all| all.iter().any(|a| {
                     a.offset <= page && page + 4096 <= a.offset + a.len

@@ -1,4 +1,4 @@
-//! The container: one address space of the IOMMU, its groups and what is mapped in it.
+//! The container: an IOMMU address space with its groups and mappings.
 #![allow(unsafe_code, reason = "mapping memory for devices is a promise about its life")]
 
 use std::{
@@ -25,19 +25,19 @@ use super::{
 };
 use crate::dma::{DevicePtr, DmaError, Iova};
 
-/// From this many free DMA entries on, each halving of them is a warning.
+/// Free DMA entries below which each halving logs a warning.
 const FEW_ENTRIES: u32 = 256;
-/// What can be used behind IOMMUs whose kernel does not say (before 5.4): 39 bits without the first
-/// 4 GiB, where interrupt messages and the firmware's reserved ranges are.
+/// Span assumed if the kernel reports none (before 5.4): 39 bits without the first 4 GiB, which
+/// hold the MSI range and the firmware's reserved ranges.
 const OLD_KERNEL_SPAN: IovaSpan = IovaSpan { first: 4 << 30, last: (1 << 39) - 1 };
 
-/// One container of the kernel's type 1 IOMMU driver (not iommufd, which refuses memory of other
-/// devices by its address).
+/// A container of the kernel's type 1 IOMMU driver (not iommufd, which rejects memory of other
+/// devices by address).
 #[derive(Debug)]
 pub(super) struct Container {
     name: String,
     fd: File,
-    /// Addresses that are not used: of PCI devices, when the container was opened.
+    /// Addresses of PCI devices when the container was opened; not used for mappings.
     windows: Vec<IovaSpan>,
     state: Mutex<State>,
     /// Signalled when a group has left.
@@ -46,33 +46,33 @@ pub(super) struct Container {
 
 #[derive(Debug)]
 struct State {
-    /// A group whose handles are all gone stays here until it has really left.
+    /// A group without handles stays here until it has really left.
     groups: BTreeMap<u32, Weak<Group>>,
-    /// Functions that a bus of this process owns, and their memory nodes.
+    /// Functions owned by a bus of this process, and their NUMA nodes.
     claimed: BTreeMap<PciAddress, Option<u32>>,
-    /// Groups in the kernel's container. With none, the kernel has forgotten all mappings.
+    /// Groups in the kernel's container. Without any, the kernel drops all mappings.
     attached: u32,
     iova: IovaAllocator,
-    /// Host address and length of all that is mapped, by I/O virtual address.
+    /// Host address and length of all mappings, by I/O virtual address.
     live: BTreeMap<Iova, (NonNull<u8>, u64)>,
     mapped_bytes: u64,
 }
 
-// SAFETY: the addresses in `live` are only given to the kernel.
+// SAFETY: the addresses in `live` are only passed to the kernel.
 unsafe impl Send for State {}
 
-/// What a space holds and has left.
+/// Usage and limits of a space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpaceStatus {
-    /// Regions that are mapped.
+    /// Number of mapped regions.
     pub mappings: usize,
-    /// Bytes of all of them.
+    /// Bytes of all mapped regions.
     pub mapped_bytes: u64,
-    /// Regions that can still be mapped; `None` when the kernel does not say.
+    /// Regions that can still be mapped; `None` if the kernel does not report it.
     pub mappings_left: Option<u32>,
-    /// IOMMU groups that belong to it now.
+    /// IOMMU groups currently in the space.
     pub groups: u32,
-    /// The I/O virtual addresses that devices of all these groups can use.
+    /// I/O virtual addresses that the devices of all these groups can use.
     pub iova_spans: Vec<IovaSpan>,
 }
 
@@ -113,13 +113,12 @@ impl Container {
         &self.name
     }
 
-    /// Nothing that is done under the lock can panic halfway, so poison means nothing here.
+    /// Locks the state. Nothing panics halfway under the lock, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the caller the only owner of a function in this process. The kernel would let a
-    /// process open it twice.
+    /// Claims a function for one owner in this process; the kernel would allow a second open.
     pub(super) fn claim(self: &Arc<Self>, address: PciAddress) -> Result<Claim, VfioError> {
         match self.lock().claimed.entry(address) {
             Entry::Occupied(_) => return Err(VfioError::Claimed { address }),
@@ -128,7 +127,7 @@ impl Container {
         Ok(Claim { address, container: self.clone() })
     }
 
-    /// The memory node of all functions, if they have the same.
+    /// Returns the NUMA node of all functions, if it is the same.
     pub(super) fn node(&self) -> Option<u32> {
         let state = self.lock();
         let mut nodes = state.claimed.values();
@@ -136,7 +135,7 @@ impl Container {
         first.filter(|_| nodes.all(|node| *node == first))
     }
 
-    /// The IOMMU group of a function, joined to this container.
+    /// Joins the IOMMU group of a function to this container.
     pub(super) fn join(self: &Arc<Self>, address: PciAddress) -> Result<Arc<Group>, VfioError> {
         let function = Function::read(&Root::machine(), address);
         let function = function.ok_or(VfioError::NotThere { address })?;
@@ -146,7 +145,7 @@ impl Container {
             if let Some(group) = known.upgrade() {
                 return Ok(group);
             }
-            // Another thread is just letting it go.
+            // Another thread is releasing it.
             state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let file = open_group(&function, id)?;
@@ -179,16 +178,16 @@ impl Container {
         match done {
             Ok(()) => state.attached += 1,
             Err(_) => {
-                // The error is what matters; a group that cannot leave does so when it is closed.
+                // The first error is returned; a group that cannot leave does so when it is closed.
                 let _ = sys::unset_container(group);
             }
         }
         done
     }
 
-    /// Address ranges and page size of the IOMMU.
+    /// Returns the address ranges and the page size of the IOMMU.
     fn spans(&self, page_sizes: u64, answer: &Answer) -> (Vec<IovaSpan>, u64) {
-        // The smallest page that all IOMMUs of the container have, not below the machine's own.
+        // Smallest page that all IOMMUs of the container support, at least the machine's page.
         let page = if page_sizes == 0 { 4096 } else { 1 << page_sizes.trailing_zeros() };
         let spans = answer.iova_spans().unwrap_or_else(|| {
             let IovaSpan { first, last } = OLD_KERNEL_SPAN;
@@ -202,10 +201,10 @@ impl Container {
         (without(spans, &self.windows, page), page)
     }
 
-    /// Maps everything again that the kernel forgot when the last group left.
+    /// Restores the mappings that the kernel dropped when the last group left.
     fn map_again(&self, state: &State) -> Result<(), VfioError> {
         for (&iova, &(host, len)) in &state.live {
-            // SAFETY: whatever is in `live` stays mapped in this process until `unmap` took it out,
+            // SAFETY: everything in `live` stays mapped in this process until `unmap` removes it,
             // and DmaMemory promises that no reference to it exists.
             let mapped = unsafe { sys::map(&self.fd, host, iova, len) };
             mapped.map_err(|source| self.map_error(state, len, source))?;
@@ -220,17 +219,18 @@ impl Container {
         DmaError::Os { space: self.name.clone(), len, source, hint }
     }
 
-    /// Bytes of the smallest page that can be mapped.
+    /// Returns the size of the smallest mappable page in bytes.
     pub(super) fn page(&self) -> u64 {
         self.lock().iova.page()
     }
 
-    /// Maps memory for the devices of the container, as one range of I/O virtual addresses. Of
-    /// memory of a GPU, the GPU's own address says how its pages lie; the address in this process
-    /// is any.
-    ///
+    /// Maps memory for the devices of the container as one range of I/O virtual addresses. For GPU
+    /// Maps memory for the devices of the container as one range of I/O virtual addresses. The
+    /// alignment of GPU memory is that of the GPU's own address, not of its address in this
+    /// process.
     /// # Safety
-    /// Until [`Container::unmap`] succeeded: the memory stays mapped in this process, and no Rust
+    /// Until [`Container::unmap`] succeeds, the memory must stay mapped in this process, and no
+    /// Rust reference to it may exist.
     /// reference to it exists.
     pub(super) unsafe fn map(
         &self,
@@ -269,9 +269,9 @@ impl Container {
         Ok(iova)
     }
 
-    /// Says so before the kernel runs out of entries for mappings.
+    /// Fails or warns before the kernel runs out of entries for mappings.
     fn check_entries(&self, state: &State, len: usize) -> Result<(), DmaError> {
-        // A kernel that does not say (before 5.10) refuses with ENOSPC when it comes to that.
+        // A kernel that does not report it (before 5.10) fails with ENOSPC on exhaustion.
         let left = sys::iommu_info(&self.fd).ok().and_then(|(_, answer)| answer.dma_available());
         let mapped = state.live.len();
         match left {
@@ -291,11 +291,11 @@ impl Container {
         Ok(())
     }
 
-    /// Takes memory away from the devices again. It must not be freed when this fails.
+    /// Unmaps memory from the devices. If this fails, the memory must not be freed.
     pub(super) fn unmap(&self, iova: Iova) -> io::Result<()> {
         let mut state = self.lock();
         let Some(&(_, len)) = state.live.get(&iova) else { return Ok(()) };
-        // Without any group the kernel has unmapped everything itself.
+        // Without any group the kernel has unmapped everything already.
         if state.attached > 0 {
             let done = sys::unmap(&self.fd, iova, len)?;
             if done != len {
@@ -321,7 +321,7 @@ impl Container {
     }
 }
 
-/// The right to be the only one who drives a function.
+/// Exclusive right to drive a function.
 #[derive(Debug)]
 pub(super) struct Claim {
     address: PciAddress,
@@ -340,12 +340,12 @@ impl Drop for Claim {
     }
 }
 
-/// An IOMMU group in the container. It leaves when the last of its functions was closed: until
-/// then nobody can hand one of them back to a driver of the kernel.
+/// An IOMMU group in the container. It leaves once its last function is closed: until then none of
+/// them can be handed back to a kernel driver.
 #[derive(Debug)]
 pub(super) struct Group {
     id: u32,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     file: Option<File>,
     container: Arc<Container>,
 }
@@ -372,7 +372,7 @@ impl Drop for Group {
         }
         state.attached = state.attached.saturating_sub(1);
         state.groups.remove(&self.id);
-        // There may be fewer reserved addresses now.
+        // Fewer addresses may be reserved now.
         if state.attached > 0
             && let Ok((pages, answer)) = sys::iommu_info(&container.fd)
         {
@@ -402,14 +402,14 @@ fn open_group(function: &Function, group: u32) -> Result<File, VfioError> {
     Ok(file)
 }
 
-/// The functions of a group that a driver of the kernel uses.
+/// Returns the functions of a group that a kernel driver uses.
 fn blockers(root: &Root, group: u32) -> Vec<String> {
     let members = group_members(root, group).into_iter().filter(|member| !member.is_viable());
     let driver = |member: &Function| member.driver.clone().unwrap_or_default();
     members.map(|member| format!("{} ({})", member.bdf, driver(&member))).collect()
 }
 
-/// The processes that have a group open, as far as this user may see.
+/// Returns the processes that have a group open, as far as this user may see.
 fn holders(root: &Root, group: u32) -> Vec<String> {
     let node = format!("/dev/vfio/{group}");
     let (files, _) = open_files(root);

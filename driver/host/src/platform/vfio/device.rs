@@ -20,31 +20,31 @@ const COMMAND: u64 = 4;
 /// Offset of revision and class code.
 const CLASS: u64 = 8;
 
-/// Command register: answer to memory accesses, that is, to BARs.
+/// Command register: respond to memory accesses, that is, to BARs.
 pub(super) const MEMORY_SPACE: u16 = 1 << 1;
-/// Command register: may do DMA and send interrupt messages.
+/// Command register: allow DMA and interrupt messages.
 pub(super) const BUS_MASTER: u16 = 1 << 2;
 /// Command register: never assert an interrupt pin.
 pub(super) const INTX_DISABLE: u16 = 1 << 10;
 
-/// What can be reached at an offset of the function's file descriptor.
+/// A region of the function's file descriptor.
 #[derive(Debug, Clone)]
 pub(super) struct Region {
     pub(super) size: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub(super) offset: u64,
     /// The parts that can be mapped into a process.
     pub(super) areas: Vec<Area>,
 }
 
-/// A function that this process has.
+/// A function opened by this process.
 #[derive(Debug)]
 pub(super) struct Device {
     address: PciAddress,
     can_reset: bool,
     config: Region,
     page: u64,
-    // Before the group: a group can leave its container only when its functions are closed.
+    // Declared before the group: a group can leave its container only after its functions close.
     file: File,
     group: Arc<Group>,
 }
@@ -90,7 +90,7 @@ impl Device {
         move |source| VfioError::os(address, call, source)
     }
 
-    /// BAR `index` (0 to 5).
+    /// Returns BAR `index` (0 to 5).
     pub(super) fn bar(&self, index: u8) -> Result<Region, VfioError> {
         let (address, bar) = (self.address, index);
         if index > 5 {
@@ -108,13 +108,13 @@ impl Device {
         Ok(region)
     }
 
-    /// Resets the function, where it can be ([`io::ErrorKind::Unsupported`]). All its registers are
-    /// as after power-on then.
+    /// Resets the function, which returns all its registers to their power-on values. Fails with
+    /// [`io::ErrorKind::Unsupported`] if it has no reset.
     pub(super) fn reset(&self) -> io::Result<()> {
         if self.can_reset { sys::reset(&self.file) } else { Err(io::ErrorKind::Unsupported.into()) }
     }
 
-    /// Vendor and device.
+    /// Returns the vendor and device identifiers.
     pub(super) fn id(&self) -> Option<(u16, u16)> {
         let mut bytes = [0; 4];
         self.file.read_exact_at(&mut bytes, self.config.offset).ok()?;
@@ -123,15 +123,15 @@ impl Device {
         Some((vendor, u16::from_le_bytes([device_low, device_high])))
     }
 
-    /// Revision and class code.
+    /// Returns the revision and class code.
     pub(super) fn class(&self) -> io::Result<u32> {
         let mut bytes = [0; 4];
         self.file.read_exact_at(&mut bytes, self.config.offset + CLASS)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Whether the function is not there any more: not even configuration space answers. The
-    /// class code is read because the kernel makes up some other fields.
+    /// Returns whether the function is absent: even configuration space does not answer. Reads the
+    /// class code because the kernel emulates some other fields.
     pub(super) fn is_absent(&self) -> bool {
         self.class().map_or(true, |class| class == u32::MAX)
     }
@@ -142,7 +142,7 @@ impl Device {
         Ok(u16::from_le_bytes(bytes))
     }
 
-    /// Sets and clears bits of the command register, and looks whether they stay.
+    /// Sets and clears bits of the command register and checks that they stick.
     pub(super) fn set_command(&self, set: u16, clear: u16) -> Result<(), VfioError> {
         let config = |source| VfioError::os(self.address, Call::Config, source);
         let command = self.command().map_err(config)? & !clear | set;
@@ -165,7 +165,7 @@ impl Device {
 
 fn read_region(file: &File, index: u32, page: u64) -> io::Result<Region> {
     let (info, answer) = sys::region_info(file, index)?;
-    // A region that cannot be written is of no use as a BAR; it is not mapped, either.
+    // A read-only region is of no use as a BAR, so it is not mapped.
     let needed = VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_WRITE;
     let areas = if info.flags & needed == needed {
         let sparse = answer.sparse_areas();

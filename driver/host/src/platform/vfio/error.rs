@@ -1,4 +1,4 @@
-//! What can go wrong with VFIO, and what to do about it.
+//! VFIO errors with suggested remedies.
 
 use std::{fmt, io};
 
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::capability::IovaSpan;
 use crate::dma::DmaError;
 
-/// A request to the kernel, for errors.
+/// A kernel request, as named in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Call {
@@ -38,7 +38,7 @@ pub enum Call {
     Config,
     /// Map a BAR into this process.
     MapBar,
-    /// Make an eventfd.
+    /// Create an eventfd.
     EventFd,
 }
 
@@ -63,29 +63,29 @@ impl fmt::Display for Call {
     }
 }
 
-/// A PCI function could not be had through VFIO, or not be used.
+/// Failure to open or use a PCI function through VFIO.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VfioError {
-    /// The kernel refused something.
+    /// The kernel rejected a request.
     #[error("{subject}: {call} failed: {source}; {hint}")]
     Os {
         /// The function or address space.
         subject: String,
-        /// What was asked for.
+        /// The request.
         call: Call,
-        /// Why.
+        /// The cause.
         source: io::Error,
-        /// What to do about it.
+        /// Suggested remedy.
         hint: &'static str,
     },
-    /// There is no such function.
+    /// The function does not exist.
     #[error("{address}: there is no such PCI function; lspci -D lists those there are")]
     NotThere {
         /// The function.
         address: PciAddress,
     },
-    /// No IOMMU translates for it.
+    /// The function has no IOMMU.
     #[error(
         "{address}: it is in no IOMMU group, so nothing would confine its DMA; switch the IOMMU on \
          in the firmware and with intel_iommu=on or amd_iommu=on on the kernel's command line"
@@ -94,7 +94,7 @@ pub enum VfioError {
         /// The function.
         address: PciAddress,
     },
-    /// Another driver has it, or none.
+    /// The function is bound to another driver, or to none.
     #[error(
         "{address}: {} has it and not vfio-pci; nvme-bind can hand it over, after checking that \
          nothing uses it",
@@ -103,10 +103,10 @@ pub enum VfioError {
     NotBound {
         /// The function.
         address: PciAddress,
-        /// The driver it has.
+        /// The driver it is bound to.
         driver: Option<String>,
     },
-    /// Other devices of its group belong to the kernel.
+    /// Kernel drivers use other devices of its group.
     #[error(
         "{address}: its IOMMU group {group} cannot be used while the kernel drives other devices \
          of it: {}; hand those over as well or unbind their drivers, because the IOMMU cannot \
@@ -118,10 +118,10 @@ pub enum VfioError {
         address: PciAddress,
         /// The group.
         group: u32,
-        /// Those devices, with their drivers; empty when none could be found.
+        /// These devices with their drivers; empty if unknown.
         blockers: Vec<String>,
     },
-    /// Another process has the group.
+    /// Another process has the group open.
     #[error(
         "{address}: its IOMMU group {group} is in use by {}; a group can be open only once",
         list(holders)
@@ -131,26 +131,26 @@ pub enum VfioError {
         address: PciAddress,
         /// The group.
         group: u32,
-        /// Who has it; empty when that cannot be seen from here.
+        /// The processes that have it open; empty if not visible from here.
         holders: Vec<String>,
     },
-    /// This process has it already.
+    /// This process has already opened the function.
     #[error("{address}: this process has it open already; share the bus it has")]
     Claimed {
         /// The function.
         address: PciAddress,
     },
-    /// The kernel's VFIO is not what this driver knows.
+    /// The kernel's VFIO lacks something that this driver needs.
     #[error("{subject}: {what}; {hint}")]
     Unsupported {
         /// The function or address space.
         subject: String,
-        /// What is missing or wrong.
+        /// The missing or incompatible part.
         what: String,
-        /// What to do about it.
+        /// Suggested remedy.
         hint: &'static str,
     },
-    /// It is something else.
+    /// The function is not an NVMe controller.
     #[error("{address}: it is not an NVMe I/O controller (class code {class:06x}, not 010802)")]
     NotNvme {
         /// The function.
@@ -158,17 +158,17 @@ pub enum VfioError {
         /// Its class code.
         class: u32,
     },
-    /// A BAR is not what was expected.
+    /// A BAR is not as expected.
     #[error("{address}: BAR {bar}: {what}")]
     Bar {
         /// The function.
         address: PciAddress,
-        /// Which BAR.
+        /// Number of the BAR.
         bar: u8,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         what: String,
     },
-    /// Memory that is mapped already lies where the new function must not go.
+    /// Existing mappings overlap addresses that the new function's group reserves.
     #[error(
         "{address}: memory is mapped at {:#x} to {:#x}, which its IOMMU group reserves; open all \
          functions of a space before mapping memory", span.first, span.last
@@ -210,7 +210,7 @@ fn errno(error: &io::Error) -> Option<Errno> {
 
 const DMESG: &str = "the kernel's log (dmesg) may say more";
 
-/// What to do when the kernel refused `call`.
+/// Returns the remedy for a failure of `call`.
 fn hint(call: Call, error: &io::Error) -> &'static str {
     let Some(errno) = errno(error) else { return DMESG };
     match (call, errno) {
@@ -254,8 +254,8 @@ fn hint(call: Call, error: &io::Error) -> &'static str {
     }
 }
 
-/// What to do when memory could not be mapped for DMA. `memlock` is RLIMIT_MEMLOCK in bytes
-/// (`None`: no limit) and `mapped` what the space has mapped already.
+/// Returns the remedy if memory could not be mapped for DMA. `memlock` is RLIMIT_MEMLOCK in bytes
+/// (`None`: no limit) and `mapped` the bytes that the space has mapped already.
 pub(super) fn map_hint(error: &io::Error, memlock: Option<u64>, mapped: u64) -> String {
     match errno(error) {
         Some(Errno::NOMEM) => match memlock {

@@ -1,5 +1,5 @@
-//! Which I/O virtual addresses are free. Pure bookkeeping: no system call, no memory, but for the
-//! addresses of PCI devices, which are read once ([`pci_windows`]).
+//! Allocator of I/O virtual addresses. Pure bookkeeping without system calls, except that the
+//! addresses of PCI devices are read once ([`pci_windows`]).
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use nvme_pci::Root;
 use super::capability::IovaSpan;
 use crate::dma::Iova;
 
-/// Nothing is placed below this: an address of 0 or one in the first pages is a bug somewhere, and
-/// the IOMMU should say so.
+/// Lowest address used: an access at 0 or in the first pages is a bug, which the IOMMU should
+/// catch.
 const FLOOR: u64 = 1 << 20;
 /// Sizes of IOMMU pages worth aligning to, largest first.
 const LARGE_PAGES: [u64; 2] = [1 << 30, 2 << 20];
 
-/// The memory that PCI functions and the windows of bridges take of the bus's address space, in any
-/// order. A switch whose ports do not redirect peer traffic to the IOMMU goes by these addresses,
-/// and so does a root port that finds its own window: an I/O virtual address among them reaches a
-/// peer, and not the memory that is mapped there. The kernel leaves them out for some IOMMUs only.
+/// Returns the bus addresses of PCI functions and bridge windows, in any order. A switch whose
+/// ports do not redirect peer traffic to the IOMMU routes by these addresses, and so does a root
+/// port for its own window: an I/O virtual address in such a range reaches the peer instead of the
+/// memory mapped there. The kernel excludes them for some IOMMUs only.
 pub(super) fn pci_windows(root: &Root) -> Vec<IovaSpan> {
     /// `IORESOURCE_MEM`.
     const MEMORY: u64 = 0x200;
@@ -38,7 +38,7 @@ pub(super) fn pci_windows(root: &Root) -> Vec<IovaSpan> {
     windows
 }
 
-/// What is left of `spans` (ascending, not overlapping) without `holes`, in whole pages.
+/// Removes `holes` from `spans` (ascending, not overlapping), in whole pages.
 pub(super) fn without(spans: Vec<IovaSpan>, holes: &[IovaSpan], page: u64) -> Vec<IovaSpan> {
     let mask = page - 1;
     let mut left = spans;
@@ -59,10 +59,10 @@ pub(super) fn without(spans: Vec<IovaSpan>, holes: &[IovaSpan], page: u64) -> Ve
     left
 }
 
-/// Gives each region one contiguous range inside the ranges the IOMMU can translate, first fit.
+/// First-fit allocator of contiguous ranges inside the ranges that the IOMMU can translate.
 ///
-/// Between two regions at least one page stays unmapped, so that a device which runs past the end
-/// of one is stopped by the IOMMU.
+/// At least one page between two regions stays unmapped, so that the IOMMU stops a device that runs
+/// past the end of one.
 #[derive(Debug)]
 pub(super) struct IovaAllocator {
     valid: Vec<IovaSpan>,
@@ -72,13 +72,13 @@ pub(super) struct IovaAllocator {
 }
 
 impl IovaAllocator {
-    /// An allocator for `valid` ranges (ascending, not overlapping) in pages of `page` bytes.
+    /// Creates an allocator for `valid` ranges (ascending, disjoint) in pages of `page` bytes.
     pub(super) fn new(valid: Vec<IovaSpan>, page: u64) -> Self {
         Self { valid, taken: BTreeMap::new(), page }
     }
 
-    /// The ranges changed because a group joined or left. The first region that now lies outside
-    /// of all of them, if there is one; nothing changes then.
+    /// Replaces the ranges after a group joined or left. If a region lies outside the new ranges,
+    /// returns the first such region and changes nothing.
     pub(super) fn set_valid(&mut self, valid: Vec<IovaSpan>, page: u64) -> Result<(), IovaSpan> {
         for (&first, &len) in &self.taken {
             let last = first + (len - 1);
@@ -90,19 +90,19 @@ impl IovaAllocator {
         Ok(())
     }
 
-    /// The ranges that can be translated.
+    /// Returns the translatable ranges.
     pub(super) fn valid(&self) -> &[IovaSpan] {
         &self.valid
     }
 
-    /// Bytes of a page; addresses and lengths are multiples of it.
+    /// Returns the page size in bytes; addresses and lengths are multiples of it.
     pub(super) fn page(&self) -> u64 {
         self.page
     }
 
-    /// A range of `len` bytes, a multiple of the page size, for memory whose physical pages lie as
-    /// those at `like` do. Its address is like that modulo a large page, where `len` is at least
-    /// one and there is room: the IOMMU can use large pages only then.
+    /// Allocates `len` bytes, a multiple of the page size, for memory with the physical layout of
+    /// `like`. If `len` is at least a large page and there is room, the result is congruent to
+    /// `like` modulo the large page, which the IOMMU needs to use large pages.
     pub(super) fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         if len == 0 || !len.is_multiple_of(self.page) {
             return None;
@@ -116,9 +116,9 @@ impl IovaAllocator {
         Some(Iova(found))
     }
 
-    /// The first free address that is `phase` modulo `align`.
+    /// Returns the first free address congruent to `phase` modulo `align`.
     fn find(&self, len: u64, align: u64, phase: u64) -> Option<u64> {
-        // Ranges may end with the address space: wider numbers cannot overflow.
+        // Ranges may end with the address space; 128 bits cannot overflow.
         let (len, align, phase) = (u128::from(len), u128::from(align), u128::from(phase));
         let guard = u128::from(self.page);
         let place = |from: u128| {
@@ -128,7 +128,7 @@ impl IovaAllocator {
         for span in &self.valid {
             let end = u128::from(span.last) + 1;
             let mut at = place(u128::from(span.first.max(FLOOR)));
-            // The region before this range may be what the guard page belongs to.
+            // The guard page may follow a region before this range.
             let before = self.taken.range(..span.first.max(FLOOR)).next_back();
             let after = self.taken.range(span.first.max(FLOOR)..);
             for (&first, &taken) in before.into_iter().chain(after) {
@@ -145,7 +145,7 @@ impl IovaAllocator {
         None
     }
 
-    /// Gives the range back that begins at `iova`; its length.
+    /// Frees the range that begins at `iova` and returns its length.
     pub(super) fn release(&mut self, iova: Iova) -> Option<u64> {
         self.taken.remove(&iova.0)
     }
@@ -179,7 +179,7 @@ mod tests {
     fn large_regions_allow_large_pages() {
         let mut iova = IovaAllocator::new(vec![span(0, 0x7f_ffff_ffff)], PAGE);
         assert_eq!(iova.allocate(4 * MIB, 0x7f00_0020_0000), Some(Iova(2 * MIB)));
-        // Memory that begins inside a large page gets an address that does so, too.
+        // Memory that begins inside a large page gets an address with the same offset.
         let odd = iova.allocate(4 * MIB, 0x7f00_0001_3000).unwrap();
         assert_eq!(odd.0 % (2 * MIB), 0x1_3000);
         assert_eq!(iova.allocate(1 << 30, 0x40_0000_0000).unwrap().0 % (1 << 30), 0);
@@ -273,7 +273,7 @@ mod tests {
         ]
     }
 
-    /// Ranges in pages: gaps and lengths, from the floor on.
+    /// Generates ranges in pages: gaps and lengths, from the floor on.
     fn spans() -> impl Strategy<Value = Vec<IovaSpan>> {
         prop::collection::vec((0..6u64, 1..700u64), 1..5).prop_map(|parts| {
             let mut at = FLOOR / PAGE - 3;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that marks every page.
+        /// Compares the allocator with a model that marks every page.
         #[test]
         fn like_a_map_of_pages(valid in spans(), steps in prop::collection::vec(step(), 1..40)) {
             let mut iova = IovaAllocator::new(valid.clone(), PAGE);
@@ -304,7 +304,7 @@ mod tests {
                     }
                     Step::Release(_) => prop_assert_eq!(iova.release(Iova(PAGE + 1)), None),
                     Step::Allocate { pages, host_page } => {
-                        // Free for it: usable pages of one range, none taken, guards kept.
+                        // Fits: usable pages of one range, none taken, guards kept.
                         let fits = |at: u64| {
                             let one = valid.iter().any(|s| {
                                 s.first <= at * PAGE && (at + pages) * PAGE - 1 <= s.last

@@ -1,10 +1,10 @@
 //! Device memory mapped into this process, which the kernel may revoke.
 //!
-//! An access to a BAR whose function lost its power or its memory decoding raises SIGBUS, whose
-//! default action ends the process. The handler here replaces the page by one of all ones, as a
-//! dead link reads, and marks the mapping as revoked. It so covers every access, also those of
-//! doorbells by code that knows only their address. Any other SIGBUS goes to the handler that was
-//! there before.
+//! An access to a BAR whose function lost power or memory decoding raises SIGBUS, which kills the
+//! process by default. The handler here replaces the page with one of all ones, which is how a dead
+//! link reads, and marks the mapping as revoked. This covers every access, including those to
+//! doorbells by code that knows only their address. Any other SIGBUS is forwarded to the previous
+//! handler.
 #![allow(unsafe_code, reason = "maps device memory and handles the signal of its loss")]
 
 use std::{
@@ -35,7 +35,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file` from `offset` on, whole pages.
+    /// Maps `len` bytes of `file` from `offset` on, in whole pages.
     pub(super) fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
         install()?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -45,13 +45,13 @@ impl Mapping {
         Ok(Self { base, len, range: Range::claim(base.as_ptr().addr(), len) })
     }
 
-    /// First byte in this process.
+    /// Returns the address of the first byte in this process.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Whether an access found a part of it revoked. Such parts read as all ones, and what is
-    /// written to them goes nowhere.
+    /// Returns whether an access found a part revoked. Such parts read as all ones, and writes to
+    /// them are lost.
     pub(super) fn is_revoked(&self) -> bool {
         self.range.revoked.load(Ordering::Acquire)
     }
@@ -59,7 +59,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's; whoever was given an address of it keeps the value.
+        // SAFETY: this value owns the range; every user of an address in it keeps the value alive.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!(len = self.len, %error, "a BAR could not be unmapped");
         }
@@ -67,25 +67,25 @@ impl Drop for Mapping {
     }
 }
 
-/// An address range that the handler looks after. Ranges are never freed, because the handler may
-/// be reading the list at any time, but used again.
+/// An address range that the handler covers. Ranges are reused but never freed, because the handler
+/// may be reading the list at any time.
 #[derive(Debug, Default)]
 struct Range {
     used: AtomicBool,
-    /// 0: none.
+    /// Zero if unused.
     start: AtomicUsize,
     end: AtomicUsize,
     revoked: AtomicBool,
-    /// Does not change once the range is in the list.
+    /// Constant once the range is in the list.
     next: AtomicPtr<Range>,
 }
 
-/// Newest first.
+/// List head; newest first.
 static RANGES: AtomicPtr<Range> = AtomicPtr::new(null_mut());
 
 fn ranges() -> impl Iterator<Item = &'static Range> {
     let load = |link: &AtomicPtr<Range>| {
-        // SAFETY: ranges in the list are leaked and shared only.
+        // SAFETY: ranges in the list are leaked, and only shared references to them exist.
         unsafe { link.load(Ordering::Acquire).as_ref::<'static>() }
     };
     std::iter::successors(load(&RANGES), move |range| load(&range.next))
@@ -127,10 +127,10 @@ impl Range {
     }
 }
 
-/// What SIGBUS did before.
+/// The previous SIGBUS action.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler, once in a process.
+/// Installs the handler, once per process.
 fn install() -> io::Result<()> {
     static DONE: OnceLock<Result<(), i32>> = OnceLock::new();
     let done = DONE.get_or_init(|| {
@@ -141,7 +141,7 @@ fn install() -> io::Result<()> {
         action.sa_sigaction = handler as usize;
         // On the alternate stack, which Rust's own handler needs.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: reads the old action into `old`. Between the two calls nothing was changed.
+        // SAFETY: reads the old action into `old`. Nothing changes it before the next call.
         let old = unsafe {
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), old.as_mut_ptr()) != 0 {
                 return Err(io::Error::last_os_error().raw_os_error().unwrap_or(0));
@@ -149,7 +149,7 @@ fn install() -> io::Result<()> {
             old.assume_init()
         };
         let _ = PREVIOUS.set(old);
-        // SAFETY: the handler calls only what may be called in one: atomics and the system call
+        // SAFETY: the handler calls only async-signal-safe functions: atomics and the system call
         // mmap, which rustix makes without errno.
         match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, null_mut()) } {
             0 => Ok(()),
@@ -160,7 +160,7 @@ fn install() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a valid siginfo to a handler with SA_SIGINFO.
+    // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO.
     let at = unsafe { (*info).si_addr() }.addr();
     if let Some(range) = ranges().find(|range| range.contains(at))
         && replace(at).is_ok()
@@ -171,14 +171,14 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let previous = PREVIOUS.get();
     match previous.map_or(libc::SIG_DFL, |action| action.sa_sigaction) {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: as in `install`. The access is repeated, and takes the default action.
+            // SAFETY: as in `install`. The access is repeated and then takes the default action.
             unsafe {
                 let action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
                 libc::sigaction(signal, &raw const action, null_mut());
             }
         }
         handler if previous.is_some_and(|old| old.sa_flags & libc::SA_SIGINFO != 0) => {
-            // SAFETY: installed by somebody with SA_SIGINFO, so it is a function of this type.
+            // SAFETY: installed with SA_SIGINFO, so it is a function of this type.
             unsafe {
                 transmute::<usize, extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(
                     handler,
@@ -190,13 +190,13 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Puts a page of all ones where `at` is.
+/// Replaces the page at `at` with one of all ones.
 fn replace(at: usize) -> rustix::io::Result<()> {
     let page = rustix::param::page_size();
     let start = without_provenance_mut::<c_void>(at / page * page);
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: the page belongs to a live `Mapping` and cannot be accessed any more. Nothing but
-    // the instruction that raised the signal is under way there.
+    // SAFETY: the page belongs to a live `Mapping` and is no longer accessible. Only the faulting
+    // instruction is accessing it.
     unsafe {
         let fresh = mmap_anonymous(start, page, protection, flags | MapFlags::FIXED)?;
         fresh.cast::<u8>().write_bytes(0xFF, page);
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
     use crate::platform::mmio;
 
-    /// A file that is cut short raises SIGBUS just as a revoked BAR does.
+    /// A truncated file raises SIGBUS just like a revoked BAR.
     #[test]
     fn a_revoked_mapping_reads_as_all_ones() {
         let page = rustix::param::page_size();
@@ -219,7 +219,7 @@ mod tests {
         ftruncate(&file, 3 * page as u64).unwrap();
         let mapping = Mapping::new(&file, 0, 3 * page).unwrap();
         let other = Mapping::new(&file, 0, page).unwrap();
-        // SAFETY: inside the three pages, as everywhere below, and the begin of one is aligned.
+        // SAFETY: inside the three pages, as everywhere below, and the start of a page is aligned.
         let at = |page_index: usize| unsafe { mapping.base().add(page_index * page) }.cast();
         // SAFETY: see above.
         unsafe { mmio::store_release32(at(1), 7) };

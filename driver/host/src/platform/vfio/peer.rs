@@ -17,12 +17,11 @@ use crate::{
     platform::window::Window,
 };
 
-/// A BAR of a function bound to vfio-pci, mapped for this process and for all devices of a space.
+/// A BAR of a function bound to vfio-pci, mapped into this process and for all devices of a space.
 ///
-/// Controllers then read and write it without the CPU and without main memory in between. GPU
-/// memory that is mapped into the process by other means ([`ExternalMemory`]) takes the same way.
-/// Whether the platform lets one function reach another is not known before
-/// [`crate::platform::p2p::prove`] said so.
+/// Controllers then access it without involving the CPU or main memory. GPU memory that is mapped
+/// into the process by other means ([`ExternalMemory`]) uses the same path.
+/// [`crate::platform::p2p::prove`] tests whether the platform lets one function reach the other.
 pub struct PeerBar {
     memory: Arc<dyn DmaMemory>,
     address: PciAddress,
@@ -34,8 +33,8 @@ impl PeerBar {
     /// at `address` into `space`.
     ///
     /// # Errors
-    /// [`VfioError`] as for [`super::VfioBus::open`]; [`VfioError::Bar`] when the function has no
-    /// such BAR, or the kernel does not let that part of it be mapped.
+    /// Returns [`VfioError`] as [`super::VfioBus::open`] does, and [`VfioError::Bar`] if the
+    /// function has no such BAR or the kernel does not allow mapping that part.
     pub fn open(
         space: &Arc<VfioSpace>,
         address: PciAddress,
@@ -45,7 +44,7 @@ impl PeerBar {
         let span = tracing::info_span!("open_peer", function = %address, bar);
         let _entered = span.enter();
         let device = Arc::new(Device::open(space.container(), address)?);
-        // It only has to answer; it needs no DMA of its own.
+        // It only has to respond to accesses; it needs no DMA of its own.
         device.set_command(MEMORY_SPACE, 0)?;
         let region = device.bar(bar)?;
         let page = space.container().page();
@@ -56,8 +55,8 @@ impl PeerBar {
         })?;
         let map = BarMap::new(&device, &region, area, page).map_err(device.os(Call::MapBar))?;
         let (base, len) = (map.base(), area.len as usize);
-        // SAFETY: the mapping lives as long as `map`, the owner; it is nobody else's, and it is
-        // accessed through `Window` only, which makes no references.
+        // SAFETY: the mapping lives as long as its owner `map`, is not shared, and is accessed only
+        // through `Window`, which creates no references.
         let memory = unsafe { ExternalMemory::new(Some(base), None, len, Arc::new(map)) };
         let memory = space.import(memory)?;
         let iova = memory.segments().first().map(|range| range.iova);
@@ -65,31 +64,31 @@ impl PeerBar {
         Ok(Self { memory, address, bar })
     }
 
-    /// The memory, for queues and data. It stays mapped as long as anybody holds it.
+    /// Returns the memory, for queues and data. It stays mapped as long as a handle to it exists.
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn DmaMemory> {
         &self.memory
     }
 
-    /// The memory for the CPU: volatile accesses, as fast as the bus lets a CPU read.
+    /// Returns the memory for the CPU, with volatile accesses at the speed of uncached bus reads.
     #[must_use]
     pub fn window(&self) -> Option<Window> {
         Window::new(DmaSlice::whole(self.memory.clone()).ok()?)
     }
 
-    /// The function whose memory this is.
+    /// Returns the function that owns the memory.
     #[must_use]
     pub fn address(&self) -> PciAddress {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns whether the memory is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
@@ -102,7 +101,7 @@ impl fmt::Debug for PeerBar {
     }
 }
 
-/// The part of the BAR that was asked for, if it can be mapped.
+/// Returns the requested part of the BAR, if it can be mapped.
 fn choose(region: &Region, range: Option<Range<u64>>, page: u64) -> Result<Area, String> {
     let size = region.size;
     let range = range.unwrap_or(0..size);

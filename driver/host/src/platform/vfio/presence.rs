@@ -1,35 +1,35 @@
-//! Whether a function is there: a removal is for good, a link that a reset took down comes back.
+//! Presence of a function: a removal is permanent, a link taken down by a reset comes back.
 
 use std::sync::OnceLock;
 
-/// What is known of whether a function is there.
+/// Knowledge about the presence of a function.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
     gone: OnceLock<()>,
-    /// The NVM subsystem was reset.
+    /// Set once the NVM subsystem was reset.
     reset: OnceLock<()>,
 }
 
-/// What it means that a register read as all ones.
+/// Meaning of a register that reads as all ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// The function is there: the register is like that.
+    /// The function is present: the register has that value.
     Present,
-    /// A reset took its link down.
+    /// A reset took the link down.
     Awaited,
-    /// It is there again, without what the reset cleared.
+    /// The function is back, without the state that the reset cleared.
     Back,
-    /// It was removed.
+    /// The function was removed.
     Gone,
 }
 
 impl Presence {
-    /// The NVM subsystem is being reset: the function will be absent for a while.
+    /// Records a reset of the NVM subsystem: the function will be absent for a while.
     pub(super) fn expect_absence(&self) {
         let _ = self.reset.set(());
     }
 
-    /// A register read as all ones, and configuration space says this.
+    /// Judges a register that reads as all ones, given whether configuration space does.
     pub(super) fn seen(&self, is_absent: bool) -> Seen {
         match (is_absent, self.reset.get().is_some()) {
             (true, true) => Seen::Awaited,
@@ -39,7 +39,7 @@ impl Presence {
         }
     }
 
-    /// It counts as absent from now on. Whether it did not before.
+    /// Marks the function as permanently absent. Returns whether this is new.
     pub(super) fn end(&self) -> bool {
         self.gone.set(()).is_ok()
     }

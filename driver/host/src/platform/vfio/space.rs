@@ -1,4 +1,4 @@
-//! A container as a [`DmaSpace`], and the memory mapped in it.
+//! A container as a [`DmaSpace`], and its mapped memory.
 #![allow(unsafe_code, reason = "memory for devices is allocated and its life vouched for here")]
 
 use std::{
@@ -17,16 +17,16 @@ use super::{
 };
 use crate::dma::{DevicePtr, DmaError, DmaMemory, DmaSpace, ExternalMemory, IovaRange};
 
-/// Bytes of the large pages asked for.
+/// Size of a large page in bytes.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Pages behind memory that the space allocates. Larger ones need fewer IOMMU entries and far less
+/// Page size of memory that the space allocates. Larger pages need fewer IOMMU entries and far less
 /// time to pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
     /// The kernel's small pages.
     Never,
-    /// Where the kernel can make them (transparent huge pages).
+    /// Transparent huge pages, if the kernel can provide them.
     #[default]
     Transparent,
     /// 2 MiB pages from the kernel's reserve (`vm.nr_hugepages`), else transparent ones.
@@ -36,16 +36,16 @@ pub enum HugePages {
 /// Options of [`VfioSpace::open`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SpaceOptions {
-    /// Pages behind allocations of 2 MiB and more.
+    /// Page size of allocations of 2 MiB and more.
     pub huge_pages: HugePages,
 }
 
-/// An address space of the IOMMU that any number of PCI functions share: memory mapped once is at
-/// the same I/O virtual address for all of them.
+/// An address space of the IOMMU that any number of PCI functions share: memory mapped once has the
+/// same I/O virtual address for all of them.
 ///
 /// Its groups are those of the functions opened in it ([`super::VfioBus`], [`super::PeerBar`]); a
 /// group leaves with its last function. Memory stays valid without any group, and is mapped again
-/// when the next one comes.
+/// when the next one joins.
 #[derive(Debug)]
 pub struct VfioSpace {
     container: Arc<Container>,
@@ -53,10 +53,10 @@ pub struct VfioSpace {
 }
 
 impl VfioSpace {
-    /// A new space, for `name` in messages. Memory can be had once a function was opened in it.
+    /// Creates a space. Allocations need a function opened in it; `name` is for messages.
     ///
     /// # Errors
-    /// [`VfioError`] when this machine has no VFIO, or this user no access to it.
+    /// Returns [`VfioError`] if this machine has no VFIO, or this user no access to it.
     pub fn open(name: &str, options: SpaceOptions) -> Result<Arc<Self>, VfioError> {
         Ok(Arc::new(Self { container: Container::open(name)?, options }))
     }
@@ -65,7 +65,7 @@ impl VfioSpace {
         &self.container
     }
 
-    /// What is mapped, and what is left.
+    /// Returns usage and limits.
     #[must_use]
     pub fn status(&self) -> SpaceStatus {
         self.container.status()
@@ -80,7 +80,7 @@ impl VfioSpace {
     ) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let container = self.container.clone();
         // SAFETY: `owner` keeps the memory (this file's allocation, or ExternalMemory's promise),
-        // and VfioMemory drops it only after `unmap`. References: ExternalMemory's promise, too.
+        // and VfioMemory drops it only after `unmap`. ExternalMemory also rules out references.
         let iova = unsafe { container.map(host, device, len)? };
         let range = [IovaRange { iova, len: len as u64 }];
         let owner = ManuallyDrop::new(owner);
@@ -94,7 +94,7 @@ impl DmaSpace for VfioSpace {
     }
 
     fn alloc_on(&self, len: usize, node: Option<u32>) -> Result<Arc<dyn DmaMemory>, DmaError> {
-        // Memory for none in particular goes where all functions are, if they are in one place.
+        // Without a preference, use the node of the functions, if they share one.
         let node = node.or_else(|| self.container.node());
         let page = usize::try_from(self.container.page()).unwrap_or(usize::MAX);
         let memory = len.max(1).checked_next_multiple_of(page).ok_or_else(|| no_memory(len));
@@ -124,25 +124,25 @@ impl DmaSpace for VfioSpace {
     }
 }
 
-/// Mapped memory. It holds the owner of the bytes and the container, so neither can go first.
+/// Mapped memory. Holds the owner of the bytes and the container, so neither is dropped first.
 #[derive(Debug)]
 struct VfioMemory {
     host: NonNull<u8>,
     device: Option<DevicePtr>,
     len: usize,
     range: [IovaRange; 1],
-    /// Dropped only after the devices cannot reach the bytes any more.
+    /// Dropped only once the devices can no longer access the bytes.
     owner: ManuallyDrop<Arc<dyn Any + Send + Sync>>,
     container: Arc<Container>,
 }
 
-// SAFETY: the addresses are only given away; the owner is Send + Sync.
+// SAFETY: the addresses are only handed out; the owner is Send + Sync.
 unsafe impl Send for VfioMemory {}
 // SAFETY: as above.
 unsafe impl Sync for VfioMemory {}
 
 // SAFETY: the fields never change; the kernel mapped `len` bytes at `host` to one range; `owner`
-// keeps them until they are unmapped, and whoever made it promised that no reference exists.
+// keeps them until they are unmapped, and its creator promised that no reference exists.
 unsafe impl DmaMemory for VfioMemory {
     fn len(&self) -> usize {
         self.len
@@ -175,14 +175,14 @@ impl Drop for VfioMemory {
     }
 }
 
-/// Zeroed memory of this process alone.
+/// Zeroed memory private to this process.
 #[derive(Debug)]
 struct Anonymous {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: an address range that this value owns; accesses are elsewhere.
+// SAFETY: an address range that this value owns; it is accessed elsewhere.
 unsafe impl Send for Anonymous {}
 // SAFETY: as above.
 unsafe impl Sync for Anonymous {}
@@ -212,7 +212,7 @@ impl Anonymous {
         let advice =
             if pages == HugePages::Never { Advice::LinuxNoHugepage } else { Advice::LinuxHugepage };
         let memory = Self::map_aligned(len)?;
-        // SAFETY: the range is this value's; the advice changes no contents.
+        // SAFETY: this value owns the range; the advice changes no contents.
         if let Err(error) = unsafe { madvise(memory.base.as_ptr().cast(), len, advice) } {
             tracing::debug!(len, ?advice, %error, "the kernel chooses the size of pages itself");
         }
@@ -225,15 +225,15 @@ impl Anonymous {
         let at = unsafe { mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE | flags) }?;
         let base = NonNull::new(at.cast::<u8>()).ok_or_else(|| no_memory(len))?;
         let memory = Self { base, len };
-        // A child process must not share these pages: writing to one would give this process
-        // another page than the one the devices know.
-        // SAFETY: the range is this value's; the advice changes no contents.
+        // A child process must not share these pages: copy-on-write could move this process to
+        // another page than the one that the devices use.
+        // SAFETY: this value owns the range; the advice changes no contents.
         unsafe { madvise(at, len, Advice::LinuxDontFork) }?;
         Ok(memory)
     }
 
-    /// Asks for pages of a memory node, or of others when that has none left. Before the first use:
-    /// mapping them for a device allocates all.
+    /// Requests pages on a NUMA node, or on others if that has none left. Must precede the first
+    /// use: mapping the memory for a device allocates all pages.
     fn place(&self, node: Option<u32>) {
         const BITS: u32 = u64::BITS;
         let Some(node) = node else { return };
@@ -241,8 +241,8 @@ impl Anonymous {
         let mut nodes = [0u64; 16];
         let Some(word) = nodes.get_mut((node / BITS) as usize) else { return };
         *word = 1 << (node % BITS);
-        // SAFETY: the range is this value's, and a policy changes no contents. `nodes` has as many
-        // bits as said (the kernel takes one off).
+        // SAFETY: this value owns the range, and a policy changes no contents. `nodes` has as many
+        // bits as stated (the kernel subtracts one).
         let code = unsafe {
             let (mode, bits) = (libc::MPOL_PREFERRED, nodes.len() as u32 * BITS + 1);
             libc::syscall(libc::SYS_mbind, self.base, len, mode, nodes.as_ptr(), bits, 0)
@@ -250,20 +250,20 @@ impl Anonymous {
         if code == 0 {
             tracing::debug!(len, node, "memory is placed on the node");
         } else {
-            // A kernel without nodes, or a container that may not choose.
+            // A kernel without NUMA, or a container without the permission.
             let error = io::Error::last_os_error();
             tracing::debug!(len, node, %error, "memory is where the kernel puts it");
         }
     }
 
-    /// `len` bytes from the begin of a large page on.
+    /// Maps `len` bytes aligned to a large page.
     fn map_aligned(len: usize) -> io::Result<Self> {
         let roomy = len.checked_add(LARGE_PAGE).ok_or_else(|| no_memory(len))?;
         let all = ManuallyDrop::new(Self::map(roomy, MapFlags::empty())?);
         let head = all.base.as_ptr().addr().next_multiple_of(LARGE_PAGE) - all.base.as_ptr().addr();
         let tail = LARGE_PAGE - head;
         // SAFETY: `head <= LARGE_PAGE`, so both addresses lie in the `roomy` bytes of `all`, and
-        // head + len + tail is all of them. What is unmapped belongs to nobody else.
+        // head + len + tail is all of them. The unmapped parts have no other owner.
         unsafe {
             let base = all.base.add(head);
             if head > 0 {
@@ -279,7 +279,7 @@ impl Anonymous {
 
 impl Drop for Anonymous {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's, and whoever maps it for devices keeps the value.
+        // SAFETY: this value owns the range, and mappings for devices keep the value alive.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!(len = self.len, %error, "memory could not be given back");
         }
@@ -294,7 +294,7 @@ mod tests {
     fn memory_is_asked_for_on_the_node() {
         let policy = |memory: &Anonymous| {
             let start = format!("{:x} ", memory.base.as_ptr().addr());
-            // There is no such file on a kernel without nodes.
+            // The file does not exist on a kernel without NUMA.
             let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
             let line = maps.lines().find_map(|line| line.strip_prefix(&start));
             line.and_then(|line| line.split(' ').next()).map(str::to_owned)
@@ -322,7 +322,7 @@ mod tests {
                     assert_eq!(memory.base.as_ptr().addr() % LARGE_PAGE, 0);
                 }
                 for at in [0, 1, len / 2, len - 1] {
-                    // SAFETY: inside the memory, which nobody else knows.
+                    // SAFETY: inside the memory, which has no other users.
                     unsafe {
                         assert_eq!(memory.base.add(at).read(), 0);
                         memory.base.add(at).write(0xA5);

@@ -1,10 +1,10 @@
-//! Requests to the kernel's VFIO, one function each. The only file with VFIO ioctls.
+//! Requests to the kernel's VFIO, one function each. No other file has VFIO ioctls.
 //!
 //! The structs and constants are vfio-bindings'. Its companion vfio-ioctls 0.10 is not used: it
-//! cannot ask a container for its address ranges or free DMA entries; it drops the error number of
-//! most failures, which the hints need; it lets `VFIO_IOMMU_UNMAP_DMA` write the size it checks
-//! through a shared reference; failed accesses to configuration space are only logged; and dropping
-//! its device panics when sysfs has lost the device, which is what happens after a hot unplug.
+//! cannot query a container's address ranges or free DMA entries; it drops the errno of most
+//! failures, which the hints need; it lets `VFIO_IOMMU_UNMAP_DMA` write the size it checks through
+//! a shared reference; it only logs failed accesses to configuration space; and dropping its device
+//! panics if sysfs has lost the device, which happens after a hot unplug.
 #![allow(unsafe_code, reason = "ioctls take pointers the compiler cannot check")]
 
 use std::{
@@ -46,17 +46,17 @@ const IOMMU_GET_INFO: u32 = VFIO_BASE + 12;
 const IOMMU_MAP_DMA: u32 = VFIO_BASE + 13;
 const IOMMU_UNMAP_DMA: u32 = VFIO_BASE + 14;
 
-/// Answers longer than this are not believed.
+/// Longest answer accepted.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Any request: a number and an argument that the kernel takes as a pointer or as a number.
+/// A request: a number and an argument that the kernel takes as a pointer or as a number.
 struct Request {
     number: u32,
     argument: *mut c_void,
 }
 
-// SAFETY: VFIO numbers all its requests with _IO and returns a number; whoever makes a Request says
-// why its argument is what that request takes.
+// SAFETY: VFIO numbers all its requests with _IO and returns a number; each creator of a Request
+// states why its argument fits the request.
 unsafe impl Ioctl for Request {
     type Output = i32;
     const IS_MUTATING: bool = true;
@@ -75,15 +75,15 @@ unsafe impl Ioctl for Request {
 }
 
 /// # Safety
-/// `argument` is what the request takes: a pointer valid for what the kernel reads and writes
-/// through it, or a number.
+/// `argument` must fit the request: a pointer valid for the kernel's accesses through it, or a
+/// number.
 unsafe fn request(fd: impl AsFd, number: u32, argument: *mut c_void) -> io::Result<i32> {
     // SAFETY: the caller's promise.
     Ok(unsafe { rustix::ioctl::ioctl(fd, Request { number, argument }) }?)
 }
 
 /// # Safety
-/// `T` is the struct that the request takes, with `argsz` set to no more than its size.
+/// `T` must be the struct of the request, with `argsz` set to at most its size.
 unsafe fn with_struct<T>(fd: impl AsFd, number: u32, value: &mut T) -> io::Result<i32> {
     // SAFETY: the kernel reads and writes at most `argsz` bytes of `value`, borrowed mutably.
     unsafe { request(fd, number, std::ptr::from_mut(value).cast()) }
@@ -104,22 +104,22 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Whether this is the interface this file was written for.
+/// Returns whether the kernel has the interface version that this file supports.
 pub(super) fn is_known_version(container: &File) -> io::Result<bool> {
     Ok(with_number(container, GET_API_VERSION, 0)? == VFIO_API_VERSION as i32)
 }
 
-/// Whether the container can have the type 1 IOMMU driver, version 2.
+/// Returns whether the container supports the type 1 IOMMU driver, version 2.
 pub(super) fn has_type1(container: &File) -> io::Result<bool> {
     Ok(with_number(container, CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU)? > 0)
 }
 
-/// Chooses the type 1 IOMMU driver. The container must have a group.
+/// Selects the type 1 IOMMU driver. The container must have a group.
 pub(super) fn set_type1(container: &File) -> io::Result<()> {
     with_number(container, SET_IOMMU, VFIO_TYPE1v2_IOMMU).map(drop)
 }
 
-/// Flags of a group: whether it is viable, whether it is in a container.
+/// Returns the flags of a group: viable, in a container.
 pub(super) fn group_flags(group: &File) -> io::Result<u32> {
     let mut status = vfio_group_status { argsz: size::<vfio_group_status>(), flags: 0 };
     // SAFETY: the struct of this request, argsz its size.
@@ -127,14 +127,14 @@ pub(super) fn group_flags(group: &File) -> io::Result<u32> {
     Ok(status.flags)
 }
 
-/// Puts a group into a container.
+/// Adds a group to a container.
 pub(super) fn set_container(group: &File, container: &File) -> io::Result<()> {
     let mut fd = container.as_raw_fd();
     // SAFETY: the request takes a pointer to a file descriptor.
     unsafe { with_struct(group, GROUP_SET_CONTAINER, &mut fd) }.map(drop)
 }
 
-/// Takes a group out of its container. When it was the last one, the kernel forgets all mappings.
+/// Removes a group from its container. With the last group, the kernel drops all mappings.
 pub(super) fn unset_container(group: &File) -> io::Result<()> {
     with_number(group, GROUP_UNSET_CONTAINER, 0).map(drop)
 }
@@ -143,11 +143,11 @@ pub(super) fn unset_container(group: &File) -> io::Result<()> {
 pub(super) fn device(group: &File, name: &CStr) -> io::Result<File> {
     // SAFETY: the request reads a string that ends with a zero byte.
     let fd = unsafe { request(group, GROUP_GET_DEVICE_FD, name.as_ptr().cast_mut().cast()) }?;
-    // SAFETY: the kernel just made this file descriptor for us; nobody else owns it.
+    // SAFETY: the kernel just created this file descriptor; it has no other owner.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// What a function is: flags, regions, interrupts.
+/// Returns a function's flags, and its numbers of regions and interrupts.
 pub(super) fn device_info(device: &File) -> io::Result<vfio_device_info> {
     let mut info = vfio_device_info { argsz: size::<vfio_device_info>(), ..Default::default() };
     // SAFETY: the struct of this request, argsz its size.
@@ -155,7 +155,7 @@ pub(super) fn device_info(device: &File) -> io::Result<vfio_device_info> {
     Ok(info)
 }
 
-/// What a region (BAR or configuration space) is, and its capabilities.
+/// Returns the info of a region (BAR or configuration space) and its capabilities.
 pub(super) fn region_info(device: &File, index: u32) -> io::Result<(vfio_region_info, Answer)> {
     let argsz = size::<vfio_region_info>();
     let mut info = vfio_region_info { argsz, index, ..Default::default() };
@@ -170,7 +170,7 @@ pub(super) fn region_info(device: &File, index: u32) -> io::Result<(vfio_region_
     Ok((info, Answer { bytes, first }))
 }
 
-/// What interrupts of a kind a function has.
+/// Returns a function's interrupts of one kind.
 pub(super) fn irq_info(device: &File, index: u32) -> io::Result<vfio_irq_info> {
     let argsz = size::<vfio_irq_info>();
     let mut info = vfio_irq_info { argsz, index, ..Default::default() };
@@ -179,8 +179,8 @@ pub(super) fn irq_info(device: &File, index: u32) -> io::Result<vfio_irq_info> {
     Ok(info)
 }
 
-/// Has the kernel signal one eventfd for each vector from 0 on. Returns 0, or how many vectors
-/// could be had when those are fewer; none is set up then.
+/// Makes the kernel signal one eventfd for each vector from 0 on. Returns 0, or the number of
+/// available vectors if that is lower; none is set up then.
 pub(super) fn set_irqs(device: &File, index: u32, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let header = offset_of!(vfio_irq_set, data);
     let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
@@ -193,7 +193,7 @@ pub(super) fn set_irqs(device: &File, index: u32, fds: &[BorrowedFd<'_>]) -> io:
     Ok(usize::try_from(left).unwrap_or(0))
 }
 
-/// Switches all interrupts of a kind off.
+/// Disables all interrupts of a kind.
 pub(super) fn disable_irqs(device: &File, index: u32) -> io::Result<()> {
     let flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER;
     let mut words = [size::<[u32; 5]>(), flags, index, 0, 0];
@@ -206,7 +206,7 @@ pub(super) fn reset(device: &File) -> io::Result<()> {
     with_number(device, DEVICE_RESET, 0).map(drop)
 }
 
-/// Page sizes of the IOMMU (a bit for each) and the capabilities of the container.
+/// Returns the IOMMU's page sizes (one bit each) and the container's capabilities.
 pub(super) fn iommu_info(container: &File) -> io::Result<(u64, Answer)> {
     let argsz = size::<vfio_iommu_type1_info>();
     let mut info = vfio_iommu_type1_info { argsz, ..Default::default() };
@@ -220,11 +220,11 @@ pub(super) fn iommu_info(container: &File) -> io::Result<(u64, Answer)> {
     Ok((info.iova_pgsizes, Answer { bytes, first }))
 }
 
-/// Lets the devices of the container read and write `len` bytes at `host`, at `iova` for them.
+/// Lets the devices of the container access `len` bytes at `host` as `iova`.
 ///
 /// # Safety
-/// Until [`unmap`] succeeded or the container has no group any more: the memory stays mapped in
-/// this process, and no Rust reference to it exists.
+/// Until [`unmap`] succeeds or the container has no group left, the memory must stay mapped in this
+/// process, and no Rust reference to it may exist.
 pub(super) unsafe fn map(
     container: &File,
     host: NonNull<u8>,
@@ -242,7 +242,7 @@ pub(super) unsafe fn map(
     unsafe { with_struct(container, IOMMU_MAP_DMA, &mut map) }.map(drop)
 }
 
-/// Takes memory away from the devices again. How many bytes the kernel unmapped.
+/// Unmaps memory from the devices. Returns the number of bytes unmapped.
 pub(super) fn unmap(container: &File, iova: Iova, len: u64) -> io::Result<u64> {
     let mut unmap = vfio_iommu_type1_dma_unmap {
         argsz: size::<vfio_iommu_type1_dma_unmap>(),
@@ -255,7 +255,7 @@ pub(super) fn unmap(container: &File, iova: Iova, len: u64) -> io::Result<u64> {
     Ok(unmap.size)
 }
 
-/// An answer of any length: `argsz` bytes in which `fields` (offset, value) are set beforehand.
+/// Requests an answer of `argsz` bytes with `fields` (offset, value) set beforehand.
 fn answer(fd: &File, number: u32, argsz: u32, fields: &[(usize, u32)]) -> io::Result<Vec<u8>> {
     let too_long = || io::Error::other(format!("its answer would have {argsz} bytes"));
     let len = Some(argsz as usize).filter(|len| *len <= ANSWER_BYTES_MAX).ok_or_else(too_long)?;
