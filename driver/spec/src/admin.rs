@@ -109,7 +109,7 @@ open_enum! {
         ACTIVE_NAMESPACES = 0x02,
         /// A namespace's identification descriptors.
         NAMESPACE_DESCRIPTORS = 0x03,
-        /// The controller's data structure of an I/O command set.
+        /// The controller's data structure for an I/O command set.
         COMMAND_SET_CONTROLLER = 0x06,
     }
 }
@@ -117,11 +117,11 @@ open_enum! {
 command_dwords! {
     /// Identify: CDW10 and CDW11.
     Identify {
-        /// Which structure.
+        /// Data structure to return.
         cns: Cns = cdw10[0, 8];
-        /// Controller identifier, where the structure wants one.
+        /// Controller identifier, for structures that need one.
         cntid: u16 = cdw10[16, 16];
-        /// Command set identifier (CSI), where the structure belongs to one; 0 = NVM.
+        /// Command set identifier (CSI), for structures of a command set; 0 = NVM.
         csi: u8 = cdw11[24, 8];
     }
 }
@@ -161,13 +161,13 @@ open_enum! {
 open_enum! {
     /// Get Features, Select.
     FeatureSelect: u8 {
-        /// The value in force.
+        /// The current value.
         CURRENT = 0,
-        /// The value after a reset when none was saved.
+        /// The value after a reset if none was saved.
         DEFAULT = 1,
         /// The saved value.
         SAVED = 2,
-        /// What the feature can do, see [`FeatureCapabilities`].
+        /// Capabilities of the feature, see [`FeatureCapabilities`].
         SUPPORTED = 3,
     }
 }
@@ -175,9 +175,9 @@ open_enum! {
 command_dwords! {
     /// Set Features: CDW10 (CDW11 is the value).
     SetFeatures {
-        /// Which feature.
+        /// Feature identifier.
         fid: FeatureId = cdw10[0, 8];
-        /// Save over resets and power cycles (SV).
+        /// Save across resets and power cycles (SV).
         save: bool = cdw10[31, 1];
         /// The value (CDW11).
         value: u32 = cdw11[0, 32];
@@ -187,9 +187,9 @@ command_dwords! {
 command_dwords! {
     /// Get Features: CDW10.
     GetFeatures {
-        /// Which feature.
+        /// Feature identifier.
         fid: FeatureId = cdw10[0, 8];
-        /// Which of its values.
+        /// Value to return.
         select: FeatureSelect = cdw10[8, 3];
     }
 }
@@ -197,17 +197,17 @@ command_dwords! {
 dword! {
     /// Result of Get Features with [`FeatureSelect::SUPPORTED`] (completion DW0).
     FeatureCapabilities {
-        /// Can be saved.
+        /// The feature can be saved.
         saveable: bool = 0, 1;
-        /// Is per namespace.
+        /// The feature is per namespace.
         namespace_specific: bool = 1, 1;
-        /// Can be changed.
+        /// The feature can be changed.
         changeable: bool = 2, 1;
     }
 }
 
 dword! {
-    /// Number of Queues: the value asked for (CDW11) and granted (completion DW0).
+    /// Number of Queues: the value requested (CDW11) and granted (completion DW0).
     NumberOfQueues {
         /// I/O submission queues, zero-based.
         nsq_z: u16 = 0, 16;
@@ -219,7 +219,7 @@ dword! {
 dword! {
     /// Flexible Data Placement: the value of the feature (completion DW0).
     FdpMode {
-        /// It is enabled in the endurance group (FDPE).
+        /// Enabled in the endurance group (FDPE).
         enabled: bool = 0, 1;
         /// Index of the configuration in use (FDPCIDX).
         configuration: u8 = 8, 8;
@@ -249,7 +249,7 @@ open_enum! {
 command_dwords! {
     /// Get Log Page: CDW10 to CDW13.
     GetLogPage {
-        /// Which page.
+        /// Log page identifier.
         lid: LogPageId = cdw10[0, 8];
         /// Log specific.
         lsp: u8 = cdw10[8, 7];

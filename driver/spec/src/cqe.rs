@@ -14,9 +14,9 @@ pub struct Cqe {
     pub dw0: u32,
     /// Command specific result, high dword.
     pub dw1: u32,
-    /// Submission queue head: entries before it were fetched and may be reused.
+    /// Submission queue head: entries before it have been fetched and may be reused.
     pub sqhd: u16,
-    /// Submission queue the command came from.
+    /// Submission queue of the command.
     pub sqid: u16,
     /// Command identifier.
     pub cid: u16,
@@ -27,7 +27,7 @@ pub struct Cqe {
 const _: () = assert!(size_of::<Cqe>() == 16);
 
 impl Cqe {
-    /// Puts an entry together.
+    /// Builds an entry.
     #[must_use]
     pub const fn new(
         result: u32,
@@ -41,19 +41,19 @@ impl Cqe {
         Self { dw0: result, dw1: 0, sqhd, sqid, cid: cid.0, status_phase }
     }
 
-    /// Phase tag: inverts with each pass of the controller through the queue.
+    /// Returns the phase tag, which inverts with each pass of the controller through the queue.
     #[must_use]
     pub const fn phase(&self) -> bool {
         self.status_phase & 1 != 0
     }
 
-    /// Status field without the phase.
+    /// Returns the status field without the phase.
     #[must_use]
     pub const fn status(&self) -> Status {
         Status(self.status_phase >> 1)
     }
 
-    /// The command identifier.
+    /// Returns the command identifier.
     #[must_use]
     pub const fn cid(&self) -> Cid {
         Cid(self.cid)

@@ -1,19 +1,19 @@
-//! Typed views of command and completion dwords, declared by where each field lies.
+//! Typed views of command and completion dwords, declared by the position of each field.
 
 use crate::ids::QueueId;
 
-/// Bits `lo..lo + width` of `value`.
+/// Extracts bits `lo..lo + width` of `value`.
 pub(crate) const fn field(value: u64, lo: u32, width: u32) -> u64 {
     (value >> lo) & ((1 << width) - 1)
 }
 
-/// `value` with bits `lo..lo + width` replaced.
+/// Replaces bits `lo..lo + width` of `value`.
 pub(crate) const fn with_field(value: u64, lo: u32, width: u32, to: u64) -> u64 {
     let mask = ((1u64 << width) - 1) << lo;
     (value & !mask) | ((to << lo) & mask)
 }
 
-/// A value that a field of some bits can hold.
+/// A type that a bit field can hold.
 pub(crate) trait Bits {
     fn from_bits(bits: u64) -> Self;
     fn to_bits(self) -> u64;
@@ -52,8 +52,8 @@ impl Bits for QueueId {
     }
 }
 
-/// Declares a view of a submission queue entry. A field names the bits it lies in, as
-/// `dword[lowest, width]`; several parts follow one another from its lowest bits on.
+/// Declares a view of a submission queue entry. Each field lists its bits as `dword[lowest,
+/// width]`; multiple parts are concatenated, least significant first.
 macro_rules! command_dwords {
     (
         $(#[$meta:meta])*
@@ -102,7 +102,7 @@ macro_rules! command_dwords {
     };
 }
 
-/// Declares a view of one dword, in the same way.
+/// Declares a view of one dword in the same way.
 macro_rules! dword {
     (
         $(#[$meta:meta])*
@@ -124,7 +124,7 @@ macro_rules! dword {
                 Self { $($field: Bits::from_bits(field(dword.into(), $lo, $width)),)* }
             }
 
-            /// As a dword.
+            /// Converts to a dword.
             #[must_use]
             pub fn to_dword(self) -> u32 {
                 use $crate::dwords::{Bits, with_field};

@@ -1,9 +1,9 @@
-//! Flexible Data Placement (Base, "Flexible Data Placement"; ratified first as TP4146).
+//! Flexible Data Placement (Base, "Flexible Data Placement"; first ratified as TP4146).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 open_enum! {
-    /// What an I/O Management Receive is to return (MO).
+    /// Data to return from an I/O Management Receive (MO).
     ManagementOperation: u8 {
         /// Nothing.
         NONE = 0,
@@ -44,13 +44,13 @@ const _: () = assert!(size_of::<RuhStatusHeader>() == 16);
 )]
 #[repr(C)]
 pub struct RuhStatus {
-    /// Placement Identifier: what a write names.
+    /// Placement Identifier, for use in writes.
     pub pid: u16,
-    /// Reclaim unit handle that it stands for.
+    /// The reclaim unit handle.
     pub ruhid: u16,
     /// Estimated active reclaim unit time remaining; 0 = not reported.
     pub earutr: u32,
-    /// LBAs that the reclaim unit has room for.
+    /// LBAs available in the reclaim unit.
     pub ruamw: u64,
     /// Reserved.
     pub reserved16: [u8; 16],
@@ -64,13 +64,13 @@ const _: () = assert!(size_of::<RuhStatus>() == 32);
 )]
 #[repr(C)]
 pub struct FdpConfigurationsHeader {
-    /// Configurations that follow, zero-based (NUMFDPC).
+    /// Number of configurations that follow, zero-based (NUMFDPC).
     pub configurations_z: u16,
     /// Version of the page: 0.
     pub version: u8,
     /// Reserved.
     pub reserved3: u8,
-    /// Bytes of the page, this header included.
+    /// Size of the page in bytes, including this header.
     pub size: u32,
     /// Reserved.
     pub reserved8: [u8; 8],
@@ -78,25 +78,25 @@ pub struct FdpConfigurationsHeader {
 
 const _: () = assert!(size_of::<FdpConfigurationsHeader>() == 16);
 
-/// One FDP configuration, 64 bytes. A dword for each reclaim unit handle follows it, with the type
-/// of the handle in the lowest byte, and then vendor specific bytes.
+/// One FDP configuration, 64 bytes. One dword per reclaim unit handle follows it, with the type of
+/// the handle in the lowest byte, then vendor specific bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FdpConfiguration {
-    /// Bytes of this configuration, and what follows it (DSZE).
+    /// Size of this configuration in bytes, including the bytes that follow it (DSZE).
     pub size: u16,
-    /// Attributes: bits of a Placement Identifier that are the reclaim group in bits 3:0 (RGIF),
+    /// Attributes: number of Placement Identifier bits for the reclaim group in bits 3:0 (RGIF),
     /// [`FdpConfiguration::VALID`].
     pub attributes: u8,
-    /// Vendor specific bytes at the end.
+    /// Number of vendor specific bytes at the end.
     pub vendor_bytes: u8,
-    /// Reclaim groups (NRG).
+    /// Number of reclaim groups (NRG).
     pub reclaim_groups: u32,
-    /// Reclaim unit handles (NRUH).
+    /// Number of reclaim unit handles (NRUH).
     pub reclaim_unit_handles: u16,
-    /// Placement Identifiers that a namespace may have, zero-based (MAXPIDS).
+    /// Largest number of Placement Identifiers of a namespace, zero-based (MAXPIDS).
     pub placement_ids_max_z: u16,
-    /// Namespaces that the endurance group may have (NNSS).
+    /// Largest number of namespaces of the endurance group (NNSS).
     pub namespaces_max: u32,
     /// Bytes of a reclaim unit (RUNS).
     pub reclaim_unit_bytes: u64,
@@ -121,7 +121,7 @@ impl Default for FdpConfiguration {
 }
 
 impl FdpConfiguration {
-    /// Attribute: the configuration can be used.
+    /// Attribute: the configuration is usable.
     pub const VALID: u8 = 1 << 7;
     /// Type of a reclaim unit handle: data that the controller moves may mix with that of others.
     pub const INITIALLY_ISOLATED: u32 = 1;

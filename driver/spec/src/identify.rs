@@ -60,11 +60,11 @@ bitflags::bitflags! {
     /// Volatile write cache (VWC).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Vwc: u8 {
-        /// There is one.
+        /// A volatile write cache is present.
         const PRESENT = 1;
-        /// Flush to all namespaces is supported (with bit 2: the field is meaningful).
+        /// Flush to all namespaces is supported (valid if bit 2 is set).
         const FLUSH_ALL = 1 << 1;
-        /// Bit 1 is meaningful.
+        /// Bit 1 is valid.
         const FLUSH_ALL_KNOWN = 1 << 2;
         const _ = !0;
     }
@@ -90,7 +90,7 @@ open_enum! {
 pub struct Sgls(pub u32);
 
 impl Sgls {
-    /// The bit bucket descriptor is supported.
+    /// Bit bucket descriptors are supported.
     pub const BIT_BUCKET: u32 = 1 << 16;
     /// An SGL longer than the data is allowed.
     pub const OVERSIZED: u32 = 1 << 18;
@@ -99,31 +99,31 @@ impl Sgls {
     /// Addresses may be offsets.
     pub const OFFSET: u32 = 1 << 20;
 
-    /// Whether and how finely SGLs are supported.
+    /// Returns the level of SGL support.
     #[must_use]
     pub const fn support(self) -> SglSupport {
         SglSupport(self.0 as u8 & 3)
     }
 
-    /// The bit bucket descriptor is supported.
+    /// Returns whether bit bucket descriptors are supported.
     #[must_use]
     pub const fn bit_bucket(self) -> bool {
         self.0 & Self::BIT_BUCKET != 0
     }
 
-    /// An SGL longer than the data is allowed.
+    /// Returns whether an SGL longer than the data is allowed.
     #[must_use]
     pub const fn oversized(self) -> bool {
         self.0 & Self::OVERSIZED != 0
     }
 
-    /// MPTR may point to an SGL.
+    /// Returns whether MPTR may point to an SGL.
     #[must_use]
     pub const fn mptr_sgl(self) -> bool {
         self.0 & Self::MPTR_SGL != 0
     }
 
-    /// Addresses may be offsets.
+    /// Returns whether addresses may be offsets.
     #[must_use]
     pub const fn offset(self) -> bool {
         self.0 & Self::OFFSET != 0
@@ -158,7 +158,7 @@ pub struct IdentifyController {
     pub ver: u32,
     /// RTD3 resume latency in microseconds.
     pub rtd3r: u32,
-    /// RTD3 entry latency in microseconds: how long a shutdown may take.
+    /// RTD3 entry latency in microseconds: the longest duration of a shutdown.
     pub rtd3e: u32,
     /// Optional asynchronous events.
     pub oaes: u32,
@@ -172,7 +172,7 @@ pub struct IdentifyController {
     pub cntrltype: u8,
     /// FRU identifier.
     pub fguid: [u8; 16],
-    /// Command retry delay times in 100 milliseconds.
+    /// Command retry delay times in units of 100 milliseconds.
     pub crdt: [u16; 3],
     /// Reserved.
     pub reserved134: [u8; 122],
@@ -198,13 +198,13 @@ pub struct IdentifyController {
     pub wctemp: u16,
     /// Critical temperature in kelvins.
     pub cctemp: u16,
-    /// Maximum time for firmware activation in 100 milliseconds; 0 = not reported.
+    /// Maximum time for firmware activation in units of 100 milliseconds; 0 = not reported.
     pub mtfa: u16,
-    /// Fields this project does not use (bytes 272 to 339).
+    /// Fields unused by this project (bytes 272 to 339).
     pub reserved272: [u8; 68],
     /// Largest endurance group identifier.
     pub endgidmax: u16,
-    /// Fields this project does not use (bytes 342 to 511).
+    /// Fields unused by this project (bytes 342 to 511).
     pub reserved342: [u8; 170],
     /// Submission queue entry size: bits 3:0 required, 7:4 maximum, log2 of bytes.
     pub sqes: u8,
@@ -238,11 +238,11 @@ pub struct IdentifyController {
     pub sgls: Sgls,
     /// Maximum number of allowed namespaces.
     pub mnan: u32,
-    /// Fields this project does not use (bytes 544 to 767).
+    /// Fields unused by this project (bytes 544 to 767).
     pub reserved544: [u8; 224],
-    /// NVM subsystem qualified name, UTF-8 ended by a zero byte.
+    /// NVM subsystem qualified name, UTF-8, zero-terminated.
     pub subnqn: [u8; 256],
-    /// Fields this project does not use (bytes 1024 to 2047).
+    /// Fields unused by this project (bytes 1024 to 2047).
     pub reserved1024: [u8; 1024],
     /// Power state descriptors.
     pub psd: [[u8; 32]; 32],
@@ -287,56 +287,56 @@ impl fmt::Debug for IdentifyController {
     }
 }
 
-/// ASCII text without its padding; empty when it is not text.
+/// Strips the padding of ASCII text; empty if `bytes` is not text.
 fn text(bytes: &[u8]) -> &str {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     core::str::from_utf8(&bytes[..end]).unwrap_or("").trim()
 }
 
 impl IdentifyController {
-    /// Model number without padding.
+    /// Returns the model number without padding.
     #[must_use]
     pub fn model(&self) -> &str {
         text(&self.mn)
     }
 
-    /// Serial number without padding.
+    /// Returns the serial number without padding.
     #[must_use]
     pub fn serial(&self) -> &str {
         text(&self.sn)
     }
 
-    /// Firmware revision without padding.
+    /// Returns the firmware revision without padding.
     #[must_use]
     pub fn firmware(&self) -> &str {
         text(&self.fr)
     }
 
-    /// NVM subsystem qualified name.
+    /// Returns the NVM subsystem qualified name.
     #[must_use]
     pub fn nqn(&self) -> &str {
         text(&self.subnqn)
     }
 
-    /// Controller attributes.
+    /// Returns the controller attributes.
     #[must_use]
     pub const fn attributes(&self) -> Ctratt {
         Ctratt::from_bits_retain(self.ctratt)
     }
 
-    /// Optional admin commands.
+    /// Returns the optional admin commands.
     #[must_use]
     pub const fn admin_commands(&self) -> Oacs {
         Oacs::from_bits_retain(self.oacs)
     }
 
-    /// Optional NVM commands.
+    /// Returns the optional NVM commands.
     #[must_use]
     pub const fn nvm_commands(&self) -> Oncs {
         Oncs::from_bits_retain(self.oncs)
     }
 
-    /// Volatile write cache.
+    /// Returns the volatile write cache field.
     #[must_use]
     pub const fn write_cache(&self) -> Vwc {
         Vwc::from_bits_retain(self.vwc)
@@ -352,25 +352,25 @@ impl IdentifyController {
 pub struct LbaFormat(pub u32);
 
 impl LbaFormat {
-    /// A format of `1 << lbads` data bytes and `ms` metadata bytes.
+    /// Creates a format of `1 << lbads` data bytes and `ms` metadata bytes.
     #[must_use]
     pub const fn new(lbads: u8, ms: u16) -> Self {
         Self(ms as u32 | (lbads as u32) << 16)
     }
 
-    /// Metadata bytes of each LBA.
+    /// Returns the metadata bytes per LBA.
     #[must_use]
     pub const fn ms(self) -> u16 {
         self.0 as u16
     }
 
-    /// log2 of the data bytes of an LBA; 0 = the format is not available.
+    /// Returns log2 of the data bytes per LBA; 0 = the format is not available.
     #[must_use]
     pub const fn lbads(self) -> u8 {
         (self.0 >> 16) as u8
     }
 
-    /// Relative performance, 0 = best.
+    /// Returns the relative performance, 0 = best.
     #[must_use]
     pub const fn rp(self) -> u8 {
         (self.0 >> 24) as u8 & 3
@@ -403,9 +403,9 @@ pub struct IdentifyNamespace {
     pub nmic: u8,
     /// Reservation capabilities.
     pub rescap: u8,
-    /// Format progress: percentage left in bits 6:0.
+    /// Format progress: remaining percentage in bits 6:0.
     pub fpi: u8,
-    /// Deallocate features: bits 2:0 = what a deallocated block reads as (1 = zeroes).
+    /// Deallocate features: bits 2:0 = value that a deallocated block reads as (1 = zeroes).
     pub dlfeat: u8,
     /// Atomic write unit normal, zero-based.
     pub nawun_z: u16,
@@ -433,7 +433,7 @@ pub struct IdentifyNamespace {
     pub npda_z: u16,
     /// Optimal write size in LBAs, zero-based.
     pub nows_z: u16,
-    /// Fields this project does not use (bytes 74 to 101).
+    /// Fields unused by this project (bytes 74 to 101).
     pub reserved74: [u8; 28],
     /// Endurance group; 0 = not reported.
     pub endgid: u16,
@@ -481,13 +481,13 @@ impl IdentifyNamespace {
     /// NSFEAT bit 4 (OPTPERF): NPWG, NPWA, NPDG, NPDA and NOWS are reported.
     pub const OPTPERF: u8 = 1 << 4;
 
-    /// Index of the format in use: bits 3:0 are the low, bits 6:5 the high part.
+    /// Returns the index of the format in use: bits 3:0 are the low part, bits 6:5 the high part.
     #[must_use]
     pub const fn format_index(&self) -> usize {
         (self.flbas & 0xf) as usize | (self.flbas as usize >> 5 & 3) << 4
     }
 
-    /// The format in use, if the index is one of the formats the namespace lists.
+    /// Returns the format in use, if the index is valid.
     #[must_use]
     pub fn active_format(&self) -> Option<LbaFormat> {
         let index = self.format_index();
@@ -505,13 +505,13 @@ pub struct IdentifyNvmController {
     pub wzsl: u8,
     /// Write Uncorrectable size limit: `2^wusl` minimum pages; 0 = no limit.
     pub wusl: u8,
-    /// Ranges of a Dataset Management command; 0 = no limit.
+    /// Number of ranges of a Dataset Management command; 0 = no limit.
     pub dmrl: u8,
-    /// LBAs of one of its ranges; 0 = no limit.
+    /// Number of LBAs per range; 0 = no limit.
     pub dmrsl: u32,
-    /// LBAs of all its ranges together; 0 = no limit.
+    /// Number of LBAs of all ranges together; 0 = no limit.
     pub dmsl: u64,
-    /// Fields this project does not use.
+    /// Fields unused by this project.
     pub reserved16: [u8; 4080],
 }
 
@@ -523,7 +523,7 @@ impl Default for IdentifyNvmController {
     }
 }
 
-/// Active namespace list, 4096 bytes (CNS 02h): ascending identifiers, ended by 0.
+/// Active namespace list, 4096 bytes (CNS 02h): ascending identifiers, terminated by 0.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ActiveNamespaces {

@@ -1,4 +1,4 @@
-//! Identifiers and positions. Newtypes, so that an index cannot be passed for a count.
+//! Identifiers and positions as newtypes, so that an index cannot be passed for a count.
 
 use core::fmt;
 
@@ -39,7 +39,7 @@ newtype!(
 );
 
 impl Nsid {
-    /// Every namespace.
+    /// Broadcast identifier: all namespaces.
     pub const ALL: Self = Self(0xffff_ffff);
 }
 

@@ -1,4 +1,4 @@
-//! NVMe wire types: what host and controller say to each other, and nothing else.
+//! NVMe wire types: the data exchanged between host and controller, and nothing else.
 //!
 //! Pinned revision: NVM Express Base Specification 2.1, NVM Command Set Specification 1.1 and NVMe
 //! over PCIe Transport Specification 1.1 (2024). Doc comments name sections of these by title.
@@ -8,15 +8,15 @@
 //! One module per part of the specification: [`ids`], [`reg`]isters, [`sqe`] and [`cqe`],
 //! [`status`], [`admin`] commands, [`identify`] data, [`nvm`] commands, [`prp`] and [`sgl`]
 //! descriptors, [`log`] pages, Flexible Data Placement ([`fdp`]). Driver and software controller
-//! share them, so a wrong layout here is wrong twice in the same way: sizes and offsets are
-//! therefore asserted beside each type.
+//! share them, so a wrong layout here would be wrong on both sides alike: sizes and offsets are
+//! therefore asserted next to each type.
 //!
 //! # Invariants
 //!
 //! - Types are `repr(C)` and have the size the specification gives, asserted at compile time.
-//! - Enumerations are open: an unknown value is kept and printed, never rejected or lost.
+//! - Enumerations are open: an unknown value is preserved and printed, never rejected or lost.
 //! - Fields whose name ends in `_z` are zero-based: the value n means n + 1.
-//! - Multi-byte fields are little-endian; the crate does not compile elsewhere.
+//! - Multi-byte fields are little-endian; the crate does not compile for big-endian targets.
 //!
 //! # Not implemented
 //!

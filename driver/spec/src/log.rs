@@ -26,7 +26,7 @@ bitflags::bitflags! {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SmartLog {
-    /// See [`CriticalWarning`].
+    /// Critical warnings, see [`CriticalWarning`].
     pub critical_warning: u8,
     /// Composite temperature in kelvins, little-endian.
     pub composite_temperature: [u8; 2],
@@ -34,7 +34,7 @@ pub struct SmartLog {
     pub available_spare: u8,
     /// Threshold of the available spare in percent.
     pub available_spare_threshold: u8,
-    /// Estimate of life used, in percent; may exceed 100.
+    /// Estimate of consumed life, in percent; may exceed 100.
     pub percentage_used: u8,
     /// Endurance group critical warning summary.
     pub endurance_group_warning: u8,
@@ -64,7 +64,7 @@ pub struct SmartLog {
     pub warning_temperature_minutes: u32,
     /// Minutes above the critical temperature.
     pub critical_temperature_minutes: u32,
-    /// Temperature sensors in kelvins; 0 = not there.
+    /// Temperature sensors in kelvins; 0 = not present.
     pub sensors: [u16; 8],
     /// Reserved.
     pub reserved216: [u8; 296],
@@ -81,13 +81,13 @@ impl Default for SmartLog {
 }
 
 impl SmartLog {
-    /// Critical warnings.
+    /// Returns the critical warnings.
     #[must_use]
     pub const fn warnings(&self) -> CriticalWarning {
         CriticalWarning::from_bits_retain(self.critical_warning)
     }
 
-    /// Composite temperature in kelvins.
+    /// Returns the composite temperature in kelvins.
     #[must_use]
     pub const fn temperature_kelvin(&self) -> u16 {
         u16::from_le_bytes(self.composite_temperature)
@@ -98,13 +98,13 @@ impl SmartLog {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ErrorLogEntry {
-    /// Counts all errors over the controller's lifetime; 0 = the entry is not valid.
+    /// Count of all errors over the controller's lifetime; 0 = invalid entry.
     pub error_count: u64,
     /// Submission queue.
     pub sqid: u16,
     /// Command identifier.
     pub cid: u16,
-    /// Status field with the phase bit, as in the completion.
+    /// Status field with the phase bit, in the format of a completion.
     pub status_phase: u16,
     /// Byte and bit of the parameter in error.
     pub parameter_location: u16,

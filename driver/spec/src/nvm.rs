@@ -19,7 +19,7 @@ open_enum! {
         COMPARE = 0x05,
         /// Set blocks to zero without a data transfer.
         WRITE_ZEROES = 0x08,
-        /// Hints about ranges; deallocate.
+        /// Attributes of ranges; deallocate.
         DATASET_MANAGEMENT = 0x09,
         /// Verify.
         VERIFY = 0x0c,
@@ -28,7 +28,7 @@ open_enum! {
     }
 }
 
-/// Which way a data transfer goes, as the host sees it.
+/// Direction of a data transfer, from the host's view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the namespace to memory.
@@ -38,7 +38,7 @@ pub enum Direction {
 }
 
 command_dwords! {
-    /// The dwords that read, write, write zeroes and compare share.
+    /// Dwords common to read, write, write zeroes and compare.
     BlockRange {
         /// First LBA (CDW10, CDW11).
         slba: u64 = cdw10[0, 32] cdw11[0, 32];
@@ -54,7 +54,7 @@ command_dwords! {
 }
 
 impl BlockRange {
-    /// `lbas` blocks from `lba` on; `None` when the count is 0 or over 65,536.
+    /// Creates a range of `lbas` blocks from `lba` on; `None` if the count is 0 or over 65,536.
     #[must_use]
     pub const fn new(lba: Lba, lbas: Lbas) -> Option<Self> {
         if lbas.0 == 0 || lbas.0 > 0x1_0000 {
@@ -63,7 +63,7 @@ impl BlockRange {
         Some(Self { slba: lba.0, nlb_z: (lbas.0 - 1) as u16, deac: false, fua: false, lr: false })
     }
 
-    /// Number of LBAs, not zero-based.
+    /// Returns the number of LBAs, not zero-based.
     #[must_use]
     pub const fn lbas(self) -> Lbas {
         Lbas(self.nlb_z as u32 + 1)

@@ -1,4 +1,4 @@
-//! Enumerations that keep values they have no name for.
+//! Enumerations that preserve unknown values.
 
 /// Declares a newtype around an integer with named constants. Unknown values stay representable,
 /// compare and print as numbers.
@@ -20,7 +20,7 @@ macro_rules! open_enum {
         impl $name {
             $($(#[$vmeta])* pub const $variant: Self = Self($value);)*
 
-            /// The name the specification's field has, if this value is known.
+            /// Returns the name of the constant, if this value is known.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self {

@@ -21,7 +21,7 @@ pub const CC: u32 = 0x14;
 pub const CSTS: u32 = 0x1c;
 /// NVM Subsystem Reset, 32 bits.
 pub const NSSR: u32 = 0x20;
-/// What is written to NSSR to reset the subsystem: "NVMe".
+/// Value written to NSSR to reset the subsystem: "NVMe".
 pub const NSSR_NVME: u32 = 0x4e56_4d65;
 /// Admin Queue Attributes, 32 bits.
 pub const AQA: u32 = 0x24;
@@ -29,15 +29,15 @@ pub const AQA: u32 = 0x24;
 pub const ASQ: u32 = 0x28;
 /// Admin Completion Queue base address, 64 bits.
 pub const ACQ: u32 = 0x30;
-/// Controller Ready Timeouts, 32 bits (where CAP.CRMS is not 0).
+/// Controller Ready Timeouts, 32 bits (if CAP.CRMS is not 0).
 pub const CRTO: u32 = 0x68;
 /// First doorbell: the admin submission queue's tail.
 pub const DOORBELLS: u32 = 0x1000;
 
-/// What every register reads as when the function is gone from the bus.
+/// Value of every register of an absent function.
 pub const ALL_ONES: u32 = 0xffff_ffff;
 
-/// Offset in bytes of a doorbell from BAR0: `1000h + (2 * qid + is_cq) * (4 << dstrd)`.
+/// Returns the offset in bytes of a doorbell from BAR0: `1000h + (2 * qid + is_cq) * (4 << dstrd)`.
 #[must_use]
 pub const fn doorbell_offset(qid: QueueId, is_cq: bool, dstrd: u8) -> u32 {
     DOORBELLS + (2 * qid.0 as u32 + is_cq as u32) * (4 << dstrd)
@@ -131,7 +131,7 @@ register_fields!(Csts(u32) {
 });
 
 impl Csts {
-    /// All ones: no function answers at this address any more.
+    /// Returns whether all bits are set: no function answers at this address any more.
     #[must_use]
     pub const fn is_gone(self) -> bool {
         self.0 == ALL_ONES
@@ -143,7 +143,7 @@ impl Csts {
 pub struct Crto(pub u32);
 
 register_fields!(Crto(u32) {
-    /// How long a controller with its media may take, in units of 500 milliseconds.
+    /// Timeout of a controller that becomes ready with media, in units of 500 milliseconds.
     crwmt_500ms / with_crwmt_500ms: u16 = 0, 16;
 });
 

@@ -5,9 +5,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 open_enum! {
     /// SGL descriptor type (bits 7:4 of the last byte).
     SglKind: u8 {
-        /// A run of data.
+        /// A contiguous range of data.
         DATA_BLOCK = 0,
-        /// Data to be thrown away (reads) or skipped.
+        /// Data to discard (reads) or skip.
         BIT_BUCKET = 1,
         /// The next segment of descriptors; more follow after it.
         SEGMENT = 2,
@@ -39,43 +39,43 @@ pub struct SglDescriptor {
 const _: () = assert!(size_of::<SglDescriptor>() == 16);
 
 impl SglDescriptor {
-    /// A descriptor of `kind` with subtype 0.
+    /// Creates a descriptor of `kind` with subtype 0.
     #[must_use]
     pub const fn new(kind: SglKind, address: u64, length: u32) -> Self {
         Self { address, length, reserved: [0; 3], identifier: kind.0 << 4 }
     }
 
-    /// `length` bytes of data at `address`.
+    /// Describes `length` bytes of data at `address`.
     #[must_use]
     pub const fn data_block(address: u64, length: u32) -> Self {
         Self::new(SglKind::DATA_BLOCK, address, length)
     }
 
-    /// `length` bytes of data to be discarded.
+    /// Describes `length` bytes of data to discard.
     #[must_use]
     pub const fn bit_bucket(length: u32) -> Self {
         Self::new(SglKind::BIT_BUCKET, 0, length)
     }
 
-    /// A segment of `length` bytes of descriptors, whose last one is again a segment.
+    /// Describes a segment of `length` bytes of descriptors, whose last one is again a segment.
     #[must_use]
     pub const fn segment(address: u64, length: u32) -> Self {
         Self::new(SglKind::SEGMENT, address, length)
     }
 
-    /// The last segment: `length` bytes of data descriptors.
+    /// Describes the last segment: `length` bytes of data descriptors.
     #[must_use]
     pub const fn last_segment(address: u64, length: u32) -> Self {
         Self::new(SglKind::LAST_SEGMENT, address, length)
     }
 
-    /// The type.
+    /// Returns the type.
     #[must_use]
     pub const fn kind(&self) -> SglKind {
         SglKind(self.identifier >> 4)
     }
 
-    /// The subtype: 0 = address.
+    /// Returns the subtype: 0 = address.
     #[must_use]
     pub const fn subtype(&self) -> u8 {
         self.identifier & 0xf

@@ -7,7 +7,7 @@ use crate::{
     sgl::SglDescriptor,
 };
 
-/// DPTR: two PRP entries or one SGL descriptor, told apart by [`Sqe::psdt`].
+/// DPTR: two PRP entries or one SGL descriptor, depending on [`Sqe::psdt`].
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -22,19 +22,19 @@ pub struct DataPointer {
 const _: () = assert!(size_of::<DataPointer>() == 16);
 
 impl DataPointer {
-    /// Two PRP entries.
+    /// Creates a data pointer of two PRP entries.
     #[must_use]
     pub const fn from_prps(prp1: u64, prp2: u64) -> Self {
         Self { prp1, prp2 }
     }
 
-    /// One SGL descriptor.
+    /// Creates a data pointer of one SGL descriptor.
     #[must_use]
     pub fn from_sgl(descriptor: SglDescriptor) -> Self {
         zerocopy::transmute!(descriptor)
     }
 
-    /// The same bytes as an SGL descriptor.
+    /// Reinterprets the bytes as an SGL descriptor.
     #[must_use]
     pub fn as_sgl(self) -> SglDescriptor {
         zerocopy::transmute!(self)
@@ -59,7 +59,7 @@ open_enum! {
 )]
 #[repr(C, align(64))]
 pub struct Sqe {
-    /// Opcode; which set it belongs to depends on the queue.
+    /// Opcode; its command set depends on the queue.
     pub opcode: u8,
     /// FUSE in bits 1:0, PSDT in bits 7:6.
     pub flags: u8,
@@ -92,51 +92,51 @@ pub struct Sqe {
 const _: () = assert!(size_of::<Sqe>() == 64);
 
 impl Sqe {
-    /// An entry with everything else zero.
+    /// Creates an entry with all other fields zero.
     #[must_use]
     pub fn new(opcode: u8, cid: Cid, nsid: Nsid) -> Self {
         Self { opcode, cid: cid.0, nsid: nsid.0, ..Self::default() }
     }
 
-    /// The command identifier.
+    /// Returns the command identifier.
     #[must_use]
     pub const fn cid(&self) -> Cid {
         Cid(self.cid)
     }
 
-    /// The namespace identifier.
+    /// Returns the namespace identifier.
     #[must_use]
     pub const fn nsid(&self) -> Nsid {
         Nsid(self.nsid)
     }
 
-    /// How the data pointer is to be read.
+    /// Returns the interpretation of the data pointer.
     #[must_use]
     pub const fn psdt(&self) -> Psdt {
         Psdt(self.flags >> 6)
     }
 
-    /// Fused operation: 0 = none.
+    /// Returns the fused operation: 0 = none.
     #[must_use]
     pub const fn fuse(&self) -> u8 {
         self.flags & 3
     }
 
-    /// This entry with PSDT replaced.
+    /// Returns this entry with PSDT replaced.
     #[must_use]
     pub const fn with_psdt(mut self, psdt: Psdt) -> Self {
         self.flags = (self.flags & 0x3f) | psdt.0 << 6;
         self
     }
 
-    /// This entry with two PRP entries for its data.
+    /// Returns this entry with two PRP entries for its data.
     #[must_use]
     pub const fn with_prps(mut self, prp1: u64, prp2: u64) -> Self {
         self.dptr = DataPointer::from_prps(prp1, prp2);
         self.with_psdt(Psdt::PRP)
     }
 
-    /// This entry with an SGL descriptor for its data.
+    /// Returns this entry with an SGL descriptor for its data.
     #[must_use]
     pub fn with_sgl(mut self, descriptor: SglDescriptor) -> Self {
         self.dptr = DataPointer::from_sgl(descriptor);

@@ -11,38 +11,38 @@ const DNR: u16 = 1 << 14;
 const CODE: u16 = 0x7ff;
 
 impl Status {
-    /// A status of type `sct` and code `sc`.
+    /// Creates a status of type `sct` and code `sc`.
     #[must_use]
     pub const fn new(sct: u8, sc: u8) -> Self {
         Self((sct as u16) << 8 | sc as u16)
     }
 
-    /// Status code type.
+    /// Returns the status code type.
     #[must_use]
     pub const fn sct(self) -> u8 {
         (self.0 >> 8) as u8 & 7
     }
 
-    /// Status code.
+    /// Returns the status code.
     #[must_use]
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }
 
-    /// Do Not Retry.
+    /// Returns the Do Not Retry bit.
     #[must_use]
     pub const fn dnr(self) -> bool {
         self.0 & DNR != 0
     }
 
-    /// Command Retry Delay: which of the controller's delay times to wait (1 to 3), or 0.
+    /// Returns the Command Retry Delay: the number of the delay time to wait (1 to 3), or 0.
     #[must_use]
     pub const fn crd(self) -> u8 {
         (self.0 >> 11) as u8 & 3
     }
 
-    /// Whether sending the same command again may help: it failed, Do Not Retry is not set, and it
-    /// was not the host who ended it.
+    /// Returns whether a retry of the same command may help: it failed, Do Not Retry is clear, and
+    /// the host did not abort it.
     #[must_use]
     pub const fn may_retry(self) -> bool {
         let code = self.code().0;
@@ -50,25 +50,25 @@ impl Status {
         !self.is_success() && !self.dnr() && !ended
     }
 
-    /// More: the error log has more about it.
+    /// Returns the More bit: the error log has more details.
     #[must_use]
     pub const fn more(self) -> bool {
         self.0 & 1 << 13 != 0
     }
 
-    /// This status with Do Not Retry set.
+    /// Returns this status with Do Not Retry set.
     #[must_use]
     pub const fn with_dnr(self) -> Self {
         Self(self.0 | DNR)
     }
 
-    /// Type and code alone, for comparing.
+    /// Returns only type and code, for comparisons.
     #[must_use]
     pub const fn code(self) -> Self {
         Self(self.0 & CODE)
     }
 
-    /// Whether the command succeeded; retry hints do not count.
+    /// Returns whether the command succeeded, ignoring retry hints.
     #[must_use]
     pub const fn is_success(self) -> bool {
         self.0 & CODE == 0
@@ -83,7 +83,7 @@ macro_rules! statuses {
                 pub const $name: Self = Self::new($sct, $sc);
             )*
 
-            /// The specification's name of the code, if it is known.
+            /// Returns the specification's name of the code, if it is known.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.code() {

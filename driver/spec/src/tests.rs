@@ -1,4 +1,4 @@
-//! Round trips of every dword view, and unknown values.
+//! Round trips of every dword view, and of unknown values.
 extern crate std;
 use std::format;
 
