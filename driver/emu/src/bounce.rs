@@ -1,7 +1,7 @@
-//! Memory between the media and a GPU: the bytes that a copy engine copies from and to.
+//! Bounce buffers between the media and a GPU, in memory that a copy engine can copy.
 //!
-//! Media move bytes with the CPU or with io_uring and cannot address a GPU's memory. What a command
-//! has there goes through memory of this process that the GPU's engine copies fast: reads medium ->
+//! Media move bytes with the CPU or with io_uring and cannot address GPU memory. Data of a command
+//! there goes through memory of this process that the GPU's engine copies fast: reads medium ->
 //! bounce -> GPU, writes GPU -> bounce -> medium (`media/gpu_copies.rs`).
 #![allow(unsafe_code, reason = "addresses that cross threads; nothing is dereferenced here")]
 
@@ -16,11 +16,11 @@ use nvme_driver::{CopyEngine, CopyError, ExternalMemory};
 
 use crate::memory::{page_bytes, page_ceil};
 
-/// Bytes that all controllers of a domain have under way together, at most: what 50 GB/s move in
-/// a millisecond. A single transfer that is longer has memory of its own.
+/// Bytes of bounce buffers in use by all controllers of a domain, at most: 1 ms of data at 50 GB/s.
+/// A single longer transfer gets its own memory.
 pub(crate) const POOL_BYTES: usize = 64 << 20;
 
-/// What copies to and from a GPU's memory in one address space.
+/// Access to a GPU's memory in one address space.
 #[derive(Debug, Clone)]
 pub(crate) struct Copies {
     pub(crate) engine: Arc<dyn CopyEngine>,
@@ -34,7 +34,7 @@ impl Copies {
     }
 }
 
-/// One piece of the engine's memory, cut up first fit. Asked for with the first transfer.
+/// One allocation of the engine, divided first fit. Allocated by the first transfer.
 pub(crate) struct BouncePool {
     engine: Arc<dyn CopyEngine>,
     state: Mutex<State>,
@@ -43,11 +43,11 @@ pub(crate) struct BouncePool {
 #[derive(Default)]
 struct State {
     memory: Option<EngineMemory>,
-    /// Free ranges: offset -> length. No two are neighbours.
+    /// Free ranges: offset -> length. No two are adjacent.
     free: BTreeMap<usize, usize>,
 }
 
-/// Memory of a copy engine, as an address and what keeps it.
+/// Memory of a copy engine: its address and its owner.
 struct EngineMemory {
     host: NonNull<u8>,
     _memory: ExternalMemory,
@@ -59,7 +59,7 @@ unsafe impl Send for EngineMemory {}
 unsafe impl Sync for EngineMemory {}
 
 impl BouncePool {
-    /// Memory for `len` bytes, in whole pages; `None` when others have to give theirs back first.
+    /// Takes `len` bytes, in whole pages; `None` if other users must return theirs first.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<Option<Bounce>, CopyError> {
         let too_long = || CopyError { cause: format!("{len} bytes are no length of memory") };
         let len = page_ceil(len).ok_or_else(too_long)?;
@@ -96,7 +96,7 @@ impl BouncePool {
             );
             return Err(CopyError { cause });
         };
-        // SAFETY: the parts are what the engine vouched for.
+        // SAFETY: these are the parts of memory that the engine vouched for.
         let memory = unsafe { ExternalMemory::new(Some(host), device, found, owner) };
         Ok(EngineMemory { host, _memory: memory })
     }
@@ -128,7 +128,7 @@ impl fmt::Debug for BouncePool {
     }
 }
 
-/// Bytes of a copy engine's memory, given back when dropped.
+/// A range of a copy engine's memory, returned on drop.
 pub(crate) struct Bounce {
     host: NonNull<u8>,
     len: usize,
@@ -140,18 +140,18 @@ enum Origin {
     Own { _memory: EngineMemory },
 }
 
-// SAFETY: an address and what keeps the memory, which is Send and Sync.
+// SAFETY: an address and the owner of the memory, which is Send and Sync.
 unsafe impl Send for Bounce {}
 // SAFETY: as above.
 unsafe impl Sync for Bounce {}
 
 impl Bounce {
-    /// First byte, page aligned.
+    /// Returns the first byte, page aligned.
     pub(crate) fn host(&self) -> NonNull<u8> {
         self.host
     }
 
-    /// Length in bytes, whole pages.
+    /// Returns the length in bytes, a multiple of the page size.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::memory::HostMap;
 
-    /// Memory, and no copies.
+    /// A copy engine that has memory but copies nothing.
     #[derive(Debug)]
     struct Memory;
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// No two users share a byte, and all that was taken can be taken again.
+        /// No two users share a byte, and all bytes can be taken again after use.
         #[test]
         fn each_byte_has_one_user(ops in prop::collection::vec((any::<bool>(), 1usize..9), 1..80)) {
             let copies = Copies::new(Arc::new(Memory));
@@ -205,7 +205,7 @@ mod tests {
                     held.swap_remove(size % held.len());
                     continue;
                 }
-                // Eighths of the pool, a little less than whole.
+                // Eighths of the pool, slightly less than whole.
                 let len = size * (POOL_BYTES / 8) - 100;
                 let taken = copies.pool.take(len).unwrap();
                 let used: usize = held.iter().map(Bounce::len).sum();

@@ -1,4 +1,4 @@
-//! The software controller as the driver sees it.
+//! The software controller from the driver's view.
 
 use std::{fmt, sync::Arc};
 
@@ -8,8 +8,8 @@ use crate::emu::Emu;
 
 /// A [`Bus`] with a software controller on it.
 ///
-/// An unplugged controller reads as all ones, as a function behind a dead PCIe link does: the bus
-/// does not know better than real ones, so that drivers have to notice themselves.
+/// An unplugged controller reads as all ones, like a function behind a dead PCIe link: the bus
+/// knows no more than a real one, so drivers must detect the removal themselves.
 pub struct EmuBus {
     emu: Arc<Emu>,
     dma: Arc<dyn DmaSpace>,
@@ -21,7 +21,7 @@ impl EmuBus {
         Self { emu, dma }
     }
 
-    /// The controller.
+    /// Returns the controller.
     #[must_use]
     pub fn emu(&self) -> &Arc<Emu> {
         &self.emu

@@ -1,60 +1,59 @@
-//! What a software controller is: its identity, its limits and its namespaces.
+//! Configuration of a software controller: its identity, its limits and its namespaces.
 
 use nvme_driver::Nanos;
 
 use crate::{fault::FaultPlan, media::Media, power::PowerSwitch};
 
-/// Which SGLs the controller takes (SGLS bits 1:0 of the identify data).
+/// SGL support of the controller (SGLS bits 1:0 of the identify data).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SglSupport {
-    /// None: PRPs only.
+    /// PRPs only.
     None,
-    /// Any address and length.
+    /// SGLs of any address and length.
     #[default]
     Byte,
-    /// Multiples of four bytes only.
+    /// SGLs whose addresses and lengths are multiples of four bytes.
     Dword,
 }
 
-/// One namespace; its identifier is its place in the list, counted from 1.
+/// One namespace; its identifier is its position in the list, counted from 1.
 #[derive(Debug)]
 pub struct NamespaceConfig {
-    /// Where the bytes live.
+    /// Storage of the bytes.
     pub media: Box<dyn Media>,
     /// Bytes of a logical block: 512 or 4096.
     pub lba_bytes: u32,
-    /// Bytes that deallocations should be multiples of, in place and length (NPDG, NPDA); `None`:
-    /// it does not say.
+    /// Granularity and alignment of deallocations in bytes (NPDG, NPDA); `None`: not reported.
     pub deallocate_bytes: Option<u32>,
 }
 
-/// Flexible Data Placement: one reclaim group, whose reclaim unit handles all namespaces can use.
-/// What a write names is in [`MediaOp::placement`](crate::MediaOp::placement).
+/// Flexible Data Placement with one reclaim group, whose reclaim unit handles are available to all
+/// namespaces. [`MediaOp::placement`](crate::MediaOp::placement) has the handle of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementConfig {
-    /// Placement handles, up to 127.
+    /// Number of placement handles, up to 127.
     pub handles: u16,
     /// Bytes of a reclaim unit.
     pub reclaim_unit_bytes: u64,
 }
 
 impl NamespaceConfig {
-    /// A namespace as large as `media`.
+    /// Creates a namespace as large as `media`.
     #[must_use]
     pub fn new(media: impl Media + 'static, lba_bytes: u32) -> Self {
         Self { media: Box::new(media), lba_bytes, deallocate_bytes: None }
     }
 
-    /// Whole blocks the medium holds.
+    /// Returns the number of whole blocks on the medium.
     fn lbas(&self) -> u64 {
         self.media.capacity_bytes() / u64::from(self.lba_bytes.max(1))
     }
 }
 
-/// A controller. The default is a good modern drive without namespaces.
+/// Configuration of a controller. The default is a good modern drive without namespaces.
 #[derive(Debug)]
 pub struct EmuConfig {
-    /// What people call it: `emu0`.
+    /// Display name, such as `emu0`.
     pub id: String,
     /// Serial number, up to 20 characters of ASCII.
     pub serial: String,
@@ -64,36 +63,36 @@ pub struct EmuConfig {
     pub firmware: String,
     /// Namespaces 1, 2, ...
     pub namespaces: Vec<NamespaceConfig>,
-    /// I/O queue pairs it grants at most.
+    /// Largest number of I/O queue pairs granted.
     pub io_queues_max: u16,
-    /// Entries a queue may have at most. A count: CAP.MQES holds one less.
+    /// Largest queue depth. A count: CAP.MQES holds one less.
     pub mqes: u16,
-    /// Bytes one command may move, a power of two from 8192 on (MDTS cannot express one page: 0
-    /// means no limit); `None`: no limit.
+    /// Largest transfer of one command in bytes, a power of two of at least 8192 (MDTS cannot
+    /// express one page: 0 means no limit); `None`: no limit.
     pub mdts_bytes: Option<u32>,
-    /// Which SGLs it takes.
+    /// SGL support.
     pub sgl: SglSupport,
-    /// Whether SGLs may have bit bucket descriptors.
+    /// Set if SGLs may have bit bucket descriptors.
     pub bit_bucket: bool,
-    /// Whether it says that it has a volatile write cache.
+    /// Set if a volatile write cache is reported.
     pub vwc: bool,
     /// Doorbells are `4 << dstrd` bytes apart.
     pub dstrd: u8,
-    /// Interrupt vectors.
+    /// Number of interrupt vectors.
     pub vectors: u16,
-    /// CAP.TO: how long enabling may take, rounded up to 500 ms.
+    /// CAP.TO: time limit for enabling, rounded up to 500 ms.
     pub ready_timeout: Nanos,
-    /// CAP.NSSRS: whether the host can reset the whole subsystem.
+    /// CAP.NSSRS: set if the host can reset the whole subsystem.
     pub subsystem_reset: bool,
     /// PCI vendor and device, as its bus reports them.
     pub pci_id: Option<(u16, u16)>,
-    /// CAP.CQR: whether queues have to be contiguous.
+    /// CAP.CQR: set if queues must be contiguous.
     pub contiguous_queues: bool,
-    /// Flexible Data Placement, if it has that.
+    /// Flexible Data Placement, if supported.
     pub placement: Option<PlacementConfig>,
-    /// What is wrong with it.
+    /// Faults to inject.
     pub faults: FaultPlan,
-    /// Its power, where a test cuts that; one switch may be that of several controllers.
+    /// Power switch, for tests that cut the power; several controllers may share one.
     pub power: Option<PowerSwitch>,
 }
 
@@ -125,7 +124,7 @@ impl Default for EmuConfig {
 }
 
 impl EmuConfig {
-    /// The default drive called `id`.
+    /// Creates the default drive called `id`.
     #[must_use]
     pub fn new(id: impl Into<String>) -> Self {
         let id = id.into();
@@ -139,16 +138,16 @@ impl EmuConfig {
         self
     }
 
-    /// With these faults.
+    /// Sets the fault plan.
     #[must_use]
     pub fn faults(self, faults: FaultPlan) -> Self {
         Self { faults, ..self }
     }
 
-    /// Checks that such a controller can exist.
+    /// Checks that the configuration is valid.
     ///
     /// # Errors
-    /// [`ConfigError`], the first thing that is wrong.
+    /// Returns [`ConfigError`] for the first invalid value.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let bad = |field: &'static str, found: String, rule: &'static str| {
             Err(ConfigError::Field { id: self.id.clone(), field, found, rule })
@@ -221,7 +220,7 @@ impl EmuConfig {
     }
 }
 
-/// No such controller can exist.
+/// Reasons for which a configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -230,23 +229,23 @@ pub enum ConfigError {
     Field {
         /// The controller.
         id: String,
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         found: String,
-        /// What it could be.
+        /// The rule it violates.
         rule: &'static str,
     },
-    /// A namespace cannot be.
+    /// A namespace is invalid.
     #[error("{id}: namespace {nsid} has {found}; {rule}")]
     Namespace {
         /// The controller.
         id: String,
-        /// Which namespace.
+        /// Its position in the list.
         nsid: usize,
-        /// What is wrong.
+        /// The problem.
         found: String,
-        /// What to do.
+        /// The rule it violates.
         rule: &'static str,
     },
 }

@@ -1,19 +1,19 @@
 //! The controller protocol: registers, admin commands, I/O queues, PRP and SGL walkers.
 //!
 //! [`Controller::step`] polls the media and the doorbells, executes delayed commands, fetches new
-//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched;
-//! only what media, delays or events hold back lives in a slab until later.
-//! Each part of the protocol is a file with an `impl Controller` of its own.
+//! ones in round-robin order, and signals interrupts. A command is executed when it is fetched; it
+//! is stored in a slab only while it waits for media, a delay or an event. Each part of the
+//! protocol is a file with its own `impl Controller`.
 //!
 //! # Not implemented
 //!
-//! Compare, Verify, Write Uncorrectable and fused commands; metadata; weighted round robin; NVM
-//! Subsystem Reset. Interrupts are signalled once per queue and step instead of being coalesced by
-//! time. Abort stops what has not begun, and nothing that a medium works on or a GPU copies.
+//! Compare, Verify, Write Uncorrectable and fused commands; metadata; weighted round robin.
+//! Interrupts are signalled once per queue and step instead of being coalesced by time. Abort stops
+//! only commands that have not begun, not those in progress on a medium or a GPU.
 //!
 //! # Sources
 //!
-//! Checks name the section of the NVMe Base Specification 2.1 that asks for them, or of the NVM
+//! Checks cite the section of the NVMe Base Specification 2.1 that requires them, or of the NVM
 //! Command Set Specification 1.1 as "NVM".
 
 mod admin;
@@ -59,34 +59,34 @@ pub struct Controller {
     doorbells: Doorbells,
     queues: Queues,
     rules: Rules,
-    /// Bytes one command may move.
+    /// Largest transfer of one command in bytes.
     transfer_bytes_max: u64,
     namespaces: Vec<Namespace>,
-    /// Empty lists whose capacity is used again.
+    /// Empty lists kept for their capacity.
     spare: Vec<SgList>,
     counters: EmuCounters,
-    /// Whether the fault plan has command rules at all.
+    /// Set if the fault plan has command rules.
     faulty: bool,
     faults: FaultEngine,
     commands: Slab,
-    /// Commands that wait for a time, as (time, token), unordered: there are few.
+    /// Delayed commands as (time, token), unordered: there are few.
     delayed: Vec<(Nanos, u64)>,
     /// Tokens of commands whose media operations have all ended.
     finished: Vec<u64>,
     done: Vec<MediaDone>,
     /// Completion queues with an interrupt to signal.
     signals: Vec<u16>,
-    /// Place in the round robin of the submission queues.
+    /// Position in the round robin of the submission queues.
     rr_index: usize,
-    /// Queue identifier checked next for doorbells rung without a queue.
+    /// Next queue identifier to check for doorbells rung without a queue.
     unused_qid: u16,
-    /// Fault of the whole device, applied as soon as no DMA is going on.
+    /// Fault of the whole device, applied once no DMA is in progress.
     pending_fault: Option<DeviceFault>,
 
     // Not on the I/O path.
     domain: Arc<EmuDomain>,
     interrupts: Interrupts,
-    /// Vectors that were signalled while masked.
+    /// Vectors signalled while masked.
     withheld: u32,
     registers: Registers,
     lifecycle: Lifecycle,
@@ -96,7 +96,7 @@ pub struct Controller {
     logs: Logs,
     /// Submission queues being deleted.
     deletions: u32,
-    /// Whether writes have to be on stable media before they complete (no write cache).
+    /// Set if writes must reach stable media before they complete (no write cache).
     write_through: bool,
     placement: Option<PlacementConfig>,
     power: Option<PowerSwitch>,
@@ -153,7 +153,7 @@ impl Controller {
         controller
     }
 
-    /// Reads the 32-bit register at `offset`; 64-bit registers are two of them.
+    /// Reads the 32-bit register at `offset`; a 64-bit register takes two reads.
     pub fn read32(&mut self, offset: u32, now: Nanos) -> u32 {
         self.check_power();
         if !self.lifecycle.answers(now) {
@@ -181,7 +181,7 @@ impl Controller {
             reg::NSSR if value == reg::NSSR_NVME && self.registers.cap.nssrs() == 1 => {
                 self.reset_subsystem(now);
             }
-            // "Interrupt Mask Set" and "Clear": ones act, zeroes do not.
+            // "Interrupt Mask Set" and "Clear": only ones have an effect.
             reg::INTMS => self.registers.masked |= value,
             reg::INTMC => {
                 self.registers.masked &= !value;
@@ -191,7 +191,7 @@ impl Controller {
         }
     }
 
-    /// Does what there is to do at `now`, fetching at most `budget` commands.
+    /// Performs the work due at `now`, fetching at most `budget` commands.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Progress {
         self.check_power();
         let mut work = self.tick(now);
@@ -218,18 +218,18 @@ impl Controller {
         }
     }
 
-    /// Says whether from now on only the calling thread steps the controller.
+    /// Sets whether only the calling thread steps the controller from now on.
     pub(crate) fn set_exclusive(&mut self, exclusive: bool) {
         self.namespaces.iter_mut().for_each(|namespace| namespace.set_exclusive(exclusive));
     }
 
-    /// When the next state change without a host access is due, if that is known.
+    /// Returns the time of the next state change without a host access, if known.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
         let delays = self.delayed.iter().map(|(time, _)| *time);
         let delays = delays.filter(|_| self.lifecycle.serving());
         let media = self.namespaces.iter().filter_map(|namespace| namespace.media_event()).min();
-        // A transition that is due waits for media.
+        // A transition that is due still waits for media.
         let phase = match self.in_flight() {
             0 => self.lifecycle.next_event(),
             _ => self.lifecycle.next_event().max(media).filter(|_| media.is_some()),
@@ -237,12 +237,12 @@ impl Controller {
         delays.chain(media).chain(phase).min()
     }
 
-    /// Operations that media work on, cancelled ones among them.
+    /// Returns the number of operations in flight on media, including cancelled ones.
     fn in_flight(&self) -> usize {
         self.namespaces.iter().map(Namespace::in_flight).sum()
     }
 
-    /// What it has done so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> EmuCounters {
         let mut counters = self.counters;
@@ -253,7 +253,7 @@ impl Controller {
         counters
     }
 
-    /// Replaces what is wrong with it; counting starts anew.
+    /// Replaces the fault plan and restarts its counters.
     pub fn set_faults(&mut self, faults: FaultPlan) {
         self.faulty = !faults.rules.is_empty();
         self.faults = FaultEngine::new(faults);
@@ -268,14 +268,14 @@ impl Controller {
         }
     }
 
-    /// Pulls it out of its slot, and so out of its power.
+    /// Removes the controller from its slot, which also cuts its power.
     pub fn unplug(&mut self) {
         self.lose_power();
         self.lifecycle.gone = true;
     }
 
-    /// Counts a moment of the power switch, if there is one. Whether the power is off: then nothing
-    /// may happen any more, and the controller is gone as soon as no memory is being accessed.
+    /// Counts an event of the power switch, if there is one. Returns whether the power is off: then
+    /// nothing may happen any more, and the controller is gone once no memory is being accessed.
     #[inline]
     fn pass_moment(&mut self) -> bool {
         let off = self.power.as_ref().is_some_and(PowerSwitch::pass_moment);
@@ -285,14 +285,14 @@ impl Controller {
         off
     }
 
-    /// Unplugs it if the power is off.
+    /// Unplugs the controller if the power is off.
     fn check_power(&mut self) {
         if !self.lifecycle.gone && self.power.as_ref().is_some_and(PowerSwitch::is_cut) {
             self.unplug();
         }
     }
 
-    /// SGLS of the identify data.
+    /// Returns SGLS of the identify data.
     fn sgls(&self) -> Sgls {
         let kinds = match self.rules.sgl {
             SglSupport::None => return Sgls(0),

@@ -1,15 +1,14 @@
-//! The software controllers' address space: a software IOMMU.
+//! Address space of the software controllers: a software IOMMU.
 //!
 //! # Lifetimes
 //!
-//! A mapping has two ends. Dropping its last [`DmaMemory`] handle takes the range out of the table,
-//! under the write lock: from then on no new access finds it, and an access that is going on (it
-//! holds the read lock) has ended. The memory itself goes when its last [`SgList`] do: a medium
-//! that works asynchronously holds them, so bytes in flight never land in memory that was given
-//! back. For imported memory "unmapped" in the sense of [`ExternalMemory`] is that second point,
-//! when its owner is dropped.
+//! A mapping ends in two steps. Dropping its last [`DmaMemory`] handle removes the range from the
+//! table, under the write lock: accesses in progress (under the read lock) have then ended, and no
+//! new access finds the range. The memory itself is freed with its last [`SgList`]: an asynchronous
+//! medium holds these, so bytes in flight never land in freed memory. For imported memory,
+//! "unmapped" in the sense of [`ExternalMemory`] is this second step, when its owner is dropped.
 //!
-//! Nothing here touches memory without one of the two, and only the table hands out addresses.
+//! No code here touches memory without one of the two, and only the table hands out addresses.
 #![allow(unsafe_code, reason = "reads and writes memory by address, on a device's behalf")]
 
 use std::{
@@ -33,14 +32,14 @@ use crate::{
 
 pub use crate::sg_list::{SgEntry, SgList};
 
-/// First address given out: above 4 GiB, so that a dropped upper half shows.
+/// First address allocated: above 4 GiB, so that a truncated upper half is noticed.
 const IOVA_FIRST: u64 = 0x1_0000_0000;
-/// End of the addresses given out (64 TiB), below where Linux puts programs and mappings on x86-64:
-/// a host address used as an I/O address by mistake is never a mapped one.
+/// End of allocated addresses (64 TiB), below the addresses that Linux gives to programs and
+/// mappings on x86-64: a host address used as an I/O address by mistake is never mapped.
 const IOVA_END: u64 = 0x4000_0000_0000;
-/// Unmapped bytes after each mapping, at least.
+/// Minimum of unmapped bytes after each mapping.
 const GUARD_BYTES: u64 = 1 << 16;
-/// Mappings start at multiples of this, as large pages of a real IOMMU would make them.
+/// Alignment of mappings, like that of large pages in a real IOMMU.
 const ALIGN_BYTES: u64 = 1 << 16;
 
 /// The software IOMMU; several controllers may share one.
@@ -49,11 +48,11 @@ pub struct EmuDomain {
     this: Weak<EmuDomain>,
     table: RwLock<Table>,
     refusals: Mutex<Refusals>,
-    /// What reaches a GPU's memory, if anything does.
+    /// Access to GPU memory, if supported.
     copies: Option<Copies>,
 }
 
-/// Mapped ranges, ascending: addresses only ever grow, so a new one goes to the end.
+/// Mapped ranges, ascending: addresses only grow, so a new range is appended.
 struct Table {
     regions: Vec<Region>,
     next: u64,
@@ -66,15 +65,15 @@ struct Region {
 }
 
 impl EmuDomain {
-    /// An empty address space.
+    /// Creates an empty address space.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Arc<Self> {
         Self::make(name.into(), None)
     }
 
-    /// An empty address space where also memory can be mapped that only a GPU addresses. Data of
-    /// reads and writes gets there and back by `engine`'s copies; queues, PRP lists, SGL segments
-    /// and data of admin commands there are refused ([`DmaFaultKind::DeviceOnly`]).
+    /// Creates an empty address space that can also map memory which only a GPU can address.
+    /// `engine` copies the data of reads and writes there. Queues, PRP lists, SGL segments and data
+    /// of admin commands in such memory are refused ([`DmaFaultKind::DeviceOnly`]).
     #[must_use]
     pub fn with_copies(name: impl Into<String>, engine: Arc<dyn CopyEngine>) -> Arc<Self> {
         Self::make(name.into(), Some(Copies::new(engine)))
@@ -94,8 +93,8 @@ impl EmuDomain {
         self.copies.as_ref()
     }
 
-    /// The right to touch mapped memory. Nothing is unmapped while it lives, so take one per
-    /// command or per batch, never two in one thread, and drop it before waiting for anything.
+    /// Locks the table for access to mapped memory. Nothing is unmapped while the guard lives, so
+    /// take one per command or per batch, never two in one thread, and drop it before waiting.
     #[must_use]
     #[inline]
     pub fn access(&self) -> DmaAccess<'_> {
@@ -103,13 +102,13 @@ impl EmuDomain {
         DmaAccess { domain: self, table, last: Cell::new(0) }
     }
 
-    /// Accesses refused so far.
+    /// Returns the number of refused accesses.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refusals().total
     }
 
-    /// Ranges mapped now.
+    /// Returns the currently mapped ranges.
     #[must_use]
     pub fn mapped(&self) -> Vec<IovaRange> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +140,7 @@ impl EmuDomain {
             Ok(index) => Some(table.regions.remove(index)),
             Err(_) => None,
         };
-        // The memory (and an owner's arbitrary drop code) must not go under the lock.
+        // The memory (and an owner's arbitrary drop code) must not be dropped under the lock.
         drop(table);
         drop(region);
     }
@@ -197,7 +196,7 @@ impl DmaSpace for EmuDomain {
 
     fn import(&self, memory: ExternalMemory) -> Result<Arc<dyn DmaMemory>, DmaError> {
         let (host, device, len, owner) = memory.into_parts();
-        // The CPU's address first: a copy by the CPU needs no engine and no wait.
+        // Prefer the CPU's address: a copy by the CPU needs neither an engine nor a wait.
         let (side, address) = match (host, device) {
             (Some(host), _) => (Side::Host(host), host.as_ptr().expose_provenance() as u64),
             (None, Some(device)) if self.copies.is_some() => (Side::Device(device), device.0),
@@ -212,7 +211,7 @@ impl DmaSpace for EmuDomain {
     }
 }
 
-/// A mapping as its user holds it.
+/// A mapping as held by its user.
 struct EmuMemory {
     domain: Arc<EmuDomain>,
     host: Option<NonNull<u8>>,
@@ -228,8 +227,8 @@ unsafe impl Send for EmuMemory {}
 unsafe impl Sync for EmuMemory {}
 
 // SAFETY: all fields are fixed at construction; `_backing` keeps the bytes allocated, and the table
-// entry stays until the drop below; this crate makes no references into mapped memory, and
-// importers promised the same.
+// entry stays until the drop below; this crate creates no references into mapped memory, and
+// importers promise the same.
 unsafe impl DmaMemory for EmuMemory {
     fn len(&self) -> usize {
         self.len
@@ -258,14 +257,14 @@ impl fmt::Debug for EmuMemory {
     }
 }
 
-/// The right to touch mapped memory; see [`EmuDomain::access`].
+/// Guard for access to mapped memory; see [`EmuDomain::access`].
 ///
-/// Every method refuses ranges that are not wholly inside one mapping. A refusal is counted and,
+/// Every method refuses ranges that are not entirely inside one mapping. A refusal is counted and,
 /// at a bounded rate, logged.
 pub struct DmaAccess<'a> {
     domain: &'a EmuDomain,
     table: RwLockReadGuard<'a, Table>,
-    /// Index of the region found last: consecutive accesses are mostly to one region.
+    /// Index of the region found last: consecutive accesses mostly hit the same region.
     last: Cell<usize>,
 }
 
@@ -279,7 +278,7 @@ impl DmaAccess<'_> {
     /// Copies from mapped memory.
     ///
     /// # Errors
-    /// [`DmaFault`] when the range is not mapped; nothing was copied.
+    /// Returns [`DmaFault`], without copying, if the range is not mapped.
     #[inline]
     pub fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), DmaFault> {
         let from = self.host(iova, to.len())?;
@@ -292,7 +291,7 @@ impl DmaAccess<'_> {
     /// Copies into mapped memory.
     ///
     /// # Errors
-    /// [`DmaFault`] when the range is not mapped; nothing was copied.
+    /// Returns [`DmaFault`], without copying, if the range is not mapped.
     #[inline]
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), DmaFault> {
         let to = self.host(iova, from.len())?;
@@ -304,7 +303,7 @@ impl DmaAccess<'_> {
     /// Sets mapped memory to `byte`.
     ///
     /// # Errors
-    /// [`DmaFault`] when the range is not mapped; nothing was written.
+    /// Returns [`DmaFault`], without writing, if the range is not mapped.
     pub fn fill(&self, iova: Iova, byte: u8, len: usize) -> Result<(), DmaFault> {
         let to = self.host(iova, len)?;
         // SAFETY: as in `read`.
@@ -312,20 +311,20 @@ impl DmaAccess<'_> {
         Ok(())
     }
 
-    /// A little-endian dword.
+    /// Reads a little-endian dword.
     ///
     /// # Errors
-    /// [`DmaFault`] when it is not mapped.
+    /// Returns [`DmaFault`] if it is not mapped.
     pub fn read_u32(&self, iova: Iova) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.read(iova, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// A little-endian quadword.
+    /// Reads a little-endian quadword.
     ///
     /// # Errors
-    /// [`DmaFault`] when it is not mapped.
+    /// Returns [`DmaFault`] if it is not mapped.
     pub fn read_u64(&self, iova: Iova) -> Result<u64, DmaFault> {
         let mut bytes = [0; 8];
         self.read(iova, &mut bytes)?;
@@ -335,15 +334,15 @@ impl DmaAccess<'_> {
     /// Stores a little-endian dword.
     ///
     /// # Errors
-    /// [`DmaFault`] when it is not mapped.
+    /// Returns [`DmaFault`] if it is not mapped.
     pub fn write_u32(&self, iova: Iova, value: u32) -> Result<(), DmaFault> {
         self.write(iova, &value.to_le_bytes())
     }
 
-    /// Loads an aligned dword; nothing after it is done before it.
+    /// Loads an aligned dword; later accesses are not reordered before it.
     ///
     /// # Errors
-    /// [`DmaFault`] when it is not mapped or not aligned.
+    /// Returns [`DmaFault`] if it is not mapped or not aligned.
     #[inline]
     pub fn load_acquire32(&self, iova: Iova) -> Result<u32, DmaFault> {
         let dword = self.dword(iova)?;
@@ -351,11 +350,11 @@ impl DmaAccess<'_> {
         Ok(u32::from_le(unsafe { mmio::load_acquire32(dword) }))
     }
 
-    /// Stores an aligned dword after everything before it: the dword of a completion entry that
-    /// holds the phase goes last, and by this.
+    /// Stores an aligned dword; earlier accesses are not reordered after it. This is how the dword
+    /// with the phase of a completion entry is stored, last.
     ///
     /// # Errors
-    /// [`DmaFault`] when it is not mapped or not aligned.
+    /// Returns [`DmaFault`] if it is not mapped or not aligned.
     #[inline]
     pub fn store_release32(&self, iova: Iova, value: u32) -> Result<(), DmaFault> {
         let dword = self.dword(iova)?;
@@ -364,21 +363,21 @@ impl DmaAccess<'_> {
         Ok(())
     }
 
-    /// Where `len` bytes at `iova` are, after checking that they are mapped. For many ranges of one
-    /// command, [`DmaAccess::push`] is the way.
+    /// Checks that `len` bytes at `iova` are mapped and returns their address. For many ranges of
+    /// one command, use [`DmaAccess::push`].
     ///
     /// # Errors
-    /// [`DmaFault`] when the range is not mapped.
+    /// Returns [`DmaFault`] if the range is not mapped.
     pub fn resolve(&self, iova: Iova, len: usize) -> Result<SgEntry, DmaFault> {
         let host = self.host(iova, len)?;
         Ok(SgEntry { host: Some(host), len })
     }
 
-    /// Appends `len` bytes at `iova` to `sg_list` and keeps their memory alive with it. Ranges that
-    /// follow each other become one entry. The only access that a GPU's memory allows too.
+    /// Appends `len` bytes at `iova` to `sg_list`, which keeps their memory alive. Merges
+    /// consecutive ranges into one entry. This is the only access that also works for GPU memory.
     ///
     /// # Errors
-    /// [`DmaFault`] when the range is not mapped; `sg_list` is as before.
+    /// Returns [`DmaFault`], without changing `sg_list`, if the range is not mapped.
     #[inline]
     pub fn push(&self, sg_list: &mut SgList, iova: Iova, len: usize) -> Result<(), DmaFault> {
         let (backing, offset) = self.find(iova, len)?;
@@ -401,7 +400,7 @@ impl DmaAccess<'_> {
         Ok(host.cast())
     }
 
-    /// Where in this process `len` bytes at `iova` are.
+    /// Returns the address in this process of `len` bytes at `iova`.
     #[inline]
     fn host(&self, iova: Iova, len: usize) -> Result<NonNull<u8>, DmaFault> {
         let (backing, offset) = self.find(iova, len)?;
@@ -412,7 +411,7 @@ impl DmaAccess<'_> {
         }
     }
 
-    /// The mapping that `len` bytes at `iova` are in, and where in it.
+    /// Returns the mapping that contains `len` bytes at `iova`, and the offset in it.
     #[inline]
     fn find(&self, iova: Iova, len: usize) -> Result<(&Arc<Backing>, usize), DmaFault> {
         let regions = &self.table.regions;
@@ -436,33 +435,33 @@ impl DmaAccess<'_> {
     }
 }
 
-/// An access that the domain refused.
+/// A refused access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("DMA of {len} bytes at {iova} refused: {kind}")]
 pub struct DmaFault {
-    /// First byte asked for.
+    /// First byte requested.
     pub iova: Iova,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub len: usize,
-    /// Why.
+    /// The cause.
     pub kind: DmaFaultKind,
 }
 
-/// Why an access was refused.
+/// Reasons for which an access is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaFaultKind {
     /// The first byte is not mapped.
     #[error("the address is not mapped")]
     Unmapped,
-    /// The range starts in a mapping and ends behind it.
+    /// The range starts in a mapping and ends past it.
     #[error("the range ends past the mapping it starts in")]
     PastEnd,
-    /// A dword access to an address that is no multiple of 4.
+    /// A dword access is not aligned to 4.
     #[error("the address is not a multiple of 4")]
     Misaligned,
-    /// The memory is a GPU's. Only data of reads and writes gets there, by the GPU's copies;
-    /// queues, descriptors and data of other commands need an address in this process.
+    /// The memory is on a GPU. Only data of reads and writes is copied there; queues, descriptors
+    /// and data of other commands need memory mapped in this process.
     #[error(
         "only a GPU addresses the memory, and only data of reads and writes is copied there; keep \
          queues, PRP lists, SGL segments and admin data in memory that this process reaches"
@@ -470,7 +469,7 @@ pub enum DmaFaultKind {
     DeviceOnly,
 }
 
-/// Counts refusals and keeps the log readable when a device produces millions.
+/// Counts refusals and limits the log if a device causes millions.
 #[derive(Default)]
 struct Refusals {
     total: u64,

@@ -9,8 +9,8 @@ use crate::memory::HostMap;
 
 /// Doorbells of the admin queue and of every I/O queue. Clones are handles to the same memory.
 ///
-/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store that
-/// rings; the submission entries stored before it are visible after the load.
+/// Ordering: [`Doorbells::sq_tail`] is an acquire load that pairs with the release store of a ring;
+/// the submission entries stored before it are visible after the load.
 #[derive(Debug, Clone)]
 pub struct Doorbells {
     shared: Arc<Shared>,
@@ -24,10 +24,10 @@ struct Shared {
 }
 
 impl Doorbells {
-    /// Doorbells for queues 0 to `io_queues`, `4 << dstrd` bytes apart, all zero.
+    /// Creates zeroed doorbells for queues 0 to `io_queues`, `4 << dstrd` bytes apart.
     ///
     /// # Errors
-    /// When the kernel has no memory left, or `dstrd` is above the 15 that CAP.DSTRD can express.
+    /// Fails if the kernel has no memory left, or `dstrd` exceeds 15, the limit of CAP.DSTRD.
     pub fn new(io_queues: u16, dstrd: u8) -> io::Result<Self> {
         if dstrd > 15 {
             let text = format!("doorbell stride exponent {dstrd} was asked for, at most 15 exist");
@@ -39,36 +39,36 @@ impl Doorbells {
         Ok(Self { shared: Arc::new(Shared { map, stride, queues }) })
     }
 
-    /// The page as the driver's side addresses it.
+    /// Returns the page as the driver addresses it.
     #[must_use]
     pub fn page(&self) -> DoorbellPage {
         let shared = &*self.shared;
         let (host, len, owner) = (shared.map.ptr().cast(), shared.map.len(), self.shared.clone());
-        // SAFETY: the mapping is all of the page and lives as long as `shared`; this side, too,
+        // SAFETY: the mapping is the whole page and lives as long as `shared`; this side, too,
         // accesses it only by address.
         unsafe { DoorbellPage::new(host, None, shared.stride, len, owner) }
     }
 
-    /// The last value stored to the submission tail of `qid`; 0 for a queue that does not exist.
+    /// Returns the last value of the submission tail of `qid`; 0 for a nonexistent queue.
     #[must_use]
     #[inline]
     pub fn sq_tail(&self, qid: u16) -> u32 {
         self.load(2 * u32::from(qid))
     }
 
-    /// The last value stored to the completion head of `qid`; 0 for a queue that does not exist.
+    /// Returns the last value of the completion head of `qid`; 0 for a nonexistent queue.
     #[must_use]
     #[inline]
     pub fn cq_head(&self, qid: u16) -> u32 {
         self.load(2 * u32::from(qid) + 1)
     }
 
-    /// Sets the submission tail of `qid` to 0, as creating the queue does.
+    /// Sets the submission tail of `qid` to 0, as on creation of the queue.
     pub fn clear_sq(&self, qid: u16) {
         self.clear(2 * u32::from(qid));
     }
 
-    /// Sets the completion head of `qid` to 0, as creating the queue does.
+    /// Sets the completion head of `qid` to 0, as on creation of the queue.
     pub fn clear_cq(&self, qid: u16) {
         self.clear(2 * u32::from(qid) + 1);
     }
@@ -83,7 +83,7 @@ impl Doorbells {
     #[inline]
     fn load(&self, index: u32) -> u32 {
         match self.register(index) {
-            // SAFETY: `register` gives an aligned address inside the mapping, which `self` keeps;
+            // SAFETY: `register` returns an aligned address inside the mapping, which `self` keeps;
             // doorbells are only accessed as whole dwords.
             Some(register) => unsafe { mmio::load_acquire32(register) },
             None => 0,

@@ -1,4 +1,4 @@
-//! One software controller with everything around it.
+//! A software controller with its locks, bus and clock.
 
 use std::{
     fmt, io,
@@ -20,13 +20,13 @@ use crate::{
     progress::{EmuCounters, Progress},
 };
 
-/// A software controller. It works only in [`Emu::step`], which is called by an
-/// [`crate::EmuRunner`] in real time, a [`crate::SimClock`] in virtual time, or a test.
+/// A software controller. It works only in [`Emu::step`], called by an [`crate::EmuRunner`] in real
+/// time, a [`crate::SimClock`] in virtual time, or a test.
 pub struct Emu {
     id: String,
     this: Weak<Emu>,
-    /// Taken before `state`, while waiting for it. The holder is next, so a loop
-    /// of steps cannot starve a register access (a std mutex alone is unfair).
+    /// Held while waiting for `state`. Its holder is next in line, so a loop of steps cannot starve
+    /// a register access (a std mutex alone is unfair).
     fair_lock: Mutex<()>,
     state: Mutex<State>,
     attached: Mutex<Attached>,
@@ -39,30 +39,30 @@ pub struct Emu {
 
 struct State {
     controller: Controller,
-    /// The latest time of any caller. Register accesses without a clock happen then.
+    /// Latest time of any caller. Register accesses without a clock use it.
     now: Nanos,
 }
 
-/// Who steps this controller.
+/// Driver of this controller.
 #[derive(Default)]
 struct Attached {
     clock: Option<Arc<dyn Clock>>,
     thread: Option<Thread>,
 }
 
-/// What the platform says of the function.
+/// Platform events of the function.
 #[derive(Default)]
 struct Platform {
-    /// It is to be given back.
+    /// The host wants the function back.
     requested: bool,
     pcie_error: bool,
 }
 
 impl Emu {
-    /// Powers a controller on, in `domain`.
+    /// Powers on a controller in `domain`.
     ///
     /// # Errors
-    /// [`EmuError`] when no such controller can exist, or there is no memory for its doorbells.
+    /// Returns [`EmuError`] for an invalid configuration, or without memory for the doorbells.
     pub fn new(domain: Arc<EmuDomain>, config: EmuConfig) -> Result<Arc<Self>, EmuError> {
         config.validate()?;
         let id = config.id.clone();
@@ -86,40 +86,40 @@ impl Emu {
         }))
     }
 
-    /// Its name.
+    /// Returns the display name.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its address space.
+    /// Returns the address space.
     #[must_use]
     pub fn domain(&self) -> &Arc<EmuDomain> {
         &self.domain
     }
 
-    /// Its doorbells.
+    /// Returns the doorbells.
     #[must_use]
     pub fn doorbells(&self) -> &Doorbells {
         &self.doorbells
     }
 
-    /// Its interrupt vectors.
+    /// Returns the interrupt vectors.
     #[must_use]
     pub fn interrupts(&self) -> &Interrupts {
         &self.interrupts
     }
 
-    /// The bus that a driver attaches to.
+    /// Returns the bus for a driver to attach to.
     #[must_use]
     pub fn bus(&self) -> Arc<EmuBus> {
-        // Upgrading our own weak handle works for as long as a caller can hold `&self`, but for
-        // the middle of `new`, which hands nothing out.
+        // The weak handle can be upgraded as long as a caller can hold `&self`, except inside
+        // `new`, which hands nothing out.
         let emu = self.this.upgrade().expect("an Emu is only ever inside an Arc");
         Arc::new(EmuBus::new(emu))
     }
 
-    /// Does what there is to do at `now`, fetching at most `budget` commands.
+    /// Performs the work due at `now`, fetching at most `budget` commands.
     pub fn step(&self, now: Nanos, budget: u32) -> Progress {
         let mut state = self.state();
         state.now = state.now.max(now);
@@ -137,7 +137,7 @@ impl Emu {
         state.controller.read32(offset, now)
     }
 
-    /// Writes a register, and wakes the thread that steps this controller.
+    /// Writes a register and wakes the thread that steps this controller.
     pub fn write32(&self, offset: u32, value: u32) {
         let told = self.time();
         let mut state = self.state();
@@ -148,20 +148,20 @@ impl Emu {
         self.wake();
     }
 
-    /// What it has done so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> EmuCounters {
         self.state().controller.counters()
     }
 
-    /// Replaces what is wrong with it; counting starts anew.
+    /// Replaces the fault plan and restarts its counters.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.state().controller.set_faults(faults);
         self.wake();
     }
 
-    /// Cuts the power and restores it: commands in flight are lost, caches may be, registers are
-    /// as after power-on.
+    /// Cuts the power and restores it: commands in flight are lost, volatile caches may be lost,
+    /// and registers have their power-on values.
     pub fn power_loss(&self) {
         let mut state = self.state();
         let now = state.now;
@@ -170,7 +170,7 @@ impl Emu {
         self.wake();
     }
 
-    /// Function Level Reset. Wakes the thread that steps this controller. Whether it has one.
+    /// Performs a Function Level Reset and wakes the stepping thread. Returns false if it has none.
     pub fn reset_function(&self) -> bool {
         let told = self.time();
         let mut state = self.state();
@@ -182,7 +182,7 @@ impl Emu {
         done
     }
 
-    /// Has the platform see an uncorrectable PCIe error of this function.
+    /// Simulates an uncorrectable PCIe error of this function.
     pub fn report_pcie_error(&self) {
         self.platform().pcie_error = true;
     }
@@ -191,26 +191,25 @@ impl Emu {
         std::mem::take(&mut self.platform().pcie_error)
     }
 
-    /// Pulls it out of its slot: registers read as all ones from now on, nothing completes.
+    /// Removes the controller from its slot: registers read as all ones, nothing completes.
     pub fn unplug(&self) {
         self.state().controller.unplug();
         self.wake();
     }
 
-    /// Reports these critical warnings from now on.
+    /// Sets the critical warnings.
     pub fn warn(&self, warnings: CriticalWarning) {
         self.state().controller.warn(warnings);
         self.wake();
     }
 
-    /// Tells the host that the Identify data of a namespace changed
-    /// ([`crate::IdentifyOverrides`]).
+    /// Reports changed Identify data of a namespace to the host ([`crate::IdentifyOverrides`]).
     pub fn namespace_changed(&self, nsid: Nsid) {
         self.state().controller.raise_namespace_changed(nsid.0);
         self.wake();
     }
 
-    /// Asks its owner to give it back, as unbinding a PCIe function from vfio-pci does.
+    /// Requests the function back, as unbinding a PCIe function from vfio-pci does.
     pub fn request(&self) {
         self.platform().requested = true;
     }
@@ -223,13 +222,13 @@ impl Emu {
         self.platform().requested
     }
 
-    /// Names who steps this controller, for the time of register accesses and for waking.
+    /// Sets the clock for register accesses and the thread to wake.
     pub(crate) fn attach(&self, clock: Option<Arc<dyn Clock>>, thread: Option<Thread>) {
         *self.attached() = Attached { clock, thread };
     }
 
-    /// Says whether from now on only the calling thread steps the controller. It has to take that
-    /// back before it ends.
+    /// Sets whether only the calling thread steps the controller from now on. That thread must
+    /// reset this before it ends.
     pub(crate) fn set_exclusive(&self, exclusive: bool) {
         self.state().controller.set_exclusive(exclusive);
     }
@@ -264,19 +263,19 @@ impl fmt::Debug for Emu {
     }
 }
 
-/// A controller could not be made.
+/// Failure to create a controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmuError {
-    /// No such controller can exist.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No memory for the doorbells.
+    /// There is no memory for the doorbells.
     #[error("{id}: making the doorbell page failed: {source}; free memory or file descriptors")]
     Doorbells {
         /// The controller.
         id: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -1,55 +1,55 @@
-//! Faults as data: which commands and registers misbehave, and how.
+//! Faults as data: the commands and registers to disturb, and in which way.
 //!
-//! A plan is an argument, not a second emulator: an empty one is a good device, and the same plan
-//! with the same seed and the same commands misbehaves in the same way again.
+//! A plan is an argument, not a second emulator: an empty plan is a good device, and the same plan
+//! with the same seed and commands always gives the same faults.
 
 use serde::{Deserialize, Serialize};
 
 use crate::random::SplitMix64;
 
-/// Everything that is wrong with a device. The default is nothing.
+/// All faults of a device. None by default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FaultPlan {
-    /// Decides what probabilities and random details come out as.
+    /// Seed of probabilities and random details.
     pub seed: u64,
-    /// Command faults. The first rule that fires for a command is the one that is applied.
+    /// Command faults. The first rule that fires for a command applies.
     pub rules: Vec<FaultRule>,
     /// Register faults.
     pub registers: RegisterFaults,
-    /// Lies in the identify data.
+    /// Overrides of the identify data.
     pub identify: IdentifyOverrides,
 }
 
-/// When, what, and how often.
+/// A condition, an action, and a limit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultRule {
-    /// Which commands.
+    /// Commands that the rule applies to.
     #[serde(default)]
     pub when: FaultWhen,
-    /// What happens to them.
+    /// Effect on them.
     pub then: FaultAction,
-    /// How many times at most; without it, always.
+    /// Largest number of times; unlimited if absent.
     #[serde(default)]
     pub limit: Option<u64>,
 }
 
 impl FaultRule {
-    /// `then`, for every command that `when` describes.
+    /// Creates a rule of `then` for every command that matches `when`.
     #[must_use]
     pub fn new(when: FaultWhen, then: FaultAction) -> Self {
         Self { when, then, limit: None }
     }
 
-    /// The same, `limit` times at most.
+    /// Limits the rule to `limit` times.
     #[must_use]
     pub fn limit(self, limit: u64) -> Self {
         Self { limit: Some(limit), ..self }
     }
 }
 
-/// Which commands a rule is about: all that fit every field given. The default fits all commands.
+/// Condition on commands: all given fields must match. The default matches all commands.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FaultWhen {
@@ -59,13 +59,13 @@ pub struct FaultWhen {
     pub opcode: Option<u8>,
     /// The command's namespace.
     pub nsid: Option<u32>,
-    /// The submission queue it came from.
+    /// The submission queue of the command.
     pub qid: Option<u16>,
-    /// Reads, writes and the like that touch any block of this range.
+    /// Reads, writes and similar commands that touch any block of this range.
     pub lbas: Option<LbaRange>,
-    /// Only the n-th command that fits the fields above, counted from 1.
+    /// Only the n-th command that matches the fields above, counted from 1.
     pub nth: Option<u64>,
-    /// Only every n-th command that fits the fields above.
+    /// Only every n-th command that matches the fields above.
     pub every: Option<u64>,
     /// Only with this probability (0 to 1), decided by the plan's seed.
     pub probability: Option<f64>,
@@ -86,12 +86,12 @@ impl LbaRange {
     }
 }
 
-/// What happens to a command.
+/// Effect on a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FaultAction {
-    /// It is not executed and completes with this status.
+    /// The command is not executed and completes with this status.
     Status {
         /// Status code in bits 7:0, its type in 10:8, Command Retry Delay in 12:11, as in a
         /// completion entry.
@@ -99,41 +99,41 @@ pub enum FaultAction {
         /// "Do not retry".
         dnr: bool,
     },
-    /// It is fetched and never completes.
+    /// The command is fetched and never completes.
     Drop,
-    /// It completes this many nanoseconds later.
+    /// The command is delayed.
     Delay {
-        /// How much later.
+        /// Delay in nanoseconds.
         ns: u64,
     },
-    /// It completes twice.
+    /// The command completes twice.
     Duplicate,
-    /// Its completion carries a command identifier that was not submitted.
+    /// The completion carries a command identifier that was not submitted.
     WrongCid,
-    /// Its completion carries the old phase: the host cannot see it.
+    /// The completion carries the old phase: the host cannot see it.
     WrongPhase,
-    /// Its completion carries a submission head that is not in the queue.
+    /// The completion carries a submission head outside the queue.
     WrongSqhd,
-    /// Its completion names another submission queue.
+    /// The completion names another submission queue.
     WrongSqid,
     /// A write stores only a part, and reports success.
     TornWrite,
     /// A write goes to other blocks, and reports success.
     MisdirectedWrite {
-        /// How many blocks further on.
+        /// Distance in blocks.
         lba_delta: i64,
     },
-    /// A read delivers flipped bits, and reports success.
+    /// A read returns flipped bits and reports success.
     CorruptRead,
     /// The controller loses power before the command takes effect.
     PowerLoss,
-    /// The device is gone before the command completes: registers read as all ones from then on.
+    /// The device is removed before the command completes: registers read as all ones from then on.
     Gone,
     /// The controller fails: CSTS.CFS is set and nothing completes until a reset.
     FatalStatus,
 }
 
-/// Registers that misbehave.
+/// Register faults.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RegisterFaults {
@@ -141,46 +141,46 @@ pub struct RegisterFaults {
     pub stuck_rdy: bool,
     /// CSTS.RDY never goes back to 0.
     pub rdy_never_clears: bool,
-    /// CSTS.PP is set, and nothing is processed.
+    /// CSTS.PP is set, and no commands are processed.
     pub paused: bool,
-    /// There is no Function Level Reset.
+    /// Function Level Reset is unsupported.
     pub no_function_reset: bool,
     /// CSTS.RDY follows CC.EN only after this many nanoseconds.
     pub slow_rdy_ns: Option<u64>,
 }
 
-/// Identify data that is not true. The device behaves as it is, not as it says.
+/// False identify data. It does not change the behavior of the device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IdentifyOverrides {
-    /// Maximum data transfer size, as its power of two.
+    /// Maximum data transfer size, as a power of two.
     pub mdts: Option<u8>,
     /// SGL support, the raw field.
     pub sgls: Option<u32>,
-    /// LBA size of every namespace, as its power of two.
+    /// LBA size of every namespace, as a power of two.
     pub lbads: Option<u8>,
     /// Size of every namespace in blocks.
     pub nsze: Option<u64>,
     /// Submission queue entry sizes, the raw field.
     pub sqes: Option<u8>,
-    /// Bytes put over any identify structure, last.
+    /// Bytes patched into any identify structure, last.
     pub patches: Vec<IdentifyPatch>,
 }
 
-/// Bytes put over an identify structure.
+/// Bytes patched into an identify structure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdentifyPatch {
-    /// Which structure (0: namespace, 1: controller, ...).
+    /// Structure (0: namespace, 1: controller, ...).
     pub cns: u8,
-    /// Where in its 4096 bytes.
+    /// Offset in its 4096 bytes.
     pub offset: u16,
-    /// What to put there; what goes past the end is cut off.
+    /// Bytes to write; those past the end are cut off.
     pub bytes: Vec<u8>,
 }
 
 impl IdentifyOverrides {
-    /// Puts the patches of structure `cns` over its `page`.
+    /// Applies the patches of structure `cns` to its `page`.
     pub fn patch(&self, cns: u8, page: &mut [u8]) {
         for patch in self.patches.iter().filter(|patch| patch.cns == cns) {
             let offset = usize::from(patch.offset).min(page.len());
@@ -190,34 +190,34 @@ impl IdentifyOverrides {
     }
 }
 
-/// What a rule sees of a command.
+/// Properties of a command that rules match on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandView {
-    /// Whether it came from the admin queue.
+    /// Set for commands from the admin queue.
     pub admin: bool,
-    /// Its opcode.
+    /// The opcode.
     pub opcode: u8,
-    /// Its namespace.
+    /// The namespace.
     pub nsid: u32,
-    /// The submission queue it came from.
+    /// The submission queue.
     pub qid: u16,
-    /// First block and number of blocks, if it names any.
+    /// First block and number of blocks, if the command has a range.
     pub lbas: Option<(u64, u64)>,
 }
 
-/// A rule fired.
+/// A rule that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultHit {
-    /// What to do.
+    /// The action to take.
     pub action: FaultAction,
     /// Index of the rule in the plan.
     pub rule: usize,
-    /// 64 bits from the seed for the action's details (where to tear, what to flip).
+    /// 64 bits from the seed for details of the action (position of a tear, bits to flip).
     pub roll: u64,
 }
 
-/// Matches commands against a plan. Repeatable: all it knows is the plan, its seed and the commands
-/// so far.
+/// Matches commands against a plan. Reproducible: its state depends only on the plan, its seed and
+/// the commands so far.
 #[derive(Debug, Clone)]
 pub struct FaultEngine {
     plan: FaultPlan,
@@ -229,12 +229,12 @@ pub struct FaultEngine {
 struct RuleState {
     fitting: u64,
     fired: u64,
-    /// One generator per rule, so that adding a rule does not change what the others do.
+    /// One generator per rule, so that adding a rule does not change the others' results.
     rng: SplitMix64,
 }
 
 impl FaultEngine {
-    /// Starts `plan` from its beginning.
+    /// Starts `plan` from the beginning.
     #[must_use]
     pub fn new(plan: FaultPlan) -> Self {
         let state = |(index, _)| RuleState {
@@ -247,14 +247,13 @@ impl FaultEngine {
         Self { plan, states, rolls }
     }
 
-    /// The plan.
+    /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &FaultPlan {
         &self.plan
     }
 
-    /// What should happen to `command`, if anything. To be asked once per command, in the order
-    /// in which they are fetched.
+    /// Returns the fault for `command`, if any. Must be called once per command, in fetch order.
     #[inline]
     pub fn decide(&mut self, command: &CommandView) -> Option<FaultHit> {
         if self.plan.rules.is_empty() {
@@ -266,7 +265,7 @@ impl FaultEngine {
     fn search(&mut self, command: &CommandView) -> Option<FaultHit> {
         let mut hit = None;
         for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.states).enumerate() {
-            // Later rules count and roll too, so that what they do is independent of this one.
+            // Later rules count and roll too, so that their results are independent of this one.
             if state.fires(rule, command) && hit.is_none() {
                 state.fired += 1;
                 hit = Some((index, rule.then));
@@ -293,7 +292,7 @@ impl RuleState {
 }
 
 impl FaultWhen {
-    /// Everything that can be told from the command alone.
+    /// Checks all conditions that depend on the command alone.
     fn fits(&self, command: &CommandView) -> bool {
         let touches = |range: LbaRange| {
             command.lbas.is_some_and(|(first, count)| range.touches(first, count))

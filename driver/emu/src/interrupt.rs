@@ -16,29 +16,29 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// `count` vectors without listeners.
+    /// Creates `count` vectors without listeners.
     #[must_use]
     pub fn new(count: u16) -> Self {
         Self { vectors: (0..count).map(|_| OnceLock::new()).collect() }
     }
 
-    /// How many vectors there are.
+    /// Returns the number of vectors.
     #[must_use]
     pub fn count(&self) -> u16 {
         u16::try_from(self.vectors.len()).unwrap_or(u16::MAX)
     }
 
-    /// Signals `vector`; `true` if it has a listener. A vector without one costs one load.
+    /// Signals `vector`. Returns whether it has a listener. A vector without one costs one load.
     pub fn raise(&self, vector: u16) -> bool {
         let Some(fd) = self.vectors.get(usize::from(vector)).and_then(OnceLock::get) else {
             return false;
         };
-        // The only failure is a counter near its limit: then the vector is signalled already.
+        // The only failure is a counter near its limit: the vector is then already signalled.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         true
     }
 
-    /// The eventfd of `vector`, made at the first call.
+    /// Returns the eventfd of `vector`, created on the first call.
     pub(crate) fn listen(&self, bus: &str, vector: u16) -> Result<Interrupt, InterruptError> {
         let cell = self.vectors.get(usize::from(vector)).ok_or_else(|| {
             InterruptError::NoSuchVector { bus: bus.into(), vector, available: self.count() }
@@ -50,7 +50,7 @@ impl Interrupts {
                     vector,
                     source: io::Error::from(error),
                 })?;
-            // When another thread was faster, its eventfd stays.
+            // If another thread was faster, its eventfd stays.
             let _ = cell.set(Arc::new(fd));
         }
         let eventfd = cell.get().expect("set above").clone();

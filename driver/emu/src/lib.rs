@@ -1,5 +1,5 @@
-//! A software NVMe controller, complete enough that the real driver, the I/O kernels and the object
-//! store run against it unchanged, and as real ones are under load and with faults.
+//! A software NVMe controller that runs the real driver, the I/O kernels and the object store
+//! unchanged, also under load and with faults.
 //!
 //! # Architecture
 //!
@@ -10,45 +10,44 @@
 //!   EmuDomain:  IOVA -> memory, the software IOMMU                MemoryMedia, FileMedia, SimMedia
 //! ```
 //!
-//! - [`Controller`](controller::Controller) is a step machine: no threads, no clock of its own, no
-//!   I/O but through [`Media`]. Its caller says what time it is.
+//! - [`Controller`](controller::Controller) is a step machine: no threads, no clock of its own, and
+//!   I/O only through [`Media`]. Its caller passes the time.
 //! - [`EmuDomain`] is the address space: it translates, refuses, counts, and keeps memory alive.
 //! - [`EmuRunner`] drives controllers with threads in real time; [`SimClock`] drives the whole
-//!   stack on one thread in virtual time, repeatable from a seed.
-//! - Memory that only a GPU addresses ([`EmuDomain::with_copies`]) takes data of reads and writes.
-//!   Its bytes go through memory of this process, so that overlay and media are the same for all
-//!   memory; a GPU copies them, one batch for all that is ready in a step, and a command completes
-//!   after its copies (`media/gpu_copies.rs`, `bounce.rs`).
-//! - [`FaultPlan`] is data. Commands and registers misbehave in the controller, bytes in the
-//!   `Overlay`; the media below stay pristine.
-//! - [`SimMedia`] loses what power loss takes from a volatile cache, and has faults of its own
-//!   ([`SimFaults`]): operations that fail, and some that no command shows. A [`PowerSwitch`] cuts
-//!   the power of several controllers at once, at a moment that can be counted and chosen; the
-//!   bytes below outlive them.
-//! - [`BandwidthMedia`] over another medium is as fast as a drive, in virtual time. [`FtlMedia`]
-//!   counts what a drive's flash translation layer would write.
+//!   stack on one thread in virtual time, reproducible from a seed.
+//! - Memory that only a GPU can address ([`EmuDomain::with_copies`]) may hold data of reads and
+//!   writes. It passes through bounce buffers in this process, so that overlay and media are the
+//!   same for all memory. A GPU copies it, in one batch for everything ready in a step, and a
+//!   command completes after its copies (`media/gpu_copies.rs`, `bounce.rs`).
+//! - [`FaultPlan`] is data. Faults of commands and registers are in the controller, those of bytes
+//!   in the `Overlay`; the media below stay pristine.
+//! - [`SimMedia`] loses the contents of a volatile cache on power loss, and has its own faults
+//!   ([`SimFaults`]): operations that fail, and silent corruption. A [`PowerSwitch`] cuts the power
+//!   of several controllers together, at a moment that can be enumerated; the bytes below survive.
+//! - [`BandwidthMedia`] gives another medium the speed of a drive, in virtual time. [`FtlMedia`]
+//!   counts the writes of a drive's flash translation layer.
 //!
 //! # Invariants
 //!
-//! - Device memory is reached only through a [`DmaAccess`], and moved asynchronously only through
-//!   [`SgList`], which keep the memory allocated until the medium gives them back.
-//! - I/O virtual addresses are never reused and never neighbours, so a stale or overlong access is
-//!   a refused access and not another buffer's bytes.
-//! - A reset and a power loss cancel what media do, and do not wait: CSTS.RDY stays 1 until media
-//!   use no memory any more. A host's disk and a GPU's copies cannot be called back.
+//! - Device memory is accessed only through a [`DmaAccess`], and asynchronously only through
+//!   [`SgList`], which keep the memory allocated until the medium returns them.
+//! - I/O virtual addresses are never reused and never adjacent, so a stale or overlong access is
+//!   refused instead of reaching another buffer.
+//! - A reset and a power loss cancel media operations and do not wait: CSTS.RDY stays 1 until media
+//!   use no memory any more. I/O on the host's disk and a GPU's copies cannot be aborted.
 //! - A command with data on a GPU completes after the fence of its copies. Until then the GPU's
-//!   memory and the memory in between stay allocated. A copy that fails ends its command with Data
-//!   Transfer Error; a lost GPU is then CSTS.CFS.
-//! - Lock order: an [`Emu`]'s own lock, then the domain's. Nothing takes an emu lock while it holds
-//!   a [`DmaAccess`], and no mapped memory is dropped by a thread that holds one.
+//!   memory and the bounce buffers stay allocated. A failed copy ends its command with Data
+//!   Transfer Error; a lost GPU then sets CSTS.CFS.
+//! - Lock order: an [`Emu`]'s own lock, then the domain's. No emu lock is taken while holding a
+//!   [`DmaAccess`], and no mapped memory is dropped by a thread that holds one.
 //!
 //! # Not implemented
 //!
 //! - Queues, PRP lists, SGL segments, and data of commands other than reads and writes in memory
-//!   that only a GPU addresses: refused ([`DmaFaultKind::DeviceOnly`]).
-//! - Virtual time for a GPU: with [`SimClock`] and a real copy engine, 10 us pass for each poll of
-//!   a fence, and runs are not repeatable. With an engine that is repeatable they are.
-//! - Feature values of their own for each namespace (Error Recovery is one for all).
+//!   that only a GPU can address: refused ([`DmaFaultKind::DeviceOnly`]).
+//! - Virtual time for a GPU: with [`SimClock`] and a real copy engine, 10 us pass per poll of a
+//!   fence, and runs are not reproducible. With a deterministic engine they are.
+//! - Per-namespace feature values (Error Recovery is shared by all).
 //! - Of Flexible Data Placement: changing the configuration, more than one reclaim group, the other
 //!   log pages, events, I/O Management Send, and the directive commands. Reclaim units are always
 //!   reported as empty.

@@ -1,7 +1,7 @@
-//! Where the bytes of a namespace live.
+//! Storage of a namespace's bytes.
 //!
-//! A medium moves bytes between itself and [`SgList`] and knows nothing of NVMe. It is driven like
-//! the controller: it has no threads, and is told the time.
+//! A medium moves bytes between itself and [`SgList`] and is independent of NVMe. Like the
+//! controller it has no threads, and its caller passes the time.
 
 mod bandwidth;
 mod file;
@@ -28,82 +28,81 @@ use crate::domain::SgList;
 
 /// Stored bytes, read and written by offset.
 pub trait Media: Send + fmt::Debug {
-    /// Size in bytes. It does not change.
+    /// Returns the size in bytes, which is constant.
     fn capacity_bytes(&self) -> u64;
 
-    /// Offsets and lengths of operations are multiples of this (1: anything goes). A namespace's
-    /// LBA size must be one too.
+    /// Returns the granularity of operations: offsets and lengths are multiples of it (1: any). A
+    /// namespace's LBA size must be a multiple, too.
     fn granularity_bytes(&self) -> u32;
 
-    /// Starts an operation. Given back at once when it is already finished (fast media); else it
-    /// comes out of [`Media::poll`], in any order.
+    /// Starts an operation. Returns it if it has already finished (fast media); otherwise it is
+    /// returned by [`Media::poll`], in any order.
     ///
-    /// An operation outside the capacity, or whose memory does not add up to `len`, comes back with
-    /// [`MediaError`] and no byte moved.
+    /// An operation outside the capacity, or whose memory does not add up to `len`, is returned
+    /// with [`MediaError`] before any byte is moved.
     fn submit(&mut self, op: MediaOp, now: Nanos) -> Option<MediaDone>;
 
-    /// Starts what was queued, and appends what has finished by `now`.
+    /// Starts queued operations, and appends those that have finished by `now`.
     fn poll(&mut self, now: Nanos, done: &mut Vec<MediaDone>);
 
-    /// When the next operation in flight will finish, if that is known.
+    /// Returns the time at which the next operation in flight finishes, if known.
     fn next_event(&self) -> Option<Nanos>;
 
-    /// Says whether from now on the calling thread alone submits, polls and cancels. It is the
-    /// thread that says so, and that takes it back before it ends. Media that gain nothing by it
-    /// need not listen.
+    /// Sets whether only the calling thread submits, polls and cancels from now on. That thread
+    /// must reset this before it ends. Media that do not benefit may ignore it.
     fn set_exclusive(&mut self, _exclusive: bool) {}
 
-    /// Operations in flight: while there are any, memory may be touched.
+    /// Returns the number of operations in flight. While it is not 0, memory may be accessed.
     fn in_flight(&self) -> usize;
 
-    /// Gives up everything in flight: nothing of it comes out of [`Media::poll`], and a write may
-    /// have happened in part. Returns at once. What cannot be called back is in flight until it has
-    /// ended, which takes further polls. For controller resets.
+    /// Abandons everything in flight: [`Media::poll`] returns none of it, and a write may be partly
+    /// done. Does not block. Operations that cannot be aborted stay in flight until they end, which
+    /// takes further polls. For controller resets.
     fn cancel(&mut self);
 
-    /// Power fails now: as [`Media::cancel`], and what a volatile cache holds may be lost.
+    /// Simulates a power failure: [`Media::cancel`], plus a possible loss of the volatile cache.
     fn power_loss(&mut self);
 }
 
-/// What to do.
+/// Kinds of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaKind {
-    /// Stored bytes into the memory of the operation.
+    /// Copies stored bytes to the memory of the operation.
     Read,
-    /// The memory of the operation into store.
+    /// Stores the memory of the operation.
     Write {
-        /// Not finished before the bytes are where power loss cannot reach them.
+        /// The operation finishes only when the bytes are durable.
         fua: bool,
     },
-    /// Makes all finished writes permanent. Offset, length and memory are unused.
+    /// Makes all finished writes durable. Offset, length and memory are unused.
     Flush,
-    /// The range is no longer needed. Every medium here makes it read as zeroes.
+    /// Marks the range as unneeded. All media in this crate make it read as zeroes.
     Deallocate,
-    /// The range reads as zeroes afterwards.
+    /// Makes the range read as zeroes.
     WriteZeroes,
 }
 
-/// One operation.
+/// An operation of a medium.
 #[derive(Debug)]
 pub struct MediaOp {
-    /// Comes back in [`MediaDone`].
+    /// Identifies the operation in [`MediaDone`].
     pub token: u64,
-    /// What to do.
+    /// Kind of operation.
     pub kind: MediaKind,
     /// First byte on the medium.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Memory of a read or write, `len` bytes together; else empty. Travels to [`MediaDone`].
+    /// Memory of a read or write, `len` bytes in total; else empty. Moves to [`MediaDone`].
     pub sg_list: SgList,
-    /// Placement handle of a write (Flexible Data Placement). Writes that name none have 0.
+    /// Placement handle of a write (Flexible Data Placement); 0 by default.
     pub placement: u16,
-    /// What the overlay does wrong with this operation. Media ignore it.
+    /// Fault that the overlay injects. Media ignore it.
     pub fault: DataFault,
 }
 
 impl MediaOp {
-    /// Whether the operation is one that a medium of `capacity` bytes can do.
+    /// Checks that a medium of `capacity` bytes can perform the operation.
     pub(crate) fn check(&self, capacity: u64) -> Result<(), MediaError> {
         if self.kind == MediaKind::Flush {
             return Ok(());
@@ -126,62 +125,62 @@ impl MediaOp {
     }
 }
 
-/// One finished operation.
+/// A finished operation.
 #[derive(Debug)]
 pub struct MediaDone {
-    /// The operation's.
+    /// Token of the operation.
     pub token: u64,
-    /// How it went.
+    /// Result of the operation.
     pub result: Result<(), MediaError>,
-    /// The operation's, for reuse: clear them to let go of the memory.
+    /// Memory of the operation, for reuse: clear the list to release the memory.
     pub sg_list: SgList,
 }
 
-/// An operation failed.
+/// Failure of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
-    /// Past the end of the medium.
+    /// The range extends past the end of the medium.
     #[error("{len} bytes at offset {offset} are outside a medium of {capacity} bytes")]
     OutOfRange {
-        /// Offset asked for.
+        /// Requested offset.
         offset: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: u64,
-        /// Bytes there are.
+        /// Size of the medium in bytes.
         capacity: u64,
     },
-    /// The memory given is not as long as the operation.
+    /// The memory does not match the length of the operation.
     #[error("an operation of {len} bytes came with memory of {memory} bytes")]
     Length {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: u64,
         /// Bytes of memory.
         memory: u64,
     },
-    /// The operating system failed it (EIO, ENOSPC ...).
+    /// The operating system reported an error (EIO, ENOSPC, ...).
     #[error("{action} failed: {message}")]
     Os {
-        /// What was tried.
+        /// Failed action.
         action: &'static str,
-        /// The operating system's number for the error.
+        /// errno.
         errno: i32,
-        /// The operating system's words for it.
+        /// Message of the operating system.
         message: String,
     },
-    /// It failed for good: the same again would fail as well.
+    /// Permanent failure: a retry would fail as well.
     #[error("{action} failed, as it was told to")]
     Failed {
-        /// What was tried.
+        /// Failed action.
         action: &'static str,
     },
-    /// Memory that only a GPU addresses, with nothing in between: a medium cannot move it.
+    /// Memory that only a GPU can address, without a bounce buffer: a medium cannot access it.
     #[error("the memory has no address in this process, and nothing stands for it")]
     Unreachable,
-    /// Data did not get to a GPU's memory, or from there.
+    /// Data could not be copied to or from GPU memory.
     #[error("{0}")]
     Copy(#[from] CopyError),
-    /// The GPU is lost: no data will get to its memory any more, or from there.
+    /// The GPU is lost: its memory can no longer be accessed.
     #[error("the GPU is lost: {0}")]
     GpuLost(CopyError),
 }
@@ -192,10 +191,10 @@ impl MediaError {
     }
 }
 
-/// How long the end of a medium waits for what cannot be called back, in the machine's time.
+/// Real time that dropping a medium waits for operations that cannot be aborted.
 const DROP_TIMEOUT: Nanos = Nanos::from_millis(1_000);
 
-/// Polls a cancelled medium until it touches no memory any more; `false`: it took too long.
+/// Polls a cancelled medium until it no longer accesses memory. Returns `false` on timeout.
 fn drain(media: &mut impl Media) -> bool {
     let clock = MonotonicClock::default();
     wait_until(&clock, clock.now() + DROP_TIMEOUT, || {

@@ -1,26 +1,26 @@
-//! Memory of this process, and the one copy routine of the crate.
+//! Memory of this process, and the crate's copy routine.
 #![allow(unsafe_code, reason = "mmap, munmap and copies between raw memory")]
 
 use std::{io, ptr::NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Bytes of a page of this machine.
+/// Returns the page size of this machine in bytes.
 pub(crate) fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// `len` rounded up to whole pages, at least one; `None` when that does not fit.
+/// Rounds `len` up to whole pages, at least one. Returns `None` on overflow.
 pub(crate) fn page_ceil(len: usize) -> Option<usize> {
     len.max(1).checked_next_multiple_of(page_bytes())
 }
 
-/// From here on, mappings ask for large pages: copies then miss the TLB less. The memory of a
-/// driver's blocking calls (4 MiB) is below: to clear a large page for one command in it may take
-/// milliseconds, a hundred times as long as to power a controller on.
+/// Length from which mappings request large pages, for fewer TLB misses of copies. The memory of a
+/// driver's blocking calls (4 MiB) is below: clearing a large page for one command may take
+/// milliseconds, a hundred times as long as powering a controller on.
 pub(crate) const LARGE_BYTES: usize = 8 << 20;
 
-/// Pages of our own, unmapped on drop. No Rust reference into them is ever made.
+/// Owned pages, unmapped on drop. No Rust reference into them is ever created.
 #[derive(Debug)]
 pub(crate) struct HostMap {
     ptr: NonNull<u8>,
@@ -33,12 +33,12 @@ unsafe impl Send for HostMap {}
 unsafe impl Sync for HostMap {}
 
 impl HostMap {
-    /// Zeroed pages that the kernel provides at first touch and does not reserve before.
+    /// Maps zeroed pages that are allocated on first touch and not reserved before.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         Self::map(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
-    /// Zeroed pages that can be mapped a second time, as a GPU does with doorbells.
+    /// Maps zeroed pages that can be mapped a second time, as a GPU does with doorbells.
     pub(crate) fn shared(len: usize) -> io::Result<Self> {
         Self::map(len, MapFlags::SHARED)
     }
@@ -57,40 +57,40 @@ impl HostMap {
         let ptr = NonNull::new(raw.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Self { ptr, len };
         if len >= LARGE_BYTES {
-            // A hint: where the kernel has no large pages, small ones do.
-            // SAFETY: the range is the mapping just made.
+            // A hint: without large pages, small ones do.
+            // SAFETY: the range is the new mapping.
             let _ = unsafe { rustix::mm::madvise(raw, len, Advice::LinuxHugepage) };
         }
         Ok(map)
     }
 
-    /// First byte.
+    /// Returns the first byte.
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Length in bytes, a multiple of the page size.
+    /// Returns the length in bytes, a multiple of the page size.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The byte at `offset`, with `len` bytes after it inside the mapping.
+    /// Returns the byte at `offset`, checking that `len` bytes from it are inside the mapping.
     ///
     /// # Panics
-    /// When the range is outside: every caller has checked it against its own, smaller limit.
+    /// Panics if the range is outside: every caller has checked it against its own, smaller limit.
     pub(crate) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "outside the mapping");
         // SAFETY: the assertion keeps the result inside the mapping (or one past its end).
         unsafe { self.ptr.add(offset) }
     }
 
-    /// Makes `len` bytes from `offset` read as zero; whole pages are given back to the kernel.
+    /// Zeroes `len` bytes from `offset` on; whole pages are returned to the kernel.
     pub(crate) fn zero(&self, offset: usize, len: usize) -> io::Result<()> {
         let (page, end) = (page_bytes(), offset + len);
         let first = self.at(offset, len);
         let inner = offset.next_multiple_of(page)..end / page * page;
-        // SAFETY: `at` checked the range; it is private anonymous memory, where DONTNEED gives
-        // zero pages; raw writes are the only other accesses.
+        // SAFETY: `at` checked the range; it is private anonymous memory, where DONTNEED gives zero
+        // pages; raw writes are the only other accesses.
         unsafe {
             if inner.is_empty() {
                 first.write_bytes(0, len);
@@ -107,19 +107,19 @@ impl HostMap {
 
 impl Drop for HostMap {
     fn drop(&mut self) {
-        // SAFETY: the range is ours, and the owner of the last handle is the last to use it.
+        // SAFETY: the range is ours, and the owner of the last handle is its last user.
         if let Err(error) = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) } {
             tracing::error!(len = self.len, %error, "unmapping memory failed; it leaks");
         }
     }
 }
 
-/// Copies `len` bytes as a device would: no reference is made, other agents may access them.
+/// Copies `len` bytes like a device: without references, because other agents may access them.
 ///
 /// # Safety
-/// Both ranges are valid for `len` bytes and do not overlap. What other agents do to the same
-/// bytes meanwhile is a race of the protocol above (a host that touches a buffer of a running
-/// command), with whole bytes but no order promised.
+/// Both ranges must be valid for `len` bytes and must not overlap. Concurrent accesses by other
+/// agents are a race in the protocol above (a host that touches a buffer of a running command),
+/// with whole bytes but no guaranteed order.
 #[inline]
 pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     // SAFETY: the caller's promise.
@@ -135,7 +135,7 @@ mod tests {
         let page = page_bytes();
         let map = HostMap::anonymous(4 * page).unwrap();
         for (offset, len) in [(0, 10), (5, page), (page - 3, 2 * page + 7), (page, 2 * page)] {
-            // SAFETY: inside the mapping, which only this test touches.
+            // SAFETY: inside the mapping, which only this test accesses.
             unsafe { map.ptr().write_bytes(0xA5, map.len()) };
             map.zero(offset, len).unwrap();
             for at in 0..map.len() {

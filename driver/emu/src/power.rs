@@ -1,15 +1,15 @@
-//! Power that several controllers share, and that fails at a chosen moment.
+//! A power supply shared by several controllers, which fails at a chosen moment.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The power of all controllers that have this switch in [`EmuConfig::power`]. It is on until it is
-/// cut, and stays off: the controllers are gone then, and what their media held in volatile caches
-/// or had in flight may be lost ([`Media::power_loss`]). What is left is in the bytes below
-/// ([`MemoryMedia`] handles), for new controllers with a new switch.
+/// cut, and then stays off: the controllers are gone, and data in volatile caches or in flight may
+/// be lost ([`Media::power_loss`]). The remaining bytes ([`MemoryMedia`] handles) are available to
+/// new controllers with a new switch.
 ///
-/// So that a test can enumerate the points of a crash, *moments* are counted over all controllers.
-/// There is one before each I/O command that does more than return data, and one when each media
-/// operation of such a command has taken effect and the host has not been told. In virtual time
+/// So that a test can enumerate crash points, *moments* are counted over all controllers. There is
+/// one before each I/O command that does more than return data, and one when a media operation of
+/// such a command has taken effect but is not yet reported to the host. In virtual time
 /// ([`SimClock`]) on one thread, the same seeds give the same moments.
 ///
 /// Clones are handles to the same switch.
@@ -29,8 +29,8 @@ struct State {
 }
 
 impl PowerSwitch {
-    /// Cuts the power at this moment, counted from 0 since the switch was made; at the next one
-    /// when it has passed.
+    /// Cuts the power at this moment, counted from 0 since the switch was created, or at the next
+    /// one if it has passed.
     pub fn cut_at(&self, moment: u64) {
         self.state().cut_at = Some(moment);
     }
@@ -40,19 +40,19 @@ impl PowerSwitch {
         self.state().off = true;
     }
 
-    /// Whether the power is off.
+    /// Returns whether the power is off.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.state().off
     }
 
-    /// Moments so far.
+    /// Returns the number of moments so far.
     #[must_use]
     pub fn moments(&self) -> u64 {
         self.state().moments
     }
 
-    /// A moment has come. Whether the power is off.
+    /// Counts a moment. Returns whether the power is off.
     pub(crate) fn pass_moment(&self) -> bool {
         let mut state = self.state();
         if !state.off {

@@ -1,23 +1,23 @@
-//! What a step did, and what a controller has done so far.
+//! Progress of a step, and counters of a controller.
 
 use nvme_driver::Nanos;
 
-/// What one [`crate::Emu::step`] did, and when the next one is worth while.
+/// Progress of one [`crate::Emu::step`], and the time of the next useful one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Commands fetched, completions posted and state changes made. 0: nothing moved.
+    /// Commands fetched, completions posted and state changes made. 0: no progress.
     pub work: u32,
-    /// Commands inside the controller or its media that have not been completed yet.
+    /// Commands in the controller or its media that are not completed yet.
     pub outstanding: u32,
-    /// When the next state change without a host access is due (a delay ends), if that is known.
+    /// Time of the next state change without a host access (such as the end of a delay), if known.
     pub next_event: Option<Nanos>,
-    /// Whether a doorbell can bring work. When not (disabled, failed, gone), nothing but a register
-    /// write can, and the thread that drives the controller may sleep until one.
+    /// Set if a doorbell can bring work. If not (disabled, failed, gone), only a register write
+    /// can, and the thread that drives the controller may sleep until one.
     pub listening: bool,
 }
 
 impl Progress {
-    /// Adds what another controller driven by the same loop did.
+    /// Adds the progress of another controller driven by the same loop.
     pub(crate) fn merge(&mut self, other: Self) {
         self.work += other.work;
         self.outstanding += other.outstanding;
@@ -29,12 +29,12 @@ impl Progress {
     }
 }
 
-/// What a controller has done since it was made. Resets do not clear it.
+/// Counters of a controller since its creation. Resets do not clear them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EmuCounters {
     /// Commands fetched from all queues.
     pub commands: u64,
-    /// Of these, admin commands.
+    /// Admin commands among them.
     pub admin_commands: u64,
     /// Read commands completed without error.
     pub reads: u64,
@@ -42,34 +42,34 @@ pub struct EmuCounters {
     pub writes: u64,
     /// Flush commands completed without error.
     pub flushes: u64,
-    /// Bytes moved by reads, bit buckets left out.
+    /// Bytes moved by reads, excluding bit buckets.
     pub bytes_read: u64,
     /// Bytes moved by writes.
     pub bytes_written: u64,
     /// Completion entries written.
     pub completions: u64,
-    /// Of these, with a status other than success.
+    /// Completions with a status other than success.
     pub errors: u64,
-    /// Times a submission tail doorbell was seen to have a new value.
+    /// Times a new value of a submission tail doorbell was seen.
     pub sq_doorbells: u64,
-    /// Times a completion head doorbell was seen to have a new value.
+    /// Times a new value of a completion head doorbell was seen.
     pub cq_doorbells: u64,
     /// Times a command waited because its completion queue was full.
     pub cq_full_waits: u64,
     /// Largest number of commands fetched after one poll of a doorbell.
     pub batch_max: u64,
-    /// Accesses to memory that the domain refused.
+    /// Memory accesses that the domain refused.
     pub refused_dma: u64,
-    /// Copies between this process and a GPU, for memory that only a GPU addresses.
+    /// Copies between this process and a GPU, for memory that only a GPU can address.
     pub copies: u64,
-    /// Batches that they were started in.
+    /// Batches of these copies.
     pub copy_batches: u64,
     /// Interrupts raised.
     pub interrupts: u64,
     /// Commands that a fault rule changed.
     pub faults: u64,
-    /// Controller resets and shutdowns seen.
+    /// Controller resets and shutdowns.
     pub resets: u64,
-    /// Of these, resets of the NVM subsystem.
+    /// Resets of the NVM subsystem among them.
     pub subsystem_resets: u64,
 }

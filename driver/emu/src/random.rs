@@ -1,19 +1,19 @@
-//! A small generator whose sequence is part of the crate: a seed in a bug report must give the same
-//! run after any dependency update.
+//! A small random number generator whose sequence is part of the crate: a seed in a bug report must
+//! give the same run after any dependency update.
 
 /// `SplitMix64` (Steele, Lea, Flood, 2014): one addition and three mixing steps per number.
 #[derive(Debug, Clone)]
 pub(crate) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The generator of `seed`; `stream` tells generators of one seed apart.
+    /// Creates the generator of `seed`; different `stream`s are independent.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut mixed = Self(seed ^ stream.wrapping_mul(0xA076_1D64_78BD_642F));
         mixed.next();
         mixed
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -22,13 +22,13 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Below `bound` (0 gives 0). The bias of about `bound / 2^64` does not matter here.
+    /// Returns a number below `bound` (0 gives 0). The bias of about `bound / 2^64` is harmless.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.next()) * u128::from(bound);
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// From 0 (inclusive) to 1 (exclusive), with the 53 bits that a double holds.
+    /// Returns a number from 0 (inclusive) to 1 (exclusive), with a double's 53 bits of precision.
     #[allow(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64

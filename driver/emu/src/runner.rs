@@ -16,46 +16,45 @@ use nvme_driver::{Clock, Nanos};
 
 use crate::{emu::Emu, progress::Progress};
 
-/// Commands a controller may fetch before the next one of the same thread is stepped.
+/// Commands that a controller may fetch before its thread steps the next controller.
 const BUDGET: u32 = 64;
-/// Fruitless rounds spent spinning.
+/// Idle rounds spent spinning.
 const SPINS: u32 = 16;
-/// First sleep after that; while nothing is in flight, each next one is half as long again ...
+/// First sleep after that; while nothing is in flight, each sleep is half as long again ...
 const SLEEP_MIN: Duration = Duration::from_micros(20);
 /// ... up to this ...
 const SLEEP_SHORT: Duration = Duration::from_micros(100);
-/// ... and from there each one is this part longer than the one before ...
+/// ... and from there each one is longer than the last by this fraction ...
 const SLOWLY: u32 = 16;
-/// ... up to this. It bounds how late a doorbell is seen: a store to memory wakes no thread. Before
-/// that, it is late by a sixteenth of the time in which nothing came. With short sleeps only, a
-/// thread takes 9 % of a core while nothing is asked of it.
+/// ... up to this, which bounds the latency of a doorbell: a store to memory wakes no thread.
+/// Before that, the latency is a sixteenth of the idle time. With short sleeps only, an idle thread
+/// would take 9 % of a core.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
-/// How late the kernel may end a sleep, to end several at once. Its default is 50 microseconds.
+/// Timer slack: how late the kernel may end a sleep. Its default is 50 microseconds.
 const SLACK_NS: u64 = 1;
 
 /// Steps controllers until it is dropped, which stops and joins the threads.
 ///
-/// Threads spin a little, then sleep for 20 to 100 microseconds, and up to a millisecond when
-/// nothing came for long. They do not yield: where others want the processor, that gives it away
-/// for milliseconds. When no controller of a thread is enabled, the thread sleeps until a register
-/// write wakes it.
+/// Threads spin briefly, then sleep for 20 to 100 microseconds, and up to a millisecond after a
+/// long idle time. They do not yield: on a busy machine that gives the CPU away for milliseconds.
+/// If no controller of a thread is enabled, the thread sleeps until a register write wakes it.
 ///
-/// Meanwhile nobody else steps the controllers.
+/// While it exists, nothing else steps the controllers.
 #[derive(Debug)]
 pub struct EmuRunner {
     emus: Vec<Arc<Emu>>,
     workers: Vec<JoinHandle<()>>,
-    /// Never sent on: dropping it is the signal to stop.
+    /// Never sent on: dropping it signals the threads to stop.
     stop: Vec<Sender<Infallible>>,
 }
 
 impl EmuRunner {
-    /// Starts stepping `emus` with `clock`'s time. A controller should have one runner at most.
+    /// Starts stepping `emus` with the time of `clock`. Use at most one runner per controller.
     ///
     /// # Errors
-    /// When the operating system gives us no thread.
+    /// Fails if the operating system cannot create a thread.
     pub fn spawn(emus: Vec<Arc<Emu>>, clock: Arc<dyn Clock>) -> io::Result<Self> {
-        // One per controller, but one less than there are cores: their caller needs one too.
+        // One per controller, but at most one less than the cores: the caller needs one, too.
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         Self::on_threads((cores - 1).max(1), emus, clock)
     }
@@ -68,7 +67,7 @@ impl EmuRunner {
             let (sender, stop) = channel();
             let ticks = clock.clone();
             let work = Worker { emus: mine.clone(), clock: ticks, stop };
-            // An error drops `runner`, which ends the threads that did start.
+            // An error drops `runner`, which ends the threads already started.
             let handle = thread::Builder::new()
                 .name(format!("nvme-emu-{index}"))
                 .spawn(move || work.run())?;
@@ -83,7 +82,7 @@ impl EmuRunner {
         Ok(runner)
     }
 
-    /// Number of threads.
+    /// Returns the number of threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.len()
@@ -113,7 +112,7 @@ struct Worker {
 
 impl Worker {
     fn run(self) {
-        // Without that, sleeps are longer.
+        // Failure only makes sleeps longer.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
         self.emus.iter().for_each(|emu| emu.set_exclusive(true));
         let mut idle = 0u32;
@@ -174,7 +173,7 @@ mod tests {
             let clock = Arc::new(MonotonicClock::default());
             let runner = EmuRunner::on_threads(threads, emus.clone(), clock).unwrap();
             assert_eq!(runner.threads(), threads.min(3));
-            // Disabled controllers: the threads are parked by now, or will be.
+            // Disabled controllers: the threads are parked by now, or soon will be.
             thread::sleep(Duration::from_millis(5));
             drop(runner);
         }

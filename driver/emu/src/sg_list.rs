@@ -1,4 +1,4 @@
-//! The scattered memory of one transfer, and what keeps it allocated.
+//! The scattered memory of one transfer, with the owners that keep it allocated.
 #![allow(unsafe_code, reason = "addresses that cross threads; nothing is dereferenced here")]
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
@@ -7,16 +7,16 @@ use nvme_driver::{CopyDirection, DeviceCopy, DevicePtr};
 
 use crate::{bounce::Bounce, memory::HostMap};
 
-/// Where bytes begin, and what keeps them allocated.
+/// Start address of memory, and the owner that keeps it allocated.
 pub(crate) struct Backing {
     pub(crate) side: Side,
     pub(crate) _owner: Owner,
 }
 
-/// Who addresses the bytes.
+/// Address space of memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Side {
-    /// This process, and maybe a GPU too.
+    /// This process, and possibly a GPU, too.
     Host(NonNull<u8>),
     /// A GPU alone.
     Device(DevicePtr),
@@ -28,19 +28,19 @@ pub(crate) enum Owner {
     External(Arc<dyn Any + Send + Sync>),
 }
 
-// SAFETY: an address with an owner that is Send + Sync; all accesses are raw, as `DmaMemory` asks.
+// SAFETY: an address with an owner that is Send + Sync; all accesses are raw (see `DmaMemory`).
 unsafe impl Send for Backing {}
 // SAFETY: as above.
 unsafe impl Sync for Backing {}
 
-/// An entry of a transfer: memory of this process, or bytes that go nowhere (a bit bucket).
+/// An entry of a transfer: memory of this process, or a bit bucket.
 ///
-/// It is an address and no right: code that dereferences it holds the [`crate::DmaAccess`] or the
+/// It is only an address: code that dereferences it must hold the [`crate::DmaAccess`] or the
 /// [`SgList`] that it came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SgEntry {
-    /// First byte; `None` discards what is read, or is a GPU's memory before the controller has
-    /// found memory in between for it ([`SgList::lacks_bounce`]).
+    /// First byte; `None` for a bit bucket, or for GPU memory before the controller has assigned a
+    /// bounce buffer ([`SgList::lacks_bounce`]).
     pub host: Option<NonNull<u8>>,
     /// Length in bytes.
     pub len: usize,
@@ -51,36 +51,36 @@ unsafe impl Send for SgEntry {}
 // SAFETY: as above.
 unsafe impl Sync for SgEntry {}
 
-/// The scattered memory of one transfer, in order, kept allocated for as long as this lives.
+/// The scattered memory of one transfer, in order, kept allocated for the lifetime of the list.
 ///
-/// Made to be reused: [`SgList::clear`] keeps the capacity.
+/// Reusable: [`SgList::clear`] keeps the capacity.
 #[derive(Default)]
 pub struct SgList {
     list: Vec<SgEntry>,
     pins: Vec<Arc<Backing>>,
     bytes: u64,
-    /// What is on a GPU. None in most transfers, and empty in those that reuse one that had some.
+    /// Parts on a GPU. `None` in most transfers; may be present but empty in reused lists.
     on_device: Option<Box<OnDevice>>,
 }
 
-/// The parts of a transfer that only a GPU addresses.
+/// Parts of a transfer that only a GPU can address.
 #[derive(Default)]
 struct OnDevice {
     parts: Vec<DeviceRange>,
     bytes: usize,
-    /// Their place in this process, one after the other.
+    /// Their bounce buffer in this process, one after the other.
     bounce: Option<Bounce>,
 }
 
 struct DeviceRange {
-    /// Which entry they are in; neighbours share one.
+    /// Index of the entry that contains the range; adjacent ranges share one.
     entry: usize,
     device: DevicePtr,
     len: usize,
 }
 
 impl SgList {
-    /// An empty list.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -100,7 +100,7 @@ impl SgList {
         self.list.push(SgEntry { host: Some(host), len });
     }
 
-    /// Appends `len` bytes of a GPU at `device`, which `backing` keeps.
+    /// Appends `len` bytes of GPU memory at `device`, which `backing` keeps.
     #[cold]
     pub(crate) fn append_device(&mut self, device: DevicePtr, len: usize, backing: &Arc<Backing>) {
         let fresh = self.pin(backing);
@@ -114,7 +114,7 @@ impl SgList {
         let on_device = self.on_device.get_or_insert_default();
         on_device.bytes += len;
         match on_device.parts.last_mut() {
-            // Not across allocations, even where their addresses follow each other.
+            // Not across allocations, even if their addresses are consecutive.
             Some(last) if joins && !fresh && last.device.0 + last.len as u64 == device.0 => {
                 last.len += len;
             }
@@ -122,7 +122,7 @@ impl SgList {
         }
     }
 
-    /// Keeps `backing`; `false` when the last entry does already.
+    /// Keeps `backing`. Returns `false` if the last entry already does.
     #[inline]
     fn pin(&mut self, backing: &Arc<Backing>) -> bool {
         let fresh = self.pins.last().is_none_or(|pin| !Arc::ptr_eq(pin, backing));
@@ -132,20 +132,20 @@ impl SgList {
         fresh
     }
 
-    /// Whether the last entry is a GPU's.
+    /// Returns whether the last entry is on a GPU.
     fn ends_on_device(&self) -> bool {
         let last = self.on_device.as_ref().and_then(|on_device| on_device.parts.last());
         last.is_some_and(|part| part.entry + 1 == self.list.len())
     }
 
-    /// Whether bytes of it are still to be copied to or from a GPU.
+    /// Returns whether some bytes still have to be copied to or from a GPU.
     #[must_use]
     #[inline]
     pub fn is_on_device(&self) -> bool {
         self.on_device.as_ref().is_some_and(|on_device| !on_device.parts.is_empty())
     }
 
-    /// Whether bytes of it have no address in this process, so that no medium can move them.
+    /// Returns whether a part lacks an address in this process, so that no medium can access it.
     #[must_use]
     #[inline]
     pub fn lacks_bounce(&self) -> bool {
@@ -153,12 +153,12 @@ impl SgList {
             && self.on_device.as_ref().is_some_and(|on_device| on_device.bounce.is_none())
     }
 
-    /// Bytes that only a GPU addresses.
+    /// Returns the number of bytes that only a GPU can address.
     pub(crate) fn device_bytes(&self) -> usize {
         self.on_device.as_ref().map_or(0, |on_device| on_device.bytes)
     }
 
-    /// Lets the GPU's parts stand in `bounce` for the media, which is long enough for all of them.
+    /// Maps the GPU's parts to `bounce`, which is long enough for all of them, for use by media.
     pub(crate) fn bounce_through(&mut self, bounce: Bounce) {
         let Some(on_device) = &mut self.on_device else { return };
         assert!(on_device.bytes <= bounce.len(), "too little memory between medium and GPU");
@@ -173,7 +173,7 @@ impl SgList {
         on_device.bounce = Some(bounce);
     }
 
-    /// Appends the copies between the GPU's parts and where they stand.
+    /// Appends the copies between the GPU's parts and the bounce buffer.
     pub(crate) fn copies(&self, direction: CopyDirection, to: &mut Vec<DeviceCopy>) {
         let Some(on_device) = &self.on_device else { return };
         let Some(bounce) = &on_device.bounce else { return };
@@ -185,7 +185,7 @@ impl SgList {
         }
     }
 
-    /// The copies are done: what is left is a transfer like any other.
+    /// Marks the copies as done: the rest is an ordinary transfer.
     pub(crate) fn copied(&mut self) {
         if let Some(on_device) = &mut self.on_device {
             on_device.parts.clear();
@@ -193,7 +193,7 @@ impl SgList {
         }
     }
 
-    /// Appends `len` bytes that go nowhere.
+    /// Appends `len` bytes of bit bucket.
     pub fn push_hole(&mut self, len: usize) {
         self.bytes += len as u64;
         let joins = !self.ends_on_device();
@@ -206,7 +206,7 @@ impl SgList {
         }
     }
 
-    /// Shortens the transfer to its first `bytes` bytes.
+    /// Truncates the transfer to its first `bytes` bytes.
     pub fn truncate(&mut self, bytes: u64) {
         while self.bytes > bytes {
             let Some(last) = self.list.last_mut() else { return };
@@ -221,19 +221,19 @@ impl SgList {
         }
     }
 
-    /// The parts, in order.
+    /// Returns the entries, in order.
     #[must_use]
     pub fn as_slice(&self) -> &[SgEntry] {
         &self.list
     }
 
-    /// Bytes of all parts together.
+    /// Returns the total length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Lets go of the memory and keeps the capacity.
+    /// Releases the memory and keeps the capacity.
     pub fn clear(&mut self) {
         self.list.clear();
         self.pins.clear();

@@ -1,4 +1,4 @@
-//! Virtual time: the whole stack on one thread, the same way each time.
+//! Virtual time: the whole stack on one thread, deterministically.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,12 +6,12 @@ use nvme_driver::{Clock, Nanos};
 
 use crate::{emu::Emu, progress::Progress, random::SplitMix64};
 
-/// A clock whose time passes only in [`Clock::pause`], where the registered controllers run.
+/// A clock that advances only in [`Clock::pause`], where the registered controllers run.
 ///
-/// The seed decides the order of the controllers, how much each does per step and how long that
-/// takes: other seeds give other interleavings, the same seed gives the same ones as long as one
-/// thread uses the clock. More threads are safe, but not repeatable; nor is a GPU that copies
-/// ([`EmuDomain::with_copies`](crate::EmuDomain::with_copies)) in its own time.
+/// The seed determines the order of the controllers, the amount of work per step, and its duration:
+/// different seeds give different interleavings, and the same seed gives the same one as long as
+/// one thread uses the clock. More threads are safe but not reproducible; nor is a GPU that copies
+/// in real time ([`EmuDomain::with_copies`](crate::EmuDomain::with_copies)).
 #[derive(Debug)]
 pub struct SimClock {
     state: Mutex<SimState>,
@@ -24,15 +24,15 @@ struct SimState {
     emus: Vec<Arc<Emu>>,
 }
 
-/// Longest time that a step with results takes.
+/// Longest duration of a step with results.
 const STEP_NS_MAX: u64 = 1000;
-/// Commands fetched in one step, at most.
+/// Most commands fetched in one step.
 const BUDGET_MAX: u64 = 32;
-/// Fruitless polls before time jumps: a caller that just polled may have work of its own left.
+/// Fruitless polls before time jumps: a caller that just polled may have other work left.
 const POLLS_BEFORE_JUMP: u32 = 2;
 
 impl SimClock {
-    /// Time 0, no controllers.
+    /// Creates a clock at time 0 without controllers.
     #[must_use]
     pub fn new(seed: u64) -> Arc<Self> {
         let rng = SplitMix64::new(seed, 0);
@@ -40,12 +40,12 @@ impl SimClock {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// Steps `emu` too from now on. Nothing else should step it.
+    /// Registers `emu` to be stepped from now on. Nothing else should step it.
     pub fn drive(&self, emu: Arc<Emu>) {
         self.state().emus.push(emu);
     }
 
-    /// Lets the controllers run for `span` of virtual time.
+    /// Runs the controllers for `span` of virtual time.
     pub fn run_for(&self, span: Nanos) {
         let end = self.now() + span;
         let mut idle = 0;
@@ -71,7 +71,7 @@ impl Clock for SimClock {
 }
 
 impl SimState {
-    /// Steps every controller once and lets time pass, not beyond `until`. Whether anything moved.
+    /// Steps every controller once and advances time, at most to `until`. Returns false if idle.
     fn round(&mut self, idle: u32, until: Nanos) -> bool {
         let mut all = Progress::default();
         let count = self.emus.len() as u64;
@@ -87,8 +87,8 @@ impl SimState {
         } else if let Some(event) = all.next_event {
             event.max(self.now + Nanos(1))
         } else {
-            // Nothing is known to come: a caller that waits will run into its deadline. Get there
-            // in steps that grow, so that minutes of virtual time take milliseconds.
+            // No event is known: a waiting caller will reach its deadline. Advance in growing
+            // steps, so that minutes of virtual time take milliseconds.
             self.now + Nanos(STEP_NS_MAX << (idle / 64).min(20))
         };
         self.now = self.now.max(next.min(until));

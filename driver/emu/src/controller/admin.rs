@@ -53,7 +53,7 @@ impl Controller {
             AdminOpcode::ASYNC_EVENT_REQUEST => self.async_event_request(ticket),
             AdminOpcode::GET_LOG_PAGE => self.get_log_page(dma, now, sqe),
             AdminOpcode::FORMAT_NVM => self.format_nvm(now, ticket, sqe),
-            // "Keep Alive": KAS is 0, but there is nothing to keep either.
+            // "Keep Alive": KAS is 0, and there is no timer to restart.
             AdminOpcode::KEEP_ALIVE => Ok(Flow::Done(Outcome::OK)),
             _ => Err(Status::INVALID_OPCODE),
         }

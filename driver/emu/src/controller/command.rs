@@ -2,21 +2,21 @@
 
 use nvme_spec::{sqe::Sqe, status::Status};
 
-/// What a completion has to say about its command.
+/// Command fields needed for its completion.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
     pub sqid: u16,
     pub cid: u16,
     pub nsid: u32,
     pub opcode: u8,
-    /// What is wrong with the completion entry.
+    /// Fault of the completion entry.
     pub cqe_fault: CqeFault,
-    /// Whether the command is in the queue's set of outstanding ones: one with the identifier of
-    /// another is not.
+    /// Set if the command is in the queue's set of outstanding commands; false for one with a
+    /// duplicate identifier.
     pub tracked: bool,
 }
 
-/// What is wrong with a completion entry.
+/// Faults of a completion entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum CqeFault {
     #[default]
@@ -28,13 +28,13 @@ pub(super) enum CqeFault {
     Sqid,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
     pub status: Status,
     /// Completion dword 0.
     pub dw0: u32,
-    /// Bytes moved to or from the host.
+    /// Bytes transferred to or from the host.
     pub bytes: u64,
 }
 
@@ -50,12 +50,12 @@ impl Outcome {
     }
 }
 
-/// What executing a command came to.
+/// Result of executing a command.
 #[derive(Debug)]
 pub(super) enum Flow {
-    /// It is finished.
+    /// The command is finished.
     Done(Outcome),
-    /// It is in the slab, or held elsewhere, and completes later.
+    /// The command is in the slab, or held elsewhere, and completes later.
     Pending,
 }
 
@@ -65,32 +65,32 @@ impl From<Result<Flow, Status>> for Flow {
     }
 }
 
-/// A command that waits for something.
+/// A waiting command.
 #[derive(Debug)]
 pub(super) struct Command {
     pub ticket: Ticket,
     pub wait: Wait,
 }
 
-/// What it waits for.
+/// The event that a command waits for.
 #[derive(Debug)]
 pub(super) enum Wait {
-    /// A fault's delay. It is executed afterwards: late effects are what delays are to show.
+    /// A fault's delay. Execution follows the delay, so that its effects are late, too.
     Delay { sqe: Box<Sqe> },
-    /// Operations of media.
+    /// Media operations.
     Media {
         operations: u32,
-        /// The first that failed.
+        /// Status of the first failure.
         failed: Option<Status>,
         bytes: u64,
-        /// LBA shift to switch to when all went well (Format NVM).
+        /// LBA shift to switch to on success (Format NVM).
         format: Option<u8>,
     },
-    /// The commands of a submission queue that is being deleted.
+    /// Completion of the commands of a submission queue that is being deleted.
     Deletion { sqid: u16 },
 }
 
-/// Commands by token. Tokens of commands that have ended are not taken for later ones.
+/// Commands by token. Tokens of ended commands are never mistaken for those of later ones.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     entries: Vec<Entry>,
@@ -104,12 +104,12 @@ struct Entry {
 }
 
 impl Slab {
-    /// Commands inside.
+    /// Returns the number of commands.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// The token that [`Slab::insert`] will give next.
+    /// Returns the token that [`Slab::insert`] will assign next.
     #[inline]
     pub(super) fn next_token(&mut self) -> u64 {
         if self.free.is_empty() {
@@ -143,7 +143,7 @@ impl Slab {
         entry.command.take()
     }
 
-    /// Forgets all commands.
+    /// Removes all commands.
     pub(super) fn clear(&mut self) {
         for index in 0..self.entries.len() as u32 {
             let entry = &self.entries[index as usize];

@@ -1,4 +1,4 @@
-//! Completions, and the interrupts that announce them.
+//! Completions and their interrupts.
 
 use nvme_spec::{admin::AdminOpcode, cqe::Cqe, ids::Cid, nvm::NvmOpcode, status::Status};
 use zerocopy::IntoBytes;
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::domain::DmaAccess;
 
-/// Status bit 13, More: the error log has an entry about it.
+/// Status bit 13, More: the error log has an entry for the command.
 const MORE: u16 = 1 << 13;
 
-/// `status` with Do Not Retry, for what would fail again in the same way.
+/// Sets Do Not Retry on a `status` that would recur.
 pub(super) fn definite(status: Status) -> Status {
     match status {
         Status::DATA_TRANSFER_ERROR
@@ -27,7 +27,7 @@ pub(super) fn definite(status: Status) -> Status {
 }
 
 impl Controller {
-    /// Completes a command that is finished; leaves one that is not.
+    /// Completes a finished command; leaves a pending one.
     #[inline]
     pub(super) fn conclude(&mut self, dma: &DmaAccess<'_>, ticket: Ticket, flow: Flow) {
         if let Flow::Done(mut outcome) = flow {
@@ -40,7 +40,7 @@ impl Controller {
         }
     }
 
-    /// Posts the completion of a command into the slot that was reserved for it.
+    /// Posts the completion of a command into the slot reserved for it.
     #[inline]
     pub(super) fn complete(&mut self, dma: &DmaAccess<'_>, ticket: Ticket, outcome: Outcome) {
         let mut status = outcome.status;
@@ -70,14 +70,14 @@ impl Controller {
         }
         self.post(dma, cqid, cqe, ticket.cqe_fault == CqeFault::Phase);
         let again = ticket.cqe_fault == CqeFault::Duplicate;
-        // The second one has no slot of its own, and a full queue is not overrun even so.
+        // The duplicate has no reserved slot; it must not overrun a full queue.
         if again && self.queues.cq(cqid).is_some_and(|cq| cq.free() > 0) {
             self.post(dma, cqid, cqe, false);
         }
     }
 
     /// Writes an entry: the dword with the phase last, so that a host which sees it sees all. The
-    /// one before it is an atomic store too: a host may load both before it compares the phase.
+    /// preceding dword is an atomic store too: a host may load both before it compares the phase.
     #[inline]
     fn post(&mut self, dma: &DmaAccess<'_>, cqid: u16, mut cqe: Cqe, stale: bool) {
         let Some(cq) = self.queues.cq(cqid) else { return };
@@ -121,12 +121,12 @@ impl Controller {
         }
     }
 
-    /// Takes a slot of the completion queue of `sqid`; `false` when there is none.
+    /// Reserves a slot of the completion queue of `sqid`. Returns `false` if there is none.
     #[inline]
     pub(super) fn reserve(&mut self, sqid: u16) -> bool {
         let Some(cqid) = self.queues.sq(sqid).map(|sq| sq.cqid) else { return false };
         if self.queues.cq(cqid).is_some_and(|cq| cq.free() == 0) {
-            // The host may have moved on since this step began.
+            // The host may have moved its head since this step began.
             self.observe_head(cqid);
         }
         match self.queues.cq(cqid) {
@@ -138,7 +138,7 @@ impl Controller {
         }
     }
 
-    /// Gives the slot of `sqid`'s completion queue back: the command waits without one.
+    /// Returns the slot of `sqid`'s completion queue: the command waits without one.
     pub(super) fn unreserve(&mut self, sqid: u16) {
         let Some(cqid) = self.queues.sq(sqid).map(|sq| sq.cqid) else { return };
         if let Some(cq) = self.queues.cq(cqid) {
@@ -146,7 +146,7 @@ impl Controller {
         }
     }
 
-    /// Signals the vectors of the queues that got entries: once a step, however many there were.
+    /// Signals the vectors of queues with new entries: once per step, however many entries.
     pub(super) fn signal(&mut self) {
         while let Some(cqid) = self.signals.pop() {
             let Some(cq) = self.queues.cq(cqid) else { continue };
@@ -165,7 +165,7 @@ impl Controller {
         }
     }
 
-    /// Signals what INTMC has unmasked.
+    /// Signals withheld vectors that INTMC has unmasked.
     pub(super) fn signal_withheld(&mut self) {
         let now = self.withheld & !self.registers.masked;
         self.withheld &= !now;
@@ -174,7 +174,7 @@ impl Controller {
         }
     }
 
-    /// Whether `opcode` on the admin queue is `which`.
+    /// Returns whether the command is the admin command `which`.
     pub(super) fn is_admin(ticket: &Ticket, which: AdminOpcode) -> bool {
         ticket.sqid == 0 && AdminOpcode(ticket.opcode) == which
     }

@@ -1,4 +1,4 @@
-//! The fault plan, applied to commands.
+//! Application of the fault plan to commands.
 
 use nvme_driver::Nanos;
 use nvme_spec::{
@@ -26,7 +26,7 @@ pub(super) enum DeviceFault {
 }
 
 impl Controller {
-    /// Injects what the plan has for a command. `None`: the command has been dealt with.
+    /// Injects the plan's faults for a command. Returns `None` if that ended the command.
     pub(super) fn inject(
         &mut self,
         dma: &DmaAccess<'_>,
@@ -87,7 +87,7 @@ impl Controller {
         Some(DataFault::None)
     }
 
-    /// The data fault of `hit`, if it applies to the command.
+    /// Returns the data fault of `hit`, if it applies to the command.
     fn data_fault(&self, ticket: &Ticket, sqe: &Sqe, hit: FaultHit) -> DataFault {
         let Some(namespace) = self.namespaces.get(sqe.nsid.wrapping_sub(1) as usize) else {
             return DataFault::None;
@@ -107,7 +107,7 @@ impl Controller {
         }
     }
 
-    /// Forgets a command: it will never complete, and its slot goes to others.
+    /// Drops a command: it will never complete, and its slot becomes free.
     fn abandon(&mut self, ticket: Ticket) {
         self.unreserve(ticket.sqid);
         if let Some(sq) = self.queues.sq(ticket.sqid) {
@@ -128,7 +128,7 @@ impl Controller {
     }
 }
 
-/// What the plan sees of a command.
+/// Returns the properties of a command that rules match on.
 fn view(ticket: &Ticket, sqe: &Sqe) -> CommandView {
     let admin = ticket.sqid == 0;
     let ranged = matches!(

@@ -1,5 +1,5 @@
-//! Doorbells, arbitration, and the way of a command from its queue to its execution (Base,
-//! "Queuing", "Command Arbitration"; PCIe Transport, "Doorbell Stride").
+//! Doorbells, arbitration, and command fetch up to execution (Base, "Queuing", "Command
+//! Arbitration"; PCIe Transport, "Doorbell Stride").
 
 use nvme_driver::Nanos;
 use nvme_spec::{sqe::Sqe, status::Status};
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Controller {
-    /// Takes over new doorbell values. `true` when there may be something to do for this step.
+    /// Reads new doorbell values. Returns whether there may be work for this step.
     pub(super) fn observe_doorbells(&mut self, now: Nanos) -> bool {
         let mut busy = !self.finished.is_empty() || self.deletions > 0;
         busy |= self.delayed.iter().any(|(time, _)| *time <= now);
@@ -33,7 +33,7 @@ impl Controller {
         busy || self.events.waiting()
     }
 
-    /// Takes over the tail of `qid`; whether the queue has entries to fetch.
+    /// Reads the tail of `qid`. Returns whether the queue has entries to fetch.
     #[inline]
     fn observe_tail(&mut self, qid: u16) -> bool {
         let tail = self.doorbells.sq_tail(qid);
@@ -53,7 +53,7 @@ impl Controller {
         self.queues.sq(qid).is_some_and(|sq| sq.ready())
     }
 
-    /// Takes over the head of `cqid`.
+    /// Reads the head of `cqid`.
     #[inline]
     pub(super) fn observe_head(&mut self, cqid: u16) {
         let Some(cq) = self.queues.cq(cqid) else { return };
@@ -73,7 +73,7 @@ impl Controller {
         }
     }
 
-    /// Checks the doorbells of one queue that does not exist, a different one each time.
+    /// Checks the doorbells of one nonexistent queue, a different one each time.
     fn check_unused_doorbells(&mut self) {
         let count = self.queues.sqs.len() as u16;
         self.unused_qid = if self.unused_qid + 1 >= count { 1 } else { self.unused_qid + 1 };
@@ -95,11 +95,11 @@ impl Controller {
     }
 
     /// Fetches up to `budget` commands, a burst from each queue in turn ("Round Robin
-    /// Arbitration"); how many.
+    /// Arbitration"), and returns their number.
     pub(super) fn fetch(&mut self, dma: &DmaAccess<'_>, now: Nanos, budget: u32) -> u32 {
         let burst = self.features.burst();
         let (mut left, mut idle) = (budget, 0);
-        // Ends when all queues in a row had nothing: each turn is a fetch or counts as idle.
+        // Ends after a full round without fetches: each turn fetches or counts as idle.
         while left > 0 && idle < self.queues.active.len() && !self.halted() {
             self.rr_index =
                 if self.rr_index + 1 >= self.queues.active.len() { 0 } else { self.rr_index + 1 };
@@ -111,7 +111,7 @@ impl Controller {
         budget - left
     }
 
-    /// Whether fetching has to stop.
+    /// Returns whether fetching must stop.
     #[inline]
     fn halted(&self) -> bool {
         self.pending_fault.is_some() || self.lifecycle.fatal || self.lifecycle.draining()
@@ -150,7 +150,7 @@ impl Controller {
         fetched
     }
 
-    /// A command was fetched.
+    /// Begins a fetched command.
     #[inline]
     fn begin(&mut self, dma: &DmaAccess<'_>, now: Nanos, qid: u16, sqe: &Sqe) {
         self.counters.commands += 1;
@@ -181,7 +181,7 @@ impl Controller {
         self.execute(dma, now, ticket, sqe, fault);
     }
 
-    /// Executes a command and completes it if that is all.
+    /// Executes a command and completes it unless it is pending.
     #[inline]
     pub(super) fn execute(
         &mut self,
@@ -200,17 +200,17 @@ impl Controller {
         } else {
             self.run_io(dma, now, ticket, sqe, fault)
         };
-        // It has taken effect, or it is in flight.
+        // It has taken effect or is in flight.
         if changes && self.pass_moment() {
             return;
         }
         self.conclude(dma, ticket, flow);
     }
 
-    /// Takes what media have finished; no DMA access is held, so their memory may go.
+    /// Takes finished media operations; holds no DMA access, so their memory may be freed.
     pub(super) fn poll_media(&mut self, now: Nanos) -> u32 {
         for namespace in &mut self.namespaces {
-            // CSTS.CFS: nothing is done any more until a reset.
+            // CSTS.CFS: nothing more happens until a reset.
             if self.lifecycle.fatal {
                 namespace.cancel();
             }
@@ -227,7 +227,7 @@ impl Controller {
         count
     }
 
-    /// A medium has ended an operation.
+    /// Accounts for an operation that a medium has ended.
     fn operation_done(&mut self, mut done: MediaDone) {
         done.sg_list.clear();
         self.spare.push(done.sg_list);
@@ -273,7 +273,7 @@ impl Controller {
         count
     }
 
-    /// Executes commands whose delay is over, in the order of their times.
+    /// Executes commands whose delay has passed, in order of their times.
     pub(super) fn run_delayed(&mut self, dma: &DmaAccess<'_>, now: Nanos) -> u32 {
         let mut count = 0;
         loop {
@@ -288,8 +288,8 @@ impl Controller {
     }
 }
 
-/// Whether the command is one that a crash before or after it tells apart: none that only returns
-/// data (bits 1:0 of the opcode are 10b).
+/// Returns whether the command can change the medium, so that a crash before it differs from one
+/// after it: any command that does not only return data (bits 1:0 of the opcode 10b).
 #[inline]
 fn changes_medium(ticket: &Ticket) -> bool {
     ticket.sqid != 0 && ticket.opcode & 3 != 2

@@ -21,10 +21,10 @@ use crate::{
 
 /// `ENOSPC` of Linux, as [`MediaError::Os`] carries it.
 const ENOSPC: i32 = 28;
-/// Ranges of a dataset management command at most.
+/// Largest number of ranges in a dataset management command.
 const RANGES_MAX: usize = 256;
 
-/// The status of a command whose medium failed.
+/// Returns the status of a command whose medium failed.
 pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
     let reads = matches!(NvmOpcode(opcode), NvmOpcode::READ | NvmOpcode::COMPARE);
     match error {
@@ -34,13 +34,13 @@ pub(super) fn status_of(opcode: u8, error: &MediaError) -> Status {
         MediaError::Os { .. } => Status::WRITE_FAULT,
         MediaError::Failed { .. } if reads => Status::UNRECOVERED_READ_ERROR.with_dnr(),
         MediaError::Failed { .. } => Status::WRITE_FAULT.with_dnr(),
-        // Base, "Data Transfer Error": the data did not get to its memory, or from there.
+        // Base, "Data Transfer Error": the data could not be copied to or from GPU memory.
         MediaError::Copy(_) | MediaError::GpuLost(_) => Status::DATA_TRANSFER_ERROR,
         _ => Status::INTERNAL_ERROR,
     }
 }
 
-/// The outcome of an operation that its medium finished at once.
+/// Returns the outcome of an operation that its medium finished immediately.
 fn outcome(opcode: u8, done: &MediaDone, bytes: u64) -> Outcome {
     match &done.result {
         Ok(()) => Outcome { bytes, ..Outcome::OK },
@@ -73,10 +73,10 @@ impl Controller {
         .into()
     }
 
-    /// Index of the namespace that `sqe` is about.
+    /// Returns the index of the namespace of `sqe`.
     #[inline]
     pub(super) fn namespace_index(&self, sqe: &Sqe) -> Result<usize, Status> {
-        // "Namespace Identifier": 0 and FFFFFFFFh wrap to indices that do not exist.
+        // "Namespace Identifier": 0 and FFFFFFFFh wrap to nonexistent indices.
         let index = sqe.nsid.wrapping_sub(1) as usize;
         match self.namespaces.get(index) {
             None => Err(Status::INVALID_NAMESPACE),
@@ -85,7 +85,7 @@ impl Controller {
         }
     }
 
-    /// NVM, "Read command" and "Write command".
+    /// Executes a read or a write (NVM, "Read command", "Write command").
     #[inline]
     fn read_write(
         &mut self,
@@ -100,7 +100,7 @@ impl Controller {
         let namespace = &mut self.namespaces[index];
         let range = BlockRange::from_sqe(sqe);
         let lbas = u64::from(range.lbas().0);
-        // "Identify Controller", MDTS: a command that exceeds it gets Invalid Field.
+        // "Identify Controller", MDTS: a larger transfer is an Invalid Field.
         if lbas << namespace.lba_shift > self.transfer_bytes_max {
             return Err(Status::INVALID_FIELD);
         }
@@ -116,7 +116,7 @@ impl Controller {
         let walked = transfer::walk(dma, &self.rules, sqe, direction, len, &mut gather);
         let bytes = len - gather.holes.min(len);
         if let Err(status) = walked {
-            // All of them are still mapped, as the access shows: nothing is freed by this.
+            // The held access keeps all of them mapped: this frees nothing.
             sg_list.clear();
             self.spare.push(sg_list);
             return Err(status);
@@ -139,7 +139,7 @@ impl Controller {
         })
     }
 
-    /// "Flush command": one namespace, or all (Identify Controller, VWC bits 2:1 = 11b).
+    /// Flushes one namespace, or all (Identify Controller, VWC bits 2:1 = 11b).
     fn flush(&mut self, now: Nanos, ticket: Ticket, sqe: &Sqe) -> Result<Flow, Status> {
         let all = sqe.nsid() == Nsid::ALL;
         let targets = if all {
@@ -151,19 +151,19 @@ impl Controller {
         Ok(self.run_operations(now, ticket, targets.map(|at| (at, MediaKind::Flush, 0, 0))))
     }
 
-    /// NVM, "Write Zeroes command".
+    /// Executes a Write Zeroes (NVM, "Write Zeroes command").
     fn write_zeroes(&mut self, now: Nanos, ticket: Ticket, sqe: &Sqe) -> Result<Flow, Status> {
         let index = self.namespace_index(sqe)?;
         let range = BlockRange::from_sqe(sqe);
         let (offset, len) = self.namespaces[index]
             .range(range.slba, u64::from(range.lbas().0))
             .ok_or(Status::LBA_OUT_OF_RANGE)?;
-        // DLFEAT bit 3: with DEAC set the blocks are deallocated, and read as zeroes even so.
+        // DLFEAT bit 3: with DEAC the blocks are deallocated, and still read as zeroes.
         let kind = if range.deac { MediaKind::Deallocate } else { MediaKind::WriteZeroes };
         Ok(self.run_operations(now, ticket, [(index, kind, offset, len)].into_iter()))
     }
 
-    /// NVM, "Dataset Management command".
+    /// Executes a Dataset Management command (NVM, "Dataset Management command").
     fn dataset_management(
         &mut self,
         dma: &DmaAccess<'_>,
@@ -180,7 +180,7 @@ impl Controller {
         transfer::walk(dma, &self.rules, sqe, Direction::Write, len, &mut collect)?;
         let namespace = &self.namespaces[index];
         let bytes = |range: &DatasetRange| namespace.range(range.slba, u64::from(range.lbas));
-        // All are checked before the first takes effect.
+        // All ranges are checked before the first takes effect.
         if ranges.iter().any(|range| bytes(range).is_none()) {
             return Err(Status::LBA_OUT_OF_RANGE);
         }
@@ -205,7 +205,7 @@ impl Controller {
         let token = self.commands.next_token();
         let (mut pending, mut failed) = (0, None);
         for (index, kind, offset, len) in operations {
-            // Without memory, and yet from the pool: what media give back goes there.
+            // Empty, but still from the pool, because media return it to the pool.
             let sg_list = self.spare.pop().unwrap_or_default();
             let fault = DataFault::None;
             let op = MediaOp { token, kind, offset, len, sg_list, placement: 0, fault };

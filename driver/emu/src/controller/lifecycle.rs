@@ -12,13 +12,13 @@ use crate::{
     media::{DataFault, MediaKind, MediaOp},
 };
 
-/// Token of the flushes of a shutdown: no command's, the slab never gives it.
+/// Token of the flushes of a shutdown, which the slab never assigns.
 const SHUTDOWN_TOKEN: u64 = u64::MAX;
 
-/// How long the link is down after a reset of the NVM subsystem.
+/// Duration of the link loss after a reset of the NVM subsystem.
 const LINK_LOSS: Nanos = Nanos::from_millis(500);
 
-/// Where the controller is between power-on and its end.
+/// State of the controller between power-on and removal.
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     phase: Phase,
@@ -27,11 +27,11 @@ pub(super) struct Lifecycle {
     pub fatal: bool,
     /// No longer on the bus.
     pub gone: bool,
-    /// When the link is back that a reset of the subsystem took down.
+    /// End of the link loss after a reset of the subsystem.
     link_back: Nanos,
 }
 
-/// CC.EN and what CSTS.RDY makes of it. `at` is when it follows; `None`: never.
+/// CC.EN and the resulting CSTS.RDY. `at` is the time of the change; `None`: never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
     #[default]
@@ -59,7 +59,7 @@ enum Shutdown {
 }
 
 impl Lifecycle {
-    /// CSTS.
+    /// Returns CSTS.
     pub(super) fn status(&self) -> Csts {
         let ready = matches!(self.phase, Phase::Ready | Phase::Disabling { .. });
         let shutdown = match self.shutdown {
@@ -70,7 +70,7 @@ impl Lifecycle {
         Csts::default().with_rdy(ready.into()).with_cfs(self.fatal.into()).with_shst(shutdown.0)
     }
 
-    /// Whether commands are fetched and completed.
+    /// Returns whether commands are fetched and completed.
     #[inline]
     pub(super) fn serving(&self) -> bool {
         self.phase == Phase::Ready
@@ -84,18 +84,18 @@ impl Lifecycle {
         !self.gone && now >= self.link_back
     }
 
-    /// Whether a shutdown was asked for: what was fetched completes, and nothing more is fetched.
+    /// Returns whether a shutdown was requested: fetched commands complete, no more are fetched.
     #[inline]
     pub(super) fn draining(&self) -> bool {
         self.shutdown != Shutdown::None
     }
 
-    /// Whether a shutdown is going on.
+    /// Returns whether a shutdown is in progress.
     pub(super) fn shutting_down(&self) -> bool {
         !self.gone && !matches!(self.shutdown, Shutdown::None | Shutdown::Complete)
     }
 
-    /// Whether the last shutdown was complete, so that losing power now is no accident.
+    /// Returns whether the last shutdown completed, so that losing power now is safe.
     pub(super) fn safe(&self) -> bool {
         self.shutdown == Shutdown::Complete
     }
@@ -107,7 +107,7 @@ impl Lifecycle {
         }
     }
 
-    /// A plan without the fault that holds a transition back lets it happen.
+    /// Lets a transition happen that a removed fault was blocking.
     pub(super) fn faults_changed(&mut self, faults: &RegisterFaults) {
         match &mut self.phase {
             Phase::Enabling { at } if !faults.stuck_rdy => *at = at.or(Some(Nanos(0))),
@@ -118,16 +118,16 @@ impl Lifecycle {
 }
 
 impl Controller {
-    /// Lets CSTS.RDY follow CC.EN where its time has come; the number of changes.
+    /// Lets CSTS.RDY follow CC.EN when due. Returns the number of changes.
     pub(super) fn tick(&mut self, now: Nanos) -> u32 {
         let due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let phase = self.lifecycle.phase;
         match phase {
             Phase::Enabling { at } if due(at) => self.lifecycle.phase = Phase::Ready,
-            // "No DMA" is what RDY = 0 says, and media cannot call back all that they have begun.
+            // RDY = 0 promises "no DMA", and media cannot cancel all operations they have begun.
             Phase::Disabling { at } if due(at) && self.media_idle(now) => {
                 self.lifecycle.phase = Phase::Disabled;
-                // Enabled again before RDY was 0: a host should wait, but the bit is a level.
+                // Enabled again before RDY was 0. A host should wait, but EN is level-triggered.
                 if self.registers.cc.en() == 1 {
                     self.enable(now);
                 }
@@ -137,7 +137,7 @@ impl Controller {
         1
     }
 
-    /// Whether media use no memory any more.
+    /// Returns whether media have stopped using memory.
     fn media_idle(&mut self, now: Nanos) -> bool {
         self.poll_media(now);
         self.in_flight() == 0
@@ -164,7 +164,7 @@ impl Controller {
         }
     }
 
-    /// CC.EN went to 1: "Controller Initialization".
+    /// Handles CC.EN going to 1: "Controller Initialization".
     fn enable(&mut self, now: Nanos) {
         if self.lifecycle.phase != Phase::Disabled {
             return;
@@ -174,7 +174,7 @@ impl Controller {
             return;
         }
         let registers = &self.registers;
-        // A shutdown that was asked for while it was disabled is over.
+        // A shutdown requested while disabled is over.
         self.lifecycle.shutdown = Shutdown::None;
         let sq_size = u32::from(registers.aqa.asqs_z()) + 1;
         let cq_size = u32::from(registers.aqa.acqs_z()) + 1;
@@ -190,8 +190,8 @@ impl Controller {
         self.tick(now);
     }
 
-    /// CC.EN went to 0: "Controller Level Reset". Commands end without completions, I/O queues are
-    /// deleted, and no DMA happens once CSTS.RDY is 0.
+    /// Handles CC.EN going to 0: "Controller Level Reset". Commands end without completions, I/O
+    /// queues are deleted, and no DMA happens once CSTS.RDY is 0.
     fn reset(&mut self, now: Nanos) {
         self.counters.resets += 1;
         for namespace in &mut self.namespaces {
@@ -213,8 +213,8 @@ impl Controller {
         self.tick(now);
     }
 
-    /// Function Level Reset (Base, "Controller Level Reset"): as clearing CC.EN, but all registers
-    /// are as after power-on, and nothing but copies that go on keeps CSTS.RDY at 1.
+    /// Performs a Function Level Reset (Base, "Controller Level Reset"): like clearing CC.EN, but
+    /// all registers return to power-on values, and only copies in progress keep CSTS.RDY at 1.
     pub fn reset_function(&mut self, now: Nanos) -> bool {
         if !self.lifecycle.answers(now) || self.faults.plan().registers.no_function_reset {
             return false;
@@ -223,14 +223,14 @@ impl Controller {
         true
     }
 
-    /// NVM Subsystem Reset: as a Function Level Reset, and the link is down for a while.
+    /// Performs an NVM Subsystem Reset: a Function Level Reset plus a link loss.
     pub(super) fn reset_subsystem(&mut self, now: Nanos) {
         self.reset_all(now);
         self.counters.subsystem_resets += 1;
         self.lifecycle.link_back = now + LINK_LOSS;
     }
 
-    /// A reset that does not depend on CC, nor on what goes wrong with it.
+    /// Resets independently of CC and of its faults.
     fn reset_all(&mut self, now: Nanos) {
         self.registers.clear();
         self.reset(now);
@@ -240,7 +240,7 @@ impl Controller {
         self.tick(now);
     }
 
-    /// Everything in the controller and in volatile caches is lost.
+    /// Loses everything in the controller and in volatile caches.
     pub(super) fn lose_power(&mut self) {
         for namespace in &mut self.namespaces {
             namespace.power_loss();
@@ -252,7 +252,7 @@ impl Controller {
         self.features.reset();
         self.update_write_cache();
         self.registers.clear();
-        // Not ready to be enabled as long as media use memory.
+        // Cannot be enabled while media use memory.
         let phase = match self.in_flight() {
             0 => Phase::Disabled,
             _ => Phase::Disabling { at: Some(Nanos(0)) },
@@ -274,7 +274,7 @@ impl Controller {
         self.doorbells.clear_all();
     }
 
-    /// CSTS.CFS: nothing is done any more until a reset.
+    /// Sets CSTS.CFS: nothing more happens until a reset.
     #[cold]
     pub(super) fn fail(&mut self, why: &'static str) {
         if !self.lifecycle.fatal {
@@ -283,7 +283,7 @@ impl Controller {
         self.lifecycle.fatal = true;
     }
 
-    /// "Shutdown": finish what is in flight, make it permanent, say so.
+    /// Advances a "Shutdown": drains commands in flight, flushes, reports completion.
     pub(super) fn advance_shutdown(&mut self, now: Nanos) -> u32 {
         if !self.lifecycle.shutting_down() || self.in_flight() > 0 {
             return 0;

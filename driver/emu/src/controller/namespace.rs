@@ -1,4 +1,4 @@
-//! A namespace: a medium, and how it is cut into blocks.
+//! A namespace: a medium divided into blocks.
 
 use nvme_driver::Nanos;
 
@@ -8,10 +8,10 @@ use crate::{
     media::{GpuCopies, Media, MediaDone, MediaOp, Overlay},
 };
 
-/// log2 of the block sizes a namespace can be formatted to, in the order of its LBA formats.
+/// log2 of the supported block sizes, in the order of the LBA formats.
 pub(super) const LBA_SHIFTS: [u8; 2] = [9, 12];
 
-/// A namespace.
+/// A medium divided into blocks.
 #[derive(Debug)]
 pub(super) struct Namespace {
     media: GpuCopies,
@@ -20,9 +20,9 @@ pub(super) struct Namespace {
     pub lba_shift: u8,
     /// Size in blocks.
     pub lbas: u64,
-    /// Bytes that deallocations should be multiples of.
+    /// Preferred granularity of deallocations in bytes.
     pub deallocate_bytes: Option<u32>,
-    /// Being formatted: other commands are refused.
+    /// Set during a format: other commands are rejected.
     pub formatting: bool,
 }
 
@@ -35,29 +35,29 @@ impl Namespace {
         Self { media, capacity, lba_shift, lbas, deallocate_bytes, formatting: false }
     }
 
-    /// Bytes that blocks of the current size fill.
+    /// Returns the total bytes of all blocks of the current size.
     pub(super) fn bytes(&self) -> u64 {
         self.lbas << self.lba_shift
     }
 
-    /// Smallest unit that a write can be torn into.
+    /// Returns the smallest unit of a torn write.
     pub(super) fn tear_bytes(&self) -> u64 {
         u64::from(self.media.granularity_bytes()).max(512)
     }
 
-    /// Whether the medium can hold blocks of `1 << lba_shift` bytes.
+    /// Returns whether the medium can hold blocks of `1 << lba_shift` bytes.
     pub(super) fn can_format(&self, lba_shift: u8) -> bool {
         (1u32 << lba_shift).is_multiple_of(self.media.granularity_bytes().max(1))
             && self.capacity >> lba_shift > 0
     }
 
-    /// Cuts it into blocks of another size.
+    /// Changes the block size.
     pub(super) fn format(&mut self, lba_shift: u8) {
         self.lba_shift = lba_shift;
         self.lbas = self.capacity >> lba_shift;
     }
 
-    /// The range in bytes, if it lies inside. NVM, "LBA Out of Range".
+    /// Returns the range in bytes, if it lies inside. NVM, "LBA Out of Range".
     #[inline]
     pub(super) fn range(&self, slba: u64, lbas: u64) -> Option<(u64, u64)> {
         let end = slba.checked_add(lbas)?;
@@ -73,13 +73,13 @@ impl Namespace {
         self.media.set_exclusive(exclusive);
     }
 
-    /// Operations in flight.
+    /// Returns the number of operations in flight.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.media.in_flight()
     }
 
-    /// Copies to and from a GPU so far, and the batches that they were started in.
+    /// Returns the number of copies to and from a GPU so far, and of their batches.
     pub(super) fn copies(&self) -> (u64, u64) {
         (self.media.started, self.media.batches)
     }

@@ -1,6 +1,6 @@
 //! Flexible Data Placement (Base, "Flexible Data Placement"): one endurance group with all
-//! namespaces, one reclaim group, and a placement handle of each namespace for each reclaim unit
-//! handle. So a Placement Identifier is the number of a handle.
+//! namespaces, one reclaim group, and one placement handle per namespace and reclaim unit handle. A
+//! Placement Identifier is thus the number of a handle.
 
 use nvme_spec::{
     fdp::{
@@ -19,16 +19,16 @@ use super::{
 };
 use crate::domain::DmaAccess;
 
-/// The endurance group that all namespaces are in.
+/// The endurance group of all namespaces.
 pub(super) const ENDURANCE_GROUP: u16 = 1;
 
 impl Controller {
-    /// ENDGID, and ENDGIDMAX.
+    /// Returns ENDGID and ENDGIDMAX.
     pub(super) fn endurance_group(&self) -> u16 {
         if self.placement.is_some() { ENDURANCE_GROUP } else { 0 }
     }
 
-    /// The placement handle that a command names.
+    /// Returns the placement handle of a command.
     pub(super) fn placement_handle(&self, sqe: &Sqe) -> Result<u16, Status> {
         let Directive { kind, specific } = Directive::from_sqe(sqe);
         if NvmOpcode(sqe.opcode) != NvmOpcode::WRITE {
@@ -36,7 +36,7 @@ impl Controller {
         }
         match (kind, self.placement) {
             (DirectiveType::NONE, _) => Ok(0),
-            // An identifier that is not valid is no error: the controller chooses.
+            // An invalid identifier is not an error: the controller chooses.
             (DirectiveType::DATA_PLACEMENT, Some(placement)) => {
                 Ok(if specific < placement.handles { specific } else { 0 })
             }
@@ -44,7 +44,7 @@ impl Controller {
         }
     }
 
-    /// "I/O Management Receive command".
+    /// Executes an "I/O Management Receive command".
     pub(super) fn io_management_receive(
         &mut self,
         dma: &DmaAccess<'_>,
@@ -72,14 +72,14 @@ impl Controller {
         self.deliver(dma, sqe, &status, bytes)
     }
 
-    /// "FDP Configurations": one, of one reclaim group.
+    /// Builds "FDP Configurations": one configuration with one reclaim group.
     pub(super) fn fdp_page(&self, page: &mut [u8], group: u16) -> Result<usize, Status> {
         let placement = self.placement.ok_or(Status::INVALID_LOG_PAGE)?;
         if group != ENDURANCE_GROUP {
             return Err(Status::INVALID_FIELD);
         }
         let (header, handles) = (size_of::<FdpConfigurationsHeader>(), placement.handles);
-        // A dword for each handle, padded to a multiple of 8 bytes.
+        // One dword per handle, padded to a multiple of 8 bytes.
         let all = (size_of::<FdpConfiguration>() + 4 * usize::from(handles)).next_multiple_of(8);
         let configurations =
             FdpConfigurationsHeader { size: (header + all) as u32, ..Default::default() };

@@ -1,16 +1,16 @@
-//! Queues as the controller keeps them (Base, "Queuing": submission and completion queues).
+//! Controller-side state of queues (Base, "Queuing": submission and completion queues).
 
 use nvme_driver::Iova;
 
-/// Where the entries of a queue are.
+/// Location of a queue's entries.
 #[derive(Debug)]
 pub(super) struct Ring {
     base: u64,
-    /// Pages of a queue that is not contiguous; else empty.
+    /// Pages of a non-contiguous queue; else empty.
     pages: Box<[u64]>,
     page_bytes: u64,
     entry_bytes: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
 }
 
@@ -23,7 +23,7 @@ impl Ring {
         Self { base: 0, pages: pages.into(), page_bytes, entry_bytes, size }
     }
 
-    /// Address of entry `index`.
+    /// Returns the address of entry `index`.
     #[inline]
     pub(super) fn at(&self, index: u32) -> Iova {
         let byte = u64::from(index) * self.entry_bytes;
@@ -34,13 +34,13 @@ impl Ring {
         Iova(page.wrapping_add(byte % self.page_bytes))
     }
 
-    /// The index after `index`.
+    /// Returns the index after `index`.
     #[inline]
     pub(super) fn after(&self, index: u32) -> u32 {
         if index + 1 == self.size { 0 } else { index + 1 }
     }
 
-    /// Steps from `from` forward to `to`.
+    /// Returns the number of steps forward from `from` to `to`.
     #[inline]
     pub(super) fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from { to - from } else { to + self.size - from }
@@ -56,7 +56,7 @@ impl CidSet {
         Self(vec![0; 1 << 10].into())
     }
 
-    /// `false` when it was there already.
+    /// Inserts `cid`. Returns `false` if it was present.
     #[inline]
     pub(super) fn insert(&mut self, cid: u16) -> bool {
         let word = &mut self.0[usize::from(cid >> 6)];
@@ -71,7 +71,7 @@ impl CidSet {
         self.0[usize::from(cid >> 6)] &= !(1 << (cid & 63));
     }
 
-    /// An identifier that is not outstanding, unlike `cid` if any is.
+    /// Returns an identifier that is not outstanding and, if possible, far from `cid`.
     pub(super) fn absent(&self, cid: u16) -> u16 {
         let has = |cid: u16| self.0[usize::from(cid >> 6)] & 1 << (cid & 63) != 0;
         let far = cid ^ 0x8000;
@@ -86,16 +86,16 @@ pub(super) struct SubmissionQueue {
     pub cqid: u16,
     /// Next entry to fetch.
     pub head: u32,
-    /// Where the host's entries end, as last seen.
+    /// Last seen tail of the host.
     pub tail: u32,
-    /// The doorbell's last value that made no sense.
+    /// Last invalid doorbell value.
     pub bad_tail: Option<u32>,
     /// Commands fetched and not completed.
     pub outstanding: u32,
     pub cids: CidSet,
-    /// The queue is being deleted: nothing is fetched any more.
+    /// Set while the queue is being deleted: nothing is fetched any more.
     pub deleting: bool,
-    /// The next entry waits for its completion queue.
+    /// Set while the next entry waits for a completion slot.
     pub waiting: bool,
 }
 
@@ -114,7 +114,7 @@ impl SubmissionQueue {
         }
     }
 
-    /// Whether there is something to fetch.
+    /// Returns whether there are entries to fetch.
     #[inline]
     pub(super) fn ready(&self) -> bool {
         self.head != self.tail && !self.deleting
@@ -127,19 +127,19 @@ pub(super) struct CompletionQueue {
     pub ring: Ring,
     /// Next entry to write.
     pub tail: u32,
-    /// First entry the host has not taken, as last seen.
+    /// First entry not consumed by the host, as last seen.
     pub head: u32,
-    /// The doorbell's last value that made no sense.
+    /// Last invalid doorbell value.
     pub bad_head: Option<u32>,
-    /// Phase of this pass.
+    /// Phase of the current pass.
     pub phase: bool,
-    /// Entries promised to commands inside the controller.
+    /// Entries reserved for commands inside the controller.
     pub reserved: u32,
     /// Vector to signal, if interrupts are enabled.
     pub vector: Option<u16>,
-    /// Submission queues that complete here.
+    /// Number of submission queues that complete here.
     pub users: u32,
-    /// Something was posted since the vector was signalled.
+    /// Set if an entry was posted since the vector was last signalled.
     pub signal: bool,
 }
 
@@ -158,8 +158,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Entries neither waiting for the host nor promised. One entry always stays empty ("Full
-    /// Queue").
+    /// Returns the number of entries neither posted nor reserved. One entry always stays empty
+    /// ("Full Queue").
     #[inline]
     pub(super) fn free(&self) -> u32 {
         let used = self.ring.distance(self.head, self.tail);
@@ -172,9 +172,9 @@ impl CompletionQueue {
 pub(super) struct Queues {
     pub sqs: Vec<Option<SubmissionQueue>>,
     pub cqs: Vec<Option<CompletionQueue>>,
-    /// Identifiers of the submission queues that exist, ascending.
+    /// Identifiers of existing submission queues, ascending.
     pub active: Vec<u16>,
-    /// The same of the completion queues.
+    /// Identifiers of existing completion queues, ascending.
     pub active_cqs: Vec<u16>,
 }
 
@@ -231,7 +231,7 @@ impl Queues {
         self.active_cqs.retain(|active| *active != qid);
     }
 
-    /// Whether any I/O queue exists.
+    /// Returns whether any I/O queue exists.
     pub(super) fn any_io(&self) -> bool {
         self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
     }

@@ -1,4 +1,4 @@
-//! The register file (Base, "Controller Properties"), apart from what the registers cause.
+//! The register file (Base, "Controller Properties"), without the effects of register writes.
 
 use nvme_driver::Nanos;
 use nvme_spec::reg::{self, Aqa, Cap, Cc, Version};
@@ -7,10 +7,10 @@ use crate::config::EmuConfig;
 
 /// log2 of the largest memory page over 4 KiB (CAP.MPSMAX): 64 KiB.
 const MPSMAX: u8 = 4;
-/// The version that VS and the identify data report.
+/// Version in VS and the identify data.
 pub(super) const VERSION: Version = Version::new(2, 0, 0);
 
-/// Values that the host wrote, and constants.
+/// Values written by the host, and constants.
 #[derive(Debug)]
 pub(super) struct Registers {
     pub cap: Cap,
@@ -18,7 +18,7 @@ pub(super) struct Registers {
     pub aqa: Aqa,
     pub asq: u64,
     pub acq: u64,
-    /// Vectors masked by INTMS, 1 bit each.
+    /// Bit set of vectors masked by INTMS.
     pub masked: u32,
 }
 
@@ -26,7 +26,7 @@ impl Registers {
     pub(super) fn new(config: &EmuConfig) -> Self {
         let half_seconds = config.ready_timeout.0.div_ceil(Nanos::from_millis(500).0).clamp(1, 255);
         let cap = Cap::default()
-            // It is ready when its media are.
+            // Ready as soon as its media are.
             .with_crms(1)
             .with_mqes_z(config.mqes - 1)
             .with_cqr(config.contiguous_queues.into())
@@ -38,22 +38,22 @@ impl Registers {
         Self { cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 }
     }
 
-    /// As after power-on.
+    /// Resets to power-on values.
     pub(super) fn clear(&mut self) {
         *self = Self { cap: self.cap, cc: Cc(0), aqa: Aqa(0), asq: 0, acq: 0, masked: 0 };
     }
 
-    /// Bytes of a memory page as CC.MPS has it.
+    /// Returns the size of a memory page in bytes (CC.MPS).
     pub(super) fn page_bytes(&self) -> u64 {
         4096 << self.cc.mps()
     }
 
-    /// Entries an I/O queue may have.
+    /// Returns the largest depth of an I/O queue.
     pub(super) fn queue_entries_max(&self) -> u32 {
         u32::from(self.cap.mqes_z()) + 1
     }
 
-    /// Reads a dword; what is reserved reads as 0. CSTS is not here: it follows from the state.
+    /// Reads a dword; reserved registers read as 0. CSTS is not here: it follows from the state.
     pub(super) fn read(&self, offset: u32) -> u32 {
         match offset {
             reg::CAP => self.cap.0 as u32,
@@ -86,11 +86,11 @@ impl Registers {
         }
     }
 
-    /// Why the controller cannot be enabled as the registers are, if it cannot.
+    /// Returns the reason for which the register values prevent enabling, if any.
     pub(super) fn refusal(&self) -> Option<&'static str> {
-        // "Controller Configuration" and "Admin Queue Attributes": what CAP does not announce, and
-        // queues of fewer than two entries, are invalid. Entry sizes may still be 0: they are only
-        // needed when the first I/O queue is created.
+        // "Controller Configuration" and "Admin Queue Attributes": values that CAP does not
+        // advertise, and queues of fewer than two entries, are invalid. Entry sizes may still be 0:
+        // they are needed only when the first I/O queue is created.
         let (cc, page) = (self.cc, self.page_bytes());
         if cc.css() != 0 {
             Some("CC.CSS selects a command set that CAP.CSS does not have")

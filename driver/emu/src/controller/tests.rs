@@ -1,5 +1,5 @@
-//! A raw host against the controller: it writes entries by hand, rings doorbells and looks at what
-//! comes back, so that it can also do what no driver would.
+//! A raw host against the controller: it writes entries by hand, rings doorbells and checks the
+//! completions, so it can also do things that no driver would.
 #![allow(unsafe_code, reason = "rings doorbells by address")]
 
 mod admin;
@@ -45,7 +45,7 @@ const ADMIN_ENTRIES: u32 = 8;
 /// Bytes of a page, and of most buffers.
 const PAGE: usize = 4096;
 
-/// A queue pair as the host keeps it.
+/// Host-side state of a queue pair.
 struct HostQueue {
     sq: Arc<dyn DmaMemory>,
     cq: Arc<dyn DmaMemory>,
@@ -63,7 +63,7 @@ struct Host {
     bells: Doorbells,
     interrupts: Interrupts,
     now: Nanos,
-    /// By queue identifier.
+    /// Indexed by queue identifier.
     queues: Vec<Option<HostQueue>>,
     cid: u16,
     media: MemoryMedia,
@@ -78,14 +78,14 @@ fn config(media: &MemoryMedia) -> EmuConfig {
         .namespace(media.clone(), 512)
 }
 
-/// One rule for every command of `opcode` on I/O queues.
+/// Returns a plan with one rule for every `opcode` command on I/O queues.
 fn plan(opcode: NvmOpcode, then: FaultAction) -> FaultPlan {
     let when = FaultWhen { admin: Some(false), opcode: Some(opcode.0), ..FaultWhen::default() };
     FaultPlan { seed: 7, rules: vec![FaultRule::new(when, then)], ..FaultPlan::default() }
 }
 
 impl Host {
-    /// Powered on and not enabled, with one namespace of 1 MiB in blocks of 512 bytes.
+    /// Returns a powered-on, disabled host with one namespace of 1 MiB in blocks of 512 bytes.
     fn off(change: impl FnOnce(EmuConfig) -> EmuConfig) -> Self {
         Self::off_in(EmuDomain::new("test"), change)
     }
@@ -101,7 +101,7 @@ impl Host {
         Self { controller, domain, bells, interrupts, now, queues, cid: 0, media }
     }
 
-    /// Enabled, with admin queues only.
+    /// Creates a host with an enabled controller that has only admin queues.
     fn enabled(change: impl FnOnce(EmuConfig) -> EmuConfig) -> Self {
         let mut host = Self::off(change);
         host.enable(ADMIN_ENTRIES, ADMIN_ENTRIES);
@@ -109,7 +109,7 @@ impl Host {
         host
     }
 
-    /// Enabled, with I/O queue pair 1 of 16 entries.
+    /// Creates a host with an enabled controller and I/O queue pair 1 of 16 entries.
     fn ready(change: impl FnOnce(EmuConfig) -> EmuConfig) -> Self {
         let mut host = Self::enabled(change);
         host.create_pair(1, 16, 16);
@@ -151,7 +151,7 @@ impl Host {
         Cc::default().with_en(1).with_iosqes(6).with_iocqes(4)
     }
 
-    /// Sets up admin queues and enables.
+    /// Sets up the admin queues and enables the controller.
     fn enable(&mut self, sq_entries: u32, cq_entries: u32) {
         let queue = self.host_queue(sq_entries, cq_entries);
         let aqa =
@@ -181,7 +181,7 @@ impl Host {
         }
     }
 
-    /// Creates pair `qid` and expects it to work.
+    /// Creates pair `qid` and expects success.
     fn create_pair(&mut self, qid: u16, sq_entries: u32, cq_entries: u32) {
         let queue = self.host_queue(sq_entries, cq_entries);
         let cq = create_cq(qid, cq_entries as u16 - 1, at(&queue.cq));
@@ -195,7 +195,7 @@ impl Host {
         self.queues[usize::from(qid)].as_mut().unwrap()
     }
 
-    /// Writes an entry with a fresh identifier; does not ring.
+    /// Writes an entry with a fresh identifier without ringing the doorbell.
     fn post(&mut self, qid: u16, sqe: Sqe) -> u16 {
         self.cid = self.cid.wrapping_add(1);
         let cid = self.cid;
@@ -220,7 +220,7 @@ impl Host {
         self.store_bell(2 * qid + 1, head);
     }
 
-    /// Stores to doorbell `index`, whatever the value.
+    /// Stores any value to doorbell `index`.
     fn store_bell(&self, index: u16, value: u32) {
         let page = self.bells.page();
         let offset = usize::from(index) * page.stride() as usize;
@@ -233,7 +233,7 @@ impl Host {
         self.controller.step(self.now, 64)
     }
 
-    /// The next completion, if there is one; the doorbell is not rung.
+    /// Takes the next completion, if there is one, without ringing the doorbell.
     fn reap(&mut self, qid: u16) -> Option<Cqe> {
         let queue = self.queue(qid);
         let (slot, phase) = (at(&queue.cq).offset(u64::from(queue.head) * 16), queue.phase);
@@ -247,7 +247,7 @@ impl Host {
         Some(cqe)
     }
 
-    /// All completions there are; rings once if there are any.
+    /// Takes all completions and rings once if there are any.
     fn reap_all(&mut self, qid: u16) -> Vec<Cqe> {
         let found: Vec<Cqe> = std::iter::from_fn(|| self.reap(qid)).collect();
         if !found.is_empty() {
@@ -256,7 +256,7 @@ impl Host {
         found
     }
 
-    /// Posts, rings, steps, and expects nothing.
+    /// Posts, rings and steps without expecting a completion.
     fn send(&mut self, qid: u16, sqe: Sqe) -> u16 {
         let cid = self.post(qid, sqe);
         self.ring_sq(qid);
@@ -264,7 +264,7 @@ impl Host {
         cid
     }
 
-    /// Posts, rings, steps, and expects exactly this command's completion.
+    /// Posts, rings and steps, and expects exactly this command's completion.
     fn run(&mut self, qid: u16, sqe: Sqe) -> Cqe {
         let cid = self.send(qid, sqe);
         let found = self.reap_all(qid);
@@ -277,7 +277,7 @@ impl Host {
         self.run(0, sqe)
     }
 
-    /// Runs an I/O command on queue 1 and gives its status without retry hints.
+    /// Runs an I/O command on queue 1 and returns its status without retry hints.
     fn io(&mut self, sqe: Sqe) -> Status {
         self.run(1, sqe).status().code()
     }
@@ -286,7 +286,7 @@ impl Host {
         self.admin(sqe).status().code()
     }
 
-    /// An identify structure.
+    /// Returns an identify structure.
     fn identify(&mut self, cns: u8, nsid: u32) -> Result<Vec<u8>, Status> {
         let page = self.alloc(PAGE);
         let mut sqe = command(AdminOpcode::IDENTIFY, nsid).with_prps(at(&page).0, 0);
@@ -297,7 +297,7 @@ impl Host {
         }
     }
 
-    /// Bytes on the medium.
+    /// Returns bytes of the medium.
     fn stored(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.media.peek(offset, &mut bytes).unwrap();
@@ -335,7 +335,7 @@ fn create_sq(qid: u16, qsize_z: u16, cqid: u16, at: Iova) -> Sqe {
     sqe
 }
 
-/// Bytes that are different at every place nearby.
+/// Generates bytes that differ between nearby positions.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed).collect()
 }

@@ -1,4 +1,4 @@
-//! From a command's data pointer to the memory it names.
+//! Translation of a command's data pointer to memory ranges.
 
 pub(super) mod prp;
 pub(super) mod sgl;
@@ -15,29 +15,29 @@ use crate::{
     domain::{DmaAccess, DmaFault, SgList},
 };
 
-/// What data pointers may look like on this controller, as it was enabled.
+/// Data pointer formats that the enabled controller accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// Bytes of a memory page (CC.MPS).
     pub page_bytes: u64,
-    /// Which SGLs are taken.
+    /// SGL support.
     pub sgl: SglSupport,
-    /// Whether bit buckets are.
+    /// Set if bit buckets are supported.
     pub bit_bucket: bool,
 }
 
-/// Who is told about each run of bytes that a data pointer names, in order.
+/// Consumer of the byte ranges that a data pointer names, in order.
 pub(super) trait Sink {
-    /// `len` bytes at `iova`.
+    /// Consumes `len` bytes at `iova`.
     fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault>;
-    /// `len` bytes that go nowhere.
+    /// Consumes `len` bytes without memory (bit bucket).
     fn hole(&mut self, len: usize);
 }
 
-/// Hands `len` bytes as `sqe` describes them to `sink`.
+/// Passes `len` bytes as `sqe` describes them to `sink`.
 ///
 /// # Errors
-/// The status for the command, if its description is wrong. The sink has then seen a part of it.
+/// Returns the status for the command if its description is invalid. The sink may have seen a part.
 #[inline]
 pub(super) fn walk(
     dma: &DmaAccess<'_>,
@@ -47,8 +47,8 @@ pub(super) fn walk(
     len: u64,
     sink: &mut impl Sink,
 ) -> Result<(), Status> {
-    // Base, "Common Command Format": PSDT. SGLs only where SGLS says so; 10b needs MPTR SGLs,
-    // which this controller does not have; 11b is reserved.
+    // Base, "Common Command Format": PSDT. SGLs need SGLS; 10b needs MPTR SGLs, which this
+    // controller lacks; 11b is reserved.
     match sqe.psdt() {
         Psdt::PRP => prp::walk(dma, rules.page_bytes, sqe.dptr, len, sink),
         Psdt::SGL_MPTR_ADDRESS if rules.sgl != SglSupport::None => {
@@ -58,12 +58,12 @@ pub(super) fn walk(
     }
 }
 
-/// An access that the domain refused is a transfer error (Base, "Generic Command Status").
+/// Maps an access refused by the domain to a status (Base, "Generic Command Status").
 pub(super) fn refused(_: DmaFault) -> Status {
     Status::DATA_TRANSFER_ERROR
 }
 
-/// Collects [`SgList`] for the media.
+/// Collects an [`SgList`] for the media.
 pub(super) struct Gather<'a, 'b> {
     pub dma: &'a DmaAccess<'b>,
     pub sg_list: &'a mut SgList,
@@ -83,8 +83,8 @@ impl Sink for Gather<'_, '_> {
     }
 }
 
-/// Copies bytes of the controller to the host: identify data, log pages. Where `from` has ended,
-/// zeroes follow.
+/// Copies bytes from the controller to the host: identify data, log pages. Pads with zeroes past
+/// the end of `from`.
 pub(super) struct Deliver<'a, 'b> {
     pub dma: &'a DmaAccess<'b>,
     pub from: &'a [u8],
@@ -94,7 +94,7 @@ impl Sink for Deliver<'_, '_> {
     fn data(&mut self, iova: Iova, len: usize) -> Result<(), DmaFault> {
         let (now, later) = self.from.split_at(len.min(self.from.len()));
         self.from = later;
-        // One check for all of it, so that the address of the zeroes cannot overflow.
+        // One check of the whole range, so that the address of the zeroes cannot overflow.
         self.dma.resolve(iova, len)?;
         if !now.is_empty() {
             self.dma.write(iova, now)?;
@@ -110,7 +110,7 @@ impl Sink for Deliver<'_, '_> {
     }
 }
 
-/// Copies bytes of the host to the controller, as many as `to` is long: range lists.
+/// Copies `to.len()` bytes from the host to the controller: range lists.
 pub(super) struct Collect<'a, 'b> {
     pub dma: &'a DmaAccess<'b>,
     pub to: &'a mut [u8],

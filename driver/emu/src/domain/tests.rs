@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Page-aligned memory of another owner, which notes when it is given back.
+/// Page-aligned memory with its own owner, which reports when it is freed.
 struct Owned {
     map: HostMap,
     gone: mpsc::Sender<()>,
@@ -22,7 +22,7 @@ fn external(len: usize) -> (ExternalMemory, NonNull<u8>, mpsc::Receiver<()>) {
     let (gone, heard) = mpsc::channel();
     let owner = Arc::new(Owned { map: HostMap::anonymous(len).unwrap(), gone });
     let host = owner.map.ptr();
-    // SAFETY: the owner holds the mapping; the tests make no references into it.
+    // SAFETY: the owner holds the mapping; the tests create no references into it.
     let memory = unsafe { ExternalMemory::new(Some(host), None, len, owner) };
     (memory, host, heard)
 }
@@ -44,7 +44,7 @@ fn allocated_memory_is_zero_and_seen_from_both_sides() {
     access.read(iova(&memory), &mut bytes).unwrap();
     assert_eq!(bytes, [0; 16]);
     access.write(iova(&memory).offset(3), b"ripieno").unwrap();
-    // SAFETY: inside the mapping, which is not written now.
+    // SAFETY: inside the mapping, which is not being written.
     assert_eq!(unsafe { host.add(3).read() }, b'r');
     access.write_u32(iova(&memory).offset(100), 0x0403_0201).unwrap();
     access.write(iova(&memory).offset(112), &7u64.to_le_bytes()).unwrap();
@@ -100,7 +100,7 @@ fn imported_memory_is_checked_and_kept() {
     let (memory, host, gone) = external(2 * page_bytes());
     let mapped = domain.import(memory).unwrap();
     domain.access().write(iova(&mapped), b"x").unwrap();
-    // SAFETY: the owner lives, and nothing writes now.
+    // SAFETY: the owner lives, and the memory is not being written.
     assert_eq!(unsafe { host.read() }, b'x');
     assert!(gone.try_recv().is_err());
     drop(mapped);
@@ -111,7 +111,7 @@ fn imported_memory_is_checked_and_kept() {
     // SAFETY: as in `external`.
     let odd = unsafe { ExternalMemory::new(Some(host), None, 100, owner.clone()) };
     assert!(matches!(domain.import(odd), Err(DmaError::Unaligned { .. })));
-    // SAFETY: an address for the GPU only, which is refused before it is used.
+    // SAFETY: an address only for the GPU, which is refused before it is used.
     let gpu = unsafe { ExternalMemory::new(None, Some(DevicePtr(1 << 40)), 4096, owner) };
     let error = domain.import(gpu).unwrap_err().to_string();
     assert!(error.contains("offer that address too"), "{error}");
@@ -128,7 +128,7 @@ fn memory_in_flight_outlives_its_mapping() {
     drop(mapped);
     assert!(domain.access().resolve(at, 1).is_err(), "nothing new finds it");
     assert!(gone.try_recv().is_err(), "but it is still there");
-    // SAFETY: the owner lives, by `sg_list`.
+    // SAFETY: `sg_list` keeps the owner alive.
     unsafe { host.write(1) };
     sg_list.clear();
     gone.try_recv().expect("and goes with the last transfer");
@@ -181,7 +181,7 @@ fn pieces_join_and_shorten() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// The table against a plain list: an access succeeds exactly inside one live mapping.
+    /// Compares the table with a plain list: an access succeeds exactly inside one live mapping.
     #[test]
     fn lookup_agrees_with_a_list(
         sizes in proptest::collection::vec(1usize..40_000, 1..12),

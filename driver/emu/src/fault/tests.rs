@@ -118,7 +118,7 @@ proptest! {
         };
         let first = run(&plan);
         prop_assert_eq!(&first, &run(&plan));
-        // A rule that never fires leaves the others' decisions as they are.
+        // A rule that never fires does not change the others' decisions.
         let mut longer = plan.clone();
         let never = FaultWhen { nth: Some(9999), ..FaultWhen::default() };
         longer.rules.push(FaultRule::new(never, FaultAction::Gone));

@@ -1,4 +1,4 @@
-//! A medium with the bandwidth of a drive: reads, writes, and what they lose when they mix.
+//! A medium with the bandwidth of a drive, including the loss when reads and writes mix.
 
 use std::{
     collections::VecDeque,
@@ -9,30 +9,30 @@ use nvme_driver::Nanos;
 
 use super::{Media, MediaDone, MediaKind, MediaOp};
 
-/// How fast a [`BandwidthMedia`] is.
+/// Speed of a [`BandwidthMedia`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bandwidth {
-    /// Bytes a second, reads alone.
+    /// Bytes per second of reads alone.
     pub read: f64,
-    /// Bytes a second, writes alone.
+    /// Bytes per second of writes alone.
     pub write: f64,
-    /// From the last byte's turn to the end of its operation.
+    /// Time from the transfer of the last byte to the end of an operation.
     pub latency: Nanos,
-    /// Part of the bandwidth that is left for both together while reads and writes mix (paper,
-    /// figure 6: 0.4). Each direction has half of it.
+    /// Fraction of the bandwidth available to both directions together while reads and writes mix
+    /// (paper, figure 6: 0.4). Each direction gets half of it.
     pub mixed: f64,
-    /// Operations that begin before this offset take no time: a journal, where only data is
-    /// looked at.
+    /// Operations that begin before this offset take no time, for instance those of a journal, if
+    /// only data is measured.
     pub from: u64,
 }
 
-/// Sets the speed of a [`BandwidthMedia`], also when that is inside a controller. At first, and
-/// with `None`, the medium is as fast as the one below it.
+/// Sets the speed of a [`BandwidthMedia`], even inside a controller. Initially, and with `None`,
+/// the medium is as fast as the one below it.
 #[derive(Debug, Clone, Default)]
 pub struct BandwidthDial(Arc<Mutex<Option<Bandwidth>>>);
 
 impl BandwidthDial {
-    /// From now on. While operations are in flight, `None` would leave them there.
+    /// Sets the speed. `None` must not be set with operations in flight: they would never end.
     pub fn set(&self, bandwidth: Option<Bandwidth>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = bandwidth;
     }
@@ -42,45 +42,45 @@ impl BandwidthDial {
     }
 }
 
-/// A read or a write that has its turn, or waits for it.
+/// A read or a write that is being transferred, or waits for its turn.
 #[derive(Debug)]
 struct Queued {
     op: MediaOp,
-    /// Nanoseconds of work that are left, with nothing in the other direction.
+    /// Remaining transfer time in nanoseconds, without traffic in the other direction.
     left: f64,
 }
 
-/// Less than this is what additions round.
+/// Tolerance for rounding errors of sums.
 const NOTHING: f64 = 1e-6;
 
-/// Another medium at the speed of a drive: operations of a direction have their turn one after the
-/// other, and end a latency after it. Bytes move when they end.
+/// A medium at the speed of a drive: operations of one direction are transferred one after the
+/// other and end one latency later. Bytes move at that time.
 #[derive(Debug)]
 pub struct BandwidthMedia {
     inner: Box<dyn Media>,
     dial: BandwidthDial,
-    /// Reads, and writes.
+    /// Queues of reads and of writes.
     queues: [VecDeque<Queued>; 2],
-    /// Those whose turn is over, by when they end.
+    /// Transferred operations, by end time.
     landing: VecDeque<(Nanos, MediaOp)>,
     now: Nanos,
 }
 
 impl BandwidthMedia {
-    /// `inner`, as fast as `dial` says.
+    /// Wraps `inner`, with the speed of `dial`.
     #[must_use]
     pub fn new(inner: impl Media + 'static, dial: BandwidthDial) -> Self {
         let (queues, landing) = Default::default();
         Self { inner: Box::new(inner), dial, queues, landing, now: Nanos::default() }
     }
 
-    /// Which part of its bandwidth each direction has.
+    /// Returns each direction's fraction of its bandwidth.
     fn rate(&self, speed: &Bandwidth) -> f64 {
         let mix = self.queues.iter().all(|queue| !queue.is_empty());
         if mix { speed.mixed / 2.0 } else { 1.0 }
     }
 
-    /// When the next turn ends.
+    /// Returns the time at which the next transfer ends.
     fn turn_ends(&self) -> Option<Nanos> {
         let speed = self.dial.get()?;
         let rate = self.rate(&speed);
@@ -88,7 +88,7 @@ impl BandwidthMedia {
         self.queues.iter().filter_map(|queue| queue.front().map(ends)).min()
     }
 
-    /// Lets time go by.
+    /// Advances time.
     fn go_on(&mut self, now: Nanos) {
         while let Some(event) = self.turn_ends().filter(|event| *event <= now) {
             self.advance(event);
@@ -96,7 +96,7 @@ impl BandwidthMedia {
         self.advance(now);
     }
 
-    /// Lets time go by, to the end of the next turn at the most.
+    /// Advances time, at most to the end of the next transfer.
     fn advance(&mut self, now: Nanos) {
         let Some(speed) = self.dial.get() else { return };
         let work = (now - self.now).0 as f64 * self.rate(&speed);

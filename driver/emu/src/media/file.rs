@@ -1,7 +1,7 @@
-//! A medium in a file, by `io_uring` and past the page cache.
+//! A medium in a file, accessed with `io_uring` and direct I/O.
 //!
-//! Bytes go straight between file and DMA memory where direct I/O can address it; else through a
-//! bounce buffer. Operations are queued in `submit` and handed to the kernel together in `poll`,
+//! Bytes go directly between file and DMA memory if direct I/O supports its alignment; else through
+//! a bounce buffer. Operations are queued in `submit` and passed to the kernel together in `poll`,
 //! with one system call.
 #![allow(unsafe_code, reason = "gives the kernel addresses to read and write asynchronously")]
 
@@ -30,16 +30,16 @@ mod open;
 mod tests;
 mod transfer;
 
-/// How a [`FileMedia`] is opened.
+/// Options for opening a [`FileMedia`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Past the page cache (`O_DIRECT`). A filesystem that cannot is an error and not a surprise;
-    /// with `false` the file is cached by the kernel, and so are the timings.
+    /// Bypasses the page cache (`O_DIRECT`). Opening fails on a filesystem without support. With
+    /// `false`, the kernel's page cache determines the timings.
     pub direct: bool,
-    /// The file keeps its space: what is deallocated reads as zeroes and stays the file's. Without
-    /// that a disk that is full meanwhile has no room for it any more when it is written again.
+    /// Keeps the file's blocks allocated: deallocated ranges read as zeroes and stay reserved.
+    /// Otherwise a later write may find the disk full.
     pub keep_space: bool,
-    /// Operations the kernel works on at once; more wait their turn.
+    /// Operations in the kernel at a time; more are queued.
     pub depth: u32,
 }
 
@@ -49,7 +49,7 @@ impl Default for FileOptions {
     }
 }
 
-/// Bytes in a file. See the module's documentation.
+/// A medium in a file; see the module documentation.
 pub struct FileMedia {
     ring: IoUring,
     file: OwnedFd,
@@ -60,50 +60,50 @@ pub struct FileMedia {
     slots: Vec<Option<Flight>>,
     free: Vec<u32>,
     backlog: VecDeque<MediaOp>,
-    /// Given to the kernel's queue, but not yet by a system call.
+    /// Entries in the submission queue not yet passed to the kernel by a system call.
     unsubmitted: usize,
-    /// Results of the kernel, on their way to `finish`. Kept for its capacity.
+    /// Results from the kernel, before `finish`. Kept for its capacity.
     reaped: Vec<(u64, i32)>,
-    /// Transfers at rest, for reuse.
+    /// Idle transfers, for reuse.
     spare: Vec<Transfer>,
     buffers: Buffers,
-    /// Flights that began with a bounce buffer.
+    /// Number of flights that began with a bounce buffer.
     bounced: usize,
-    /// Where holes of reads are read into.
+    /// Destination for holes of reads.
     drain: HostMap,
-    /// The ring does not work any more.
+    /// Set once the ring has failed.
     broken: Option<MediaError>,
 }
 
-/// An operation the kernel works on.
+/// An operation in the kernel.
 struct Flight {
     op: MediaOp,
     transfer: Transfer,
-    /// Nothing waits for it any more; the kernel still works on it.
+    /// The operation is abandoned, but the kernel still works on it.
     cancelled: bool,
-    /// Counted in [`FileMedia::bounced`].
+    /// Set if counted in [`FileMedia::bounced`].
     bounced: bool,
 }
 
-/// Bytes of the drain: a bit bucket of any length is read into it, over and over.
+/// Bytes of the drain: a bit bucket of any length is read into it repeatedly.
 const DRAIN_BYTES: usize = 64 << 10;
-/// Hand over to the kernel at once when this many operations have been queued.
+/// Queued operations after which they are passed to the kernel immediately.
 const BATCH: usize = 32;
-/// Operations with a bounce buffer that the kernel works on at once. Enough for a disk; and few
-/// enough for their buffers to stay in the processor's cache, and to be made soon: the first read
-/// of 46 MiB took 80 to 160 ms without a limit, and takes 30.
+/// Limit of bounced operations in the kernel. Enough for a disk, and few enough for their buffers
+/// to stay in the CPU cache and to be allocated soon: the first read of 46 MiB took 80 to 160 ms
+/// without a limit, and takes 30 ms.
 const BOUNCED_MAX: usize = 32;
 
 impl FileMedia {
-    /// Opens the file at `path`, made and extended to `bytes` as necessary (0: it has to be there,
-    /// and is used as long as it is). One medium at a time may use it.
+    /// Opens the file at `path`, created and extended to `bytes` if necessary (0: it must exist,
+    /// and its length is used). Only one medium may use it at a time.
     ///
-    /// A block device is used as if it were a file. It is opened exclusively: one with a mounted
-    /// file system on it, or in use by another driver, is refused.
+    /// A block device is used like a file. It is opened exclusively: one with a mounted file
+    /// system, or in use by another driver, is refused.
     ///
     /// # Errors
-    /// Whatever the operating system refuses, with what to do about it: the file, the lock,
-    /// `O_DIRECT`, or `io_uring`. A block device of less than `bytes`.
+    /// Returns the operating system's error with a remedy, for the file, the lock, `O_DIRECT`, or
+    /// `io_uring`. Fails for a block device smaller than `bytes`.
     pub fn open(path: &Path, bytes: u64, options: FileOptions) -> io::Result<Self> {
         let file = open(path, bytes > 0, options.direct)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
@@ -165,14 +165,14 @@ impl FileMedia {
         None
     }
 
-    /// Puts what is left of a slot's operation into the kernel's queue.
+    /// Queues the rest of a slot's operation for the kernel.
     fn queue(&mut self, slot: u32) {
         let Some(flight) = &self.slots[slot as usize] else { return };
         let file = types::Fd(self.file.as_raw_fd());
         let entry = flight.entry(file, self.keep_space).user_data(u64::from(slot));
-        // SAFETY: what the entry points to lives until its completion: the list of parts and the
-        // bounce buffer in the slot, the memory behind them by the operation's sg_list, the drain
-        // and the file in `self`. A slot is emptied only by `finish`, or leaked.
+        // SAFETY: everything the entry points to lives until its completion: the list of parts and
+        // the bounce buffer in the slot, the memory behind them by the operation's sg_list, the
+        // drain and the file in `self`. A slot is emptied only by `finish`, or leaked.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // The queue has at least as many entries as there are slots, and each slot uses one.
         assert!(pushed.is_ok(), "the kernel's queue is full with a slot free");
@@ -182,13 +182,13 @@ impl FileMedia {
         }
     }
 
-    /// One system call: submits what is queued. With a ring of one thread, it also takes the
-    /// results that are ready.
+    /// Submits queued entries with one system call. On a single-issuer ring, this also collects
+    /// available results.
     fn hand_over(&mut self) {
         match self.ring.submit() {
             Ok(_) => self.unsubmitted = self.ring.submission().len(),
-            // Interrupted, short of memory, or the ring is another thread's: the queue is as it
-            // was, the next call tries again.
+            // Interrupted, short of memory, or another thread's ring: the queue is unchanged, and
+            // the next call tries again.
             Err(error) if transient(&error) => std::thread::yield_now(),
             Err(error) => {
                 tracing::error!(path = %self.path.display(), %error, "io_uring failed for good");
@@ -197,8 +197,8 @@ impl FileMedia {
         }
     }
 
-    /// After a failure of the ring itself it is not known what the kernel still does: the memory of
-    /// what is in flight is leaked, and the operations fail.
+    /// Abandons everything after a failure of the ring. The kernel may still access the memory of
+    /// operations in flight, so it is leaked; the operations fail.
     fn abandon(&mut self, error: &MediaError, done: &mut Vec<MediaDone>) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let Some(Flight { op, transfer, cancelled, bounced }) = slot.take() else { continue };
@@ -236,12 +236,12 @@ impl FileMedia {
         self.reaped = reaped;
     }
 
-    /// Deals with one result of the kernel. `None` when the operation goes on.
+    /// Handles a result of the kernel. Returns `None` if the operation continues.
     fn finish(&mut self, slot: u32, result: i32) -> Option<MediaDone> {
         let flight = self.slots.get_mut(slot as usize)?.as_mut()?;
         let outcome = match flight.advance(result) {
             _ if flight.cancelled => Ok(()),
-            // Interrupted: the thread that submitted it ended, or a signal came.
+            // Interrupted: the submitting thread ended, or a signal arrived.
             Step::Again => {
                 self.queue(slot);
                 return None;
@@ -271,7 +271,7 @@ impl FileMedia {
         (!cancelled).then(|| op.done(outcome))
     }
 
-    /// Zeroes the slow way, for filesystems without holes.
+    /// Writes zeroes explicitly, for filesystems without hole punching.
     fn write_zeroes(&self, slot: u32) -> Result<(), MediaError> {
         let Some(Flight { op, .. }) = &self.slots[slot as usize] else { return Ok(()) };
         let failed = |error: io::Error| MediaError::os("writing zeroes", &error);
@@ -279,7 +279,7 @@ impl FileMedia {
         let (mut at, end) = (op.offset, op.offset + op.len);
         while at < end {
             let len = usize::try_from(end - at).unwrap_or(DRAIN_BYTES).min(DRAIN_BYTES);
-            // SAFETY: `zeroes` is ours, as long as that, and is never written.
+            // SAFETY: `zeroes` is ours, has that length, and is never written.
             let bytes = unsafe { std::slice::from_raw_parts(zeroes.ptr().as_ptr(), len) };
             let wrote =
                 rustix::io::pwrite(&self.file, bytes, at).map_err(|error| failed(error.into()))?;
@@ -300,7 +300,7 @@ impl FileMedia {
         }
     }
 
-    /// Whether there is a slot, and a bounce buffer if `op` needs one.
+    /// Returns whether there is a slot, and a bounce buffer if `op` needs one.
     fn may_start(&self, op: &MediaOp) -> bool {
         let moves = matches!(op.kind, MediaKind::Read | MediaKind::Write { .. });
         !self.free.is_empty()
@@ -311,13 +311,13 @@ impl FileMedia {
         self.slots.len() - self.free.len()
     }
 
-    /// Operations whose result is still to come from the kernel, or that it has not been given.
+    /// Returns the number of operations without a result, submitted or not.
     fn unfinished(&self) -> usize {
         self.flying() - self.reaped.len()
     }
 
-    /// Takes another ring, once this one has given all its results: waits [`DROP_TIMEOUT`] for
-    /// them. `false`: they did not come, and the ring stays.
+    /// Replaces the ring once it has delivered all results, for which it waits [`DROP_TIMEOUT`].
+    /// Returns `false`, and keeps the ring, if they did not arrive.
     fn change_ring(&mut self, issuer: Issuer) -> io::Result<bool> {
         let clock = MonotonicClock::default();
         let ended = wait_until(&clock, clock.now() + DROP_TIMEOUT, || {
@@ -332,7 +332,7 @@ impl FileMedia {
     }
 }
 
-/// What one result of the kernel means for its operation.
+/// Meaning of a kernel result for its operation.
 enum Step {
     Again,
     Unpinnable,
@@ -360,7 +360,7 @@ impl Flight {
         let flags =
             if self.op.kind == (MediaKind::Write { fua: true }) { libc::RWF_DSYNC } else { 0 };
         let reads = self.op.kind == MediaKind::Read;
-        // The kernel would copy a list, and allocate memory for that; one part needs none.
+        // The kernel would copy a list and allocate memory for it; a single part needs none.
         if let [part] = parts
             && let Ok(len) = u32::try_from(part.iov_len)
         {
@@ -474,14 +474,14 @@ impl Media for FileMedia {
         self.flying() + self.backlog.len()
     }
 
-    /// What the kernel has begun it cannot take back.
+    /// Operations in the kernel cannot be aborted.
     fn cancel(&mut self) {
         self.backlog.clear();
         self.slots.iter_mut().flatten().for_each(|flight| flight.cancelled = true);
     }
 
-    /// What the kernel has begun is finished, and what is in its page cache stays: the power of
-    /// this machine is on. [`super::SimMedia`] forgets.
+    /// Operations in the kernel finish, and its page cache is kept: the power of this machine is
+    /// on. [`super::SimMedia`] simulates the loss.
     fn power_loss(&mut self) {
         self.cancel();
     }
@@ -489,7 +489,7 @@ impl Media for FileMedia {
 
 impl Drop for FileMedia {
     fn drop(&mut self) {
-        // The kernel writes into memory that our slots keep: it has to end first.
+        // The kernel writes into memory that our slots keep: it must finish first.
         self.cancel();
         if !drain(self) {
             let (path, operations) = (self.path.display(), self.flying());
@@ -505,13 +505,13 @@ impl fmt::Debug for FileMedia {
     }
 }
 
-/// Who uses a ring.
+/// Threads that may use a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Issuer {
     /// Any thread.
     Any,
-    /// The thread that makes it, and no other. The kernel then keeps results until that thread asks
-    /// for them; else each one interrupts or wakes the thread that submitted the operation.
+    /// Only the thread that creates it. The kernel then keeps results until that thread asks for
+    /// them; otherwise each one interrupts or wakes the submitting thread.
     One,
 }
 
@@ -519,7 +519,7 @@ fn ring(depth: u32, issuer: Issuer) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
     match issuer {
-        // Linux before 6.1 has no such rings.
+        // Linux before 6.1 does not support such rings.
         Issuer::One => builder.build(depth).or_else(|_| IoUring::new(depth)),
         Issuer::Any => IoUring::new(depth),
     }

@@ -1,4 +1,4 @@
-//! What a flash translation layer would write for what a host writes.
+//! Model of a flash translation layer: the flash writes that a host's writes cause.
 
 mod mapping;
 
@@ -9,17 +9,17 @@ use nvme_driver::Nanos;
 use self::mapping::{Mapping, PAGE_BYTES};
 use super::{Media, MediaDone, MediaKind, MediaOp};
 
-/// The flash below a [`FtlMedia`].
+/// Flash below a [`FtlMedia`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FtlOptions {
-    /// Flash beyond the capacity of the medium, in percent of it. There are always some blocks
-    /// more: one for each handle, and three for the garbage collection.
+    /// Flash beyond the capacity of the medium, as a percentage of it. Some blocks are always
+    /// added: one per handle, and three for garbage collection.
     pub over_provisioning_percent: u32,
     /// Bytes of an erase block, rounded up to pages of 4096. With placement handles it is the
     /// reclaim unit.
     pub block_bytes: u32,
-    /// Placement handles ([`MediaOp::placement`]): writes with different ones go to different
-    /// blocks, until they are collected (the type "initially isolated").
+    /// Placement handles ([`MediaOp::placement`]): writes with different handles go to different
+    /// blocks, until garbage collection (the type "initially isolated").
     pub handles: u16,
 }
 
@@ -29,19 +29,19 @@ impl Default for FtlOptions {
     }
 }
 
-/// What was written so far.
+/// Totals of written data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FtlCounters {
-    /// Bytes that the host wrote.
+    /// Bytes written by the host.
     pub host_bytes: u64,
-    /// Bytes of pages that were programmed: for the host, and by the garbage collection.
+    /// Bytes of programmed pages: for the host, and by garbage collection.
     pub media_bytes: u64,
-    /// Erase blocks that were erased.
+    /// Number of block erasures.
     pub erases: u64,
 }
 
 impl FtlCounters {
-    /// What was written since `before`.
+    /// Returns the difference to `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl FtlCounters {
         }
     }
 
-    /// Bytes written to flash for each byte that the host wrote; 1 when it wrote none.
+    /// Returns bytes written to flash per byte written by the host; 1 without host writes.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn write_amplification(self) -> f64 {
@@ -62,12 +62,12 @@ impl FtlCounters {
     }
 }
 
-/// Reads the counters of a [`FtlMedia`], also when that is inside a controller.
+/// Reads the counters of a [`FtlMedia`], even inside a controller.
 #[derive(Debug, Clone, Default)]
 pub struct FtlMeter(Arc<Mutex<FtlCounters>>);
 
 impl FtlMeter {
-    /// What was written so far.
+    /// Returns the current totals.
     #[must_use]
     pub fn counters(&self) -> FtlCounters {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -78,13 +78,13 @@ impl FtlMeter {
     }
 }
 
-/// A medium with a flash translation layer that only does the accounting: which pages of which
-/// erase block are still needed, what the garbage collection moves, what is erased. The bytes stay
-/// where they are in the medium below, and operations take as long as there.
+/// A medium with the accounting of a flash translation layer: the valid pages of each erase block,
+/// the pages that garbage collection moves, the erased blocks. The bytes stay in place in the
+/// medium below, and operations take as long as there.
 ///
-/// The flash writes pages of 4096 bytes. A write programs each page that it touches. Pages that a
-/// deallocation or zeroing covers are needed no more. When blocks run out, the one with the fewest
-/// needed pages is collected (greedy). An operation counts when it is submitted.
+/// The flash writes pages of 4096 bytes. A write programs each page that it touches. Deallocating
+/// or zeroing a whole page invalidates it. When free blocks run out, the block with the fewest
+/// valid pages is collected (greedy). An operation counts when it is submitted.
 #[derive(Debug)]
 pub struct FtlMedia {
     inner: Box<dyn Media>,
@@ -93,18 +93,18 @@ pub struct FtlMedia {
 }
 
 impl FtlMedia {
-    /// An empty drive with the bytes of `inner`: no page is needed yet. Takes 8 bytes of memory
-    /// for each page of flash.
+    /// Creates an empty drive with the bytes of `inner`: no page is valid yet. Takes 8 bytes of
+    /// memory per page of flash.
     ///
     /// # Panics
-    /// When there are more than `u32::MAX` pages (16 TiB).
+    /// Panics if there are more than `u32::MAX` pages (16 TiB).
     #[must_use]
     pub fn new(inner: impl Media + 'static, options: FtlOptions) -> Self {
         let mapping = Mapping::new(inner.capacity_bytes(), options);
         Self { inner: Box::new(inner), mapping, meter: FtlMeter::default() }
     }
 
-    /// Its counters.
+    /// Returns a handle to its counters.
     #[must_use]
     pub fn meter(&self) -> FtlMeter {
         self.meter.clone()

@@ -1,13 +1,13 @@
-//! Reads and writes with memory that only a GPU addresses, over a medium that knows none.
+//! Support for memory that only a GPU can address, on top of a medium without it.
 //!
 //! ```text
 //!   read:   submit -> bounce memory -> inner medium -> batch of copies -> fence -> done
 //!   write:  submit -> bounce memory -> batch of copies -> fence -> inner medium -> done
 //! ```
 //!
-//! The inner medium, data faults included, sees memory of this process. Everything that is ready
-//! when the medium is polled is copied in one batch. A copy that has begun cannot be taken back:
-//! after [`Media::cancel`] it is in flight, and its memory stays allocated, until its fence.
+//! The inner medium, including data faults, sees memory of this process. Each poll copies
+//! everything that is ready in one batch. A copy that has begun cannot be aborted: after
+//! [`Media::cancel`] it stays in flight, and its memory allocated, until its fence.
 #![allow(unsafe_code, reason = "vouches for the memory of copies")]
 
 use std::collections::VecDeque;
@@ -17,21 +17,21 @@ use nvme_driver::{CopyDirection, CopyError, CopyFence, DeviceCopy, Nanos};
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, Overlay, drain};
 use crate::{bounce::Copies, domain::SgList};
 
-/// How often a fence is polled. Whatever drives the controller in virtual time lets this much of it
-/// pass while a GPU that knows no virtual time works.
+/// Poll interval of a fence. A driver of the controller in virtual time lets this much of it pass
+/// per poll while a GPU works in real time.
 const POLL_INTERVAL: Nanos = Nanos(10_000);
 
-/// A medium whose operations may have memory on a GPU. Costs one comparison for one that has none.
+/// A medium whose operations may have memory on a GPU. Costs one comparison for those without.
 #[derive(Debug)]
 pub(crate) struct GpuCopies {
     inner: Overlay,
-    /// None: no memory of a GPU can be mapped.
+    /// `None`: GPU memory cannot be mapped.
     copies: Option<Copies>,
-    /// Wait for bounce memory.
+    /// Operations that wait for bounce memory.
     waiting: VecDeque<MediaOp>,
-    /// Wait for the next batch.
+    /// Transfers that wait for the next batch.
     ready: Vec<Transfer>,
-    /// Wait for the fence of their batch, in the order of the batches.
+    /// Transfers that wait for the fence of their batch, in order of the batches.
     begun: VecDeque<(CopyFence, Transfer)>,
     /// All batches up to this one are done.
     reached: Option<CopyFence>,
@@ -39,16 +39,16 @@ pub(crate) struct GpuCopies {
     polled: Nanos,
     /// Copies started so far.
     pub(crate) started: u64,
-    /// Batches that they were started in.
+    /// Batches started so far.
     pub(crate) batches: u64,
 }
 
 /// An operation between the inner medium and a GPU.
 #[derive(Debug)]
 enum Transfer {
-    /// On its way to the inner medium.
+    /// A write before it reaches the inner medium.
     Write(MediaOp),
-    /// The inner medium has finished it.
+    /// A read that the inner medium has finished.
     Read(MediaDone),
     /// Cancelled; the memory stays allocated.
     Cancelled(#[allow(dead_code, reason = "held for what its drop does")] SgList),
@@ -63,7 +63,7 @@ impl Transfer {
         }
     }
 
-    /// The operation's end when its copies failed; none for one that was cancelled.
+    /// Returns the failed operation if its copies failed; `None` if it was cancelled.
     fn failed(self, error: MediaError) -> Option<MediaDone> {
         match self {
             Self::Write(op) => Some(op.done(Err(error))),
@@ -80,7 +80,7 @@ impl GpuCopies {
         Self { inner, copies, waiting, ready, begun, reached, batch, polled, started, batches }
     }
 
-    /// The first operation whose copies have ended, and how.
+    /// Takes the first operation whose copies have ended, with their result.
     fn copied(&mut self) -> Option<(Transfer, Result<(), CopyError>)> {
         let fence = self.begun.front()?.0;
         let mut result = Ok(());
@@ -95,7 +95,7 @@ impl GpuCopies {
         Some((transfer, result))
     }
 
-    /// Lets operations go on whose copies have ended.
+    /// Continues operations whose copies have ended.
     fn finish_copies(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
         while let Some((transfer, result)) = self.copied() {
             match (transfer, result) {
@@ -113,7 +113,7 @@ impl GpuCopies {
         }
     }
 
-    /// Gives bounce memory to operations as long as there is some, in their order.
+    /// Assigns bounce memory to waiting operations in order, as long as there is some.
     fn take_bounce_memory(&mut self, now: Nanos, done: &mut Vec<MediaDone>) {
         let Some(copies) = &self.copies else { return };
         while let Some(mut op) = self.waiting.pop_front() {
@@ -136,14 +136,14 @@ impl GpuCopies {
         }
     }
 
-    /// Starts the copies of all that is ready, in one batch.
+    /// Starts the copies of everything that is ready, in one batch.
     fn start_batch(&mut self, done: &mut Vec<MediaDone>) {
         let Some(copies) = self.copies.as_ref().filter(|_| !self.ready.is_empty()) else { return };
         self.batch.clear();
         self.ready.iter().for_each(|transfer| transfer.copies(&mut self.batch));
-        // SAFETY: the transfers keep both sides allocated, and go to `begun`, which lets go of them
-        // after the fence or the loss of the GPU. Bounce memory has one user; the GPU's memory is
-        // the host's, which the command lends it to.
+        // SAFETY: the transfers keep both sides allocated, and go to `begun`, which releases them
+        // after the fence or the loss of the GPU. Bounce memory has one user; the GPU's memory
+        // belongs to the host, which lends it to the command.
         match unsafe { copies.engine.submit(&self.batch) } {
             Ok(fence) => {
                 self.started += self.batch.len() as u64;
@@ -152,7 +152,7 @@ impl GpuCopies {
             }
             Err(error) => {
                 tracing::debug!(operations = self.ready.len(), %error, "copies were not taken");
-                // Refused, or lost: the engine says which.
+                // Refused, or lost: the engine tells which.
                 let lost = copies.engine.is_done(self.reached.unwrap_or_default()).err();
                 let error = lost.map_or(MediaError::Copy(error), MediaError::GpuLost);
                 let failed = self.ready.drain(..);
@@ -161,7 +161,7 @@ impl GpuCopies {
         }
     }
 
-    /// Forgets all operations; keeps the memory of copies that have begun.
+    /// Drops all operations; keeps the memory of copies that have begun.
     fn forget(&mut self) {
         self.waiting.clear();
         self.ready.clear();
@@ -202,7 +202,7 @@ impl Media for GpuCopies {
         self.finish_copies(now, done);
         let first = done.len();
         self.inner.poll(now, done);
-        // A read is finished when its bytes are on the GPU.
+        // A read is finished once its bytes are on the GPU.
         let read = |done: &mut MediaDone| done.result.is_ok() && done.sg_list.is_on_device();
         self.ready.extend(done.extract_if(first.., read).map(Transfer::Read));
         self.take_bounce_memory(now, done);

@@ -1,4 +1,4 @@
-//! A medium in memory: the fastest there is, one copy per byte.
+//! The fastest medium: memory, one copy per byte.
 #![allow(unsafe_code, reason = "copies between two raw memories")]
 
 use std::{fmt, io, ptr::NonNull, sync::Arc};
@@ -12,12 +12,12 @@ use crate::{
     random::SplitMix64,
 };
 
-/// Bytes in lazily allocated memory: a 1 TB medium costs what has been written to it, counted in
-/// the large pages (2 MiB) that make copies half as fast again.
+/// Bytes in lazily allocated memory: a 1 TB medium takes only the memory written to, counted in the
+/// large pages (2 MiB) that make copies half as fast again.
 ///
-/// Clones are handles to the same bytes, so a test can restart a controller on what an earlier one
-/// left. Only one of them should be in use at a time: two that write the same bytes at once leave
-/// some mixture of both, as two hosts do on one real drive.
+/// Clones are handles to the same bytes, so a test can restart a controller on an earlier one's
+/// data. Only one of them should be in use at a time: concurrent writes to the same bytes leave a
+/// mix of both, as with two hosts on one real drive.
 ///
 /// Everything finishes inside [`Media::submit`], with exactly one copy between medium and memory.
 #[derive(Clone)]
@@ -27,10 +27,10 @@ pub struct MemoryMedia {
 }
 
 impl MemoryMedia {
-    /// `bytes` zero bytes.
+    /// Creates a medium of `bytes` zero bytes.
     ///
     /// # Errors
-    /// When the address space cannot hold them (no memory is reserved).
+    /// Fails if the address space is too small (no memory is reserved).
     pub fn new(bytes: u64) -> io::Result<Self> {
         let too_large = || {
             let text = format!("a medium of {bytes} bytes does not fit the address space");
@@ -40,21 +40,21 @@ impl MemoryMedia {
         Ok(Self { map: Arc::new(HostMap::anonymous(capacity)?), capacity })
     }
 
-    /// Copies stored bytes out. For tests and for tools that look behind the controller's back.
+    /// Copies stored bytes out, bypassing the controller. For tests and tools.
     ///
     /// # Errors
-    /// [`MediaError::OutOfRange`].
+    /// Returns [`MediaError::OutOfRange`] past the end.
     pub fn peek(&self, offset: u64, to: &mut [u8]) -> Result<(), MediaError> {
         let from = self.range(offset, to.len())?;
-        // SAFETY: `range` checked; `to` is Rust's own memory and apart from the mapping.
+        // SAFETY: `range` checked; `to` is Rust's own memory, separate from the mapping.
         unsafe { memory::copy(from, NonNull::from(&mut *to).cast(), to.len()) };
         Ok(())
     }
 
-    /// Overwrites stored bytes, behind the controller's back.
+    /// Overwrites stored bytes, bypassing the controller.
     ///
     /// # Errors
-    /// [`MediaError::OutOfRange`].
+    /// Returns [`MediaError::OutOfRange`] past the end.
     pub fn poke(&self, offset: u64, from: &[u8]) -> Result<(), MediaError> {
         let to = self.range(offset, from.len())?;
         // SAFETY: as in `peek`.
@@ -62,14 +62,14 @@ impl MemoryMedia {
         Ok(())
     }
 
-    /// Flips one to eight bits of `len` bytes, by seed: what ageing cells do.
+    /// Flips one to eight bits within `len` bytes, by seed, like aging cells.
     ///
     /// # Errors
-    /// [`MediaError::OutOfRange`].
+    /// Returns [`MediaError::OutOfRange`] past the end.
     pub fn rot(&self, offset: u64, len: u64, seed: u64) -> Result<(), MediaError> {
         let mut rng = SplitMix64::new(seed, 0);
         let count = (1 + rng.below(8)).min(len);
-        // One in each of as many parts: no bit is flipped twice, and so back again.
+        // One bit in each of `count` parts, so that no bit is flipped twice.
         for part in 0..count {
             let (first, end) = (len * part / count, len * (part + 1) / count);
             let (at, mut byte) = (offset + first + rng.below(end - first), [0]);
@@ -92,7 +92,7 @@ impl MemoryMedia {
         }
     }
 
-    /// Does `op`, now.
+    /// Executes `op` immediately.
     pub(super) fn execute(&self, op: &MediaOp) -> Result<(), MediaError> {
         op.check(self.capacity as u64)?;
         match op.kind {
@@ -107,8 +107,8 @@ impl MemoryMedia {
         for SgEntry { host, len } in sg_list.as_slice() {
             let from = self.range(offset, *len)?;
             if let Some(to) = host {
-                // SAFETY: `range` checked the medium; `sg_list` were checked against their mapping
-                // and keep it; medium and mapped memory are different mappings.
+                // SAFETY: `range` checked the medium; `sg_list` was checked against its mapping and
+                // keeps it; medium and mapped memory are different mappings.
                 unsafe { memory::copy(from, *to, *len) };
             }
             offset += *len as u64;

@@ -1,4 +1,4 @@
-//! Data faults over a medium that stays pristine itself.
+//! Data faults on top of a medium that itself stays pristine.
 #![allow(unsafe_code, reason = "flips bits in memory that a read has just filled")]
 
 use std::collections::HashMap;
@@ -8,25 +8,25 @@ use nvme_driver::Nanos;
 use super::{Media, MediaDone, MediaKind, MediaOp};
 use crate::{domain::SgList, random::SplitMix64};
 
-/// What goes wrong with the bytes of one operation, while it is reported as a success.
+/// Silent fault of the data of an operation, which reports success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DataFault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
     /// A write stores only its first bytes.
     Torn {
-        /// How many.
+        /// Number of bytes stored.
         keep_bytes: u64,
     },
-    /// A write goes somewhere else: `delta_bytes` further on, around the end if need be.
+    /// A write goes elsewhere: `delta_bytes` further on, wrapping around the end.
     Misdirected {
-        /// How far, possibly backwards.
+        /// Distance; may be negative.
         delta_bytes: i64,
     },
-    /// A read delivers some flipped bits.
+    /// A read returns some flipped bits.
     Corrupt {
-        /// Which ones.
+        /// Seed of their positions.
         seed: u64,
     },
 }
@@ -46,7 +46,7 @@ impl Overlay {
         Self { inner, corrupt: HashMap::new() }
     }
 
-    /// Applies a write's fault; `false` when nothing of the operation is left to do.
+    /// Applies a write's fault. Returns `false` if nothing of the operation remains.
     fn apply(op: &mut MediaOp, capacity: u64) -> bool {
         match op.fault {
             DataFault::Torn { keep_bytes } => {
@@ -57,7 +57,7 @@ impl Overlay {
             DataFault::Misdirected { delta_bytes } => {
                 let room = i128::from(capacity.saturating_sub(op.len));
                 let to = i128::from(op.offset) + i128::from(delta_bytes);
-                // `room + 1` places exist; the remainder is one of them.
+                // There are `room + 1` positions; the remainder is one of them.
                 op.offset = u64::try_from(to.rem_euclid(room + 1)).unwrap_or(0);
                 true
             }
@@ -74,7 +74,7 @@ impl Overlay {
     }
 }
 
-/// Flips one to eight bits of what was read.
+/// Flips one to eight bits of the read data.
 fn flip(sg_list: &SgList, seed: u64) {
     let mut rng = SplitMix64::new(seed, 0);
     for _ in 0..=rng.below(8) {
@@ -82,7 +82,7 @@ fn flip(sg_list: &SgList, seed: u64) {
         for entry in sg_list.as_slice() {
             if at < entry.len as u64 {
                 if let Some(host) = entry.host {
-                    // SAFETY: inside a entry, whose memory `sg_list` keeps.
+                    // SAFETY: inside an entry, whose memory `sg_list` keeps.
                     unsafe {
                         let byte = host.add(usize::try_from(at).unwrap_or(0));
                         byte.write(byte.read() ^ (1 << rng.below(8)));
@@ -109,7 +109,7 @@ impl Media for Overlay {
         if op.fault == DataFault::None {
             return self.inner.submit(op, now);
         }
-        // A bad operation is refused as it would be without the fault.
+        // An invalid operation is rejected as it would be without the fault.
         if let Err(error) = op.check(self.capacity_bytes()) {
             return Some(op.done(Err(error)));
         }

@@ -1,4 +1,4 @@
-//! A medium that takes its time, forgets what was not flushed, and does both as a seed says.
+//! A medium with latencies and a volatile cache that loses unflushed data, both by seed.
 #![allow(unsafe_code, reason = "gathers the memory of writes that power loss cut in half")]
 
 mod cache;
@@ -13,17 +13,17 @@ use self::{cache::Cache, faults::FaultChance};
 use super::{Media, MediaDone, MediaError, MediaKind, MediaOp, MemoryMedia};
 use crate::{domain::SgList, memory, random::SplitMix64};
 
-/// How long operations of one kind take: spread evenly from `min_ns` so that the mean comes out,
-/// but for a few that take `tail_ns`. Integers only, so that a seed gives the same on any machine.
+/// Duration of one kind of operation: uniform from `min_ns` with the given mean, except for a few
+/// that take `tail_ns`. Integers only, so that a seed gives the same results on any machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Latency {
-    /// Shortest.
+    /// Minimum.
     pub min_ns: u64,
-    /// Mean of those that are not in the tail. At least `min_ns`.
+    /// Mean of operations outside the tail. At least `min_ns`.
     pub mean_ns: u64,
-    /// Of the few that take long.
+    /// Latency in the tail.
     pub tail_ns: u64,
-    /// How few: of one million operations.
+    /// Operations in the tail, per million.
     pub tail_ppm: u32,
 }
 
@@ -39,21 +39,21 @@ impl Latency {
     }
 }
 
-/// How a [`SimMedia`] behaves.
+/// Behavior of a [`SimMedia`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimOptions {
-    /// Decides latencies, what a power loss takes, and faults.
+    /// Seed of latencies, losses on power failure, and faults.
     pub seed: u64,
-    /// Of reads.
+    /// Latency of reads.
     pub read: Latency,
-    /// Of writes, deallocations and zeroing.
+    /// Latency of writes, deallocations and zeroing.
     pub write: Latency,
-    /// Of flushes.
+    /// Latency of flushes.
     pub flush: Latency,
-    /// Whether writes are lost in a power loss until they are flushed.
+    /// Set if unflushed writes are lost on power failure.
     pub volatile_cache: bool,
-    /// What power loss cannot cut in two, but for [`SimFaults::tear_bytes`]: bytes of a logical
-    /// block.
+    /// Bytes of a logical block, which power loss does not tear, except for
+    /// [`SimFaults::tear_bytes`].
     pub lba_bytes: u32,
     /// Faults of the medium.
     pub faults: SimFaults,
@@ -76,19 +76,19 @@ impl Default for SimOptions {
     }
 }
 
-/// [`MemoryMedia`] with latencies, completions out of order, a volatile write cache, and faults.
+/// [`MemoryMedia`] with latencies, out-of-order completions, a volatile write cache, and faults.
 ///
 /// Bytes move when an operation finishes. After a power loss each block holds, by seed, any of the
-/// contents it had since it was last made permanent; a write, deallocation or zeroing in flight may
-/// have happened for any of its blocks. Blocks are permanent after a write with FUA to them, or
-/// when a flush finishes that was submitted after the write had finished. Of a write that is
-/// cancelled ([`Media::cancel`]) any blocks are written, with or without FUA not permanently.
+/// contents it had since it was last durable; a write, deallocation or zeroing in flight may have
+/// happened for any of its blocks. Blocks are durable after a write with FUA to them, or after a
+/// flush that was submitted once the write had finished. A cancelled write ([`Media::cancel`]) may
+/// have written any of its blocks, but not durably, even with FUA.
 #[derive(Debug)]
 pub struct SimMedia {
     bytes: MemoryMedia,
     options: SimOptions,
     rng: SplitMix64,
-    /// In flight, by when they finish.
+    /// Operations in flight, by finish time.
     pending: BTreeMap<(Nanos, u64), Pending>,
     cache: Cache,
     chance: FaultChance,
@@ -98,16 +98,16 @@ pub struct SimMedia {
 #[derive(Debug)]
 struct Pending {
     op: MediaOp,
-    /// When it was submitted, in stamps.
+    /// Stamp of its submission.
     stamp: u64,
 }
 
-/// Ranges with more blocks than this are deallocated or zeroed for good at once: remembering what
-/// was there would take as much memory as the medium.
+/// Larger ranges are deallocated or zeroed durably right away: remembering their contents would
+/// take as much memory as the medium.
 const ZERO_BLOCKS_MAX: u64 = 65_536;
 
 impl SimMedia {
-    /// Lets `bytes` behave like `options` say.
+    /// Wraps `bytes` with the behavior in `options`.
     #[must_use]
     pub fn new(bytes: MemoryMedia, options: SimOptions) -> Self {
         let rng = SplitMix64::new(options.seed, 0);
@@ -117,13 +117,13 @@ impl SimMedia {
         Self { bytes, options, rng, pending, cache, chance, stamp: 0 }
     }
 
-    /// The faults that have happened ([`SimOptions::faults`]).
+    /// Returns the log of injected faults ([`SimOptions::faults`]).
     #[must_use]
     pub fn fault_log(&self) -> SimFaultLog {
         self.chance.log.clone()
     }
 
-    /// Blocks whose contents a power loss could still change.
+    /// Returns the number of blocks that a power loss could still change.
     #[cfg(test)]
     pub(super) fn volatile_blocks(&self) -> usize {
         self.cache.older.len()
@@ -148,7 +148,7 @@ impl SimMedia {
         op.done(result)
     }
 
-    /// Has `op` fail.
+    /// Fails `op`.
     fn fail(&mut self, op: &MediaOp, submitted: u64) -> Result<(), MediaError> {
         let action = match op.kind {
             MediaKind::Read => "a read",
@@ -164,7 +164,7 @@ impl SimMedia {
         Err(MediaError::Failed { action })
     }
 
-    /// Leaves any blocks of a write that does not finish in the cache.
+    /// Leaves any blocks of an unfinished write in the cache.
     fn interrupt(&mut self, op: &MediaOp) -> Result<(), MediaError> {
         if !matches!(op.kind, MediaKind::Write { .. }) {
             return Ok(());
@@ -183,8 +183,8 @@ impl SimMedia {
         Ok(())
     }
 
-    /// Has the faults of `op` happen, the loss of a write apart: `false` when nothing of it is left
-    /// to do.
+    /// Injects the faults of `op`, except for a lost write: returns `false` if nothing of it
+    /// remains.
     fn corrupt(&mut self, op: &mut MediaOp) -> Result<bool, MediaError> {
         let (unit, capacity) = (u64::from(self.options.lba_bytes), self.capacity_bytes());
         match op.kind {
@@ -234,7 +234,7 @@ impl SimMedia {
         }
     }
 
-    /// Remembers what `blocks` hold, for they are about to be overwritten in the cache.
+    /// Remembers the contents of `blocks` before they are overwritten in the cache.
     fn remember(&mut self, blocks: Range<u64>) -> Result<(), MediaError> {
         if !self.options.volatile_cache {
             return Ok(());
@@ -250,7 +250,7 @@ impl SimMedia {
         Ok(())
     }
 
-    /// An operation that power loss met in flight: any of its blocks may have made it.
+    /// Tears an operation that was in flight at a power loss: any of its blocks may be written.
     fn tear(&mut self, op: &MediaOp) -> Result<(), MediaError> {
         let bytes = match op.kind {
             MediaKind::Read | MediaKind::Flush => return Ok(()),
@@ -278,7 +278,7 @@ impl SimMedia {
         Ok(())
     }
 
-    /// Power loss leaves `new` at `start`, or a part of it.
+    /// Replaces the contents at `start` with `new`, or a part of it, on power loss.
     fn replace(&mut self, start: u64, new: &[u8]) -> Result<(), MediaError> {
         for part in self.chance.replaced(start, new.len()) {
             self.bytes.poke(start + part.start as u64, &new[part])?;
@@ -287,14 +287,14 @@ impl SimMedia {
     }
 }
 
-/// The bytes of `sg_list` in one place.
+/// Copies the bytes of `sg_list` into one buffer.
 fn gather(sg_list: &SgList) -> Vec<u8> {
     let mut bytes = vec![0u8; usize::try_from(sg_list.bytes()).unwrap_or(0)];
     let mut at = 0;
     for entry in sg_list.as_slice() {
         if let Some(host) = entry.host {
             let to = std::ptr::NonNull::from(&mut bytes[at..at + entry.len]).cast();
-            // SAFETY: `sg_list` keeps its memory, which no reference points into; `to` is ours.
+            // SAFETY: `sg_list` keeps its memory, which has no references into it; `to` is ours.
             unsafe { memory::copy(host, to, entry.len) };
         }
         at += entry.len;

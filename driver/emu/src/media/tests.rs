@@ -13,7 +13,7 @@ const UNIT: u64 = 512;
 /// Bytes of DMA memory: each transfer takes its memory from anywhere in it.
 const ARENA: usize = 128 << 10;
 
-/// A medium with memory to transfer to and from.
+/// A medium and memory for transfers.
 struct Rig {
     domain: Arc<EmuDomain>,
     arena: Arc<dyn DmaMemory>,
@@ -65,7 +65,7 @@ impl Rig {
         self.run(op)
     }
 
-    /// Memory in the arena: (offset, length), holes as `None`.
+    /// Lists memory in the arena: (offset, length), with holes as `None`.
     fn sg_list(&self, parts: &[(Option<usize>, usize)]) -> SgList {
         let (mut sg_list, access) = (SgList::new(), self.domain.access());
         for (offset, len) in parts {
@@ -102,8 +102,8 @@ enum Action {
     Flush,
 }
 
-/// Parts of one transfer: places in the arena that do not overlap, multiples of `unit` long, and
-/// whole blocks of `block` bytes altogether.
+/// Generates parts of one transfer: non-overlapping places in the arena, multiples of `unit` long,
+/// and whole blocks of `block` bytes in total.
 fn parts(unit: usize, block: usize) -> impl Strategy<Value = Vec<(usize, usize)>> {
     let part = (0..2048usize, 1..(14_336 / unit).clamp(2, 8));
     proptest::collection::vec(part, 1..5).prop_map(move |parts| {
@@ -123,7 +123,7 @@ fn action(unit: usize) -> impl Strategy<Value = Action> {
     action_on(unit, 512)
 }
 
-/// Actions on multiples of `block` bytes; places on the medium are counted in `UNIT`s.
+/// Generates actions on multiples of `block` bytes; offsets on the medium count in `UNIT`s.
 fn action_on(unit: usize, block: usize) -> impl Strategy<Value = Action> {
     let scale = block as u64 / UNIT;
     let place = (0..(CAPACITY - (72 << 10)) / block as u64).prop_map(move |place| place * scale);
@@ -139,7 +139,7 @@ fn action_on(unit: usize, block: usize) -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Does `actions` on `rig` and on a plain vector; every read has to agree.
+/// Applies `actions` to `rig` and to a plain vector; every read must agree.
 fn check_against_vector(rig: &mut Rig, actions: &[Action]) {
     let mut model = vec![0u8; usize::try_from(CAPACITY).unwrap()];
     for action in actions {
@@ -241,8 +241,8 @@ proptest! {
         check_against_vector(&mut Rig::new(media), &actions);
     }
 
-    /// Parts of any length and address (bounced) and of whole blocks (straight), of blocks that
-    /// every filesystem's direct I/O takes.
+    /// Parts of any length and address (bounced) and of whole blocks (direct), in blocks that every
+    /// filesystem's direct I/O supports.
     #[test]
     fn direct_file_is_a_vector(
         bounced in proptest::collection::vec(action_on(1, 4096), 1..10),
@@ -254,7 +254,7 @@ proptest! {
         check_against_vector(&mut Rig::new(media), &actions);
     }
 
-    /// After power loss every block has a content it had since it was made permanent.
+    /// After power loss every block has a content that it had since it was durable.
     #[test]
     fn power_loss_leaves_old_or_new_blocks(
         writes in proptest::collection::vec((0u64..16, 1u64..4, 0u8..4), 1..40),

@@ -17,10 +17,10 @@ use super::{
 use crate::domain::DmaAccess;
 
 impl Controller {
-    /// Aborts a command that is held and has not begun. One that a medium works on cannot be
-    /// stopped; one that is not found has completed already, or is still in its queue.
+    /// Aborts a command that is held and has not begun. A command in progress on a medium cannot be
+    /// stopped; one that is not found has completed or is still in its queue.
     pub(super) fn abort(&mut self, dma: &DmaAccess<'_>, sqe: &Sqe) -> Result<Flow, Status> {
-        // "Abort Command Limit Exceeded": more at once than ACL. They only pile up when delayed.
+        // "Abort Command Limit Exceeded": more than ACL, which takes delayed commands.
         let waiting = |(_, command): &(u64, &_)| Self::is_admin(command, AdminOpcode::ABORT);
         let tickets = self.commands.iter().map(|(token, command)| (token, &command.ticket));
         if tickets.filter(waiting).count() > usize::from(ACL_Z) {
@@ -39,7 +39,7 @@ impl Controller {
         Ok(Flow::Done(Outcome::dw0(u32::from(!aborted))))
     }
 
-    /// Completes a command that waits for its delay, without executing it.
+    /// Completes a delayed command without executing it.
     pub(super) fn end_held(&mut self, dma: &DmaAccess<'_>, token: u64, status: Status) -> bool {
         let Some(command) = self.commands.remove(token) else { return false };
         self.delayed.retain(|(_, held)| *held != token);

@@ -17,27 +17,27 @@ use super::{
 };
 use crate::domain::DmaAccess;
 
-/// Events kept while no request waits; more are dropped, the log pages still report them.
+/// Events kept while no request is outstanding; more are dropped, but the log pages report them.
 const PENDING_MAX: usize = 16;
 
-/// Error events that are not about a command.
+/// Error events unrelated to a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum ErrorEvent {
     InvalidDoorbellRegister,
     InvalidDoorbellValue,
 }
 
-/// Requests that wait for events, and events that wait for requests.
+/// Outstanding requests and pending events.
 #[derive(Debug, Default)]
 pub(in super::super) struct Events {
     requests: VecDeque<Ticket>,
     pending: VecDeque<AsyncEvent>,
-    /// Types reported and not cleared by reading their log page, as bits.
+    /// Bit set of types reported and not yet cleared by reading their log page.
     masked: u8,
 }
 
 impl Events {
-    /// Whether an event can be reported now.
+    /// Returns whether an event can be reported now.
     #[inline]
     pub(in super::super) fn waiting(&self) -> bool {
         !self.requests.is_empty() && self.reportable().is_some()
@@ -53,7 +53,7 @@ impl Events {
         }
     }
 
-    /// The log page was read: its events are cleared, and their types unmasked.
+    /// Clears the events of a log page that was read, and unmasks their types.
     pub(super) fn acknowledge(&mut self, page: LogPageId) {
         let kind = match page {
             LogPageId::ERROR => AsyncEventKind::ERROR,
@@ -65,7 +65,7 @@ impl Events {
         self.pending.retain(|event| event.log_page != page);
     }
 
-    /// A reset ends all requests and forgets all events.
+    /// Drops all requests and events, for a reset.
     pub(in super::super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -76,7 +76,7 @@ impl Controller {
         if self.events.requests.len() > usize::from(AERL_Z) {
             return Err(Status::AER_LIMIT_EXCEEDED);
         }
-        // It may wait for ever, so it must not keep a completion slot from others.
+        // It may wait forever, so it must not hold a completion slot.
         self.unreserve(ticket.sqid);
         self.events.requests.push_back(ticket);
         Ok(Flow::Pending)
@@ -98,7 +98,7 @@ impl Controller {
         count
     }
 
-    /// Aborts the waiting request `cid`.
+    /// Aborts the outstanding request `cid`.
     pub(super) fn abort_event_request(&mut self, dma: &DmaAccess<'_>, cid: u16) -> bool {
         let place = self.events.requests.iter().position(|ticket| ticket.cid == cid);
         let Some(place) = place else { return false };
@@ -110,7 +110,7 @@ impl Controller {
         true
     }
 
-    /// An error that is not about a command: these are always reported.
+    /// Raises an error event unrelated to a command; these are always reported.
     #[cold]
     pub(in super::super) fn raise_error(&mut self, event: ErrorEvent) {
         self.logs.doorbell_failed();
@@ -118,7 +118,7 @@ impl Controller {
         self.events.raise(AsyncEvent { kind, info: event as u8, log_page: LogPageId::ERROR });
     }
 
-    /// The composite temperature crossed a threshold.
+    /// Raises an event for a composite temperature that crossed a threshold.
     pub(super) fn raise_temperature(&mut self) {
         if self.features.wants_temperature_events() {
             let kind = AsyncEventKind::SMART;
@@ -126,14 +126,14 @@ impl Controller {
         }
     }
 
-    /// SMART critical warnings from now on.
+    /// Sets the SMART critical warnings.
     pub fn warn(&mut self, warnings: CriticalWarning) {
         self.logs.warnings = warnings;
         let kind = AsyncEventKind::SMART;
         self.events.raise(AsyncEvent { kind, info: 0, log_page: LogPageId::SMART });
     }
 
-    /// Identify data of `nsid` changed.
+    /// Raises an event for changed identify data of `nsid`.
     pub fn raise_namespace_changed(&mut self, nsid: u32) {
         self.logs.namespace_changed(nsid);
         if self.features.wants_namespace_notices() {

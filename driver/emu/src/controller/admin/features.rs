@@ -20,16 +20,16 @@ use super::{
 };
 use crate::config::EmuConfig;
 
-/// Composite temperature of the device, in kelvins. It never changes; thresholds do.
+/// Composite temperature of the device, in kelvins. Constant; only thresholds change.
 pub(super) const TEMPERATURE: u16 = 310;
 /// Asynchronous Event Configuration: SMART critical warnings.
 const SMART_WARNINGS: u32 = 0xff;
-/// The SMART warning about temperature, as an event configuration bit.
+/// Event configuration bit of the SMART temperature warning.
 const TEMPERATURE_WARNING: u32 = 1 << 1;
 /// Interrupt Vector Configuration: coalescing disabled.
 const COALESCING_DISABLED: u32 = 1 << 16;
 
-/// A value and where it goes back to.
+/// A value with its default and its saved value.
 #[derive(Debug, Clone, Copy)]
 struct Value {
     default: u32,
@@ -47,14 +47,14 @@ impl Value {
     }
 }
 
-/// What can be done to a feature.
+/// Attributes of a feature.
 #[derive(Debug, Clone, Copy)]
 struct Traits {
-    /// Bits that mean something.
+    /// Bits in use.
     mask: u32,
     saveable: bool,
     changeable: bool,
-    /// Whether it belongs to a namespace.
+    /// Set if the feature is per namespace.
     namespace: bool,
 }
 
@@ -69,7 +69,7 @@ pub(in super::super) struct Features {
     write_cache: Value,
     queues: Value,
     coalescing: Value,
-    /// One per vector.
+    /// One value per vector.
     vectors: Vec<Value>,
     write_atomicity: Value,
     events: Value,
@@ -84,7 +84,7 @@ impl Features {
         let last = config.io_queues_max - 1;
         let vector = |index| Value::new(if index == 0 { COALESCING_DISABLED } else { 0 });
         Self {
-            // 8 commands from a queue before the next one's turn, as RAB recommends.
+            // 8 commands per queue and turn, as RAB recommends.
             arbitration: Value::new(3),
             power: Value::new(0),
             over_temperature: Value::new(WCTEMP.into()),
@@ -104,7 +104,7 @@ impl Features {
         }
     }
 
-    /// Commands to fetch from a queue at once.
+    /// Returns the number of commands to fetch from a queue per turn.
     pub(in super::super) fn burst(&self) -> u32 {
         match self.arbitration.current & 7 {
             7 => u32::MAX,
@@ -128,14 +128,14 @@ impl Features {
         self.events.current & OAES != 0
     }
 
-    /// Whether the temperature is outside of its thresholds.
+    /// Returns whether the temperature is outside its thresholds.
     pub(super) fn temperature_alarm(&self) -> bool {
         let temperature = u32::from(TEMPERATURE);
         temperature >= self.over_temperature.current
             || temperature <= self.under_temperature.current
     }
 
-    /// Values after a reset: the saved ones, else the defaults.
+    /// Resets all values: to the saved ones, else to the defaults.
     pub(in super::super) fn reset(&mut self) {
         let values = [
             &mut self.arbitration,
@@ -156,7 +156,7 @@ impl Features {
         let fixed = Traits { mask: !0, saveable: false, changeable: true, namespace: false };
         Ok(match fid {
             FeatureId::ARBITRATION => Traits { mask: 0xffff_ff07, saveable: true, ..fixed },
-            // There is one power state, and it is entered.
+            // There is one power state, and it is active.
             FeatureId::POWER_MANAGEMENT => Traits { mask: 0x1f, ..fixed },
             FeatureId::TEMPERATURE_THRESHOLD => Traits { mask: 0xffff, saveable: true, ..fixed },
             FeatureId::ERROR_RECOVERY => Traits { mask: 0xffff, namespace: true, ..fixed },
@@ -173,13 +173,13 @@ impl Features {
         })
     }
 
-    /// The value that `dword` (CDW11) selects.
+    /// Returns the value that `dword` (CDW11) selects.
     fn value(&mut self, fid: FeatureId, dword: u32) -> Result<&mut Value, Status> {
         Ok(match fid {
             FeatureId::ARBITRATION => &mut self.arbitration,
             FeatureId::POWER_MANAGEMENT => &mut self.power,
             FeatureId::TEMPERATURE_THRESHOLD => match (dword >> 16 & 0xf, dword >> 20 & 3) {
-                // TMPSEL: the composite temperature is the only sensor; Fh is all there are.
+                // TMPSEL: the composite temperature is the only sensor; Fh selects all.
                 (0 | 0xf, 0) => &mut self.over_temperature,
                 (0 | 0xf, 1) => &mut self.under_temperature,
                 _ => return Err(Status::INVALID_FIELD),
@@ -201,10 +201,10 @@ impl Features {
         })
     }
 
-    /// What a host may have of the queues it asks for.
+    /// Returns the number of queues granted for a request.
     fn grant(&self, dword: u32) -> Result<u32, Status> {
         let NumberOfQueues { nsq_z, ncq_z } = NumberOfQueues::from_dword(dword);
-        // "Number of Queues": 65,535 is not a number of queues, zero-based.
+        // "Number of Queues": 65,535 is an invalid value for these zero-based fields.
         if nsq_z == u16::MAX || ncq_z == u16::MAX {
             return Err(Status::INVALID_FIELD);
         }
@@ -217,7 +217,7 @@ impl Controller {
     pub(super) fn get_features(&mut self, sqe: &Sqe) -> Result<Flow, Status> {
         let GetFeatures { fid, select } = GetFeatures::from_sqe(sqe);
         let traits = self.features.traits(fid)?;
-        // "Get Features command": a value of all namespaces at once is no value.
+        // "Get Features command": the broadcast identifier is invalid for a per-namespace value.
         if traits.namespace && !self.has_namespace(sqe.nsid) {
             return Err(Status::INVALID_NAMESPACE);
         }
@@ -225,7 +225,7 @@ impl Controller {
         let dw0 = match select {
             FeatureSelect::CURRENT => value.current,
             FeatureSelect::DEFAULT => value.default,
-            // "Select": without a saved value, the default is what a reset brings.
+            // "Select": without a saved value, a reset restores the default.
             FeatureSelect::SAVED => value.saved.unwrap_or(value.default),
             FeatureSelect::SUPPORTED => FeatureCapabilities {
                 saveable: traits.saveable,
@@ -288,7 +288,7 @@ impl Controller {
         (1..=self.namespaces.len() as u64).contains(&u64::from(nsid))
     }
 
-    /// Without a volatile cache, or with it turned off, a write completes when it is permanent.
+    /// Sets write-through: without an enabled volatile cache, a write completes when it is durable.
     pub(in super::super) fn update_write_cache(&mut self) {
         let cached = self.features.has_write_cache && self.features.write_cache.current & 1 == 1;
         self.write_through = !cached;

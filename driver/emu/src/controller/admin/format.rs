@@ -19,11 +19,11 @@ impl Controller {
     ) -> Result<Flow, Status> {
         let command = FormatNvm::from_sqe(sqe);
         let targets = self.targets(sqe.nsid).ok_or(Status::INVALID_NAMESPACE)?;
-        // SES: cryptographic erase needs FNA bit 2, values above are reserved.
+        // SES: cryptographic erase needs FNA bit 2; larger values are reserved.
         if command.ses > 1 {
             return Err(Status::INVALID_FIELD);
         }
-        // "Invalid Format": a format that is not listed, metadata, protection information.
+        // "Invalid Format": an unlisted format, metadata, or protection information.
         let shift = LBA_SHIFTS.get(usize::from(command.lbaf)).copied();
         let shift = shift.ok_or(Status::INVALID_FORMAT)?;
         let listed = self.namespaces[targets.clone()].iter().all(|ns| ns.can_format(shift));
@@ -64,7 +64,7 @@ impl Controller {
         Ok(flow)
     }
 
-    /// A format has ended: with blocks of `1 << shift` bytes, or with an error.
+    /// Finishes a format: with blocks of `1 << shift` bytes, or with an error.
     pub(in super::super) fn formatted(&mut self, ticket: Ticket, shift: Option<u8>) {
         let Some(targets) = self.targets(ticket.nsid) else { return };
         for index in targets {
@@ -76,7 +76,7 @@ impl Controller {
         }
     }
 
-    /// Indices of the namespaces that `nsid` names.
+    /// Returns the indices of the namespaces that `nsid` selects.
     fn targets(&self, nsid: u32) -> Option<std::ops::Range<usize>> {
         if nsid == Nsid::ALL.0 {
             return Some(0..self.namespaces.len());

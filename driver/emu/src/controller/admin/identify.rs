@@ -20,22 +20,22 @@ use crate::{config::EmuConfig, domain::DmaAccess};
 
 /// Bytes of every identify structure.
 const PAGE: usize = 4096;
-/// Asynchronous Event Requests that wait at most, zero-based (AERL).
+/// Limit of outstanding Asynchronous Event Requests, zero-based (AERL).
 pub(super) const AERL_Z: u8 = 3;
-/// Abort commands that wait at most, zero-based (ACL).
+/// Limit of outstanding Abort commands, zero-based (ACL).
 pub(super) const ACL_Z: u8 = 3;
 /// Entries of the error log, zero-based (ELPE).
 pub(super) const ELPE_Z: u8 = 63;
-/// Temperature in kelvins above which drives warn.
+/// Warning temperature in kelvins (WCTEMP).
 pub(super) const WCTEMP: u16 = 343;
 /// Optional asynchronous events: namespace attribute notices.
 pub(super) const OAES: u32 = 1 << 8;
 
-/// RTD3 Entry Latency, which hosts wait for a shutdown: what it flushes is the host's disk, which
-/// may be busy with others.
+/// RTD3 Entry Latency, a host's time limit for a shutdown: the shutdown flushes to the disk of this
+/// machine, which may be busy with other work.
 const RTD3E_US: u32 = 60_000_000;
 
-/// What the controller says about itself and cannot change.
+/// Constant identify data of the controller.
 #[derive(Debug)]
 pub(in super::super) struct Identity {
     id: String,
@@ -43,13 +43,13 @@ pub(in super::super) struct Identity {
     model: [u8; 40],
     firmware: [u8; 8],
     mdts: u8,
-    /// Whether there is a volatile write cache.
+    /// Set if there is a volatile write cache.
     pub vwc: bool,
-    /// Different for every serial number.
+    /// Hash of the serial number, for identifiers.
     unique: u64,
 }
 
-/// ASCII padded with spaces.
+/// Pads ASCII text with spaces.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     let len = text.len().min(N);
@@ -59,7 +59,7 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 
 impl Identity {
     pub(in super::super) fn new(config: &EmuConfig) -> Self {
-        // FNV-1a: two serial numbers should give two identifiers, nothing more.
+        // FNV-1a: it only has to give different serial numbers different identifiers.
         let unique = config.serial.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -101,7 +101,7 @@ impl Controller {
             Cns::NAMESPACE => self.identify_namespace(sqe.nsid)?,
             Cns::CONTROLLER => self.identify_controller(),
             Cns::ACTIVE_NAMESPACES => self.active_namespaces(sqe.nsid)?,
-            // No limits. Faults may put some there.
+            // No limits by default; faults may patch some in.
             Cns::COMMAND_SET_CONTROLLER if command.csi == 0 => [0; PAGE],
             Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(sqe.nsid)?,
             _ => return Err(Status::INVALID_FIELD),
@@ -161,7 +161,7 @@ impl Controller {
     }
 
     fn identify_namespace(&self, nsid: u32) -> Result<[u8; PAGE], Status> {
-        // Without Namespace Management there is nothing common to report for FFFFFFFFh, and
+        // Without Namespace Management there is no common data to report for FFFFFFFFh, and
         // identifiers above NN are invalid.
         let namespace = self.active(nsid)?;
         let lies = &self.faults.plan().identify;
@@ -188,7 +188,7 @@ impl Controller {
             ..IdentifyNamespace::default()
         };
         for (format, shift) in data.lbaf.iter_mut().zip(LBA_SHIFTS) {
-            // A format of size 0 is not available.
+            // Size 0 marks an unavailable format.
             let lbads = if namespace.can_format(shift) { shift } else { 0 };
             *format = LbaFormat::new(lies.lbads.unwrap_or(lbads), 0);
         }
@@ -196,7 +196,7 @@ impl Controller {
     }
 
     fn active_namespaces(&self, above: u32) -> Result<[u8; PAGE], Status> {
-        // "Active Namespace ID list": these two could not be followed by anything.
+        // "Active Namespace ID list": no identifier can follow these two.
         if above >= 0xffff_fffe {
             return Err(Status::INVALID_NAMESPACE);
         }

@@ -23,25 +23,25 @@ use super::{
 };
 use crate::domain::DmaAccess;
 
-/// Bytes of the longest page.
+/// Bytes of the largest page.
 const PAGE: usize = 4096;
 /// Entries of the error log.
 const ERRORS_MAX: usize = ELPE_Z as usize + 1;
-/// Nanoseconds of an hour.
+/// One hour in nanoseconds.
 const HOUR: u64 = 3_600_000_000_000;
 
-/// What the pages are made of. Resets do not clear it.
+/// Data of the log pages. Resets do not clear it.
 #[derive(Debug)]
 pub(in super::super) struct Logs {
     /// Newest first.
     errors: VecDeque<ErrorLogEntry>,
     error_count: u64,
     changed: Vec<u32>,
-    /// Operations that media failed.
+    /// Operations that failed on media.
     pub media_errors: u64,
     power_cycles: u64,
     unsafe_shutdowns: u64,
-    /// Critical warnings besides what follows from thresholds.
+    /// Critical warnings other than those derived from thresholds.
     pub(super) warnings: CriticalWarning,
 }
 
@@ -60,7 +60,7 @@ impl Default for Logs {
 }
 
 impl Logs {
-    /// A command completed with an error.
+    /// Records a command that completed with an error.
     #[cold]
     pub(in super::super) fn command_failed(&mut self, ticket: Ticket, status: Status) {
         self.push(ErrorLogEntry {
@@ -73,7 +73,7 @@ impl Logs {
         });
     }
 
-    /// Something that is not a command went wrong.
+    /// Records a doorbell error, which belongs to no command.
     pub(super) fn doorbell_failed(&mut self) {
         self.push(ErrorLogEntry { sqid: 0xffff, cid: 0xffff, ..ErrorLogEntry::default() });
     }
@@ -82,7 +82,7 @@ impl Logs {
         self.error_count += 1;
         self.errors.truncate(ERRORS_MAX - 1);
         let error_count = self.error_count;
-        // Which byte of the command was wrong is not recorded.
+        // The byte of the command in error is not recorded.
         self.errors.push_front(ErrorLogEntry { error_count, parameter_location: 0xffff, ..entry });
     }
 
@@ -184,7 +184,7 @@ impl Controller {
 
     fn changed_page(&self, page: &mut [u8; PAGE]) -> usize {
         let changed = &self.logs.changed;
-        // More than fit: the first entry says so, "Changed Attached Namespace List".
+        // Overflow is marked by the first entry, "Changed Attached Namespace List".
         let list = if changed.len() > PAGE / 4 { &[u32::MAX][..] } else { &changed[..] };
         put(page, list.as_bytes());
         PAGE

@@ -1,4 +1,4 @@
-//! Creating and deleting I/O queues (PCIe Transport, "Create I/O Completion Queue" and following).
+//! Creation and deletion of I/O queues (PCIe Transport, "Create I/O Completion Queue" etc.).
 
 use nvme_driver::Iova;
 use nvme_spec::{
@@ -19,7 +19,7 @@ impl Controller {
     pub(super) fn create_io_cq(&mut self, dma: &DmaAccess<'_>, sqe: &Sqe) -> Result<Flow, Status> {
         let command = CreateIoCq::from_sqe(sqe);
         let qid = command.qid.0;
-        // Each of these is a status of its own in "Create I/O Completion Queue", in this order.
+        // "Create I/O Completion Queue" has a status for each of these, in this order.
         if qid == 0 || qid > self.features.completion_queues() || self.queues.cq(qid).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
@@ -39,8 +39,8 @@ impl Controller {
         if qid == 0 || qid > self.features.submission_queues() || self.queues.sq(qid).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        // "Create I/O Submission Queue", CQID: the admin queue or one out of range is an invalid
-        // identifier, one that was not created an invalid completion queue.
+        // "Create I/O Submission Queue", CQID: the admin queue or a number out of range is an
+        // invalid identifier; a queue that was not created is an invalid completion queue.
         if cqid == 0 || cqid > self.features.completion_queues() {
             return Err(Status::INVALID_QUEUE_ID);
         }
@@ -53,7 +53,7 @@ impl Controller {
         Ok(Flow::Done(Outcome::OK))
     }
 
-    /// The memory of a new queue.
+    /// Returns the memory of a new queue.
     fn ring(
         &self,
         dma: &DmaAccess<'_>,
@@ -62,7 +62,7 @@ impl Controller {
         contiguous: bool,
         entry_bytes: u64,
     ) -> Result<Ring, Status> {
-        // CC.IOSQES and CC.IOCQES are to be set before the first I/O queue is created.
+        // CC.IOSQES and CC.IOCQES must be set before the first I/O queue is created.
         let cc = self.registers.cc;
         if (entry_bytes == 64 && cc.iosqes() != 6) || (entry_bytes == 16 && cc.iocqes() != 4) {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
@@ -79,7 +79,7 @@ impl Controller {
         if contiguous {
             return Ok(Ring::contiguous(base, entry_bytes, size));
         }
-        // PC: cleared although CAP.CQR is set is an invalid field; else PRP1 is a list.
+        // PC clear while CAP.CQR is set is an invalid field; otherwise PRP1 is a list.
         if self.registers.cap.cqr() == 1 {
             return Err(Status::INVALID_FIELD);
         }
@@ -92,7 +92,7 @@ impl Controller {
         let qid = DeleteQueue::from_sqe(sqe).qid.0;
         match self.queues.cq(qid) {
             Some(cq) if qid != 0 => {
-                // "Delete I/O Completion Queue": its submission queues go first.
+                // "Delete I/O Completion Queue": its submission queues must be deleted first.
                 if cq.users > 0 {
                     return Err(Status::INVALID_QUEUE_DELETION);
                 }
@@ -104,8 +104,8 @@ impl Controller {
         Ok(Flow::Done(Outcome::OK))
     }
 
-    /// "Delete I/O Submission Queue": commands that have not begun are aborted; it completes when
-    /// those that have are finished, so that no DMA for the queue happens afterwards.
+    /// "Delete I/O Submission Queue": aborts commands that have not begun. Completes after those
+    /// that have begun, so that no DMA for the queue happens afterwards.
     pub(super) fn delete_io_sq(
         &mut self,
         dma: &DmaAccess<'_>,
@@ -130,7 +130,7 @@ impl Controller {
         Ok(Flow::Pending)
     }
 
-    /// Completes deletions whose queues have nothing outstanding any more.
+    /// Completes deletions whose queues have no outstanding commands left.
     pub(in super::super) fn finish_deletions(&mut self, dma: &DmaAccess<'_>) -> u32 {
         let mut count = 0;
         while self.deletions > 0 {

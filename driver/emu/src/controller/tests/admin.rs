@@ -134,7 +134,7 @@ fn features_of_namespaces_need_one() {
     let (fid, select) = (FeatureId::ERROR_RECOVERY, FeatureSelect::CURRENT);
     for (nsid, gets, sets) in [
         (1, Status::SUCCESS, Status::SUCCESS),
-        // A value of all of them can be set and not read.
+        // A per-namespace value can be set for all namespaces but not read.
         (u32::MAX, Status::INVALID_NAMESPACE, Status::SUCCESS),
         (0, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE),
         (2, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE),
@@ -143,7 +143,7 @@ fn features_of_namespaces_need_one() {
         assert_eq!(host.admin_status(Sqe { nsid, ..get(fid, select) }), gets, "get, {nsid:#x}");
         assert_eq!(host.admin_status(Sqe { nsid, ..set(fid, 9) }), sets, "set, {nsid:#x}");
     }
-    // Others do not ask.
+    // Other features ignore the namespace.
     let elsewhere = Sqe { nsid: 2, ..get(FeatureId::ARBITRATION, select) };
     assert_eq!(host.admin_status(elsewhere), Status::SUCCESS);
 }
@@ -208,7 +208,7 @@ fn log_pages_have_limits() {
     ] {
         assert_eq!(host.admin_status(sqe), status);
     }
-    // What is past the page reads as zeroes.
+    // Bytes past the end of the page read as zeroes.
     host.write(base, &[0xcc; PAGE]);
     host.admin(log(LogPageId::FIRMWARE_SLOT, 1024, 0, base));
     let bytes = host.read(base, 1028);
@@ -311,7 +311,7 @@ fn a_format_is_refused_during_io_and_refuses_io() {
     host.now = Nanos(2000);
     host.step();
     assert_eq!(host.reap_all(0)[0].cid, formatting);
-    // Blocks are eight times as large now.
+    // Blocks are eight times larger now.
     host.send(1, nvm(NvmOpcode::READ, 0, 1).with_prps(at(&buffer).0, 0));
     host.now = Nanos(3000);
     host.step();

@@ -1,11 +1,11 @@
-//! The I/O path does not allocate once it has warmed up.
+//! The I/O path does not allocate after its warm-up.
 
 use nvme_spec::sgl::SglDescriptor;
 
 use super::*;
 use crate::media::{Latency, SimMedia, SimOptions};
 
-/// Reads with lists, writes with PRPs, a flush and an error; the allocations of the steps.
+/// Runs reads with lists, writes with PRPs, a flush and an error; returns the steps' allocations.
 fn round(host: &mut Host, buffer: Iova, list: SglDescriptor) -> u64 {
     for lba in 0..4 {
         host.post(1, nvm(NvmOpcode::READ, lba * 64, 64).with_sgl(list));
@@ -56,6 +56,6 @@ fn pieces_are_used_again_and_do_not_pile_up() {
         config.namespace(SimMedia::new(media(1 << 20), options), 512)
     });
     warmed_up(&mut host);
-    // As many as were in flight at once.
+    // As many as were in flight at the same time.
     assert!(host.controller.spare.len() <= 9, "{}", host.controller.spare.len());
 }

@@ -1,4 +1,4 @@
-//! Order, turns, back-pressure, doorbells, interrupts.
+//! Order, round robin, back-pressure, doorbells, interrupts.
 
 use super::*;
 

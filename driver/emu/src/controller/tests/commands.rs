@@ -1,4 +1,4 @@
-//! Reads, writes and their relatives: what they do, and what they refuse.
+//! Reads, writes and related commands: effects and rejected arguments.
 
 use nvme_spec::nvm::{DatasetManagement, DatasetRange};
 
@@ -29,7 +29,7 @@ fn prps_cross_pages_and_lists() {
     let list = host.alloc(2 * PAGE);
     let data = pattern(40 * PAGE, 3);
     host.media.poke(0, &data).unwrap();
-    // Starts inside a page; the list starts near the end of its page and goes on in the next.
+    // Starts inside a page; the list starts near the end of its page and continues in the next.
     let start = at(&buffer).offset(512);
     let mut entries: Vec<u64> = (1..=40).map(|page| at(&buffer).0 + page * 4096).collect();
     let first = PAGE - 5 * 8;
@@ -56,7 +56,7 @@ fn prps_have_to_be_aligned() {
         (24, base, base + 4),
         (24, base, base + 4096),
     ];
-    // What the last case finds in its list: a page with an offset.
+    // The list of the last case: a page with an offset.
     let entries = [base + 8192, base + 12288 + 8];
     host.write(at(&buffer).offset(4096), entries.as_bytes());
     for (lbas, prp1, prp2) in cases {
@@ -124,7 +124,7 @@ fn transfers_are_limited() {
     assert_eq!(host.io(fits), Status::SUCCESS);
     let too_long = nvm(NvmOpcode::READ, 0, 17).with_prps(prps.0, prps.1);
     assert_eq!(host.io(too_long), Status::INVALID_FIELD);
-    // Write Zeroes moves nothing, and is not limited.
+    // Write Zeroes transfers no data, so the limit does not apply.
     assert_eq!(host.io(nvm(NvmOpcode::WRITE_ZEROES, 0, 2048)), Status::SUCCESS);
 }
 

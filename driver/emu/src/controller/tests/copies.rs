@@ -1,4 +1,4 @@
-//! Data in memory that only a GPU addresses: that it gets there and back, and when.
+//! Data in memory that only a GPU can address: correctness and timing of the copies.
 #![allow(unsafe_code, reason = "offers memory that is not there")]
 
 mod faults;
@@ -44,7 +44,7 @@ impl Rig {
         Self::with(|config| config)
     }
 
-    /// Over a medium that takes its time.
+    /// Uses a medium with latency.
     fn slow(options: SimOptions) -> Self {
         Self::with(|mut config| {
             config.namespaces.clear();
@@ -52,7 +52,7 @@ impl Rig {
         })
     }
 
-    /// One page at `offset` of the GPU's memory, to or from block `lba`.
+    /// Transfers one page between `offset` of the GPU's memory and block `lba`.
     fn page(&self, opcode: NvmOpcode, lba: u64, offset: u64) -> Sqe {
         nvm(opcode, lba, 8).with_prps(at(&self.memory).0 + offset, 0)
     }
@@ -68,7 +68,7 @@ impl Rig {
         cid
     }
 
-    /// Steps and copies until nothing moves any more.
+    /// Steps and copies until nothing changes any more.
     fn settle(&mut self) {
         for _ in 0..4 {
             self.host.now = self.host.now + Nanos(1_000_000);
@@ -78,7 +78,7 @@ impl Rig {
         self.host.step();
     }
 
-    /// Posts, rings, and lets everything happen; the command's status.
+    /// Posts, rings, and runs everything to completion; returns the command's status.
     fn io(&mut self, sqe: Sqe) -> Status {
         let cid = self.host.send(1, sqe);
         self.settle();
@@ -152,7 +152,7 @@ fn what_finishes_in_one_step_is_one_batch() {
         rig.gpu.finish();
         rig.host.now = Nanos(1000);
         rig.host.step();
-        // The slow medium's reads are ready only now; the writes of both went in the first batch.
+        // The slow medium's reads are ready only now; the writes of both were in the first batch.
         let expected: &[usize] = if options.is_some() { &[3, 3] } else { &[6] };
         assert_eq!(rig.gpu.batches(), expected);
         rig.settle();
@@ -202,7 +202,7 @@ fn transfers_wait_for_memory_in_between() {
     assert_eq!((rig.gpu.batches(), progress.outstanding), (vec![2], 4), "two fit into 64 MiB");
     rig.settle();
     assert_eq!(rig.host.reap_all(1).len(), 4);
-    // Longer than all of it: memory of its own.
+    // Longer than the pool: it gets its own memory.
     const { assert!(POOL_BYTES < 4 * (24 << 20)) };
     assert_eq!(rig.io(read(0, 4 * big)), Status::SUCCESS);
     for index in 0..4u64 {
@@ -231,7 +231,7 @@ fn only_data_of_reads_and_writes_may_be_there() {
     Identify { cns: nvme_spec::admin::Cns(1), ..Default::default() }.write_to(&mut identify);
     assert_eq!(rig.host.admin_status(identify), Status::DATA_TRANSFER_ERROR);
     assert_eq!(rig.host.controller.counters().refused_dma, 3);
-    // Queues: as with memory that is not there at all.
+    // Queues: treated like unmapped memory.
     let cq = rig.host.alloc(PAGE);
     assert_eq!(rig.host.admin_status(create_cq(2, 15, at(&cq))), Status::SUCCESS);
     assert_eq!(rig.host.admin_status(create_sq(2, 15, 2, iova)), Status::SUCCESS);
@@ -249,7 +249,7 @@ fn what_cannot_be_mapped_is_explained() {
     assert!(matches!(error, DmaError::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("with_copies"), "{error}");
     let domain = EmuDomain::with_copies("gpu", Arc::new(Engine(gpu.clone())));
-    // SAFETY: nothing is said to be there.
+    // SAFETY: it names no memory.
     let nowhere = unsafe { nvme_driver::ExternalMemory::new(None, None, PAGE, Arc::new(())) };
     assert!(matches!(domain.import(nowhere), Err(DmaError::Unsupported { .. })));
     assert!(matches!(domain.import(gpu.alloc(PAGE + 1).0), Err(DmaError::Unaligned { .. })));
@@ -260,7 +260,7 @@ fn what_cannot_be_mapped_is_explained() {
     assert_eq!(gpu.allocations(), 0);
 }
 
-/// Where a part of a transfer is.
+/// Location of a part of a transfer.
 #[derive(Debug, Clone, Copy)]
 enum Where {
     Host,
@@ -268,17 +268,17 @@ enum Where {
     Nowhere,
 }
 
-/// Parts of a transfer: where, and how long.
+/// Generates parts of a transfer: location and length.
 fn parts() -> impl Strategy<Value = Vec<(Where, usize)>> {
     let place = prop_oneof![Just(Where::Host), Just(Where::Gpu), Just(Where::Nowhere)];
     prop::collection::vec((place, 1usize..3000), 1..12)
 }
 
-/// A descriptor for each part, scattered over both memories in descending order.
+/// Creates a descriptor per part, scattered over both memories in descending order.
 fn scatter(rig: &Rig, host: &Arc<dyn DmaMemory>, parts: &[(Where, usize)]) -> Vec<SglDescriptor> {
     let mut place = POOL as u64;
     let mut describe = |(kind, len): &(Where, usize)| {
-        // Neighbours now and then.
+        // Sometimes adjacent.
         place -= *len as u64 + u64::from(*len % 3 != 0) * 13;
         let length = *len as u32;
         match kind {
@@ -309,7 +309,7 @@ fn with_medium(kind: u8, dir: &tempfile::TempDir) -> Rig {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever the parts, the bytes come out in their order, and no others are touched.
+    /// For any parts, the bytes arrive in order, and no others are touched.
     #[test]
     fn mixed_transfers_move_the_right_bytes(mut parts in parts(), kind in 0u8..3) {
         let dir = tempfile::tempdir().unwrap();
@@ -321,7 +321,7 @@ proptest! {
         let lbas = (total.next_multiple_of(512) + 512) as u32 / 512;
         let data = pattern(lbas as usize * 512, kind);
 
-        // A write gathers; a bit bucket in a source is empty, so there is none.
+        // A write gathers; a bit bucket in a source counts as empty, so there is none.
         let sources: Vec<_> =
             parts.iter().map(|(kind, len)| match kind {
                 Where::Nowhere => (Where::Gpu, *len),
@@ -347,7 +347,7 @@ proptest! {
         let read = nvm(NvmOpcode::READ, 3, lbas);
         prop_assert_eq!(rig.io_polled(write), Status::SUCCESS);
 
-        // What a plain read finds is what was gathered.
+        // A plain read returns the gathered bytes.
         let plain = rig.host.alloc(POOL);
         let all = SglDescriptor::data_block(at(&plain).0, lbas * 512);
         prop_assert_eq!(rig.io_polled(read.with_sgl(all)), Status::SUCCESS);
@@ -377,7 +377,7 @@ proptest! {
         prop_assert!(rig.host.read(at(&host), POOL) == on_host, "on the host");
     }
 
-    /// Pages of a GPU by PRPs: a list of pages in any order, half of them the host's.
+    /// GPU pages named by PRPs: a list of pages in any order, half of them on the host.
     #[test]
     fn pages_in_any_order(order in Just((0..16u64).collect::<Vec<_>>()).prop_shuffle()) {
         let mut rig = Rig::new();
@@ -405,7 +405,7 @@ proptest! {
 }
 
 impl Rig {
-    /// As [`Rig::io`], for media that work by themselves, in their own time.
+    /// Same as [`Rig::io`] for media that work on their own, in real time.
     fn io_polled(&mut self, sqe: Sqe) -> Status {
         let cid = self.host.send(1, sqe);
         let start = Instant::now();

@@ -54,10 +54,10 @@ fn bad_doorbells_are_reported_once_until_read() {
     assert_eq!(page[..8], 3u64.to_le_bytes(), "all three are in the log");
     assert_eq!(page[8..12], [0xff; 4], "and are about no command");
     assert_eq!(event(&mut host), None, "what was read is not reported again");
-    // The queue still works once its doorbells make sense.
+    // The queue works again once its doorbells are valid.
     host.store_bell(3, 0);
     assert_eq!(host.io(nvm(NvmOpcode::WRITE_ZEROES, 0, 1)), Status::SUCCESS);
-    // A doorbell of a queue that does not exist; one identifier is checked in each step.
+    // A doorbell of a nonexistent queue; each step checks one identifier.
     host.store_bell(2 * 3, 1);
     let found = (0..8).find_map(|_| event(&mut host));
     assert_eq!(found, Some(AsyncEvent { kind, info: 0, log_page }));

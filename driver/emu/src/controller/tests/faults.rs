@@ -1,4 +1,4 @@
-//! The fault plan, seen from the host.
+//! The fault plan from the host's view.
 
 use nvme_spec::status::Status;
 
@@ -8,12 +8,12 @@ fn faulty(opcode: NvmOpcode, then: FaultAction) -> Host {
     Host::ready(|config| config.faults(plan(opcode, then)))
 }
 
-/// A write of 8 blocks of `pattern(_, 1)` to block 8.
+/// Builds a write of 8 blocks of `pattern(_, 1)` to block 8.
 fn write(host: &Host) -> Sqe {
     let buffer = host.alloc(PAGE);
     host.write(at(&buffer), &pattern(PAGE, 1));
     let iova = at(&buffer).0;
-    // The mapping has to outlive the command.
+    // The mapping must outlive the command.
     std::mem::forget(buffer);
     nvm(NvmOpcode::WRITE, 8, 8).with_prps(iova, 0)
 }

@@ -1,5 +1,5 @@
-//! Flexible Data Placement byte by byte, as the specification lays it out: the driver reads it with
-//! the types that the controller writes it with.
+//! Flexible Data Placement byte by byte, as in the specification: the driver and the controller
+//! share types, so a round trip between them would not find a wrong layout.
 
 use nvme_spec::ids::Nsid;
 
@@ -66,7 +66,7 @@ fn the_log_has_one_configuration() {
     let page = host.read(at(&memory), PAGE);
     assert_eq!((le(&page, 0, 2), page[2], le(&page, 4, 4)), (0, 0, 16 + 80));
     let configuration = &page[16..];
-    // 64 bytes and a dword for each handle, in multiples of 8; valid; one group, three handles.
+    // 64 bytes and one dword per handle, in multiples of 8; valid; one group, three handles.
     assert_eq!((le(configuration, 0, 2), configuration[2]), (80, 0x80));
     assert_eq!((le(configuration, 4, 4), le(configuration, 8, 2)), (1, 3));
     assert_eq!((le(configuration, 10, 2), le(configuration, 16, 8)), (2, RECLAIM_UNIT));

@@ -1,4 +1,4 @@
-//! Creating and deleting queues, and what can be wrong with it.
+//! Creation and deletion of queues, and their errors.
 
 use nvme_spec::admin::{DeleteQueue, FeatureId, NumberOfQueues, SetFeatures};
 
@@ -61,7 +61,7 @@ fn submission_queues_are_checked() {
         (scattered, Status::INVALID_FIELD),
         (create_sq(1, 7, 1, base), Status::SUCCESS),
         (create_sq(1, 7, 1, base), Status::INVALID_QUEUE_ID),
-        // Deleting, in the wrong order and in the right one.
+        // Deletion, in the wrong order and in the right one.
         (delete(AdminOpcode::DELETE_IO_CQ, 1), Status::INVALID_QUEUE_DELETION),
         (delete(AdminOpcode::DELETE_IO_CQ, 0), Status::INVALID_QUEUE_ID),
         (delete(AdminOpcode::DELETE_IO_CQ, 2), Status::INVALID_QUEUE_ID),
@@ -108,7 +108,7 @@ fn queues_may_be_scattered_if_the_controller_says_so() {
     let mut host =
         Host::enabled(|config| EmuConfig { contiguous_queues: false, mqes: 1024, ..config });
     let (sq, cq, list) = (host.alloc(8 * PAGE), host.alloc(8 * PAGE), host.alloc(PAGE));
-    // Every other page, in reverse; 100 submissions take two pages, 300 completions too.
+    // Every other page, in reverse; 100 submissions take two pages, and so do 300 completions.
     let pages = |base: Iova| [base.0 + 6 * 4096, base.0 + 2 * 4096];
     host.write(at(&list), pages(at(&sq)).as_bytes());
     let odd = [at(&cq).0, at(&cq).0 + 4096 + 64];
@@ -169,7 +169,7 @@ fn deleting_a_queue_waits_for_its_dma() {
     let deletion = host.send(0, delete(AdminOpcode::DELETE_IO_SQ, 1));
     assert!(host.reap(0).is_none() && host.reap(1).is_none());
     assert_eq!(host.step().next_event, Some(Nanos(1000)));
-    // Entries behind the deletion are not fetched.
+    // Entries after the deletion are not fetched.
     host.send(1, nvm(NvmOpcode::WRITE_ZEROES, 0, 1));
     host.now = Nanos(1000);
     host.step();

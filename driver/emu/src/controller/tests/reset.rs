@@ -1,4 +1,4 @@
-//! Resets in the middle of things, with media that take their time.
+//! Resets with operations in flight on slow media.
 
 use super::*;
 use crate::media::{Latency, SimMedia, SimOptions};
@@ -7,7 +7,7 @@ fn fixed(ns: u64) -> Latency {
     Latency { min_ns: ns, mean_ns: ns, tail_ns: ns, tail_ppm: 0 }
 }
 
-/// A host over a medium that takes 1000 ns for everything.
+/// Creates a host on a medium that takes 1000 ns for everything.
 fn slow(bytes: &MemoryMedia, seed: u64) -> Host {
     let (read, write, flush) = (fixed(1000), fixed(1000), fixed(1000));
     let options = SimOptions { seed, read, write, flush, lba_bytes: 512, ..SimOptions::default() };
@@ -36,7 +36,7 @@ fn no_dma_happens_after_a_reset() {
             "power" => host.controller.power_loss(host.now),
             _ => host.controller.unplug(),
         }
-        // What the host puts there now stays there.
+        // Data that the host writes there now stays.
         host.write(at(&buffer), &[0x77; PAGE]);
         host.now = Nanos(10_000);
         let progress = host.step();
@@ -102,7 +102,7 @@ fn shutdown_waits_for_media_and_flushes() {
     }
 }
 
-/// Writes a block in a way that `prepare` decides, then cuts the power; whether it survived.
+/// Writes a block with the given options, then cuts the power. Returns whether it survived.
 fn survives(seed: u64, fua: bool, flush: bool, cache: bool) -> bool {
     let bytes = media(1 << 20);
     let mut host = slow(&bytes, seed);

@@ -1,4 +1,4 @@
-//! Scatter gather lists: what they do, and each way in which they can be wrong.
+//! Scatter gather lists: effects, and every way to be invalid.
 
 use nvme_spec::{
     sgl::{SglDescriptor, SglKind},
@@ -27,12 +27,12 @@ impl Bench {
         Self { host, buffer, list }
     }
 
-    /// `len` bytes at `offset` of the buffer.
+    /// Describes `len` bytes at `offset` of the buffer.
     fn data(&self, offset: u64, len: u32) -> SglDescriptor {
         SglDescriptor::data_block(at(&self.buffer).0 + offset, len)
     }
 
-    /// Puts `items` into the list memory at `offset`; a last segment that names them.
+    /// Writes `items` into the list memory at `offset` and returns a last segment for them.
     fn last(&self, offset: u64, items: &[SglDescriptor]) -> SglDescriptor {
         let place = at(&self.list).offset(offset);
         self.host.write(place, items.as_bytes());
@@ -161,11 +161,11 @@ fn segments_are_checked() {
     }
     let unmapped = with(32, 0x1000);
     assert_eq!(bench.read(unmapped), Status::DATA_TRANSFER_ERROR);
-    // A segment that is not the last one ends without leading on.
+    // A segment other than the last ends without a pointer.
     let ends = bench.segment(0, &[half, rest]);
     assert_eq!(bench.read(ends), Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
     let inner = bench.last(512, &[rest]);
-    // The last segment leads on.
+    // The last segment ends with a pointer.
     let on = bench.last(0, &[half, inner]);
     assert_eq!(bench.read(on), Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
     // A segment in the middle of another.

@@ -1,5 +1,5 @@
-//! What the I/O path costs. Counts are asserted, times only printed: `cargo test --release -p
-//! nvme-emu speed -- --ignored --nocapture`.
+//! Cost of the I/O path. Counts are asserted, times only printed: `cargo test --release -p nvme-emu
+//! speed -- --ignored --nocapture`.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ fn speed_of_small_and_large_commands() {
             let place = u64::from(index) * u64::from(size) % MEDIUM;
             read(place, size, MEDIUM - place - u64::from(size))
         };
-        // The best of some, taken in turns: others may be using this machine.
+        // Best of several alternating runs, because the machine may be busy.
         let (mut each, mut plain) = (f64::MAX, f64::MAX);
         for _ in 0..5 {
             each = each.min(batches(&mut host, count, far));
@@ -66,7 +66,7 @@ fn flush() -> Sqe {
     Sqe::new(NvmOpcode::FLUSH.0, Cid(0), Nsid(1))
 }
 
-/// Nanoseconds the controller takes for each of `count` commands, 64 at a time.
+/// Measures nanoseconds per command of the controller over `count` commands, 64 at a time.
 fn batches(host: &mut Host, count: u32, command: impl Fn(u32) -> Sqe) -> f64 {
     let mut spent = Duration::ZERO;
     for first in (0..count).step_by(64) {
@@ -82,7 +82,7 @@ fn batches(host: &mut Host, count: u32, command: impl Fn(u32) -> Sqe) -> f64 {
     spent.as_nanos() as f64 / f64::from(count.next_multiple_of(64))
 }
 
-/// Nanoseconds for each of the same copies, without a controller.
+/// Measures nanoseconds per copy for the same copies without a controller.
 fn copies(host: &Host, media: &mut MemoryMedia, base: u64, size: u64, medium: u64) -> f64 {
     let access = host.domain.access();
     let mut sg_list = SgList::new();

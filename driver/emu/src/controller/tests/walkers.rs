@@ -1,4 +1,4 @@
-//! The PRP and SGL walkers against random memory: every byte goes where a simple model says.
+//! The PRP and SGL walkers on random memory: every byte goes where a simple model predicts.
 
 use nvme_spec::sgl::SglDescriptor;
 use proptest::{prelude::*, test_runner::Config};
@@ -10,8 +10,8 @@ const PAGES: u64 = 64;
 /// Blocks on the medium.
 const LBAS: u32 = 2048;
 
-/// Runs a transfer both ways. `parts` are (offset, length) in `memory`, in order; what a read does
-/// not name has to stay as it was.
+/// Runs a transfer both ways. `parts` are (offset, length) in `memory`, in order; a read must leave
+/// all other bytes unchanged.
 fn both_ways(
     host: &mut Host,
     memory: &Arc<dyn DmaMemory>,
@@ -43,13 +43,13 @@ fn both_ways(
     Ok(())
 }
 
-/// Different pages, in any order.
+/// Generates distinct pages in any order.
 fn pages() -> impl Strategy<Value = Vec<u64>> {
     Just((0..PAGES).collect::<Vec<u64>>()).prop_shuffle()
 }
 
 proptest! {
-    // proptest prints the failing input, which says more than a seed.
+    // proptest prints the failing input, which is more useful than a seed.
     #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(48) })]
 
     #[test]
@@ -98,7 +98,7 @@ proptest! {
         let mut cuts: Vec<usize> =
             cuts.into_iter().chain([0, lbas * 512]).collect();
         cuts.sort_unstable();
-        // Each part in a page of its own, so that parts do not overlap.
+        // Each part in its own page, so that parts do not overlap.
         let mut used = [false; PAGES as usize];
         let mut parts = Vec::new();
         for (cut, (page, skip)) in cuts.windows(2).zip(places) {
@@ -131,7 +131,7 @@ proptest! {
         let watched = host.alloc(PAGE);
         host.write(at(&watched), &pattern(PAGE, 1));
         for ([opcode, flags], nsid, dptr, cdw, near) in sqes {
-            // Half of them with plausible values, which get further.
+            // Half of them with plausible values, which pass more checks.
             let opcode = if near { opcode & 0xf } else { opcode };
             let prps = if near { dptr.map(|word| at(&memory).0 + word % 16384) } else { dptr };
             let mut sqe = Sqe { opcode, flags, nsid, ..Sqe::default() };
@@ -149,7 +149,7 @@ proptest! {
     }
 }
 
-/// Writes a PRP list that starts at entry `slot` of a page and goes on in whole pages.
+/// Writes a PRP list that starts at entry `slot` of a page and continues in whole pages.
 fn write_list(host: &Host, lists: &Arc<dyn DmaMemory>, slot: u64, entries: &[u64]) -> u64 {
     let start = at(lists).offset(slot * 8);
     let room = 512 - slot as usize;
@@ -165,7 +165,7 @@ fn write_list(host: &Host, lists: &Arc<dyn DmaMemory>, slot: u64, entries: &[u64
     start.0
 }
 
-/// Writes segments that end after each item where `chain` says so; the first descriptor.
+/// Writes segments that end after each item where `chain` is set; returns the first descriptor.
 fn write_sgl(
     host: &Host,
     lists: &Arc<dyn DmaMemory>,
@@ -183,7 +183,7 @@ fn write_sgl(
         }
     }
     segments.retain(|segment| !segment.is_empty());
-    // From the back, because each names the next one.
+    // From the back, because each points to the next one.
     let mut next: Option<SglDescriptor> = None;
     let mut place = at(lists);
     for mut segment in segments.into_iter().rev() {

@@ -9,10 +9,10 @@ use crate::domain::DmaAccess;
 
 /// Bytes of a PRP entry.
 const ENTRY: u64 = 8;
-/// Entries read from a list at once.
+/// Entries read from a list at a time.
 const CHUNK: usize = 64;
 
-/// Hands the `len` bytes that `dptr` names to `sink`, page by page.
+/// Passes the `len` bytes that `dptr` names to `sink`, page by page.
 #[inline]
 pub(in super::super) fn walk(
     dma: &DmaAccess<'_>,
@@ -29,14 +29,14 @@ pub(in super::super) fn walk(
     give(sink, dptr.prp1, first)?;
     match len - first {
         0 => Ok(()),
-        // "Common Command Format", DPTR: PRP2 is a page when the rest fits one, else a list.
+        // "Common Command Format", DPTR: PRP2 is a page if the rest fits in one, else a list.
         rest if rest <= page_bytes => give(sink, whole_page(page_bytes, dptr.prp2)?, rest),
         rest => walk_list(dma, page_bytes, dptr.prp2, rest, sink),
     }
 }
 
-/// Hands the `len` bytes that the list at `list` names to `sink`. Also used for queues that are
-/// not contiguous, whose pages are described by such a list.
+/// Passes the `len` bytes that the list at `list` names to `sink`. Also used for non-contiguous
+/// queues, whose pages are described by such a list.
 pub(in super::super) fn walk_list(
     dma: &DmaAccess<'_>,
     page_bytes: u64,
@@ -64,7 +64,7 @@ pub(in super::super) fn walk_list(
     }
 }
 
-/// Hands over `entries` pages named at `at`; the bytes left afterwards.
+/// Passes `entries` pages named at `at` to the sink. Returns the bytes left.
 fn walk_entries(
     dma: &DmaAccess<'_>,
     page_bytes: u64,
@@ -89,7 +89,7 @@ fn walk_entries(
     Ok(left)
 }
 
-/// "PRP List": entries after the first have offset 0.
+/// Checks that an entry after the first has offset 0 ("PRP List").
 #[inline]
 fn whole_page(page_bytes: u64, entry: u64) -> Result<u64, Status> {
     if entry & (page_bytes - 1) != 0 {

@@ -14,14 +14,14 @@ use crate::{config::SglSupport, domain::DmaAccess};
 
 /// Bytes of a descriptor.
 const ENTRY: u32 = 16;
-/// Descriptors read from a segment at once.
+/// Descriptors read from a segment at a time.
 const CHUNK: usize = 32;
-/// Segments of one list at most: lists that lead back to themselves have to end.
+/// Limit of segments per list, which ends cyclic lists.
 const SEGMENTS_MAX: u32 = 4096;
-/// Descriptors of one list at most; empty ones are legal and would otherwise be free.
+/// Limit of descriptors per list; empty ones are legal and would otherwise be unlimited.
 const DESCRIPTORS_MAX: u32 = 1 << 17;
 
-/// Hands the `len` bytes that `dptr` names to `sink`, descriptor by descriptor.
+/// Passes the `len` bytes that `dptr` names to `sink`, descriptor by descriptor.
 #[inline]
 pub(in super::super) fn walk(
     dma: &DmaAccess<'_>,
@@ -65,7 +65,7 @@ impl<S: Sink> Walk<'_, S> {
             if last {
                 return Ok(());
             }
-            // "SGL Segment descriptor": the last descriptor of such a segment leads on.
+            // "SGL Segment descriptor": its last descriptor points to the next segment.
             let at = pointer.address.wrapping_add(u64::from(items * ENTRY));
             let mut next = SglDescriptor::default();
             dma.read(Iova(at), next.as_mut_bytes()).map_err(refused)?;
@@ -76,7 +76,7 @@ impl<S: Sink> Walk<'_, S> {
         }
     }
 
-    /// `count` descriptors at `address`, none of which may be a pointer to a segment.
+    /// Processes `count` descriptors at `address`, none of which may point to a segment.
     fn items(
         &mut self,
         dma: &DmaAccess<'_>,
@@ -117,8 +117,8 @@ impl<S: Sink> Walk<'_, S> {
         }
         match descriptor.kind() {
             SglKind::DATA_BLOCK => self.data_block(descriptor),
-            // "SGL Bit Bucket descriptor": SGLS bit 16 announces it. It discards what is read; in
-            // a source it counts as empty.
+            // "SGL Bit Bucket descriptor": advertised by SGLS bit 16. It discards read data; in a
+            // source it counts as empty.
             SglKind::BIT_BUCKET if self.rules.bit_bucket => match self.direction {
                 Direction::Read => {
                     self.take(descriptor.length)?;
@@ -148,7 +148,7 @@ impl<S: Sink> Walk<'_, S> {
         self.sink.data(Iova(address), length as usize).map_err(refused)
     }
 
-    /// "Data SGL Length Invalid": an SGL longer than the data, without SGLS bit 18.
+    /// Counts `length` bytes; an SGL longer than the data is an error without SGLS bit 18.
     #[inline]
     fn take(&mut self, length: u32) -> Result<(), Status> {
         self.left =
@@ -157,8 +157,8 @@ impl<S: Sink> Walk<'_, S> {
     }
 }
 
-/// Descriptors of the segment that `pointer` names: "Invalid SGL Segment Descriptor" when it is
-/// empty, no multiple of a descriptor, or not aligned to a qword.
+/// Returns the number of descriptors in the segment at `pointer`; "Invalid SGL Segment Descriptor"
+/// if it is empty, not a multiple of a descriptor, or not aligned to a qword.
 fn segment_entries(pointer: &SglDescriptor) -> Result<u32, Status> {
     if pointer.subtype() != 0 {
         return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);

@@ -4,7 +4,7 @@ use crate::{DataFault, MemoryMedia, SgList};
 const KB: u64 = 1000;
 const WRITE: MediaKind = MediaKind::Write { fua: false };
 
-/// A byte a nanosecond for reads, half of that for writes.
+/// Creates a medium with 1 byte per nanosecond for reads, half of that for writes.
 fn media(mixed: f64) -> BandwidthMedia {
     let dial = BandwidthDial::default();
     dial.set(Some(Bandwidth { read: 1e9, write: 5e8, latency: Nanos(80), mixed, from: 4096 }));
@@ -17,7 +17,7 @@ fn op(token: u64, kind: MediaKind, offset: u64, len: u64) -> MediaOp {
     MediaOp { token, kind, offset, len, sg_list, placement: 0, fault: DataFault::None }
 }
 
-/// When each operation ends, looked at every so many nanoseconds, and when it says that it does.
+/// Returns the end time of each operation, polled every so many nanoseconds or at each event.
 fn run(media: &mut BandwidthMedia, every: Option<u64>) -> Vec<(u64, u64)> {
     let (mut now, mut ended) = (Nanos(0), Vec::new());
     while let Some(event) = media.next_event() {
@@ -46,7 +46,7 @@ fn mixing_costs_what_it_should_however_seldom_one_looks() {
         let mut media = media(0.4);
         assert!(media.submit(op(1, MediaKind::Read, 8192, 10 * KB), Nanos(0)).is_none());
         assert!(media.submit(op(2, WRITE, 8192, 10 * KB), Nanos(0)).is_none());
-        // 10 us of reads at a fifth of the speed; 20 us of writes, of which 10 are left then.
+        // 10 us of reads at a fifth of the speed; 20 us of writes, of which 10 are left by then.
         let late = run(&mut media, every);
         let exact = [(1, 50_080), (2, 60_080)];
         for ((token, at), (wanted, ends)) in late.into_iter().zip(exact) {

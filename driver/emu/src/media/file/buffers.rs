@@ -1,18 +1,18 @@
-//! Bounce buffers, cut from large pages.
+//! Bounce buffers allocated from large pages.
 
 use std::{io, ptr::NonNull, sync::Arc};
 
 use crate::memory::{self, HostMap, LARGE_BYTES};
 
-/// Makes buffers. Direct I/O pins each page and lists it for the device: with pages of 4 KiB, that
-/// takes longer than the read.
+/// Allocator of buffers. Direct I/O pins each page and lists it for the device: with pages of 4
+/// KiB, that takes longer than the read.
 #[derive(Default)]
 pub(super) struct Buffers {
-    /// What buffers are cut from, and where the next one begins.
+    /// Current chunk, and the offset of the next buffer in it.
     chunk: Option<(Arc<HostMap>, usize)>,
 }
 
-/// A part of a mapping that lives as long as one of its buffers does.
+/// A part of a mapping that lives as long as any of its buffers.
 pub(super) struct Buffer {
     map: Arc<HostMap>,
     start: usize,
@@ -20,9 +20,9 @@ pub(super) struct Buffer {
 }
 
 impl Buffers {
-    /// A buffer of `len` bytes or more, aligned to a page.
+    /// Allocates a page-aligned buffer of at least `len` bytes.
     pub(super) fn make(&mut self, len: usize) -> io::Result<Buffer> {
-        // Whoever takes larger and larger ones takes twice the memory of the last one at most.
+        // Powers of two: a series of growing requests takes at most twice the memory of the last.
         let len = memory::page_ceil(len)
             .and_then(usize::checked_next_power_of_two)
             .ok_or(io::ErrorKind::InvalidInput)?;
@@ -40,7 +40,7 @@ impl Buffer {
         self.len
     }
 
-    /// The byte at `offset`, with `len` bytes after it inside the buffer.
+    /// Returns the byte at `offset`, checking that `len` bytes from it are inside the buffer.
     pub(super) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "outside the buffer");
         self.map.at(self.start + offset, len)

@@ -1,4 +1,4 @@
-//! The file or block device of a medium: opened, measured, and asked what direct I/O wants.
+//! Opening the file or block device of a medium: its size and its direct I/O limits.
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
@@ -19,12 +19,12 @@ pub(super) fn explain(
     io::Error::new(error.kind(), format!("{}: {what} failed: {error}; {hint}", path.display()))
 }
 
-/// Opens what is at `path`; makes a file if there is nothing and `make` is set.
+/// Opens `path`; creates a missing file if `make` is set.
 pub(super) fn open(path: &Path, make: bool, direct: bool) -> io::Result<OwnedFd> {
     let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
     flags.set(OFlags::DIRECT, direct);
     let block_device = rustix::fs::stat(path).is_ok_and(|found| is_block_device(&found));
-    // For a block device, exclusive means: nobody has mounted it or otherwise claimed it.
+    // For a block device, O_EXCL means: not mounted or otherwise claimed.
     flags.set(OFlags::EXCL, block_device);
     flags.set(OFlags::CREATE, make && !block_device);
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
@@ -46,7 +46,7 @@ fn is_block_device(found: &rustix::fs::Stat) -> bool {
     FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
 }
 
-/// Bytes of the medium: `bytes`, to which a shorter file is extended; all there are if that is 0.
+/// Returns `bytes`, to which a shorter file is extended, or the file's size if `bytes` is 0.
 pub(super) fn capacity(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)
         .map_err(|error| explain(path, "reading its size", error, "check the path"))?;
@@ -70,7 +70,7 @@ pub(super) fn capacity(file: &OwnedFd, path: &Path, bytes: u64) -> io::Result<u6
     Ok(if bytes == 0 { found } else { bytes })
 }
 
-/// What direct I/O on this file asks for.
+/// Returns the alignment that direct I/O on this file requires.
 pub(super) fn limits(file: &OwnedFd, path: &Path, direct: bool) -> io::Result<Limits> {
     if !direct {
         return Ok(Limits { memory_align: 1, offset_align: 1 });
@@ -84,7 +84,7 @@ pub(super) fn limits(file: &OwnedFd, path: &Path, direct: bool) -> io::Result<Li
                     direct: false";
         return Err(explain(path, "direct I/O", error, hint));
     }
-    // Kernels before 6.1 and some filesystems do not say; a page satisfies all of them.
+    // Kernels before 6.1 and some filesystems do not report it; a page satisfies all of them.
     let or_page = |align: u32| if known { align.max(1) as usize } else { 4096 };
     Ok(Limits {
         memory_align: or_page(found.stx_dio_mem_align),

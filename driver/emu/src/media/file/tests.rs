@@ -1,4 +1,4 @@
-//! A disk that hangs: a pipe stands for the file, and a read of it waits until it is written.
+//! A hanging disk: a pipe acts as the file, and a read waits until the pipe is written.
 
 use std::io::{PipeWriter, Write, pipe};
 
@@ -18,7 +18,7 @@ fn hanging() -> (FileMedia, PipeWriter) {
     (media.unwrap(), writer)
 }
 
-/// With a read that the kernel works on.
+/// Returns a medium with a read in the kernel.
 fn reading() -> (FileMedia, PipeWriter) {
     let (mut media, writer) = hanging();
     read(&mut media);
@@ -58,8 +58,8 @@ fn a_medium_that_is_dropped_does_not_wait_for_ever() {
     drop(writer);
 }
 
-/// A thread takes the medium for itself, begins a read and gives the medium back; the result comes
-/// meanwhile.
+/// A thread claims the medium, begins a read and releases the medium; the result arrives in the
+/// meantime.
 #[test]
 fn a_medium_passes_from_thread_to_thread_with_what_is_in_flight() {
     let (mut media, mut writer) = hanging();
@@ -86,7 +86,7 @@ fn a_medium_passes_from_thread_to_thread_with_what_is_in_flight() {
 }
 
 /// Command timeout, Abort, queue deletion, reset: all end at their deadlines, in virtual time, and
-/// the controller can be reset when the disk is back.
+/// the controller can be reset once the disk is back.
 #[test]
 fn a_reset_ends_at_its_deadline_and_works_when_the_disk_is_back() {
     let (media, mut writer) = hanging();
@@ -103,7 +103,7 @@ fn a_reset_ends_at_its_deadline_and_works_when_the_disk_is_back() {
     assert!(matches!(controller.state(), State::Failed(_)));
     assert!(clock.now() < Nanos::from_millis(300_000), "{:?}", clock.now());
 
-    // The first block ends the read that was cancelled.
+    // The first block completes the cancelled read.
     writer.write_all(&[7; 2 * BLOCK]).unwrap();
     controller.reset().unwrap();
     controller.read(Nsid(1), Lba(0), &mut block).unwrap();

@@ -1,4 +1,4 @@
-//! The memory of one read or write of a file, as the kernel wants it.
+//! The memory of a file read or write as an iovec list.
 #![allow(
     unsafe_code,
     reason = "copies between DMA memory and bounce buffers, and the kernel's list"
@@ -15,12 +15,12 @@ use crate::{
     memory::{self, HostMap},
 };
 
-/// What the file's filesystem asks of direct I/O.
+/// Alignment that the filesystem requires for direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Of addresses in memory.
+    /// Alignment of memory addresses.
     pub(super) memory_align: usize,
-    /// Of lengths, and of offsets in the file.
+    /// Alignment of lengths and of file offsets.
     pub(super) offset_align: usize,
 }
 
@@ -31,38 +31,38 @@ impl Limits {
     }
 }
 
-/// Whether the kernel can read or write the memory of `op` as it is, but for its number of parts.
+/// Returns whether the kernel can access the memory of `op` directly, if not in too many parts.
 pub(super) fn is_addressable(op: &MediaOp, limits: Limits) -> bool {
     let reads = op.kind == MediaKind::Read;
     op.sg_list.as_slice().iter().all(|entry| {
-        // A write has to store zeroes for a hole, and the drain holds anything.
+        // A write must store zeroes for a hole, and the drain holds arbitrary bytes.
         limits.allow(*entry) && (reads || entry.host.is_some())
     })
 }
 
-/// Parts that the kernel takes in one call (`UIO_MAXIOV`).
+/// Largest number of parts per call (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
 
-/// A list of parts, and how far the kernel got in it.
+/// A list of parts, and the kernel's progress in it.
 #[derive(Default)]
 pub(super) struct Transfer {
     parts: Vec<libc::iovec>,
-    /// Parts that are done.
+    /// Number of finished parts.
     first: usize,
-    /// Bytes that are done.
+    /// Number of finished bytes.
     moved: u64,
-    /// Stands in for memory the kernel cannot address. Its contents are this transfer's only while
-    /// `bounced`.
+    /// Replaces memory that the kernel cannot address. Its contents belong to this transfer only
+    /// while `bounced` is set.
     bounce: Option<Buffer>,
     bounced: bool,
 }
 
-// SAFETY: the addresses in `parts` are for the kernel; what they point to is kept by the
-// operation's sg_list, by `bounce` and by the medium's drain.
+// SAFETY: the addresses in `parts` are for the kernel; the operation's sg_list, `bounce` and the
+// medium's drain keep their memory.
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// Lists the memory of `op`, straight if possible and not forbidden by `bounce`, else through
+    /// Lists the memory of `op`, directly if possible and not forbidden by `bounce`, else through
     /// the bounce buffer.
     pub(super) fn prepare(
         &mut self,
@@ -92,7 +92,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Lists `sg_list` as they are; `false` when there are too many.
+    /// Lists `sg_list` directly. Returns `false` if there are too many parts.
     fn list(&mut self, sg_list: &SgList, drain: &HostMap) -> bool {
         for SgEntry { host, mut len } in sg_list.as_slice().iter().copied() {
             while len > 0 {
@@ -111,12 +111,12 @@ impl Transfer {
         true
     }
 
-    /// What is left: parts, and where in a file that began at `offset`.
+    /// Returns the rest: parts, and their offset in a file that began at `offset`.
     pub(super) fn rest_of(&self, offset: u64) -> (&[libc::iovec], u64) {
         (&self.parts[self.first..], offset + self.moved)
     }
 
-    /// Takes note of `moved` more bytes; `true` when all are.
+    /// Records `moved` more bytes. Returns `true` once all are done.
     pub(super) fn advance(&mut self, mut moved: usize) -> bool {
         self.moved += moved as u64;
         while let Some(part) = self.parts.get_mut(self.first) {
@@ -131,19 +131,19 @@ impl Transfer {
         true
     }
 
-    /// Copies what was read from the bounce buffer, if it went there.
+    /// Copies read data out of the bounce buffer, if it was used.
     pub(super) fn deliver(&mut self, sg_list: &SgList) {
         if self.bounced {
             self.copy(sg_list, Direction::Read);
         }
     }
 
-    /// Whether the kernel works on the operation's own memory.
+    /// Returns whether the kernel accesses the operation's own memory.
     pub(super) fn is_straight(&self) -> bool {
         !self.bounced
     }
 
-    /// Forgets all addresses, keeps list and buffer for the next one.
+    /// Clears all addresses; keeps list and buffer for reuse.
     pub(super) fn rest(&mut self) {
         self.parts.clear();
         (self.first, self.moved, self.bounced) = (0, 0, false);
@@ -155,7 +155,7 @@ impl Transfer {
         for SgEntry { host, len } in sg_list.as_slice() {
             let place = bounce.at(at, *len);
             match (direction, host) {
-                // SAFETY: `at` checked the buffer, `sg_list` keeps its memory; they are apart.
+                // SAFETY: `at` checked the buffer, `sg_list` keeps its memory; they do not overlap.
                 (Direction::Write, Some(host)) => unsafe { memory::copy(*host, place, *len) },
                 // SAFETY: as above.
                 (Direction::Read, Some(host)) => unsafe { memory::copy(place, *host, *len) },
@@ -186,7 +186,7 @@ mod tests {
         (domain, memory)
     }
 
-    /// An operation on parts of `memory`, given as (offset, length).
+    /// Creates an operation on parts of `memory`, given as (offset, length).
     fn op(kind: MediaKind, parts: &[(u64, usize)]) -> MediaOp {
         let (domain, memory) = memory();
         let mut sg_list = SgList::new();
@@ -230,7 +230,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-        /// However the kernel cuts a transfer, the rest is what has not moved yet.
+        /// For any split of a transfer by the kernel, the rest is what has not moved yet.
         #[test]
         fn the_rest_starts_where_the_kernel_stopped(
             lens in proptest::collection::vec(1usize..6, 1..6),

@@ -1,10 +1,10 @@
-//! Logical pages, the pages of flash that hold them, and the garbage collection.
+//! Mapping of logical pages to flash pages, and garbage collection.
 
 use std::collections::VecDeque;
 
 use super::{FtlCounters, FtlOptions};
 
-/// Bytes of a page: what is mapped, and what is programmed at once.
+/// Bytes of a page, the unit of mapping and programming.
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// No page, or no block.
 const NONE: u32 = u32::MAX;
@@ -12,28 +12,28 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(super) struct Mapping {
     block_pages: u32,
-    /// The page of flash of each logical page.
+    /// Flash page of each logical page.
     physical: Vec<u32>,
-    /// The logical page in each page of flash; `NONE` when that is not needed.
+    /// Logical page of each flash page; `NONE` if that is invalid.
     logical: Vec<u32>,
     blocks: Vec<Block>,
-    /// Erased blocks, the one that has been longest first.
+    /// Erased blocks, oldest first.
     erased: VecDeque<u32>,
-    /// The block that each handle writes to, and as the last that of the garbage collection.
+    /// Block that each handle writes to; the last entry is that of garbage collection.
     open: Vec<u32>,
     pub(super) counters: FtlCounters,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
-    /// Pages that were programmed since it was erased.
+    /// Pages programmed since the last erasure.
     programmed: u32,
-    /// Of these, pages that are needed.
+    /// Valid pages among them.
     needed: u32,
 }
 
-/// Blocks that the garbage collection needs beside those that hold data: its own, one to go on
-/// with, and one so that there is always a block with pages that are not needed.
+/// Blocks that garbage collection needs in addition to data: its own, one to continue with, and one
+/// so that a block with invalid pages always exists.
 const SPARE_BLOCKS: u64 = 3;
 
 impl Mapping {
@@ -60,7 +60,7 @@ impl Mapping {
         self.physical[page as usize] != NONE
     }
 
-    /// The host writes `page` with a placement handle; one that does not exist stands for 0.
+    /// Writes `page` for the host with a placement handle; an invalid handle means 0.
     pub(super) fn write(&mut self, page: u64, handle: u16) {
         let handles = self.open.len() - 1;
         let handle = if usize::from(handle) < handles { usize::from(handle) } else { 0 };
@@ -72,7 +72,7 @@ impl Mapping {
         self.program(page as u32, handle);
     }
 
-    /// `page` is not needed any more.
+    /// Invalidates `page`.
     pub(super) fn unmap(&mut self, page: u64) {
         let held = std::mem::replace(&mut self.physical[page as usize], NONE);
         if held != NONE {
@@ -100,7 +100,7 @@ impl Mapping {
         self.counters.media_bytes += PAGE_BYTES;
     }
 
-    /// Moves what is needed of the full block with least of it, and erases that.
+    /// Moves the valid pages of the full block with the fewest, and erases that block.
     fn collect(&mut self) {
         let full = |(_, block): &(usize, &Block)| block.programmed == self.block_pages;
         let candidates = self.blocks.iter().enumerate().filter(full);

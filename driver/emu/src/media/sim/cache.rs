@@ -1,11 +1,11 @@
-//! What blocks held before they were overwritten in a volatile cache.
+//! Contents of blocks before they were overwritten in a volatile cache.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// Contents remembered per block, the oldest and the latest ones.
+/// Contents remembered per block: the oldest and the latest ones.
 const VERSIONS_MAX: usize = 4;
 
-/// Contents that blocks may fall back to: what was there before each write since the last flush.
+/// Contents that blocks may revert to: those before each write since the last flush.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     pub(super) older: BTreeMap<u64, Vec<Older>>,
@@ -13,15 +13,15 @@ pub(super) struct Cache {
 
 #[derive(Debug)]
 pub(super) struct Older {
-    /// When it was overwritten.
+    /// Time of the overwrite, in stamps.
     stamp: u64,
-    /// A flush of what overwrote it has failed.
+    /// Set if a flush of the overwriting data failed.
     stays: bool,
     pub(super) bytes: Box<[u8]>,
 }
 
 impl Cache {
-    /// `block` is about to be overwritten, and holds `bytes`.
+    /// Remembers that `block` holds `bytes`, before it is overwritten.
     pub(super) fn remember(&mut self, block: u64, stamp: u64, bytes: Box<[u8]>) {
         let older = self.older.entry(block).or_default();
         if older.len() == VERSIONS_MAX {
@@ -30,8 +30,8 @@ impl Cache {
         older.push(Older { stamp, stays: false, bytes });
     }
 
-    /// All that was overwritten until then is permanent, but for blocks that an earlier flush
-    /// failed to make so and that were not written since.
+    /// Makes everything overwritten until then durable, except for blocks that an earlier flush
+    /// failed to make durable and that were not written since.
     pub(super) fn flush(&mut self, submitted: u64) {
         self.older.retain(|_, older| {
             let is_over = |content: &Older| content.stamp <= submitted && !content.stays;
@@ -42,13 +42,13 @@ impl Cache {
         });
     }
 
-    /// Blocks that were overwritten until then are not made permanent by a flush any more.
+    /// Excludes blocks overwritten until then from later flushes.
     pub(super) fn flush_failed(&mut self, submitted: u64) {
         let all = self.older.values_mut().flatten();
         all.filter(|content| content.stamp <= submitted).for_each(|content| content.stays = true);
     }
 
-    /// What `blocks` hold is permanent.
+    /// Makes the contents of `blocks` durable.
     pub(super) fn forget(&mut self, blocks: Range<u64>) {
         if self.older.is_empty() {
             return;

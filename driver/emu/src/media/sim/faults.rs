@@ -1,5 +1,4 @@
-//! Faults of a [`SimMedia`](super::SimMedia): bytes that it changes without saying so, and
-//! operations that it reports as failed.
+//! Faults of a [`SimMedia`](super::SimMedia): silent corruption, and operations reported as failed.
 
 use std::{
     ops::Range,
@@ -9,56 +8,55 @@ use std::{
 use super::MediaKind;
 use crate::random::SplitMix64;
 
-/// How often operations fail, and how often bytes are not what the host was told, by the seed of
-/// the medium. The default is never.
+/// Rates of failed operations and of silent corruption, by the seed of the medium. All 0 by
+/// default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimFaults {
-    /// Of one million writes: those that are reported as finished and never happen.
+    /// Writes, per million, that are reported as finished and never happen.
     pub lost_write_ppm: u32,
-    /// Of one million writes: those that go to other blocks, while the right ones keep what they
-    /// have.
+    /// Writes, per million, that go to other blocks, while the right ones stay unchanged.
     pub misdirected_write_ppm: u32,
-    /// Of one million reads: those before which one to eight of the stored bits flip, for good.
+    /// Reads, per million, before which one to eight of the stored bits flip permanently.
     pub rot_ppm: u32,
-    /// Of one million reads: those that fail. The next one may succeed.
+    /// Reads, per million, that fail. A retry may succeed.
     pub failed_read_ppm: u32,
-    /// Of one million writes: those that fail. Any of their blocks may have been written, and may
-    /// be lost again in a power loss.
+    /// Writes, per million, that fail. Any of their blocks may have been written, and may be lost
+    /// again in a power loss.
     pub failed_write_ppm: u32,
-    /// Of one million flushes: those that fail. What they were to make permanent stays readable,
-    /// and a power loss may take it, also after a later flush that succeeds: the medium has given
-    /// up on it. Only a new write of a block changes that.
+    /// Flushes, per million, that fail. The data to be flushed stays readable, and a power loss may
+    /// take it even after a later flush that succeeds: the medium has given up on it. Only a new
+    /// write of a block changes that.
     pub failed_flush_ppm: u32,
-    /// In a power loss, a block that is not permanent may be cut in two at multiples of this many
-    /// bytes, and hold two of its contents. `None`: a block is whole.
+    /// On a power loss, a block that is not durable may be torn at multiples of this many bytes,
+    /// and hold two of its contents. `None`: blocks are atomic.
     pub tear_bytes: Option<u32>,
 }
 
-/// A fault that happened.
+/// An injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimFault {
-    /// What.
+    /// Kind of fault.
     pub kind: SimFaultKind,
     /// First byte of the operation, or of the torn block.
     pub offset: u64,
-    /// Bytes of it.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// What happened.
+/// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SimFaultKind {
     /// A write was dropped.
     LostWrite,
-    /// A write went somewhere else.
+    /// A write went elsewhere.
     MisdirectedWrite {
         /// First byte that it overwrote instead.
         to: u64,
     },
     /// Stored bits flipped.
     Rot,
-    /// A block holds two contents.
+    /// A block holds a mix of two contents.
     Torn,
     /// A read failed.
     FailedRead,
@@ -68,13 +66,13 @@ pub enum SimFaultKind {
     FailedFlush,
 }
 
-/// The faults of one medium so far, in their order. Clones are handles to the same log, which
-/// outlives the medium.
+/// The faults of one medium so far, in order. Clones are handles to the same log, which outlives
+/// the medium.
 #[derive(Debug, Clone, Default)]
 pub struct SimFaultLog(Arc<Mutex<Vec<SimFault>>>);
 
 impl SimFaultLog {
-    /// Empties the log.
+    /// Takes all entries out of the log.
     #[must_use]
     pub fn take(&self) -> Vec<SimFault> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -86,8 +84,8 @@ impl SimFaultLog {
     }
 }
 
-/// Decides about faults. Each kind has a generator of its own, so that turning one on changes
-/// neither the others nor the latencies.
+/// Decides about faults. Each kind has its own generator, so that enabling one changes neither the
+/// others nor the latencies.
 #[derive(Debug)]
 pub(super) struct FaultChance {
     faults: SimFaults,
@@ -139,7 +137,7 @@ impl FaultChance {
         lost
     }
 
-    /// Where a write goes instead: whole blocks of `unit` bytes away, none of them its own.
+    /// Returns the target of a misdirected write: blocks of `unit` bytes, none of its own.
     pub(super) fn misdirects_write(
         &mut self,
         offset: u64,
@@ -164,7 +162,7 @@ impl FaultChance {
         Some(to)
     }
 
-    /// Which bits of a read's place flip, as a seed.
+    /// Returns a seed for the bits of a read's range that flip.
     pub(super) fn rots(&mut self, offset: u64, len: u64) -> Option<u64> {
         happens(&mut self.rot, self.faults.rot_ppm).then(|| {
             self.log.push(SimFaultKind::Rot, offset, len);
@@ -172,8 +170,8 @@ impl FaultChance {
         })
     }
 
-    /// The bytes of a block at `offset` that a power loss replaces: all `len`, or, around its end,
-    /// some of its parts.
+    /// Returns the bytes of a block at `offset` that a power loss replaces: all `len`, or a part
+    /// that wraps around its end.
     pub(super) fn replaced(&mut self, offset: u64, len: usize) -> [Range<usize>; 2] {
         let unit = self.faults.tear_bytes.map_or(len, |bytes| bytes.max(1) as usize);
         let parts = len.div_ceil(unit.max(1)) as u64;

@@ -1,11 +1,11 @@
-//! Faults of the simulated medium: each happens, as the log says, and nothing else does.
+//! Faults of the simulated medium: each one in the log happens, and no others.
 
 use super::*;
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = CAPACITY as usize / BLOCK;
 
-/// A medium of `BLOCKS` blocks, block n filled with n + 1.
+/// Creates a medium of `BLOCKS` blocks, block n filled with n + 1.
 fn filled(options: SimOptions) -> (MemoryMedia, Rig, SimFaultLog) {
     let bytes = MemoryMedia::new(CAPACITY).unwrap();
     (0..BLOCKS).for_each(|block| bytes.poke((block * BLOCK) as u64, &old(block)).unwrap());
@@ -32,7 +32,7 @@ fn stored(bytes: &MemoryMedia, block: usize) -> Vec<u8> {
     found
 }
 
-/// Overwrites each block once, in order; the log.
+/// Overwrites each block once, in order. Returns the medium and the log.
 fn overwrite(seed: u64, faults: SimFaults, fua: bool) -> (MemoryMedia, Vec<SimFault>) {
     let (bytes, mut rig, log) = filled(options(seed, faults));
     for block in 0..BLOCKS {
@@ -66,7 +66,7 @@ fn misdirected_writes_land_elsewhere() {
     let mut seen = 0;
     for seed in 0..8 {
         let (bytes, log) = overwrite(seed, faults, true);
-        // In the order of the writes, as a vector of blocks.
+        // In the order of the writes, on a vector of blocks.
         let mut model: Vec<_> = (0..BLOCKS).map(old).collect();
         for (block, own) in (0..BLOCKS).map(|block| (block, (block * BLOCK) as u64)) {
             let to = match log.iter().find(|fault| fault.offset == own).map(|fault| fault.kind) {
@@ -133,7 +133,7 @@ fn rot_stays_where_it_is() {
     assert!(bytes.rot(CAPACITY - 1, 2, 0).is_err());
 }
 
-/// What a power loss left of a block: its parts of 512 bytes.
+/// Returns the contents of a block after a power loss: its parts of 512 bytes.
 fn parts(bytes: &MemoryMedia, block: usize) -> Vec<u8> {
     let found = stored(bytes, block);
     let part = |part: &[u8]| {
@@ -198,7 +198,7 @@ fn a_deallocation_in_flight_may_have_happened_in_part() {
     assert!(zeroed > 100 && kept > 100, "{zeroed} zeroed, {kept} kept");
 }
 
-/// A flush that fails is not made good by the next one: only a new write is.
+/// A failed flush is not repaired by the next one, only by a new write.
 #[test]
 fn a_failed_flush_leaves_what_a_later_one_does_not_save() {
     let faults = SimFaults { failed_flush_ppm: 500_000, ..SimFaults::default() };
@@ -248,8 +248,8 @@ fn reads_and_writes_fail_when_asked_to() {
     assert!(reads > 5 && writes > 5 && (1..writes).contains(&written));
 }
 
-/// As after a reset of the controller: what was in flight may be readable, and lost later, FUA or
-/// not.
+/// As after a reset of the controller: data in flight may be readable and later lost, with or
+/// without FUA.
 #[test]
 fn a_cancelled_write_may_be_in_the_cache() {
     let mut found = [0; 3];

@@ -1,4 +1,4 @@
-//! Everything that can come between a command and its copies.
+//! Events that can intervene between a command and its copies.
 
 use nvme_spec::{
     admin::{Abort, DeleteQueue},
@@ -7,7 +7,7 @@ use nvme_spec::{
 
 use super::*;
 
-/// A read whose copies are under way.
+/// Starts a read and its copies.
 fn reading() -> Rig {
     let mut rig = Rig::new();
     rig.host.media.poke(0, &pattern(PAGE, 1)).unwrap();
@@ -17,7 +17,7 @@ fn reading() -> Rig {
     rig
 }
 
-/// Unmaps the GPU's memory; whether it is still allocated.
+/// Unmaps the GPU's memory and returns whether it is still allocated.
 fn unmap(rig: &mut Rig) -> bool {
     rig.memory = rig.host.alloc(PAGE);
     rig.gpu.allocations() == 1
@@ -215,7 +215,7 @@ fn a_lost_gpu_fails_its_commands_and_then_the_controller() {
         let status = rig.host.reap(1).map(|cqe| cqe.status().code());
         assert_eq!(status, Some(Status::DATA_TRANSFER_ERROR), "at submit: {at_submit}");
         assert_eq!(rig.host.csts().cfs(), 1);
-        // A reset helps what is in the host's memory.
+        // A reset revives commands on host memory.
         rig.host.disable();
         assert_eq!(rig.host.csts(), Csts(0));
         rig.host.enable(4, 4);
@@ -293,7 +293,7 @@ fn a_reset_forgets_what_waits_for_memory_in_between() {
 #[test]
 fn data_faults_apply_to_data_of_a_gpu_too() {
     let faulty = |opcode, then| Rig::with(|config| config.faults(plan(opcode, then)));
-    // What is torn or misdirected is so on the medium.
+    // Torn and misdirected writes show on the medium.
     let write = |rig: &mut Rig| {
         rig.gpu.write(rig.device, &pattern(PAGE, 5));
         rig.io(rig.page(NvmOpcode::WRITE, 8, 0))
@@ -310,7 +310,7 @@ fn data_faults_apply_to_data_of_a_gpu_too() {
     assert_eq!(rig.host.stored(4096, PAGE), vec![0; PAGE]);
     assert_eq!(rig.host.stored(24 * 512, PAGE), pattern(PAGE, 5));
 
-    // What a read corrupts is so on the GPU, and pristine on the medium.
+    // A corrupted read shows on the GPU and not on the medium.
     let mut rig = faulty(NvmOpcode::READ, FaultAction::CorruptRead);
     rig.host.media.poke(0, &pattern(PAGE, 6)).unwrap();
     assert_eq!(rig.io(rig.page(NvmOpcode::READ, 0, 0)), Status::SUCCESS);
@@ -319,7 +319,7 @@ fn data_faults_apply_to_data_of_a_gpu_too() {
     assert!((1..=8).contains(&flipped), "{flipped} bits");
     assert_eq!(rig.host.stored(0, PAGE), pattern(PAGE, 6));
 
-    // Late is late, and twice is twice.
+    // A delay and a duplicate completion work as for host memory.
     let mut rig = faulty(NvmOpcode::READ, FaultAction::Delay { ns: 1000 });
     rig.send(rig.page(NvmOpcode::READ, 0, 0));
     assert_eq!(rig.gpu.pending(), 0);
@@ -334,7 +334,7 @@ fn data_faults_apply_to_data_of_a_gpu_too() {
 
 #[test]
 fn a_power_loss_tears_what_was_copied() {
-    // Writes in a slow medium when the power goes: each block is old or new, none is in between.
+    // Writes are in a slow medium when the power is lost: each block is old or new, never a mix.
     let bytes = media(1 << 20);
     let mut rig = Rig::with(|mut config| {
         config.namespaces.clear();
@@ -344,7 +344,7 @@ fn a_power_loss_tears_what_was_copied() {
     rig.send(rig.page(NvmOpcode::WRITE, 0, 0));
     rig.gpu.finish();
     rig.host.step();
-    // The GPU's memory may change now: the bytes are with the medium.
+    // The GPU's memory may change now: the medium has the bytes.
     rig.gpu.write(rig.device, &[0x11; PAGE]);
     rig.host.controller.power_loss(rig.host.now);
     let mut found = vec![0; PAGE];
@@ -356,7 +356,7 @@ fn a_power_loss_tears_what_was_copied() {
     assert!(made.contains(&true) && made.contains(&false), "seed 1 tears it: {made:?}");
 }
 
-/// What may happen next, and how much of it.
+/// Generates events: a kind and an amount.
 fn events() -> impl Strategy<Value = Vec<(u8, u64)>> {
     prop::collection::vec((0u8..40, 0u64..1 << 20), 1..300)
 }
@@ -368,19 +368,19 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever happens and in whichever order: no copy finds its memory freed (the GPU panics
-    /// then), none goes on while CSTS.RDY is 0, reads that complete have their data, and in the
-    /// end nothing is held.
+    /// For any order of events: no copy finds its memory freed (the GPU would panic), none is in
+    /// progress while CSTS.RDY is 0, completed reads have their data, and nothing is held at the
+    /// end.
     #[test]
     fn nothing_is_freed_or_reused_under_a_copy(events in events(), slow: bool) {
         let mut rig = if slow { Rig::slow(fixed(3000)) } else { Rig::new() };
-        // Identifier and place of each read that has not completed.
+        // Identifier and page of each outstanding read.
         let (mut reads, mut writes) = (Vec::<(u16, u64)>::new(), 0);
         for (event, amount) in events {
             rig.host.now = rig.host.now + Nanos(amount % 2000);
             let (page, lba) = (amount % 8, 8 * (amount % 200));
             match event {
-                // 15 fit into the queue; places of reads under way are left alone.
+                // 15 fit in the queue; pages with an outstanding read are left alone.
                 0..=9 if reads.iter().all(|(_, used)| *used != page) => {
                     rig.gpu.write(DevicePtr(rig.device.0 + page * 4096), &[0x66; PAGE]);
                     let read = rig.page(NvmOpcode::READ, lba, page * 4096);
@@ -388,7 +388,7 @@ proptest! {
                 }
                 10..=12 if writes < 6 => {
                     writes += 1;
-                    // Writes what is on the medium already.
+                    // Writes the bytes that the medium already has.
                     rig.gpu.write(DevicePtr(rig.device.0 + 8 * 4096), &[0; PAGE]);
                     rig.send(rig.page(NvmOpcode::WRITE, lba, 8 * 4096));
                 }
@@ -401,7 +401,7 @@ proptest! {
                         rig.host.controller.power_loss(rig.host.now);
                     }
                     (reads, writes) = (Vec::new(), 0);
-                    // The host's side of it: memory is given up with copies under way.
+                    // The host's side: memory is released with copies in progress.
                     let (memory, device) = rig.gpu.alloc(POOL);
                     rig.memory = rig.host.domain.import(memory).unwrap();
                     rig.device = device;
