@@ -1,4 +1,4 @@
-//! The real driver on memory that only a GPU addresses, by threads and in virtual time.
+//! The real driver on memory that only a GPU can address, with threads and in virtual time.
 
 mod gpu;
 
@@ -20,7 +20,7 @@ const CAPACITY: u64 = 16 << 20;
 const NSID: Nsid = Nsid(1);
 const PAGE: usize = 4096;
 
-/// A GPU with a megabyte of memory that controllers reach.
+/// A GPU with a megabyte of memory that controllers can access.
 struct Rig {
     gpu: Arc<Gpu>,
     domain: Arc<EmuDomain>,
@@ -44,7 +44,7 @@ impl Rig {
         Controller::attach(self.emu.bus(), clock, options).unwrap()
     }
 
-    /// Pages of the GPU in no order, with pages of the host between them.
+    /// Returns pages of the GPU in mixed order, interleaved with pages of the host.
     fn scattered(&self) -> Vec<DmaSlice> {
         let host = DmaSlice::whole(self.domain.alloc(64 * PAGE).unwrap()).unwrap();
         let part = |page: usize| {
@@ -59,7 +59,7 @@ fn pattern(len: usize, salt: u8) -> Vec<u8> {
     (0..len).map(|at| salt ^ u8::try_from((at / 7) % 251).unwrap()).collect()
 }
 
-/// Writes from both memories and reads into them, and looks at what is where.
+/// Writes from both memories, reads into them, and checks the contents.
 fn both_ways(rig: &Rig, controller: &mut Controller, salt: u8) {
     let parts = rig.scattered();
     let data = pattern(parts.len() * PAGE, salt);
@@ -137,7 +137,7 @@ fn a_gpu_that_does_not_copy_is_a_timeout_and_nothing_is_freed_under_it() {
     let mut controller = rig.attach(sim.clone(), options);
     let parts = [rig.memory.slice(0, PAGE).unwrap()];
     let error = controller.read_dma(NSID, Lba(0), &parts).unwrap_err();
-    // Abort, queue deletion and reset do not help: CSTS.RDY stays 1 while the GPU may write.
+    // Abort, queue deletion and reset fail: CSTS.RDY stays 1 while the GPU may write.
     let failed = TimeoutOutcome::ControllerFailed;
     assert!(matches!(error, Error::Timeout { outcome, .. } if outcome == failed), "{error}");
     assert!(matches!(controller.state(), State::Failed(_)));

@@ -1,4 +1,4 @@
-//! The real driver against controllers driven by threads and by virtual time, on every medium.
+//! The real driver on controllers driven by threads and by virtual time, on every medium.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn pattern(len: usize, salt: u8) -> Vec<u8> {
     (0..len).map(|at| salt ^ u8::try_from((at / 7) % 251).unwrap()).collect()
 }
 
-/// Writes, reads back, and checks; the transfers are longer than MDTS.
+/// Writes, reads back, and checks; the transfers exceed MDTS.
 fn round_trip(controller: &mut Controller, salt: u8) {
     let bytes = pattern(1 << 20, salt);
     controller.write(NSID, Lba(3), &bytes, false).unwrap();
@@ -62,7 +62,7 @@ fn threads_drive_controllers_on_memory_and_on_files() {
     }
     drop(runner);
     drop(emus);
-    // What the controller wrote is in the file, in its place.
+    // The written data is in the file, at the right offset.
     let mut found = vec![0u8; 1 << 20];
     let bytes = std::fs::read(&path).unwrap();
     found.copy_from_slice(&bytes[3 * 4096..3 * 4096 + (1 << 20)]);
@@ -138,7 +138,7 @@ fn a_shutdown_waits_for_a_slow_flush() {
     assert!(sim.now() > Nanos::from_millis(30_000));
 }
 
-/// A device that failed to flush its cache may have dropped from it what it could not write.
+/// A device that fails to flush its cache may have dropped the data it could not write.
 #[test]
 fn a_flush_that_failed_is_not_sent_again() {
     let sim = SimClock::new(1);
@@ -147,7 +147,7 @@ fn a_flush_that_failed_is_not_sent_again() {
     sim.drive(emu.clone());
     let mut controller = attach(&emu, &clock);
     let mut done = |opcode: NvmOpcode| {
-        // Write Fault, and "do not retry" is not set.
+        // Write Fault with Do Not Retry clear.
         let (opcode_of, admin) = (Some(opcode.0), Some(false));
         let when = FaultWhen { opcode: opcode_of, admin, ..FaultWhen::default() };
         let then = FaultAction::Status { code: Status::WRITE_FAULT.0, dnr: false };
@@ -178,7 +178,7 @@ fn resets_are_counted_without_the_controller() {
     assert_eq!(resets.get(), 0);
     controller.reset().unwrap();
     assert_eq!(resets.get(), 1);
-    // A command on a queue that the loss of power took away.
+    // A command on a queue lost to the power failure.
     emu.power_loss();
     controller.flush(NSID).unwrap_err();
     assert_eq!(resets.get(), 2);

@@ -1,5 +1,5 @@
-//! Requests of a file medium to the kernel. Its operations go through io_uring, where no trace
-//! of system calls sees them; the kernel lists those that wait in a ring in the `fdinfo` of its
+//! Kernel requests of a file medium. Its operations go through io_uring, which is invisible to
+//! system call traces; the kernel lists the entries waiting in a ring in the `fdinfo` of its
 //! descriptor.
 
 use std::{fs, io::Write as _, path::Path};
@@ -11,8 +11,8 @@ use nvme_emu::{
 
 const BYTES: u64 = 1 << 20;
 const BLOCK: usize = 4096;
-/// `RWF_DSYNC` of a write, and `IORING_FSYNC_DATASYNC` of an fsync: `include/uapi/linux/fs.h` and
-/// `io_uring.h`.
+/// `RWF_DSYNC` of a write and `IORING_FSYNC_DATASYNC` of an fsync, from `include/uapi/linux/fs.h`
+/// and `io_uring.h`.
 const DSYNC: u32 = 2;
 const DATASYNC: u32 = 1;
 
@@ -20,7 +20,7 @@ fn open(path: &Path) -> FileMedia {
     FileMedia::open(path, BYTES, FileOptions { direct: false, ..FileOptions::default() }).unwrap()
 }
 
-/// Opcode and flags of what waits in a ring of this process.
+/// Returns opcode and flags of an entry waiting in a ring of this process.
 fn waiting() -> Option<(String, u32)> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
     let rings = entries.filter(|entry| {
@@ -42,7 +42,7 @@ fn waiting() -> Option<(String, u32)> {
     Some((field("opcode:")?, u32::from_str_radix(&flags, 16).unwrap()))
 }
 
-/// Starts an operation on memory in these parts, looks at it, and lets it end.
+/// Starts an operation on memory in these parts, inspects its entry, and completes it.
 fn asked(media: &mut FileMedia, kind: MediaKind, parts: &[Iova], domain: &EmuDomain) -> String {
     let mut sg_list = SgList::new();
     parts.iter().for_each(|part| domain.access().push(&mut sg_list, *part, BLOCK).unwrap());

@@ -8,14 +8,14 @@ use nvme_spec::ids::{Lba, Nsid};
 
 const NSID: Nsid = Nsid(1);
 const LBA: u64 = 4096;
-/// LBAs of the data, of one of its groups, and of the journal behind them.
+/// LBAs of the data, of one group of it, and of the journal after it.
 const DATA: u64 = 8192;
 const GROUP: u64 = 32;
 const JOURNAL: u64 = 256;
 
-/// Bytes that flash is written with for each byte of the host, while groups are replaced in the
-/// order in which they were written and a journal goes around: with the journal's writes in handle
-/// 1, or in that of the groups.
+/// Returns bytes written to flash per host byte, while groups are replaced in the order in which
+/// they were written and a journal wraps around. The journal's writes use handle 1 if `separate`,
+/// else that of the groups.
 fn amplification(separate: bool) -> f64 {
     let clock = SimClock::new(1);
     let placement = PlacementConfig { handles: 2, reclaim_unit_bytes: 1 << 20 };
@@ -36,7 +36,7 @@ fn amplification(separate: bool) -> f64 {
         if round == 2000 {
             before = meter.counters();
         }
-        // Neighbours are not replaced one after the other.
+        // Adjacent groups are not replaced in succession.
         let place = round * 77 % groups;
         let lba = Lba(place * GROUP);
         drive.deallocate(NSID, &[LbaRange { lba, lbas: GROUP }]).unwrap();
@@ -52,6 +52,6 @@ fn amplification(separate: bool) -> f64 {
 #[test]
 fn a_handle_for_the_journal_lowers_write_amplification() {
     let (mixed, separate) = (amplification(false), amplification(true));
-    // 2.6 and 1.0: a block of groups has nothing left to move.
+    // Measured: 2.6 and 1.0, because a block of groups has nothing left to move.
     assert!(separate < 0.5 * mixed, "{mixed} mixed, {separate} in handles of their own");
 }

@@ -1,5 +1,5 @@
-//! Two drives on one switch: the power is cut at every moment of a run, and new controllers over
-//! the same bytes find what had been acknowledged as permanent.
+//! Two drives on one switch: the power is cut at every moment of a run, and new controllers on the
+//! same bytes find everything that was acknowledged as durable.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const NSID: Nsid = Nsid(1);
 const BLOCK: usize = 4096;
 const BYTES: u64 = 1 << 20;
 
-/// Controllers over some bytes, from power-on until they are dropped.
+/// Controllers on some bytes, from power-on until they are dropped.
 struct Life {
     emus: Vec<Arc<Emu>>,
     drives: Vec<Controller>,
@@ -38,8 +38,8 @@ impl Life {
         Self { drives: emus.iter().map(attach).collect(), emus, power }
     }
 
-    /// Writes round after round to both drives, then says so in block 0 of the first, with the
-    /// number of the round. `acknowledged`: rounds that were flushed.
+    /// Writes rounds to both drives, and after each round its number to block 0 of the first.
+    /// `acknowledged`: rounds that were flushed.
     fn work(&mut self, acknowledged: &mut u8) -> Result<(), Error> {
         for round in 1..=3u8 {
             for drive in &mut self.drives {
@@ -54,7 +54,7 @@ impl Life {
     }
 }
 
-/// Runs until the power is cut at `moment`; the bytes, the rounds acknowledged, the moments seen.
+/// Runs until a power cut at `moment`. Returns the bytes, acknowledged rounds, and moments.
 fn crash(moment: Option<u64>, seed: u64) -> (Vec<MemoryMedia>, u8, u64) {
     let bytes: Vec<_> = (0..2).map(|_| MemoryMedia::new(BYTES).unwrap()).collect();
     let mut life = Life::new(&bytes, seed);

@@ -1,6 +1,5 @@
-//! A GPU as far as the software controller can tell: memory that nothing else addresses, and copies
-//! that are carried out late, in steps, and in an unhelpful order. It knows what is allocated, and
-//! panics when a copy touches anything else.
+//! A fake GPU: memory that nothing else can address, and copies that are executed late, in steps,
+//! and in an adverse order. It tracks allocations and panics if a copy touches anything else.
 #![allow(unsafe_code, reason = "copies by address")]
 #![allow(dead_code, reason = "each of the tests that share it uses some")]
 
@@ -16,7 +15,7 @@ use nvme_driver::{
 };
 
 const PAGE: usize = 4096;
-/// No address of any process.
+/// An address that no process has.
 const BASE: u64 = 0x6660_0000_0000_0000;
 
 #[derive(Debug, Default)]
@@ -30,17 +29,17 @@ struct State {
     device: BTreeMap<u64, Vec<u8>>,
     host: BTreeMap<usize, usize>,
     next: u64,
-    /// Submitted and not carried out.
+    /// Copies submitted and not executed.
     queue: VecDeque<(u64, DeviceCopy)>,
     batches: Vec<usize>,
-    /// Copies that each poll of a fence carries out.
+    /// Copies executed per poll of a fence.
     per_look: usize,
     refusal: Option<String>,
     lost: Option<String>,
     no_memory: bool,
 }
 
-/// Memory of the GPU or for it; given back when dropped.
+/// Memory of the GPU or for it; freed on drop.
 struct Owned {
     gpu: Arc<Gpu>,
     device: u64,
@@ -66,7 +65,7 @@ impl Drop for Owned {
     }
 }
 
-/// The engine of a [`Gpu`]. Of its own, so that memory can keep the GPU without a circle.
+/// The engine of a [`Gpu`]. Separate, so that memory can keep the GPU alive without a cycle.
 #[derive(Debug)]
 pub struct Engine(pub Arc<Gpu>);
 
@@ -79,7 +78,7 @@ impl Gpu {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Memory of the GPU; freed when its last user drops it.
+    /// Allocates memory of the GPU; freed when its last user drops it.
     pub fn alloc(self: &Arc<Self>, len: usize) -> (ExternalMemory, DevicePtr) {
         let mut state = self.state();
         let device = BASE + state.next;
@@ -100,22 +99,22 @@ impl Gpu {
         self.state().bytes(at, len).to_vec()
     }
 
-    /// Allocations that live.
+    /// Returns the number of live allocations.
     pub fn allocations(&self) -> usize {
         self.state().device.len()
     }
 
-    /// Copies in each batch so far.
+    /// Returns the number of copies in each batch so far.
     pub fn batches(&self) -> Vec<usize> {
         self.state().batches.clone()
     }
 
-    /// Copies not carried out.
+    /// Returns the number of copies not executed yet.
     pub fn pending(&self) -> usize {
         self.state().queue.len()
     }
 
-    /// Carries out `count` copies, each batch from its end.
+    /// Executes `count` copies, each batch from its end.
     pub fn run(&self, count: usize) {
         self.state().run(count);
     }
@@ -124,17 +123,17 @@ impl Gpu {
         self.run(usize::MAX);
     }
 
-    /// each poll of a fence carries out this many copies from now on.
+    /// Executes this many copies per poll of a fence from now on.
     pub fn per_look(&self, count: usize) {
         self.state().per_look = count;
     }
 
-    /// Takes no copies from now on, for this reason.
+    /// Rejects copies for this reason from now on; `None` accepts them again.
     pub fn refuse(&self, why: Option<&str>) {
         self.state().refusal = why.map(str::to_owned);
     }
 
-    /// Carries out nothing any more.
+    /// Executes nothing any more.
     pub fn lose(&self, why: &str) {
         let mut state = self.state();
         state.lost = Some(why.to_owned());
@@ -198,12 +197,12 @@ impl CopyEngine for Engine {
             return Err(State::error("no memory can be pinned"));
         }
         let layout = Layout::from_size_align(len, PAGE).unwrap();
-        // SAFETY: the layout has a size.
+        // SAFETY: the layout has nonzero size.
         let host = NonNull::new(unsafe { std::alloc::alloc(layout) }).unwrap();
         state.host.insert(host.as_ptr().addr(), len);
         drop(state);
         let owner = Owned { gpu: self.0.clone(), device: 0, host: Some((host, layout)) };
-        // SAFETY: the owner keeps the bytes; the fake makes no references into them.
+        // SAFETY: the owner keeps the bytes; the fake creates no references into them.
         Ok(unsafe { ExternalMemory::new(Some(host), None, len, Arc::new(owner)) })
     }
 

@@ -1,4 +1,4 @@
-//! Bringing a controller up, and controllers that cannot be brought up.
+//! Attaching to a controller, and controllers for which it fails.
 
 use nvme_driver::{
     Clock, Controller, ControllerOptions, DescriptorMode, DescriptorPreference, Error, LbaRange,
@@ -43,7 +43,7 @@ fn a_good_drive_is_ready() {
     assert!(matches!(ctrl.flush(Nsid(1)), Err(Error::Closed { .. })));
     assert!(matches!(ctrl.reset(), Err(Error::Closed { .. })));
     drop(ctrl);
-    // And it can be attached to again.
+    // It can be attached to again.
     rig.attach();
 }
 
@@ -87,13 +87,13 @@ fn a_reset_that_does_not_end_fails_the_controller() {
     assert!(matches!(error, Error::NotReady { ready: 0, .. }), "{error}");
     assert!(matches!(ctrl.state(), State::Failed(_)));
     assert!(matches!(ctrl.flush(Nsid(1)), Err(Error::Failed { .. })));
-    // When it behaves again, it can be had back.
+    // Once it behaves again, a reset revives it.
     rig.emu.set_faults(FaultPlan::default());
     ctrl.reset().unwrap();
     ctrl.flush(Nsid(1)).unwrap();
 }
 
-/// CC.EN alone does not get it back.
+/// CC.EN alone does not recover it.
 #[test]
 fn a_stuck_controller_is_reset_from_outside() {
     let rig = Rig::good();
@@ -104,7 +104,7 @@ fn a_stuck_controller_is_reset_from_outside() {
     ctrl.flush(Nsid(1)).unwrap();
 }
 
-/// Other controllers of the subsystem may be well, and in use by somebody else.
+/// Other controllers of the subsystem may be healthy and in use.
 #[test]
 fn the_subsystem_is_reset_only_when_somebody_asks_for_it() {
     let rig = Rig::new(EmuConfig { subsystem_reset: true, ..EmuConfig::new("emu0") });
@@ -151,13 +151,13 @@ fn what_goes_wrong_once_in_a_reset_is_tried_again() {
 
 #[test]
 fn known_drives_are_treated_as_they_need() {
-    // Huawei, by what the controller says of itself: SGLs announced, and not used.
+    // Huawei, by the vendor in Identify: SGLs are advertised but not used.
     let patch = IdentifyPatch { cns: 1, offset: 0, bytes: 0x19e5u16.to_le_bytes().to_vec() };
     let plan = identify(IdentifyOverrides { patches: vec![patch], ..Default::default() });
     let rig = Rig::new(EmuConfig::new("emu0").faults(plan));
     let mode = rig.attach().info().descriptor_mode;
     assert_eq!(mode, DescriptorMode::Prp { page_bytes: 4096 });
-    // Samsung, by their PCI identifiers: one waits after a reset, the other has no Write Zeroes.
+    // Samsung, by PCI identifiers: one waits after a reset, the other has no Write Zeroes.
     let of = |device| EmuConfig { pci_id: Some((0x144d, device)), ..EmuConfig::new("emu0") };
     let rig = Rig::new(of(0xa822));
     let mut ctrl = rig.attach();
@@ -186,11 +186,11 @@ fn lies_about_the_controller_are_refused() {
     };
     lie(IdentifyOverrides { mdts: Some(200), ..Default::default() });
     lie(IdentifyOverrides { sqes: Some(0x77), ..Default::default() });
-    // An active namespace list that does not ascend.
+    // An active namespace list that is not ascending.
     let bytes = [9u32, 9].iter().flat_map(|n| n.to_le_bytes()).collect();
     let patches = vec![IdentifyPatch { cns: 2, offset: 0, bytes }];
     lie(IdentifyOverrides { patches, ..Default::default() });
-    // One that never ends: every page is full.
+    // A list that never ends: every page is full.
     let bytes = (1..=1024u32).flat_map(u32::to_le_bytes).collect();
     let patches = vec![IdentifyPatch { cns: 2, offset: 0, bytes }];
     lie(IdentifyOverrides { patches, ..Default::default() });

@@ -1,4 +1,4 @@
-//! Commands that fail, are late, or are answered by lies.
+//! Commands that fail, time out, or complete wrongly.
 
 use std::sync::{Arc, Mutex};
 
@@ -42,7 +42,7 @@ fn an_error_status_names_the_command() {
     assert!(lba.0 <= 1030 && 1030 < lba.0 + lbas, "{error}");
     let text = error.to_string();
     assert!(text.contains("emu0") && text.contains("Unrecovered Read Error"), "{text}");
-    // The others were waited for and the controller is as good as before.
+    // The others were waited for, and the controller is still healthy.
     assert_eq!(ctrl.state(), State::Ready);
     rig.faults([]);
     ctrl.read(NS, Lba(0), &mut back).unwrap();
@@ -50,8 +50,7 @@ fn an_error_status_names_the_command() {
 
 #[test]
 fn a_lost_completion_climbs_the_ladder() {
-    // Each case takes away one more rung: a command that is held can be aborted, one that is lost
-    // cannot, and so on.
+    // Each case removes one more step: a held command can be aborted, a lost one cannot, and so on.
     let held = FaultAction::Delay { ns: 60_000_000_000 };
     let lost = FaultAction::Drop;
     let drop_always = |opcode: AdminOpcode| always(admin(opcode.0), FaultAction::Drop);
@@ -173,7 +172,7 @@ fn a_duplicate_completion_is_noticed() {
     let mut ctrl = rig.attach();
     rig.faults([once(io(READ), FaultAction::Duplicate)]);
     let mut back = vec![0; LBA];
-    // The duplicate may be seen by this call or by a later one, but it is seen.
+    // This call or a later one must see the duplicate.
     let found = (0..10).find_map(|_| ctrl.read(NS, Lba(0), &mut back).err());
     assert!(matches!(found, Some(Error::Misbehaved { .. })), "{found:?}");
 }
@@ -213,7 +212,7 @@ fn a_dead_controller_is_noticed_long_before_the_timeout() {
     }
 }
 
-/// Admin command that is held or lost, what becomes of it, and whether that took a reset.
+/// Cases: an admin command that is held or lost, and the outcome.
 #[test]
 fn an_admin_command_without_an_answer_is_no_reason_to_reset() {
     let held = FaultAction::Delay { ns: 1_000_000_000_000 };
@@ -222,9 +221,9 @@ fn an_admin_command_without_an_answer_is_no_reason_to_reset() {
         (AdminOpcode::GET_LOG_PAGE, held, TimeoutOutcome::Aborted),
         (AdminOpcode::GET_LOG_PAGE, lost, TimeoutOutcome::Abandoned),
         (AdminOpcode::SET_FEATURES, held, TimeoutOutcome::Aborted),
-        // Nobody knows whether it took effect.
+        // Its effect is unknown.
         (AdminOpcode::SET_FEATURES, lost, TimeoutOutcome::ControllerReset),
-        // Stopped half way, the namespace would be of no use.
+        // Stopping halfway would leave the namespace unusable.
         (AdminOpcode::FORMAT_NVM, held, TimeoutOutcome::Abandoned),
     ];
     for (opcode, then, expected) in cases {
@@ -241,7 +240,7 @@ fn an_admin_command_without_an_answer_is_no_reason_to_reset() {
         assert_eq!(ctrl.state(), State::Ready);
         let reset = expected == TimeoutOutcome::ControllerReset;
         assert_eq!(rig.emu.counters().resets - resets, u64::from(reset), "{opcode}");
-        // The page that it may still write is not used for anything else.
+        // The page that the command may still write is not reused.
         ctrl.smart_log().unwrap();
     }
 }
@@ -281,7 +280,7 @@ fn a_controller_that_answers_no_admin_command_is_reset_in_the_end() {
     assert_eq!(outcomes[8], TimeoutOutcome::ControllerReset);
 }
 
-/// Virtual time in which the controller has paused until a certain point.
+/// Virtual time in which the controller is paused until a certain point.
 #[derive(Debug)]
 struct Pausing {
     clock: Arc<SimClock>,

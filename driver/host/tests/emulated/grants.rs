@@ -1,4 +1,4 @@
-//! Queue pairs for executors: granting, taking back, recovering.
+//! Queue pairs for executors: grant, reclaim, recovery.
 
 use nvme_driver::{
     Controller, ControllerOptions, DescriptorMode, DescriptorPreference, Error, FailCause,
@@ -20,7 +20,7 @@ const NS: Nsid = Nsid(1);
 
 #[allow(unsafe_code, reason = "the tests' executors are plain calls, which have returned")]
 pub(crate) fn quiesced(ctrl: &Controller) -> Quiesced {
-    // SAFETY: no thread was ever given a grant here.
+    // SAFETY: no other thread was given a grant.
     unsafe { Quiesced::assert(ctrl.grants().map(|grant| grant.epoch)) }
 }
 
@@ -34,7 +34,7 @@ fn reclaim(ctrl: &mut Controller, qid: QueueId) -> Result<QueueMemory, Error> {
     ctrl.reclaim(qid, &proof)
 }
 
-/// An executor of the simplest kind: a queue pair over memory the test chose.
+/// A minimal executor: a queue pair over memory chosen by the test.
 struct Executor {
     memory: QueueMemory,
     pair: QueuePair,
@@ -108,7 +108,7 @@ fn a_proof_takes_back_only_the_grants_it_names() {
     let refused = |result: Result<(), Error>| {
         assert!(matches!(result, Err(Error::QueueState { .. })), "{result:?}");
     };
-    // Neither another ring's token nor one from before a new grant.
+    // Neither another queue's proof nor one from before a new grant.
     refused(ctrl.reclaim(other, &first).map(|_| ()));
     refused(ctrl.recover(&first).map(|_| ()));
     refused(ctrl.reclaim(qid, &Quiesced::default()).map(|_| ()));
@@ -117,7 +117,7 @@ fn a_proof_takes_back_only_the_grants_it_names() {
     let mut executor = Executor::start(&mut ctrl, qid, executor.memory);
     refused(ctrl.reclaim(qid, &first).map(|_| ()));
     assert!(executor.flush(&ctrl).unwrap().status.is_success());
-    // A queue that nobody was granted needs no executor's end.
+    // A queue that was never granted needs no proof.
     ctrl.reclaim(other, &Quiesced::default()).unwrap();
     reclaim(&mut ctrl, qid).unwrap();
 }
@@ -352,7 +352,7 @@ fn a_shutdown_deletes_the_queues_first() {
     let mut ctrl = rig.attach();
     ctrl.create_queue_pair(16).unwrap();
     for opcode in [AdminOpcode::DELETE_IO_SQ, AdminOpcode::DELETE_IO_CQ] {
-        // Counted, and otherwise as they are.
+        // A delay of 1 ns only counts the commands.
         rig.faults([always(admin(opcode.0), FaultAction::Delay { ns: 1 })]);
         let before = rig.emu.counters().faults;
         ctrl.shutdown().unwrap();

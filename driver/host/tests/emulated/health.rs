@@ -78,9 +78,9 @@ fn a_namespace_that_changed_makes_its_grants_stale() {
 fn an_event_is_reported_and_asked_for_again() {
     let rig = Rig::good();
     let mut ctrl = rig.attach();
-    // More often than requests are outstanding, so each must be replaced, and each event cleared.
+    // More events than outstanding requests, so each must be replaced, and each event cleared.
     for tail in 1..=20 {
-        // A doorbell of a queue that does not exist: the controller reports an error event.
+        // A doorbell of a nonexistent queue: the controller reports an error event.
         let bell = Doorbell::new(ctrl.bus(), 2 * 9).unwrap();
         bell.ring(tail);
         rig.clock.run_for(Nanos::from_millis(5));

@@ -46,7 +46,7 @@ fn scattered_odd_addresses_with_sgls() {
     let rig = Rig::good();
     let mut ctrl = rig.attach();
     let pool = rig.alloc(1 << 20);
-    // 401 parts at odd addresses: more than one 4 KiB segment holds, so segments are chained.
+    // 401 parts at odd addresses: more than a 4 KiB segment holds, so segments are chained.
     let mut parts: Vec<_> = (0..400).map(|i| pool.slice(i * 2000 + 1, 1023).unwrap()).collect();
     let rest = (800 * LBA).checked_sub(400 * 1023).unwrap();
     parts.push(pool.slice(900_001, rest).unwrap());

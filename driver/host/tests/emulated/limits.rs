@@ -18,7 +18,7 @@ fn patched(cns: u8, offset: u16, bytes: &[u8]) -> Rig {
     Rig::new(EmuConfig::new("emu0").faults(FaultPlan { identify, ..FaultPlan::default() }))
 }
 
-/// Commands that `work` took.
+/// Returns the number of commands that `work` took.
 fn commands(rig: &Rig, ctrl: &mut Controller, work: impl FnOnce(&mut Controller)) -> u64 {
     let before = rig.emu.counters().commands;
     work(ctrl);
@@ -35,7 +35,7 @@ fn write_zeroes_and_deallocate_stay_within_their_limits() {
     let range = LbaRange { lba: Lba(8), lbas: 128 };
     let count = commands(&rig, &mut ctrl, |c| c.write_zeroes(NS, range, false).unwrap());
     assert_eq!(count, 8, "64 KiB, 8 KiB each");
-    // 10 + 10 + 5, 10 + 10 + 5, 1 + 1 + 1, 1.
+    // LBAs per command: 10 + 10 + 5, 10 + 10 + 5, 1 + 1 + 1, 1.
     let mut ranges = vec![LbaRange { lba: Lba(200), lbas: 50 }];
     ranges.extend((0..4).map(|i| LbaRange { lba: Lba(300 + 2 * i), lbas: 1 }));
     let count = commands(&rig, &mut ctrl, |c| c.deallocate(NS, &ranges).unwrap());

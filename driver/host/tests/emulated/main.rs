@@ -1,4 +1,4 @@
-//! The driver against the software controller, on one thread in virtual time.
+//! The driver on the software controller, on one thread in virtual time.
 
 mod attach;
 mod evil;
@@ -24,7 +24,7 @@ const SEED: u64 = 0x5EED;
 const LBA: usize = 512;
 const LBAS: u64 = 64 << 10;
 
-/// A software controller and what drives it.
+/// A software controller with its clock and address space.
 #[derive(Debug)]
 struct Rig {
     clock: Arc<SimClock>,

@@ -1,4 +1,4 @@
-//! Commands that the driver passes through.
+//! Passthrough commands.
 
 use nvme_driver::{Error, Nanos, PassthroughData, State};
 use nvme_spec::{
@@ -29,13 +29,13 @@ fn admin_commands_reach_the_controller_as_they_are() {
     let mut feature = sqe(AdminOpcode::GET_FEATURES);
     feature.cdw10 = FeatureId::VOLATILE_WRITE_CACHE.0.into();
     assert_eq!(ctrl.admin_passthrough(feature, PassthroughData::None, TIMEOUT).unwrap() & 1, 1);
-    // More pages than PRP1 and PRP2 name.
+    // More pages than fit in PRP1 and PRP2.
     let mut log = sqe(AdminOpcode::GET_LOG_PAGE);
     GetLogPage { lid: LogPageId::ERROR, numd_z: 0x3fff, ..Default::default() }.write_to(&mut log);
     let mut page = vec![0xa5; 64 << 10];
     ctrl.admin_passthrough(log, PassthroughData::In(&mut page), TIMEOUT).unwrap();
     assert!(page[8192..].iter().all(|byte| *byte == 0));
-    // Unknown ones are the controller's to refuse.
+    // The controller rejects unknown opcodes, not the driver.
     let error = ctrl.admin_passthrough(sqe(AdminOpcode(0xc0)), PassthroughData::None, TIMEOUT);
     assert!(error.unwrap_err().status().is_some());
 }
@@ -70,7 +70,7 @@ fn what_is_the_drivers_is_refused() {
         let error = ctrl.admin_passthrough(sqe, PassthroughData::None, TIMEOUT).unwrap_err();
         assert!(matches!(error, Error::Passthrough { .. }), "{sqe:?}: {error}");
     }
-    // Data that goes the other way, is no dwords, or is longer than a command may move.
+    // Data in the wrong direction, not in dwords, or longer than a command may transfer.
     let read = sqe(AdminOpcode(0xc2));
     let wrong = [&mut [0; 6][..], &mut [0; 1 << 20]];
     for data in wrong {

@@ -1,4 +1,4 @@
-//! Placement handles: found where a drive has them, and never missed where it has not.
+//! Placement handles: discovered on drives that have them, not needed on others.
 
 use nvme_driver::{ControllerOptions, DescriptorPreference, Error, State, WriteOptions};
 use nvme_emu::{EmuConfig, FaultAction, FaultPlan, PlacementConfig};
@@ -96,20 +96,20 @@ fn a_drive_that_refuses_to_name_them_is_used_without() {
     assert_eq!((namespace.placement_handles(), namespace.reclaim_unit_bytes), (4, 0));
 }
 
-/// One answer that is lost costs a reset, and a drive that never answers is given up.
+/// A lost answer costs a reset; attaching to a drive that never answers fails.
 #[test]
 fn a_drive_that_does_not_answer_ends_the_set_up() {
     let receive = io(NvmOpcode::IO_MANAGEMENT_RECEIVE.0);
     let rig = refuse([once(receive.clone(), FaultAction::Drop)]);
     assert_eq!(rig.attach().namespaces()[0].placement_handles(), 4);
-    // Nor can its queue be made anew: a reset for that would only lead back here.
+    // Its queue cannot be recreated either: a reset for that would fail in the same way.
     let admin = [AdminOpcode::ABORT, AdminOpcode::DELETE_IO_SQ].map(|opcode| admin(opcode.0));
     let drop = |when| always(when, FaultAction::Drop);
     let rig = refuse(admin.map(drop).into_iter().chain([drop(receive)]));
     let error = rig.attach_with(ControllerOptions::default()).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(error.to_string().contains("reclaim unit handle status"), "{error}");
-    // And one that stops answering later fails: it was reset, and could not be set up.
+    // A drive that stops answering later fails: it was reset and could not be set up.
     let rig = Rig::new(config());
     let mut ctrl = rig.attach();
     rig.faults([always(io(NvmOpcode::IO_MANAGEMENT_RECEIVE.0), FaultAction::Drop)]);

@@ -1,4 +1,4 @@
-//! Commands that failed and are sent again.
+//! Failed commands that are retried.
 
 use nvme_driver::{Clock, Nanos};
 use nvme_emu::{FaultAction, FaultPlan, IdentifyOverrides, IdentifyPatch};
@@ -25,7 +25,7 @@ fn what_may_be_retried_is_retried_and_not_for_ever() {
     let data = pattern(4096 * LBA, 3);
     ctrl.write(NS, Lba(0), &data, false).unwrap();
     let mut back = vec![0; data.len()];
-    // Failures, Do Not Retry, whether it works out in the end, commands that failed.
+    // Number of failures, Do Not Retry, expected success, number of failed commands.
     for (failures, dnr, expected, sent) in
         [(3, false, true, 3), (100, false, false, 5), (100, true, false, 1)]
     {

@@ -100,7 +100,7 @@ fn two_controllers_share_an_address_space() {
     let slice = DmaSlice::whole(domain.alloc(64 << 10).unwrap()).unwrap();
     let data = pattern(slice.len(), 8);
     one.write(Nsid(1), Lba(0), &data, false).unwrap();
-    // From one drive to the other through memory mapped once.
+    // From one drive to the other through memory that was mapped once.
     one.read_dma(Nsid(1), Lba(0), std::slice::from_ref(&slice)).unwrap();
     two.write_dma(Nsid(1), Lba(0), std::slice::from_ref(&slice), true).unwrap();
     let mut back = vec![0; data.len()];
@@ -108,7 +108,7 @@ fn two_controllers_share_an_address_space() {
     assert!(back == data);
 }
 
-/// The registers of a function that is reset are as after power-on, even when CC.EN does not help.
+/// A function reset returns the registers to power-on values, even when clearing CC.EN does not.
 #[test]
 fn a_function_reset_works_where_clearing_cc_en_does_not() {
     let rig = Rig::good();
@@ -128,8 +128,8 @@ fn a_function_reset_works_where_clearing_cc_en_does_not() {
     rig.attach().read(Nsid(1), Lba(0), &mut [0; LBA]).unwrap();
 }
 
-/// Another thread may map the same addresses as soon as they are free, so the shared mapping is
-/// known by its inode.
+/// The inode identifies the shared mapping: another thread may map the same addresses as soon as
+/// they are free.
 #[test]
 fn doorbells_stay_mapped_as_long_as_somebody_has_them() {
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();

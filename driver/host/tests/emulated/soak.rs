@@ -1,8 +1,8 @@
-//! Random work on a controller that fails in random ways, against a plain vector.
+//! Random work on a controller with random faults, against a plain vector.
 //!
-//! What must hold: a read that returns Ok returns what was last written; a command that was given
-//! up never touches its memory again; the controller never reaches memory that is not its own; and
-//! whatever happened, a reset without faults brings it back.
+//! Invariants: a successful read returns the last written data; an abandoned command never touches
+//! its memory again; the controller never accesses memory that is not its own; and a reset without
+//! faults always recovers it.
 
 use nvme_driver::{ControllerOptions, DescriptorPreference, Error, Nanos, State, TimeoutOutcome};
 use nvme_emu::{EmuConfig, FaultAction, FaultPlan, FaultRule, FaultWhen};
@@ -15,7 +15,7 @@ use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 use crate::{LBA, Rig, bytes, fill, pattern};
 
 const NS: Nsid = Nsid(1);
-/// Blocks the work is about.
+/// Blocks that the work covers.
 const SPAN: u64 = 4096;
 
 fn plan(rng: &mut SmallRng) -> FaultPlan {
@@ -47,7 +47,7 @@ fn plan(rng: &mut SmallRng) -> FaultPlan {
     FaultPlan { seed: rng.random(), rules, ..FaultPlan::default() }
 }
 
-/// What each block holds: `None` = a write to it failed half way.
+/// Contents of each block: `None` after a write to it that failed halfway.
 struct Model(Vec<Option<u64>>);
 
 impl Model {

@@ -1,5 +1,5 @@
-//! The proof that a controller reaches memory, against the software controller: it must not say
-//! yes where the bytes went elsewhere.
+//! The proof that a controller can access memory, on the software controller: it must not succeed
+//! if the bytes went elsewhere.
 #![allow(unsafe_code, reason = "memory that lies about where it is")]
 
 mod round_trip;
@@ -56,7 +56,7 @@ impl Rig {
     }
 }
 
-/// Memory whose device address is that of other memory.
+/// Memory that has the device address of other memory.
 #[derive(Debug)]
 struct Elsewhere {
     real: Arc<dyn DmaMemory>,
@@ -72,8 +72,8 @@ impl Elsewhere {
     }
 }
 
-// SAFETY: the host address is that of `real`, the device's that of `_other`; both are kept, never
-// change, and are long enough. That they differ is the point.
+// SAFETY: the host address is that of `real`, the device address that of `_other`; both are kept,
+// never change, and are long enough. They differ on purpose.
 unsafe impl DmaMemory for Elsewhere {
     fn len(&self) -> usize {
         self.real.len()
@@ -119,7 +119,7 @@ fn imported_memory_is_proven_in_any_part() {
     let mut rig = Rig::new();
     let own = EmuDomain::new("lender").alloc(1 << 20).unwrap();
     let (host, len) = (own.host(), own.len());
-    // SAFETY: `own` keeps the bytes, and only windows look at them.
+    // SAFETY: `own` keeps the bytes, and only windows access them.
     let memory = unsafe { ExternalMemory::new(host, None, len, Arc::new(own)) };
     let memory = rig.domain.import(memory).unwrap();
     let part = DmaSlice::new(memory.clone(), 64 << 10, p2p::scratch_bytes(&rig.controller));
@@ -140,12 +140,12 @@ fn dma_that_lands_elsewhere_is_not_taken_for_a_route() {
     let why = report.why().unwrap();
     assert!(why.contains("did not arrive") && why.contains("IOMMU"), "{why}");
     assert!(report.to_string().contains("does not work"));
-    // The proof of the proof: the bytes are in the other memory.
+    // Checks the proof itself: the bytes are in the other memory.
     let mut vendor = [0; 2];
     let window = Window::new(DmaSlice::whole(other).unwrap()).unwrap();
     window.read(3 * 4096, &mut vendor).unwrap();
     assert_eq!(u16::from_le_bytes(vendor), rig.controller.info().vendor);
-    // The controller is as good as before.
+    // The controller is still healthy.
     let scratch = rig.scratch();
     assert!(p2p::prove(&mut rig.controller, NSID, &scratch).unwrap().is_ok());
 }
@@ -157,7 +157,7 @@ fn unmapped_memory_is_not_taken_for_a_route() {
     let real = rig.domain.alloc(bytes).unwrap();
     let foreign = EmuDomain::new("other space").alloc(bytes).unwrap();
     let scratch = Elsewhere::slice(real, foreign);
-    // Both spaces begin at the same address; go far beyond all that is mapped here.
+    // Both spaces begin at the same address; go far beyond all mappings.
     let far = Iova(scratch.iova().0 + (1 << 40));
     let gone = Arc::new(Elsewhere {
         real: rig.domain.alloc(bytes).unwrap(),

@@ -1,4 +1,4 @@
-//! The known-pattern round trip: data only, also for memory that this process does not address.
+//! The known-pattern round trip: data only, also for memory not mapped in this process.
 #![allow(unsafe_code, reason = "memory and copies by address")]
 
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use super::*;
 
 const AT: Lba = Lba(300);
 
-/// Memory as [`Elsewhere`], without an address in this process: the "GPU's" is the real one.
+/// Like [`Elsewhere`], without an address in this process: the "GPU's" memory is the real one.
 #[derive(Debug)]
 struct Remote(DmaSlice);
 
@@ -21,7 +21,7 @@ impl Remote {
     }
 }
 
-// SAFETY: as the memory that it keeps; the device address is never dereferenced but by `Engine`.
+// SAFETY: as the memory that it keeps; only `Engine` dereferences the device address.
 unsafe impl DmaMemory for Remote {
     fn len(&self) -> usize {
         self.0.len()
@@ -37,13 +37,13 @@ unsafe impl DmaMemory for Remote {
     }
 }
 
-/// What is wrong with a copy engine.
+/// Defect of a copy engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Ill {
     Not,
-    /// Says that copies are done, and does none of this way.
+    /// Reports copies as done without doing those in this direction.
     Skips(CopyDirection),
-    /// Never gets anything done.
+    /// Never finishes a copy.
     Stuck,
     Lost,
     NoMemory,
@@ -53,7 +53,7 @@ enum Ill {
 struct Engine {
     domain: Arc<EmuDomain>,
     ill: Ill,
-    /// Batches, and how often a fence was asked for: every third time it is done.
+    /// Batches, and the number of fence polls: every third one reports completion.
     state: Mutex<(Vec<Vec<DeviceCopy>>, u64)>,
 }
 
@@ -70,7 +70,7 @@ impl CopyEngine for Engine {
         }
         let memory = self.domain.alloc(len).unwrap();
         let (host, len) = (memory.host(), memory.len());
-        // SAFETY: the owner keeps the bytes; nobody else has the address.
+        // SAFETY: the owner keeps the bytes; the address has no other users.
         Ok(unsafe { ExternalMemory::new(host, None, len, Arc::new(memory)) })
     }
 
@@ -134,7 +134,7 @@ fn gpu_memory_makes_the_round_trip_through_copies() {
     let mut rig = Rig::new();
     let memory = Remote::slice(rig.memory(64 << 10));
     let engine = Engine::new(Ill::Not);
-    // A second time as well: what the first left in memory and medium proves nothing.
+    // Twice, because data left in memory and on the medium by the first must prove nothing.
     for _ in 0..2 {
         let report =
             p2p::round_trip(&mut rig.controller, NSID, AT, &memory, Some(&engine)).unwrap();
@@ -157,8 +157,7 @@ fn data_that_lands_elsewhere_is_seen_in_each_direction() {
     let memory = Remote::slice(memory);
     let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, Some(&engine)).unwrap();
     assert!(!report.is_ok(), "{report}");
-    // Only reads go astray: the medium takes what is in the memory, and the answer of a read of
-    // it is a success that moved nothing.
+    // Only reads go astray: the medium has the data, and a read reports success without moving any.
     let when = FaultWhen { opcode: Some(NvmOpcode::READ.0), ..FaultWhen::default() };
     let status = FaultAction::Status { code: 0, dnr: false };
     let rule = FaultRule { when: FaultWhen { nth: Some(2), ..when }, then: status, limit: Some(1) };
@@ -173,8 +172,8 @@ fn data_that_lands_elsewhere_is_seen_in_each_direction() {
 fn what_an_earlier_proof_left_proves_nothing() {
     let mut rig = Rig::new();
     let memory = rig.memory(8192);
-    // The n-th write says success and does nothing. First the driver's second one, which leaves
-    // the pattern of the way there on the medium; then, that way itself.
+    // The n-th write reports success without effect. First the driver's second write, which leaves
+    // the pattern of the first direction on the medium; then the write of that direction itself.
     for (nth, expected) in [(3, "from the drive"), (2, "to the drive")] {
         let when = FaultWhen { opcode: Some(NvmOpcode::WRITE.0), ..FaultWhen::default() };
         let when = FaultWhen { nth: Some(nth), ..when };
@@ -230,8 +229,8 @@ fn a_command_that_never_ends_does_not_hang_it_and_granted_queues_go_on() {
     assert_eq!(rig.controller.state(), State::Ready);
     let report = p2p::round_trip(&mut rig.controller, NSID, AT, &memory, None).unwrap();
     assert!(report.is_ok(), "{report}");
-    // No reset took the granted queue: giving it back deletes it on the device.
-    // SAFETY: nobody uses the grant.
+    // No reset took the granted queue: reclaiming it deletes it on the device.
+    // SAFETY: the grant is unused.
     let stopped = unsafe { nvme_driver::Quiesced::assert([grant.epoch]) };
     rig.controller.reclaim(qid, &stopped).unwrap();
 }
