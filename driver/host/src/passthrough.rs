@@ -143,7 +143,7 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Passthrough`] before anything is sent and [`Error::Namespace`]. Otherwise
+    /// Returns [`Error::Passthrough`], before anything is sent, or [`Error::Namespace`]. Otherwise
     /// same as [`Controller::read`].
     pub fn io_passthrough(
         &mut self,

@@ -141,7 +141,6 @@ impl QueuePair {
     ///
     /// # Errors
     /// Returns [`QueueError`] if depth, memory or doorbells are unsuitable.
-    /// [`QueueError`] when depth, memory or doorbells do not fit.
     pub fn new(
         bus: &Arc<dyn Bus>,
         qid: QueueId,

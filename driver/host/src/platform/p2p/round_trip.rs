@@ -39,7 +39,6 @@ const COPY_TIMEOUT: Nanos = Nanos::from_millis(2_000);
 /// Returns [`Error::Range`], [`Error::Namespace`] or [`Error::Dma`], without any effect, if the
 /// arguments do not allow the attempt. Returns any other [`Error`] if the driver's own reads and
 /// writes fail or the controller becomes unusable.
-/// or the controller can no longer be used.
 pub fn round_trip(
     controller: &mut Controller,
     nsid: Nsid,

@@ -224,14 +224,12 @@ impl Container {
         self.lock().iova.page()
     }
 
-    /// Maps memory for the devices of the container as one range of I/O virtual addresses. For GPU
-    /// Maps memory for the devices of the container as one range of I/O virtual addresses. The
-    /// alignment of GPU memory is that of the GPU's own address, not of its address in this
-    /// process.
+    /// Maps memory for the devices of the container as one range of I/O virtual addresses. GPU
+    /// memory is aligned like the GPU's own address, not like its address in this process.
+    ///
     /// # Safety
     /// Until [`Container::unmap`] succeeds, the memory must stay mapped in this process, and no
     /// Rust reference to it may exist.
-    /// reference to it exists.
     pub(super) unsafe fn map(
         &self,
         host: NonNull<u8>,
