@@ -1,5 +1,5 @@
-//! A software NVMe controller that runs the real driver, the I/O kernels and the object store
-//! unchanged, also under load and with faults.
+//! A software NVMe controller, complete enough to run the real driver, the I/O kernels and the
+//! object store against it unchanged, also under load and with faults.
 //!
 //! # Architecture
 //!

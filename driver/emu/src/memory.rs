@@ -15,7 +15,7 @@ pub(crate) fn page_ceil(len: usize) -> Option<usize> {
     len.max(1).checked_next_multiple_of(page_bytes())
 }
 
-/// Length from which mappings request large pages, for fewer TLB misses of copies. The memory of a
+/// Length from which mappings request large pages, to reduce TLB misses of copies. The memory of a
 /// driver's blocking calls (4 MiB) is below: clearing a large page for one command may take
 /// milliseconds, a hundred times as long as powering a controller on.
 pub(crate) const LARGE_BYTES: usize = 8 << 20;

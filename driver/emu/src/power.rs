@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// new controllers with a new switch.
 ///
 /// So that a test can enumerate crash points, *moments* are counted over all controllers. There is
-/// one before each I/O command that does more than return data, and one when a media operation of
-/// such a command has taken effect but is not yet reported to the host. In virtual time
+/// one before each I/O command that does more than return data, and one when each media operation
+/// of such a command has taken effect but is not yet reported to the host. In virtual time
 /// ([`SimClock`]) on one thread, the same seeds give the same moments.
 ///
 /// Clones are handles to the same switch.

@@ -1,10 +1,10 @@
-//! Takes over an NVMe controller behind VFIO, says what it is, and tries whether it works.
+//! Takes over an NVMe controller behind VFIO, describes it, and tests whether it works.
 //!
 //! ```text
 //! vfio_identify BDF [--write LBA] [--peer BDF BAR] [--hold SECONDS]
-//!   --write LBA      write 1 MiB from LBA on, read it back in several ways, put the old data back
-//!   --peer BDF BAR   prove that the controller reaches that BAR of another function
-//!   --hold SECONDS   then wait, and let go when somebody wants the function back
+//!   --write LBA      write 1 MiB from LBA on, read it back in several ways, restore the old data
+//!   --peer BDF BAR   prove that the controller can access that BAR of another function
+//!   --hold SECONDS   then wait, and release the function when the host wants it back
 //! ```
 //!
 //! The functions must be bound to vfio-pci. Without `--write` nothing on the drive changes.
@@ -23,7 +23,7 @@ use nvme_driver::{
 };
 use nvme_spec::ids::{Lba, Nsid};
 
-/// Bytes that `--write` writes.
+/// Bytes written by `--write`.
 const BYTES: usize = 1 << 20;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -92,7 +92,7 @@ fn attach(bus: &Arc<VfioBus>, options: ControllerOptions) -> Outcome<Controller>
     Ok(Controller::attach(bus.clone(), Arc::new(MonotonicClock::default()), options)?)
 }
 
-/// Prints what the controller is. Its first namespace, if there is one.
+/// Prints the controller's identity. Returns its first namespace, if there is one.
 fn identify(bus: &Arc<VfioBus>) -> Outcome<Option<Nsid>> {
     let mut controller = attach(bus, ControllerOptions::default())?;
     let info = controller.info();
@@ -119,7 +119,7 @@ fn identify(bus: &Arc<VfioBus>) -> Outcome<Option<Nsid>> {
     Ok(first)
 }
 
-/// Writes, reads back by copy and straight into scattered memory, and puts the old data back.
+/// Writes, reads back by copy and directly into scattered memory, and restores the old data.
 fn round_trip(
     bus: &Arc<VfioBus>,
     nsid: Nsid,
@@ -137,7 +137,7 @@ fn round_trip(
     let mut back = vec![0; BYTES];
     controller.read(nsid, lba, &mut back)?;
     let copied = back == new;
-    // Pieces in reverse order, each in memory of its own place: a list per command.
+    // Pieces in reverse order, each in separate memory: one list per command.
     let memory = bus.dma().alloc(2 * BYTES)?;
     let piece = 16 << 10;
     let slices = (0..BYTES / piece)
@@ -165,18 +165,18 @@ fn verdict(ok: bool) -> &'static str {
     if ok { "ok" } else { "DIFFERS" }
 }
 
-/// How many of a function's interrupts the kernel has seen.
+/// Returns the number of a function's interrupts that the kernel has seen.
 fn interrupts(function: &str) -> u64 {
     let all = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let ours = all.lines().filter(|line| line.contains("vfio") && line.contains(function));
-    // "41:  0  17  PCI-MSIX-0000:00:03.0 0-edge vfio-msix[0](0000:00:03.0)": a count for each CPU.
+    // "41:  0  17  PCI-MSIX-0000:00:03.0 0-edge vfio-msix[0](0000:00:03.0)": one count per CPU.
     let counts = |line: &str| -> u64 {
         line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum()
     };
     ours.map(counts).sum()
 }
 
-/// Whether the controller reaches main memory and the memory of another function.
+/// Tests whether the controller can access main memory and the memory of another function.
 fn prove(
     space: &Arc<VfioSpace>,
     bus: &Arc<VfioBus>,
@@ -201,7 +201,7 @@ fn prove(
     Ok(())
 }
 
-/// Waits until somebody wants the function back, or `seconds` have passed.
+/// Waits until the host wants the function back, or `seconds` have passed.
 fn hold(bus: &VfioBus, seconds: u64) {
     println!("holding {}", bus.id());
     for tenth in 0..seconds * 10 {

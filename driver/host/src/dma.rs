@@ -257,7 +257,7 @@ pub enum DmaError {
     Os {
         /// The address space.
         space: String,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// The cause.
         source: std::io::Error,
@@ -269,7 +269,7 @@ pub enum DmaError {
     NoIova {
         /// The address space.
         space: String,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
     },
     /// Address or length is not a multiple of the page size.
@@ -285,9 +285,9 @@ pub enum DmaError {
     /// The part lies outside the mapping.
     #[error("{len} bytes at offset {offset} are outside a mapping of {total} bytes")]
     OutOfRange {
-        /// Offset asked for.
+        /// Requested offset.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// Length of the mapping in bytes.
         total: usize,
@@ -295,9 +295,9 @@ pub enum DmaError {
     /// The device sees the part as more than one range.
     #[error("{len} bytes at offset {offset} are not contiguous for the device")]
     NotContiguous {
-        /// Offset asked for.
+        /// Requested offset.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
     },
     /// This kind of memory cannot be mapped here.

@@ -19,7 +19,7 @@ use crate::{
     wait::health,
 };
 
-/// Event reported by a controller or its bus.
+/// An event reported by a controller or its bus.
 ///
 /// Death of a controller is not an event: [`Controller::poll_events`] fails instead.
 #[derive(Debug, Clone, PartialEq, Eq)]

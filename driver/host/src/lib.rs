@@ -35,9 +35,9 @@
 //!   retried, because the second one would not cover the data lost by the first.
 //! - Everything a device reports is validated before use. A violation is an [`Error`] that moves
 //!   the controller to [`State::Failed`], never a panic and never an endless loop.
-//! - Memory is freed only after the queue that refers to it was deleted or CSTS.RDY became 0.
-//!   Memory of a grant is freed only in exchange for a [`Quiesced`]. If neither is possible, the
-//!   memory is leaked and an error is logged.
+//! - Memory known to a device is freed only after the queue that refers to it was deleted or
+//!   CSTS.RDY became 0. Memory of a grant is freed only in exchange for a [`Quiesced`]. If neither
+//!   is possible, the memory is leaked and an error is logged.
 //! - A CID carries a generation, which exposes unknown and late completions.
 //! - No Rust reference to device-visible memory exists; all accesses are in [`platform`].
 //! - [`queue::QueuePair`] allocates nothing on post and reap.

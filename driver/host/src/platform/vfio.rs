@@ -40,7 +40,7 @@
 //! - Answers of the kernel are checked, and none leads to a panic. A revoked BAR reads as all ones,
 //!   and its bus as gone; it does not kill the process (SIGBUS is handled for these mappings).
 //! - Memory is requested on the NUMA node of the function that uses it. If the functions of a space
-//!   have several, the kernel places memory that is not for one of them.
+//!   are on several nodes, the kernel places memory that is for none in particular.
 //! - A function has one bus in this process, and its group one process.
 //!
 //! # Not implemented

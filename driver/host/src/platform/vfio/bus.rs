@@ -47,8 +47,8 @@ pub struct BusOptions {
     /// Reset the function first, if it has a reset of its own, to clear the state left by its last
     /// user.
     pub reset: bool,
-    /// MSI-X vectors to set up, cut to what the function has. They are set up together when the
-    /// first one is asked for. The driver's own queues use two.
+    /// MSI-X vectors to set up, cut to the function's limit. All are set up when the first one is
+    /// requested. The driver's own queues use two.
     pub vectors: u16,
 }
 

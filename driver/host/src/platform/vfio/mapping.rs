@@ -141,7 +141,7 @@ fn install() -> io::Result<()> {
         action.sa_sigaction = handler as usize;
         // On the alternate stack, which Rust's own handler needs.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: reads the old action into `old`. Nothing changes it before the next call.
+        // SAFETY: only reads the current action into `old`; no action is changed.
         let old = unsafe {
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), old.as_mut_ptr()) != 0 {
                 return Err(io::Error::last_os_error().raw_os_error().unwrap_or(0));
