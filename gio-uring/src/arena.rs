@@ -1,8 +1,8 @@
-//! Executor memory for maps, pools and events, recycled.
+//! A recycling allocator of executor memory for maps, pools and events.
 //!
-//! Allocating from an executor may be slow or may even wait for the GPU, so memory is taken from it
-//! in chunks and never given back before the ring ends. Blocks are powers of two with a free list
-//! each: after the first few requests of a workload, uploads find their sizes there and nothing is
+//! Allocating from an executor is slow and may even wait for the GPU, so the arena takes memory in
+//! chunks and keeps it for the life of the ring. Blocks are powers of two with one free list per
+//! size: after the first few requests of a workload, uploads reuse free blocks and nothing is
 //! allocated any more. Free blocks of different sizes are not merged; a workload holds at most the
 //! sum of its peaks per size.
 
@@ -14,13 +14,13 @@ use crate::{
     shared::Region,
 };
 
-/// Smallest block: a cache line pair, so that an event shares none with its neighbour.
+/// Smallest block: two cache lines, so that an event shares none with its neighbour.
 const BLOCK_BYTES_MIN: usize = 128;
-/// Alignment of the executor's memory; blocks are aligned to their size or to this.
+/// Alignment of the executor's memory. A block is aligned to the smaller of its size and this.
 const CHUNK_ALIGN: usize = 4096;
 
-/// A block of executor memory, at least as long as was asked for. Its contents are whatever the
-/// last owner left.
+/// A block of executor memory, at least as long as requested. Not cleared: it holds the previous
+/// owner's data.
 #[derive(Debug)]
 pub(crate) struct Block {
     region: Option<Region>,
@@ -28,17 +28,17 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The memory.
+    /// Returns the memory.
     pub(crate) fn region(&self) -> &Region {
         self.region.as_ref().expect("taken only by drop")
     }
 
-    /// The arena it was taken from.
+    /// Returns the arena that owns the block.
     pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// Whether it was taken from `arena`.
+    /// Returns true if the block belongs to `arena`.
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }
@@ -63,26 +63,26 @@ pub(crate) struct Arena {
 struct State {
     /// Free blocks by log2 of their size.
     free: Vec<Vec<Region>>,
-    /// The chunk that blocks are cut from, and how much of it was cut.
+    /// The chunk that blocks are carved from, and how many of its bytes are used.
     chunk: Option<(Region, usize)>,
-    /// Permutations that maps gave back, empty.
+    /// Empty permutation vectors returned by maps, for reuse.
     orders: Vec<Vec<u32>>,
     usage: Usage,
 }
 
-/// How much memory there is.
+/// Memory usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Bytes taken from the executor.
     pub bytes: u64,
     /// Bytes in use.
     pub used: u64,
-    /// Times that more was taken.
+    /// Number of chunks allocated.
     pub growths: u64,
 }
 
 impl Arena {
-    /// An arena that takes chunks of `chunk_bytes`, the first one at once.
+    /// Creates an arena that grows by chunks of `chunk_bytes`; allocates the first one.
     pub(crate) fn new(chunk_bytes: usize, executor: &dyn IoExecutor) -> Result<Arc<Self>, Error> {
         let chunk_bytes = chunk_bytes.max(CHUNK_ALIGN).next_multiple_of(CHUNK_ALIGN);
         let arena = Self { chunk_bytes, state: Mutex::default() };
@@ -91,11 +91,11 @@ impl Arena {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under the lock leaves the lists half changed, so a poisoned lock is sound.
+        // No code under the lock panics with the lists half changed, so a poisoned lock is sound.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of at least `len` bytes.
+    /// Allocates a block of at least `len` bytes.
     pub(crate) fn take(
         self: &Arc<Self>,
         len: usize,
@@ -126,18 +126,18 @@ impl Arena {
         state.keep(region);
     }
 
-    /// An empty vector for a permutation.
+    /// Returns an empty vector for a permutation.
     pub(crate) fn take_order(&self) -> Vec<u32> {
         self.lock().orders.pop().unwrap_or_default()
     }
 
-    /// Keeps the memory of a permutation for the next one.
+    /// Keeps the vector of a permutation for reuse.
     pub(crate) fn give_back_order(&self, mut order: Vec<u32>) {
         order.clear();
         self.lock().orders.push(order);
     }
 
-    /// How much memory there is.
+    /// Returns the memory usage.
     pub(crate) fn usage(&self) -> Usage {
         self.lock().usage
     }
@@ -156,7 +156,7 @@ impl State {
         self.free[class].push(region);
     }
 
-    /// Cuts a block off the chunk.
+    /// Carves a block from the chunk.
     fn cut(&mut self, size: usize) -> Option<Region> {
         let (chunk, cut) = self.chunk.as_mut()?;
         let at = cut.next_multiple_of(size.min(CHUNK_ALIGN));
@@ -165,7 +165,7 @@ impl State {
         Some(chunk.slice(at, size))
     }
 
-    /// Takes a new chunk; what was left of the old one goes to the free lists.
+    /// Allocates a new chunk; the rest of the old one goes to the free lists.
     fn grow(&mut self, len: usize, executor: &dyn IoExecutor) -> Result<(), Error> {
         let chunk = Region::whole(executor.alloc(len)?);
         let mut size = CHUNK_ALIGN;

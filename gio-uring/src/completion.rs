@@ -1,11 +1,11 @@
-//! What an operation came to.
+//! The outcome of an operation.
 
 use crate::status::IoStatus;
 
-/// What an operation came to.
+/// The outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Completion {
-    /// Objects (rows of affine contexts, or explicit contexts) done without an error.
+    /// Objects (rows of affine contexts, or explicit contexts) transferred without error.
     pub objects: u64,
     /// Commands and contexts that failed.
     pub errors: u32,
@@ -14,7 +14,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Whether nothing failed.
+    /// Returns true if nothing failed.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.errors == 0 && self.error.is_none()

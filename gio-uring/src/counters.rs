@@ -1,4 +1,4 @@
-//! What the kernel counts: the data plane's only trace.
+//! Counters kept by the kernel: the only trace of the data plane.
 
 use std::{
     fmt,
@@ -9,12 +9,12 @@ use nvme_spec::ids::{Cid, QueueId};
 
 use crate::abi;
 
-/// Counts of one queue, or of all of them.
+/// Counters of one queue, or the sum over all queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Commands submitted.
     pub commands: u64,
-    /// Objects done (explicit contexts count as one each).
+    /// Objects transferred (an explicit context counts as one).
     pub objects: u64,
     /// Bytes read from devices.
     pub bytes_read: u64,
@@ -26,7 +26,7 @@ pub struct Counters {
     pub cq_doorbells: u64,
     /// Commands and contexts that failed.
     pub errors: u64,
-    /// Completions that came after their timeout.
+    /// Completions that arrived after their timeout.
     pub late: u64,
 }
 
@@ -51,57 +51,57 @@ impl AddAssign for Counters {
     }
 }
 
-/// What one queue's warp counted since the last start.
+/// Counters of one queue's warp since the last start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueCounters {
     /// Index of the device.
     pub device: u32,
     /// The queue's identifier.
     pub qid: u16,
-    /// Commands outstanding now.
+    /// Commands currently outstanding.
     pub outstanding: u32,
-    /// Commands that timed out and keep their slot until the queue is taken back.
+    /// Timed-out commands, which keep their slot until the queue is reclaimed.
     pub quarantined: u32,
-    /// Why the queue stopped, if it did.
+    /// Reason why the queue stopped, if it did.
     pub fault: Option<Fault>,
-    /// The counts.
+    /// The counters.
     pub counters: Counters,
 }
 
-/// A snapshot of everything counted.
+/// A snapshot of all counters.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UringCounters {
-    /// All queues, restarts included.
+    /// Sum over all queues, including previous starts.
     pub total: Counters,
-    /// Each queue since the last start.
+    /// Per queue, since the last start.
     pub queues: Vec<QueueCounters>,
     /// Operations published to the kernel.
     pub issued: u64,
-    /// Operations whose completion was seen.
+    /// Operations whose completion was consumed.
     pub completed: u64,
-    /// Bytes of executor memory that maps, pools and events draw from.
+    /// Bytes of executor memory allocated for maps, pools and events.
     pub arena_bytes: u64,
-    /// Bytes of it in use.
+    /// Bytes of `arena_bytes` in use.
     pub arena_bytes_used: u64,
-    /// How often that memory had to grow.
+    /// Number of times the arena grew.
     pub arena_growths: u64,
 }
 
-/// A command that a device has.
+/// A command in flight on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Outstanding {
     /// Index of the device.
     pub device: u32,
     /// The queue.
     pub qid: QueueId,
-    /// The identifier.
+    /// The command identifier.
     pub cid: Cid,
-    /// When it was sent, on the kernel's own clock: tells it from a later command that has its
-    /// identifier again.
+    /// Submission time on the kernel's own clock. Distinguishes the command from a later one that
+    /// reuses its identifier.
     pub since_ns: u64,
 }
 
-/// Why a queue stopped submitting.
+/// Reason why a queue stopped submitting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fault {
@@ -115,7 +115,7 @@ pub enum Fault {
     Timeout,
     /// An operation waited for its event for too long.
     Event,
-    /// A word that no kernel of this version writes.
+    /// A code that no kernel of this version writes.
     Unknown(u32),
 }
 
@@ -148,7 +148,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Which queue stopped, and why.
+/// A stopped queue and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultInfo {
     /// Index of the device.
@@ -157,7 +157,7 @@ pub struct FaultInfo {
     pub qid: u16,
     /// The cause.
     pub fault: Fault,
-    /// Commands that may still be in the device.
+    /// Commands that may still be in flight on the device.
     pub quarantined: u32,
 }
 

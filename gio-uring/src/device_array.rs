@@ -1,4 +1,4 @@
-//! Arrays for other kernels on the ring's device: block tables for a kernel that copies objects.
+//! Arrays for other kernels on the ring's device, for example block tables of a copy kernel.
 
 use std::{marker::PhantomData, sync::Arc};
 
@@ -6,14 +6,14 @@ use nvme_driver::DevicePtr;
 
 use crate::{arena::Block, shared::Plain};
 
-/// What a [`DeviceArray`] can hold.
+/// An element type of a [`DeviceArray`].
 #[allow(private_bounds, reason = "only this crate says which types have no invalid bit patterns")]
 pub trait DeviceScalar: Plain {}
 impl DeviceScalar for u32 {}
 impl DeviceScalar for u64 {}
 
-/// An array in executor memory, aligned to 128 bytes or more, that only kernels write after it was
-/// uploaded. Clones are the same array; the memory is recycled when the last clone is dropped.
+/// An array in executor memory, aligned to at least 128 bytes. Only kernels write it after the
+/// upload. Clones share the array; the memory is recycled when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct DeviceArray<T> {
     block: Arc<Block>,
@@ -22,7 +22,7 @@ pub struct DeviceArray<T> {
 }
 
 impl<T: DeviceScalar> DeviceArray<T> {
-    /// Writes `values` into `block`, which has room for them.
+    /// Writes `values` into `block`, which must be large enough.
     pub(crate) fn write(values: impl Iterator<Item = T>, block: Block) -> Self {
         let mut len = 0;
         for value in values {
@@ -32,33 +32,33 @@ impl<T: DeviceScalar> DeviceArray<T> {
         Self { block: Arc::new(block), len, values: PhantomData }
     }
 
-    /// Address of element `at`, as a kernel on the device sees it.
+    /// Returns the address of element `at`, as a kernel on the device sees it.
     ///
     /// # Panics
-    /// When `at` is above [`DeviceArray::len`].
+    /// Panics if `at` is above [`DeviceArray::len`].
     #[must_use]
     pub fn address(&self, at: usize) -> DevicePtr {
         assert!(at <= self.len, "element {at} of {}", self.len);
         DevicePtr(self.block.region().address(at * size_of::<T>()))
     }
 
-    /// Element `at`. What a kernel wrote is there once it was seen that it is past that.
+    /// Returns element `at`. A kernel's write is visible once the kernel is known to be past it.
     ///
     /// # Panics
-    /// When `at` is not below [`DeviceArray::len`].
+    /// Panics if `at` is not below [`DeviceArray::len`].
     #[must_use]
     pub fn get(&self, at: usize) -> T {
         assert!(at < self.len, "element {at} of {}", self.len);
         self.block.region().read(at * size_of::<T>())
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none. Such an array has an address all the same.
+    /// Returns true if there are no elements. An empty array still has an address.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

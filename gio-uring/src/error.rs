@@ -1,8 +1,8 @@
-//! What can go wrong between the caller and the rings.
+//! Errors of the ring's interface.
 
 use crate::{executor::ExecutorError, iocb_id::IocbId};
 
-/// A ring could not do what was asked.
+/// The ring could not carry out a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,9 +11,9 @@ pub enum Error {
         "a ring of {asked} IOCBs was asked for; the number must be a power of two from 1 to {max}"
     )]
     Depth {
-        /// What was asked for.
+        /// Requested number.
         asked: u32,
-        /// The most there can be.
+        /// Largest allowed number.
         max: u32,
     },
     /// An option is unusable.
@@ -23,7 +23,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         found: u64,
-        /// What it may be.
+        /// Allowed values.
         hint: &'static str,
     },
     /// A granted queue is unusable.
@@ -33,45 +33,45 @@ pub enum Error {
         device: u32,
         /// The queue.
         qid: u16,
-        /// What was found and what is needed.
+        /// Found and required values.
         problem: String,
     },
     /// The set of granted queues is unusable.
     #[error("{problem}")]
     Grants {
-        /// What was found and what is needed.
+        /// Found and required values.
         problem: String,
     },
     /// Every IOCB is in flight.
     #[error("all {depth} IOCBs are in flight; wait for a completion first")]
     Busy {
-        /// How many there are.
+        /// Number of IOCBs.
         depth: u32,
     },
-    /// The IOCB is not in the state that the call needs.
+    /// The IOCB is not in the state the call requires.
     #[error("IOCB {index} is {found}, it must be {needed}")]
     Id {
         /// Its index.
         index: u32,
-        /// What it is.
+        /// Its current state.
         found: &'static str,
-        /// What the call needs.
+        /// The required state.
         needed: &'static str,
     },
-    /// A map, pool or event that belongs to another ring.
+    /// A map, pool or event belongs to another ring.
     #[error("the {what} belongs to another ring; make one with this ring")]
     Foreign {
-        /// Which thing.
+        /// Kind of object.
         what: &'static str,
     },
-    /// The number of devices differs.
+    /// The number of devices does not match.
     #[error("{what} has {found} devices, the ring has {devices}")]
     Devices {
-        /// Which thing.
+        /// Kind of object.
         what: &'static str,
-        /// How many it has.
+        /// Its number of devices.
         found: u64,
-        /// How many there are.
+        /// Number of devices of the ring.
         devices: u32,
     },
     /// An explicit context is unusable.
@@ -79,44 +79,44 @@ pub enum Error {
     IoCtx {
         /// Its index in the caller's order.
         index: usize,
-        /// What was found and what is needed.
+        /// Found and required values.
         problem: String,
     },
     /// The number of contexts is unusable.
     #[error("{what} has {found} I/O contexts; it must have 1 to {max}")]
     Count {
-        /// Which thing.
+        /// Kind of object.
         what: &'static str,
-        /// How many it has.
+        /// Its number of contexts.
         found: usize,
-        /// The most it may have.
+        /// Largest allowed number.
         max: u32,
     },
-    /// The rows are not rows of the pool.
+    /// The rows are outside the pool.
     #[error(
         "rows {first}..{end} were asked for, the pool has {rows}; ask for at least one of them"
     )]
     Rows {
         /// First row.
         first: u32,
-        /// The row after the last one.
+        /// One past the last row.
         end: u32,
-        /// How many there are.
+        /// Number of rows in the pool.
         rows: u32,
     },
     /// A pool cannot be registered.
     #[error("the KV pool cannot be registered: {problem}")]
     Pool {
-        /// What was found and what is needed.
+        /// Found and required values.
         problem: String,
     },
-    /// An operation's checksums do not belong to it.
+    /// The checksums do not match the operation.
     #[error("checksums were asked for, but {problem}")]
     Checksums {
-        /// What was found and what is needed.
+        /// Found and required values.
         problem: String,
     },
-    /// No completion before the deadline. The IOCB stays issued.
+    /// The operation did not complete before the deadline. The IOCB stays issued.
     #[error(
         "IOCB {index} did not complete before the deadline; wait again, or stop the ring and \
          recover its controllers"
@@ -125,18 +125,18 @@ pub enum Error {
         /// Its index.
         index: u32,
     },
-    /// The ring is not running.
+    /// The ring is in the wrong state.
     #[error("the ring is {found}, it must be {needed}")]
     State {
-        /// What it is.
+        /// Current state.
         found: &'static str,
-        /// What the call needs.
+        /// Required state.
         needed: &'static str,
     },
-    /// The completion ring held something that no kernel writes.
+    /// The completion ring held an entry that no correct kernel writes.
     #[error("the kernel completed IOCB {index}, which is not in flight; stop the ring")]
     Ring {
-        /// What it said.
+        /// IOCB index in the entry.
         index: u32,
     },
     /// The operation was published, but the executor failed: it completes when the ring is stopped.
@@ -144,7 +144,7 @@ pub enum Error {
     Submitted {
         /// The operation.
         iocb: IocbId,
-        /// Why.
+        /// Cause.
         source: ExecutorError,
     },
     /// The executor failed.

@@ -9,13 +9,13 @@ use crate::{
     sync::Ordering,
 };
 
-/// A 32-bit timeline semaphore in memory that host and device share. Its value only grows: an
+/// A 32-bit timeline semaphore in memory shared by host and device. Its value only grows: an
 /// operation that waits for `value` starts once `current - value` is not negative as a signed
-/// number, so the counter may wrap. That is the rule of `cuStreamWaitValue32` with
-/// `CU_STREAM_WAIT_VALUE_GEQ`.
+/// number, so the counter may wrap. `cuStreamWaitValue32` with `CU_STREAM_WAIT_VALUE_GEQ` uses the
+/// same rule.
 ///
-/// A GPU stream signals it with `cuStreamWriteValue32` at [`Event::address`]; the host signals it
-/// with [`Event::set`]. Clones are the same semaphore.
+/// A GPU stream signals it with `cuStreamWriteValue32` at [`Event::address`], the host with
+/// [`Event::set`]. Clones are the same semaphore.
 #[derive(Debug, Clone)]
 pub struct Event {
     block: Arc<Block>,
@@ -32,7 +32,7 @@ impl Event {
         self.block.is_of(arena)
     }
 
-    /// Its address as the kernel (and a GPU stream) sees it.
+    /// Returns its address as the kernel (and a GPU stream) sees it.
     #[must_use]
     pub fn address(&self) -> DevicePtr {
         DevicePtr(self.block.region().address(0))
@@ -40,51 +40,51 @@ impl Event {
 
     /// Signals `value`.
     ///
-    /// Ordering: Release; a warp that sees the value (acquire) sees everything the caller wrote
-    /// before.
+    /// Ordering: Release; a warp that reads the value (acquire) sees all earlier writes of the
+    /// caller.
     pub fn set(&self, value: u32) {
         self.block.region().store32(0, value, Ordering::Release);
     }
 
-    /// The current value.
+    /// Returns the current value.
     ///
-    /// Ordering: Acquire; a caller that sees a value that an operation signalled sees the
+    /// Ordering: Acquire; a caller that reads a value signalled by an operation sees the
     /// operation's results.
     #[must_use]
     pub fn read(&self) -> u32 {
         self.block.region().load32(0, Ordering::Acquire)
     }
 
-    /// Whether an operation that waits for `value` may start.
+    /// Returns true if an operation that waits for `value` may start.
     #[must_use]
     pub fn reached(&self, value: u32) -> bool {
         self.read().wrapping_sub(value).cast_signed() >= 0
     }
 }
 
-/// What an operation waits for before it starts: `event` reaching `value`.
+/// The start condition of an operation: `event` has reached `value`.
 #[derive(Debug, Clone)]
 pub struct Wait {
     /// The semaphore.
     pub event: Event,
-    /// What it must reach.
+    /// The value to reach.
     pub value: u32,
 }
 
 impl Wait {
-    /// Whether the event has the value.
+    /// Returns true if the event has reached the value.
     #[must_use]
     pub fn is_reached(&self) -> bool {
         self.event.reached(self.value)
     }
 }
 
-/// What an operation does when it completed, with or without errors: `event` becomes `value`. The
-/// completion says whether it succeeded; the event does not.
+/// The signal sent when an operation completes, with or without errors: `event` becomes `value`.
+/// The completion reports success; the event does not.
 #[derive(Debug, Clone)]
 pub struct Signal {
     /// The semaphore.
     pub event: Event,
-    /// What it becomes.
+    /// The value to set.
     pub value: u32,
 }

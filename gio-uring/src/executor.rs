@@ -1,11 +1,11 @@
-//! The executor seam: who runs the I/O kernel.
+//! The executor interface: runs the I/O kernel.
 
 use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
 use nvme_driver::{GrantEpoch, Nanos, Place, Quiesced};
 
-/// Memory that both the caller and the I/O kernel can reach: rings, IOCBs, maps, warp state.
-/// Zeroed, aligned to 4096 bytes. The owner inside frees it.
+/// Memory shared by the caller and the I/O kernel: rings, IOCBs, maps, warp state. Zeroed and
+/// aligned to 4096 bytes. Freed by the owner stored inside.
 pub struct SharedMemory {
     host: NonNull<u8>,
     address: u64,
@@ -14,22 +14,22 @@ pub struct SharedMemory {
     mirror: Option<Arc<dyn Mirror>>,
 }
 
-/// Keeps two memories alike: what the host has, and what the kernel has of it.
+/// Copies memory between the host and the kernel's device when they do not share it.
 pub trait Mirror: Send + Sync + fmt::Debug {
-    /// Puts the host's bytes where the kernel finds them. No kernel runs.
+    /// Copies the host's bytes to the kernel. No kernel may be running.
     ///
     /// # Errors
-    /// [`ExecutorError::Failed`]: what the kernel would find is not known.
+    /// Returns [`ExecutorError::Failed`] if the copy fails; the kernel's bytes are then undefined.
     fn push(&self) -> Result<(), ExecutorError>;
 
-    /// Brings the host what the kernel has, which may be running: each word is one that it was.
+    /// Copies the kernel's bytes to the host, also while the kernel runs. No word is torn.
     ///
     /// # Errors
-    /// [`ExecutorError::Failed`]: the host has what it had before, or some of both.
+    /// Returns [`ExecutorError::Failed`] if the copy fails; it may have copied a part.
     fn pull(&self) -> Result<(), ExecutorError>;
 }
 
-// SAFETY: an address range whose owner is Send + Sync; accesses go through crate::shared.
+// SAFETY: an address range whose owner is Send + Sync; all accesses go through crate::shared.
 #[allow(unsafe_code, reason = "an address that crosses threads")]
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
@@ -43,12 +43,12 @@ impl fmt::Debug for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Describes memory an executor allocated.
+    /// Describes memory that an executor allocated.
     ///
     /// # Safety
-    /// `len` zeroed bytes at `host` (for this process) and at `address` (for the kernel) are the
+    /// `len` zeroed bytes at `host` (in this process) and at `address` (for the kernel) are the
     /// same memory, aligned to 4096 bytes, valid until `owner` is dropped, and not otherwise used.
-    /// For this process it is ordinary cacheable memory: release and acquire order it.
+    /// For this process it is ordinary cacheable memory, ordered by release and acquire.
     #[allow(unsafe_code, reason = "the executor vouches for its memory")]
     pub unsafe fn new(
         host: NonNull<u8>,
@@ -59,10 +59,10 @@ impl SharedMemory {
         Self { host, address, len, _owner: owner, mirror: None }
     }
 
-    /// Describes two memories, of the host and of the kernel, that `mirror` keeps alike.
+    /// Describes a host copy and a kernel copy, which `mirror` synchronizes.
     ///
     /// # Safety
-    /// As for [`SharedMemory::new`], but for being the same memory.
+    /// Same as [`SharedMemory::new`], except that the two ranges are different memory.
     #[allow(unsafe_code, reason = "the executor vouches for its memory")]
     pub unsafe fn mirrored(
         host: NonNull<u8>,
@@ -73,130 +73,128 @@ impl SharedMemory {
         Self { host, address, len, _owner: Box::new(()), mirror: Some(mirror) }
     }
 
-    /// Makes what the host wrote visible to a kernel that is started afterwards.
+    /// Makes the host's writes visible to a kernel started afterwards.
     ///
     /// # Errors
-    /// As for [`Mirror::push`].
+    /// Same as [`Mirror::push`].
     pub fn push(&self) -> Result<(), ExecutorError> {
         self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.push())
     }
 
-    /// Makes what the kernel wrote visible to the host.
+    /// Makes the kernel's writes visible to the host.
     ///
     /// # Errors
-    /// As for [`Mirror::pull`].
+    /// Same as [`Mirror::pull`].
     pub fn pull(&self) -> Result<(), ExecutorError> {
         self.mirror.as_ref().map_or(Ok(()), |mirror| mirror.pull())
     }
 
-    /// First byte in this process.
+    /// Returns the first byte's address in this process.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
         self.host
     }
 
-    /// First byte as the kernel addresses it.
+    /// Returns the first byte's address in the kernel.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns true if the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// What one call of [`IoExecutor::poll`] saw.
+/// The result of one [`IoExecutor::poll`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// Commands were submitted or completed.
     Moved,
-    /// Nothing to do, or nothing completed yet.
+    /// There was nothing to do, or nothing has completed yet.
     Idle,
 }
 
-/// Runs the I/O kernel: host threads, the calling thread, or a GPU.
+/// Runs the I/O kernel on host threads, the calling thread, or a GPU.
 ///
-/// Life: `alloc` as often as needed, `start`, then `submitted` and `poll`, then `stop`. After a
-/// successful `stop` it may be started again with new arguments (queues that were recovered), whose
-/// ring positions begin at 0 again. Dropped without a successful `stop`, it neither waits without
-/// end nor frees what its kernel may still use; the ring leaks its own memory then.
+/// Lifecycle: any number of `alloc`, `start`, then `submitted` and `poll`, then `stop`. After a
+/// successful `stop` it may be started again with new arguments (recovered queues); ring positions
+/// restart at 0. If dropped without a successful `stop`, it neither waits forever nor frees memory
+/// that its kernel may still use; the ring then leaks its own memory too.
 pub trait IoExecutor: Send + fmt::Debug {
-    /// What a report calls it: `host`, `inline`, `cuda`.
+    /// Returns the executor's name in reports: `host`, `inline`, `cuda`.
     fn name(&self) -> &'static str;
 
-    /// `len` zeroed bytes (rounded up to 4096) that caller and kernel both reach.
+    /// Allocates `len` zeroed bytes (rounded up to 4096) shared by caller and kernel.
     ///
     /// # Errors
-    /// [`ExecutorError::Memory`].
+    /// Returns [`ExecutorError::Memory`] if the allocation failed.
     fn alloc(&self, len: usize) -> Result<SharedMemory, ExecutorError>;
 
-    /// As [`IoExecutor::alloc`], for state that the kernel alone changes while it runs and that the
-    /// host reads now and then: in the kernel's memory, where that is elsewhere
-    /// ([`SharedMemory::push`], [`SharedMemory::pull`]). Called while nothing runs; the next call
-    /// may give the same memory again.
+    /// Same as [`IoExecutor::alloc`], for state that only the kernel writes while it runs and that
+    /// the host reads occasionally. It lies in device memory if the kernel runs on a device
+    /// ([`SharedMemory::push`], [`SharedMemory::pull`]). Must not be called while the kernel runs;
+    /// the next call may return the same memory.
     ///
     /// # Errors
-    /// [`ExecutorError::Memory`].
+    /// Returns [`ExecutorError::Memory`] if the allocation failed.
     fn alloc_state(&self, len: usize) -> Result<SharedMemory, ExecutorError> {
         self.alloc(len)
     }
 
-    /// The address of `place` as this executor's kernel dereferences it; `None` when it cannot.
+    /// Returns the address at which the kernel dereferences `place`, or `None` if unreachable.
     fn address(&self, place: &Place) -> Option<u64>;
 
-    /// Begins to run the kernel. `args` is a filled `gio_args`; everything it points to lives in
-    /// memory of [`IoExecutor::alloc`] or behind `grants`, and stays valid until `stop`
-    /// succeeded.
+    /// Starts the kernel. `args` is a filled `gio_args`; everything it points to lies in memory of
+    /// [`IoExecutor::alloc`] or behind `grants`, and stays valid until `stop` succeeds.
     ///
     /// # Errors
-    /// [`ExecutorError`] when threads or kernels cannot be started; nothing runs then.
+    /// Returns [`ExecutorError`] if threads or kernels cannot be started; nothing runs then.
     fn start(&mut self, args: crate::abi::Args, grants: &[GrantEpoch])
     -> Result<(), ExecutorError>;
 
-    /// Entries of the submission ring before position `tail` are published. `sms` is how many SMs
-    /// the caller wants to spend on them; executors without SMs ignore it.
+    /// Notifies the kernel that submission ring entries before position `tail` are published. `sms`
+    /// is the number of SMs the caller wants to spend on them; executors without SMs ignore it.
     ///
     /// # Errors
-    /// [`ExecutorError::Failed`] when the kernel can no longer run.
+    /// Returns [`ExecutorError::Failed`] if the kernel can no longer run.
     fn submitted(&mut self, tail: u32, sms: u32) -> Result<(), ExecutorError>;
 
-    /// Gives the kernel a turn where it has no thread of its own, and reports its health where it
-    /// has one.
+    /// Runs the kernel for one turn if it has no thread of its own; otherwise checks its health.
     ///
     /// # Errors
-    /// [`ExecutorError::Failed`] when the kernel can no longer run.
+    /// Returns [`ExecutorError::Failed`] if the kernel can no longer run.
     fn poll(&mut self) -> Result<Progress, ExecutorError>;
 
-    /// Ends the kernel. The stop word was set before. On success nothing of it runs any more: the
-    /// proof covers the grants that the last `start` was given.
+    /// Ends the kernel. The caller has set the stop word. On success no part of the kernel runs any
+    /// more; the returned proof covers the grants passed to the last `start`.
     ///
     /// # Errors
-    /// [`ExecutorError::StopTimeout`] when it did not end before `deadline` (time as
-    /// [`nvme_driver::Clock`] given to the ring tells it): the grants' memory must then be leaked.
+    /// Returns [`ExecutorError::StopTimeout`] if it did not end before `deadline` (on the
+    /// [`nvme_driver::Clock`] of the ring): the grants' memory must then be leaked.
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError>;
 }
 
-/// An executor could not do what was asked.
+/// An executor could not carry out a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecutorError {
-    /// No memory that both sides reach.
+    /// Shared memory could not be allocated.
     #[error("{executor}: allocating {len} bytes of shared memory failed: {cause}")]
     Memory {
         /// The executor.
         executor: &'static str,
-        /// Bytes asked for.
+        /// Requested length in bytes.
         len: usize,
-        /// Why.
+        /// Cause.
         cause: String,
     },
     /// The kernel could not be started, or ended by itself.
@@ -204,7 +202,7 @@ pub enum ExecutorError {
     Failed {
         /// The executor.
         executor: &'static str,
-        /// Why.
+        /// Cause.
         cause: String,
     },
     /// The kernel did not end in time.
@@ -213,12 +211,12 @@ pub enum ExecutorError {
         /// The executor.
         executor: &'static str,
     },
-    /// A granted address is out of the kernel's reach.
+    /// The kernel cannot reach a granted address.
     #[error("{executor}: the kernel cannot reach the {what} of queue {qid}; place it elsewhere")]
     Unreachable {
         /// The executor.
         executor: &'static str,
-        /// Which part of the grant.
+        /// Part of the grant.
         what: &'static str,
         /// The queue.
         qid: u16,

@@ -1,10 +1,10 @@
-//! Explicit contexts are checked before they can reach a device.
+//! Validation of explicit contexts before submission.
 
 use nvme_driver::DescriptorMode;
 
 use crate::{abi::IoCtx, error::Error, queues::Device};
 
-/// Checks every context; returns the longest one's bytes.
+/// Checks every context; returns the length in bytes of the longest.
 pub(crate) fn check(contexts: &[IoCtx], devices: &[Device]) -> Result<u32, Error> {
     let mut bytes_max = 0;
     for (index, context) in contexts.iter().enumerate() {

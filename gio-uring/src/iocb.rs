@@ -1,4 +1,4 @@
-//! The caller's side of each IOCB: who holds it, and what it keeps alive.
+//! The caller's side of each IOCB: its state and the references it keeps alive.
 
 use crate::{
     abi::Iocb,
@@ -12,7 +12,7 @@ use crate::{
     status::IoStatus,
 };
 
-/// Where an IOCB is on its way. The kernel reads only `Issued` ones.
+/// State of an IOCB. The kernel reads only `Issued` ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Free,
@@ -30,14 +30,14 @@ impl Phase {
     }
 }
 
-/// What the kernel reads on behalf of an IOCB.
+/// Data that the kernel reads on behalf of an IOCB.
 #[derive(Debug, Default)]
 pub(crate) enum Content {
     #[default]
     Nothing,
-    /// The IOCB's own area, in the order of [`Entry::order`].
+    /// The IOCB's own area; `Entry::order` gives the order.
     Explicit,
-    /// Kept alive until the completion was seen.
+    /// Kept alive until the completion is consumed.
     Affine { map: BlockMap, _kept: (Option<Checksums>, PoolHandle) },
 }
 
@@ -49,9 +49,9 @@ pub(crate) struct Entry {
     pub wait: Option<Wait>,
     pub signal: Option<Signal>,
     pub content: Content,
-    /// Explicit: the caller's index of each context in the area. Its memory is kept.
+    /// Explicit: the caller's index of each context in the area. The vector is reused.
     pub order: Vec<u32>,
-    /// Objects of a complete success.
+    /// Objects transferred by a complete success.
     pub expected: u64,
     pub completion: Completion,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// `depth` free IOCBs.
+    /// Creates a table of `depth` free IOCBs.
     pub(crate) fn new(depth: u32) -> Self {
         let entry = |_| Entry {
             generation: 0,
@@ -79,17 +79,17 @@ impl Table {
         Self { entries: (0..depth).map(entry).collect(), free: (0..depth).rev().collect() }
     }
 
-    /// Number of IOCBs.
+    /// Returns the number of IOCBs.
     pub(crate) fn len(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// How many are free.
+    /// Returns the number of free IOCBs.
     pub(crate) fn free(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Takes a free IOCB for an operation that is published next.
+    /// Takes a free IOCB, which the caller publishes next.
     pub(crate) fn take(&mut self) -> Result<(IocbId, &mut Entry), Error> {
         let index = self.free.pop().ok_or(Error::Busy { depth: self.len() })?;
         let entry = &mut self.entries[index as usize];
@@ -98,7 +98,7 @@ impl Table {
         Ok((IocbId { index, generation: entry.generation }, entry))
     }
 
-    /// The IOCB of `id`, in any phase, unless it was taken again.
+    /// Returns the IOCB of `id` in any phase, unless it was reused.
     fn get(&mut self, id: IocbId) -> Result<&mut Entry, Error> {
         let (index, needed) = (id.index, "taken by the caller from this ring");
         let entry =
@@ -106,7 +106,7 @@ impl Table {
         entry.ok_or(Error::Id { index, found: "an old or foreign one", needed })
     }
 
-    /// The IOCB of `id`, which must be in one of `phases`.
+    /// Returns the IOCB of `id`, which must be in one of `phases`.
     pub(crate) fn in_phase(
         &mut self,
         id: IocbId,
@@ -120,19 +120,19 @@ impl Table {
         Ok(entry)
     }
 
-    /// The IOCB that the kernel names, which must be in flight.
+    /// Returns the IOCB that the kernel completed, which must be in flight.
     pub(crate) fn issued(&mut self, index: u32) -> Result<&mut Entry, Error> {
         let entry = self.entries.get_mut(index as usize);
         entry.filter(|entry| entry.phase == Phase::Issued).ok_or(Error::Ring { index })
     }
 
-    /// Indices of all IOCBs in flight.
+    /// Returns the indices of all IOCBs in flight.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = u32> + '_ {
         let issued = |(_, entry): &(usize, &Entry)| entry.phase == Phase::Issued;
         self.entries.iter().enumerate().filter(issued).map(|(index, _)| index as u32)
     }
 
-    /// Makes `id` free again. Its explicit statuses stay until it is taken.
+    /// Frees `id`. Its explicit statuses stay readable until the IOCB is reused.
     pub(crate) fn release(&mut self, id: IocbId) {
         let entry = &mut self.entries[id.index as usize];
         entry.phase = Phase::Free;
@@ -142,7 +142,7 @@ impl Table {
 }
 
 impl Entry {
-    /// Lets go of everything the kernel no longer reads or writes.
+    /// Drops references to everything the kernel no longer reads or writes.
     pub(crate) fn release_refs(&mut self) {
         self.wait = None;
         self.signal = None;
@@ -151,7 +151,7 @@ impl Entry {
         }
     }
 
-    /// What the kernel's words in `iocb` say.
+    /// Decodes the result words of `iocb`.
     pub(crate) fn outcome(&self, iocb: &Iocb) -> Completion {
         let Iocb { objects, errors, error, .. } = *iocb;
         let status = match IoStatus::decode((error >> 32) as u32) {
@@ -163,14 +163,14 @@ impl Entry {
         Completion { objects, errors, error }
     }
 
-    /// The caller's index of the context that the kernel calls `at`.
+    /// Returns the caller's index of the kernel's context `at`.
     pub(crate) fn caller_index(&self, at: u32) -> u32 {
         let index = match &self.content {
             Content::Nothing => None,
             Content::Explicit => self.order.get(at as usize).copied(),
             Content::Affine { map, .. } => map.caller_index(at),
         };
-        // A kernel that names a context that does not exist is reported as it spoke.
+        // An index that does not exist is reported unchanged.
         index.unwrap_or(at)
     }
 }

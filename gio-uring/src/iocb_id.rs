@@ -1,7 +1,7 @@
-//! The caller's name of a submitted operation.
+//! Identifier of a submitted operation.
 
-/// A submitted operation: its IOCB, and how often that IOCB was submitted. It is valid until its
-/// completion was taken; a stale one is detected by its generation.
+/// A submitted operation: its IOCB's index and generation. Valid until its completion is consumed;
+/// the generation detects a stale identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct IocbId {
     pub(crate) index: u32,
@@ -9,7 +9,7 @@ pub struct IocbId {
 }
 
 impl IocbId {
-    /// Index of the IOCB in the ring.
+    /// Returns the index of the IOCB in the ring.
     #[must_use]
     pub fn index(self) -> u32 {
         self.index

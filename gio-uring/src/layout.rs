@@ -1,4 +1,4 @@
-//! Where rings, IOCBs and explicit areas lie in the ring's memory.
+//! Layout of rings, IOCBs and explicit areas in the ring's memory.
 
 use crate::{
     abi::{IoCtx, Iocb},
@@ -7,9 +7,9 @@ use crate::{
     shared::Region,
 };
 
-/// Most IOCBs of a ring.
+/// Maximum IOCBs per ring.
 const DEPTH_MAX: u32 = 1 << 16;
-/// Two cache lines: what one side writes often shares none with its neighbour, prefetched or not.
+/// Two cache lines: prevents false sharing, also through adjacent-line prefetch.
 pub(crate) const APART: usize = 128;
 
 /// Offsets into the ring's memory:
@@ -59,7 +59,7 @@ impl Layout {
         Self::SQ_RING + self.ring_bytes()
     }
 
-    /// IOCB `index`.
+    /// Returns the offset of IOCB `index`.
     pub(crate) fn iocb(&self, index: u32) -> usize {
         self.cq_ring() + self.ring_bytes() + index as usize * size_of::<Iocb>()
     }
@@ -70,27 +70,27 @@ impl Layout {
         bytes.next_multiple_of(APART)
     }
 
-    /// The explicit contexts of IOCB `index`.
+    /// Returns the offset of the explicit contexts of IOCB `index`.
     pub(crate) fn contexts(&self, index: u32) -> usize {
         self.iocb(self.depth) + index as usize * self.area_bytes()
     }
 
-    /// Their first indices by device.
+    /// Returns the offset of the first context index per device.
     pub(crate) fn starts(&self, index: u32) -> usize {
         self.contexts(index) + self.explicit_max as usize * size_of::<IoCtx>()
     }
 
-    /// Their statuses.
+    /// Returns the offset of the contexts' statuses.
     pub(crate) fn statuses(&self, index: u32) -> usize {
         self.starts(index) + (self.devices as usize + 1) * size_of::<u32>()
     }
 
-    /// All of it.
+    /// Returns the total length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.contexts(self.depth)
     }
 
-    /// The caller's ends of both rings.
+    /// Returns the caller's ends of both rings.
     pub(crate) fn rings(
         &self,
         region: &Region,
@@ -103,7 +103,7 @@ impl Layout {
         )
     }
 
-    /// Empties the rings and clears the stop word, for a kernel that has ended.
+    /// Clears the rings and the stop word. The kernel must have ended.
     pub(crate) fn reset(&self, region: &Region) {
         region.zero(0, self.iocb(0));
     }

@@ -1,8 +1,8 @@
-//! I/O control blocks, the rings that carry them, and the seam to the executor of the I/O kernel.
+//! I/O control blocks, the rings that carry them, and the interface to the I/O kernel's executor.
 //!
-//! The caller names work (a layer of a request's blocks, or explicit runs of bytes); the I/O kernel
-//! on the other side of shared memory turns it into NVMe commands. This crate is everything between
-//! the two: it lays out the memory, checks what goes in, and decodes what comes out.
+//! The caller names work (a layer of a request's blocks, or explicit byte ranges); the I/O kernel
+//! on the other side of shared memory turns it into NVMe commands. This crate is the host side: it
+//! lays out the memory, validates input, and decodes results.
 //!
 //! ```text
 //!   init_queue -> register_pool, upload_map        once a pool, once a request
@@ -12,48 +12,47 @@
 //! ```
 //!
 //! # Architecture
-//! - [`abi`]: the structs both sides know; the C half, and the one for callers in C, is
+//! - [`abi`]: the structs shared with the kernel. The C half, also for callers in C, is
 //!   `kernels/include/gio/abi.h`.
 //! - `ring`: submission and completion ring; its `Ordering:` paragraph is the memory model. `sync`
-//!   is the only file that names atomics, and what loom replaces.
-//! - `shared`, `layout`, `arena`: accessors of shared memory, where things lie in it, and
-//!   recycling.
-//! - [`Uring`]: the engine. `queues` makes warps of grants, `iocb` tracks who holds which IOCB,
-//!   [`BlockMap`], [`PoolHandle`], [`Checksums`] and [`Event`] are what operations name.
-//!   [`DeviceArray`] are tables for other kernels on the same device.
-//! - [`IoExecutor`]: the seam. Executors live with the kernel (`gio-kernels`).
-//! - [`StreamOps`]: what an engine's streams do with the events of this ring. Its user (the store)
-//!   keeps events and tables until the streams are past them.
+//!   is the only file that names atomics; loom replaces it.
+//! - `shared`, `layout`, `arena`: accessors, layout and allocation of shared memory.
+//! - [`Uring`]: the engine. `queues` builds warps from grants, `iocb` tracks the state of each
+//!   IOCB; operations refer to [`BlockMap`], [`PoolHandle`], [`Checksums`] and [`Event`]. A
+//!   [`DeviceArray`] holds a table for other kernels on the same device.
+//! - [`IoExecutor`]: the interface to the kernel. Its implementations live in `gio-kernels`.
+//! - [`StreamOps`]: operations on an engine's streams that use this ring's events. The caller (the
+//!   store) keeps events and tables alive until the streams are past them.
 //!
 //! # Order
-//! - The kernel takes operations in the order of the ring. One that waits for its event holds up
-//!   all that were issued after it, also those that wait for nothing: issue in the order in which
-//!   the events will come. What was taken before goes on, and completes in any order.
-//! - An operation that waits for an event which comes only after a later operation's signal never
-//!   starts. [`Uring::stop`] is the way out: it cancels what did not start.
-//! - An operation signals when it ended, with or without errors, and when it was cancelled by
-//!   [`Uring::stop`]; [`Uring::abandon`] signals for a kernel that is given up. So a stream that
-//!   waits for a signal goes on in any case; the completion says what became of the operation.
+//! - The kernel takes operations in ring order. One that waits for its event holds up all later
+//!   ones, even those that wait for nothing: issue in the order in which the events will arrive.
+//!   Operations already taken proceed and complete in any order.
+//! - An operation never starts if its event depends on a later operation's signal. Only
+//!   [`Uring::stop`] resolves this deadlock: it cancels operations that did not start.
+//! - An operation signals when it ends, with or without errors, and when [`Uring::stop`] cancels
+//!   it; [`Uring::abandon`] signals on behalf of a kernel that is given up. So a stream that waits
+//!   for a signal always proceeds; the completion reports the outcome of the operation.
 //!
 //! # Invariants
 //! - Every address the kernel gets comes from [`IoExecutor::alloc`] or [`IoExecutor::address`].
-//! - An IOCB in flight, and the map, pool, checksums and events it names, are not changed, recycled
-//!   or freed before its completion was seen or the executor has proven that its kernel ended. If
-//!   it cannot prove that, the memory is leaked.
+//! - An IOCB in flight, and its map, pool, checksums and events, are not changed, recycled or freed
+//!   before its completion is consumed or the executor has proven that its kernel ended. If it
+//!   cannot prove that, the memory is leaked.
 //! - Neither ring can overflow, because an IOCB is published again only after its completion was
 //!   consumed (proof in `ring`).
-//! - No Rust reference to plain data in shared memory exists; what the kernel writes is
-//!   bounds-checked before it is used as an index, and an unknown status is never success.
-//! - Issuing and waiting for an affine operation allocates nothing, and costs the same for any map.
+//! - No Rust reference to plain data in shared memory exists. Values written by the kernel are
+//!   bounds-checked before use as an index, and an unknown status is never success.
+//! - Issuing and awaiting an affine operation allocates nothing and costs the same for any map.
 //!
 //! # Not implemented
 //! - Free arena blocks of different sizes are not merged.
-//! - Events in memory that the caller brings: operations wait only for those
-//!   made by [`Uring::event`], whose [`Event::address`] a GPU stream can write.
-//! - Starting an operation whose event has come before earlier ones whose has not.
-//! - A single operation cannot be cancelled; stopping cancels all.
-//! - Rings in memory that the CPU sees through a write-combining mapping (a GPU's BAR): publishing
-//!   would need a fence that ordinary memory does not. Executors allocate ordinary memory.
+//! - Events in memory of the caller: operations wait only for events made by [`Uring::event`],
+//!   whose [`Event::address`] a GPU stream can write.
+//! - Starting an operation whose event has arrived before earlier ones that still wait.
+//! - Cancelling a single operation; stopping cancels all.
+//! - Rings behind a write-combining CPU mapping (a GPU's BAR): publishing would need a fence that
+//!   ordinary memory does not. Executors allocate ordinary memory.
 //! - Checksums of explicit contexts.
 //! - Rings shared between processes: handles assume that caller and ring live in one process.
 

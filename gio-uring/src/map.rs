@@ -9,12 +9,12 @@ use crate::{
     sync::Ordering,
 };
 
-/// A request's map in executor memory. Clones are the same map; the memory is recycled when the
-/// last clone is dropped and no operation uses it.
+/// A request's map in executor memory. Clones share the map; the memory is recycled when the last
+/// clone is dropped and no operation uses it.
 ///
-/// The entries are grouped by `file % devices` and sorted by file inside a group, so that
-/// neighbouring files, which are neighbours on the device, become one command. What is reported
-/// back is in the caller's order.
+/// The entries are grouped by `file % devices` and sorted by file within a group, so that
+/// neighbouring files, which are neighbours on the device, become one command. Results are reported
+/// in the caller's order.
 #[derive(Debug, Clone)]
 pub struct BlockMap {
     inner: Arc<MapInner>,
@@ -23,7 +23,7 @@ pub struct BlockMap {
 #[derive(Debug)]
 struct MapInner {
     block: Block,
-    /// `order[i]` is the caller's index of the uploaded entry i.
+    /// `order[i]` is the caller's index of uploaded entry i.
     order: Vec<u32>,
     devices: u32,
 }
@@ -35,15 +35,15 @@ impl Drop for MapInner {
     }
 }
 
-/// Where the parts of a map of `count` entries lie in its block.
+/// Returns the offsets of starts and statuses, and the total length, for `count` entries.
 fn layout(count: usize, devices: u32) -> (usize, usize, usize) {
     let starts = count * size_of::<Affine>();
     let status = starts + (devices as usize + 1) * size_of::<u32>();
     (starts, status, status + count * size_of::<u32>())
 }
 
-/// Sorts the indices of `classes` into `order`, by class and then by `key`; fills `starts` through
-/// `put(class, first)`. Stable for neither equal keys nor equal entries, which are alike.
+/// Sorts the indices 0 .. `count` into `order` by class, then by `key`; reports the first index of
+/// each class through `put(class, first)`. Not stable.
 pub(crate) fn group(
     count: usize,
     devices: u32,
@@ -55,7 +55,7 @@ pub(crate) fn group(
     order.clear();
     order.resize(count, 0);
     let mut first = 0usize;
-    // One pass a device: there are few, and it needs no table.
+    // One pass per device: there are few, and it needs no table.
     for device in 0..devices {
         put(device as usize, first as u32);
         let mut end = first;
@@ -70,12 +70,12 @@ pub(crate) fn group(
 }
 
 impl BlockMap {
-    /// Bytes of executor memory that a map needs.
+    /// Returns the bytes of executor memory that a map needs.
     pub(crate) fn bytes(count: usize, devices: u32) -> usize {
         layout(count, devices).2
     }
 
-    /// Writes the map into `block`, which has at least [`BlockMap::bytes`].
+    /// Writes the map into `block`, which holds at least [`BlockMap::bytes`].
     pub(crate) fn upload(entries: &[Affine], devices: u32, block: Block) -> Self {
         let region = block.region();
         let (starts, status, end) = layout(entries.len(), devices);
@@ -95,24 +95,24 @@ impl BlockMap {
         Self { inner: Arc::new(MapInner { block, order, devices }) }
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.inner.order.len()
     }
 
-    /// Whether there are none. A map that a ring gave out never is.
+    /// Returns true if there are no entries. A map uploaded by a ring is never empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.inner.order.is_empty()
     }
 
-    /// Whether it is a clone of `other`.
+    /// Returns true if the map is a clone of `other`.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// The caller's index of each uploaded entry.
+    /// Returns the caller's index of each uploaded entry.
     pub(crate) fn order(&self) -> &[u32] {
         &self.inner.order
     }
@@ -121,33 +121,33 @@ impl BlockMap {
         self.inner.block.is_of(arena)
     }
 
-    /// The addresses of entries, starts and statuses for the kernel.
+    /// Returns the addresses of entries, starts and statuses for the kernel.
     pub(crate) fn addresses(&self) -> [u64; 3] {
         let (starts, status, _) = layout(self.len(), self.inner.devices);
         [0, starts, status].map(|offset| self.inner.block.region().address(offset))
     }
 
-    /// The caller's index of the uploaded entry `at`; `None` for an index no kernel should report.
+    /// Returns the caller's index of uploaded entry `at`, or `None` if out of range.
     pub(crate) fn caller_index(&self, at: u32) -> Option<u32> {
         self.inner.order.get(at as usize).copied()
     }
 
-    /// The status of the uploaded entry `at`. Ordering: Relaxed; a completion that was waited for
-    /// has published the words, and one that was not makes no promise.
+    /// Returns the status of uploaded entry `at`. Ordering: Relaxed; the words are complete only
+    /// after the operation's completion was consumed.
     fn status_at(&self, at: usize) -> IoStatus {
         let (_, status, _) = layout(self.len(), self.inner.devices);
         let offset = status + at * size_of::<u32>();
         IoStatus::decode(self.inner.block.region().load32(offset, Ordering::Relaxed))
     }
 
-    /// What failed so far, as (index in the caller's order, status), in no particular order.
+    /// Returns all failures so far as (index in the caller's order, status), unordered.
     pub fn failures(&self) -> impl Iterator<Item = (u32, IoStatus)> + '_ {
         let order = self.inner.order.iter().enumerate();
         order.map(|(at, &index)| (index, self.status_at(at))).filter(|(_, status)| !status.is_ok())
     }
 
-    /// The status of every entry in the caller's order. Statuses are sticky: an entry that failed
-    /// in one layer stays failed.
+    /// Returns the status of every entry in the caller's order. Statuses are sticky: an entry that
+    /// failed in one layer stays failed.
     #[must_use]
     pub fn statuses(&self) -> Vec<IoStatus> {
         let mut statuses = vec![IoStatus::Ok; self.len()];
@@ -157,14 +157,14 @@ impl BlockMap {
         statuses
     }
 
-    /// Marks the entries of `range` (uploaded order) that say Ok with `word`.
+    /// Sets the status of every `Ok` entry of `range` (uploaded order) to `word`.
     pub(crate) fn mark(&self, range: Range<usize>, word: u32) {
         let (_, status, _) = layout(self.len(), self.inner.devices);
         mark(self.inner.block.region(), status, range, word);
     }
 }
 
-/// Marks the status words of `range` that say Ok with `word`. Only for a kernel that has ended.
+/// Sets every `Ok` status word of `range` to `word`. Only for a kernel that has ended.
 pub(crate) fn mark(region: &crate::shared::Region, status: usize, range: Range<usize>, word: u32) {
     for at in range {
         let offset = status + at * size_of::<u32>();

@@ -1,29 +1,29 @@
-//! How a ring is set up.
+//! Configuration of a ring.
 
 use nvme_driver::Nanos;
 
 use crate::{abi, error::Error};
 
-/// How a ring is set up. The defaults suit a store; tests shorten the timeout.
+/// Configuration of a ring. The defaults suit a store; tests shorten the timeout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UringOptions {
-    /// How long one NVMe command may take before its queue is given up.
+    /// Timeout of one NVMe command, after which its queue fails.
     pub command_timeout: Nanos,
-    /// How long the next operation may wait for its event before its queues are given up, by the
-    /// kernel itself: everything that was issued then completes with errors and signals its event.
+    /// Maximum time that the next operation waits for its event before the kernel fails its queues:
+    /// all operations issued so far then complete with errors and signal their events.
     pub event_timeout: Nanos,
-    /// Contexts that one explicit IOCB may have, at most [`abi::IOCTX_MAX`]. Each IOCB owns memory
-    /// for so many (28 bytes each).
+    /// Maximum contexts of one explicit IOCB, at most [`abi::IOCTX_MAX`]. Every IOCB reserves
+    /// memory for that many (28 bytes each).
     pub explicit_max: u32,
-    /// Bytes of executor memory taken at first for maps, pools and events, and whenever more is
-    /// needed.
+    /// Chunk size in bytes of the executor memory for maps, pools and events: allocated at start
+    /// and whenever more is needed.
     pub arena_bytes: usize,
     /// Rounds after which a host thread returns from the kernel ([`abi::Args::rounds`]).
     pub rounds: u32,
-    /// The kernel takes the time from the ring's [`nvme_driver::Clock`] and not from the
-    /// processor's. For simulated time; the word is renewed whenever the ring polls its executor.
+    /// Makes the kernel read the ring's [`nvme_driver::Clock`] instead of the processor's clock,
+    /// for simulated time. The word is updated whenever the ring polls its executor.
     pub virtual_time: bool,
-    /// How long dropping a running ring waits for the kernel to end before it leaks the memory.
+    /// Time that dropping a running ring waits for the kernel to end before it leaks the memory.
     pub stop_timeout: Nanos,
 }
 

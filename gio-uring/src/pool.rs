@@ -1,4 +1,4 @@
-//! The registered KV pool: where each object lies in memory and on the devices.
+//! The registered KV pool: location of each object in memory and on the devices.
 
 use std::{ops::Range, sync::Arc};
 
@@ -21,35 +21,34 @@ use crate::{
 pub struct PoolDesc {
     /// IOVA of block 0's object of each row (rows = layers times segments).
     pub row_iova: Vec<Iova>,
-    /// The same memory as the executor's kernel may reach it: block 0's object of each row. Needed
-    /// for checksums only, and else empty. What the kernel reads slowly (a PCIe function's BAR, for
-    /// a CPU) does not belong here.
+    /// The same memory as the executor's kernel addresses it: block 0's object of each row. Only
+    /// needed for checksums, otherwise empty. Leave it empty for memory that the kernel reads
+    /// slowly (a PCIe function's BAR, for a CPU).
     pub row_memory: Vec<Place>,
     /// First LBA of the data region of each device.
     pub data_lba: Vec<u64>,
-    /// Bytes from one block's object to the next one's.
+    /// Bytes from one block's object to the next.
     pub block_stride: u64,
     /// KV blocks in the pool.
     pub blocks: u32,
     /// GPU files in the store.
     pub files: u32,
-    /// Files of a group: a multiple of the number of devices.
+    /// Files per group: a multiple of the number of devices.
     pub group: u32,
     /// Bytes of one object in memory.
     pub object_bytes: u32,
     /// Bytes of one object on a device: `object_bytes` padded to the LBA size.
     pub slot_bytes: u32,
-    /// Neighbouring objects are merged into commands of up to so many bytes.
+    /// Maximum bytes of a command that merges neighbouring objects.
     pub run_bytes: u32,
-    /// Where the padding of reads goes: `slot_bytes - object_bytes` bytes that are never read.
-    /// Needed with padding, where a controller has no bit bucket.
+    /// Target of the padding of reads: `slot_bytes - object_bytes` bytes that are never read.
+    /// Required with padding if a controller has no SGL bit bucket.
     pub pad_read: Option<Iova>,
-    /// Where the padding of writes comes from: `slot_bytes - object_bytes` zeroes. Needed with
-    /// padding.
+    /// Source of the padding of writes: `slot_bytes - object_bytes` zeroes. Required with padding.
     pub pad_write: Option<Iova>,
 }
 
-/// A pool that operations can name. Clones are the same pool.
+/// A registered pool. Clones share the pool.
 #[derive(Debug, Clone)]
 pub struct PoolHandle {
     inner: Arc<PoolInner>,
@@ -61,27 +60,27 @@ struct PoolInner {
     rows: u32,
     blocks: u32,
     files: u32,
-    /// Whether the kernel can look at objects.
+    /// True when the kernel can read objects.
     reachable: bool,
-    /// LBAs of one object, on the device with the smallest ones.
+    /// LBAs per object on the device with the smallest LBAs.
     slot_lbas: u32,
 }
 
-/// The most rows of a pool: more than any model has, and slot numbers stay within 64 bits
-/// (`GIO_ROWS_MAX` of the kernel).
+/// Maximum rows of a pool: more than any model has, and small enough that slot numbers fit in 64
+/// bits (`GIO_ROWS_MAX` of the kernel).
 pub const ROWS_MAX: u32 = 65_535;
-/// Where the tables lie in the pool's block.
+/// Offset of the tables in the pool's block.
 const ROWS_AT: usize = size_of::<Pool>().next_multiple_of(64);
 
 impl PoolHandle {
-    /// Bytes of executor memory that a pool needs.
+    /// Returns the bytes of executor memory that a pool needs.
     pub(crate) fn bytes(desc: &PoolDesc) -> usize {
         let words = desc.row_iova.len() + desc.data_lba.len() + desc.row_memory.len();
         ROWS_AT + words * size_of::<u64>()
     }
 
-    /// Writes a validated pool into `block`, which has at least [`PoolHandle::bytes`]. `row_base`
-    /// is [`PoolDesc::row_addresses`].
+    /// Writes a validated pool into `block`, which holds at least [`PoolHandle::bytes`]. `row_base`
+    /// is the result of [`PoolDesc::row_addresses`].
     pub(crate) fn write(
         desc: &PoolDesc,
         row_base: &[u64],
@@ -133,33 +132,33 @@ impl PoolHandle {
         self.inner.block.region().address(0)
     }
 
-    /// Whether the kernel can look at objects: for checksums.
+    /// Returns true if the kernel can read objects, as checksums require.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
         self.inner.reachable
     }
 
-    /// Rows of every file.
+    /// Returns the rows of each file.
     #[must_use]
     pub fn rows(&self) -> u32 {
         self.inner.rows
     }
 
-    /// KV blocks in the pool.
+    /// Returns the number of KV blocks in the pool.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.inner.blocks
     }
 
-    /// GPU files in the store.
+    /// Returns the number of GPU files in the store.
     #[must_use]
     pub fn files(&self) -> u32 {
         self.inner.files
     }
 
-    /// Checks what an operation on `count` files names.
+    /// Checks the number of files and the rows of an operation.
     pub(crate) fn check(&self, count: usize, rows: &Range<u32>) -> Result<(), Error> {
-        // The kernel numbers the pieces of a run in 32 bits, and a piece may be a single LBA.
+        // The kernel numbers the pieces of a run with 32 bits, and a piece may be a single LBA.
         let max = u32::MAX / self.inner.slot_lbas;
         if count > max as usize {
             return Err(Error::Count { what: "the map", found: count, max });
@@ -188,7 +187,7 @@ impl PoolDesc {
         Ok(())
     }
 
-    /// [`PoolDesc::row_memory`] as the executor's kernel addresses it.
+    /// Returns [`PoolDesc::row_memory`] as the executor's kernel addresses it.
     pub(crate) fn row_addresses(&self, executor: &dyn IoExecutor) -> Result<Vec<u64>, Error> {
         let (places, iovas) = (&self.row_memory, &self.row_iova);
         if !places.is_empty() && places.len() != iovas.len() {
@@ -214,7 +213,7 @@ impl PoolDesc {
         Ok(addresses)
     }
 
-    /// Where a row that begins at `start` ends, if it is an address.
+    /// Returns the end address of a row that begins at `start`, or `None` on overflow.
     fn end_of_row(&self, start: u64) -> Option<u64> {
         let last = u64::from(self.blocks - 1).checked_mul(self.block_stride)?;
         last.checked_add(self.object_bytes.into())?.checked_add(start)

@@ -1,4 +1,4 @@
-//! Granted queues: checked, and laid out as the kernel's warps.
+//! Validation of granted queues, and their layout as the kernel's warps.
 
 use nvme_driver::{DescriptorMode, GrantEpoch, Place, QueueGrant};
 use nvme_spec::ids::{Cid, QueueId};
@@ -13,12 +13,12 @@ use crate::{
     sync::Ordering,
 };
 
-/// [`Slot::state`] of a command that its warp waits for.
+/// [`Slot::state`] of a command whose warp waits for its completion.
 const SLOT_OUTSTANDING: u32 = 1;
-/// A deeper queue would leave a CID fewer than two bits of generation.
+/// A deeper queue would leave fewer than two generation bits in a CID.
 const DEPTH_MAX: u32 = 1 << 14;
 
-/// What all queues of one device agree on.
+/// Properties common to all queues of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Device {
     pub nsid: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Device {
     pub mode: DescriptorMode,
 }
 
-/// The warps of a ring, one a queue, and what they count together, in memory near the kernel.
+/// The warps of a ring, one per queue, and their shared counters, in memory near the kernel.
 #[derive(Debug)]
 pub(crate) struct Queues {
     region: Region,
@@ -35,23 +35,23 @@ pub(crate) struct Queues {
     progress: usize,
     /// Device and queue of each warp.
     ids: Vec<(u32, u16)>,
-    /// Where the slots of each warp begin, and how many there are.
+    /// Offset and number of each warp's slots.
     slots: Vec<(usize, u32)>,
-    /// Which grants they are of.
+    /// Epochs of the grants.
     pub grants: Vec<GrantEpoch>,
     pub devices: Vec<Device>,
 }
 
 impl Queues {
-    /// Checks the grants and writes a warp for each, and a ready [`OpProgress`] for each of `depth`
-    /// IOCBs. Nothing runs yet.
+    /// Validates the grants and writes a warp for each, and an initial [`OpProgress`] for each of
+    /// `depth` IOCBs. Must be called before the kernel starts.
     pub(crate) fn lay_out(
         grants: &[(u32, QueueGrant)],
         depth: u32,
         executor: &dyn IoExecutor,
     ) -> Result<Self, Error> {
         let devices = devices(grants)?;
-        // Before there is memory, which may be that of the queues before.
+        // Before the allocation, which may reuse the memory of the previous queues.
         let mut warps = Vec::with_capacity(grants.len());
         for (device, grant) in grants {
             warps.push(warp(*device, grant, executor)?);
@@ -61,7 +61,7 @@ impl Queues {
         let mut len = progress + depth as usize * size_of::<OpProgress>();
         let mut slots_at = Vec::with_capacity(grants.len());
         for (_, grant) in grants {
-            // Slots, then the stack of free ones; each queue starts on its own cache line.
+            // Slots, then the stack of free slots; each queue starts on its own cache line pair.
             len = len.next_multiple_of(APART);
             slots_at.push(len);
             len += grant.depth as usize * (size_of::<Slot>() + size_of::<u16>());
@@ -81,8 +81,8 @@ impl Queues {
             let stack_at = slots_at[index] + depth * size_of::<Slot>();
             warp.slots = region.address(slots_at[index]);
             warp.free_slots = region.address(stack_at);
-            // One slot less than the queue has entries: a full queue is depth - 1 commands. The
-            // slot left out is the one whose CID could be FFFFh, which the error log reserves.
+            // One slot fewer than the queue has entries: a full queue holds depth - 1 commands. The
+            // omitted slot is the one whose CID could be FFFFh, which the error log reserves.
             warp.free_count = grant.depth - 1;
             for at in 0..depth - 1 {
                 region.put(stack_at, at, (depth - 2 - at) as u16);
@@ -97,22 +97,22 @@ impl Queues {
         Ok(Self { region, cq_tail, progress, ids, slots, grants, devices })
     }
 
-    /// Number of warps.
+    /// Returns the number of warps.
     pub(crate) fn len(&self) -> u32 {
         self.ids.len() as u32
     }
 
-    /// A handle that keeps the memory of the warps.
+    /// Returns a handle that keeps the warps' memory alive.
     pub(crate) fn memory(&self) -> Region {
         self.region.clone()
     }
 
-    /// Where the kernel finds the warps, the progress of each IOCB, and the completion ring's tail.
+    /// Returns the addresses of the warps, the IOCBs' progress, and the completion ring's tail.
     pub(crate) fn addresses(&self) -> [u64; 3] {
         [0, self.progress, self.cq_tail].map(|offset| self.region.address(offset))
     }
 
-    /// Brings the host the kernel's current state.
+    /// Updates the host's copy of the kernel's state.
     fn pull(&self) {
         if let Err(error) = self.region.pull() {
             tracing::debug!(%error, "what the warps say is of an earlier time");
@@ -120,7 +120,7 @@ impl Queues {
     }
 
     fn word32(&self, warp: usize, offset: usize) -> u32 {
-        // Relaxed: a snapshot of one word, nothing is concluded from it about others.
+        // Relaxed: a snapshot of one word; no other word depends on it.
         self.region.load32(warp * size_of::<Warp>() + offset, Ordering::Relaxed)
     }
 
@@ -129,7 +129,7 @@ impl Queues {
         self.region.load64(warp * size_of::<Warp>() + offset, Ordering::Relaxed)
     }
 
-    /// Whether no warp has commands outstanding that it still waits for.
+    /// Returns true if no working warp has commands outstanding.
     pub(crate) fn are_idle(&self) -> bool {
         self.pull();
         (0..self.ids.len()).all(|warp| {
@@ -139,7 +139,7 @@ impl Queues {
         })
     }
 
-    /// The first queue that failed.
+    /// Returns the first failed queue.
     pub(crate) fn faulted(&self) -> Option<FaultInfo> {
         self.pull();
         (0..self.ids.len()).find_map(|warp| {
@@ -150,7 +150,7 @@ impl Queues {
         })
     }
 
-    /// Commands that the devices have. What is outstanding all the time is among them.
+    /// Returns the commands in flight. A command in flight during the whole call is included.
     pub(crate) fn outstanding(&self) -> Vec<Outstanding> {
         self.pull();
         let mut found = Vec::new();
@@ -162,7 +162,7 @@ impl Queues {
                 if word >> 16 == SLOT_OUTSTANDING {
                     let cid = Cid(((word & 0xffff) << depth.ilog2() | slot) as u16);
                     let since = at + std::mem::offset_of!(Slot, since_ns);
-                    // Relaxed: it may be that of the next command, and is that of none for long.
+                    // Relaxed: may for a moment be the time of the slot's next command.
                     let since_ns = self.region.load64(since, Ordering::Relaxed);
                     found.push(Outstanding { device, qid: QueueId(qid), cid, since_ns });
                 }
@@ -171,7 +171,7 @@ impl Queues {
         found
     }
 
-    /// What each warp counted.
+    /// Returns the counters of each warp.
     pub(crate) fn counters(&self) -> Vec<QueueCounters> {
         self.pull();
         let queue = |(warp, &(device, qid)): (usize, &(u32, u16))| {
@@ -198,7 +198,7 @@ impl Queues {
     }
 }
 
-/// The devices behind the grants: 0 .. N, all there, their queues of one mind.
+/// Returns the devices behind the grants. They must be 0 .. N without gaps, with consistent queues.
 pub(crate) fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error> {
     if grants.is_empty() || grants.len() > usize::from(u16::MAX) {
         let problem = format!("{} queues were granted; 1 to 65535 are needed", grants.len());
@@ -245,7 +245,7 @@ pub(crate) fn devices(grants: &[(u32, QueueGrant)]) -> Result<Vec<Device>, Error
     Ok(devices.into_iter().flatten().collect())
 }
 
-/// Checks what a grant says about itself.
+/// Checks a grant's own fields.
 fn check(device: u32, grant: &QueueGrant) -> Result<(), Error> {
     let wrong = |problem| Err(Error::Grant { device, qid: grant.qid.0, problem });
     let depth = grant.depth;
@@ -292,7 +292,7 @@ fn check(device: u32, grant: &QueueGrant) -> Result<(), Error> {
     Ok(())
 }
 
-/// The host's half of a warp, with the addresses that the executor's kernel uses.
+/// Builds the host's half of a warp, with the addresses used by the executor's kernel.
 fn warp(device: u32, grant: &QueueGrant, executor: &dyn IoExecutor) -> Result<Warp, Error> {
     let qid = grant.qid.0;
     let reach = |place: &Place, what, align: u64| -> Result<u64, Error> {

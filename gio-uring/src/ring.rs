@@ -1,37 +1,37 @@
 //! The two rings between the caller and the warps.
 //!
-//! **Submission ring.** One producer (the caller), and *every* warp reads *every* entry, because an
-//! operation is one IOCB and each warp does its own part of it. An entry is
-//! `(position + 1) << 32 | iocb`: a warp that waits for position p looks at slot `p & mask` until
-//! the high half says p + 1, so there is no shared tail to poll and zeroed memory is an empty ring.
+//! **Submission ring.** One producer (the caller); *every* warp reads *every* entry, because an
+//! operation is one IOCB and each warp does its own part of it. An entry is `(position + 1) << 32 |
+//! iocb`: a warp waiting for position p polls slot `p & mask` until the high half is p + 1, so
+//! there is no shared tail to poll and zeroed memory is an empty ring.
 //!
 //! **Completion ring.** Many producers (the last warp to finish an operation) and one consumer (the
-//! caller). A producer reserves a position by adding 1 to the shared tail and then writes the same
-//! form of entry; entries may be written out of order and are read in order.
+//! caller). A producer reserves a position by adding 1 to the shared tail and then writes an entry
+//! of the same form; entries may be written out of order and are read in order.
 //!
 //! **Neither ring can overflow.** Both have as many entries as there are IOCBs, and an IOCB is
 //! published again only after its completion was consumed. Position p overwrites position p - n of
-//! n; of the n positions p - n .. p - 1 at least one (q) has completed, else n IOCBs were in flight
-//! and there was none to publish. A warp takes entries in order, and q completed only after every
-//! warp had taken it, so every warp has taken p - n <= q as well. In the completion ring at most n
-//! completions are unconsumed, so the consumer has passed p - n.
+//! n; of the n positions p - n .. p - 1 at least one (q) has completed, otherwise all n IOCBs would
+//! be in flight and none left to publish. A warp takes entries in order, and q completed only after
+//! every warp had taken it, so every warp has taken p - n <= q as well. In the completion ring at
+//! most n completions are unconsumed, so the consumer has passed p - n.
 //!
 //! Ordering: three pairs.
 //! 1. [`SubmitProducer::publish`] stores the entry with Release, [`SubmitConsumer::take`] (in the
-//!    kernel: `gio_poll`, relaxed, and the fence of `gio_accept`) loads it with Acquire:
-//!    the IOCB, its contexts, and the pool are visible to the warp that sees the entry.
+//!    kernel: `gio_poll`, relaxed, and the fence of `gio_accept`) loads it with Acquire: the IOCB,
+//!    its contexts, and the pool are visible to the warp that sees the entry.
 //! 2. [`CompleteProducer::complete`] stores the entry with Release, [`CompleteConsumer::take`]
 //!    loads it with Acquire: results and statuses are visible to the caller, and so is the end of
 //!    every warp's use of the IOCB, because the counter `warps_left` that chose the last warp is
 //!    itself decremented with Acquire and Release.
-//! 3. The reservation of a completion position is Acquire and Release as well. Position p may be
-//!    reserved by a warp that has seen nothing newer than its own old IOCB; the chain consumer of
-//!    p - n -> publication of a later IOCB -> reservation of an earlier position -> reservation of
-//!    p is what orders the consumer's load of p - n before the store of p. With Relaxed the old
-//!    store could be ordered after the new one, and position p would never be seen.
+//! 3. Reserving a completion position is also Acquire and Release. Position p may be reserved by a
+//!    warp that has seen nothing newer than its own old IOCB; the chain consumer of p - n ->
+//!    publication of a later IOCB -> reservation of an earlier position -> reservation of p orders
+//!    the consumer's load of p - n before the store of p. With Relaxed the old store could be
+//!    ordered after the new one, and position p would never be seen.
 //!
-//! The kernel has its own halves of both rings in C++. The Rust halves of them here serve the loom
-//! model and the engine's tests; they are the reference for the C++ ones.
+//! The kernel implements its ends of both rings in C++. The Rust versions here serve the loom model
+//! and the engine's tests, and are the reference for the C++ ones.
 
 use crate::{shared::Region, sync::Ordering};
 
@@ -43,10 +43,10 @@ pub(crate) trait Words {
     fn store(&self, slot: u32, word: u64, order: Ordering);
 }
 
-/// A 32-bit word that producers add to.
+/// A 32-bit word that producers increment.
 #[cfg(test)]
 pub(crate) trait Tail {
-    /// Adds 1, returns what it was.
+    /// Adds 1 and returns the previous value.
     fn next(&self, order: Ordering) -> u32;
 }
 
@@ -76,12 +76,12 @@ impl Tail for SharedTail {
     }
 }
 
-/// The entry that announces `iocb` at `position`.
+/// Returns the entry that announces `iocb` at `position`.
 fn entry(position: u32, iocb: u32) -> u64 {
     u64::from(position.wrapping_add(1)) << 32 | u64::from(iocb)
 }
 
-/// The IOCB of `word`, if it is the entry of `position`.
+/// Returns the IOCB of `word`, if it is the entry of `position`.
 fn decode(word: u64, position: u32) -> Option<u32> {
     ((word >> 32) as u32 == position.wrapping_add(1)).then_some(word as u32)
 }
@@ -95,12 +95,12 @@ pub(crate) struct SubmitProducer<W> {
 }
 
 impl<W: Words> SubmitProducer<W> {
-    /// Over `mask + 1` zeroed words.
+    /// Creates a producer over `mask + 1` zeroed words.
     pub(crate) fn new(words: W, mask: u32) -> Self {
         Self { words, mask, tail: 0 }
     }
 
-    /// Makes `iocb` visible to every warp; returns the tail after it. The caller has at most
+    /// Makes `iocb` visible to every warp and returns the new tail. The caller must have at most
     /// `mask` other IOCBs in flight.
     pub(crate) fn publish(&mut self, iocb: u32) -> u32 {
         // Release: pair 1 of the module's `Ordering:`.
@@ -109,7 +109,7 @@ impl<W: Words> SubmitProducer<W> {
         self.tail
     }
 
-    /// Where the next entry goes.
+    /// Returns the position of the next entry.
     pub(crate) fn tail(&self) -> u32 {
         self.tail
     }
@@ -124,12 +124,12 @@ pub(crate) struct CompleteConsumer<W> {
 }
 
 impl<W: Words> CompleteConsumer<W> {
-    /// Over `mask + 1` zeroed words.
+    /// Creates a consumer over `mask + 1` zeroed words.
     pub(crate) fn new(words: W, mask: u32) -> Self {
         Self { words, mask, head: 0 }
     }
 
-    /// The next completed IOCB, if there is one.
+    /// Returns the next completed IOCB, if any.
     pub(crate) fn take(&mut self) -> Option<u32> {
         // Acquire: pair 2 of the module's `Ordering:`.
         let word = self.words.load(self.head & self.mask, Ordering::Acquire);
@@ -150,12 +150,12 @@ pub(crate) struct SubmitConsumer<W> {
 
 #[cfg(test)]
 impl<W: Words> SubmitConsumer<W> {
-    /// Over the producer's words.
+    /// Creates a consumer over the producer's words.
     pub(crate) fn new(words: W, mask: u32) -> Self {
         Self { words, mask, head: 0 }
     }
 
-    /// The next IOCB, if it was published.
+    /// Returns the next IOCB, if published.
     pub(crate) fn take(&mut self) -> Option<u32> {
         // Acquire: pair 1 of the module's `Ordering:`.
         let word = self.words.load(self.head & self.mask, Ordering::Acquire);
@@ -176,7 +176,7 @@ pub(crate) struct CompleteProducer<W, T> {
 
 #[cfg(test)]
 impl<W: Words, T: Tail> CompleteProducer<W, T> {
-    /// Over the consumer's words.
+    /// Creates a producer over the consumer's words.
     pub(crate) fn new(words: W, tail: T, mask: u32) -> Self {
         Self { words, tail, mask }
     }

@@ -1,7 +1,7 @@
 #![allow(unsafe_code, reason = "memory that a kernel writes is reached only through addresses")]
-//! Accessors of memory that the kernel reads and writes at the same time.
+//! Accessors of memory that the kernel reads and writes concurrently.
 //!
-//! No reference to plain data there ever exists: values are copied in and out by volatile accesses,
+//! No reference to plain data in it ever exists: values are copied in and out by volatile accesses,
 //! and words that both sides change are accessed atomically. Bounds and alignment are asserted in
 //! [`Region::at`] and nowhere else. Offsets come from this crate's own layout, never from the
 //! kernel, so a failed assertion is a defect of this crate.
@@ -15,11 +15,11 @@ use crate::{
     sync::{Ordering, raw},
 };
 
-/// Plain data: any bit pattern is a value, and there is no padding.
+/// Plain data: every bit pattern is valid, and there is no padding.
 pub(crate) trait Plain: Copy + FromBytes + IntoBytes {}
 impl<T: Copy + FromBytes + IntoBytes> Plain for T {}
 
-/// A part of shared memory. Cloning shares it.
+/// A part of shared memory. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Region {
     memory: Arc<SharedMemory>,
@@ -28,13 +28,13 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// All of `memory`.
+    /// Wraps all of `memory`.
     pub(crate) fn whole(memory: SharedMemory) -> Self {
         let len = memory.len();
         Self { memory: Arc::new(memory), offset: 0, len }
     }
 
-    /// `len` bytes from `offset` on.
+    /// Returns `len` bytes from `offset` on.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Self {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len),
@@ -44,28 +44,28 @@ impl Region {
         Self { memory: self.memory.clone(), offset: self.offset + offset, len }
     }
 
-    /// Makes what the host wrote visible to a kernel that is started afterwards.
+    /// Makes the host's writes visible to a kernel started afterwards.
     pub(crate) fn push(&self) -> Result<(), ExecutorError> {
         self.memory.push()
     }
 
-    /// Makes what the kernel wrote visible to the host.
+    /// Makes the kernel's writes visible to the host.
     pub(crate) fn pull(&self) -> Result<(), ExecutorError> {
         self.memory.pull()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Byte `offset` as the kernel addresses it.
+    /// Returns the address of byte `offset` in the kernel.
     pub(crate) fn address(&self, offset: usize) -> u64 {
         debug_assert!(offset <= self.len);
         self.memory.address() + (self.offset + offset) as u64
     }
 
-    /// The one place where an offset becomes a pointer.
+    /// Converts an offset to a pointer; the only function that does.
     fn at<T>(&self, offset: usize) -> NonNull<T> {
         assert!(
             offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len),
@@ -83,23 +83,23 @@ impl Region {
     /// Copies a value out.
     pub(crate) fn read<T: Plain>(&self, offset: usize) -> T {
         // SAFETY: at() checked bounds and alignment, the memory lives as long as `self.memory`, and
-        // Plain means that every bit pattern is a T. Callers read only what the kernel has
+        // every bit pattern is a valid T (Plain). Callers read only data that the kernel has
         // published to them (ring.rs, `Ordering:`).
         unsafe { self.at::<T>(offset).read_volatile() }
     }
 
     /// Copies a value in.
     pub(crate) fn write<T: Plain>(&self, offset: usize, value: T) {
-        // SAFETY: as for read(); callers write only what the kernel does not read yet.
+        // SAFETY: as in read(); callers write only memory that the kernel does not read yet.
         unsafe { self.at::<T>(offset).write_volatile(value) }
     }
 
-    /// Copies element `index` of an array that starts at `offset` in.
+    /// Copies in element `index` of an array that starts at `offset`.
     pub(crate) fn put<T: Plain>(&self, offset: usize, index: usize, value: T) {
         self.write(offset + index * size_of::<T>(), value);
     }
 
-    /// Zeroes `len` bytes, both a multiple of 4.
+    /// Zeroes `len` bytes; `offset` and `len` are multiples of 4.
     pub(crate) fn zero(&self, offset: usize, len: usize) {
         for at in (offset..offset + len).step_by(size_of::<u32>()) {
             self.write(at, 0u32);
@@ -113,7 +113,7 @@ impl Region {
     }
 
     fn word64(&self, offset: usize) -> &raw::AtomicU64 {
-        // SAFETY: as for word32().
+        // SAFETY: as in word32().
         unsafe { raw::AtomicU64::from_ptr(self.at::<u64>(offset).as_ptr()) }
     }
 
@@ -128,7 +128,7 @@ impl Region {
     }
 
     #[cfg(all(test, not(loom)))]
-    /// Adds to a word that the kernel adds to as well; returns what it was.
+    /// Adds to a word that the kernel also adds to; returns the previous value.
     pub(crate) fn add32(&self, offset: usize, value: u32, order: Ordering) -> u32 {
         self.word32(offset).fetch_add(value, order)
     }

@@ -1,4 +1,4 @@
-//! What became of an I/O context, decoded from the kernel's 32-bit word.
+//! Outcome of an I/O context, decoded from the kernel's 32-bit word.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use nvme_spec::status::Status;
 
 use crate::abi;
 
-/// What became of one I/O context, or of the worst part of an operation.
+/// Outcome of one I/O context, or the worst outcome within an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum IoStatus {
@@ -15,22 +15,22 @@ pub enum IoStatus {
     Ok,
     /// The controller completed the command with an error.
     Nvme(Status),
-    /// No completion in time. The device may still do the transfer until its queue was deleted or
-    /// the controller reset.
+    /// No completion in time. The device may still perform the transfer until its queue is deleted
+    /// or the controller reset.
     Timeout,
-    /// Never given to the device, because the ring was stopped.
+    /// Never submitted to the device, because the ring was stopped.
     Cancelled,
-    /// The queue failed before the command completed. The device may still do the transfer until
-    /// its queue was deleted or the controller reset.
+    /// The queue failed before the command completed. The device may still perform the transfer
+    /// until its queue is deleted or the controller reset.
     Fault,
-    /// Never given to the device: the block, the file or the range is wrong.
+    /// Never submitted to the device: the block, file or range is out of bounds.
     Invalid,
-    /// What was read is not what the checksum was made of. The transfer itself is over.
+    /// The data read does not match its checksum. The transfer itself has ended.
     Checksum,
-    /// Nothing was reported as failed, but not everything was reported as done: a defect of the
-    /// kernel, which must not be taken for success.
+    /// No failure was reported, but not all objects were reported as transferred: a defect of the
+    /// kernel, which must not be treated as success.
     Incomplete,
-    /// A word that no kernel of this version writes.
+    /// A code that no kernel of this version writes.
     Unknown(u32),
 }
 
@@ -51,14 +51,14 @@ impl IoStatus {
         }
     }
 
-    /// Whether nothing failed.
+    /// Returns true for [`IoStatus::Ok`].
     #[must_use]
     pub fn is_ok(self) -> bool {
         self == Self::Ok
     }
 
-    /// Whether the device may still write to or read from the memory of the transfer. It must not
-    /// be used for anything else before the ring was stopped and the controller recovered.
+    /// Returns true if the device may still access the memory of the transfer. The memory must not
+    /// be reused before the ring was stopped and the controller recovered.
     #[must_use]
     pub fn may_still_transfer(self) -> bool {
         matches!(self, Self::Timeout | Self::Fault | Self::Incomplete | Self::Unknown(_))

@@ -1,10 +1,10 @@
 #![allow(unsafe_code, reason = "a stand-in for an executor vouches for the memory it allocates")]
-//! An executor for this crate's own tests: reads IOCBs through the kernel's halves of the rings and
-//! moves numbers between a model of memory and a model of devices, one word an object.
+//! An executor for this crate's own tests: reads IOCBs through the kernel's ends of the rings and
+//! moves numbers between a model of memory and a model of devices, one word per object.
 //!
-//! It sees memory only through the addresses that the engine gave it. They differ from this
-//! process's addresses, and each access finds the allocation anew, so that an address that is wrong
-//! or whose memory was freed ends the test.
+//! It reaches memory only through the addresses that the engine gave it. They differ from this
+//! process's addresses, and each access looks the allocation up again, so a wrong address or freed
+//! memory ends the test.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -28,18 +28,18 @@ use crate::{
     sync::Ordering,
 };
 
-/// Kernel addresses are so much higher than this process's.
+/// Offset of kernel addresses from this process's addresses.
 const SHIFT: u64 = 0x1000_0000_0000;
 const NAME: &str = "test";
-/// Objects are so much higher for this process than for a device.
+/// Offset of objects' addresses in this process from those of a device.
 pub(crate) const POOL_SHIFT: u64 = 0x2000_0000_0000;
 
-/// What the model takes for an object's checksum.
+/// Checksum function of the model.
 pub(crate) fn checksum(object: u64) -> u32 {
     (object ^ object >> 32) as u32 ^ 0x5555_5555
 }
 
-/// Memory that knows when it is freed.
+/// Memory that detects when it is freed.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     host: NonNull<u8>,
@@ -81,7 +81,7 @@ impl Drop for Allocation {
     }
 }
 
-/// What a test sets and looks at, beside the engine.
+/// State that a test sets and inspects outside the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     allocations: Vec<Weak<Allocation>>,
@@ -99,15 +99,15 @@ pub(crate) struct Model {
     pub hold: bool,
     /// Stopping fails.
     pub stuck: bool,
-    /// Stopping ends the kernel at once, without refusing what is in the ring.
+    /// Stopping ends the kernel immediately, without cancelling the entries in the ring.
     pub abrupt: bool,
     /// The named part of a grant cannot be reached.
     pub unreachable: Option<u64>,
-    /// Forget to report one object of each operation.
+    /// Omits one object of each operation from the report.
     pub lazy: bool,
-    /// Put this into the completion ring at the next turn.
+    /// Written to the completion ring at the next turn.
     pub nonsense: Option<u32>,
-    /// Virtual time as the kernel saw it last.
+    /// Virtual time last seen by the kernel.
     pub time: u64,
     next_warp: usize,
 }
@@ -119,7 +119,7 @@ struct Run {
     done: CompleteProducer<SharedWords, SharedTail>,
 }
 
-/// The executor; a clone of its model stays with the test.
+/// The executor; the test keeps a clone of its model.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TestExecutor(pub Arc<Mutex<Model>>);
 
@@ -130,19 +130,19 @@ impl TestExecutor {
 }
 
 impl Model {
-    /// Allocations that are not freed.
+    /// Returns the number of allocations not freed.
     pub(crate) fn living(&self) -> usize {
         self.allocations.iter().filter(|memory| memory.strong_count() > 0).count()
     }
 
-    /// Makes a warp say that its queue failed.
+    /// Makes a warp report that its queue failed.
     pub(crate) fn fail(&mut self, warp: usize, fault: u32) {
         let warps = self.run.as_ref().expect("running").args.warps;
         let failed = Warp { fault, quarantined: 3, ..self.read(warps, warp) };
         self.write(warps, warp, failed);
     }
 
-    /// `len` bytes at `address`.
+    /// Returns `len` bytes at `address`.
     fn region(&self, address: u64, len: usize) -> Region {
         let holds = |memory: &Arc<Allocation>| {
             address >= memory.address()
@@ -173,7 +173,7 @@ impl Model {
         Run { args, warps, done: CompleteProducer::new(cq, tail, args.ring_mask) }
     }
 
-    /// One warp's turn: at most one operation. The warps take turns in an order that varies.
+    /// Runs one warp's turn: at most one operation. The order of the warps varies.
     fn turn(&mut self, refusal: u32) -> Progress {
         let Some(mut run) = self.run.take() else { return Progress::Idle };
         if run.args.clock != 0 {
@@ -198,7 +198,7 @@ impl Model {
             }
             self.part(&run, warp, id, iocb, refusal);
             progress = Progress::Moved;
-            // Lets the other warps lag behind now and then.
+            // Makes the other warps lag behind occasionally.
             if self.next_warp.is_multiple_of(3) {
                 break;
             }
@@ -207,7 +207,7 @@ impl Model {
         progress
     }
 
-    /// `warp` does its part of an operation; the last one completes it.
+    /// Runs `warp`'s part of an operation; the last warp completes it.
     fn part(&mut self, run: &Run, warp: usize, id: u32, iocb: Iocb, refusal: u32) {
         let warp: Warp = self.read(run.args.warps, warp);
         let (mut objects, mut failures) = (0u64, Vec::new());
@@ -268,7 +268,7 @@ impl Model {
         self.write(run.args.warps, index, warp);
     }
 
-    /// One object of one context; its status.
+    /// Transfers one object of one context; returns its status.
     fn transfer(&mut self, iocb: &Iocb, warp: &Warp, row: u32, index: u32) -> u32 {
         let (iova, lba) = if iocb.kind == abi::KIND_EXPLICIT {
             let context: IoCtx = self.read(iocb.ioctx, index as usize);
@@ -371,12 +371,12 @@ impl IoExecutor for TestExecutor {
         assert_eq!(model.read::<u64>(run.args.stop, 0), 1, "the stop word comes first");
         while !model.abrupt && model.turn(abi::STATUS_CANCELLED) == Progress::Moved {}
         model.run = None;
-        // SAFETY: the model runs in the caller's thread only, and has let go of the queues.
+        // SAFETY: the model runs in the caller's thread only, and no longer uses the queues.
         Ok(unsafe { Quiesced::assert(std::mem::take(&mut model.grants)) })
     }
 }
 
-/// Time that passes only while somebody waits.
+/// Clock that advances only while a caller waits.
 #[derive(Debug, Default)]
 pub(crate) struct TestClock(Mutex<u64>);
 
@@ -391,7 +391,7 @@ impl Clock for TestClock {
     }
 }
 
-/// A grant that passes every check.
+/// Returns a grant that passes every check.
 pub(crate) fn grant(qid: u16) -> QueueGrant {
     let place = |at: u64| Place {
         host: Some(0x10_0000 * u64::from(qid) + at),

@@ -1,4 +1,4 @@
-//! The engine: IOCBs out, completions in.
+//! The engine: submits IOCBs and collects completions.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub use submit::AffineOp;
 enum State {
     Running,
     Stopped,
-    /// The executor did not end its kernel: whatever it may reach is leaked.
+    /// The executor did not end its kernel: all memory the kernel may reach is leaked.
     Stuck,
 }
 
@@ -64,20 +64,20 @@ pub struct Uring {
     table: Table,
     arena: Arc<Arena>,
     state: State,
-    /// Counts of the queues before the last restart.
+    /// Counters accumulated before the last restart.
     before: Counters,
     issued: u64,
     completed: u64,
 }
 
 impl Uring {
-    /// Lays out rings of `depth` IOCBs (a power of two) and a warp per granted queue, and starts
-    /// the kernel. `queues` pairs each grant with the index of its device; devices are 0 .. N, all
-    /// there.
+    /// Lays out rings of `depth` IOCBs (a power of two) and one warp per granted queue, and starts
+    /// the kernel. `queues` pairs each grant with the index of its device; devices are numbered 0
+    /// .. N without gaps.
     ///
     /// # Errors
-    /// [`Error::Depth`], [`Error::Option`], [`Error::Grant`], [`Error::Grants`], or
-    /// [`Error::Executor`]: no memory, a grant out of reach, or no kernel.
+    /// Returns [`Error::Depth`], [`Error::Option`], [`Error::Grant`], [`Error::Grants`], or
+    /// [`Error::Executor`] if memory, a grant's address, or the kernel is unavailable.
     pub fn init_queue(
         depth: u32,
         executor: Box<dyn IoExecutor>,
@@ -146,37 +146,37 @@ impl Uring {
         Ok(())
     }
 
-    /// Number of IOCBs.
+    /// Returns the number of IOCBs.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.table.len()
     }
 
-    /// Number of IOCBs that are free.
+    /// Returns the number of free IOCBs.
     #[must_use]
     pub fn free_iocbs(&self) -> u32 {
         self.table.free()
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     #[must_use]
     pub fn devices(&self) -> u32 {
         self.queues.devices.len() as u32
     }
 
-    /// Whether operations can be issued.
+    /// Returns true if operations can be submitted.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.state == State::Running
     }
 
-    /// What time it is for the deadlines of this ring.
+    /// Returns the current time on the ring's clock, to compute deadlines.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.clock.now()
     }
 
-    /// What a report calls the executor.
+    /// Returns the executor's name for reports.
     #[must_use]
     pub fn executor_name(&self) -> &'static str {
         self.executor.name()
@@ -191,18 +191,18 @@ impl Uring {
 
     // Maps, pools, events.
 
-    /// Puts a request's map into executor memory, grouped for `devices` devices. Its cost grows
-    /// with the number of entries; every operation that uses it afterwards costs the same.
+    /// Uploads a request's map into executor memory, grouped for `devices` devices. The cost grows
+    /// with the number of entries; the cost of each operation that uses the map does not.
     ///
     /// # Errors
-    /// [`Error::Devices`] for another number of devices than the ring's, [`Error::Count`] for an
-    /// empty map, [`Error::Executor`] without memory.
+    /// Returns [`Error::Devices`] if `devices` differs from the ring's, [`Error::Count`] if the map
+    /// is empty or too long, [`Error::Executor`] if memory is exhausted.
     pub fn upload_map(&mut self, entries: &[Affine], devices: u32) -> Result<BlockMap, Error> {
         if devices != self.devices() {
             let (found, devices) = (u64::from(devices), self.devices());
             return Err(Error::Devices { what: "the map", found, devices });
         }
-        // Half the index space leaves the kernel room to count pieces in 32 bits.
+        // Limited to half the index space, so that the kernel can count pieces with 32 bits.
         let max = u32::MAX / 2;
         if entries.is_empty() || entries.len() > max as usize {
             return Err(Error::Count { what: "the map", found: entries.len(), max });
@@ -212,20 +212,20 @@ impl Uring {
         Ok(BlockMap::upload(entries, devices, block))
     }
 
-    /// The status of every entry of `map` in the caller's order, as of the operations waited for.
+    /// Returns every entry's status in the caller's order, as of the last completion waited for.
     ///
     /// # Errors
-    /// [`Error::Foreign`].
+    /// Returns [`Error::Foreign`] if the map belongs to another ring.
     pub fn map_status(&self, map: &BlockMap) -> Result<Vec<IoStatus>, Error> {
         self.own("map", map.is_of(&self.arena))?;
         Ok(map.statuses())
     }
 
-    /// Registers a KV pool: checks that no object of it can lie outside its memory or a namespace,
-    /// and puts it where the kernel reads it.
+    /// Registers a KV pool: checks that no object can lie outside its memory or a namespace, and
+    /// uploads the description for the kernel.
     ///
     /// # Errors
-    /// [`Error::Pool`] or [`Error::Devices`], [`Error::Executor`] without memory.
+    /// Returns [`Error::Pool`], [`Error::Devices`], or [`Error::Executor`] if memory is exhausted.
     pub fn register_pool(&mut self, desc: &PoolDesc) -> Result<PoolHandle, Error> {
         desc.validate(&self.queues.devices)?;
         let row_base = desc.row_addresses(self.executor.as_ref())?;
@@ -233,12 +233,12 @@ impl Uring {
         Ok(PoolHandle::write(desc, &row_base, &self.queues.devices, block))
     }
 
-    /// Puts checksums for all objects of `map` in a pool of `rows` rows into executor memory:
-    /// `value(row, entry)`, the entry in the caller's order. For a write, whose checksums the
-    /// kernel stores, any values.
+    /// Uploads checksums for all objects of `map` in a pool of `rows` rows: `value(row, entry)`,
+    /// with the entry in the caller's order. For a write any values will do: the kernel overwrites
+    /// them.
     ///
     /// # Errors
-    /// [`Error::Foreign`], [`Error::Executor`] without memory.
+    /// Returns [`Error::Foreign`], or [`Error::Executor`] if memory is exhausted.
     pub fn upload_checksums(
         &mut self,
         map: &BlockMap,
@@ -254,24 +254,24 @@ impl Uring {
         Ok(Checksums::new(DeviceArray::write(values, block), map, rows))
     }
 
-    /// An event to wait for or to signal, 0 at first.
+    /// Creates an event with value 0.
     ///
     /// # Errors
-    /// [`Error::Executor`] without memory.
+    /// Returns [`Error::Executor`] if memory is exhausted.
     pub fn event(&mut self) -> Result<Event, Error> {
         Ok(Event::new(self.arena.take(size_of::<u32>(), self.executor.as_ref())?))
     }
 
-    /// Whether operations of this ring can wait for `event` and signal it.
+    /// Returns true if operations of this ring can wait for and signal `event`.
     #[must_use]
     pub fn owns(&self, event: &Event) -> bool {
         event.is_of(&self.arena)
     }
 
-    /// Puts an array into executor memory, for another kernel that gets its address.
+    /// Uploads an array into executor memory, for another kernel that is passed its address.
     ///
     /// # Errors
-    /// [`Error::Executor`] without memory.
+    /// Returns [`Error::Executor`] if memory is exhausted.
     pub fn upload<T: DeviceScalar>(
         &mut self,
         values: impl ExactSizeIterator<Item = T>,
@@ -286,11 +286,11 @@ impl Uring {
 
     // Waiting.
 
-    /// The completion of `id`, if it is there; `id` is free then.
+    /// Returns the completion of `id`, if present, and then frees `id`.
     ///
     /// # Errors
-    /// [`Error::Id`] when it was not issued, [`Error::State`] when it never will complete because
-    /// the ring is stuck, [`Error::Ring`].
+    /// Returns [`Error::Id`] if `id` was not issued, [`Error::State`] if it can never complete
+    /// because the ring is stuck, or [`Error::Ring`].
     pub fn try_completion(&mut self, id: IocbId) -> Result<Option<Completion>, Error> {
         self.reap()?;
         let entry = self.table.in_phase(id, &[Phase::Issued, Phase::Done], "issued")?;
@@ -305,12 +305,12 @@ impl Uring {
         Ok(Some(completion))
     }
 
-    /// Waits for the completion of `id` until `deadline`, polling the executor; `id` is free
-    /// then. Statuses are found at [`Uring::map_status`] or [`Uring::iocb_status`].
+    /// Waits for the completion of `id` until `deadline`, polling the executor; then frees `id`.
+    /// [`Uring::map_status`] or [`Uring::iocb_status`] returns the statuses.
     ///
     /// # Errors
-    /// [`Error::Timeout`] (`id` stays issued, and may be waited for again), [`Error::Executor`]
-    /// when the kernel failed, and as [`Uring::try_completion`].
+    /// Returns [`Error::Timeout`] (`id` stays issued and can be waited for again),
+    /// [`Error::Executor`] if the kernel failed; otherwise same as [`Uring::try_completion`].
     pub fn wait_completion(&mut self, id: IocbId, deadline: Nanos) -> Result<Completion, Error> {
         let clock = self.clock.clone();
         let mut waiter = Waiter::new(&*clock, deadline);
@@ -321,7 +321,7 @@ impl Uring {
             match self.poll_executor()? {
                 Progress::Moved => waiter.moved(),
                 Progress::Idle if waiter.wait() => {}
-                // It may have completed while the clock was read.
+                // It may have completed between the last check and the deadline.
                 Progress::Idle => {
                     let found = self.try_completion(id)?;
                     return found.ok_or(Error::Timeout { index: id.index() });
@@ -330,10 +330,10 @@ impl Uring {
         }
     }
 
-    /// Polls the executor and collects completions, without waiting.
+    /// Polls the executor and collects completions; never blocks.
     ///
     /// # Errors
-    /// [`Error::Executor`] when the kernel failed, [`Error::Ring`].
+    /// Returns [`Error::Executor`] if the kernel failed, or [`Error::Ring`].
     pub fn poll(&mut self) -> Result<Progress, Error> {
         let progress = self.poll_executor()?;
         let before = self.completed;
@@ -341,11 +341,11 @@ impl Uring {
         Ok(if self.completed == before { progress } else { Progress::Moved })
     }
 
-    /// The status of every explicit context in the caller's order, after its completion was seen
-    /// and until the IOCB is taken again.
+    /// Returns the status of every explicit context in the caller's order. Valid after the
+    /// completion was consumed and until the IOCB is reused.
     ///
     /// # Errors
-    /// [`Error::Id`].
+    /// Returns [`Error::Id`] if `id` is stale, in flight or not explicit.
     pub fn iocb_status(&mut self, id: IocbId) -> Result<Vec<IoStatus>, Error> {
         let needed = "an explicit one that completed";
         let entry = self.table.in_phase(id, &[Phase::Done, Phase::Free], needed)?;
@@ -364,7 +364,7 @@ impl Uring {
 
     fn write_clock(&self) {
         if self.options.virtual_time {
-            // Relaxed: a time, from which nothing else follows.
+            // Relaxed: only a time; no other memory depends on it.
             self.region.store64(Layout::CLOCK, self.clock.now().0, Ordering::Relaxed);
         }
     }

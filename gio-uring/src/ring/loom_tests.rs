@@ -1,17 +1,17 @@
 #![allow(unsafe_code, reason = "loom's UnsafeCell is how the model sees plain memory")]
-//! Both rings under loom: every interleaving that the C++11 memory model allows, within a bound on
+//! Both rings under loom: every interleaving that the C++11 memory model allows, up to a bound on
 //! preemptions. Run with `RUSTFLAGS="--cfg loom" cargo test -p gio-uring --release --lib loom`.
 //!
-//! Payloads are loom's `UnsafeCell`s: an access that is not ordered after the other side's is a
-//! failure of the model, even where the value happens to be right. What loom cannot show is pair 3
-//! of the ring's `Ordering:` paragraph, because its stores to one word are ordered as they ran.
+//! Payloads are loom's `UnsafeCell`s: an access not ordered after the other side's fails the model,
+//! even if the value happens to be right. Loom cannot show pair 3 of the ring's `Ordering:`
+//! paragraph, because its stores to one word are ordered as they ran.
 
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 use super::{CompleteConsumer, CompleteProducer, SubmitConsumer, SubmitProducer, Tail, Words};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A ring's words as loom models them.
+/// A ring's words in loom's model.
 #[derive(Clone)]
 struct Ring(Arc<Vec<AtomicU64>>);
 
@@ -31,7 +31,7 @@ impl Words for Ring {
     }
 }
 
-/// The same ring with a seeded defect: what must be Release is Relaxed.
+/// The same ring with a seeded defect: Release becomes Relaxed.
 #[derive(Clone)]
 struct Weakened(Ring);
 
@@ -60,8 +60,8 @@ impl Tail for SharedTail {
     }
 }
 
-/// Looks a few times. Loom explores all ways in which others run meanwhile, so a few are enough for
-/// executions that find something, while a wait without a bound would have endless ones.
+/// Polls twice. Loom explores all schedules of the other threads in between, so two polls suffice
+/// for some execution to succeed, while an unbounded wait would have endless executions.
 fn look_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     (0..2).find_map(|_| {
         let found = look();
@@ -72,7 +72,7 @@ fn look_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     })
 }
 
-/// Checks every execution of `body`, which says whether it got to its end; some must.
+/// Checks every execution of `body`, which returns `Some` at its end; at least one must.
 fn model(preemptions: usize, body: impl Fn() -> Option<()> + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -83,7 +83,7 @@ fn model(preemptions: usize, body: impl Fn() -> Option<()> + Send + Sync + 'stat
     assert!(*ends.lock().unwrap() > 0, "no execution got to its end");
 }
 
-/// One IOCB: the caller's half, and a result from each warp.
+/// One IOCB: the caller's half, and a result per warp.
 struct Job {
     order: UnsafeCell<u32>,
     results: [UnsafeCell<u32>; 2],
@@ -115,7 +115,7 @@ impl Job {
         self.warps_left.store(2, Ordering::Relaxed);
     }
 
-    /// A warp's part; true for the last one.
+    /// A warp's part; returns true for the last warp.
     fn work(&self, warp: usize) -> bool {
         Self::set(&self.results[warp], Self::get(&self.order) + 1 + warp as u32);
         self.warps_left.fetch_sub(1, Ordering::AcqRel) == 1
@@ -129,8 +129,8 @@ impl Job {
     }
 }
 
-/// `rounds` operations through rings of `depth` entries, two warps that each do their part of all
-/// of them, over ring words made by `submission` and `completion`.
+/// Runs `rounds` operations through rings of `depth` entries, with two warps that each do their
+/// part of every operation. `submission` and `completion` make the ring words.
 fn circulate<W: Words + Clone + Send + 'static>(
     depth: u32,
     rounds: u32,
@@ -179,20 +179,19 @@ fn circulate<W: Words + Clone + Send + 'static>(
     (completed == rounds).then_some(())
 }
 
-/// Every entry is read by both warps before its slot is reused, at once in a ring of one.
+/// Both warps read every entry before its slot is reused, immediately in a ring of one.
 #[test]
 fn a_ring_of_one_wraps_around() {
     model(2, || circulate(1, 2, |ring| ring, |ring| ring));
 }
 
-/// With two in flight, completions can come in either order, and positions wrap.
+/// With two in flight, completions arrive in either order, and positions wrap.
 #[test]
 fn a_ring_of_two_wraps_around() {
     model(2, || circulate(2, 3, |ring| ring, |ring| ring));
 }
 
-/// Two warps that complete different operations at the same time, without a submission ring
-/// between.
+/// Two warps complete different operations at the same time, without a submission ring.
 #[test]
 fn two_producers_of_completions() {
     model(3, || {
@@ -218,15 +217,14 @@ fn two_producers_of_completions() {
     });
 }
 
-/// The model notices a publication that is not a release: it is the same test with one word
-/// changed.
+/// The model detects a publication that is not a release: the same test with one word changed.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_relaxed_publication_is_found() {
     model(3, || circulate(1, 2, Weakened, |ring| Weakened(ring)));
 }
 
-/// The model notices a warp that reuses a completion position: reservation by load and store.
+/// The model detects a completion position reserved twice: reservation by load and store.
 #[test]
 #[should_panic(expected = "the second completion was lost")]
 fn a_torn_reservation_is_found() {
@@ -254,8 +252,8 @@ fn a_torn_reservation_is_found() {
     });
 }
 
-/// A launch of two warps leaves while the host submits. Returns what `gio_over` (engine.cuh) and
-/// `CudaExecutor::submitted` promise: the host launches again, or every warp sees the entry.
+/// A launch of two warps exits while the host submits. `gio_over` (engine.cuh) and
+/// `CudaExecutor::submitted` guarantee that the host launches again or every warp sees the entry.
 fn leave(fenced: bool) -> Option<()> {
     let (sq, left) = (Ring::new(1), Arc::new(AtomicU64::new(0)));
     let between = move || {
@@ -266,7 +264,7 @@ fn leave(fenced: bool) -> Option<()> {
     let warps = [0, 1].map(|warp| {
         let (mut entries, left) = (SubmitConsumer::new(sq.clone(), 0), left.clone());
         thread::spawn(move || {
-            // Warp 0 decides; the other one stays unless it sees that, and finds the entry later.
+            // Warp 0 decides. The other stays, and finds the entry later, unless it sees that.
             if warp == 0 {
                 left.store(1, Ordering::Relaxed);
             } else if left.load(Ordering::Relaxed) != 1 {
@@ -284,13 +282,13 @@ fn leave(fenced: bool) -> Option<()> {
     Some(())
 }
 
-/// No submission is lost between a kernel that leaves and a host that believes it still runs.
+/// No submission is lost when the kernel exits while the host believes it still runs.
 #[test]
 fn a_kernel_that_leaves_loses_nothing() {
     model(3, || leave(true));
 }
 
-/// The model notices that the fences are needed.
+/// The model detects missing fences.
 #[test]
 #[should_panic(expected = "the submission was lost")]
 fn leaving_without_fences_is_found() {

@@ -1,4 +1,4 @@
-//! Both rings against queues of the standard library, over many laps and with wrapping positions.
+//! Both rings against `VecDeque`s, over many laps and with wrapping positions.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -29,25 +29,25 @@ impl Tail for Position {
     }
 }
 
-/// Everything about a ring pair, beside what it should be.
+/// A pair of rings and the expected contents.
 struct World {
     submit: SubmitProducer<Ring>,
     warps: Vec<(SubmitConsumer<Ring>, VecDeque<u32>)>,
     producer: CompleteProducer<Ring, Position>,
     complete: CompleteConsumer<Ring>,
     completions: VecDeque<u32>,
-    /// Warps that have not read an id yet.
+    /// Number of warps that have not read each id yet.
     unread: Vec<usize>,
-    /// Read by every warp, not completed.
+    /// Ids read by every warp but not completed.
     read: Vec<u32>,
     free: Vec<u32>,
 }
 
 impl World {
-    /// Rings of `depth` whose positions begin at `first`.
+    /// Creates rings of `depth` whose positions begin at `first`.
     fn new(depth: u32, warps: usize, first: u32) -> Self {
         let ring = || {
-            // A slot's last entry before `first`: anything that is not the next one.
+            // The previous content of a slot before `first`: anything other than the next entry.
             let words = (0..depth).map(|_| AtomicU64::new(u64::from(first) << 32));
             Ring(words.collect::<Vec<_>>().into())
         };

@@ -1,4 +1,4 @@
-//! Health, stopping, starting again.
+//! Health, stop and restart of a ring.
 
 use nvme_driver::{Nanos, QueueGrant, Quiesced, Waiter};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Uring {
-    /// What was counted so far.
+    /// Returns a snapshot of all counters.
     #[must_use]
     pub fn counters(&self) -> UringCounters {
         let queues = self.queues.counters();
@@ -35,34 +35,34 @@ impl Uring {
         }
     }
 
-    /// Commands that devices have and the kernel waits for. It goes on meanwhile: only what is
-    /// outstanding all the time is surely among them, and nothing that ended before is.
+    /// Returns the commands in flight on the devices. The kernel keeps running meanwhile: a command
+    /// in flight during the whole call is included, one that ended before it is not.
     #[must_use]
     pub fn outstanding(&self) -> Vec<Outstanding> {
         self.queues.outstanding()
     }
 
-    /// Returns whether the kernel waits for no command of any queue that works.
+    /// Returns true if no working queue has commands outstanding.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queues.are_idle()
     }
 
-    /// The first queue that stopped because its device misbehaved or timed out. Everything on it
-    /// fails from then on; stop the ring, recover the controller, and restart.
+    /// Returns the first queue that stopped because its device misbehaved or timed out. All
+    /// operations on it fail from then on; stop the ring, recover the controller, and restart.
     #[must_use]
     pub fn faulted(&self) -> Option<FaultInfo> {
         self.queues.faulted()
     }
 
-    /// Ends the kernel. Commands that a device already has are waited for; what was not sent is
-    /// cancelled. Every IOCB in flight is done afterwards, and can be waited for. The token takes
-    /// the grants back.
+    /// Ends the kernel. Waits for commands in flight on a device and cancels everything not sent.
+    /// Afterwards every IOCB in flight is complete and can be waited for. The returned token is
+    /// used to reclaim the grants.
     ///
     /// # Errors
-    /// [`Error::Executor`] when the kernel did not end before `deadline`: the ring is stuck, may be
-    /// stopped again, and leaks its memory when dropped. [`Error::State`] when it is stopped
-    /// already.
+    /// Returns [`Error::Executor`] if the kernel did not end before `deadline`: the ring is then
+    /// stuck, may be stopped again, and leaks its memory when dropped. Returns [`Error::State`] if
+    /// it is already stopped.
     pub fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, Error> {
         if self.state == State::Stopped {
             self.expect(State::Running)?;
@@ -88,7 +88,7 @@ impl Uring {
         self.write_clock();
         let quiesced = self.executor.stop(deadline)?;
         self.state = State::Stopped;
-        // A ring that holds nonsense is of no further interest: nothing writes it any more.
+        // An invalid entry in the ring no longer matters: nothing writes to it any more.
         if let Err(error) = self.reap() {
             tracing::error!(%error, "completion ring after the stop");
         }
@@ -96,8 +96,8 @@ impl Uring {
         Ok(quiesced)
     }
 
-    /// Completes what the kernel did not. Which of its contexts were done is not known, so all of
-    /// them that say Ok are marked.
+    /// Completes operations that the kernel did not complete. It is unknown which of their contexts
+    /// were done, so every context whose status is Ok is marked.
     fn cancel_the_rest(&mut self) {
         let left: Vec<u32> = self.table.in_flight().collect();
         for index in left {
@@ -117,7 +117,7 @@ impl Uring {
                 Some((status, _)) if status != IoStatus::Incomplete => outcome,
                 _ => Completion { errors: 1, error: Some((IoStatus::Cancelled, 0)), ..outcome },
             };
-            // Who waits for the event, perhaps on a GPU, must not wait forever.
+            // Waiters for the event, perhaps on a GPU, must not wait forever.
             if let Some(signal) = &entry.signal {
                 signal.event.set(signal.value);
             }
@@ -127,11 +127,11 @@ impl Uring {
         }
     }
 
-    /// Signals for every operation in flight, without knowing what became of it. For a ring that is
-    /// given up because its kernel did not end: what waits for a signal on a GPU would keep its
-    /// stream forever. The kernel may signal the same once more.
+    /// Signals for every operation in flight, whatever its outcome. For a ring that is given up
+    /// because its kernel did not end: a GPU stream waiting for a signal would otherwise hang. The
+    /// kernel may signal the same value once more.
     ///
-    /// Devices may still transfer: this says that nothing will be known, not that all is over.
+    /// Devices may still transfer: afterwards the outcome is unknown, not final.
     pub fn abandon(&mut self) {
         let left: Vec<u32> = self.table.in_flight().collect();
         for index in left {
@@ -142,12 +142,12 @@ impl Uring {
         }
     }
 
-    /// Starts the kernel again after a [`Uring::stop`], on queues that were recovered: fresh grants
-    /// of the same devices. Maps, pools and events stay good.
+    /// Restarts the kernel after [`Uring::stop`] on recovered queues: fresh grants of the same
+    /// devices. Maps, pools and events remain valid.
     ///
     /// # Errors
-    /// As [`Uring::init_queue`]; [`Error::State`] unless stopped; [`Error::Grants`] when the
-    /// devices are not the same.
+    /// Same as [`Uring::init_queue`]; also [`Error::State`] unless stopped, and [`Error::Grants`]
+    /// if the devices differ.
     pub fn restart(&mut self, grants: &[(u32, QueueGrant)]) -> Result<(), Error> {
         self.expect(State::Stopped)?;
         let devices = queues::devices(grants)?;
@@ -158,7 +158,7 @@ impl Uring {
             );
             return Err(Error::Grants { problem });
         }
-        // First: the new queues may get the memory of the old ones.
+        // First: the new queues may reuse the memory of the old ones.
         let counted = self.queues.counters();
         self.queues = Queues::lay_out(grants, self.depth(), self.executor.as_ref())?;
         for queue in counted {
@@ -179,7 +179,7 @@ impl Drop for Uring {
         if let Err(error) = self.stop(deadline) {
             tracing::error!(%error, "dropping a ring whose kernel runs on; its memory is leaked");
             self.abandon();
-            // A kernel that may still run must never see this memory used for something else.
+            // A kernel that may still run must never see this memory reused.
             std::mem::forget((self.region.clone(), self.queues.memory(), self.arena.clone()));
         }
     }

@@ -17,33 +17,33 @@ use crate::{
     pool::PoolHandle,
 };
 
-/// An operation on some rows of every file of a map.
+/// An operation on a range of rows of every file of a map.
 #[derive(Debug, Clone)]
 pub struct AffineOp<'a> {
-    /// From the devices to memory, or back.
+    /// Read (device to memory) or write.
     pub direction: Direction,
     /// Force Unit Access: writes reach non-volatile media before they complete.
     pub fua: bool,
-    /// Writes: the placement handle of their data, on devices that have it.
+    /// Writes: placement handle of the data, on devices that support placement.
     pub placement: Option<u16>,
     /// The blocks and their files.
     pub map: &'a BlockMap,
-    /// Where blocks and files are.
+    /// The layout of blocks and files.
     pub pool: &'a PoolHandle,
     /// The rows.
     pub rows: Range<u32>,
-    /// Of all rows of the map: a write stores those of its own rows, a read compares with them.
+    /// Checksums of all rows of the map: a write stores those of its rows, a read verifies them.
     pub checksums: Option<&'a Checksums>,
-    /// It starts once this is reached.
+    /// Condition to start the operation.
     pub wait: Option<&'a Wait>,
-    /// It signals this when it completed, with or without errors.
+    /// Signal sent when the operation completes, with or without errors.
     pub signal: Option<&'a Signal>,
-    /// How many SMs the executor should spend on it, where it has some.
+    /// Number of SMs that the executor should spend on it; ignored by executors without SMs.
     pub sms: u32,
 }
 
 impl<'a> AffineOp<'a> {
-    /// Starts at once, without checksums and Force Unit Access, on one SM, and signals nothing.
+    /// Creates an operation on one SM without wait, signal, checksums or Force Unit Access.
     #[must_use]
     pub fn new(
         direction: Direction,
@@ -57,7 +57,7 @@ impl<'a> AffineOp<'a> {
     }
 }
 
-/// Whether the kernel can store or compare these, for objects of `pool`.
+/// Checks that the kernel can store or verify `checksums` for objects of `pool`.
 fn check_checksums(checksums: &Checksums, map: &BlockMap, pool: &PoolHandle) -> Result<(), Error> {
     let wrong = |problem| Err(Error::Checksums { problem });
     if !checksums.is_of(map) {
@@ -75,14 +75,14 @@ fn check_checksums(checksums: &Checksums, map: &BlockMap, pool: &PoolHandle) -> 
 }
 
 impl Uring {
-    /// Submits an operation. Costs the same for any map.
+    /// Submits an operation. The cost is independent of the map's size.
     ///
     /// # Errors
-    /// [`Error::Busy`] when every IOCB is in flight, [`Error::Rows`] outside the pool,
-    /// [`Error::Checksums`] of another map, for another number of rows, or of a pool without
-    /// [`PoolDesc::row_memory`](crate::PoolDesc::row_memory), [`Error::Foreign`],
-    /// [`Error::State`]; [`Error::Submitted`] when the kernel failed: the operation is in flight
-    /// then, and completes when the ring is stopped.
+    /// Returns [`Error::Busy`] if every IOCB is in flight, [`Error::Rows`] if rows are outside the
+    /// pool, [`Error::Checksums`] for checksums of another map or number of rows or a pool without
+    /// [`PoolDesc::row_memory`](crate::PoolDesc::row_memory), [`Error::Foreign`], [`Error::State`],
+    /// or [`Error::Submitted`] if the kernel failed: the operation is then in flight and completes
+    /// when the ring is stopped.
     pub fn submit(&mut self, op: &AffineOp<'_>) -> Result<IocbId, Error> {
         let AffineOp { map, pool, rows, wait, signal, .. } = op;
         self.own("map", map.is_of(&self.arena))?;
@@ -123,12 +123,12 @@ impl Uring {
         self.publish(id, op.direction, op.fua, op.sms, iocb)
     }
 
-    /// Submits an operation on contexts that name memory and LBAs. They are copied, grouped by
-    /// device. It starts at once.
+    /// Submits an operation on explicit contexts (memory and LBAs), which are copied and grouped by
+    /// device. It starts without waiting for an event.
     ///
     /// # Errors
-    /// [`Error::Count`], [`Error::IoCtx`] for an unknown device, a range outside its namespace, a
-    /// length that is not whole LBAs, or misaligned memory; otherwise as [`Uring::submit`].
+    /// Returns [`Error::Count`], [`Error::IoCtx`] for an unknown device, a range out of bounds, a
+    /// length of partial LBAs, or misaligned memory; otherwise same as [`Uring::submit`].
     pub fn submit_explicit(
         &mut self,
         direction: Direction,

@@ -14,7 +14,7 @@ use crate::{
 
 const SECOND: Nanos = Nanos(1_000_000_000);
 
-/// Queues 1, 2, ... of devices 0, 1, ..., `queues` each.
+/// Grants queues 1, 2, ... of devices 0, 1, ..., `queues` per device.
 fn grants(devices: u32, queues: u32) -> Vec<(u32, QueueGrant)> {
     let queue = |at: u32| (at % devices, grant(1 + at as u16));
     (0..devices * queues).map(queue).collect()
@@ -51,7 +51,7 @@ fn pool(devices: u32) -> PoolDesc {
     }
 }
 
-/// The same, which the kernel reaches.
+/// The same pool, reachable by the kernel.
 fn reachable_pool(devices: u32) -> PoolDesc {
     let mut desc = pool(devices);
     let place = |iova: &Iova| Place { host: Some(iova.0 + POOL_SHIFT), device: None, iova: *iova };
@@ -67,7 +67,7 @@ fn iova(desc: &PoolDesc, block: u32, row: u32) -> u64 {
     desc.row_iova[row as usize].0 + u64::from(block) * desc.block_stride
 }
 
-/// Issues one affine operation.
+/// Submits one affine operation.
 fn issue(
     uring: &mut Uring,
     direction: Direction,
@@ -88,7 +88,7 @@ proptest! {
         failure_persistence: None, cases: 24, ..ProptestConfig::default()
     })]
 
-    /// What was written comes back in every block and row, whatever the shape of the ring.
+    /// Written data is read back in every block and row, for any shape of the ring.
     #[test]
     fn what_was_stored_is_retrieved(
         devices in prop_oneof![Just(1u32), Just(2), Just(3), Just(4)],
@@ -134,8 +134,8 @@ proptest! {
         prop_assert_eq!(uring.counters().total.objects, count as u64 * 12);
     }
 
-    /// Checksums are in the caller's order, whatever the uploaded one is: those that a write
-    /// stores, and those that a read compares with.
+    /// Checksums are in the caller's order, independent of the uploaded order, both stored by a
+    /// write and verified by a read.
     #[test]
     fn checksums_are_of_the_callers_entries(
         devices in prop_oneof![Just(1u32), Just(2), Just(3), Just(4)],
@@ -181,7 +181,7 @@ proptest! {
         }
     }
 
-    /// The uploaded order is by class and file, and the permutation leads back.
+    /// The uploaded order is by class and file, and the permutation inverts it.
     #[test]
     fn grouping_sorts_and_can_be_undone(
         devices in 1u32..6,
@@ -217,8 +217,8 @@ proptest! {
 fn failures_are_reported_in_the_callers_order() {
     let (mut uring, executor) = ring(2, 2, 2);
     let pool = uring.register_pool(&pool(2)).unwrap();
-    // File 7 is the caller's index 1, but sorts behind all others. Row 0 of it: k = 7, device 1,
-    // slot 3, in LBAs of 512 bytes.
+    // File 7 is the caller's index 1, but sorts last. Row 0 of it: k = 7, device 1, slot 3, in LBAs
+    // of 512 bytes.
     let map = uring.upload_map(&[entry(0, 4), entry(1, 7), entry(99, 2), entry(3, 0)], 2).unwrap();
     let nvme = abi::STATUS_NVME | 0x4281;
     executor.model().failing.insert((1, 1024 + 3 * 8), nvme);
@@ -230,7 +230,7 @@ fn failures_are_reported_in_the_callers_order() {
     assert_eq!(uring.map_status(&map).unwrap(), statuses);
     let (status, index) = done.error.unwrap();
     assert_eq!(statuses[index as usize], status);
-    // Sticky: the next row succeeds on the device, and the file stays failed.
+    // Sticky: the next row succeeds on the device, but the file stays failed.
     let id = issue(&mut uring, Direction::Read, &map, &pool, 1..2);
     assert_eq!(wait(&mut uring, id).errors, 1);
     assert_eq!(uring.map_status(&map).unwrap(), statuses);
@@ -282,7 +282,7 @@ fn an_event_holds_operations_back_and_is_signalled() {
     let error = uring.wait_completion(id, deadline).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert_eq!((end.read(), executor.model().disk.len()), (0, 0));
-    // The count wraps: 1 is two further on than u32::MAX.
+    // The count wraps: 1 is two steps after u32::MAX.
     start.set(1);
     assert!(start.reached(1) && start.reached(u32::MAX) && !start.reached(2));
     assert!(wait(&mut uring, id).is_ok());
@@ -342,7 +342,7 @@ fn a_layer_allocates_nothing() {
                 assert_eq!(uring.try_completion(issued).unwrap(), None);
                 id = Some(issued);
             });
-            // The model executor allocates; it is not what is measured.
+            // The model executor allocates; it is not part of the measurement.
             while uring.executor.poll().unwrap() == Progress::Moved {}
             let reaping = measure(|| {
                 assert!(uring.try_completion(id.unwrap()).unwrap().unwrap().is_ok());
@@ -465,7 +465,7 @@ fn tables_are_where_their_address_says() {
     assert_eq!(model.read::<u32>(narrow.address(0).0, 39), 39 * 7);
     assert_eq!(model.read::<u64>(wide.address(0).0, 0), 1 << 40);
     drop(model);
-    // They keep their memory, also when the ring is gone.
+    // They keep their memory alive, also after the ring is dropped.
     let used = uring.counters().arena_bytes_used;
     drop(narrow.clone());
     assert_eq!(uring.counters().arena_bytes_used, used);

@@ -1,9 +1,9 @@
-//! Bad input of every kind is refused, in words that name it.
+//! Invalid input of every kind is refused with a message that names it.
 
 use super::*;
 use crate::Affine;
 
-/// Asserts that `result` failed and that its message has all of `words`.
+/// Asserts that `result` failed and that its message contains all of `words`.
 #[track_caller]
 fn says<T>(result: Result<T, Error>, words: &[&str]) {
     let Err(error) = result else { panic!("was accepted; expected {words:?}") };
