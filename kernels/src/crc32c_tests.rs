@@ -1,18 +1,18 @@
 #![allow(unsafe_code, reason = "calls into the C++ half on memory of the tests")]
-//! The kernel's CRC-32C, in each of its forms, against published vectors and another library.
+//! All implementations of the kernel's CRC-32C against published vectors and another library.
 
 use proptest::prelude::*;
 
 use crate::ffi;
 
-/// Warp, table, instruction, products.
+/// Warp, lookup table, CRC instruction, wide (carry-less) products.
 const FORMS: [u32; 4] = [0, 1, 2, 3];
 
-/// Of part of `bytes`, in 16 bytes more in front and behind: a warp loads whole units.
+/// CRC of a part of `bytes`, with at least 16 bytes before and after: a warp loads whole units.
 fn crc(bytes: &[u8], from: usize, len: usize, form: u32) -> u32 {
     assert!(from >= 16 && from + len + 16 <= bytes.len());
     let at = bytes.as_ptr().expose_provenance() + from;
-    // SAFETY: inside the slice, with what a warp loads around it.
+    // SAFETY: inside the slice, including the units that a warp loads around the range.
     unsafe { ffi::gio_host_crc32c(at as u64, len as u32, form) }
 }
 

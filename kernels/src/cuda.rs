@@ -3,7 +3,7 @@
 //! ```text
 //!   CudaDriver -- load() ------> CudaDevice (primary context)      api, error, device
 //!   CudaDevice -- pinned() ----> PinnedMemory  rings, maps, queues  memory
-//!              -- register*() -> Registration  memory of a bus, doorbells
+//!              -- register*() -> Registration  DMA memory, doorbells
 //!              -- allocate() --> DeviceMemory
 //!   Gdr        -- map() ------> GdrMapping    GPU memory for host and drives   gdr
 //!   CudaCopies                   batches of copies, for software controllers  copy
@@ -12,29 +12,29 @@
 //!   CudaExecutor                 launch per batch, or resident                executor
 //!                                its warps' state in the GPU's memory         state
 //!   CudaStreams                  waits, writes and moves for a store, on any stream   streams
-//!   CudaPattern                  contents made and checked on the GPU         pool
+//!   CudaPattern                  contents generated and checked on the GPU    pool
 //! ```
 //!
-//! libcuda is loaded at run time: a program with this feature starts on a machine without it, and
-//! [`CudaDriver::load`] says what is missing.
+//! libcuda is loaded at run time: a program with this feature also starts on a machine without it,
+//! and [`CudaDriver::load`] reports what is missing.
 //!
 //! # Invariants
 //! - While an executor of a device is started, nothing of that device is freed, unregistered or
-//!   destroyed: such calls may wait for kernels, and a resident one does not end. What is dropped
-//!   meanwhile is parked; pinned memory of the same length is handed out again.
-//! - GPU memory that GDRCopy mapped is unmapped at once when its last user drops it, and freed, or
-//!   given back to the engine it belongs to, only after that.
-//! - Nothing waits for a kernel while an executor is started, except what says so: allocating,
-//!   compiling. [`CudaCopies`] and [`CudaPattern`] take their
-//!   memory beforehand.
-//! - An executor that is dropped while its kernel may still run leaks what the kernel may reach.
-//! - An error after which CUDA can do nothing more in this process (an illegal address, a kernel
-//!   that was killed) is remembered by its device, and is the answer to every later call.
-//! - No drop panics; what fails there is logged.
+//!   destroyed: such calls may wait for kernels, and a resident kernel does not end. Resources
+//!   dropped meanwhile are parked; pinned memory of the same length is reused.
+//! - GPU memory mapped by GDRCopy is unmapped as soon as its last user drops it, and only then
+//!   freed or returned to the engine that owns it.
+//! - Nothing waits for a kernel while an executor is started, except functions documented to do so
+//!   (allocation, compilation). [`CudaCopies`] and [`CudaPattern`] allocate their memory
+//!   beforehand.
+//! - An executor dropped while its kernel may still run leaks all memory the kernel may reach.
+//! - An error after which CUDA is unusable in this process (an illegal address, a killed kernel) is
+//!   remembered by its device and returned by every later call.
+//! - Drop never panics; failures in it are logged.
 //!
-//! # What this does not promise
-//! A green context says which SMs the I/O kernel uses. It does not keep others away from them: an
-//! engine that must not share them runs in a green context of the remaining ones.
+//! # Not guaranteed
+//! A green context limits the I/O kernel to its SMs. It does not keep other kernels off them: an
+//! engine that must not share them runs in a green context of the remaining SMs.
 
 mod api;
 mod copy;

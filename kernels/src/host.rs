@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "runs the kernel on memory that the ring laid out")]
-//! Host threads as warps.
+//! Runs the kernel's warps on host threads.
 
 use std::{
     num::NonZero,
@@ -13,48 +13,48 @@ use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use crate::{ffi, memory};
 
-/// What reports call it.
+/// Name in reports.
 const NAME: &str = "host";
 
-/// Fruitless turns that a thread spins before it sleeps. It does not yield: where others want the
-/// processor, that gives it away for milliseconds.
+/// Idle turns that a thread spins before it sleeps. It does not yield: on a loaded machine,
+/// yielding gives up the processor for milliseconds.
 const SPINS: u32 = 32;
-/// Sleep while commands are outstanding: short against a device's latency times its queue depth.
+/// Sleep while commands are outstanding: short compared with device latency times queue depth.
 const NAP: Duration = Duration::from_micros(20);
-/// How late the kernel may end a sleep, to end several at once. Its default is 50 microseconds.
+/// Timer slack: maximum delay of a wake-up to coalesce it with others. Linux's default is 50 us.
 const SLACK_NS: u64 = 1;
 /// Sleep while nothing is in progress; a submission ends it.
 const REST: Duration = Duration::from_millis(100);
 
-/// How many threads run the kernel.
+/// Number of threads that run the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostOptions {
-    /// Threads; `None` is half of the processors. Never more than there are queues.
+    /// Threads; `None` means half of the processors. At most one per queue.
     pub threads: Option<usize>,
 }
 
 /// Runs the I/O kernel on threads of this process, each with its share of the queues.
 ///
-/// A thread with nothing to do spins and then sleeps until the next submission.
+/// An idle thread spins briefly, then sleeps until the next submission.
 #[derive(Debug)]
 pub struct HostExecutor {
     options: HostOptions,
     clock: Arc<dyn Clock>,
     threads: Vec<JoinHandle<()>>,
-    /// Between a successful `start` and a successful `stop`.
+    /// True between a successful `start` and a successful `stop`.
     running: bool,
     grants: Vec<GrantEpoch>,
 }
 
 impl HostExecutor {
-    /// An executor that has not been started. `clock` must be the one given to the ring: the
+    /// Creates an executor; [`IoExecutor::start`] starts it. `clock` must be the ring's clock: the
     /// deadline of [`IoExecutor::stop`] is measured with it.
     #[must_use]
     pub fn new(options: HostOptions, clock: Arc<dyn Clock>) -> Self {
         Self { options, clock, threads: Vec::new(), running: false, grants: Vec::new() }
     }
 
-    /// Threads for `warps` queues.
+    /// Returns the number of threads for `warps` queues.
     fn thread_count(&self, warps: u32) -> u32 {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let wanted = self.options.threads.unwrap_or(processors / 2);
@@ -65,7 +65,7 @@ impl HostExecutor {
         ExecutorError::Failed { executor: NAME, cause: cause.into() }
     }
 
-    /// A thread ends only after the stop word: one that ended before has panicked.
+    /// Checks that no thread has panicked: without the stop word, a thread ends in no other way.
     fn check(&self) -> Result<(), ExecutorError> {
         if !self.running {
             return Err(Self::failed("it was not started, or stopped; start it (again)"));
@@ -77,14 +77,14 @@ impl HostExecutor {
     }
 }
 
-/// Runs warps `first .. first + count` until the kernel was stopped.
+/// Runs warps `first .. first + count` until the kernel is stopped.
 fn work(args: &Args, first: u32, count: u32) {
-    // Without that, sleeps are longer.
+    // Best effort: without it, sleeps take longer.
     let _ = rustix::thread::set_current_timer_slack(NonZero::new(SLACK_NS));
     let mut idle = 0;
     loop {
-        // SAFETY: `start` got `args` with the promise that what they point to lives until `stop`
-        // succeeded, which joins this thread; and no other thread has these warps.
+        // SAFETY: the caller of `start` promised that everything `args` points to lives until
+        // `stop` succeeds, which joins this thread; and no other thread has these warps.
         let result = unsafe { ffi::run(args, first, count) };
         if result & ffi::RUN_FINISHED != 0 {
             return;
@@ -125,7 +125,7 @@ impl IoExecutor for HostExecutor {
         let first = |thread: u32| {
             (u64::from(args.warp_count) * u64::from(thread) / u64::from(threads)) as u32
         };
-        // Nothing runs if one of them cannot be started: they begin when `go` is dropped for good.
+        // Nothing runs if any thread fails to start: they wait on `go`, and exit if it is dropped.
         let mut gates = Vec::new();
         for index in 0..threads {
             let (go, gate) = std::sync::mpsc::channel::<()>();
@@ -148,7 +148,7 @@ impl IoExecutor for HostExecutor {
             gates.push(go);
         }
         for go in gates {
-            // A receiver is gone only if its thread is, which `check` reports.
+            // A receiver is gone only if its thread ended, which `check` reports.
             let _ = go.send(());
         }
         self.running = true;
@@ -167,7 +167,7 @@ impl IoExecutor for HostExecutor {
 
     fn poll(&mut self) -> Result<Progress, ExecutorError> {
         self.check()?;
-        // What moves, moves on other threads.
+        // Progress happens on other threads.
         Ok(Progress::Idle)
     }
 
@@ -185,7 +185,7 @@ impl IoExecutor for HostExecutor {
         }
         join(&mut self.threads);
         self.running = false;
-        // SAFETY: every thread that was given the grants has been joined.
+        // SAFETY: every thread that used the grants has been joined.
         Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })
     }
 }

@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "runs the kernel on memory that the ring laid out")]
-//! The caller's thread as every warp in turn.
+//! Runs every warp in turn on the caller's thread.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use nvme_driver::{Clock, GrantEpoch, Nanos, Place, Quiesced};
 
 use crate::{ffi, memory};
 
-/// What reports call it.
+/// Name in reports.
 const NAME: &str = "inline";
 
-/// Runs the I/O kernel inside [`IoExecutor::poll`], in the caller's thread: no threads, and with a
-/// simulated clock no chance either.
+/// Runs the I/O kernel inside [`IoExecutor::poll`], on the caller's thread: no threads, and with a
+/// simulated clock deterministic.
 #[derive(Debug)]
 pub struct InlineExecutor {
     clock: Arc<dyn Clock>,
@@ -21,22 +21,22 @@ pub struct InlineExecutor {
 }
 
 impl InlineExecutor {
-    /// An executor that has not been started. `clock` must be the one given to the ring: the
-    /// deadline of [`IoExecutor::stop`] is measured with it, and its pauses let the controller
-    /// run meanwhile.
+    /// Creates an executor; [`IoExecutor::start`] starts it. `clock` must be the ring's clock: the
+    /// deadline of [`IoExecutor::stop`] is measured with it, and the controller runs during its
+    /// pauses.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, args: None, grants: Vec::new() }
     }
 
-    /// A turn for every warp.
+    /// Runs every warp once.
     fn turn(&mut self) -> Result<u32, ExecutorError> {
         let Some(args) = &self.args else {
             let cause = "it was not started, or stopped; start it (again)".into();
             return Err(ExecutorError::Failed { executor: NAME, cause });
         };
-        // SAFETY: `start` got `args` with the promise that what they point to lives until `stop`
-        // succeeded, which forgets them; `&mut self` keeps other threads away.
+        // SAFETY: the caller of `start` promised that everything `args` points to lives until
+        // `stop` succeeds, which clears them; `&mut self` excludes other threads.
         Ok(unsafe { ffi::run(args, 0, args.warp_count) })
     }
 }
@@ -64,7 +64,7 @@ impl IoExecutor for InlineExecutor {
         Ok(())
     }
 
-    /// Starts nothing: the work is done by the next [`IoExecutor::poll`].
+    /// Starts nothing: the next [`IoExecutor::poll`] does the work.
     fn submitted(&mut self, _tail: u32, _sms: u32) -> Result<(), ExecutorError> {
         Ok(())
     }
@@ -90,7 +90,7 @@ impl IoExecutor for InlineExecutor {
                 idle += 1;
             }
         }
-        // SAFETY: only `turn` ever uses the grants, and it has no arguments any more.
+        // SAFETY: only `turn` uses the grants, and it has no arguments any more.
         Ok(unsafe { Quiesced::assert(std::mem::take(&mut self.grants)) })
     }
 }

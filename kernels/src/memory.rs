@@ -1,28 +1,28 @@
 #![allow(unsafe_code, reason = "memory shared with the kernel is mapped here")]
-//! Memory that host threads and the caller share: anonymous pages.
+//! Memory shared by host threads and the caller: anonymous pages.
 
 use std::ptr::NonNull;
 
 use gio_uring::{ExecutorError, SharedMemory};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// `SharedMemory` promises this alignment; lengths are rounded up to it.
+/// Alignment required by `SharedMemory`; lengths are rounded up to it.
 const ALIGN: usize = 4096;
 
-/// A mapping of our own.
+/// An anonymous mapping, unmapped on drop.
 struct Pages {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: Pages is only ever dropped; accesses go through the SharedMemory it stands behind.
+// SAFETY: Pages is only ever dropped; the memory is accessed through its SharedMemory.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `alloc`, which nobody uses any more once its owner is dropped.
+        // SAFETY: mapped by `alloc`, and unused once its owner is dropped.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         if let Err(error) = unmapped {
             tracing::error!(%error, len = self.len, "unmapping shared memory failed");
@@ -30,7 +30,7 @@ impl Drop for Pages {
     }
 }
 
-/// `len` zeroed bytes, rounded up to whole pages.
+/// Allocates `len` zeroed bytes, rounded up to whole pages.
 pub(crate) fn alloc(executor: &'static str, len: usize) -> Result<SharedMemory, ExecutorError> {
     let failed = |cause: String| ExecutorError::Memory { executor, len, cause };
     let rounded = len.max(1).checked_next_multiple_of(ALIGN);
@@ -48,8 +48,8 @@ pub(crate) fn alloc(executor: &'static str, len: usize) -> Result<SharedMemory, 
     let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| failed("mapped at 0".into()))?;
     let address = start.as_ptr().expose_provenance() as u64;
     let owner = Box::new(Pages { start, len: rounded });
-    // SAFETY: anonymous pages are zeroed, page aligned, at the same address for the kernel, which
-    // runs in this process, and mapped until `owner` is dropped.
+    // SAFETY: anonymous pages are zeroed, page aligned, at the same address for the kernel (which
+    // runs in this process), and mapped until `owner` is dropped.
     Ok(unsafe { SharedMemory::new(start, address, rounded, owner) })
 }
 

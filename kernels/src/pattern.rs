@@ -2,51 +2,51 @@
     unsafe_code,
     reason = "the bytes lie in memory that devices write, where no Rust reference may point"
 )]
-//! The bytes of an object, made from a number: no copy is kept, and any byte can be checked, by the
+//! Object contents generated from a seed: any byte can be checked without a reference copy, by the
 //! host and (with the feature `cuda`) by a GPU. One source, `include/pool/pattern.cuh`.
 //!
-//! Each 8-byte word says whose it is and where it belongs: bytes of another object, or from another
-//! offset, are found.
+//! Each 8-byte word encodes its object and offset, so bytes of another object or from another
+//! offset are detected.
 
 use std::ptr::NonNull;
 
 use crate::ffi;
 
-/// The contents of one object.
+/// The generated contents of one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pattern(u64);
 
-/// The first place where an object has other bytes than it should.
+/// The first difference between an object's actual and expected bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference {
     /// Bytes from the start of the object to the first wrong 4-byte word.
     pub offset: usize,
-    /// The word that should be there.
+    /// The expected word.
     pub expected: u32,
-    /// The word that is.
+    /// The actual word.
     pub found: u32,
 }
 
 impl Pattern {
-    /// The contents with this seed. Seeds that differ in few bits are not mixed here: take a hash.
+    /// Creates the contents with this seed. Seeds are not mixed here: pass a hash of similar ones.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The seed.
+    /// Returns the seed.
     #[must_use]
     pub const fn seed(self) -> u64 {
         self.0
     }
 
-    /// Writes bytes `[offset, offset + len)` of the object to `at` and what follows.
+    /// Writes bytes `[offset, offset + len)` of the object to memory from `at` on.
     ///
     /// # Safety
-    /// `len` bytes at `at` may be written, and nobody else reads or writes them meanwhile.
+    /// `len` bytes at `at` are writable, and not accessed by others during the call.
     ///
     /// # Panics
-    /// Unless `offset` is a multiple of 8, and `len` of 4.
+    /// Panics unless `offset` is a multiple of 8 and `len` of 4.
     pub unsafe fn write(self, at: NonNull<u8>, offset: usize, len: usize) {
         assert_parts(offset, len);
         // SAFETY: the caller's promise.
@@ -56,13 +56,13 @@ impl Pattern {
     /// Compares bytes `[offset, offset + len)` of the object with those at `at`.
     ///
     /// # Errors
-    /// The first difference.
+    /// Returns the first difference.
     ///
     /// # Safety
-    /// `len` bytes at `at` may be read, and nobody writes them meanwhile.
+    /// `len` bytes at `at` are readable, and not written by others during the call.
     ///
     /// # Panics
-    /// As [`Pattern::write`].
+    /// Same as [`Pattern::write`].
     pub unsafe fn check(
         self,
         at: NonNull<u8>,
@@ -78,7 +78,7 @@ impl Pattern {
         if same { Ok(()) } else { Err(self.difference(first as usize, found)) }
     }
 
-    /// `found` at `offset` instead of what should be there.
+    /// Describes the actual word `found` at `offset`.
     pub(crate) fn difference(self, offset: usize, found: u32) -> Difference {
         let mut word = [0; 4];
         let rest = offset % 8;
@@ -90,20 +90,20 @@ impl Pattern {
     }
 }
 
-/// Overwrites memory with what no object holds.
+/// Overwrites memory with a pattern that no object contains.
 ///
 /// # Safety
-/// `len` bytes at `at` may be written, and nobody else reads or writes them meanwhile.
+/// `len` bytes at `at` are writable, and not accessed by others during the call.
 ///
 /// # Panics
-/// Unless `len` is a multiple of 4.
+/// Panics unless `len` is a multiple of 4.
 pub unsafe fn poison(at: NonNull<u8>, len: usize) {
     assert_parts(0, len);
     // SAFETY: the caller's promise.
     unsafe { ffi::gio_host_poison(address(at), len as u64) }
 }
 
-/// What the host's build takes for an address.
+/// Returns the address in the form the C++ half takes.
 fn address(at: NonNull<u8>) -> u64 {
     at.as_ptr().expose_provenance() as u64
 }

@@ -1,5 +1,5 @@
-//! What the kernels of the second PTX module, [`crate::ptx::POOL_PTX`], are given: the Rust half of
-//! `kernels/include/pool/abi.h`. Every address is the kernel's.
+//! Arguments of the kernels in the second PTX module, [`crate::ptx::POOL_PTX`]: the Rust half of
+//! `kernels/include/pool/abi.h`. All addresses are the kernel's.
 
 use gio_uring::{ScatterGather, ScatterGatherOp};
 
@@ -22,7 +22,7 @@ pub use generated::{
     gio_pattern_item as PatternItem, gio_scatter_gather_args as ScatterGatherArgs,
 };
 
-/// [`PatternArgs::found`]: the item is as it should be. (bindgen takes the header's for an `i32`.)
+/// [`PatternArgs::found`] of an item without difference. (bindgen takes the header's for an `i32`.)
 pub const PATTERN_NONE: u64 = u64::MAX;
 
 impl From<&ScatterGather> for ScatterGatherArgs {
@@ -49,7 +49,7 @@ impl From<&ScatterGather> for ScatterGatherArgs {
 }
 
 impl ScatterGatherArgs {
-    /// Tiles of all objects together: as many warps have something to do. `None` beyond 2^64.
+    /// Returns the number of tiles of all objects, the maximum of useful warps. `None` beyond 2^64.
     #[must_use]
     pub fn tiles(&self) -> Option<u64> {
         let each = u64::from(self.object_bytes.div_ceil(TILE));

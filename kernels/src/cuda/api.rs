@@ -1,11 +1,11 @@
 #![allow(unsafe_code, reason = "looks functions up in libcuda by name")]
 #![allow(non_snake_case, reason = "functions have the names that CUDA's documentation gives them")]
-//! The functions of libcuda that are used, looked up once.
+//! The libcuda functions used, looked up once.
 //!
-//! cudarc finds the library and declares the functions. They are not called through cudarc, for two
-//! reasons: it panics at a symbol that an old driver lacks, and it returns an enum, of which a
-//! newer driver's unknown error would be an invalid value. Here an error is a number, and the
-//! compiler compares the arguments with cudarc's.
+//! cudarc finds the library and declares the functions. They are not called through cudarc, because
+//! it panics if an old driver lacks a symbol, and because it returns an enum, for which a newer
+//! driver's unknown error would be an invalid value. Here an error is a number, and the compiler
+//! checks the arguments against cudarc's declarations.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -27,7 +27,7 @@ macro_rules! functions {
         optional { $($extra:ident($($extra_arg:ty),* $(,)?);)* }
         optional_unchecked { $($odd:ident($($odd_arg:ty),* $(,)?);)* }
     ) => {
-        /// Functions of libcuda. The optional ones came with CUDA 12.1 and later.
+        /// Functions of libcuda. The optional ones were added in CUDA 12.1 and later.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> ErrorCode,)*
             $(pub(super) $loose: unsafe extern "C" fn($($loose_arg),*) -> ErrorCode,)*
@@ -41,17 +41,17 @@ macro_rules! functions {
         };
 
         impl Api {
-            /// Looks them all up; the error is the list of required ones that are missing.
+            /// Looks all functions up; the error lists the required ones that are missing.
             ///
             /// # Safety
             /// The library is libcuda, whose functions have these arguments.
             unsafe fn look_up() -> Result<Self, Vec<&'static str>> {
                 let mut missing = Vec::new();
-                // SAFETY: the caller saw that the library is there, so this does not panic; it
+                // SAFETY: the caller checked that the library exists, so this does not panic; it
                 // stays loaded.
                 let library = unsafe { sys::culib() };
                 $(
-                    // SAFETY: the caller's promise; the type was compared with cudarc's above.
+                    // SAFETY: the caller's promise; the type was checked against cudarc's above.
                     let $name = unsafe {
                         library.get::<unsafe extern "C" fn($($arg),*) -> ErrorCode>(
                             concat!(stringify!($name), "\0").as_bytes(),
@@ -62,7 +62,7 @@ macro_rules! functions {
                     }
                 )*
                 $(
-                    // SAFETY: as above, but the type was compared by eye: a number for the enum.
+                    // SAFETY: as above, but checked by eye: a number instead of the enum.
                     let $loose = unsafe {
                         library.get::<unsafe extern "C" fn($($loose_arg),*) -> ErrorCode>(
                             concat!(stringify!($loose), "\0").as_bytes(),
@@ -81,7 +81,7 @@ macro_rules! functions {
                     };
                 )*
                 $(
-                    // SAFETY: as above, compared by eye: cudarc declares it for CUDA 12 only.
+                    // SAFETY: as above, checked by eye: cudarc declares it for CUDA 12 only.
                     let $odd = unsafe {
                         library.get::<unsafe extern "C" fn($($odd_arg),*) -> ErrorCode>(
                             concat!(stringify!($odd), "\0").as_bytes(),
@@ -193,7 +193,7 @@ functions! {
         );
     }
     optional_unchecked {
-        // As CUDA 12.8 has it; in libcuda for CUDA 13, too, beside the other.
+        // Since CUDA 12.8; libcuda for CUDA 13 has it too, beside the new version.
         cuMemcpyBatchAsync(
             *mut CUdeviceptr,
             *mut CUdeviceptr,
@@ -208,15 +208,15 @@ functions! {
     }
 }
 
-/// The functions of this machine's libcuda.
+/// Loads this machine's libcuda.
 pub(super) fn load() -> Result<&'static Api, CudaError> {
     static API: OnceLock<Result<Api, CudaError>> = OnceLock::new();
     let api = API.get_or_init(|| {
-        // SAFETY: opens libcuda if there is one, whose initialisers are as good as the driver is.
+        // SAFETY: opens libcuda if present; its initialisers are trusted as the driver is.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoLibrary);
         }
-        // SAFETY: the library was found by the name of libcuda.
+        // SAFETY: the library was found under libcuda's name.
         unsafe { Api::look_up() }.map_err(|missing| CudaError::OldDriver {
             found: version_alone().unwrap_or_else(|| "of an unknown version".into()),
             lacks: missing.join(", "),
@@ -225,7 +225,7 @@ pub(super) fn load() -> Result<&'static Api, CudaError> {
     api.as_ref().map_err(Clone::clone)
 }
 
-/// The version of a driver that lacks other functions.
+/// Returns the version of a driver that lacks other functions.
 fn version_alone() -> Option<String> {
     let mut version: c_int = 0;
     // SAFETY: as in `look_up`; the function is as old as the library.
@@ -238,13 +238,13 @@ fn version_alone() -> Option<String> {
     (code == ErrorCode::SUCCESS).then(|| version_text(version))
 }
 
-/// `13.0` for 13000.
+/// Formats 13000 as `13.0`.
 pub(super) fn version_text(version: i32) -> String {
     format!("for CUDA {}.{}", version / 1000, version % 1000 / 10)
 }
 
 impl Api {
-    /// A code as a result, with its name from the driver.
+    /// Converts a code to a result, with its name from the driver.
     pub(super) fn check(
         &self,
         what: impl Into<String>,
@@ -257,7 +257,7 @@ impl Api {
         Err(CudaError::Call { what: what.into(), call, code, name: self.name_of(code) })
     }
 
-    /// `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
+    /// Formats a code as `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
     pub(super) fn name_of(&self, code: ErrorCode) -> String {
         let text = |get: unsafe extern "C" fn(ErrorCode, *mut *const c_char) -> ErrorCode| {
             let mut text: *const c_char = std::ptr::null();

@@ -1,13 +1,13 @@
 #![allow(unsafe_code, reason = "calls libcuda, and reads a word that a stream writes")]
-//! Copies between this process and the GPU, for the software controller and for the proof of a
-//! route: on a stream of their own, in batches, and done without a call of the driver.
+//! Copies between this process and the GPU, for the software controller and for route checks:
+//! batched on a stream of their own, and polled without calling the driver.
 //!
-//! Behind every batch the stream writes the batch's number to a pinned word. Who asks whether a
-//! batch is done reads that word; the driver is asked only when the word has not come for a
-//! while, because a lost GPU never writes it.
+//! After every batch the stream writes the batch's number to a pinned word. A completion check
+//! reads that word; it asks the driver only if the word has not changed for a while, because a lost
+//! GPU never writes it.
 //!
-//! Pinned memory is taken in large parts beforehand and divided here: the driver may wait for
-//! kernels when it allocates some, and the kernel of a started executor may wait for us.
+//! Pinned memory is allocated in large chunks beforehand and divided here: the driver may wait for
+//! kernels to allocate, and the kernel of a started executor may in turn wait for this thread.
 
 use std::{
     fmt,
@@ -33,50 +33,49 @@ use super::{
     stream::CudaStream,
 };
 
-/// Pinned memory that [`CudaCopies::new`] takes: the software controllers of a domain ask for 64
-/// MiB with their first transfer, which may come when a kernel runs; and some for others.
+/// Pinned memory that [`CudaCopies::new`] allocates: the software controllers of a domain need 64
+/// MiB from their first transfer on, which may come while a kernel runs; the rest is for others.
 const HOST_BYTES: usize = 80 << 20;
-/// By how much it grows.
+/// Growth step.
 const CHUNK: usize = 16 << 20;
-/// What [`CopyEngine::host_memory`] aligns to.
+/// Alignment of [`CopyEngine::host_memory`].
 const PAGE: usize = 4096;
-/// Copies that one call of the driver gets.
+/// Copies per driver call.
 const BATCH: usize = 1024;
-/// Polls of the word between two queries of the driver.
+/// Polls of the word between two driver queries.
 const POLLS_PER_QUERY: u32 = 64;
-/// How long copies may take that were started before something else failed. A batch is at most
-/// gigabytes, and a link moves some of them in a second.
+/// Time allowed for copies started before another failure. A batch is at most gigabytes, and a link
+/// transfers some gigabytes per second.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Copies between this process and a GPU: the [`CopyEngine`] of CUDA.
 ///
-/// Nothing here waits for kernels, so all of it may be called while an executor is started, with
-/// two exceptions: [`CudaCopies::new`], and [`CopyEngine::host_memory`] when the memory taken
-/// beforehand is used up, which is an error then. Copies go on beside a resident kernel.
+/// No method waits for kernels, so all may be called while an executor is started, except
+/// [`CudaCopies::new`] and [`CopyEngine::host_memory`] once the preallocated memory is used up,
+/// which then returns an error. Copies run concurrently with a resident kernel.
 ///
-/// Copies are asynchronous from and to memory of [`CopyEngine::host_memory`] or other pinned
-/// memory. With other memory they are right, too, but the driver may do them at once, in the
-/// caller's time.
+/// Copies from and to [`CopyEngine::host_memory`] or other pinned memory are asynchronous. Copies
+/// from and to other memory are correct too, but the driver may perform them synchronously.
 ///
-/// When a batch is refused after parts of it were started, `submit` waits for these parts and then
-/// returns the error: none is under way any more, but some bytes may have been copied.
+/// If a batch fails after parts of it were started, `submit` waits for these parts and then returns
+/// the error: no copy is in flight afterwards, but some bytes may have been copied.
 pub struct CudaCopies {
     device: Arc<CudaDevice>,
-    // Leaked together when the stream does not become idle.
+    // Leaked together if the stream does not become idle.
     stream: ManuallyDrop<CudaStream>,
     word: ManuallyDrop<PinnedMemory>,
     arena: Arc<Arena>,
     queue: Mutex<Queue>,
 }
 
-/// How many copies are put on the stream at a time.
+/// Driver interface for enqueuing copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
-    /// `cuMemcpyBatchAsync_v2`, of CUDA 13.0.
+    /// `cuMemcpyBatchAsync_v2`, since CUDA 13.0.
     Batch,
-    /// `cuMemcpyBatchAsync`, of CUDA 12.8.
+    /// `cuMemcpyBatchAsync`, since CUDA 12.8.
     BatchOf12,
-    /// One call for each.
+    /// One call per copy.
     Single,
 }
 
@@ -84,11 +83,11 @@ struct Queue {
     /// Batches submitted.
     submitted: u64,
     call: Call,
-    /// Polls of the word that found it where it was.
+    /// Consecutive polls that found the word unchanged.
     polls: u32,
-    /// Nothing is known of copies any more.
+    /// Set once the state of copies is unknown.
     failed: Option<CopyError>,
-    // One call's worth, allocated once.
+    // One call's copies; allocated once.
     to: Vec<CUdeviceptr>,
     from: Vec<CUdeviceptr>,
     len: Vec<usize>,
@@ -102,20 +101,20 @@ impl fmt::Debug for CudaCopies {
 }
 
 impl CudaCopies {
-    /// A stream for copies and 80 MiB of pinned memory: what the software controllers of one domain
-    /// want, and a little more. May wait for kernels: before an executor starts.
+    /// Creates a copy stream with 80 MiB of pinned memory: enough for the software controllers of
+    /// one domain, and a little more. May wait for kernels; call it before an executor starts.
     ///
     /// # Errors
-    /// [`CudaError::Call`], mostly without memory.
+    /// Returns [`CudaError::Call`], typically if memory is exhausted.
     pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         Self::with_host_memory(device, HOST_BYTES)
     }
 
-    /// As [`CudaCopies::new`], with so much memory for [`CopyEngine::host_memory`]: all that is
-    /// going to be asked for while an executor is started.
+    /// Same as [`CudaCopies::new`], with `len` bytes for [`CopyEngine::host_memory`]: all memory
+    /// that will be requested while an executor is started.
     ///
     /// # Errors
-    /// As [`CudaCopies::new`].
+    /// Same as [`CudaCopies::new`].
     pub fn with_host_memory(device: &Arc<CudaDevice>, len: usize) -> Result<Self, CudaError> {
         let call = match (device.api.cuMemcpyBatchAsync_v2, device.api.cuMemcpyBatchAsync) {
             (Some(_), _) => Call::Batch,
@@ -133,7 +132,7 @@ impl CudaCopies {
             from: Vec::with_capacity(BATCH),
             len: Vec::with_capacity(BATCH),
         };
-        // Both, before either is kept from being dropped.
+        // Both, before either is wrapped in ManuallyDrop.
         let (stream, word) = (CudaStream::new(device, None)?, device.pinned(PAGE)?);
         Ok(Self {
             device: device.clone(),
@@ -144,30 +143,30 @@ impl CudaCopies {
         })
     }
 
-    /// Whether the driver takes whole batches; else it is called for every copy.
+    /// Returns true if the driver takes whole batches, false if it is called once per copy.
     #[must_use]
     pub fn is_batched(&self) -> bool {
         self.queue().call != Call::Single
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // Counters, and vectors that are filled anew each time.
+        // Counters, and vectors that are refilled each time.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn word(&self) -> u32 {
         // SAFETY: the first word of a page that lives as long as `self`; the stream writes it
-        // whole.
+        // atomically.
         unsafe { mmio::load_acquire32(self.word.host().cast()) }
     }
 
-    /// Whether everything on the stream is done.
+    /// Returns true if all work on the stream is done.
     fn is_idle(&self) -> Result<bool, CudaError> {
         let _entered = self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
@@ -178,7 +177,7 @@ impl CudaCopies {
         }
     }
 
-    /// Waits until everything on the stream is done.
+    /// Waits until all work on the stream is done.
     fn drain(&self) -> Result<(), CudaError> {
         let start = Instant::now();
         while !self.is_idle()? {
@@ -191,10 +190,10 @@ impl CudaCopies {
         Ok(())
     }
 
-    /// Puts the copies on the stream; a part of them may be there when it fails.
+    /// Enqueues the copies; on failure some of them may already be enqueued.
     ///
     /// # Safety
-    /// As [`CopyEngine::submit`].
+    /// Same as [`CopyEngine::submit`].
     unsafe fn enqueue(&self, queue: &mut Queue, copies: &[DeviceCopy]) -> Result<(), CudaError> {
         let _entered = self.device.enter()?;
         for part in copies.chunks(BATCH) {
@@ -217,7 +216,7 @@ impl CudaCopies {
     }
 
     /// # Safety
-    /// As [`CopyEngine::submit`]; the context is current.
+    /// Same as [`CopyEngine::submit`]; the context is current.
     unsafe fn batch(&self, queue: &mut Queue, copies: &[DeviceCopy]) -> ErrorCode {
         let Queue { to, from, len, call, .. } = queue;
         if *call == Call::Single {
@@ -240,7 +239,7 @@ impl CudaCopies {
         if count == 0 {
             return ErrorCode::SUCCESS;
         }
-        // The places are hints for managed memory only, of which there is none.
+        // Locations are hints for managed memory only, which is not used here.
         let nowhere =
             CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
         let mut attributes = CUmemcpyAttributes {
@@ -256,8 +255,8 @@ impl CudaCopies {
         let api = self.device.api;
         match (*call, api.cuMemcpyBatchAsync_v2, api.cuMemcpyBatchAsync) {
             (Call::Batch, Some(copy), _) => {
-                // SAFETY: three arrays of `count` items and one of one, which are read before the
-                // call returns; what they name is the caller's promise.
+                // SAFETY: three arrays of `count` items and one of one item, all read before the
+                // call returns; the caller promises the memory they name.
                 unsafe { copy(to, from, len, count, attributes, first, 1, stream) }
             }
             (Call::BatchOf12, _, Some(copy)) => {
@@ -270,11 +269,11 @@ impl CudaCopies {
     }
 
     /// # Safety
-    /// As [`CopyEngine::submit`]; the context is current.
+    /// Same as [`CopyEngine::submit`]; the context is current.
     unsafe fn single(&self, copy: &DeviceCopy) -> Result<(), CudaError> {
         let DeviceCopy { host, device, len, direction } = *copy;
         let (api, host, stream) = (self.device.api, host.as_ptr().cast(), handle(&self.stream));
-        // SAFETY: both ranges are as long, and stay: the caller's promise.
+        // SAFETY: the caller promises that both ranges have this length and stay valid.
         let (call, code) = unsafe {
             match direction {
                 CopyDirection::HostToDevice => {
@@ -288,11 +287,11 @@ impl CudaCopies {
         self.device.check("copying", call, code)
     }
 
-    /// The driver is asked what became of the copies, because the word does not come.
+    /// Asks the driver about the copies, because the word has not arrived.
     fn ask(&self, queue: &mut Queue, fence: CopyFence) -> Result<bool, CopyError> {
         let error = match self.is_idle() {
             Ok(false) => return Ok(false),
-            // The stream got to its end between the poll and the query.
+            // The stream finished between the poll and the query.
             Ok(true) if queue.done(self.word()) >= fence.0 => return Ok(true),
             Ok(true) => "the stream is at its end and did not write its word".into(),
             Err(error) => error.to_string(),
@@ -302,7 +301,7 @@ impl CudaCopies {
 }
 
 impl Queue {
-    /// Batches that are done, of which the stream wrote the lower half.
+    /// Returns the number of batches done, of which the stream wrote the lower half.
     fn done(&self, word: u32) -> u64 {
         let behind = (self.submitted as u32).wrapping_sub(word);
         self.submitted.saturating_sub(u64::from(behind))
@@ -320,14 +319,14 @@ fn handle(stream: &CudaStream) -> CUstream {
 
 impl CopyEngine for CudaCopies {
     fn host_memory(&self, len: usize) -> Result<ExternalMemory, CopyError> {
-        // Copies of unknown state may go on in memory that came back.
+        // Copies of unknown state may still write to returned memory.
         if let Some(error) = &self.queue().failed {
             return Err(error.clone());
         }
         let part = self.arena.take(len).map_err(|error| CopyError { cause: error.to_string() })?;
         let (host, device, len) = (part.host, part.device, part.len);
         // SAFETY: a part of pinned memory that only its owner uses until `part`, the owner, is
-        // dropped, and into which nothing ever makes a reference.
+        // dropped, and into which no reference is ever made.
         Ok(unsafe { ExternalMemory::new(Some(host), Some(device), len, Arc::new(part)) })
     }
 
@@ -357,7 +356,7 @@ impl CopyEngine for CudaCopies {
     }
 
     fn is_done(&self, fence: CopyFence) -> Result<bool, CopyError> {
-        // Of a number that was given out and is not half of all numbers ago.
+        // Valid for an issued fence less than half the number range old.
         if (self.word().wrapping_sub(fence.0 as u32) as i32) >= 0 {
             return Ok(true);
         }
@@ -384,10 +383,10 @@ impl CopyEngine for CudaCopies {
 
 impl Drop for CudaCopies {
     fn drop(&mut self) {
-        // The word must not be freed, or handed out again, under a stream that writes it.
+        // The word must not be freed or reused while the stream may still write it.
         if let Err(error) = self.drain() {
             tracing::error!(%error, "dropping a stream whose copies may go on: leaked");
-            // Whoever still has memory of it keeps it; what is back is no longer handed out.
+            // Existing owners keep their memory; returned parts are no longer handed out.
             mem::forget(self.arena.clone());
             return;
         }
@@ -407,11 +406,11 @@ struct Arena {
 
 struct Chunk {
     memory: PinnedMemory,
-    /// Offsets and lengths, ascending, never two that touch.
+    /// Offsets and lengths, ascending, never adjacent.
     free: Vec<(usize, usize)>,
 }
 
-/// A part of a chunk, which goes back to it.
+/// A part of a chunk, returned to it on drop.
 struct Allocation {
     host: NonNull<u8>,
     device: DevicePtr,
@@ -436,11 +435,11 @@ impl Drop for Allocation {
 
 impl Arena {
     fn chunks(&self) -> MutexGuard<'_, Vec<Chunk>> {
-        // The lists of free parts are right between the calls below, none of which panics.
+        // The free lists are consistent between the calls below, none of which panics.
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes another chunk from the driver.
+    /// Allocates another chunk from the driver.
     fn grow(&self, len: usize) -> Result<(), CudaError> {
         let memory = self.device.pinned(len)?;
         let free = vec![(0, memory.len())];
@@ -448,7 +447,7 @@ impl Arena {
         Ok(())
     }
 
-    /// `len` zeroed bytes, rounded up to whole pages.
+    /// Allocates `len` zeroed bytes, rounded up to whole pages.
     fn take(self: &Arc<Self>, len: usize) -> Result<Allocation, CudaError> {
         let what = || format!("{len} bytes of pinned memory for copies");
         let len = len.max(1).checked_next_multiple_of(PAGE);
@@ -468,7 +467,7 @@ impl Arena {
         self.find(len).ok_or_else(none)
     }
 
-    /// The first part that is large enough.
+    /// Allocates from the first free part that is large enough.
     fn find(self: &Arc<Self>, len: usize) -> Option<Allocation> {
         let (host, device, chunk, offset) = {
             let mut chunks = self.chunks();
@@ -487,7 +486,7 @@ impl Arena {
     }
 }
 
-/// The offset of `len` bytes that were free, in the first part that has so many.
+/// Takes `len` bytes from the first free part that is large enough; returns their offset.
 fn take_from(free: &mut Vec<(usize, usize)>, len: usize) -> Option<usize> {
     let index = free.iter().position(|(_, size)| *size >= len)?;
     let (offset, size) = free[index];
@@ -499,7 +498,7 @@ fn take_from(free: &mut Vec<(usize, usize)>, len: usize) -> Option<usize> {
     Some(offset)
 }
 
-/// Makes a part free again, one with its neighbours.
+/// Frees a part and merges it with adjacent free parts.
 fn put_back(free: &mut Vec<(usize, usize)>, offset: usize, len: usize) {
     let index = free.partition_point(|(other, _)| *other < offset);
     free.insert(index, (offset, len));
@@ -521,7 +520,7 @@ fn put_back(free: &mut Vec<(usize, usize)>, offset: usize, len: usize) {
 mod tests {
     use super::*;
 
-    /// Parts taken and given back in every order leave what there was.
+    /// Parts allocated and freed in any order restore the original free list.
     #[test]
     fn free_memory_is_whole_again_in_every_order() {
         let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];

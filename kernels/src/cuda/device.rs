@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "calls libcuda")]
-//! A GPU's primary context, and what is kept until nothing runs there any more.
+//! A GPU's primary context, and resources kept until no kernel runs on it any more.
 
 use std::{
     any::Any,
@@ -19,7 +19,7 @@ use super::{
     report::DeviceReport,
 };
 
-/// What has to be given back to the driver, some time.
+/// A resource to be returned to the driver eventually.
 pub(super) enum Resource {
     /// cuMemFreeHost.
     Pinned(Pinned),
@@ -37,10 +37,10 @@ pub(super) enum Resource {
 
 // SAFETY: handles and addresses, which any thread may pass to the driver.
 unsafe impl Send for Resource {}
-// SAFETY: as above; nothing is reached through a shared one.
+// SAFETY: as above; a shared reference gives no access.
 unsafe impl Sync for Resource {}
 
-/// A resource, which goes back to the driver when nothing runs on its device any more.
+/// A resource that returns to the driver once no kernel runs on its device any more.
 pub(super) struct Held {
     device: Arc<CudaDevice>,
     resource: Option<Resource>,
@@ -66,17 +66,17 @@ impl Drop for Held {
 
 #[derive(Default)]
 struct State {
-    /// The error after which nothing works any more.
+    /// The error after which the device is unusable.
     lost: Option<CudaError>,
-    /// Executors that are started.
+    /// Number of started executors.
     started: usize,
-    /// What was dropped meanwhile, in that order.
+    /// Resources dropped while an executor is started, in that order.
     parked: Vec<Resource>,
-    /// Registered memory, to find an address in.
+    /// Registered memory ranges, for address lookup.
     ranges: Vec<Range>,
 }
 
-/// A GPU, through its primary context.
+/// A GPU, accessed through its primary context.
 pub struct CudaDevice {
     pub(super) api: &'static Api,
     device: CUdevice,
@@ -97,7 +97,7 @@ impl fmt::Debug for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Takes over a primary context that was retained.
+    /// Takes ownership of a retained primary context.
     pub(super) fn new(
         api: &'static Api,
         device: CUdevice,
@@ -107,16 +107,16 @@ impl CudaDevice {
         Self { api, device, context, report, state: Mutex::default() }
     }
 
-    /// What it is.
+    /// Returns a description of the GPU.
     #[must_use]
     pub fn report(&self) -> &DeviceReport {
         &self.report
     }
 
-    /// The error after which this process can do nothing on the GPU any more, once there was one.
+    /// Checks that the GPU is still usable by this process.
     ///
     /// # Errors
-    /// That error.
+    /// Returns the error that made it unusable.
     pub fn healthy(&self) -> Result<(), CudaError> {
         self.state().lost.clone().map_or(Ok(()), Err)
     }
@@ -130,7 +130,7 @@ impl CudaDevice {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call's code as a result. An error that stays is remembered.
+    /// Converts a call's code to a result. Remembers a sticky error.
     pub(super) fn check(
         &self,
         what: impl Into<String>,
@@ -154,14 +154,14 @@ impl CudaDevice {
         self.api.name_of(code)
     }
 
-    /// Makes the context current for this thread until the result is dropped. A stream capture
-    /// that goes on in this or another thread is of no concern to the calls made meanwhile.
+    /// Makes the context current on this thread until the result is dropped. A stream capture in
+    /// progress on this or another thread does not affect the calls made meanwhile.
     pub(super) fn enter(&self) -> Result<Entered<'_>, CudaError> {
         self.healthy()?;
         // SAFETY: the context is retained as long as `self` lives.
         let code = unsafe { (self.api.cuCtxPushCurrent_v2)(self.context) };
         self.check("making the GPU's context current", "cuCtxPushCurrent", code)?;
-        // CU_STREAM_CAPTURE_MODE_RELAXED. A number, as the driver writes the old mode back.
+        // CU_STREAM_CAPTURE_MODE_RELAXED. A number, because the driver writes the old mode back.
         let mut mode: u32 = 2;
         // SAFETY: reads and writes one number of the enum's size.
         let code = unsafe { (self.api.cuThreadExchangeStreamCaptureMode)((&raw mut mode).cast()) };
@@ -170,12 +170,12 @@ impl CudaDevice {
         Ok(entered)
     }
 
-    /// An executor starts: nothing is freed from now on.
+    /// Records that an executor starts: nothing is freed from now on.
     pub(super) fn started(&self) {
         self.state().started += 1;
     }
 
-    /// An executor's kernels have ended: with the last one, what was parked is freed.
+    /// Records that an executor's kernels have ended; the last one frees parked resources.
     pub(super) fn ended(&self) {
         let mut state = self.state();
         state.started = state.started.saturating_sub(1);
@@ -186,12 +186,12 @@ impl CudaDevice {
         }
     }
 
-    /// Whether an executor of the device is started.
+    /// Returns true if an executor of the device is started.
     pub(super) fn is_started(&self) -> bool {
         self.state().started > 0
     }
 
-    /// Pinned memory of exactly this length that somebody dropped.
+    /// Takes parked pinned memory of exactly this length.
     pub(super) fn recycled(&self, len: usize) -> Option<Pinned> {
         let mut state = self.state();
         let fits = |resource: &Resource| matches!(resource, Resource::Pinned(p) if p.len == len);
@@ -202,14 +202,14 @@ impl CudaDevice {
         }
     }
 
-    /// Remembers registered memory.
+    /// Records registered memory.
     pub(super) fn add_range(&self, range: Range) {
         let mut state = self.state();
         state.ranges.retain(Range::is_alive);
         state.ranges.push(range);
     }
 
-    /// What `find` makes of the first range for which it is something.
+    /// Returns the first `Some` that `find` returns for a range.
     pub(super) fn find_range<T>(&self, find: impl FnMut(&Range) -> Option<T>) -> Option<T> {
         self.state().ranges.iter().find_map(find)
     }
@@ -233,7 +233,7 @@ impl CudaDevice {
             Err(error) => {
                 let count = resources.len();
                 tracing::debug!(%error, count, "GPU resources are left to the end of the process");
-                // What is registered may be in use by a device that still runs.
+                // Registered memory may be in use by a device that still runs.
                 mem::forget(resources);
                 return;
             }
@@ -246,7 +246,7 @@ impl CudaDevice {
 
     fn free_one(&self, resource: Resource) {
         let api = self.api;
-        // SAFETY: each was made by the function that belongs to it, and is dropped here.
+        // SAFETY: each was created by the matching function, and is dropped here.
         let (call, code) = unsafe {
             match &resource {
                 Resource::Pinned(p) => {
@@ -273,10 +273,10 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // An executor that did not end keeps its device alive, so nothing runs here.
+        // An executor that did not end keeps its device alive, so no kernel runs here.
         let parked = mem::take(&mut self.state().parked);
         self.free(parked);
-        // SAFETY: retained when `self` was made; no handle of it is left.
+        // SAFETY: retained by the creator of `self`; no handle of it is left.
         let code = unsafe { (self.api.cuDevicePrimaryCtxRelease_v2)(self.device) };
         if let Err(error) = self.check("closing a GPU", "cuDevicePrimaryCtxRelease", code) {
             tracing::debug!(%error, "closing a GPU");
@@ -284,11 +284,11 @@ impl Drop for CudaDevice {
     }
 }
 
-/// The context is current for this thread while this lives.
+/// Keeps the context current on this thread while it lives.
 pub(super) struct Entered<'a> {
     device: &'a CudaDevice,
     mode: u32,
-    /// Not for other threads.
+    /// Makes the type !Send.
     thread: PhantomData<*mut ()>,
 }
 
@@ -296,7 +296,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let Self { device, mode, .. } = self;
         let mut context: CUcontext = std::ptr::null_mut();
-        // SAFETY: undoes what `enter` did: the mode it got, the context it pushed.
+        // SAFETY: undoes the calls of `enter`: restores the mode, pops the context.
         let (mode, pop) = unsafe {
             (
                 (device.api.cuThreadExchangeStreamCaptureMode)((&raw mut *mode).cast()),

@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "calls libcuda")]
-//! The driver, and which GPUs it has.
+//! The driver and its GPUs.
 
 use std::{
     ffi::{CStr, c_char, c_int},
@@ -16,10 +16,10 @@ use super::{
     report::{DeviceReport, WritesOrdering},
 };
 
-/// CUDA 12.0: the oldest driver that is tried at all. The PTX may need a newer one.
+/// CUDA 12.0: the oldest driver accepted. The PTX may need a newer one.
 const VERSION_MIN: i32 = 12_000;
 
-/// The devices of this process, by ordinal.
+/// The open devices of this process, by ordinal.
 static OPENED: Mutex<Vec<(u32, Weak<CudaDevice>)>> = Mutex::new(Vec::new());
 
 /// The NVIDIA driver.
@@ -40,14 +40,14 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Loads libcuda and starts it.
+    /// Loads and initialises libcuda.
     ///
     /// # Errors
-    /// [`CudaError::NoLibrary`], [`CudaError::OldDriver`], [`CudaError::NoDevice`], or what cuInit
-    /// returned.
+    /// Returns [`CudaError::NoLibrary`], [`CudaError::OldDriver`], [`CudaError::NoDevice`], or the
+    /// error of cuInit.
     pub fn load() -> Result<Self, CudaError> {
         let api = api::load()?;
-        // SAFETY: the first call of all; it may be made again.
+        // SAFETY: the first call of all; it may be repeated.
         match unsafe { (api.cuInit)(0) } {
             ErrorCode::NO_DEVICE => return Err(CudaError::NoDevice),
             code => api.check("starting the NVIDIA driver", "cuInit", code)?,
@@ -70,27 +70,27 @@ impl CudaDriver {
         }
     }
 
-    /// What the driver implements: 13000 is CUDA 13.0.
+    /// Returns the CUDA version that the driver implements: 13000 is CUDA 13.0.
     #[must_use]
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// Number of GPUs.
+    /// Returns the number of GPUs.
     #[must_use]
     pub fn devices(&self) -> u32 {
         self.devices
     }
 
-    /// Sets what the driver reads from the environment when it starts, where the user did not:
+    /// Sets environment variables that the driver reads when it starts, unless the user set them:
     ///
-    /// - `CUDA_MODULE_LOADING=EAGER`: kernels are loaded when they are compiled, and not at their
-    ///   first launch, which may wait for kernels that run; a resident one does not end.
-    /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: the most hardware queues that there are. Streams that
-    ///   share one wait for each other, also where nothing orders them.
+    /// - `CUDA_MODULE_LOADING=EAGER`: loads kernels when they are compiled, not at their first
+    ///   launch, which may wait for running kernels; a resident kernel does not end.
+    /// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: the maximum number of hardware queues. Streams that
+    ///   share one wait for each other, even if nothing orders them.
     ///
     /// # Safety
-    /// No other thread reads or writes the environment meanwhile: call it first of all in `main`.
+    /// No other thread accesses the environment during the call: call it first in `main`.
     pub unsafe fn set_environment() {
         for (name, value) in
             [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")]
@@ -102,12 +102,12 @@ impl CudaDriver {
         }
     }
 
-    /// Retains the primary context of GPU `ordinal`, which the CUDA runtime (an engine) uses, too.
-    /// While the device lives, every call returns the same one: what is not to be done beside a
-    /// running kernel has to be known of all kernels.
+    /// Retains the primary context of GPU `ordinal`, which the CUDA runtime (an engine) also uses.
+    /// While the device lives, every call returns the same one: calls that must not run beside a
+    /// kernel depend on a count of all started executors.
     ///
     /// # Errors
-    /// [`CudaError::NoSuchDevice`], or [`CudaError::Call`].
+    /// Returns [`CudaError::NoSuchDevice`] or [`CudaError::Call`].
     pub fn device(&self, ordinal: u32) -> Result<Arc<CudaDevice>, CudaError> {
         let (api, count) = (self.api, self.devices);
         let wanted = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -135,17 +135,15 @@ impl CudaDriver {
     }
 }
 
-/// Hardware queues that streams share, where nobody says otherwise.
+/// Default number of hardware queues that streams share.
 const CONNECTIONS: u32 = 8;
 
-/// Whether there are hardware queues enough for a kernel that stays, as far as the environment
-/// says.
-/// Streams that share one wait
-/// for each other also where nothing orders them: with few of them, what the kernel waits for would
-/// stand behind the kernel.
+/// Checks that there are enough hardware queues for a resident kernel, according to the
+/// environment. Streams that share one wait for each other even if nothing orders them: with too
+/// few, work that the kernel waits for could be queued behind the kernel.
 pub(super) fn enough_connections() -> Result<(), CudaError> {
     const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-    // CUDA read it when it started, and does not say what it took.
+    // CUDA read the variable when it started, and does not report the value in use.
     let found = std::env::var(NAME).ok().and_then(|text| text.parse().ok()).unwrap_or(CONNECTIONS);
     if found >= CONNECTIONS {
         return Ok(());
@@ -158,7 +156,7 @@ pub(super) fn enough_connections() -> Result<(), CudaError> {
     )))
 }
 
-/// Asks for everything that a report has.
+/// Queries all fields of a report.
 fn describe(
     api: &Api,
     device: CUdevice,
@@ -173,10 +171,10 @@ fn describe(
         api.check(what(), "cuDeviceGetAttribute", code).map(|()| value)
     };
     let mut name = [0 as c_char; 128];
-    // SAFETY: writes at most so many characters, a final 0 among them.
+    // SAFETY: writes at most that many characters, including a terminating 0.
     let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
     api.check(what(), "cuDeviceGetName", code)?;
-    // SAFETY: the last character is 0 in any case.
+    // SAFETY: the last character is always 0.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     Ok(DeviceReport {
         ordinal,
@@ -195,7 +193,7 @@ fn describe(
         sms: u32::try_from(get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?).unwrap_or(0),
         host_register: get(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)? != 0,
         writes_ordering: WritesOrdering::new(
-            // Older drivers do not know the question.
+            // Older drivers do not know the attribute.
             get(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).unwrap_or(-1),
         ),
         flush_remote_writes: get(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)

@@ -1,13 +1,13 @@
-//! What can go wrong between this process and a GPU.
+//! Errors of the GPU interface.
 
 use std::fmt;
 
 use gio_uring::ExecutorError;
 
-/// What the executor calls itself, in reports and errors.
+/// Name of the executor in reports and errors.
 pub(super) const NAME: &str = "cuda";
 
-/// A `CUresult` as a number: a newer driver may know errors that this code does not.
+/// A `CUresult` as a number: a newer driver may return errors unknown to this code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct ErrorCode(pub i32);
@@ -21,13 +21,13 @@ impl ErrorCode {
     pub const OUT_OF_MEMORY: Self = Self(2);
     /// `CUDA_ERROR_NO_DEVICE`.
     pub const NO_DEVICE: Self = Self(100);
-    /// `CUDA_ERROR_NOT_READY`: no error, what was asked about is still running.
+    /// `CUDA_ERROR_NOT_READY`: not an error, the queried work is still running.
     pub const NOT_READY: Self = Self(600);
     /// `CUDA_ERROR_NOT_SUPPORTED`.
     pub const NOT_SUPPORTED: Self = Self(801);
 
-    /// Whether "the process is in an inconsistent state and any further CUDA work will return the
-    /// same error", in the words of cuda.h, or the device is lost.
+    /// Returns true if "the process is in an inconsistent state and any further CUDA work will
+    /// return the same error" (cuda.h), or if the device is lost.
     #[must_use]
     pub fn is_sticky(self) -> bool {
         matches!(
@@ -45,7 +45,7 @@ impl ErrorCode {
         )
     }
 
-    /// What to do about it, as far as that can be told from the number.
+    /// Returns advice on the error, as far as the number tells.
     fn hint(self) -> &'static str {
         match self.0 {
             2 => "; free GPU or pinned memory, or raise the lock limit (ulimit -l)",
@@ -73,10 +73,10 @@ impl ErrorCode {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver.
+    /// No driver was found.
     #[error("no NVIDIA driver: libcuda.so.1 was not found; install the driver")]
     NoLibrary,
-    /// The driver is older than what is used of it.
+    /// The driver lacks required functions.
     #[error(
         "the NVIDIA driver is too old: it is {found} and lacks {lacks}; update it (R580 or later \
          is best)"
@@ -84,67 +84,67 @@ pub enum CudaError {
     OldDriver {
         /// Its version.
         found: String,
-        /// What is missing.
+        /// Missing functions.
         lacks: String,
     },
-    /// There is a driver and no GPU.
+    /// The driver sees no GPU.
     #[error(
         "the NVIDIA driver sees no GPU (nvidia-smi lists them; CUDA_VISIBLE_DEVICES may hide \
          them)"
     )]
     NoDevice,
-    /// There is no such GPU.
+    /// The ordinal is out of range.
     #[error("GPU {ordinal} was asked for, there are {count}, from 0 on")]
     NoSuchDevice {
-        /// What was asked for.
+        /// Requested ordinal.
         ordinal: u32,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("{what}: {call} returned {name} ({}){}", code.0, code.hint())]
     Call {
-        /// What was being done.
+        /// The operation in progress.
         what: String,
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// Its return code.
         code: ErrorCode,
-        /// Name and meaning of that.
+        /// Name and meaning of the code.
         name: String,
     },
-    /// The driver did not compile a kernel.
+    /// The driver failed to compile a kernel.
     #[error(
         "compiling the PTX of {header} for compute capability {capability} failed: \
          {name} ({}){}; the compiler says: {log}", code.0, code.hint()
     )]
     Compile {
-        /// What the PTX is of, its version and target.
+        /// Name, version and target of the PTX.
         header: String,
-        /// What the GPU can do.
+        /// Compute capability of the GPU.
         capability: String,
-        /// What the driver returned.
+        /// The driver's return code.
         code: ErrorCode,
-        /// Name and meaning of that.
+        /// Name and meaning of the code.
         name: String,
         /// The compiler's own message.
         log: String,
     },
-    /// A drive's doorbells were not mapped into the GPU.
+    /// A drive's doorbells could not be mapped into the GPU.
     #[error("{cause}; {hint}")]
     Doorbells {
-        /// What the driver returned.
+        /// The driver's error.
         cause: Box<CudaError>,
-        /// What to do on this kernel.
+        /// Advice for this Linux kernel.
         hint: String,
     },
-    /// What was asked for cannot be right.
+    /// An argument is invalid.
     #[error("{0}")]
     Argument(String),
 }
 
 impl CudaError {
-    /// What the driver returned, if it was called.
+    /// Returns the driver's code, if a call failed.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
@@ -154,7 +154,7 @@ impl CudaError {
         }
     }
 
-    /// With what to do about doorbells that were not mapped, on Linux `release`. Other codes have a
+    /// Adds advice on doorbells that could not be mapped on Linux `release`. Other codes have a
     /// hint of their own.
     pub(super) fn of_doorbells(self, release: &str) -> Self {
         if self.code() != Some(ErrorCode::INVALID_VALUE) {

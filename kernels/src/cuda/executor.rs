@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "launches the kernel on memory that the ring laid out")]
-//! The GPU as the runner of the I/O kernel.
+//! Runs the I/O kernel on a GPU.
 
 use std::{
     fmt,
@@ -24,28 +24,27 @@ use super::{
     stream::CudaStream,
 };
 
-/// When the kernel leaves. Whichever it is, what is issued while it runs takes no launch, and at
-/// most two launches are on the stream: one that is leaving, and the next one.
+/// Condition under which the kernel exits. In both modes, an operation issued while it runs needs
+/// no launch, and at most two launches are on the stream: one that is exiting, and the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LaunchMode {
-    /// When everything issued so far is done.
+    /// When all operations issued so far are done.
     #[default]
     PerBatch,
-    /// When nothing was issued for [`CudaOptions::linger`], so that a layer costs no launch while
-    /// others follow one another. The engine loads its own kernels beforehand
-    /// (`CUDA_MODULE_LOADING=EAGER`).
+    /// When nothing was issued for [`CudaOptions::linger`], so that consecutive layers cost no
+    /// launches. The engine must load its own kernels beforehand (`CUDA_MODULE_LOADING=EAGER`).
     Resident,
 }
 
-/// How the I/O kernel is run.
+/// Options of the CUDA executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// When the kernel leaves.
+    /// Condition under which the kernel exits.
     pub mode: LaunchMode,
-    /// SMs of its own, in a green context; `None` shares all of them.
+    /// Number of dedicated SMs, in a green context; `None` shares all SMs.
     pub sms: Option<u32>,
-    /// How long a resident kernel stays without work. What waits for the whole GPU, as
-    /// `cuCtxSynchronize` (`torch.cuda.synchronize`) does, waits as long.
+    /// Time that a resident kernel stays without work. Calls that wait for the whole GPU, such as
+    /// `cuCtxSynchronize` (`torch.cuda.synchronize`), wait at least as long.
     pub linger: Nanos,
 }
 
@@ -56,14 +55,14 @@ impl Default for CudaOptions {
     }
 }
 
-/// Where and how an executor runs the I/O kernel.
+/// Description of the GPU and the partition that runs the I/O kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaReport {
     /// The GPU.
     pub device: DeviceReport,
-    /// The part of it.
+    /// Its partition.
     pub partition: PartitionReport,
-    /// When the kernel leaves.
+    /// Condition under which the kernel exits.
     pub mode: LaunchMode,
 }
 
@@ -77,25 +76,25 @@ impl fmt::Display for CudaReport {
     }
 }
 
-/// What the kernel uses: let go together, or leaked together.
+/// Resources of the kernel: released together, or leaked together.
 struct Parts {
     kernel: Kernel,
     stream: CudaStream,
-    /// Registered memory that an address was given out for.
+    /// Registrations behind addresses that were given out.
     reached: Mutex<Vec<Arc<Registration>>>,
-    /// The word in which the kernel says that it leaves: `gio_args.left`.
+    /// The word in which the kernel announces its exit: `gio_args.left`.
     left: PinnedMemory,
-    /// Of the warps; kept for the next start, so that nothing is allocated beside others' kernels.
+    /// State of the warps; kept for the next start to avoid allocating beside other kernels.
     state: Mutex<Option<Arc<State>>>,
     device: Arc<CudaDevice>,
 }
 
 /// A kernel that may be running.
 struct Run {
-    /// Of the last launch.
+    /// Arguments of the last launch.
     args: Args,
     grants: Vec<GrantEpoch>,
-    /// Why nothing can be launched any more, although the GPU is well.
+    /// Set when launching failed although the GPU is healthy.
     failed: Option<CudaError>,
 }
 
@@ -104,7 +103,7 @@ pub struct CudaExecutor {
     parts: ManuallyDrop<Parts>,
     options: CudaOptions,
     clock: Arc<dyn Clock>,
-    /// Between a successful `start` and a successful `stop`.
+    /// Set between a successful `start` and a successful `stop`.
     run: Option<Run>,
 }
 
@@ -115,11 +114,11 @@ impl fmt::Debug for CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Lets the driver compile the I/O kernel and makes a stream for it; nothing runs yet. `clock`
-    /// must be the one given to the ring: the deadline of [`IoExecutor::stop`] is measured with it.
+    /// Compiles the I/O kernel and creates a stream for it; nothing runs yet. `clock` must be the
+    /// ring's clock: the deadline of [`IoExecutor::stop`] is measured with it.
     ///
     /// # Errors
-    /// [`CudaError::Compile`], [`CudaError::Argument`], [`CudaError::Call`].
+    /// Returns [`CudaError::Compile`], [`CudaError::Argument`] or [`CudaError::Call`].
     pub fn new(
         device: &Arc<CudaDevice>,
         options: CudaOptions,
@@ -128,10 +127,10 @@ impl CudaExecutor {
         Self::with_ptx(device, crate::ptx::PTX, options, clock)
     }
 
-    /// As [`CudaExecutor::new`], from other PTX of the I/O kernel than [`crate::ptx::PTX`].
+    /// Same as [`CudaExecutor::new`], with PTX of the I/O kernel other than [`crate::ptx::PTX`].
     ///
     /// # Errors
-    /// As [`CudaExecutor::new`].
+    /// Same as [`CudaExecutor::new`].
     pub fn with_ptx(
         device: &Arc<CudaDevice>,
         ptx: &str,
@@ -141,11 +140,11 @@ impl CudaExecutor {
         Self::make(device, Kernel::compile(device, ptx)?, options, clock)
     }
 
-    /// As [`CudaExecutor::new`], with the kernel [`crate::ptx::ENTRY`] of [`crate::ptx::PTX`] as
-    /// it was compiled before: for who makes many executors.
+    /// Same as [`CudaExecutor::new`], with the precompiled kernel [`crate::ptx::ENTRY`] of
+    /// [`crate::ptx::PTX`], for callers that create many executors.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] for a kernel with another argument, [`CudaError::Call`].
+    /// Returns [`CudaError::Argument`] for a kernel with another argument, or [`CudaError::Call`].
     pub fn with_kernel(
         kernel: &CudaFunction,
         options: CudaOptions,
@@ -177,7 +176,7 @@ impl CudaExecutor {
         Ok(executor)
     }
 
-    /// Where and how it runs.
+    /// Returns a description of the GPU and its partition.
     #[must_use]
     pub fn report(&self) -> CudaReport {
         CudaReport {
@@ -191,8 +190,8 @@ impl CudaExecutor {
         ExecutorError::Failed { executor: NAME, cause: cause.into() }
     }
 
-    /// Pinned memory. Once the executor is started only what somebody dropped: the driver may wait
-    /// for a kernel that waits for an event of the thread that is waiting here.
+    /// Allocates pinned memory. Once the executor is started, only reuses memory: the driver could
+    /// wait for a kernel that waits for an event of the calling thread.
     fn memory(&self, len: usize) -> Result<PinnedMemory, CudaError> {
         let device = &self.parts.device;
         if self.run.is_none() {
@@ -207,7 +206,7 @@ impl CudaExecutor {
         })
     }
 
-    /// The run, if nothing is wrong with it.
+    /// Returns the run, unless it failed.
     fn running(&mut self) -> Result<(&Parts, &mut Run), ExecutorError> {
         self.parts.device.healthy()?;
         match &mut self.run {
@@ -217,8 +216,8 @@ impl CudaExecutor {
         }
     }
 
-    /// An operation is done when every warp did its part, and no warp leaves before: all of them
-    /// have to run at the same time.
+    /// Checks that all blocks run at the same time: an operation is done only when every warp did
+    /// its part, and no warp exits before.
     fn fits(&self, shape: Shape) -> Result<(), ExecutorError> {
         let sms = self.parts.stream.report().granted;
         let each = self.parts.kernel.blocks_per_sm(shape)?;
@@ -240,19 +239,19 @@ impl Parts {
         unsafe { AtomicU64::from_ptr(self.left.host().as_ptr().cast()) }
     }
 
-    /// The number of the launch that has left or is about to; 0 at first.
+    /// Returns the number of the last launch that exited or is about to; 0 at first.
     fn left(&self) -> u64 {
         self.left_word().load(Ordering::Acquire)
     }
 
-    /// Launches the kernel, behind one that is leaving.
+    /// Launches the kernel, possibly behind one that is exiting.
     fn launch(&self, run: &mut Run, sms: u32) -> Result<(), CudaError> {
         let granted = self.stream.report().granted;
         let sms = if sms == 0 { granted } else { sms.min(granted) };
         let args = Args { launch: run.args.launch + 1, ..run.args };
         let shape = Shape::new(args.warp_count, sms);
-        // SAFETY: `start` got the arguments with the promise that what they point to lives until
-        // `stop` succeeded, which sees the stream idle; every run of an executor is on its stream.
+        // SAFETY: by the contract of `start`, what the arguments point to lives until `stop` has
+        // seen the stream idle; every launch of an executor is on its stream.
         let launched = unsafe { self.kernel.launch(&self.stream, args, shape) };
         match launched {
             Ok(()) => run.args = args,
@@ -321,7 +320,7 @@ impl IoExecutor for CudaExecutor {
         self.fits(Shape::new(args.warp_count, self.parts.stream.report().granted))?;
         // Relaxed: no kernel runs, and a launch publishes it.
         self.parts.left_word().store(0, Ordering::Relaxed);
-        // Before the launch: from now on nothing is freed that a kernel would be waited for.
+        // Before the launch: from now on nothing is freed, as the driver could wait for the kernel.
         self.parts.device.started();
         if resident && let Err(error) = self.parts.launch(&mut run, 0) {
             self.parts.device.ended();
@@ -333,9 +332,9 @@ impl IoExecutor for CudaExecutor {
 
     fn submitted(&mut self, _tail: u32, sms: u32) -> Result<(), ExecutorError> {
         let (parts, run) = self.running()?;
-        // Ordering: the ring's entry was stored before; this fence; then the load of `left`. The
-        // kernel stores `left`, has a fence of the same kind, and loads the ring (gio_over). At
-        // least one of the two sees what the other stored.
+        // Ordering: the ring's entry was stored before; then this fence; then the load of `left`.
+        // The kernel stores `left`, issues the same kind of fence, and loads the ring (gio_over).
+        // At least one side sees the other's store.
         fence(Ordering::SeqCst);
         if parts.left() == run.args.launch {
             parts.launch(run, sms)?;
@@ -348,15 +347,15 @@ impl IoExecutor for CudaExecutor {
         if parts.stream.is_idle()? && parts.left() != run.args.launch {
             return Err(Self::failed("it ended by itself, or was stopped"));
         }
-        // What moves, moves on the GPU.
+        // Progress happens on the GPU.
         Ok(Progress::Idle)
     }
 
     fn stop(&mut self, deadline: Nanos) -> Result<Quiesced, ExecutorError> {
         let mut idle = 0;
         if self.run.is_some() {
-            // An error here is that of a lost GPU. Its kernels were killed, in some way and at some
-            // time that CUDA says nothing about: no proof, and the queues stay where they are.
+            // An error here means a lost GPU. CUDA does not say when and how its kernels were
+            // killed, so there is no proof, and the queues stay quarantined.
             while !self.parts.stream.is_idle()? {
                 if self.clock.now() >= deadline {
                     return Err(ExecutorError::StopTimeout { executor: NAME });
@@ -367,7 +366,7 @@ impl IoExecutor for CudaExecutor {
             self.parts.device.ended();
         }
         let grants = self.run.take().map(|run| run.grants).unwrap_or_default();
-        // SAFETY: the stream that every launch was made on is idle, or there was no launch.
+        // SAFETY: the stream of all launches is idle, or there was no launch.
         Ok(unsafe { Quiesced::assert(grants) })
     }
 }

@@ -1,13 +1,13 @@
 #![allow(unsafe_code, reason = "calls libgdrapi, which maps memory of the GPU into this process")]
 //! GDRCopy: memory of the GPU with an address in this process.
 //!
-//! The mapping goes through the GPU's BAR, so that other PCIe devices reach it as well: it is what
-//! a VFIO container is given for drives that read and write GPU memory directly. The library is
-//! opened at run time, as libcuda is; its header is the source of names and types used here.
+//! The mapping goes through the GPU's BAR, so that other PCIe devices reach it as well: a VFIO
+//! container maps it for drives that read and write GPU memory directly. The library is opened at
+//! run time, like libcuda; names and types used here are those of its header.
 //!
-//! What is mapped is undone in one order: the mapping, the pin, the memory. Nothing revokes the
-//! mapping when memory is freed below it, so [`GdrMapping`] owns what it maps; and when one of the
-//! first two steps fails, it leaks the rest.
+//! A mapping is undone in a fixed order: the mapping, the pin, the memory. Nothing revokes the
+//! mapping when memory is freed beneath it, so [`GdrMapping`] owns the memory it maps, and if one
+//! of the first two steps fails, it leaks the rest.
 
 use std::{
     any::Any,
@@ -28,18 +28,18 @@ use super::{
     memory::GPU_PAGE,
 };
 
-/// The library's name: version 2 of its interface.
+/// The library's name, with version 2 of its interface.
 const LIBRARY: &str = "libgdrapi.so.2";
-/// The device of its kernel module.
+/// Device file of its kernel module.
 const DEVICE: &str = "/dev/gdrdrv";
-/// `GDR_PIN_FLAG_FORCE_PCIE`: mapped over PCIe, on platforms with another way.
+/// `GDR_PIN_FLAG_FORCE_PCIE`: maps over PCIe on platforms that have another path.
 const FORCE_PCIE: u32 = 1;
 
-/// GDRCopy cannot be used, or not for this memory.
+/// GDRCopy cannot be used at all, or not for this memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GdrError {
-    /// There is no library.
+    /// The library was not found.
     #[error(
         "GDRCopy's library is not there ({cause}); install libgdrapi (2.4 or later), or use the \
          staged path"
@@ -51,18 +51,18 @@ pub enum GdrError {
     /// The library lacks functions.
     #[error("GDRCopy's library ({LIBRARY}) lacks {lacks}; install version 2.4 or later")]
     OldLibrary {
-        /// What is missing.
+        /// A missing function.
         lacks: &'static str,
     },
-    /// The library finds no kernel module.
+    /// The library could not open its kernel module.
     #[error("GDRCopy {library} did not open its driver: {cause}; or use the staged path")]
     NoDriver {
         /// The library's version.
         library: String,
-        /// Why, as far as can be told, and what to do.
+        /// Cause and remedy, as far as known.
         cause: String,
     },
-    /// The memory was not pinned.
+    /// The memory could not be pinned.
     #[error(
         "GDRCopy: pinning {len} bytes of GPU memory at {address:#x} was refused: {cause}; {hint}"
     )]
@@ -73,32 +73,32 @@ pub enum GdrError {
         len: usize,
         /// The system's error.
         cause: String,
-        /// What to check.
+        /// Possible causes.
         hint: String,
     },
-    /// The memory was not mapped.
+    /// The memory could not be mapped.
     #[error("GDRCopy: mapping {len} bytes of GPU memory at {address:#x} failed: {cause}")]
     Map {
         /// Its address on the GPU.
         address: u64,
         /// Its length in bytes.
         len: usize,
-        /// The system's error, or what was found wrong.
+        /// The system's error, or the inconsistency found.
         cause: String,
     },
-    /// CUDA refused something that belongs to it.
+    /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
-/// `gdr_mh_t`, a struct of one number that is passed by value.
+/// `gdr_mh_t`, a struct of one number, passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Pinned {
     handle: c_ulong,
 }
 
-/// `gdr_info_v2_t`, which the library fills in.
+/// `gdr_info_v2_t`, filled in by the library.
 #[derive(Default)]
 #[repr(C)]
 struct Info {
@@ -139,7 +139,7 @@ impl Api {
         macro_rules! get {
             ($name:literal) => {
                 // SAFETY: the caller's promise; the types are those of gdrapi.h, and the struct
-                // keeps the library loaded beside the function.
+                // keeps the library loaded as long as the function.
                 *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(|_| $name)?
             };
         }
@@ -171,11 +171,11 @@ impl Api {
 struct Connection {
     api: Api,
     handle: NonNull<c_void>,
-    /// The library keeps a list without a lock of its own.
+    /// Serializes calls: the library's list has no lock.
     one_at_a_time: Mutex<()>,
 }
 
-// SAFETY: the handle is used under the lock only, and belongs to no thread.
+// SAFETY: the handle is only used under the lock, and is not bound to a thread.
 unsafe impl Send for Connection {}
 // SAFETY: as above.
 unsafe impl Sync for Connection {}
@@ -188,7 +188,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: opened by the library; every mapping, which would keep `self`, was dropped.
+        // SAFETY: opened by the library; every mapping would keep `self` alive, and was dropped.
         let closed = errno(unsafe { (self.api.close)(self.handle.as_ptr()) });
         if let Err(cause) = closed {
             tracing::error!(cause, "closing GDRCopy's driver");
@@ -220,16 +220,16 @@ impl Gdr {
     /// Opens the library and its driver.
     ///
     /// # Errors
-    /// [`GdrError::NoLibrary`], [`GdrError::OldLibrary`], [`GdrError::NoDriver`].
+    /// Returns [`GdrError::NoLibrary`], [`GdrError::OldLibrary`] or [`GdrError::NoDriver`].
     pub fn open() -> Result<Self, GdrError> {
-        // SAFETY: opens libgdrapi if there is one, whose initialisers are as good as it is.
+        // SAFETY: opens libgdrapi if present; its initialisers are trusted as the library is.
         let library = unsafe { Library::new(LIBRARY) };
         let library = library.map_err(|error| GdrError::NoLibrary { cause: error.to_string() })?;
-        // SAFETY: the library was found by the name of libgdrapi.
+        // SAFETY: the library was found under libgdrapi's name.
         let api = unsafe { Api::look_up(library) };
         let api = api.map_err(|lacks| GdrError::OldLibrary { lacks })?;
         let library = api.version();
-        // SAFETY: takes nothing, and returns null or a handle.
+        // SAFETY: takes no argument, and returns null or a handle.
         let Some(handle) = NonNull::new(unsafe { (api.open)() }) else {
             return Err(GdrError::NoDriver { library, cause: why_no_driver() });
         };
@@ -244,16 +244,16 @@ impl Gdr {
         Ok(Self { connection: Arc::new(connection), library, driver })
     }
 
-    /// Maps memory of a GPU into this process: all of it, with the GPU pages (64 KiB) that it
-    /// begins and ends in. Done before an executor starts: it is not known whether the driver waits
-    /// for kernels.
+    /// Maps memory of a GPU into this process, including the rest of its first and last GPU page
+    /// (64 KiB). Call it before an executor starts: it is not known whether the driver waits for
+    /// kernels.
     ///
-    /// A drive can be given what begins at a page of the host: memory of
-    /// [`super::CudaDevice::allocate`] always does. An engine's own pool comes as
-    /// [`ExternalMemory`] with its address on `device`, and an owner that frees it.
+    /// Memory that begins at a host page can be mapped for a drive: memory of
+    /// [`super::CudaDevice::allocate`] always does. Pass an engine's own pool as [`ExternalMemory`]
+    /// with its address on `device` and an owner that frees it.
     ///
     /// # Errors
-    /// [`GdrError`]; the memory's owner is dropped then.
+    /// Returns [`GdrError`]; the memory's owner is dropped then.
     pub fn map(
         &self,
         device: &Arc<CudaDevice>,
@@ -284,7 +284,7 @@ impl Gdr {
         let whole = whole.ok_or_else(|| refused("there are no such bytes".into()))?;
         sync_memops(device, address)?;
         let _one = self.connection.lock();
-        // What drives write into a pool and into queues is in order on one way only.
+        // Drives' writes into a pool and into queues are ordered only if all take the same path.
         let over_pcie = device.report().is_coherent;
         let pin = self.connection.pin(start, whole, over_pcie).map_err(|cause| GdrError::Pin {
             address,
@@ -316,7 +316,7 @@ impl Gdr {
     }
 }
 
-/// The library's calls, as results. The lock is held.
+/// The library's calls, as results. The caller holds the lock.
 impl Connection {
     fn pin(&self, start: u64, whole: usize, over_pcie: bool) -> Result<Pinned, String> {
         let (handle, mut pin) = (self.handle.as_ptr(), Pinned { handle: 0 });
@@ -328,29 +328,29 @@ impl Connection {
             let code = unsafe { pin_v2(handle, start, whole, FORCE_PCIE, &raw mut pin) };
             return errno(code).map(|()| pin);
         }
-        // SAFETY: an open handle; the driver says whether the range can be pinned; a handle is
+        // SAFETY: an open handle; the driver checks that the range can be pinned; a handle is
         // written.
         errno(unsafe { (self.api.pin)(handle, start, whole, 0, 0, &raw mut pin) }).map(|()| pin)
     }
 
     fn unpin(&self, pin: Pinned) -> Result<(), String> {
-        // SAFETY: a pin that is not mapped, given back once.
+        // SAFETY: a pin that is not mapped, released once.
         errno(unsafe { (self.api.unpin)(self.handle.as_ptr(), pin) })
     }
 
     fn map(&self, pin: Pinned, whole: usize) -> Result<NonNull<c_void>, String> {
         let mut at: *mut c_void = std::ptr::null_mut();
-        // SAFETY: a pin of so many bytes, mapped once; an address is written.
+        // SAFETY: a pin of that many bytes, mapped once; an address is written.
         errno(unsafe { (self.api.map)(self.handle.as_ptr(), pin, &raw mut at, whole) })?;
         NonNull::new(at).ok_or_else(|| "it was mapped at 0".into())
     }
 
     fn unmap(&self, pin: Pinned, (at, whole): (NonNull<c_void>, usize)) -> Result<(), String> {
-        // SAFETY: mapped by `map`, given back once, and not used any more.
+        // SAFETY: mapped by `map`, unmapped once, and no longer used.
         errno(unsafe { (self.api.unmap)(self.handle.as_ptr(), pin, at.as_ptr(), whole) })
     }
 
-    /// Where in the mapping `len` bytes at `address` are, and what it is like.
+    /// Returns the offset of `len` bytes at `address` in the mapping, and its kind.
     fn find(
         &self,
         pin: Pinned,
@@ -358,7 +358,7 @@ impl Connection {
         (address, len): (u64, usize),
     ) -> Result<(usize, MappingKind), String> {
         let mut info = Info::default();
-        // SAFETY: a pin that is mapped; a struct of the library's own layout is filled in.
+        // SAFETY: a pin that is mapped; fills in a struct of the library's own layout.
         errno(unsafe { (self.api.info)(self.handle.as_ptr(), pin, &raw mut info) })?;
         let offset = address.checked_sub(info.va).and_then(|offset| usize::try_from(offset).ok());
         let end = offset.and_then(|offset| offset.checked_add(len));
@@ -374,16 +374,16 @@ impl Connection {
     }
 }
 
-/// What to do about a GPU that is coherent with the host.
+/// Advice for a GPU that is coherent with the host.
 const COHERENT: &str = "this GPU is coherent with the host, and drives need its memory mapped over \
                         PCIe, as GDRCopy 2.5 or later does (library and gdrdrv); or use the staged \
                         path";
 /// CU_CTX_SYNC_MEMOPS.
 const CTX_SYNC_MEMOPS: u32 = 0x80;
 
-/// From now on CUDA's synchronous copies of this memory are done when they return, also for those
-/// who read it through the BAR. Memory of cuMemCreate does not have the attribute for that: there
-/// the whole context gets the flag, for all memory.
+/// Makes CUDA's synchronous copies of this memory complete when they return, also for readers
+/// through the BAR. Memory of cuMemCreate does not support the attribute: in that case the flag is
+/// set for the whole context.
 fn sync_memops(device: &CudaDevice, address: u64) -> Result<(), CudaError> {
     let _entered = device.enter()?;
     let (on, attribute) = (1u32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
@@ -403,11 +403,11 @@ fn sync_memops(device: &CudaDevice, address: u64) -> Result<(), CudaError> {
         return Ok(());
     }
     tracing::debug!("memory of cuMemCreate: CU_CTX_SYNC_MEMOPS for the GPU's primary context");
-    // SAFETY: takes a number: the flags that the context has, and one more.
+    // SAFETY: takes a number: the context's flags plus one more.
     device.check(what, "cuCtxSetFlags", unsafe { set(flags | CTX_SYNC_MEMOPS) })
 }
 
-/// What to do about a driver that was not opened.
+/// Returns advice on a driver that could not be opened.
 fn why_no_driver() -> String {
     use std::io::ErrorKind;
     match std::fs::OpenOptions::new().read(true).write(true).open(DEVICE) {
@@ -430,7 +430,7 @@ fn why_no_driver() -> String {
     }
 }
 
-/// What to do about memory that was not pinned.
+/// Returns advice on memory that could not be pinned.
 fn why_no_pin(device: &CudaDevice, address: u64, len: usize) -> String {
     let size = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE;
     if let Ok(size) = pointer_attribute(device, address, size)
@@ -454,7 +454,7 @@ fn why_no_pin(device: &CudaDevice, address: u64, len: usize) -> String {
     }
 }
 
-/// What the driver knows of an address; a smaller value is in the lower bytes.
+/// Queries an attribute of an address; a smaller value is in the lower bytes.
 fn pointer_attribute(
     device: &CudaDevice,
     address: u64,
@@ -462,8 +462,7 @@ fn pointer_attribute(
 ) -> Result<u64, CudaError> {
     let _entered = device.enter()?;
     let mut value = 0u64;
-    // SAFETY: writes at most eight bytes: all of the attributes that are asked for here are a
-    // number or a flag.
+    // SAFETY: writes at most eight bytes: all attributes queried here are a number or a flag.
     let code =
         unsafe { (device.api.cuPointerGetAttribute)((&raw mut value).cast(), attribute, address) };
     let what = format!("asking about the memory at {address:#x}");
@@ -471,7 +470,7 @@ fn pointer_attribute(
     Ok(u64::from_le(value))
 }
 
-/// An errno as a result.
+/// Converts an errno to a result.
 fn errno(code: c_int) -> Result<(), String> {
     match code {
         0 => Ok(()),
@@ -479,17 +478,17 @@ fn errno(code: c_int) -> Result<(), String> {
     }
 }
 
-/// What the host's accesses through a mapping are like.
+/// Memory type of the host's mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MappingKind {
-    /// Writes are gathered and may come late, reads are slow: a GPU behind PCIe.
+    /// Writes are combined and may be delayed, reads are slow: a GPU behind PCIe.
     WriteCombining,
-    /// As memory: a GPU that is coherent with the host.
+    /// Ordinary cached memory: a GPU that is coherent with the host.
     Cached,
-    /// Every access by itself.
+    /// Device memory: accesses are not combined.
     Device,
-    /// Something new.
+    /// A type unknown to this version.
     Unknown(i32),
 }
 
@@ -515,7 +514,7 @@ impl fmt::Display for MappingKind {
     }
 }
 
-/// What was pinned and mapped.
+/// A pinned and mapped range.
 #[derive(Clone, Copy)]
 struct Mapped {
     pin: Pinned,
@@ -525,8 +524,8 @@ struct Mapped {
     kind: MappingKind,
 }
 
-/// Memory of the GPU that has an address in this process, too. When it is dropped, mapping and pin
-/// are undone at once, and the memory's owner is dropped after that.
+/// Memory of the GPU that also has an address in this process. Drop unmaps and unpins it
+/// immediately, then drops the memory's owner.
 pub struct GdrMapping {
     mapped: Mapped,
     connection: Arc<Connection>,
@@ -548,43 +547,43 @@ impl fmt::Debug for GdrMapping {
 }
 
 impl GdrMapping {
-    /// First byte in this process.
+    /// Returns the first byte's address in this process.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
         self.mapped.host
     }
 
-    /// First byte in a kernel.
+    /// Returns the first byte's address in a kernel.
     #[must_use]
     pub fn device(&self) -> DevicePtr {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns true if the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What accesses of the host are like.
+    /// Returns the memory type of the host's mapping.
     #[must_use]
     pub fn kind(&self) -> MappingKind {
         self.mapped.kind
     }
 
-    /// As memory that a [`nvme_driver::DmaSpace`] imports: with an address in this process, which
-    /// VFIO maps for its devices, and one on the GPU.
+    /// Converts the mapping to memory that a [`nvme_driver::DmaSpace`] imports: with an address in
+    /// this process, which VFIO maps for its devices, and one on the GPU.
     #[must_use]
     pub fn into_external(self) -> ExternalMemory {
         let (host, device, len) = (self.host(), self.device(), self.len());
-        // SAFETY: allocated, pinned and mapped until `self`, the owner, is dropped, and nothing
-        // ever makes a reference into it.
+        // SAFETY: allocated, pinned and mapped until `self`, the owner, is dropped, and no
+        // reference into it is ever made.
         unsafe { ExternalMemory::new(Some(host), Some(device), len, Arc::new(self)) }
     }
 }
@@ -598,7 +597,7 @@ impl Drop for GdrMapping {
             unmapped.and_then(|()| self.connection.unpin(pin))
         };
         if let Err(cause) = undone {
-            // Freed below a mapping, the memory would be somebody else's and still be reached.
+            // Freed while mapped, the memory could be reallocated and still be reached.
             tracing::error!(cause, memory = ?self, "still mapped: it leaks");
             return;
         }

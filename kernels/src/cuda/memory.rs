@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "memory that host and GPU share is allocated and registered here")]
-//! Memory that both the host and the GPU reach, and memory of the GPU.
+//! Memory shared by host and GPU, and memory of the GPU.
 
 use std::{
     ffi::c_void,
@@ -19,21 +19,21 @@ use super::{
     error::CudaError,
 };
 
-/// `SharedMemory` promises this alignment, queues need it; lengths are rounded up to it.
+/// Alignment required by `SharedMemory` and queues; lengths are rounded up to it.
 const ALIGN: usize = 4096;
 
-/// Pinned memory as the driver gave it, and the aligned part that is used.
+/// Pinned memory as allocated by the driver, and the aligned part in use.
 #[derive(Clone, Copy)]
 pub(super) struct Pinned {
-    /// What cuMemHostAlloc returned.
+    /// Return value of cuMemHostAlloc.
     pub(super) base: NonNull<u8>,
     pub(super) host: NonNull<u8>,
     pub(super) address: u64,
     pub(super) len: usize,
 }
 
-/// Zeroed memory of the host, page aligned, pinned, and mapped into the GPU. Freed when dropped,
-/// once no executor of the device runs any more.
+/// Zeroed host memory, page aligned, pinned, and mapped into the GPU. Freed after drop, once no
+/// executor of the device runs any more.
 pub struct PinnedMemory {
     pinned: Pinned,
     held: Held,
@@ -53,46 +53,46 @@ impl fmt::Debug for PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// First byte in this process.
+    /// Returns the first byte's address in this process.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
         self.pinned.host
     }
 
-    /// First byte in a kernel.
+    /// Returns the first byte's address in a kernel.
     #[must_use]
     pub fn device(&self) -> DevicePtr {
         DevicePtr(self.pinned.address)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pinned.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns true if the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pinned.len == 0
     }
 
-    /// As memory that a [`nvme_driver::DmaSpace`] imports: queues and pools made in it have an
-    /// address in the kernel.
+    /// Converts the memory to a form that a [`nvme_driver::DmaSpace`] imports: queues and pools
+    /// made in it have an address in the kernel.
     #[must_use]
     pub fn into_external(self) -> ExternalMemory {
         let (host, device, len) = (self.host(), self.device(), self.len());
-        // SAFETY: the memory stays allocated until `self`, the owner, is dropped, and nothing ever
-        // makes a reference into it.
+        // SAFETY: the memory stays allocated until `self`, the owner, is dropped, and no reference
+        // into it is ever made.
         unsafe { ExternalMemory::new(Some(host), Some(device), len, Arc::new(self)) }
     }
 }
 
 impl CudaDevice {
-    /// `len` zeroed bytes, rounded up to whole pages.
+    /// Allocates `len` zeroed bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] beyond any address space, [`CudaError::Call`] without memory.
+    /// Returns [`CudaError::Argument`] if `len` is too large, or [`CudaError::Call`].
     pub fn pinned(self: &Arc<Self>, len: usize) -> Result<PinnedMemory, CudaError> {
         if let Some(memory) = self.pinned_again(len) {
             return Ok(memory);
@@ -106,7 +106,7 @@ impl CudaDevice {
         Ok(self.zeroed(self.pin(rounded, whole, &what())?))
     }
 
-    /// As [`CudaDevice::pinned`], of what was dropped and not freed yet: no call of the driver.
+    /// Same as [`CudaDevice::pinned`], but only reuses parked memory, without a driver call.
     pub(super) fn pinned_again(self: &Arc<Self>, len: usize) -> Option<PinnedMemory> {
         let rounded = len.max(1).checked_next_multiple_of(ALIGN)?;
         Some(self.zeroed(self.recycled(rounded)?))
@@ -118,7 +118,7 @@ impl CudaDevice {
         PinnedMemory { pinned, held: Held::new(self, Resource::Pinned(pinned)) }
     }
 
-    /// `whole` bytes, of which `len` are aligned: the driver promises no alignment.
+    /// Allocates `whole` bytes, of which `len` are aligned: the driver promises no alignment.
     fn pin(&self, len: usize, whole: usize, what: &str) -> Result<Pinned, CudaError> {
         let entered = self.enter()?;
         let mut base: *mut c_void = std::ptr::null_mut();
@@ -148,7 +148,7 @@ impl CudaDevice {
         Ok(Pinned { base, host, address: address + offset as u64, len })
     }
 
-    /// Where a kernel finds what the host has at `host`. The context is current.
+    /// Returns the kernel's address of the host address `host`. The context must be current.
     fn mapped(&self, host: NonNull<u8>, what: &str) -> Result<u64, CudaError> {
         let mut address: CUdeviceptr = 0;
         // SAFETY: writes one address.
@@ -160,17 +160,17 @@ impl CudaDevice {
     }
 }
 
-/// What kind of memory doorbells are.
+/// Kind of memory that holds doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DoorbellKind {
-    /// Ordinary memory: the software controller's.
+    /// Ordinary memory of the software controller.
     Memory,
     /// Registers of a PCIe function, mapped by VFIO.
     Io,
 }
 
-/// Memory of somebody else that is mapped into the GPU. Executors find it by the address that the
-/// host has for it, and keep what they use. Keep one for as long as the device is used.
+/// Memory of another owner, mapped into the GPU. Executors find it by its host address and keep
+/// what they use. Keep the registration as long as the device is used.
 pub struct Registration {
     address: u64,
     len: usize,
@@ -185,27 +185,27 @@ impl fmt::Debug for Registration {
 }
 
 impl Registration {
-    /// First byte in a kernel.
+    /// Returns the first byte's address in a kernel.
     #[must_use]
     pub fn device(&self) -> DevicePtr {
         DevicePtr(self.address)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns true if the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Where registered memory is for the host. Plain numbers: a search under a lock must not become
-/// the last owner of a registration.
+/// Host range of registered memory. Plain numbers and a weak reference: a search under a lock must
+/// not become the last owner of a registration.
 pub(super) struct Range {
     start: u64,
     len: usize,
@@ -219,10 +219,10 @@ impl Range {
 }
 
 impl CudaDevice {
-    /// Maps memory of a DMA space into the GPU, and keeps it mapped for the devices as well.
+    /// Maps memory of a DMA space into the GPU and keeps it mapped for the devices.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] for memory that the host cannot reach, [`CudaError::Call`].
+    /// Returns [`CudaError::Argument`] if the host cannot reach the memory, or [`CudaError::Call`].
     pub fn register_memory(
         self: &Arc<Self>,
         memory: &Arc<dyn DmaMemory>,
@@ -238,8 +238,8 @@ impl CudaDevice {
     /// Maps a controller's doorbells into the GPU.
     ///
     /// # Errors
-    /// [`CudaError::Call`]; 800 means that the NVIDIA module lets only an administrator map another
-    /// PCIe function's registers (its option PeerMappingOverride), 801 that the system cannot.
+    /// Returns [`CudaError::Call`]; 800: the NVIDIA module lets only an administrator map another
+    /// PCIe function's registers (its option PeerMappingOverride); 801: the system cannot. Returns
     /// [`CudaError::Doorbells`] for 1, which drivers before 570.133.07 return on Linux 6.12.
     pub fn register_doorbells(
         self: &Arc<Self>,
@@ -250,10 +250,10 @@ impl CudaDevice {
         let mut flags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
         if kind == DoorbellKind::Io {
             flags |= CU_MEMHOSTREGISTER_IOMEMORY;
-            // VFIO provides pages at their first use, and the driver of the GPU looks for pages
-            // that are there. What reading a doorbell gives is not defined, and not used.
+            // VFIO populates pages at their first use, and the GPU driver needs pages that are
+            // present. Reading a doorbell returns an undefined value, which is not used.
             for at in (0..page.len()).step_by(ALIGN) {
-                // SAFETY: an aligned dword of the page, which is mapped as long as it lives.
+                // SAFETY: an aligned dword of the page, which stays mapped as long as it lives.
                 let _ = unsafe { mmio::load_acquire32(page.host().byte_add(at)) };
             }
         }
@@ -288,7 +288,7 @@ impl CudaDevice {
             return Ok(registration);
         }
         let entered = self.enter()?;
-        // SAFETY: the range is mapped as long as `owner` lives, and it lives until the range was
+        // SAFETY: the range is mapped as long as `owner` lives, and it lives until the range is
         // unregistered.
         let code = unsafe { (self.api.cuMemHostRegister_v2)(host.as_ptr().cast(), len, flags) };
         self.check(what.as_str(), "cuMemHostRegister", code)?;
@@ -301,7 +301,7 @@ impl CudaDevice {
         Ok(registration)
     }
 
-    /// Where a kernel finds what the host has at `host`, and what keeps it there.
+    /// Returns the kernel's address of the host address `host`, and its registration.
     pub(super) fn reach(&self, host: u64) -> Option<(u64, Arc<Registration>)> {
         self.find_range(|range| {
             let offset = host.checked_sub(range.start).filter(|at| *at < range.len as u64)?;
@@ -311,10 +311,10 @@ impl CudaDevice {
     }
 }
 
-/// Pages of the GPU, by which memory is mapped for the host and for other devices.
+/// GPU page size, the granularity of mappings for the host and for other devices.
 pub(super) const GPU_PAGE: usize = 64 << 10;
 
-/// Memory of the GPU, in GPU pages of its own. Freed when dropped, once no executor of the device
+/// Memory of the GPU, in GPU pages of its own. Freed after drop, once no executor of the device
 /// runs any more.
 pub struct DeviceMemory {
     address: u64,
@@ -330,14 +330,14 @@ impl fmt::Debug for DeviceMemory {
 }
 
 impl CudaDevice {
-    /// `len` bytes of the GPU's memory, with whatever is in them, from the beginning of a GPU page
-    /// (64 KiB) on. May wait for kernels that run: allocate before an executor starts.
+    /// Allocates `len` bytes of GPU memory, uninitialised, aligned to a GPU page (64 KiB). May wait
+    /// for running kernels: call it before an executor starts.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] beyond any address space, [`CudaError::Call`] without memory.
+    /// Returns [`CudaError::Argument`] if `len` is too large, or [`CudaError::Call`].
     pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DeviceMemory, CudaError> {
         let what = || format!("allocating {len} bytes of GPU memory");
-        // The driver promises less alignment than that.
+        // The driver guarantees less alignment.
         let whole = len.max(1).checked_next_multiple_of(GPU_PAGE);
         let whole = whole.and_then(|whole| whole.checked_add(GPU_PAGE));
         let whole = whole.filter(|whole| isize::try_from(*whole).is_ok());
@@ -353,38 +353,38 @@ impl CudaDevice {
 }
 
 impl DeviceMemory {
-    /// First byte in a kernel.
+    /// Returns the first byte's address in a kernel.
     #[must_use]
     pub fn device(&self) -> DevicePtr {
         DevicePtr(self.address)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns true if the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// As memory that a [`nvme_driver::DmaSpace`] imports. It has an address on the GPU only, and
-    /// stays allocated as long as something is mapped.
+    /// Converts the memory to a form that a [`nvme_driver::DmaSpace`] imports. It has only a GPU
+    /// address, and stays allocated as long as anything is mapped.
     #[must_use]
     pub fn into_external(self) -> ExternalMemory {
         let (device, len) = (self.device(), self.len());
         // SAFETY: the memory stays allocated until `self`, the owner, is dropped; no reference into
-        // memory that the process cannot reach exists.
+        // it can exist, as the process cannot reach it.
         unsafe { ExternalMemory::new(None, Some(device), len, Arc::new(self)) }
     }
 
-    /// Copies `bytes` to `offset`, and waits for that.
+    /// Copies `bytes` to `offset`; returns when the copy is done.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] outside of the memory, [`CudaError::Call`].
+    /// Returns [`CudaError::Argument`] if the range is out of bounds, or [`CudaError::Call`].
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         let to = self.inside(offset, bytes.len())?;
         if bytes.is_empty() {
@@ -393,24 +393,24 @@ impl DeviceMemory {
         let device = self.held.device();
         let _entered = device.enter()?;
         let from = bytes.as_ptr().cast();
-        // SAFETY: both ranges are as long.
+        // SAFETY: both ranges have this length.
         let code = unsafe { (device.api.cuMemcpyHtoD_v2)(to, from, bytes.len()) };
         device.check("copying to the GPU", "cuMemcpyHtoD", code)?;
-        // The call returns when the driver has the bytes, which may be before the GPU has them, and
+        // The call returns once the driver has the bytes, possibly before they reach the GPU, and
         // other streams do not wait for that. A copy back does, and returns when it is done.
         self.read(offset + bytes.len() - 1, &mut [0])
     }
 
-    /// Copies from `offset` into `bytes`, and waits for that.
+    /// Copies from `offset` into `bytes`; returns when the copy is done.
     ///
     /// # Errors
-    /// As [`DeviceMemory::write`].
+    /// Same as [`DeviceMemory::write`].
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         let from = self.inside(offset, bytes.len())?;
         let device = self.held.device();
         let _entered = device.enter()?;
         let to = bytes.as_mut_ptr().cast();
-        // SAFETY: both ranges are as long.
+        // SAFETY: both ranges have this length.
         let code = unsafe { (device.api.cuMemcpyDtoH_v2)(to, from, bytes.len()) };
         device.check("copying from the GPU", "cuMemcpyDtoH", code)
     }

@@ -17,14 +17,14 @@ use super::{
 };
 use crate::ptx::{BLOCK_THREADS_MAX, ENTRY};
 
-/// Threads of a warp.
+/// Threads per warp.
 const WARP: u32 = 32;
-/// Warps of a block, at most.
+/// Maximum warps per block.
 const WARPS_MAX: u32 = BLOCK_THREADS_MAX / WARP;
-/// Room for the compiler's words.
+/// Buffer size for the compiler's log.
 const LOG_BYTES: usize = 8192;
 
-/// How warps become blocks.
+/// Grid dimensions for a number of warps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) blocks: u32,
@@ -32,14 +32,14 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// As many blocks as there are SMs, where a block holds that many warps, else more.
+    /// Returns one block per SM if a block can hold that many warps, otherwise more.
     pub(super) fn new(warps: u32, sms: u32) -> Self {
         let per_block = warps.div_ceil(sms.max(1)).clamp(1, WARPS_MAX);
         Self { blocks: warps.div_ceil(per_block), threads: per_block * WARP }
     }
 }
 
-/// PTX that the driver compiled for one GPU. Unloaded when it and its functions are dropped, once
+/// PTX that the driver compiled for one GPU. Unloaded after it and its functions are dropped, once
 /// no executor of the device runs any more.
 #[derive(Clone)]
 pub struct CudaModule {
@@ -60,11 +60,11 @@ impl fmt::Debug for CudaModule {
 }
 
 impl CudaModule {
-    /// Compiles `ptx`. May wait for kernels that run: compile before an executor starts. `name`
-    /// says in errors what is in it: "the I/O kernel".
+    /// Compiles `ptx`. May wait for running kernels: call it before an executor starts. `name`
+    /// describes the PTX in errors: "the I/O kernel".
     ///
     /// # Errors
-    /// [`CudaError::Compile`], [`CudaError::Argument`] for text with a zero byte,
+    /// Returns [`CudaError::Compile`], [`CudaError::Argument`] if the text contains a zero byte, or
     /// [`CudaError::Call`].
     pub fn compile(device: &Arc<CudaDevice>, ptx: &str, name: &str) -> Result<Self, CudaError> {
         let Ok(image) = CString::new(ptx) else {
@@ -97,23 +97,23 @@ impl CudaModule {
         Ok(Self { module, name: name.into(), held })
     }
 
-    /// The kernel with this name, loaded: the driver otherwise does that at the first launch, and
-    /// may wait for running kernels then.
+    /// Returns the kernel with this name, loaded: otherwise the driver loads it at the first
+    /// launch, which may wait for running kernels.
     ///
     /// # Errors
-    /// [`CudaError::Call`]: there is no such kernel, or no memory for it.
+    /// Returns [`CudaError::Call`] if there is no such kernel, or no memory for it.
     pub fn function(&self, entry: &str) -> Result<CudaFunction, CudaError> {
         let device = self.held.device();
         let _entered = device.enter()?;
         let name = CString::new(entry).unwrap_or_default();
         let mut function: CUfunction = std::ptr::null_mut();
         let get = device.api.cuModuleGetFunction;
-        // SAFETY: a module that is loaded, a name that ends with a zero; a handle is written.
+        // SAFETY: a loaded module, a name that ends with a zero; a handle is written.
         let code = unsafe { get(&raw mut function, self.module, name.as_ptr().cast::<c_char>()) };
         let what = format!("finding {entry} in the PTX of {}", self.name);
         device.check(what, "cuModuleGetFunction", code)?;
         if let Some(load) = device.api.cuFuncLoad {
-            // SAFETY: a function of a module that is loaded.
+            // SAFETY: a function of a loaded module.
             let code = unsafe { load(function) };
             device.check(format!("loading {entry}"), "cuFuncLoad", code)?;
         }
@@ -136,7 +136,7 @@ impl CudaModule {
 pub struct CudaFunction {
     function: CUfunction,
     entry: Arc<str>,
-    /// Offset and size of the argument, where the driver says so (from CUDA 12.4 on).
+    /// Offset and size of the argument, if the driver reports them (since CUDA 12.4).
     argument: Option<(usize, usize)>,
     module: CudaModule,
 }
@@ -153,16 +153,16 @@ impl fmt::Debug for CudaFunction {
 }
 
 impl CudaFunction {
-    /// The device that it was compiled for.
+    /// Returns the device that it was compiled for.
     #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         self.module.held.device()
     }
 
-    /// Whether its one argument is as large as a `T`, as far as the driver says.
+    /// Checks that its argument has the size of a `T`, if the driver reports the size.
     ///
     /// # Errors
-    /// [`CudaError::Argument`]: PTX and program were not made from the same sources.
+    /// Returns [`CudaError::Argument`] if PTX and program were built from different sources.
     pub fn takes<T>(&self) -> Result<(), CudaError> {
         let expected = size_of::<T>();
         match self.argument {
@@ -177,10 +177,10 @@ impl CudaFunction {
         }
     }
 
-    /// Blocks of so many threads that one SM runs at the same time.
+    /// Returns the maximum number of blocks of `threads` threads that one SM runs concurrently.
     ///
     /// # Errors
-    /// [`CudaError::Call`].
+    /// Returns [`CudaError::Call`].
     pub fn blocks_per_sm(&self, threads: u32) -> Result<u32, CudaError> {
         let device = self.device();
         let _entered = device.enter()?;
@@ -194,31 +194,31 @@ impl CudaFunction {
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
-    /// Asks for as much shared memory, and as little L1 cache, as an SM has, where the kernel runs.
-    /// An SM changes that only when it is idle: beside a kernel that stays and did not ask, others
-    /// that need shared memory may find no room.
+    /// Requests the maximum shared memory, and minimum L1 cache, on SMs that run the kernel. An SM
+    /// changes the split only when idle: beside a resident kernel that did not request it, other
+    /// kernels that need shared memory may not fit.
     ///
     /// # Errors
-    /// [`CudaError::Call`].
+    /// Returns [`CudaError::Call`].
     pub fn prefer_shared_memory(&self) -> Result<(), CudaError> {
         let device = self.device();
         let _entered = device.enter()?;
         let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // SAFETY: a function of a module that is loaded, which `self` keeps.
+        // SAFETY: a function of a loaded module, which `self` keeps.
         let code = unsafe { (device.api.cuFuncSetAttribute)(self.function, carveout, 100) };
         device.check("asking for shared memory", "cuFuncSetAttribute", code)
     }
 
-    /// Puts a run of the kernel at the end of `stream`, and returns at once: unless the stream is
-    /// full (about a thousand operations), when the driver waits.
+    /// Enqueues a launch of the kernel on `stream` without waiting, unless the stream is full
+    /// (about a thousand operations); then the driver waits.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] as [`CudaFunction::takes`], [`CudaError::Call`].
+    /// Returns [`CudaError::Argument`] as [`CudaFunction::takes`] does, or [`CudaError::Call`].
     ///
     /// # Safety
-    /// `T` is the type of the kernel's one parameter. What `args` lead the kernel to is mapped for
-    /// the GPU, and not otherwise used in a way that the kernel does not expect, until the run
-    /// ended; until then this function, or a clone of it, lives. `stream` belongs to
+    /// `T` is the type of the kernel's only parameter. Until the launch ends, all memory reachable
+    /// through `args` is mapped for the GPU and not otherwise used in a way that the kernel does
+    /// not expect, and this function, or a clone of it, lives. `stream` belongs to
     /// [`CudaFunction::device`] and is alive.
     pub unsafe fn launch<T: Copy>(
         &self,
@@ -262,24 +262,24 @@ impl Kernel {
         Self::of(CudaModule::compile(device, ptx, "the I/O kernel")?.function(ENTRY)?)
     }
 
-    /// One that was compiled before.
+    /// Wraps a compiled kernel.
     pub(super) fn of(function: CudaFunction) -> Result<Self, CudaError> {
         function.takes::<Args>()?;
         function.prefer_shared_memory()?;
         Ok(Self(function))
     }
 
-    /// Blocks of this shape that one SM runs at the same time.
+    /// Returns the maximum number of blocks of this shape that one SM runs concurrently.
     pub(super) fn blocks_per_sm(&self, shape: Shape) -> Result<u32, CudaError> {
         self.0.blocks_per_sm(shape.threads)
     }
 
-    /// Puts a run of the kernel at the end of `stream`.
+    /// Enqueues a launch of the kernel on `stream`.
     ///
     /// # Safety
-    /// What `args` point to is as [`gio_uring::IoExecutor::start`] demands until the run ended, and
-    /// no other run of these warps is under way at the same time: all are on one stream. `stream`
-    /// belongs to the kernel's device and is alive.
+    /// Until the launch ends, `args` satisfies [`gio_uring::IoExecutor::start`], and no other
+    /// launch of these warps runs at the same time: all are on one stream. `stream` belongs to the
+    /// kernel's device and is alive.
     pub(super) unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -291,7 +291,7 @@ impl Kernel {
     }
 }
 
-/// The error of a module that was not loaded; with the compiler's words, if it was about the PTX.
+/// Returns the error for a module that was not loaded, with the compiler's log for invalid PTX.
 fn refusal(
     device: &CudaDevice,
     (module, ptx): (&str, &str),

@@ -1,9 +1,9 @@
 #![allow(unsafe_code, reason = "launches a kernel on memory that the caller names")]
-//! Contents made, overwritten and checked by the GPU: [`crate::pattern`] there.
+//! Generates, overwrites and checks contents on the GPU: the counterpart of [`crate::pattern`].
 //!
-//! The items of a launch lie in pinned memory, taken beforehand and cut into slots: a word that the
-//! stream writes behind the kernel, the items, and what a check finds. A slot is used again once
-//! its word is there, so no call here waits for the GPU unless all slots are under way.
+//! The items of a launch lie in pinned memory, allocated beforehand and divided into slots: a word
+//! that the stream writes after the kernel, the items, and the results of a check. A slot is reused
+//! once its word is set, so no call here waits for the GPU unless all slots are in flight.
 
 use std::{
     fmt,
@@ -29,35 +29,35 @@ use crate::{
     ptx::{PATTERN_ENTRY, POOL_PTX},
 };
 
-/// Items of a slot, which is what one launch gets.
+/// Items per slot, and thus per launch.
 const SLOT_ITEMS: usize = 2048;
-/// Where the items of a slot begin; its word is first.
+/// Offset of the items in a slot; the word is at 0.
 const ITEMS_AT: usize = 64;
-/// Where its findings begin.
+/// Offset of the results.
 const FOUND_AT: usize = ITEMS_AT + SLOT_ITEMS * size_of::<pool::PatternItem>();
 /// Bytes of a slot.
 const SLOT_BYTES: usize = (FOUND_AT + SLOT_ITEMS * size_of::<u64>()).next_multiple_of(4096);
-/// Items that [`CudaPattern::new`] has room for.
+/// Item capacity of [`CudaPattern::new`].
 const ITEMS: usize = 32 * SLOT_ITEMS;
-/// Warps of a block.
+/// Warps per block.
 const BLOCK_WARPS: u64 = BLOCK_THREADS_MAX as u64 / 32;
-/// Blocks of a launch for each SM of the GPU, at the most.
+/// Maximum blocks of a launch per SM of the GPU.
 const BLOCKS_PER_SM: u64 = 4;
-/// How long a launch waits for a slot when all are under way.
+/// Time that a launch waits for a slot if all are in flight.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long dropping waits for what is under way.
+/// Time that drop waits for launches in flight.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Bytes `[offset, offset + len)` of the object with this seed, in the GPU's memory or in other
-/// memory that it addresses.
+/// Bytes `[offset, offset + len)` of the object with this seed, in GPU memory or in other memory
+/// that the GPU addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PatternItem {
     /// First byte, a multiple of 4. Multiples of 16 are fastest.
     pub at: DevicePtr,
     /// [`Pattern::seed`].
     pub seed: u64,
-    /// Where in the object, a multiple of 8.
+    /// Offset in the object, a multiple of 8.
     pub offset: u32,
     /// Length in bytes, a multiple of 4; `offset + len` is below 2^32.
     pub len: u32,
@@ -81,7 +81,7 @@ impl PatternItem {
     }
 }
 
-/// Makes, overwrites and checks contents on a GPU.
+/// Generates, overwrites and checks contents on a GPU.
 pub struct CudaPattern {
     shared: Arc<Shared>,
 }
@@ -93,21 +93,21 @@ impl fmt::Debug for CudaPattern {
 }
 
 impl CudaPattern {
-    /// Lets the driver compile the kernel, and takes 2 MiB of pinned memory: room for 65,536 items
-    /// under way or checked. May wait for kernels that run: before an executor starts.
+    /// Compiles the kernel, and allocates 2 MiB of pinned memory: capacity for 65,536 items in
+    /// flight or checked. May wait for running kernels: call it before an executor starts.
     ///
     /// # Errors
-    /// [`CudaError::Compile`], [`CudaError::Call`].
+    /// Returns [`CudaError::Compile`] or [`CudaError::Call`].
     pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         Self::with_items(device, ITEMS)
     }
 
-    /// As [`CudaPattern::new`], with room for so many items: those of all launches that are under
-    /// way at a time and of all checks that are not dropped, each rounded up to 2,048. More room
-    /// is made when it is needed, but not while an executor of the device is started.
+    /// Same as [`CudaPattern::new`], with capacity for `items` items: the items of all launches in
+    /// flight and of all checks not yet dropped, each rounded up to 2,048. The capacity grows on
+    /// demand, but not while an executor of the device is started.
     ///
     /// # Errors
-    /// As [`CudaPattern::new`].
+    /// Same as [`CudaPattern::new`].
     pub fn with_items(device: &Arc<CudaDevice>, items: usize) -> Result<Self, CudaError> {
         let module = CudaModule::compile(device, POOL_PTX, "the pool's kernels")?;
         let function = module.function(PATTERN_ENTRY)?;
@@ -122,15 +122,15 @@ impl CudaPattern {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Writes the items' contents, at the end of `stream`.
+    /// Enqueues writing the items' contents on `stream`.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] for an item that is not aligned (nothing was enqueued), and when
-    /// there is no room; [`CudaError::Call`]. Some items may have been enqueued then.
+    /// Returns [`CudaError::Argument`] for a misaligned item (nothing was enqueued); the same or
+    /// [`CudaError::Call`], with some items enqueued, if the capacity is exhausted or a call fails.
     ///
     /// # Safety
     /// `stream` belongs to the device and is alive. The items' memory is mapped for the GPU, and
-    /// not otherwise used, until the stream is past it; items do not overlap.
+    /// not otherwise used, until the stream is past the launch; items do not overlap.
     pub unsafe fn fill(&self, stream: RawStream, items: &[PatternItem]) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         let parts = unsafe { self.shared.launch(stream, MODE_FILL, items) }?;
@@ -138,13 +138,13 @@ impl CudaPattern {
         Ok(())
     }
 
-    /// Overwrites the items' memory with what no object holds, at the end of `stream`.
+    /// Enqueues overwriting the items' memory with a pattern that no object contains, on `stream`.
     ///
     /// # Errors
-    /// As [`CudaPattern::fill`].
+    /// Same as [`CudaPattern::fill`].
     ///
     /// # Safety
-    /// As [`CudaPattern::fill`].
+    /// Same as [`CudaPattern::fill`].
     pub unsafe fn poison(&self, stream: RawStream, items: &[PatternItem]) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         let parts = unsafe { self.shared.launch(stream, MODE_POISON, items) }?;
@@ -152,13 +152,13 @@ impl CudaPattern {
         Ok(())
     }
 
-    /// Compares the items' memory with what it should hold, at the end of `stream`.
+    /// Enqueues comparing the items' memory with the expected contents on `stream`.
     ///
     /// # Errors
-    /// As [`CudaPattern::fill`].
+    /// Same as [`CudaPattern::fill`].
     ///
     /// # Safety
-    /// As [`CudaPattern::fill`], but the memory may be read meanwhile, and items may overlap.
+    /// Same as [`CudaPattern::fill`], but others may read the memory, and items may overlap.
     pub unsafe fn check(
         &self,
         stream: RawStream,
@@ -171,7 +171,7 @@ impl CudaPattern {
     }
 }
 
-/// A check that was enqueued. May be dropped before it is done.
+/// An enqueued check. May be dropped before it is done.
 pub struct PatternCheck {
     shared: Arc<Shared>,
     parts: Vec<Part>,
@@ -185,23 +185,23 @@ impl fmt::Debug for PatternCheck {
 }
 
 impl PatternCheck {
-    /// Whether everything was compared.
+    /// Returns true if all items have been compared.
     ///
     /// # Errors
-    /// [`CudaError::Call`]: the GPU is lost.
+    /// Returns [`CudaError::Call`] if the GPU is lost.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         if self.parts.iter().all(|part| part.slot.is_done()) {
             return Ok(true);
         }
-        // A lost GPU never writes the words; every call of the driver says that it is lost.
+        // A lost GPU never writes the words; every driver call then returns an error.
         self.shared.probe.is_idle()?;
         Ok(false)
     }
 
-    /// Waits until everything was compared.
+    /// Waits until all items have been compared.
     ///
     /// # Errors
-    /// As [`PatternCheck::is_done`]; [`CudaError::Argument`] after `timeout`.
+    /// Same as [`PatternCheck::is_done`]; also [`CudaError::Argument`] after `timeout`.
     pub fn wait(&self, timeout: Duration) -> Result<(), CudaError> {
         let start = Instant::now();
         while !self.is_done()? {
@@ -215,11 +215,10 @@ impl PatternCheck {
         Ok(())
     }
 
-    /// The items with other bytes than they should have, by their index, and for each the first
-    /// difference.
+    /// Returns the indices of the mismatched items, each with its first difference.
     ///
     /// # Errors
-    /// As [`PatternCheck::is_done`]; [`CudaError::Argument`] while it is not done.
+    /// Same as [`PatternCheck::is_done`]; also [`CudaError::Argument`] while it is not done.
     pub fn differences(&self) -> Result<Vec<(usize, Difference)>, CudaError> {
         if !self.is_done()? {
             let text = format!("a check of {} items is not done yet", self.seeds.len());
@@ -255,23 +254,23 @@ struct Slot {
 
 // SAFETY: addresses; a slot is written by its one owner, and by the GPU.
 unsafe impl Send for Slot {}
-// SAFETY: as above; shared ones are read, with loads of their own.
+// SAFETY: as above; shared ones are only read, with volatile or atomic loads.
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// Whether the launch that uses it has ended.
+    /// Returns true if the launch that uses the slot has ended.
     fn is_done(self) -> bool {
         // SAFETY: the first word of a slot, which lives as long as `Shared`; the stream writes it
-        // whole.
+        // atomically.
         unsafe { mmio::load_acquire32(self.host.cast()) == 1 }
     }
 
     /// # Safety
-    /// The caller owns the slot, and nothing in flight uses it.
+    /// The caller owns the slot, and no launch in flight uses it.
     unsafe fn write(self, items: &[pool::PatternItem], check: bool) {
         debug_assert!(items.len() <= SLOT_ITEMS);
-        // SAFETY: word, items and findings lie within the slot one after another, aligned, since
-        // there are at most SLOT_ITEMS; the caller says that they are ours.
+        // SAFETY: word, items and results lie within the slot one after another, aligned, since
+        // there are at most SLOT_ITEMS; the caller owns them.
         unsafe {
             mmio::store_release32(self.host.cast(), 0);
             let to = self.host.byte_add(ITEMS_AT).cast::<pool::PatternItem>();
@@ -287,7 +286,7 @@ impl Slot {
         }
     }
 
-    /// What was found of an item, once the launch is done.
+    /// Returns the result for an item, once the launch is done.
     fn finding(self, at: usize) -> u64 {
         assert!(at < SLOT_ITEMS);
         // SAFETY: inside the slot, which lives as long as `Shared`; nothing writes it any more.
@@ -295,7 +294,7 @@ impl Slot {
     }
 }
 
-/// A launch.
+/// One launch of an operation.
 struct Part {
     slot: Slot,
     count: usize,
@@ -304,15 +303,15 @@ struct Part {
 #[derive(Default)]
 struct State {
     free: Vec<Slot>,
-    /// In flight, and the findings are not wanted.
+    /// In flight, with results that are not wanted.
     in_flight: Vec<Slot>,
     memory: Vec<PinnedMemory>,
 }
 
 struct Shared {
-    /// Leaked, with the memory, when something is still under way at the end.
+    /// Leaked, with the memory, if a launch is still in flight at the end.
     function: ManuallyDrop<CudaFunction>,
-    /// With nothing on it: the driver is asked about it to hear how the GPU is.
+    /// An empty stream, queried for the GPU's health.
     probe: CudaStream,
     device: Arc<CudaDevice>,
     state: Mutex<State>,
@@ -320,7 +319,7 @@ struct Shared {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Slots move one by one: none is lost or there twice if somebody panicked.
+        // Slots move one at a time: a panic neither loses nor duplicates one.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -337,7 +336,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A slot that nothing uses.
+    /// Returns a free slot; waits for one if necessary.
     fn slot(&self) -> Result<Slot, CudaError> {
         let start = Instant::now();
         loop {
@@ -363,7 +362,7 @@ impl Shared {
     }
 
     /// # Safety
-    /// As [`CudaPattern::fill`].
+    /// Same as [`CudaPattern::fill`].
     unsafe fn launch(
         &self,
         stream: RawStream,
@@ -387,7 +386,7 @@ impl Shared {
     }
 
     /// # Safety
-    /// As [`CudaPattern::fill`].
+    /// Same as [`CudaPattern::fill`].
     unsafe fn launch_part(
         &self,
         stream: RawStream,
@@ -395,7 +394,7 @@ impl Shared {
         items: &[pool::PatternItem],
     ) -> Result<Slot, CudaError> {
         let slot = self.slot()?;
-        // SAFETY: it was free.
+        // SAFETY: the slot was free.
         unsafe { slot.write(items, mode == MODE_CHECK) };
         let longest = items.iter().map(|item| item.len).max().unwrap_or(0);
         let args = pool::PatternArgs {
@@ -409,8 +408,8 @@ impl Shared {
         let warps = u64::from(args.count) * u64::from(args.tiles);
         let most = u64::from(self.device.report().sms) * BLOCKS_PER_SM;
         let blocks = warps.div_ceil(BLOCK_WARPS).clamp(1, most.max(1)) as u32;
-        // SAFETY: `PatternArgs` is the kernel's argument. The slot stays until its word is there,
-        // the function until all are; the items are the caller's promise.
+        // SAFETY: `PatternArgs` is the kernel's argument. The slot stays until its word is set, the
+        // function until all are; the caller promises the items' memory.
         let launched = unsafe { self.function.launch(stream, blocks, BLOCK_THREADS_MAX, args) };
         if let Err(error) = launched {
             self.state().free.push(slot);
@@ -420,7 +419,7 @@ impl Shared {
         let marked =
             unsafe { self.device.stream_write(stream.handle(), DevicePtr(slot.device), 1) };
         if let Err(error) = marked {
-            // The kernel runs, and its end cannot be seen: the slot is never used again.
+            // The kernel runs, but its end cannot be observed: the slot is never reused.
             self.state().in_flight.push(slot);
             return Err(error);
         }
@@ -435,7 +434,7 @@ impl Shared {
 }
 
 impl State {
-    /// What has ended can be used again.
+    /// Frees the slots of launches that have ended.
     fn reap(&mut self) {
         let (free, in_flight) = (&mut self.free, &mut self.in_flight);
         in_flight.retain(|slot| {
@@ -454,7 +453,7 @@ impl Drop for Shared {
         loop {
             let mut state = self.state();
             state.reap();
-            // A lost GPU runs nothing, and the driver takes nothing back.
+            // A lost GPU runs nothing, and the driver frees nothing.
             if state.in_flight.is_empty() || self.probe.is_idle().is_err() {
                 break;
             }

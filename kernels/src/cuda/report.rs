@@ -1,19 +1,19 @@
-//! What there is and what was granted, for people and for programs.
+//! Descriptions of GPUs and partitions, for people and programs.
 
 use std::fmt;
 
-/// Whether what a NIC or an NVMe device wrote into GPU memory is in order for kernels
+/// Ordering guarantee, towards kernels, of a NIC's or NVMe device's writes to GPU memory
 /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WritesOrdering {
-    /// No: a flush is needed before a kernel may read.
+    /// Unordered: a flush is needed before a kernel may read.
     None,
-    /// For kernels of the GPU that owns the memory.
+    /// Ordered for kernels of the GPU that owns the memory.
     Owner,
-    /// For kernels of every GPU.
+    /// Ordered for kernels of every GPU.
     AllDevices,
-    /// The driver does not say, or says something new.
+    /// The driver does not report it, or reports an unknown value.
     Unknown(i32),
 }
 
@@ -27,8 +27,8 @@ impl WritesOrdering {
         }
     }
 
-    /// Whether a completion that a kernel saw means that it can see the data in its GPU's memory,
-    /// too. Memory of the host is in order in any case.
+    /// Returns true if a kernel that has seen a completion also sees the data in its GPU's memory.
+    /// Host memory is always ordered.
     #[must_use]
     pub fn is_ordered(self) -> bool {
         matches!(self, Self::Owner | Self::AllDevices)
@@ -49,26 +49,26 @@ impl fmt::Display for WritesOrdering {
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceReport {
-    /// Its number, from 0 on, as `CUDA_VISIBLE_DEVICES` leaves them.
+    /// Ordinal among the GPUs visible under `CUDA_VISIBLE_DEVICES`, from 0.
     pub ordinal: u32,
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// Where it is: `0000:65:00`.
+    /// PCI address: `0000:65:00`.
     pub pci: String,
-    /// What the driver implements: 13000 is CUDA 13.0.
+    /// CUDA version that the driver implements: 13000 is CUDA 13.0.
     pub driver_version: i32,
     /// Major and minor compute capability.
     pub capability: (i32, i32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub sms: u32,
-    /// Whether memory can be registered: without that no doorbell can be reached.
+    /// True when host memory can be registered, which doorbells require.
     pub host_register: bool,
-    /// Order of peers' writes into its memory.
+    /// Ordering of peers' writes to its memory.
     pub writes_ordering: WritesOrdering,
-    /// Whether a stream can flush peers' writes into its memory when it waits for a word.
+    /// True when a stream's wait for a word can flush peers' writes to its memory.
     pub flush_remote_writes: bool,
-    /// True if it uses the host's page tables (GH200, GB200). Then its memory can be reached over
-    /// the link to the processor and over PCIe, and writes that go different ways are in no order,
+    /// True when the GPU uses the host's page tables (GH200, GB200). Its memory can then be reached
+    /// over the link to the processor and over PCIe, and writes on different paths are unordered,
     /// whatever `writes_ordering` says.
     pub is_coherent: bool,
 }
@@ -90,32 +90,32 @@ impl fmt::Display for DeviceReport {
     }
 }
 
-/// What kind of stream the I/O kernel runs on.
+/// Kind of the stream that runs the I/O kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamKind {
-    /// On SMs of its own choice, in a green context.
+    /// On dedicated SMs, in a green context.
     Green,
-    /// On any SM, ahead of other streams where there is a choice.
+    /// On any SM, scheduled ahead of other streams.
     Priority {
-        /// Lower goes first.
+        /// Lower values have higher priority.
         priority: i32,
-        /// Why it is not a green context, where one was asked for.
+        /// Reason why a requested green context was not created.
         instead: Option<String>,
     },
 }
 
-/// Which part of the GPU a stream uses.
+/// The part of the GPU that a stream uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartitionReport {
-    /// SMs that were asked for; `None` asks for no partition.
+    /// Requested SMs; `None` if no partition was requested.
     pub asked: Option<u32>,
     /// SMs that its kernels may run on.
     pub granted: u32,
-    /// SMs that others could have for themselves in a green context of their own.
+    /// SMs left for a green context of other users.
     pub remaining: u32,
-    /// SMs come in multiples of this, where the driver says so.
+    /// Granularity of the SM count, if the driver reports it.
     pub granularity: Option<u32>,
-    /// How it was done.
+    /// Kind of partition.
     pub kind: StreamKind,
 }
 

@@ -1,8 +1,8 @@
 #![allow(unsafe_code, reason = "copies between memory of the host and of the GPU")]
-//! The state of the kernel's warps, in the GPU's memory: slots, counters, operations in progress.
+//! State of the kernel's warps in GPU memory: slots, counters, operations in progress.
 //!
-//! A warp reads and writes it with every command, which over the bus would cost more than the
-//! command. The host looks at counters now and then, and copies them for that.
+//! A warp accesses it with every command, which over the bus would cost more than the command. The
+//! host reads counters only occasionally, and copies the state to do so.
 
 use std::{
     fmt,
@@ -21,15 +21,15 @@ use super::{
     memory::{DeviceMemory, PinnedMemory},
 };
 
-/// How long one copy may take. It is some kilobytes, and a GPU that is alive has done them.
+/// Timeout of one copy. It is some kilobytes, which a healthy GPU copies much faster.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The host's image of the state, and the state.
+/// The state in GPU memory, and the host's image of it.
 pub(super) struct State {
     copies: CudaCopies,
-    /// Behind the last copy.
+    /// Fence of the last copy.
     last: Mutex<CopyFence>,
-    // Leaked together when that copy does not end.
+    // Leaked together if that copy does not end.
     image: ManuallyDrop<PinnedMemory>,
     memory: ManuallyDrop<DeviceMemory>,
 }
@@ -41,28 +41,28 @@ impl fmt::Debug for State {
 }
 
 impl State {
-    /// Zeroes, `len` of them rounded up to pages. Before an executor starts.
+    /// Allocates `len` zeroed bytes, rounded up to pages. Must be called before an executor starts.
     pub(super) fn new(device: &Arc<CudaDevice>, len: usize) -> Result<Arc<Self>, CudaError> {
         let image = device.pinned(len)?;
         let memory = device.allocate(image.len())?;
-        // It has no use for memory of the engine's.
+        // The preallocated host memory is not used here.
         let copies = CudaCopies::with_host_memory(device, 1)?;
         let (image, memory) = (ManuallyDrop::new(image), ManuallyDrop::new(memory));
         Ok(Arc::new(Self { copies, last: Mutex::default(), image, memory }))
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> usize {
         self.image.len()
     }
 
-    /// As zeroed memory of a ring. Of a state that was used before, whoever used it is done.
+    /// Returns the state as zeroed memory of a ring. A previous user must have finished.
     pub(super) fn share(self: &Arc<Self>) -> SharedMemory {
         let (host, len) = (self.image.host(), self.len());
         // SAFETY: `len` bytes of pinned memory that only the ring uses.
         unsafe { host.as_ptr().write_bytes(0, len) };
-        // SAFETY: both memories are page aligned, as long, and allocated until the mirror is
-        // dropped, which keeps them alike.
+        // SAFETY: both memories are page aligned, of the same length, and allocated until the
+        // mirror, which synchronizes them, is dropped.
         unsafe { SharedMemory::mirrored(host, self.memory.device().0, len, self.clone()) }
     }
 
@@ -71,7 +71,7 @@ impl State {
         let words = |error: CopyError| failed(format!("the state of its warps: {error}"));
         let (host, device) = (self.image.host(), self.memory.device());
         let copy = DeviceCopy { host, device, len: self.len(), direction };
-        // SAFETY: `self` keeps both, and lets go of them only behind the fence; the ring uses the
+        // SAFETY: `self` keeps both, and releases them only after the fence; the ring uses the
         // image from one thread, which waits here.
         let fence = unsafe { self.copies.submit(&[copy]) }.map_err(words)?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fence;

@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "calls libcuda")]
-//! Streams: with SMs of their own where the driver can, and words to wait for.
+//! Streams, optionally with dedicated SMs, and their waits for and writes of words.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -16,11 +16,11 @@ use super::{
     report::{PartitionReport, StreamKind},
 };
 
-/// A stream of our own.
+/// A stream owned by this crate.
 pub struct CudaStream {
     handle: CUstream,
     report: PartitionReport,
-    // In this order: a stream goes before its green context.
+    // In this order: a stream is destroyed before its green context.
     held: Held,
     _green: Option<Held>,
 }
@@ -37,12 +37,12 @@ impl fmt::Debug for CudaStream {
 }
 
 impl CudaStream {
-    /// A stream on `sms` SMs (rounded up to what the GPU can divide) in a green context. Without
-    /// green contexts, and for `None`, it is one of the highest priority on all SMs; the report
-    /// says so, and why.
+    /// Creates a stream on `sms` SMs (rounded up to the GPU's granularity) in a green context. If
+    /// green contexts are unavailable, or for `None`, it has the highest priority on all SMs; the
+    /// report says so, and why.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] for 0 SMs or more than there are, [`CudaError::Call`].
+    /// Returns [`CudaError::Argument`] if `sms` is 0 or exceeds the GPU, or [`CudaError::Call`].
     pub fn new(device: &Arc<CudaDevice>, sms: Option<u32>) -> Result<Self, CudaError> {
         let of = device.report().sms;
         if let Some(asked) = sms.filter(|asked| *asked == 0 || *asked > of) {
@@ -64,29 +64,29 @@ impl CudaStream {
         Self::plain(device, sms, StreamKind::Priority { priority: greatest, instead })
     }
 
-    /// A stream of the lowest priority on all SMs, as an engine's own may be.
+    /// Creates a stream of the lowest priority on all SMs, like an engine's own.
     ///
     /// # Errors
-    /// [`CudaError::Call`].
+    /// Returns [`CudaError::Call`].
     pub fn lowest(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let _entered = device.enter()?;
         let (least, _) = priorities(device)?;
         Self::plain(device, None, StreamKind::Priority { priority: least, instead: None })
     }
 
-    /// A stream of the lowest priority in a green context of the SMs that
-    /// [`CudaStream::new`] leaves when it is asked for `sms`: for an engine that shares none with
-    /// the I/O kernel. The driver divides the SMs anew, and alike every time.
+    /// Creates a stream of the lowest priority in a green context of the SMs that
+    /// [`CudaStream::new`] leaves for `sms`: for an engine that shares none with the I/O kernel.
+    /// The driver repeats the division, with the same result every time.
     ///
     /// # Errors
-    /// [`CudaError::Argument`] without green contexts, or when no SM is left; [`CudaError::Call`].
+    /// Returns [`CudaError::Argument`] without green contexts or free SMs, or [`CudaError::Call`].
     pub fn beside(device: &Arc<CudaDevice>, sms: u32) -> Result<Self, CudaError> {
         let _entered = device.enter()?;
         let (least, _) = priorities(device)?;
         Self::green(device, (sms, Side::Rest), least)
     }
 
-    /// On all SMs. The context of `device` is current.
+    /// Creates a stream on all SMs. The context of `device` must be current.
     fn plain(
         device: &Arc<CudaDevice>,
         asked: Option<u32>,
@@ -108,7 +108,7 @@ impl CudaStream {
         Ok(Self { handle, report, held, _green: None })
     }
 
-    /// The context of `device` is current.
+    /// Creates a stream in a green context. The context of `device` must be current.
     fn green(
         device: &Arc<CudaDevice>,
         side: (u32, Side),
@@ -143,22 +143,22 @@ impl CudaStream {
         Ok(Self { handle, report, held, _green: Some(green_held) })
     }
 
-    /// Which part of the GPU it uses.
+    /// Returns the part of the GPU that the stream uses.
     #[must_use]
     pub fn report(&self) -> &PartitionReport {
         &self.report
     }
 
-    /// Its `CUstream`, for other libraries. Valid as long as `self` lives.
+    /// Returns its `CUstream`, for other libraries. Valid as long as `self` lives.
     #[must_use]
     pub fn raw(&self) -> u64 {
         self.handle.expose_provenance() as u64
     }
 
-    /// Whether everything put on it is done.
+    /// Returns true if all work on the stream is done.
     ///
     /// # Errors
-    /// [`CudaError::Call`]: what ran on it failed, or the GPU is lost.
+    /// Returns [`CudaError::Call`] if work on the stream failed, or the GPU is lost.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
         let device = self.held.device();
         let _entered = device.enter()?;
@@ -170,16 +170,16 @@ impl CudaStream {
     }
 }
 
-/// Which SMs of a division.
+/// A side of the SM division.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// Those that were asked for.
+    /// The requested SMs.
     Part,
-    /// The others.
+    /// The remaining SMs.
     Rest,
 }
 
-/// Lowest and highest. The context of `device` is current.
+/// Returns the lowest and highest priority. The context of `device` must be current.
 fn priorities(device: &CudaDevice) -> Result<(i32, i32), CudaError> {
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: writes two numbers.
@@ -195,20 +195,20 @@ fn no_green_contexts() -> CudaError {
     )
 }
 
-/// Divides `asked` SMs off, and takes these or the others. The context of `device` is current.
+/// Splits off `asked` SMs and returns these or the rest. The context of `device` must be current.
 fn divide(
     device: &CudaDevice,
     (asked, side): (u32, Side),
 ) -> Result<(CUdevResource, PartitionReport), CudaError> {
     let (get, split) = (device.api.cuDeviceGetDevResource, device.api.cuDevSmResourceSplitByCount);
     let (Some(get), Some(split)) = (get, split) else { return Err(no_green_contexts()) };
-    // SAFETY: a plain struct of numbers, for which 0 is a value of every field.
+    // SAFETY: a plain struct of numbers, for which 0 is a valid value of every field.
     let mut all: CUdevResource = unsafe { mem::zeroed() };
     let sm = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     // SAFETY: fills the struct in.
     let code = unsafe { get(device.handle(), &raw mut all, sm) };
     device.check("asking for the SMs", "cuDeviceGetDevResource", code)?;
-    // The finest division first: large clusters, the price of it, are not used here.
+    // The finest division first: it gives up large clusters, which are not used here.
     let fine = CUdevSmResourceSplit_flags::CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING as u32;
     let what = || format!("dividing off {asked} SMs");
     let mut last = None;
@@ -223,13 +223,13 @@ fn divide(
         match device.check(what(), "cuDevSmResourceSplitByCount", code) {
             Ok(()) if groups == 1 => {
                 let taken = if side == Side::Part { part } else { rest };
-                // SAFETY: both are resources of SMs, or zero; every field is a number.
+                // SAFETY: both are SM resources, or zero; every field is a number.
                 let (all, sms) = unsafe { (all.__bindgen_anon_1.sm, taken.__bindgen_anon_1.sm) };
                 if sms.smCount == 0 {
                     let text = format!("{}: no SM is left beside them", what());
                     return Err(CudaError::Argument(text));
                 }
-                // The driver (from CUDA 13.0 on) names the alignment of the coarse division.
+                // The driver (since CUDA 13.0) reports the alignment of the coarse division.
                 let aligned = Some(all.smCoscheduledAlignment);
                 let report = PartitionReport {
                     asked: Some(asked).filter(|_| side == Side::Part),
@@ -249,15 +249,15 @@ fn divide(
 }
 
 impl CudaDevice {
-    /// What is put on `stream` from now on starts when the word at `word` has reached `value`, as
-    /// [`gio_uring::Event`] counts. With `flush`, what a peer wrote into GPU memory before is
-    /// visible then ([`super::DeviceReport::flush_remote_writes`] says whether that is possible).
+    /// Makes later work on `stream` wait until the word at `word` has reached `value`, by the rule
+    /// of [`gio_uring::Event`]. With `flush`, earlier writes of peers to GPU memory are then
+    /// visible ([`super::DeviceReport::flush_remote_writes`] tells if that is supported).
     ///
     /// # Errors
-    /// [`CudaError::Call`].
+    /// Returns [`CudaError::Call`].
     ///
     /// # Safety
-    /// `stream` is the `CUstream` of this device (0 for the default stream), and the word is mapped
+    /// `stream` is a `CUstream` of this device (0 for the default stream), and the word is mapped
     /// for the GPU until the wait is over.
     pub unsafe fn stream_wait(
         &self,
@@ -277,14 +277,14 @@ impl CudaDevice {
         self.check("making a stream wait for a word", "cuStreamWaitValue32", code)
     }
 
-    /// When everything put on `stream` so far is done, the word at `word` becomes `value`; an
-    /// operation that waits for it starts then.
+    /// Enqueues a write of `value` to the word at `word` after all earlier work on `stream`; an
+    /// operation that waits for it then starts.
     ///
     /// # Errors
-    /// [`CudaError::Call`].
+    /// Returns [`CudaError::Call`].
     ///
     /// # Safety
-    /// As [`CudaDevice::stream_wait`].
+    /// Same as [`CudaDevice::stream_wait`].
     pub unsafe fn stream_write(
         &self,
         stream: u64,
@@ -292,7 +292,7 @@ impl CudaDevice {
         value: u32,
     ) -> Result<(), CudaError> {
         let _entered = self.enter()?;
-        // The default has a barrier before the write, so that the results are visible.
+        // The default includes a barrier before the write, so that earlier results are visible.
         let flags = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
         // SAFETY: the caller's promise.

@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "launches a kernel on memory that a store names")]
-//! What a store asks of the engine's streams.
+//! A store's operations on the engine's streams.
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc};
 
@@ -17,23 +17,23 @@ use crate::{
     ptx::{POOL_PTX, SCATTER_GATHER_ENTRY},
 };
 
-/// Warps of a block.
+/// Warps per block.
 const BLOCK_WARPS: u64 = BLOCK_THREADS_MAX as u64 / 32;
-/// Blocks of a move at the most. Each warp has 2 KiB under way; what 256 of them have is several
-/// times what a link holds, and the engine's kernels keep the rest of the GPU.
+/// Maximum blocks of a copy. Each warp has 2 KiB in flight; 256 warps have several times what a
+/// link holds in flight, and the rest of the GPU stays free for the engine's kernels.
 const MOVE_BLOCKS_MAX: u64 = 32;
 
-/// Streams of a GPU for a store: the [`StreamOps`] of CUDA. Words and moves take any stream of the
-/// GPU, the engine's or its own one.
+/// Streams of a GPU for a store: the [`StreamOps`] of CUDA. Word operations and copies take any
+/// stream of the GPU, the engine's or its own.
 ///
-/// Keep it until every stream is past the last move that was put on it, as the memory of that move.
-/// What is still under way on its own stream when it is dropped is left to end, and leaks.
+/// Keep it, like the memory of the copies, until every stream is past the last copy enqueued on it.
+/// Work still in flight on its own stream at drop runs to its end, and its resources leak.
 pub struct CudaStreams {
     // Leaked together.
     stream: ManuallyDrop<CudaStream>,
     mover: ManuallyDrop<CudaFunction>,
     device: Arc<CudaDevice>,
-    /// Waits make what peers wrote into the GPU's memory visible.
+    /// True when waits flush peers' writes to the GPU's memory.
     flush: bool,
 }
 
@@ -44,11 +44,11 @@ impl fmt::Debug for CudaStreams {
 }
 
 impl CudaStreams {
-    /// Lets the driver compile the kernel, and makes a stream that waits for no other one. May wait
-    /// for kernels that run: before an executor starts.
+    /// Compiles the kernel, and creates a stream that does not synchronize with others. May wait
+    /// for running kernels: call it before an executor starts.
     ///
     /// # Errors
-    /// [`CudaError::Compile`], [`CudaError::Call`].
+    /// Returns [`CudaError::Compile`] or [`CudaError::Call`].
     pub fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let module = CudaModule::compile(device, POOL_PTX, "the pool's kernels")?;
         let mover = module.function(SCATTER_GATHER_ENTRY)?;
@@ -61,16 +61,15 @@ impl CudaStreams {
         })
     }
 
-    /// Its own stream.
+    /// Returns its own stream.
     #[must_use]
     pub fn stream(&self) -> &CudaStream {
         &self.stream
     }
 
-    /// Whether what comes after [`StreamOps::wait_word`] sees what a peer wrote into the GPU's
-    /// memory before the word: because such writes are ordered, or because the wait flushes them.
-    /// Without that a drive must not write into the GPU's memory. Memory of the host is in order in
-    /// any case.
+    /// Returns true if work after [`StreamOps::wait_word`] sees a peer's earlier writes to the
+    /// GPU's memory, because such writes are ordered or because the wait flushes them. Otherwise a
+    /// drive must not write to the GPU's memory. Host memory is always ordered.
     #[must_use]
     pub fn orders_peer_writes(&self) -> bool {
         self.flush || self.device.report().writes_ordering.is_ordered()
@@ -81,8 +80,8 @@ fn refused(error: impl fmt::Display) -> StreamError {
     StreamError { cause: error.to_string() }
 }
 
-// SAFETY: stream operations of the driver, which carries them out in a stream's order. A kernel
-// sees what was written before it started, and its own writes are visible to what comes after it.
+// SAFETY: the driver performs stream operations in stream order. A kernel sees everything written
+// before it started, and its own writes are visible to later work.
 unsafe impl StreamOps for CudaStreams {
     fn own_stream(&self) -> RawStream {
         // SAFETY: a stream of this GPU, which lives as long as `self`.
@@ -126,8 +125,8 @@ unsafe impl StreamOps for CudaStreams {
             return Ok(());
         }
         let blocks = tiles.div_ceil(BLOCK_WARPS).min(MOVE_BLOCKS_MAX) as u32;
-        // SAFETY: `ScatterGatherArgs` is the kernel's argument; the memory is as the caller
-        // promised, and the function lives as long as `self`.
+        // SAFETY: `ScatterGatherArgs` is the kernel's argument; the caller promises the memory, and
+        // the function lives as long as `self`.
         unsafe { self.mover.launch(stream, blocks, BLOCK_THREADS_MAX, args) }.map_err(refused)
     }
 }
@@ -135,7 +134,7 @@ unsafe impl StreamOps for CudaStreams {
 impl Drop for CudaStreams {
     fn drop(&mut self) {
         match self.stream.is_idle() {
-            // A lost GPU runs nothing, and the driver takes nothing back.
+            // A lost GPU runs nothing, and the driver frees nothing.
             Ok(true) | Err(_) => {
                 // SAFETY: dropped once, here, and not used again.
                 unsafe {

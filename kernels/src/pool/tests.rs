@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "runs the kernels of gio_pool on memory of the tests")]
-//! The kernels of gio_pool as the host runs them, against simple models.
+//! The kernels of gio_pool as run on the host, against simple models.
 
 use std::ptr::NonNull;
 
@@ -31,7 +31,7 @@ struct Shape {
     staging_row: usize,
     blocks: usize,
     map: Vec<u32>,
-    /// Where each position is in a row of staging memory; empty: one after another.
+    /// Block of each position within a row of staging memory; empty: contiguous.
     staged: Vec<u32>,
     rows: Vec<usize>,
     staging: usize,
@@ -44,7 +44,7 @@ impl Shape {
         let object = (1 + random.random_range(0..most)).next_multiple_of(one(random, &[unit, 1]));
         let stride = (object + random.random_range(0..64)).next_multiple_of(unit);
         let blocks = 1 + random.random_range(0..12);
-        // Blocks in any order, each once: a scatter writes each block once.
+        // Blocks in any order, without repetition: a scatter writes each block once.
         let mut map: Vec<u32> = (0..blocks as u32).collect();
         map.shuffle(random);
         map.truncate(1 + random.random_range(0..blocks));
@@ -83,7 +83,7 @@ impl Shape {
         self.staging + self.rows.len() * self.staging_row + 64
     }
 
-    /// Where each object is in staging memory, and in the pool.
+    /// Returns each object's offset in staging memory and in the pool.
     fn objects(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rows.iter().enumerate().flat_map(move |(i, row)| {
             self.map.iter().enumerate().map(move |(p, block)| {
@@ -158,8 +158,8 @@ fn objects_go_where_they_belong_and_nothing_else_changes() {
     }
 }
 
-/// A gather stores the checksum of each object, a scatter finds those that differ, and both move
-/// what they move without.
+/// A gather stores each object's checksum, a scatter detects mismatches, and both copy the same
+/// bytes as without checksums.
 #[test]
 fn checksums_are_stored_and_compared() {
     for seed in 0..200 {
@@ -237,7 +237,7 @@ fn run_pattern(mode: u32, items: &mut [PatternItem], threads: u32) -> Vec<u64> {
     found
 }
 
-/// Items one after another, with gaps; lengths of zero and of several tiles among them.
+/// Generates consecutive items with gaps, including lengths of zero and of several tiles.
 fn items(random: &mut SmallRng, memory: &mut Vec<u64>) -> Vec<PatternItem> {
     let mut at = 0;
     let mut items: Vec<PatternItem> = (0..1 + random.random_range(0..9))
@@ -283,7 +283,7 @@ fn a_launch_makes_and_finds_what_the_host_does() {
         let found = run_pattern(MODE_CHECK, &mut all, threads);
         assert!(found.iter().all(|found| *found == PATTERN_NONE), "seed {seed}: {found:x?}");
 
-        // Some wrong bytes, also several in an item: the first of each is found.
+        // Some wrong bytes, also several per item: only the first of each is reported.
         let base = address(&mut memory);
         for _ in 0..random.random_range(0..8) {
             let item = &all[random.random_range(0..all.len())];
