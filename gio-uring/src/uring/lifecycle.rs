@@ -117,7 +117,7 @@ impl Uring {
                 Some((status, _)) if status != IoStatus::Incomplete => outcome,
                 _ => Completion { errors: 1, error: Some((IoStatus::Cancelled, 0)), ..outcome },
             };
-            // Waiters for the event, perhaps on a GPU, must not wait forever.
+            // Who waits for the event, perhaps on a GPU, must not wait forever.
             if let Some(signal) = &entry.signal {
                 signal.event.set(signal.value);
             }
