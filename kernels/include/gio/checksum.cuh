@@ -1,18 +1,18 @@
-// Checksums of objects: stored when an object is written, compared when one was read.
+// Checksums of objects: stored when an object is written, verified when it was read.
 //
-// Both look at the object where it is in memory, so a read finds whatever changed on the way to
-// the device and back. An object of several commands is looked at when the last of them has ended.
+// Both read the object in memory, so a read detects any change on the way to the device and back.
+// An object transferred by several commands is verified when the last of them has ended.
 #pragma once
 #include "crc32c.cuh"
 #include "operation.cuh"
 
-// Where the checksums of a row begin.
+// Returns the checksums of a row.
 GIO_FN uint32_t *gio_checksums(uint64_t checksums, uint32_t row, uint32_t count) {
   return gio_ptr<uint32_t>(checksums) + static_cast<uint64_t>(row) * count;
 }
 
-// Stores the checksums of the objects of the lanes in `todo` (l < n): those at `at`, of the IOCTXs
-// `index` of the generating operation's row.
+// Stores the checksums of the objects of the lanes in `todo` (l < n): the objects at `at`, of
+// IOCTXs `index` in the generating operation's row.
 GIO_FN void gio_record(const gio_op &op, gio_lane<uint64_t> &at, gio_lane<uint32_t> &index,
                        uint32_t todo, uint32_t n) {
   uint32_t *checksums = gio_checksums(op.iocb.checksums, op.row, op.iocb.count);
@@ -51,11 +51,11 @@ GIO_FN void gio_compare(gio_state &s, gio_crc &crc, uint32_t a, uint32_t row, ui
   }
   const uint64_t error = static_cast<uint64_t>(GIO_STATUS_CHECKSUM) << 32;
   gio_refused(s, a, gio_popc(wrong), error | (first + gio_lowest(wrong)));
-  // Its command is going to be credited with it.
+  // Its command will be credited with it.
   GIO_LANES (l, 1) active->objects -= gio_popc(wrong);
 }
 
-// Whether another command of the object of `active` is outstanding, or still to be sent.
+// Returns true if another command of the object is outstanding or not yet submitted.
 GIO_FN bool gio_more_of_it(gio_state &s, uint32_t a, uint32_t row, uint32_t first) {
   const gio_op &op = s.w->op;
   if (s.cursor_active == a && s.cursor_at % op.splits != 0u && op.row == row &&
@@ -75,8 +75,8 @@ GIO_FN bool gio_more_of_it(gio_state &s, uint32_t a, uint32_t row, uint32_t firs
   return false;
 }
 
-// Whether lane `lane`, of the commands that have just ended well (`good`) or at all (`ended`), is
-// the last one of an object of several, and all of them ended well.
+// Returns true if lane `lane`, among the commands that just ended (`ended`) or ended without error
+// (`good`), is the last command of a split object, and all its commands succeeded.
 GIO_FN bool gio_completes(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended, uint32_t good,
                           uint32_t lane) {
   const uint32_t a = gio_shfl(e.active, lane), row = gio_shfl(e.row, lane);
@@ -88,14 +88,14 @@ GIO_FN bool gio_completes(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended
   const uint32_t same = gio_ballot(flag, n) & ended;
   if (gio_above(same, lane) != 0u || (same & ~good) != 0u) return false;
   if (gio_more_of_it(s, a, row, first)) return false;
-  // A command that failed before left its status. (Or one of another row did: this IOCTX has
-  // failed, whatever is in this row.)
+  // A command that failed earlier left its status. (Or one of another row did: this IOCTX has
+  // failed regardless of this row's data.)
   const uint64_t status = s.w->active[a].status;
   const uint32_t found = gio_common(gio_ptr<const uint32_t>(status) + first);
   return found == GIO_STATUS_OK || found == GIO_STATUS_CHECKSUM;
 }
 
-// Looks at what the commands of the lanes in `ended` (l < n) have read, where that is asked for.
+// Verifies the data read by the commands of the lanes in `ended` (l < n), if they have checksums.
 GIO_FN void gio_verify(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended) {
   gio_lane<uint32_t> flag;
   GIO_LANES (l, n) {

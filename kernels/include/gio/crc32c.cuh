@@ -4,12 +4,12 @@
 // Remainders are words with the lowest coefficient first: bit 31 is that of x^0. The processors'
 // instructions have the same order.
 //
-// A GPU has no such instruction. Its warp takes stripes of 512 bytes, 16 of each a lane's. A lane
-// keeps the remainders of its four words of all stripes so far, and multiplies them by the 4096
-// bits of a stripe before the next one. Multiplication by a constant is linear, so the products of
-// the lowest five bits are a table of 32, those of the next five another one, and so on; each lane
-// holds one entry of each table, and looking up is a shuffle. At the end the lanes' remainders are
-// multiplied by what follows them, and added. No table is in memory.
+// GPUs have no such instruction. The warp takes stripes of 512 bytes, 16 bytes per lane. A lane
+// keeps the remainders of its four words over all stripes so far, and multiplies them by x^4096,
+// the length of a stripe, before the next one. Multiplication by a constant is linear, so the
+// products of the lowest five bits form a table of 32 entries, the next five bits another, and so
+// on; each lane holds one entry of each table, and a lookup is a shuffle. At the end the lanes'
+// remainders are multiplied by the length of the data after them, and added. No table is in memory.
 #pragma once
 #include "warp.cuh"
 
@@ -34,7 +34,7 @@ GIO_FN constexpr uint32_t gio_crc_times_x(uint32_t a) {
 GIO_FN constexpr uint32_t gio_crc_over_x(uint32_t a) {
   return a << 1 ^ ((GIO_CRC_POLYNOMIAL << 1 | 1u) & (0u - (a >> 31)));
 }
-// Half the work if `b` is a constant.
+// Takes half the instructions if `b` is a constant.
 GIO_FN constexpr uint32_t gio_crc_multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (uint32_t i = 0; i < 32u; ++i) {
@@ -53,7 +53,7 @@ GIO_FN constexpr uint32_t gio_crc_power(int64_t n) {
   return power;
 }
 
-// The warp's.
+// CRC by a warp.
 
 #if GIO_DEVICE
 #define GIO_ROLLED _Pragma("unroll 1")
@@ -61,11 +61,11 @@ GIO_FN constexpr uint32_t gio_crc_power(int64_t n) {
 #define GIO_ROLLED
 #endif
 
-#define GIO_CRC_STRIPE 512u // bytes that a warp takes at a time
-#define GIO_CRC_AHEAD 4u    // stripes whose loads are under way
-#define GIO_CRC_TABLES 7u   // of 5 bits; the last one has 2
+#define GIO_CRC_STRIPE 512u // bytes per warp and step
+#define GIO_CRC_AHEAD 4u    // stripes with loads in flight
+#define GIO_CRC_TABLES 7u   // of 5 bits each; the last has 2
 
-// What all objects share: entry l of a table is l << 5 * table, times the bits of a stripe.
+// State common to all objects: entry l of a table is l << 5 * table, times x^(bits of a stripe).
 struct gio_crc {
   gio_lane<uint32_t> table[GIO_CRC_TABLES];
 };
@@ -82,19 +82,19 @@ GIO_FN void gio_crc_lanes_begin(gio_crc &c) {
   }
 }
 
-// The n lowest of 16 bytes; the others become 0.
+// Returns the n lowest of 16 bytes; the others become 0.
 GIO_FN gio_u128 gio_crc_low_bytes(gio_u128 unit, uint32_t n) {
   const uint64_t lo = n >= 8u ? ~uint64_t{0} : (uint64_t{1} << 8u * n) - 1u;
   const uint64_t hi = n >= 16u ? ~uint64_t{0} : n > 8u ? (uint64_t{1} << 8u * (n - 8u)) - 1u : 0u;
   return gio_u128{unit.lo & lo, unit.hi & hi};
 }
 
-// A message for the warp, in units of 16 bytes: of an object at any address, so that the first and
-// the last unit may have bytes that are not its own.
+// A message in units of 16 bytes. It may begin and end at any address, so the first and the last
+// unit may contain bytes outside it.
 struct gio_crc_message {
   uint64_t start, end;
-  uint64_t base;    // where the first stripe begins, at `start` or in front of it
-  uint32_t stripes; // the last unit is the last lane's: zeroes in front change nothing
+  uint64_t base;    // start of the first stripe, at or before `start`
+  uint32_t stripes; // the last lane has the last unit: leading zeroes change nothing
 };
 
 GIO_FN gio_crc_message gio_crc_message_of(uint64_t start, uint32_t bytes) {
@@ -105,14 +105,14 @@ GIO_FN gio_crc_message gio_crc_message_of(uint64_t start, uint32_t bytes) {
   return gio_crc_message{start, end, base, static_cast<uint32_t>(stripes)};
 }
 
-// The unit at `at`, which is 0 in front of the message and behind it. Of the first and the last
-// one, bytes that are not the message's own are loaded, too, and may change meanwhile.
+// Returns the unit at `at`, or 0 if it is outside the message. The first and last units are loaded
+// whole; their bytes outside the message may change concurrently.
 GIO_FN gio_u128 gio_crc_unit(const gio_crc_message &m, uint64_t at) {
   if (at + 16u <= m.start || at >= m.end) return gio_u128{0, 0};
   return gio_ld16_sys(gio_ptr<const gio_u128>(at));
 }
 
-// Without what is not the message's own.
+// Clears the bytes of the unit that are outside the message.
 GIO_FN gio_u128 gio_crc_own(const gio_crc_message &m, gio_u128 unit, uint64_t at) {
   if (at + 16u > m.end && at < m.end) {
     unit = gio_crc_low_bytes(unit, static_cast<uint32_t>(m.end - at));
@@ -124,7 +124,7 @@ GIO_FN gio_u128 gio_crc_own(const gio_crc_message &m, gio_u128 unit, uint64_t at
   return unit;
 }
 
-// A lane's remainders of its words of one more stripe.
+// Adds one more stripe to a lane's four remainders.
 GIO_FN void gio_crc_step(gio_crc &c, uint32_t (&state)[4], gio_u128 unit) {
   const uint32_t words[4] = {static_cast<uint32_t>(unit.lo), static_cast<uint32_t>(unit.lo >> 32),
                              static_cast<uint32_t>(unit.hi), static_cast<uint32_t>(unit.hi >> 32)};
@@ -136,11 +136,11 @@ GIO_FN void gio_crc_step(gio_crc &c, uint32_t (&state)[4], gio_u128 unit) {
   }
 }
 
-// The CRC of `bytes` bytes at `start`, for all lanes.
+// Returns the CRC of `bytes` bytes at `start`, for all lanes.
 GIO_FN uint32_t gio_crc_lanes(gio_crc &c, uint64_t start, uint32_t bytes) {
   const gio_crc_message m = gio_crc_message_of(start, bytes);
   const bool odd = ((start | bytes) & 15u) != 0u;
-  // The ones that a CRC begins with are the remainder of what came before the first byte.
+  // The initial all-ones value of a CRC acts as the remainder of data before the first byte.
   const uint32_t first = static_cast<uint32_t>(start - m.base) / 4u;
   uint32_t ones = ~0u;
   GIO_ROLLED
@@ -162,13 +162,13 @@ GIO_FN uint32_t gio_crc_lanes(gio_crc &c, uint64_t start, uint32_t bytes) {
       if (odd) unit = gio_crc_own(m, unit, at);
       gio_crc_step(c, state, unit);
     }
-    // Each word's remainder is that of a word and what follows to the end of the stripe.
+    // Each word's remainder covers the word and the data after it to the end of the stripe.
     constexpr uint32_t word = gio_crc_power(-32);
     uint32_t sum = state[3];
     for (uint32_t w = 3; w-- != 0u;) sum = state[w] ^ gio_crc_multiply(sum, word);
     part[l] = sum;
   }
-  // And that of a lane's is less by the units in front of it: lane 0 gets them all.
+  // A lane's remainder lacks the units in front of it: reduces all of them to lane 0.
   constexpr uint32_t units[5] = {gio_crc_power(-128), gio_crc_power(-256), gio_crc_power(-512),
                                  gio_crc_power(-1024), gio_crc_power(-2048)};
   gio_lane<uint32_t> other;
@@ -200,7 +200,7 @@ GIO_FN uint32_t gio_crc32c(gio_crc &c, uint64_t start, uint32_t bytes) {
 #define GIO_CRC_BY_PRODUCTS 3u
 
 struct gio_crc_slices {
-  uint32_t of[8][256]; // of[i][b]: the byte b, and i more bytes that are 0
+  uint32_t of[8][256]; // of[i][b]: byte b followed by i zero bytes
 };
 constexpr gio_crc_slices gio_crc_make_slices() {
   gio_crc_slices slices = {};
@@ -237,8 +237,8 @@ static inline uint32_t gio_crc_by_table(const uint8_t *p, uint64_t bytes) {
 
 #define GIO_CRC_TARGET __attribute__((target("sse4.2,pclmul")))
 
-// The remainder a, and so many bytes that are 0. (The product of two remainders has its lowest
-// coefficient in bit 62, and the instruction multiplies by 32 bits: 33 too many.)
+// Returns remainder a followed by BYTES zero bytes. (The product of two remainders has its lowest
+// coefficient in bit 62, and the instruction multiplies by x^32: 33 too many.)
 template <uint32_t BYTES> GIO_CRC_TARGET static inline uint64_t gio_crc_shift(uint64_t a) {
   constexpr uint32_t power = gio_crc_power(8 * int64_t{BYTES} - 33);
   const __m128i x = _mm_cvtsi64_si128(static_cast<int64_t>(a));
@@ -253,7 +253,7 @@ GIO_CRC_TARGET static inline uint32_t gio_crc_end(uint64_t crc, const uint8_t *p
   return ~rest;
 }
 
-// Three parts at a time: the instruction takes three cycles, and starts one in each.
+// Processes three parts in parallel: the instruction takes three cycles, but one starts each cycle.
 template <uint32_t PART>
 GIO_CRC_TARGET static inline uint64_t gio_crc_parts(uint64_t crc, const uint8_t *&p,
                                                     uint64_t &bytes) {
@@ -269,7 +269,7 @@ GIO_CRC_TARGET static inline uint64_t gio_crc_parts(uint64_t crc, const uint8_t 
   return crc;
 }
 
-// Parts that lie close together are one stream for the processor's prefetcher.
+// Parts that are close together are one stream for the processor's prefetcher.
 GIO_CRC_TARGET static inline uint32_t gio_crc_by_instruction(const uint8_t *p, uint64_t bytes) {
   uint64_t crc = ~0u;
   crc = gio_crc_parts<336>(crc, p, bytes);
@@ -279,8 +279,8 @@ GIO_CRC_TARGET static inline uint32_t gio_crc_by_instruction(const uint8_t *p, u
 
 #define GIO_CRC_WIDE_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
 
-// What carries units of 16 bytes over so many bytes: the first and the second half of a unit have
-// 64 bits more and none behind them. (The product has its lowest coefficient in bit 126: one less.)
+// The factors that move units of 16 bytes by BYTES: the first half of a unit has 64 bits after it,
+// the second none. (The product has its lowest coefficient in bit 126: one less.)
 template <uint32_t BYTES> GIO_CRC_WIDE_TARGET static inline __m512i gio_crc_carry() {
   constexpr uint64_t first = uint64_t{gio_crc_power(8 * BYTES + 63)} << 32;
   constexpr uint64_t second = uint64_t{gio_crc_power(8 * BYTES - 1)} << 32;
@@ -293,7 +293,7 @@ GIO_CRC_WIDE_TARGET static inline __m512i gio_crc_fold(__m512i units, __m512i ca
   return _mm512_ternarylogic_epi64(first, second, _mm512_loadu_si512(more), 0x96);
 }
 
-// The remainders of 16 interleaved streams of units, put together at the end: twice as fast.
+// Keeps the remainders of 16 interleaved streams of units, merged at the end: twice as fast.
 GIO_CRC_WIDE_TARGET static inline uint32_t gio_crc_by_products(const uint8_t *p, uint64_t bytes) {
   if (bytes < 256u) return gio_crc_by_instruction(p, bytes);
   const __m512i carry = gio_crc_carry<256>();
@@ -316,7 +316,7 @@ GIO_CRC_WIDE_TARGET static inline uint32_t gio_crc_by_products(const uint8_t *p,
   return gio_crc_end(crc, p, bytes);
 }
 
-// GIO_CRC_BY_*: asked once, because in a virtual machine the question is slow.
+// Returns a GIO_CRC_BY_*, cached because CPUID is slow in a virtual machine.
 static inline uint32_t gio_crc_best() {
   static uint32_t known = GIO_CRC_UNKNOWN;
   uint32_t best = gio_ld_relaxed_sys(&known);
@@ -325,7 +325,7 @@ static inline uint32_t gio_crc_best() {
   best = GIO_CRC_BY_TABLE;
   if (__get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_SSE4_2) != 0u && (c & bit_PCLMUL) != 0u) {
     best = GIO_CRC_BY_INSTRUCTION;
-    // Whether the system saves the wide registers.
+    // Checks that the system saves the wide registers.
     if ((c & bit_OSXSAVE) != 0u) asm("xgetbv" : "=a"(states), "=d"(d) : "c"(0));
     if (__get_cpuid_count(7, 0, &a, &wide, &c, &d) == 0) wide = c = 0;
     if ((states & 0xe6u) == 0xe6u && (wide & bit_AVX512F) != 0u && (c & bit_VPCLMULQDQ) != 0u) {
@@ -353,7 +353,7 @@ static inline uint32_t gio_crc_best() { return GIO_CRC_BY_TABLE; }
 
 #endif
 
-// As `how`, one of GIO_CRC_BY_*, says: the processor has it.
+// Uses the method `how`, one of GIO_CRC_BY_*, which the processor must support.
 GIO_FN uint32_t gio_crc_by(uint32_t how, uint64_t start, uint32_t bytes) {
   const uint8_t *p = gio_ptr<const uint8_t>(start);
 #if defined(__x86_64__)

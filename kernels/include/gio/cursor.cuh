@@ -1,19 +1,19 @@
-// Where the generating operation stands, and what its next 32 IOCTXs (or splits of them) mean.
+// Position of the generating operation, and decoding of its next 32 IOCTXs (or splits of them).
 //
-// An operation is rows of runs. On one device, each row of an affine operation is the IOCTXs of one
-// class, and an explicit operation is a single row; the device's warps share the run by halves,
-// thirds and so on. s.cursor_row counts rows from the operation's first one, s.cursor_at counts
-// splits from the start of this warp's share of the run. An IOCTX longer than one command may be
-// (MDTS) takes several: its splits. All others are one.
+// An operation consists of rows of runs. On one device, each row of an affine operation is the
+// IOCTXs of one class, and an explicit operation is a single row; the device's warps divide the run
+// evenly. s.cursor_row counts rows from the operation's first one, s.cursor_at counts splits from
+// the start of this warp's share of the run. An IOCTX longer than the maximum command (MDTS) takes
+// several commands, its splits. All others take one.
 #pragma once
 #include "descriptor.cuh"
 #include "queue.cuh"
 
-#define GIO_LBAS_MAX 65536u // of one command: NLB has 16 bits
+#define GIO_LBAS_MAX 65536u // per command: NLB has 16 bits
 #define GIO_ROWS_MAX 65535u // keeps slot numbers within 64 bits
 
-// The lanes' splits. verdict: 0 nothing to do, 1 and 2 a command (2: of an object with more to
-// come), above that the GIO_STATUS_* to refuse it with.
+// The lanes' splits. verdict: 0 nothing to do, 1 and 2 a command (2: more of the object follows),
+// otherwise the GIO_STATUS_* that rejects it.
 #define GIO_VERDICT_GO 1u
 #define GIO_VERDICT_GO_SPLIT 2u
 struct gio_splits {
@@ -25,12 +25,12 @@ struct gio_splits {
   gio_lane<uint32_t> verdict;
 };
 
-// Descriptor space: how many IOCTXs one command may merge.
+// Returns the maximum number of IOCTXs that one command may merge, given the descriptor space.
 GIO_FN uint32_t gio_merge_max(const gio_op &op, uint32_t descriptor_bytes) {
   if (op.splits != 1u) return 1;
   const gio_pool &pool = op.pool;
   uint32_t merge = gio_min(gio_min(pool.run_bytes, op.split_bytes) / pool.slot_bytes, GIO_WARP);
-  if (op.prp != 0u) { // only whole pages follow one another
+  if (op.prp != 0u) { // only whole pages can be chained
     const uint64_t odd = op.row_iova | pool.block_stride | pool.object_bytes;
     if ((odd & (op.page_bytes - 1u)) != 0u) return 1;
   } else {
@@ -40,7 +40,7 @@ GIO_FN uint32_t gio_merge_max(const gio_op &op, uint32_t descriptor_bytes) {
   return merge != 0u ? merge : 1u;
 }
 
-// Whether a pool makes sense to this warp: what the host got wrong must not become an address.
+// Checks a pool: host errors must not become addresses.
 GIO_FN bool gio_pool_usable(const gio_pool &pool, const gio_iocb &iocb, const gio_warp *w) {
   if (pool.devices == 0u || pool.devices != iocb.devices || w->device >= pool.devices) {
     return false;
@@ -55,7 +55,7 @@ GIO_FN bool gio_pool_usable(const gio_pool &pool, const gio_iocb &iocb, const gi
   return w->descriptor_mode == GIO_DESC_SGL && w->descriptor_bytes >= 2u * GIO_SGL_BYTES;
 }
 
-// Finds this warp's share of the cursor's row. Of one lane, as what follows.
+// Finds this warp's share of the cursor's row. Executed by one lane, like the following functions.
 GIO_FN void gio_op_row(const gio_state &s, gio_op &op) {
   const gio_warp *w = s.w;
   op.begin = 0;
@@ -78,8 +78,8 @@ GIO_FN void gio_op_row(const gio_state &s, gio_op &op) {
   op.end = first + static_cast<uint32_t>(length * (w->part + 1u) / w->parts);
 }
 
-// The longest command in LBAs. Commands that begin at multiples of it, or end there, cross no
-// boundary: it divides the boundary, or is the boundary.
+// Returns the maximum length of a command in LBAs. It divides the boundary or is the boundary, so
+// commands that begin or end at its multiples cross no boundary.
 GIO_FN uint32_t gio_split_lbas(const gio_op &op, const gio_warp *w) {
   uint64_t limit = static_cast<uint64_t>(GIO_LBAS_MAX) << w->lba_shift;
   if (limit > w->transfer_bytes_max) limit = w->transfer_bytes_max;
@@ -95,14 +95,14 @@ GIO_FN uint32_t gio_split_lbas(const gio_op &op, const gio_warp *w) {
   return 1u << gio_highest(gio_min(boundary & (0u - boundary), lbas));
 }
 
-// Commands of one IOCTX, at the most. One more where a boundary may cut both ends off.
+// Returns the maximum commands per IOCTX. One more if a boundary may cut both ends.
 GIO_FN uint32_t gio_split_count(const gio_op &op, uint32_t longest) {
   const uint32_t whole = longest / op.split_bytes + (longest % op.split_bytes != 0u ? 1u : 0u);
   if (whole <= 1u) return 1;
   return op.boundary_lbas != 0u ? whole + 1u : whole;
 }
 
-// Copies what the operation needs. The cursor is at its first row.
+// Copies the operation's parameters. The cursor is at its first row.
 GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
   const gio_warp *w = s.w;
   op = gio_op{};
@@ -126,7 +126,7 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
     longest = op.pool.slot_bytes;
   }
   if (op.iocb.checksums != 0u) usable = usable && op.affine != 0u && op.pool.row_base != 0u;
-  if (!usable) { // refused as one row: each class once, by the device of its number
+  if (!usable) { // rejected as one row: each class once, by the device of its number
     op.invalid = GIO_STATUS_INVALID;
     op.splits = 1;
     op.affine = 0;
@@ -144,18 +144,18 @@ GIO_FN void gio_op_load(const gio_state &s, gio_op &op, const gio_iocb *iocb) {
   gio_op_row(s, op);
 }
 
-// Takes the next operation of the ring into the window, and makes it the generating one. False when
-// there is none, when it has to wait for its event, or when the window is full.
+// Takes the next operation of the ring into the window and makes it the generating one. Returns
+// false if there is none, if it must wait for its event, or if the window is full.
 GIO_FN bool gio_accept(gio_state &s) {
   const uint32_t unused = ~s.window & gio_low_bits(GIO_WINDOW);
   if (unused == 0u) return false;
   if (s.polled == 0u) gio_poll(s);
   if (s.next == 0u) return false;
   const gio_iocb *iocb = s.iocbs + s.id;
-  // What is going to be refused waits for nothing: its event may never come.
+  // An operation to be rejected does not wait: its event may never arrive.
   const bool go = gio_refusal(s) != 0u;
   if (!go && s.waiting != 0u && !gio_reached(s)) return false;
-  gio_fence_acq_rel_sys(); // the entry, or the event, is new, and so is what it stands for
+  gio_fence_acq_rel_sys(); // orders the reads of the IOCB after the new entry or event
   if (!go && s.waiting == 0u && iocb->wait != 0u) {
     s.wait = iocb->wait;
     s.wait_value = iocb->wait_value;
@@ -188,7 +188,7 @@ GIO_FN bool gio_accept(gio_state &s) {
   return true;
 }
 
-// The next row of the generating operation.
+// Advances to the next row of the generating operation.
 GIO_FN void gio_next_row(gio_state &s) {
   s.cursor_row += 1u;
   s.cursor_at = 0;
@@ -200,8 +200,8 @@ GIO_FN bool gio_in_namespace(const gio_op &op, uint64_t lba, uint64_t lbas) {
   return lba <= op.lbas && lbas <= op.lbas - lba;
 }
 
-// Bytes [from, to) of an IOCTX of `bytes` from LBA `lba` on are its split number `split`: none if
-// from == to. Where a boundary matters, splits end at multiples of their length on the device.
+// Bytes [from, to) of an IOCTX of `bytes` at LBA `lba` that are its split `split`; empty if from ==
+// to. With a boundary, splits end at multiples of their length on the device.
 struct gio_range {
   uint64_t from, to;
 };
@@ -214,7 +214,7 @@ GIO_FN gio_range gio_split(const gio_op &op, uint64_t lba, uint32_t bytes, uint3
   return {from < bytes ? from : bytes, to < bytes ? to : bytes};
 }
 
-// One lane's split of an affine IOCTX: number `split` of the IOCTX `index`.
+// Decodes split `split` of affine IOCTX `index` for one lane.
 GIO_FN void gio_locate_affine(const gio_op &op, gio_splits &p, uint32_t l, uint32_t index,
                               uint32_t split) {
   const gio_pool &pool = op.pool;
@@ -225,7 +225,7 @@ GIO_FN void gio_locate_affine(const gio_op &op, gio_splits &p, uint32_t l, uint3
   const uint64_t slot =
       (static_cast<uint64_t>(group) * pool.rows + op.row) * op.group_slots + column;
   const uint64_t lba = op.data_lba + slot * op.slot_lbas;
-  // The class decides which device holds the file: in a wrong one it would be somebody else's slot.
+  // The class determines the file's device: in a wrong class, the LBA would be another file's slot.
   const bool right = entry.block < pool.blocks && entry.file < pool.files &&
                      k - column * pool.devices == op.row_class;
   const gio_range part = gio_split(op, lba, pool.slot_bytes, split);
@@ -247,7 +247,7 @@ GIO_FN void gio_locate_affine(const gio_op &op, gio_splits &p, uint32_t l, uint3
   }
 }
 
-// One lane's split of an explicit IOCTX.
+// Decodes split `split` of explicit IOCTX `index` for one lane.
 GIO_FN void gio_locate_explicit(const gio_state &s, const gio_op &op, gio_splits &p, uint32_t l,
                                 uint32_t index, uint32_t split) {
   const gio_ioctx entry = gio_ptr<const gio_ioctx>(op.iocb.ioctx)[index];
@@ -264,14 +264,14 @@ GIO_FN void gio_locate_explicit(const gio_state &s, const gio_op &op, gio_splits
   p.pad[l] = 0;
   if (!right) {
     p.verdict[l] = split == 0u ? GIO_STATUS_INVALID : 0u;
-  } else if (part.from == part.to) { // shorter than the longest one
+  } else if (part.from == part.to) { // shorter than the longest IOCTX
     p.verdict[l] = 0;
   } else {
     p.verdict[l] = part.to < entry.bytes ? GIO_VERDICT_GO_SPLIT : GIO_VERDICT_GO;
   }
 }
 
-// Splits of this warp's share of the row that are still to come.
+// Returns the number of remaining splits in this warp's share of the row.
 GIO_FN uint32_t gio_splits_left(const gio_state &s, const gio_op &op) {
   const uint32_t all = (op.end - op.begin) * op.splits;
   return all > s.cursor_at ? all - s.cursor_at : 0u;

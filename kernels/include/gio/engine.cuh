@@ -1,42 +1,42 @@
 // One round of a warp: reap, poll, check for timeouts, submit.
 //
-// Submitting goes chunk by chunk: 32 splits are located, neighbours on the device become runs of
-// one command each, every lane writes its own part of the descriptors and the first lane of a run
-// the SQE. Up to 32 SQEs share one fence and one doorbell.
+// Submission works in chunks: 32 splits are located, neighbours on the device are merged into runs
+// of one command each, every lane writes its own part of the descriptors, and the first lane of a
+// run writes the SQE. Up to 32 SQEs share one fence and one doorbell.
 #pragma once
 #include "cursor.cuh"
 
-#define GIO_CHUNKS_MAX 64u // chunks of one round: keeps reaping going when little is submitted
-#define GIO_BATCH_MIN 16u  // fewer commands than this wait for more room
-#define GIO_POLL_EVERY 64u // busy rounds between two polls of stop word and timeouts
+#define GIO_CHUNKS_MAX 64u // chunks per round: completions are reaped even if little is submitted
+#define GIO_BATCH_MIN 16u  // wait for more room rather than submit fewer commands
+#define GIO_POLL_EVERY 64u // busy rounds between polls of stop word and timeouts
 
-// What gio_host_run returns.
-#define GIO_RUN_MOVED 1u    // something was submitted, completed or refused
+// Return values of gio_host_run.
+#define GIO_RUN_MOVED 1u    // something was submitted, completed or rejected
 #define GIO_RUN_IDLE 2u     // nothing is in progress: only a new submission changes that
-#define GIO_RUN_FINISHED 4u // stopped, or left
+#define GIO_RUN_FINISHED 4u // stopped, or exited
 
 // The commands of one doorbell.
 struct gio_batch {
   uint32_t sqes;
-  uint32_t room; // more that may be added
+  uint32_t room; // number of commands that may still be added
   uint64_t now;
 };
 
-// Which lanes of a chunk are commands, and of which: bit masks over the lanes.
+// Bit masks over a chunk's lanes: the lanes with commands, and the commands' leaders.
 struct gio_chunk {
   uint32_t n;       // lanes used
-  uint32_t go;      // lanes whose split is sent
+  uint32_t go;      // lanes whose split is submitted
   uint32_t leaders; // the first lane of each command
   uint32_t refused;
 };
 
-// Whether a command of so many LBAs crosses a boundary that it should not.
+// Returns true if a command of `lbas` LBAs would cross the boundary.
 GIO_FN bool gio_crosses(const gio_op &op, uint64_t lba, uint32_t lbas) {
   if (op.boundary_lbas == 0u) return false;
   return lba / op.boundary_lbas != (lba + lbas - 1u) / op.boundary_lbas;
 }
 
-// Lanes that start a run of neighbours, then each merge-th lane of a run.
+// Returns the lanes that start a run of neighbours, and every merge-th lane of a run.
 GIO_FN uint32_t gio_leaders(const gio_op &op, gio_splits &p, uint32_t go, uint32_t n) {
   if (op.merge == 1u) return go;
   gio_lane<uint64_t> before;
@@ -60,8 +60,8 @@ GIO_FN uint32_t gio_leaders(const gio_op &op, gio_splits &p, uint32_t go, uint32
   return gio_ballot(flag, n);
 }
 
-// Decides what the located lanes become: not more commands than there is room for, and no run cut
-// off at the end of the chunk that could have been longer.
+// Groups the located lanes into commands: no more than there is room for, and without cutting off a
+// run at the end of the chunk that could have been longer.
 GIO_FN gio_chunk gio_plan(gio_state &s, const gio_op &op, gio_splits &p, uint32_t n,
                           uint32_t room) {
   gio_lane<uint32_t> flag;
@@ -101,19 +101,19 @@ GIO_FN void gio_refuse_lanes(gio_state &s, const gio_op &op, gio_splits &p, cons
   gio_refused(s, s.cursor_active, gio_popc(c.refused), error | gio_shfl(p.index, one));
 }
 
-// The CID and the descriptor area of lane l's command: its leader is lane `lead`, the rank-th of
-// the chunk's leaders. Slots come off the stack in the order of the ranks.
+// Returns the slot, for CID and descriptor area, of the command with the rank-th leader of the
+// chunk. Slots are taken off the stack in the order of the ranks.
 GIO_FN uint32_t gio_slot_of(const gio_state &s, uint32_t rank) {
   return s.free_slots[s.free_count - 1u - rank];
 }
 
-// How many lanes the command of leader `lead` has.
+// Returns the number of lanes of the command with leader `lead`.
 GIO_FN uint32_t gio_run_length(const gio_chunk &c, uint32_t lead) {
   const uint32_t stops = gio_above(c.leaders | ~c.go, lead);
   return (stops != 0u ? gio_lowest(stops) : GIO_WARP) - lead;
 }
 
-// Writes lane l's part of the descriptors; returns the data pointer, which only a leader needs.
+// Writes lane l's part of the descriptors; returns the data pointer, which only a leader uses.
 // `second` is the address in the next lane.
 GIO_FN gio_u128 gio_describe(const gio_state &s, const gio_op &op, const gio_segment &segment,
                              uint64_t second, uint32_t slot, uint32_t at, uint32_t count) {
@@ -128,12 +128,12 @@ GIO_FN gio_u128 gio_describe(const gio_state &s, const gio_op &op, const gio_seg
     if (own == 2u) second = page + op.page_bytes;
     return gio_prp_pointer(pages, segment.iova, second, area_iova);
   }
-  const uint32_t own = gio_sgl_entries(segment); // merged objects are padded alike
+  const uint32_t own = gio_sgl_entries(segment); // merged objects have equal padding
   if (own * count > 1u) gio_sgl_write(gio_ptr<gio_u128>(area), at * own, segment, op);
   return gio_sgl_pointer(own * count, segment, op, area_iova);
 }
 
-// Writes the chunk's descriptors, slots and SQEs behind those of the batch.
+// Writes the chunk's descriptors, slots and SQEs after those of the batch.
 GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_splits &p, const gio_chunk &c,
                      gio_batch &batch) {
   gio_command command;
@@ -188,7 +188,7 @@ GIO_FN void gio_emit(gio_state &s, const gio_op &op, gio_splits &p, const gio_ch
   batch.room -= n;
 }
 
-// Refuses up to 32 IOCTXs from the cursor on, each with all its splits that were not yet sent.
+// Rejects up to 32 IOCTXs from the cursor on, each with all its unsubmitted splits.
 GIO_FN void gio_refuse(gio_state &s, const gio_op &op, uint32_t status) {
   const uint32_t at = s.cursor_at / op.splits;
   const uint32_t n = gio_min(GIO_WARP, op.end - op.begin - at);
@@ -197,8 +197,8 @@ GIO_FN void gio_refuse(gio_state &s, const gio_op &op, uint32_t status) {
   s.cursor_at = (at + n) * op.splits;
 }
 
-// Gives the chunk's commands to the controller, and stores the checksums of the objects that it
-// begins to write meanwhile. Their memory does not change before the operation completed.
+// Submits the chunk's commands, and meanwhile stores the checksums of the objects that begin in
+// this chunk. Their memory does not change until the operation completes.
 GIO_FN void gio_send_and_record(gio_state &s, const gio_op &op, gio_splits &p, const gio_chunk &c,
                                 gio_batch &batch) {
   gio_ring_sq(s, batch.sqes);
@@ -226,22 +226,22 @@ GIO_FN void gio_advance(gio_state &s, const gio_op &op, gio_batch &batch) {
     if (write && op.iocb.checksums != 0u) gio_send_and_record(s, op, p, c, batch);
   }
   s.cursor_at += c.n;
-  // An object's last command may leave splits that are empty. In the middle of an object, more of
-  // it is to come.
+  // An object's last command may be followed by empty splits, which are skipped. In the middle of
+  // an object, more of it follows.
   if (op.splits != 1u && gio_shfl(p.verdict, c.n - 1u) == GIO_VERDICT_GO) {
     s.cursor_at += (op.splits - s.cursor_at % op.splits) % op.splits;
   }
 }
 
-// Whether to wait for more room: a doorbell for a few commands costs as much as one for many. Not
-// when they are all that is left, and not when the controller has nothing else to do.
+// Returns true to wait for more room: a doorbell costs the same for few and many commands. Never if
+// these are all that is left, or if the controller is idle.
 GIO_FN bool gio_hold(const gio_state &s, const gio_op &op, uint32_t room) {
   if (room >= gio_min(GIO_BATCH_MIN, s.slot_mask / 2u + 1u) || s.outstanding == 0u) return false;
   const uint32_t left = (gio_splits_left(s, op) + op.merge - 1u) / op.merge;
   return left + (op.rows - s.cursor_row - 1u) > room;
 }
 
-// Ends the generating of the cursor's operation.
+// Ends the generation of the cursor's operation.
 GIO_FN void gio_generated(gio_state &s) {
   const uint32_t a = s.cursor_active;
   GIO_LANES (l, 1) s.w->active[a].state = GIO_ACTIVE_GENERATED;
@@ -249,7 +249,7 @@ GIO_FN void gio_generated(gio_state &s) {
   gio_finish_if_done(s, a);
 }
 
-// Moves the cursor past rows in which this warp has no share or nothing left. False at the end.
+// Moves the cursor past rows in which this warp has nothing left. Returns false at the end.
 GIO_FN bool gio_find_row(gio_state &s, const gio_op &op) {
   while (s.cursor_row < op.rows && gio_splits_left(s, op) == 0u) {
     gio_next_row(s);
@@ -257,7 +257,7 @@ GIO_FN bool gio_find_row(gio_state &s, const gio_op &op) {
   return s.cursor_row < op.rows;
 }
 
-// Generates one batch, and gives it to the controller. Returns whether anything moved.
+// Generates and submits one batch. Returns true if anything moved.
 GIO_FN bool gio_submit(gio_state &s) {
   bool moved = false;
   gio_batch batch{0, gio_min(gio_room(s), GIO_WARP), 0};
@@ -286,26 +286,26 @@ GIO_FN bool gio_submit(gio_state &s) {
   return moved;
 }
 
-// Whether the warp has nothing more to do in this launch. To be asked only after a round in which
-// nothing moved.
+// Returns true if the warp can exit this launch. Call it only after a round in which nothing
+// moved.
 //
-// A kernel that stays costs an engine that waits for the whole GPU its life, so it leaves after a
-// while without work, and the host launches it again with the next submission. Nothing is lost in
-// between: warp 0 decides, when everything that it took is complete. It writes the number of this
+// A kernel that never exits would block an engine that waits for the whole GPU, so it exits after
+// some time without work, and the host launches it again with the next submission. No submission is
+// lost: warp 0 decides, once everything that it took is complete. It writes the number of this
 // launch to `left`, then checks the ring once more; the host writes the ring, then checks `left`
 // (CudaExecutor::submitted).
 //
-// Ordering: each side's write and read have a sequentially consistent fence between them, so at
-// least one of the two sees what the other wrote: the host launches the next kernel, which starts
-// when this one has ended, or this warp goes on. The other warps read `left`, then, behind the same
-// fence, the ring: a host that did not see it has its fence in front of theirs, so they see the
-// entry. An entry that waits for its event is one, too. `left` is never taken back: the warp that
-// found an entry works it off and leaves then. (gio-uring/src/ring/loom_tests.rs models this.)
+// Ordering: each side has a sequentially consistent fence between its write and its read, so at
+// least one of the two sees the other's write: the host launches the next kernel, which starts when
+// this one has ended, or this warp continues. The other warps read `left`, then, after the same
+// fence, the ring: if the host did not see `left`, its fence precedes theirs, so they see the
+// entry, also one that waits for its event. `left` is never reset: the warp that found an entry
+// processes it and exits then. (gio-uring/src/ring/loom_tests.rs models this.)
 GIO_FN bool gio_over(gio_state &s) {
   if (s.window != 0u) return false;
   if (s.stopped != 0u) return true; // gio_submit found the ring empty
   if (s.waiting != 0u) {
-    if (gio_waited_out(s)) gio_note_fault(s, GIO_FAULT_EVENT); // the next round acts upon it
+    if (gio_waited_out(s)) gio_note_fault(s, GIO_FAULT_EVENT); // handled in the next round
     return false;
   }
   if (s.args->left == 0u) return false;
@@ -324,7 +324,7 @@ GIO_FN bool gio_over(gio_state &s) {
   return s.next == 0u;
 }
 
-// One round. Returns whether anything moved.
+// Runs one round. Returns true if anything moved.
 GIO_FN bool gio_round(gio_state &s, bool poll) {
   bool moved = gio_reap(s) != 0u;
   s.polled = 0;

@@ -7,9 +7,9 @@
 #define GIO_NAP_NS 64u
 #define GIO_NAP_NS_MAX 1024u
 
-// One warp per queue pair. Ends when it had nothing to do for args.linger_ns (gio_over), or after
-// the stop word: then at the latest one command timeout later, because everything outstanding is
-// then done or given up.
+// One warp per queue pair. Ends after args.linger_ns without work (gio_over), or after the stop
+// word: in that case at most one command timeout later, when all outstanding commands have
+// completed or timed out.
 extern "C" __global__ void __launch_bounds__(128, 3)
     gio_kernel(const __grid_constant__ gio_args args) {
   const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / GIO_WARP;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
 
 #else
 
-// Up to args.rounds rounds of one warp, fewer when nothing moves. Returns GIO_RUN_*.
+// Runs up to args.rounds rounds of one warp, fewer if nothing moves. Returns GIO_RUN_*.
 static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
   gio_state s;
   gio_load(s, args, warp);
@@ -47,7 +47,7 @@ static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
       break;
     }
     if (gio_over(s)) result |= GIO_RUN_FINISHED;
-    // It waited for its event for too long: the next round acts upon it.
+    // Its event timed out: the next round handles it.
     if (s.pending_fault != GIO_FAULT_NONE && s.fault == GIO_FAULT_NONE) continue;
     if (s.window == 0u && s.waiting == 0u) result |= GIO_RUN_IDLE;
     break;
@@ -56,8 +56,8 @@ static uint32_t gio_host_rounds(const gio_args *args, uint32_t warp) {
   return result;
 }
 
-// Runs warps [first, first + count) one after the other. MOVED when one of them moved; IDLE and
-// FINISHED when all of them say so.
+// Runs warps [first, first + count) one after the other. Returns MOVED if one of them moved; IDLE
+// and FINISHED if all of them report it.
 extern "C" uint32_t gio_host_run(const gio_args *args, uint32_t first, uint32_t count) {
   uint32_t moved = 0;
   uint32_t all = GIO_RUN_IDLE | GIO_RUN_FINISHED;
@@ -69,8 +69,8 @@ extern "C" uint32_t gio_host_run(const gio_args *args, uint32_t first, uint32_t 
   return moved | all;
 }
 
-// For tests: the CRC of bytes as a warp takes it (`how` 0), or by GIO_CRC_BY_* as far as the
-// processor can.
+// For tests: returns the CRC as computed by a warp (`how` 0), or by GIO_CRC_BY_* as far as the
+// processor supports it.
 extern "C" uint32_t gio_host_crc32c(uint64_t at, uint32_t bytes, uint32_t how) {
   if (how != 0u) return gio_crc_by(gio_min(how, gio_crc_best()), at, bytes);
   gio_crc crc;

@@ -1,11 +1,11 @@
-// The lifecycle of an operation on one warp: seen in the submission ring, credited with what its
-// commands did, finished. Every warp takes every operation; the last one to finish it completes it.
+// The lifecycle of an operation on one warp: seen in the submission ring, credited with the results
+// of its commands, finished. Every warp takes every operation; the last to finish completes it.
 #pragma once
 #include "state.cuh"
 
-// Reads, at the same time and one a lane, the words that others change: stop word, next ring entry,
-// the launch that leaves, and the event that the entry waits for. An idle warp does little else, so
-// one round trip to the host's memory has to do.
+// Reads in parallel, one word per lane, the words that others change: stop word, next ring entry,
+// the exiting launch, and the event that the entry waits for. An idle warp does little else, so
+// this must cost a single round trip to host memory.
 GIO_FN void gio_poll(gio_state &s) {
   const uint64_t words[3] = {s.args->stop,
                              s.args->sq_ring + (s.ring_head & s.args->ring_mask) * sizeof(uint64_t),
@@ -28,13 +28,13 @@ GIO_FN void gio_poll(gio_state &s) {
   s.polled = 1;
 }
 
-// Whether the event that the next operation waits for, if any, is reached, as of the last poll.
+// Returns true if the event of the next operation is reached, as of the last poll.
 GIO_FN bool gio_reached(const gio_state &s) {
   return static_cast<int32_t>(s.event - s.wait_value) >= 0;
 }
 
-// Tells the host, if this was the last warp working on it: the sums, the signal, the ring entry.
-// The IOCB is not touched after that: the host may fill it anew.
+// Reports an operation to the host if this was the last warp: totals, signal, ring entry. The IOCB
+// is not touched afterwards: the host may reuse it.
 GIO_FN void gio_complete(gio_state &s, uint32_t id) {
   gio_progress *progress = gio_ptr<gio_progress>(s.args->progress) + id;
   if (gio_add_acq_rel_gpu(&progress->warps_left, ~0u) != 1u) return;
@@ -42,10 +42,10 @@ GIO_FN void gio_complete(gio_state &s, uint32_t id) {
   iocb->errors = progress->errors;
   iocb->error = progress->error;
   iocb->objects = progress->objects;
-  // The other warps are through with it, and take it again only after the host published it anew.
+  // The other warps have finished with it, and take it again only after the host republished it.
   *progress = gio_progress{s.args->warp_count, 0, 0, 0, 0};
   const uint64_t signal = iocb->signal;
-  // The signal first: after the ring entry the host may recycle the event's memory, too.
+  // The signal first: after the ring entry the host may also recycle the event's memory.
   if (signal != 0u) gio_st_release_sys(gio_ptr<uint32_t>(signal), iocb->signal_value);
   const uint32_t position = gio_add_acq_rel_gpu(gio_ptr<uint32_t>(s.args->cq_tail), 1);
   uint64_t *ring = gio_ptr<uint64_t>(s.args->cq_ring);
@@ -53,8 +53,8 @@ GIO_FN void gio_complete(gio_state &s, uint32_t id) {
                      static_cast<uint64_t>(position + 1u) << 32 | id);
 }
 
-// Ends this warp's share of window entry `a` once everything is generated and nothing of it is
-// outstanding; else does nothing.
+// Ends this warp's share of window entry `a` if everything is generated and none of its commands is
+// outstanding.
 GIO_FN void gio_finish_if_done(gio_state &s, uint32_t a) {
   gio_active *active = s.w->active + a;
   if (gio_common(&active->state) != GIO_ACTIVE_GENERATED) return;
@@ -66,7 +66,7 @@ GIO_FN void gio_finish_if_done(gio_state &s, uint32_t a) {
       gio_st_relaxed_gpu(&progress->error, active->error);
     }
     const int64_t objects = static_cast<int64_t>(active->objects);
-    // Only now: before its last command, an operation may have credited less than nothing.
+    // Not earlier: before its last command, an operation's credit may be negative.
     if (objects > 0) {
       gio_add_relaxed_gpu(&progress->objects, active->objects);
       gio_st_relaxed_sys(&s.w->objects, s.w->objects + active->objects);
@@ -78,25 +78,25 @@ GIO_FN void gio_finish_if_done(gio_state &s, uint32_t a) {
   s.checked &= ~(1u << a);
 }
 
-// Commands that came to an end, one a lane.
+// Commands that have ended, one per lane.
 struct gio_ended {
   gio_lane<uint32_t> active;
   gio_lane<uint32_t> row;
   gio_lane<uint32_t> first; // index of the first IOCTX
   gio_lane<uint32_t> count; // gio_slot.count
   gio_lane<uint32_t> lbas;
-  gio_lane<uint32_t> status; // GIO_STATUS_*, 0 = done
+  gio_lane<uint32_t> status; // GIO_STATUS_*, 0 = success
 };
 
-// Objects that a command's end adds to the sum. An object of several commands counts with its last
-// one, and each other one that fails takes one away: exact without errors, else a lower bound.
+// Returns the objects credited when a command ends. A split object counts with its last command,
+// and each other failed command subtracts one: exact without errors, else a lower bound.
 GIO_FN uint32_t gio_credit(uint32_t count, uint32_t status) {
   const bool split = (count & GIO_SLOT_SPLIT) != 0u;
   if (status == GIO_STATUS_OK) return split ? 0u : count;
   return split ? ~0u : 0u;
 }
 
-// Records failures of the lanes in `ended` (l < n), credits each operation, finishes what is done.
+// Records failures of the lanes in `ended` (l < n), credits and finishes operations.
 GIO_FN void gio_settle(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended) {
   gio_lane<uint32_t> credit, flag;
   GIO_LANES (l, n) {
@@ -134,7 +134,7 @@ GIO_FN void gio_settle(gio_state &s, gio_ended &e, uint32_t n, uint32_t ended) {
   }
 }
 
-// `errors` IOCTXs of window entry `a` failed, though no command did; one of them is `error`.
+// Records `errors` IOCTXs of window entry `a` rejected without a command; `error` is one of them.
 GIO_FN void gio_refused(gio_state &s, uint32_t a, uint32_t errors, uint64_t error) {
   gio_count(&s.w->errors, errors);
   GIO_LANES (l, 1) {

@@ -1,22 +1,22 @@
-// Every fence, atomic, MMIO store, system-scope load and clock of the I/O kernel, and nothing else.
+// All fences, atomics, MMIO stores, system-scope loads and clock reads of the I/O kernel.
 //
-// On the device one function is one PTX instruction; the section of the PTX ISA that defines it is
-// named above it. Scope is .sys wherever a controller or the host is at the other end; a comment
+// On the device each function is one PTX instruction; the section of the PTX ISA that defines it is
+// named above it. The scope is .sys if a controller or the host is the other side; a comment
 // justifies each narrower one.
 //
 // On the host the same names are __atomic operations. Stores that a controller or the host waits
-// for are release stores there although the device uses a relaxed store behind a fence:
-// ThreadSanitizer does not model fences, and on the processors in question a release store costs
-// nothing more.
+// for are release stores there although the device uses a relaxed store after a fence:
+// ThreadSanitizer does not model fences, and on the supported processors a release store costs
+// nothing extra.
 //
-// Ordering: (1) SQE and descriptor stores -> gio_fence_release_sys -> gio_doorbell, paired with the
-// controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld_cqe ->
-// gio_fence_acq_rel_sys, before the data is read (checksum.cuh), and before anything that tells it
-// is there. (3) status stores and data -> gio_add_acq_rel_gpu of warps_left -> gio_st_release_sys
-// of the completion ring, paired with the host's acquire load of the ring. (4) leaving
-// (kernel.cuh): a store of `left`, or a load that sees it -> gio_fence_sc_sys -> a load of the
-// ring, against the host's store of the ring -> its own sequentially consistent fence -> its load
-// of `left`.
+// Ordering: (1) SQE and descriptor stores -> gio_fence_release_sys -> gio_doorbell, paired with
+// the controller's read of the doorbell. (2) the controller's CQE, phase last -> gio_ld_cqe ->
+// gio_fence_acq_rel_sys, before the data is read (checksum.cuh), and before anything that
+// reports it. (3) status stores and data -> gio_add_acq_rel_gpu of warps_left ->
+// gio_st_release_sys of the completion ring, paired with the host's acquire load of the ring.
+// (4) exit (gio_over): a store of `left`, or a load that sees it -> gio_fence_sc_sys -> a load
+// of the ring, against the host's store of the ring -> its own sequentially consistent fence ->
+// its load of `left`.
 #pragma once
 #include "abi.h"
 
@@ -30,12 +30,12 @@
 #include <time.h>
 #endif
 
-// A quarter of an SQE, a CQE, or a descriptor: what one 16-byte access moves.
+// A quarter of an SQE, a CQE, or a descriptor: the unit of one 16-byte access.
 struct alignas(16) gio_u128 {
   uint64_t lo, hi;
 };
 
-// An address of the ABI as a pointer.
+// Converts an address of the ABI to a pointer.
 template <class T> GIO_FN T *gio_ptr(uint64_t address) { return reinterpret_cast<T *>(address); }
 
 #if GIO_DEVICE
@@ -52,7 +52,7 @@ GIO_FN uint64_t gio_ld_relaxed_sys(const uint64_t *p) {
   return v;
 }
 
-// The same of 16 bytes that a device wrote, or is going to read: past the L1 cache.
+// The same for 16 bytes that a device wrote or will read: bypasses the L1 cache.
 GIO_FN gio_u128 gio_ld16_sys(const gio_u128 *p) {
   unsigned long long lo, hi;
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
@@ -62,7 +62,7 @@ GIO_FN gio_u128 gio_ld16_sys(const gio_u128 *p) {
   return {lo, hi};
 }
 
-// The same of a word that others change. gio_poll puts a fence behind what is new.
+// The same for a word that others change. A fence follows where a new value is used (gio_accept).
 GIO_FN uint32_t gio_ld_poll_sys(const uint32_t *p) { return gio_ld_relaxed_sys(p); }
 GIO_FN uint64_t gio_ld_poll_sys(const uint64_t *p) { return gio_ld_relaxed_sys(p); }
 
@@ -94,9 +94,9 @@ GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// The same, relaxed, of the second half of a CQE: one single-copy-atomic read of SQ head, SQ, CID,
-// phase and status, which so belong to the same completion. The first half is of no use here; a
-// 128-bit load of the whole is narrowed to this one by ptxas.
+// The same, relaxed, for the second half of a CQE: one single-copy-atomic read of SQ head, SQ, CID,
+// phase and status, which therefore belong to the same completion. The first half is not needed;
+// ptxas narrows a 128-bit load of the whole to this one.
 GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p, uint32_t) { return gio_ld_relaxed_sys(&p->hi); }
 
 // "Data Movement and Conversion Instructions: st", weak, vectorised: a quarter of an SQE or a
@@ -108,10 +108,10 @@ GIO_FN void gio_st16(void *p, gio_u128 v) {
 // "Parallel Synchronization and Communication Instructions: membar/fence".
 GIO_FN void gio_fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-// The same section, .sc: where two sides each write a word and then read the other's.
+// The same section, .sc: for two sides that each write a word and then read the other's.
 GIO_FN void gio_fence_sc_sys() { asm volatile("fence.sc.sys;" ::: "memory"); }
 
-// The same section; the .release form (PTX 8.6, sm_90) spares the L1 its invalidation.
+// The same section; the .release form (PTX 8.6, sm_90) avoids invalidating the L1.
 GIO_FN void gio_fence_release_sys() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.release.sys;" ::: "memory");
@@ -126,9 +126,9 @@ GIO_FN void gio_doorbell(uint32_t *p, uint32_t v) {
   asm volatile("st.mmio.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-// "Parallel Synchronization and Communication Instructions: atom". Scope .gpu: each contender for
-// cq_tail and for what gio_progress has is a warp of this GPU. The host reads what follows from
-// them after the completion ring's release store, which is .sys and cumulative.
+// "Parallel Synchronization and Communication Instructions: atom". Scope .gpu: all contenders for
+// cq_tail and gio_progress are warps of this GPU. The host reads their results after the completion
+// ring's release store, which is .sys and cumulative.
 GIO_FN uint32_t gio_add_relaxed_gpu(uint32_t *p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
@@ -145,7 +145,7 @@ GIO_FN uint64_t gio_add_relaxed_gpu(uint64_t *p, uint64_t v) {
                : "memory");
   return old;
 }
-// Contenders are the warps of one launch; who else looks does so after its end.
+// Contenders are the warps of one launch; other readers read after its end.
 GIO_FN void gio_min_relaxed_gpu(uint64_t *p, uint64_t v) {
   asm volatile("red.min.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
@@ -200,13 +200,13 @@ GIO_FN uint32_t gio_ld_acquire_sys(const uint32_t *p) {
 GIO_FN uint64_t gio_ld_acquire_sys(const uint64_t *p) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-// Plain loads: what is written meanwhile is nobody's business (a CQE was read with acquire).
+// Plain loads: concurrent writes are the caller's concern (a CQE was read with acquire).
 GIO_FN gio_u128 gio_ld16_sys(const gio_u128 *p) {
   gio_u128 v;
   memcpy(&v, reinterpret_cast<const char *>(p), sizeof v);
   return v;
 }
-// Acquire, as fences are nothing here.
+// Acquire, because fences are empty on the host.
 GIO_FN uint32_t gio_ld_poll_sys(const uint32_t *p) { return gio_ld_acquire_sys(p); }
 GIO_FN uint64_t gio_ld_poll_sys(const uint64_t *p) { return gio_ld_acquire_sys(p); }
 GIO_FN uint32_t gio_ld_relaxed_gpu(const uint32_t *p) { return gio_ld_relaxed_sys(p); }
@@ -224,8 +224,8 @@ GIO_FN void gio_st_release_sys(uint64_t *p, uint64_t v) {
 }
 
 // Not one atomic access on the host: the word with the phase first, and the other one only if the
-// phase is that of a new entry. Before that a controller may be writing it, in any way it likes; a
-// new entry is not written again before the CQ doorbell gave it back.
+// phase is that of a new entry. Until then a controller may be writing it in any order; a new entry
+// is not overwritten before the CQ doorbell has released it.
 GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p, uint32_t phase) {
   const uint32_t *word = reinterpret_cast<const uint32_t *>(p);
   const uint64_t last = __atomic_load_n(word + 3, __ATOMIC_ACQUIRE);
@@ -234,7 +234,7 @@ GIO_FN uint64_t gio_ld_cqe(const gio_u128 *p, uint32_t phase) {
 }
 GIO_FN void gio_st16(void *p, gio_u128 v) { memcpy(__builtin_assume_aligned(p, 16), &v, 16); }
 
-// No fence on the host: the doorbell below is itself a release store, and CQEs are read with
+// No fence on the host: the doorbell below is a release store, and CQEs are read with
 // acquire.
 GIO_FN void gio_fence_acq_rel_sys() {}
 GIO_FN void gio_fence_sc_sys() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

@@ -1,8 +1,8 @@
 // The queue pair: command slots, submission entries, doorbells, completions, timeouts.
 //
 // A CID is generation << depth_log2 | slot. Slots are free (on the stack free_slots), outstanding,
-// or quarantined: given up, although the controller may still do DMA for them. Only a completion
-// frees a slot. SQE positions follow from sq_tail, not from the slot.
+// or quarantined: timed out or failed, although the controller may still do DMA for them. Only a
+// completion frees a slot. SQE positions follow sq_tail and are independent of the slot.
 #pragma once
 #include "checksum.cuh"
 
@@ -10,17 +10,17 @@
 #define GIO_SQE_SGL (1u << 14)   // PSDT 01b: data by SGL, MPTR an address
 #define GIO_SQE_FUA (1u << 30)   // command dword 12 of read and write
 #define GIO_SQE_PLACEMENT (2u << 20) // DTYPE in command dword 12: data placement
-// Completions taken at a time when objects are looked at, so that new commands go out in between.
+// Completions taken per poll when checksums are verified, so that new commands are sent in between.
 #define GIO_REAP_CHECKED 8u
-#define GIO_CID_RESERVED 0xffffu // "should not be used": the error log means "no command" by it
+#define GIO_CID_RESERVED 0xffffu // "should not be used": means "no command" in the error log
 
-// Commands that may still be given to the controller: it has `depth` entries, and one stays empty.
+// Returns the number of commands that may be submitted: of `depth` entries one stays empty.
 GIO_FN uint32_t gio_room(const gio_state &s) {
   const uint32_t held = s.outstanding + s.quarantined;
   return held >= s.slot_mask ? 0u : gio_min(s.slot_mask - held, s.free_count);
 }
 
-// The CID for the next use of a free slot.
+// Returns the CID for the next use of a free slot.
 GIO_FN uint32_t gio_next_cid(const gio_state &s, uint32_t slot) {
   const uint32_t generations = 0xffffu >> s.depth_log2; // the highest one
   const uint32_t next = (*gio_slot_word(s.slots + slot) + 1u) & generations;
@@ -28,7 +28,7 @@ GIO_FN uint32_t gio_next_cid(const gio_state &s, uint32_t slot) {
   return cid == GIO_CID_RESERVED && generations != 0u ? slot : cid;
 }
 
-// What a submission entry says, besides where the data is.
+// The fields of a submission entry other than its data pointer and LBAs.
 struct gio_command {
   uint32_t dword0; // opcode, PSDT; the CID is added
   uint32_t nsid;
@@ -46,7 +46,7 @@ GIO_FN void gio_sqe_write(void *sqe, const gio_command &c, uint32_t cid, gio_u12
   gio_st16(quarter + 3, gio_u128{dword13 << 32 | c.dword12 | (lbas - 1u), 0});
 }
 
-// Gives `n` written entries to the controller: one fence, one doorbell.
+// Submits `n` written entries: one fence, one doorbell.
 GIO_FN void gio_ring_sq(gio_state &s, uint32_t n) {
   s.sq_tail = (s.sq_tail + n) & s.slot_mask;
   GIO_LANES (l, 1) {
@@ -58,8 +58,8 @@ GIO_FN void gio_ring_sq(gio_state &s, uint32_t n) {
   }
 }
 
-// Reads up to 32 completion entries from the head on; returns how many are new. An entry is new
-// when its phase is that of this pass: 1 in the first, then alternating.
+// Reads up to 32 completion entries from the head on; returns the number of new ones. An entry is
+// new if its phase is that of this pass: 1 in the first, then alternating.
 GIO_FN uint32_t gio_poll_cq(gio_state &s, gio_lane<uint64_t> &cqe) {
   const uint32_t most = s.checked != 0u ? GIO_REAP_CHECKED : GIO_WARP;
   const uint32_t n = gio_min(most, s.slot_mask + 1u);
@@ -73,7 +73,7 @@ GIO_FN uint32_t gio_poll_cq(gio_state &s, gio_lane<uint64_t> &cqe) {
   const uint32_t stale = gio_ballot(old, n);
   return stale != 0u ? gio_lowest(stale) : n;
 #else
-  // One lane after the other: an idle poll then costs one load and not 32.
+  // One lane after the other: an idle poll then costs one load instead of 32.
   uint32_t l = 0;
   for (; l < n; ++l) {
     const uint32_t at = s.cq_head + l, phase = (at >> s.depth_log2 ^ 1u) & 1u;
@@ -84,12 +84,12 @@ GIO_FN uint32_t gio_poll_cq(gio_state &s, gio_lane<uint64_t> &cqe) {
 #endif
 }
 
-// What a completion entry turned out to be.
-#define GIO_CQE_DONE 0x10u // of a command that is outstanding
-#define GIO_CQE_LATE 0x20u // of one that was given up; other values are GIO_FAULT_*
+// Kind of a completion entry.
+#define GIO_CQE_DONE 0x10u // of an outstanding command
+#define GIO_CQE_LATE 0x20u // of a quarantined command; other values are GIO_FAULT_*
 
-// Frees the slot a completion names, if it is right to do so. Two completions of one CID contend
-// for the slot's word, so the second is a fault even when both came in one poll.
+// Frees the slot named by a completion, if valid. Two completions of one CID contend for the slot's
+// word, so the second is a fault even if both arrive in one poll.
 GIO_FN uint32_t gio_claim(gio_state &s, uint64_t cqe) {
   const uint32_t sqhd = static_cast<uint32_t>(cqe) & 0xffffu;
   const uint32_t sqid = static_cast<uint32_t>(cqe) >> 16;
@@ -111,8 +111,8 @@ GIO_FN void gio_note_fault(gio_state &s, uint32_t fault) {
   if (s.pending_fault == GIO_FAULT_NONE) s.pending_fault = fault;
 }
 
-// Takes up to 32 completions: frees their slots, settles their operations, one CQ doorbell. Returns
-// how many there were. What is wrong with one is left in s.pending_fault.
+// Takes up to 32 completions: frees their slots, settles their operations, rings the CQ doorbell
+// once. Returns their number. Sets s.pending_fault if one of them is invalid.
 GIO_FN uint32_t gio_reap(gio_state &s) {
   gio_lane<uint64_t> cqe;
   const uint32_t n = gio_poll_cq(s, cqe);
@@ -134,7 +134,7 @@ GIO_FN uint32_t gio_reap(gio_state &s) {
   }
   const uint32_t done = gio_ballot(flag, n);
   uint32_t freed = done;
-  if (done != gio_low_bits(n)) { // something late or wrong is among them
+  if (done != gio_low_bits(n)) { // some are late or invalid
     GIO_LANES (l, n) flag[l] = kind[l] == GIO_CQE_LATE ? 1u : 0u;
     const uint32_t late = gio_ballot(flag, n);
     freed |= late;
@@ -162,16 +162,16 @@ GIO_FN uint32_t gio_reap(gio_state &s) {
   return n;
 }
 
-// Whether a command submitted at `since` has been out for too long. No timeout is 0.
+// Returns true if a command submitted at `since` has timed out. A timeout of 0 means none.
 GIO_FN bool gio_overdue(const gio_state &s, uint64_t now, uint64_t since) {
   const uint64_t timeout = s.args->timeout_ns;
   return timeout != 0u && static_cast<int64_t>(now - since) >= static_cast<int64_t>(timeout);
 }
 
-// Checks for overdue commands, at most every eighth of the timeout. A sweep that comes later than
-// the timeout itself says that this warp did not run meanwhile (the process was stopped, another
-// one had the GPU), and perhaps the controller did not run either: then every command has its whole
-// time again. Not in virtual time, which jumps.
+// Checks for timed-out commands, at most every eighth of the timeout. If the last sweep was longer
+// ago than the timeout, this warp did not run meanwhile (the process was stopped, another one had
+// the GPU), and perhaps the controller did not run either: then the timeout of every command starts
+// anew. Not in virtual time, which jumps.
 GIO_FN void gio_sweep(gio_state &s) {
   if (s.outstanding == 0u || s.args->timeout_ns == 0u) return;
   const uint64_t now = gio_now(s);
@@ -192,10 +192,10 @@ GIO_FN void gio_sweep(gio_state &s) {
   }
 }
 
-// Whether the next operation has waited for its event for too long. The queue fails then, as with a
-// command: that operation, and all behind it, complete with errors and signal their events, so that
-// no stream waits for good, whatever became of the host's threads. A look that comes later than the
-// whole time says that this warp did not run meanwhile: then the wait begins anew.
+// Returns true if the next operation's event has timed out. The queue then fails, as for a command:
+// that operation, and all after it, complete with errors and signal their events, so that no stream
+// waits forever, even if the host's threads are gone. If the last check was longer ago than the
+// timeout, this warp did not run meanwhile: then the wait starts anew.
 GIO_FN bool gio_waited_out(gio_state &s) {
   const uint64_t most = s.args->event_timeout_ns;
   if (s.waiting == 0u || most == 0u) return false;
@@ -211,7 +211,7 @@ GIO_FN bool gio_waited_out(gio_state &s) {
   return gio_shfl(late, 0) != 0u;
 }
 
-// The queue failed: everything outstanding ends now, and its slots stay quarantined, because the
+// Fails the queue: all outstanding commands end now, and their slots stay quarantined, because the
 // controller may still do DMA for them.
 GIO_FN void gio_fail(gio_state &s) {
   const uint32_t fault = s.pending_fault;

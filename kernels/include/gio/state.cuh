@@ -1,5 +1,5 @@
-// What a warp holds in registers while it runs: the changing half of its gio_warp, and the
-// addresses that polling needs. Loaded when a turn begins, stored when it ends. All of it is
+// The registers of a running warp: the mutable half of its gio_warp, and the addresses
+// needed for polling. Loaded when a turn begins, stored when it ends. All of it is
 // warp-uniform.
 #pragma once
 #include "warp.cuh"
@@ -11,7 +11,7 @@
 // gio_slot.count: this bit marks a split of an object that is not the object's last one.
 #define GIO_SLOT_SPLIT 0x80u
 
-// Generation and state of a slot are one word, which lanes contend for. The kernel never accesses
+// Generation and state of a slot form one word, for which lanes contend. The kernel never accesses
 // its halves.
 GIO_FN uint32_t *gio_slot_word(gio_slot *slot) { return reinterpret_cast<uint32_t *>(slot); }
 GIO_FN uint32_t gio_slot_value(uint32_t generation, uint32_t state) {
@@ -49,17 +49,17 @@ struct gio_state {
   uint64_t swept_ns;
   uint64_t idle_ns;
 
-  uint32_t window;        // a bit for each operation in progress
-  uint32_t checked;       // of them: those whose objects have checksums to compare with
-  uint32_t pending_fault; // GIO_FAULT_* seen in this round, not yet acted upon
+  uint32_t window;        // one bit per operation in progress
+  uint32_t checked;       // operations in progress whose objects have checksums to verify
+  uint32_t pending_fault; // GIO_FAULT_* seen in this round, not yet handled
   uint32_t waiting;       // the next operation of the ring waits for its event
   uint32_t wait_value;
   uint64_t wait;          // address of that event's word
-  // What gio_poll saw.
+  // Results of gio_poll.
   uint32_t polled; // in this round
   uint32_t stopped;
   uint32_t leaving; // this launch
-  uint32_t next;    // the ring has one more entry, whose IOCB is `id`
+  uint32_t next;    // the ring has another entry, whose IOCB is `id`
   uint32_t id;
   uint32_t event;
 };
@@ -103,8 +103,8 @@ GIO_FN void gio_load(gio_state &s, const gio_args *args, uint32_t warp) {
   s.event = 0;
 }
 
-// fault, outstanding, quarantined and the counters are not here: the host reads those at any time,
-// so gio_st_relaxed_sys stores them when they change.
+// Does not store fault, outstanding, quarantined and the counters: the host reads those at any
+// time, so gio_st_relaxed_sys stores them when they change.
 GIO_FN void gio_store(gio_state &s) {
   GIO_LANES (l, 1) {
     s.w->sq_tail = s.sq_tail;
@@ -119,8 +119,8 @@ GIO_FN void gio_store(gio_state &s) {
   }
 }
 
-// Nanoseconds: the ring's virtual time, else the processor's own clock. Lane 0 reads, so that no
-// two lanes see different times.
+// Returns the time in nanoseconds: the ring's virtual time, or else the processor's clock. Only
+// lane 0 reads it, so that all lanes see the same time.
 GIO_FN uint64_t gio_now(gio_state &s) {
   gio_lane<uint64_t> now;
   GIO_LANES (l, 1) {
@@ -130,7 +130,7 @@ GIO_FN uint64_t gio_now(gio_state &s) {
   return gio_shfl(now, 0);
 }
 
-// The status of what can no longer be given to the device; 0 when it can.
+// Returns the status for operations that can no longer be submitted; 0 if they can.
 GIO_FN uint32_t gio_refusal(const gio_state &s) {
   return s.fault != GIO_FAULT_NONE ? GIO_STATUS_FAULT : s.stopped != 0u ? GIO_STATUS_CANCELLED : 0u;
 }

@@ -1,14 +1,14 @@
-// The warp: 32 lanes in step on the GPU, a loop over lanes on the host.
+// The warp: 32 lanes in lockstep on the GPU, a loop over lanes on the host.
 //
 //   GIO_LANES(l, n) { body }   runs body for every lane l < n; then all lanes meet, and what each
 //                              wrote is visible to the others.
 //
 // Rules: no break, return or goto out of a body (continue is fine), and no GIO_LANES or collective
-// (but gio_pick) inside of one. A value that outlives a body and
-// differs between lanes is a gio_lane<T>. A value that is the same for all lanes is a plain local,
-// written only outside of bodies from values that are the same for all lanes: arguments, memory
-// nobody writes meanwhile, and the collectives below. Control flow outside of bodies depends only
-// on such values; so on the GPU all 32 lanes always take the same branch. `n` is such a value.
+// (except gio_pick) inside one. A value that outlives a body and differs between lanes is a
+// gio_lane<T>. A value that is the same for all lanes is a plain local, written only outside of
+// bodies from values that are the same for all lanes: arguments, memory that does not change
+// meanwhile, and the collectives below. Control flow outside of bodies depends only on such values;
+// so on the GPU all 32 lanes always take the same branch. `n` is such a value.
 #pragma once
 #include "order.cuh"
 
@@ -22,7 +22,7 @@ GIO_FN uint32_t gio_lane_id() {
 #define GIO_LANES(l, n)                                                                            \
   for (uint32_t l = gio_lane_id(), once_##l = 1; once_##l; once_##l = 0, __syncwarp())             \
     if (l < (n))
-// Before memory that all lanes read is written by one of them.
+// Required before one lane writes memory that all lanes read.
 GIO_FN void gio_meet() { __syncwarp(); }
 
 template <class T> struct gio_lane {
@@ -31,7 +31,7 @@ template <class T> struct gio_lane {
 };
 
 GIO_FN uint32_t gio_popc(uint32_t x) { return static_cast<uint32_t>(__popc(static_cast<int>(x))); }
-// Index of the lowest and highest bit set; x is not 0.
+// Returns the index of the lowest and highest bit set; x is not 0.
 GIO_FN uint32_t gio_lowest(uint32_t x) {
   return static_cast<uint32_t>(__ffs(static_cast<int>(x))) - 1u;
 }
@@ -39,30 +39,30 @@ GIO_FN uint32_t gio_highest(uint32_t x) {
   return 31u - static_cast<uint32_t>(__clz(static_cast<int>(x)));
 }
 
-// A bit for each lane l < n whose p is not 0.
+// Returns a bit for each lane l < n whose p is not 0.
 GIO_FN uint32_t gio_ballot(gio_lane<uint32_t> &p, uint32_t n) {
   return __ballot_sync(0xffffffffu, gio_lane_id() < n && p.v != 0u);
 }
-// The value of lane `from`, for all lanes.
+// Returns the value of lane `from`, for all lanes.
 GIO_FN uint32_t gio_shfl(gio_lane<uint32_t> &p, uint32_t from) {
   return __shfl_sync(0xffffffffu, p.v, static_cast<int>(from));
 }
 GIO_FN uint64_t gio_shfl(gio_lane<uint64_t> &p, uint32_t from) {
   return __shfl_sync(0xffffffffu, static_cast<unsigned long long>(p.v), static_cast<int>(from));
 }
-// Lane l of `to` becomes lane l - 1, or lane l + 1, of `from`; undefined at the end.
+// Sets lane l of `to` to lane l - 1, or lane l + 1, of `from`; undefined at the end.
 GIO_FN void gio_from_below(gio_lane<uint64_t> &to, gio_lane<uint64_t> &from, uint32_t) {
   to.v = __shfl_up_sync(0xffffffffu, static_cast<unsigned long long>(from.v), 1);
 }
 GIO_FN void gio_from_above(gio_lane<uint64_t> &to, gio_lane<uint64_t> &from, uint32_t) {
   to.v = __shfl_down_sync(0xffffffffu, static_cast<unsigned long long>(from.v), 1);
 }
-// The value of lane `from` modulo 32, which each lane chooses. The one collective that stands in
-// the body of a GIO_LANES: of all lanes, and in a body that does not change `p`.
+// Returns the value of lane `from` modulo 32; each lane chooses its own. The only collective
+// allowed in the body of a GIO_LANES: one over all lanes that does not change `p`.
 GIO_FN uint32_t gio_pick(gio_lane<uint32_t> &p, uint32_t from) {
   return __shfl_sync(0xffffffffu, p.v, static_cast<int>(from));
 }
-// The sum over the lanes in `mask`.
+// Returns the sum over the lanes in `mask`.
 GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
   return __reduce_add_sync(0xffffffffu, (mask >> gio_lane_id() & 1u) ? p.v : 0u);
 }
@@ -105,20 +105,20 @@ GIO_FN uint32_t gio_sum(gio_lane<uint32_t> &p, uint32_t mask) {
 
 #endif
 
-// The n lowest bits.
+// Returns a mask of the n lowest bits.
 GIO_FN uint32_t gio_low_bits(uint32_t n) { return n >= 32u ? ~0u : (1u << n) - 1u; }
-// The bits of mask below bit l, and from bit l + 1 on.
+// Return the bits of mask below bit l, and from bit l + 1 on.
 GIO_FN uint32_t gio_below(uint32_t mask, uint32_t l) { return mask & ((1u << l) - 1u); }
 GIO_FN uint32_t gio_above(uint32_t mask, uint32_t l) { return mask & (~1u << l); }
-// Position of the set bit that has k set bits below it; there are more than k.
+// Returns the position of the set bit with k set bits below it; there must be more than k.
 GIO_FN uint32_t gio_nth_bit(uint32_t mask, uint32_t k) {
   for (; k != 0u; --k) mask &= mask - 1u;
   return gio_lowest(mask);
 }
 GIO_FN uint32_t gio_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// What lane 0 finds at p, for all lanes: for words that the warp itself writes now and then, which
-// the lanes must not read each at its own time.
+// Returns lane 0's read of p to all lanes: for words that the warp itself writes occasionally,
+// which the lanes must not read at different times.
 GIO_FN uint32_t gio_common(const uint32_t *p) {
   gio_lane<uint32_t> v;
   GIO_LANES (l, 1) v[l] = *p;

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(GIO_POOL_THREADS_MAX)
 
 #else
 
-// All of a launch of so many threads, a multiple of a warp.
+// Runs a whole launch of `threads` threads, a multiple of a warp.
 extern "C" void gio_host_scatter_gather(const gio_scatter_gather_args *args, uint32_t threads) {
   const uint32_t warps = threads / GIO_WARP;
   for (uint32_t w = 0; w < warps; ++w) gio_scatter_gather_share(*args, w, warps);
@@ -27,8 +27,8 @@ extern "C" void gio_host_pattern(const gio_pattern_args *args, uint32_t threads)
   for (uint32_t t = 0; t < threads; ++t) gio_pattern_share(*args, t, threads);
 }
 
-// Bytes [byte, byte + len) of an object anywhere in memory, in one go. A check returns whether the
-// bytes are right, else the first difference.
+// Process bytes [byte, byte + len) of an object anywhere in memory in one pass. A check returns
+// true if they are correct, and otherwise reports the first difference.
 extern "C" void gio_host_fill(uint64_t at, uint64_t seed, uint64_t byte, uint64_t len) {
   gio_run<gio_u128>({at, seed, byte, 0, 1}, len, GIO_PATTERN_FILL);
 }

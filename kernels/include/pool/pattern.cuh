@@ -1,29 +1,29 @@
-// gio_pattern: the bytes of an object, made from its seed, so that no copy has to be kept and any
-// byte can be checked.
+// gio_pattern: an object's contents, generated from its seed, so that any byte can be checked
+// without a reference copy.
 //
-// Word i (8 bytes) of an object is a mix of seed + i * GIO_GAMMA. So each word says whose it is and
-// where it belongs: bytes of another object, or from another offset, are all found.
+// Word i (8 bytes) of an object is a mix of seed + i * GIO_GAMMA. So each word encodes its object
+// and offset, and bytes of another object or from another offset are detected.
 #pragma once
 #include "unit.cuh"
 
 // 2^64 divided by the golden ratio: a step that visits all 64-bit values.
 #define GIO_GAMMA 0x9E3779B97F4A7C15ull
-// What memory holds before anything is read into it, so that bytes nobody wrote are found.
+// Contents of memory before anything is read into it, so that bytes never written are detected.
 #define GIO_POISON 0xDEADBEEFDEADBEEFull
 
-// One 32 x 32 bit product a word: what every vector unit has.
+// One 32 x 32 bit product per word, which every vector unit supports.
 GIO_FN uint64_t gio_word(uint64_t seed, uint64_t index) {
   const uint64_t z = seed + index * GIO_GAMMA;
   const uint64_t mixed = (z & 0xffffffffu) * (z >> 32) ^ (z << 32 | z >> 32);
   return mixed ^ mixed >> 29;
 }
 
-// The 4-byte word at `byte`, a multiple of 4, of the object.
+// Returns the 4-byte word at `byte`, a multiple of 4, of the object.
 GIO_FN uint32_t gio_half(uint64_t seed, uint64_t byte) {
   return static_cast<uint32_t>(gio_word(seed, byte / 8u) >> byte % 8u * 8u);
 }
 
-// Unit i of what starts at `byte` of the object; `byte` is a multiple of 8, or of 4 for a uint32_t.
+// Generates unit i from `byte` of the object; `byte` is a multiple of 8, or of 4 for a uint32_t.
 GIO_FN void gio_make(uint32_t &u, uint64_t seed, uint64_t byte, uint64_t i) {
   u = gio_half(seed, byte + 4u * i);
 }
@@ -42,11 +42,11 @@ GIO_FN uint64_t gio_xor(uint32_t a, uint32_t b) { return a ^ b; }
 GIO_FN uint64_t gio_xor(uint64_t a, uint64_t b) { return a ^ b; }
 GIO_FN uint64_t gio_xor(gio_u128 a, gio_u128 b) { return (a.lo ^ b.lo) | (a.hi ^ b.hi); }
 
-// Bytes of an object, and which units of them are one lane's: every `lanes`-th from `lane` on.
+// Bytes of an object; a lane processes every `lanes`-th unit of them from `lane` on.
 struct gio_part {
   uint64_t at;
   uint64_t seed;
-  uint64_t byte; // of the object, at `at`
+  uint64_t byte; // offset in the object of the bytes at `at`
   uint32_t lane, lanes;
 };
 
@@ -64,7 +64,7 @@ template <class U> GIO_FN void gio_poison(const gio_part &p, uint64_t units) {
   gio_make_poison(u);
   for (uint64_t i = p.lane; i < units; i += p.lanes) gio_put(to + i, u);
 }
-// The bits that differ, of all units together.
+// Returns the differing bits, or-ed over all units.
 template <class U> GIO_FN uint64_t gio_differ(const gio_part &p, uint64_t units) {
   const U *const from = gio_ptr<const U>(p.at);
   uint64_t bits = 0;
@@ -76,7 +76,7 @@ template <class U> GIO_FN uint64_t gio_differ(const gio_part &p, uint64_t units)
   return bits;
 }
 
-// Whole units of U, then what is left of the last one in words of 4 bytes.
+// Processes whole units of U, then the rest in words of 4 bytes.
 template <class U> GIO_FN gio_part gio_rest(const gio_part &p, uint64_t len) {
   const uint64_t whole = len / sizeof(U) * sizeof(U);
   return {p.at + whole, p.seed, p.byte + whole, p.lane, p.lanes};
@@ -96,8 +96,8 @@ template <class U> GIO_FN uint64_t gio_run(const gio_part &p, uint64_t len, uint
   return 0;
 }
 
-// The slow search for the first wrong word: its byte of the object, and in `found` what is there.
-// Memory that changed since is no difference any more, but still an error: its first word is named.
+// Searches for the first wrong word, slowly: returns its offset in the object, and its value in
+// `found`. If memory has changed since and nothing differs, reports the first word.
 GIO_FN uint64_t gio_locate(const gio_part &p, uint64_t len, uint32_t *found) {
   const uint32_t *const from = gio_ptr<const uint32_t>(p.at);
   for (uint64_t i = 0; i < len / 4u; ++i) {
@@ -124,7 +124,7 @@ GIO_FN void gio_pattern_tile(const gio_part &p, uint32_t len, uint32_t mode, uin
   gio_min_relaxed_gpu(first, byte << 32 | found);
 }
 
-// The share of one thread of `threads`, a multiple of a warp.
+// Runs one thread's share, of `threads` threads, a multiple of a warp.
 GIO_FN void gio_pattern_share(const gio_pattern_args &a, uint32_t thread, uint32_t threads) {
   const uint64_t tiles = static_cast<uint64_t>(a.count) * a.tiles;
   for (uint64_t t = thread / GIO_WARP; t < tiles; t += threads / GIO_WARP) {

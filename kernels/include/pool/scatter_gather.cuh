@@ -1,10 +1,10 @@
-// gio_scatter_gather: objects between staging memory, where they stand one after another or in
-// blocks of their own, and blocks of the pool, in either direction.
+// gio_scatter_gather: copies objects between staging memory, where they are contiguous or in blocks
+// of their own, and blocks of the pool, in either direction.
 //
-// A warp takes a tile of an object at a time, so that 32 threads are at neighbouring addresses on
-// either side, and each has four loads under way before its first store. With checksums it takes
-// whole objects: the checksum is that of the bytes in the pool, so that staging memory, which is
-// behind a link, is read once.
+// A warp copies one tile of an object at a time, so that 32 threads access neighbouring addresses
+// on either side, each with four loads in flight before its first store. With checksums it copies
+// whole objects: the checksum covers the bytes in the pool, so that staging memory, which is behind
+// a link, is read only once.
 #pragma once
 #include "unit.cuh"
 #include "gio/crc32c.cuh"
@@ -25,8 +25,8 @@ GIO_FN void gio_copy(uint64_t to_at, uint64_t from_at, uint32_t units, uint32_t 
   for (; i < units; i += GIO_WARP) gio_put(to + i, gio_get(from + i));
 }
 
-// `len` bytes in the widest unit that both addresses allow, and what is left of the last one by the
-// byte. All lanes of a warp take the same way through it.
+// Copies `len` bytes in the widest unit that both addresses allow, and the rest by bytes. All lanes
+// of a warp take the same branches.
 GIO_FN void gio_copy_tile(uint64_t to, uint64_t from, uint32_t len, uint32_t lane) {
   uint32_t done = 0;
   if (gio_fits<gio_u128>(to | from)) {
@@ -42,7 +42,7 @@ GIO_FN void gio_copy_tile(uint64_t to, uint64_t from, uint32_t len, uint32_t lan
   gio_copy<uint8_t>(to + done, from + done, len - done, lane);
 }
 
-// Object `object` (row * count + position) in staging memory and in the pool.
+// Addresses of object `object` (row * count + position) in staging memory and in the pool.
 struct gio_object {
   uint64_t staging, pool;
   uint32_t position;
@@ -57,7 +57,7 @@ GIO_FN gio_object gio_object_of(const gio_scatter_gather_args &a, uint64_t objec
           base + block * a.block_stride, static_cast<uint32_t>(position)};
 }
 
-// Tile `tile` of an object, in the direction asked for.
+// Copies tile `tile` of an object in the requested direction.
 GIO_FN void gio_move_tile(const gio_scatter_gather_args &a, const gio_object &o, uint32_t tile) {
   const uint32_t start = tile * GIO_TILE;
   const uint32_t len = gio_min(a.object_bytes - start, GIO_TILE);
@@ -68,7 +68,7 @@ GIO_FN void gio_move_tile(const gio_scatter_gather_args &a, const gio_object &o,
   }
 }
 
-// Looks at an object in the pool: gathered from there, or scattered to it by this warp.
+// Stores or verifies an object's checksum over its bytes in the pool, copied by this warp.
 GIO_FN void gio_check_object(const gio_scatter_gather_args &a, gio_crc &crc, uint64_t object,
                              const gio_object &o) {
   uint32_t *checksum = gio_ptr<uint32_t>(a.checksums) + object;
@@ -83,7 +83,7 @@ GIO_FN void gio_check_object(const gio_scatter_gather_args &a, gio_crc &crc, uin
   }
 }
 
-// The share of one warp of `warps`: tiles, or whole objects where they have checksums.
+// Runs one warp's share, of `warps` warps: tiles, or whole objects if they have checksums.
 GIO_FN void gio_scatter_gather_share(const gio_scatter_gather_args &a, uint32_t warp,
                                      uint32_t warps) {
   const uint32_t each = a.object_bytes / GIO_TILE + (a.object_bytes % GIO_TILE != 0u ? 1u : 0u);

@@ -1,7 +1,7 @@
-// What one access of a thread moves: 1, 4, 8 or 16 bytes.
+// The unit of one memory access by a thread: 1, 4, 8 or 16 bytes.
 //
 // On the device an address must be a multiple of its unit, and a unit of 16 bytes is one access. On
-// the host units may lie anywhere.
+// the host units may be unaligned.
 #pragma once
 #include "abi.h"
 #include "gio/order.cuh"
@@ -11,8 +11,8 @@
 template <class U> GIO_FN U gio_get(const U *p) { return *p; }
 template <class U> GIO_FN void gio_put(U *p, U v) { *p = v; }
 
-// "Data Movement and Conversion Instructions: ld", weak, vectorised. What is read here was written
-// before the kernel started.
+// "Data Movement and Conversion Instructions: ld", weak, vectorised. The data was written before
+// the kernel started.
 GIO_FN gio_u128 gio_get(const gio_u128 *p) {
   unsigned long long lo, hi;
   asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
@@ -33,5 +33,5 @@ template <class U> GIO_FN void gio_put(U *p, U v) {
 
 #endif
 
-// Whether every one of the addresses and lengths in `bits` (or-ed together) is a multiple of a U.
+// Returns true if all addresses and lengths in `bits` (or-ed together) are multiples of a U.
 template <class U> GIO_FN bool gio_fits(uint64_t bits) { return bits % sizeof(U) == 0u; }
