@@ -1,17 +1,17 @@
 // A libcuda without a GPU: the functions that gio-kernels uses, over memory of this process. A
-// stream is a thread, and a launch runs the I/O kernel as it is compiled for the host.
+// stream is a thread, and a launch runs the I/O kernel compiled for the host.
 //
-// It is stricter than a driver. Pinned memory is mapped twice, so that an address of the host given
-// to the kernel shows; memory of the GPU is out of the process's reach while no kernel runs, so
-// that the host cannot use such an address either; both are aligned to 512 bytes; a call without a
-// current context fails, and so does one that a stream capture in another thread would forbid;
-// copies that may be late are late, those of pageable memory until the next one back; and what is
-// freed while a kernel runs, or allocated or compiled beside the I/O kernel, is counted.
+// It is stricter than a driver. Pinned memory is mapped twice, so that a host address passed to the
+// kernel is detected; GPU memory is inaccessible to the process while no kernel runs, so that the
+// host cannot use a GPU address either; both are aligned to only 512 bytes; a call fails without a
+// current context, or if a stream capture in another thread would forbid it; asynchronous copies
+// are delayed, those of pageable memory until the next copy back; and memory freed while a kernel
+// runs, or allocations and compilations beside the I/O kernel, are counted.
 //
-// MOCK_LEVEL: 13 all of it; 129 with batches of copies as CUDA 12.9 has them; 12 without them and
-// without green contexts; 11 also without the stream operations' new names, as an old driver.
+// MOCK_LEVEL: 13 everything; 129 with batched copies as in CUDA 12.9; 12 without them and without
+// green contexts; 11 also without the stream operations' new names, like an old driver.
 //
-// MOCK_CUDA_INJECT=call:skip:code fails a call; MOCK_COPY_DELAY_US is how late copies are.
+// MOCK_CUDA_INJECT=call:skip:code fails a call; MOCK_COPY_DELAY_US is the delay of copies.
 #define GIO_HOST 1
 #include "gio/kernel.cuh"
 
@@ -54,14 +54,14 @@ struct HostBlock {
   unsigned flags;
   bool registered;
 };
-// Memory of the GPU. A kernel finds it at `view`; copies, words and libgdrapi use `alias` or `fd`.
+// Memory of the GPU. Kernels access it at `view`; copies, words and libgdrapi use `alias` or `fd`.
 struct Memory {
-  size_t len; // as asked for
+  size_t len; // requested length
   char *view;
   char *alias;
-  size_t whole; // as mapped
+  size_t whole; // mapped length
   int fd;
-  int pins; // by libgdrapi
+  int pins; // pin count of libgdrapi
   unsigned sync; // SYNC_MEMOPS
   bool vmm;      // of cuMemCreate
   bool rdma;     // gpuDirectRDMACapable
@@ -81,15 +81,15 @@ struct Mock {
   std::map<std::string, long> counts;
   std::map<void *, HostBlock> blocks;
   std::map<DevicePtr, Memory> memory;
-  std::vector<std::pair<DevicePtr, std::string>> pending; // from the host, on their way
-  int awake = 0; // kernels that may use the GPU's memory
+  std::vector<std::pair<DevicePtr, std::string>> pending; // copied from the host, not yet arrived
+  int awake = 0; // kernels with access to the GPU's memory
   std::atomic<Result> lost{OK};
   std::atomic<bool> hang{false};
-  std::atomic<bool> hold{false}; // copies stand still
-  std::atomic<unsigned> context_flags{8}; // MAP_HOST, as a driver has it
+  std::atomic<bool> hold{false}; // copies are suspended
+  std::atomic<unsigned> context_flags{8}; // MAP_HOST, as in a driver
   std::atomic<int> delay_us{50};
   std::atomic<int> running{0};
-  std::atomic<int> io_kernels{0}; // of those: they may wait for the host
+  std::atomic<int> io_kernels{0}; // running I/O kernels: they may wait for the host
   std::atomic<long> live{0};
 };
 static Mock &mock() {
@@ -112,7 +112,7 @@ static thread_local std::vector<void *> contexts;
 static thread_local unsigned capture_mode = 0;
 static char context_handles[8];
 
-// Of a context's device.
+// Returns the ordinal of a context's device.
 static int ordinal_of(const void *context) {
   for (int i = 0; i < 8; ++i) {
     if (context == &context_handles[i]) return i;
@@ -123,7 +123,7 @@ static bool sticks(Result code) {
   return code == 700 || code == 702 || code == 710 || (code >= 714 && code <= 719);
 }
 
-// Every call begins here: what was injected, or the error that stays.
+// Called at the beginning of every call: returns an injected error, or the sticky one.
 static Result begin(const char *call, bool needs_context) {
   Mock &m = mock();
   std::lock_guard<std::mutex> lock(m.mutex);
@@ -152,7 +152,7 @@ static void freeing() {
   }
 }
 
-// What a driver may do only when nothing runs.
+// Counts operations that a driver may only perform when no kernel runs.
 static void making() {
   Mock &m = mock();
   if (m.io_kernels == 0) return;
@@ -160,7 +160,7 @@ static void making() {
   m.counts["made beside the I/O kernel"] += 1;
 }
 
-// Whether the GPU may access `len` bytes at `address`.
+// Returns true if the GPU may access `len` bytes at `address`.
 static bool mapped(uint64_t address, size_t len) {
   Mock &m = mock();
   std::lock_guard<std::mutex> lock(m.mutex);
@@ -174,14 +174,14 @@ static bool mapped(uint64_t address, size_t len) {
   return false;
 }
 
-// Memory of the GPU that `len` bytes at `address` are in. The lock is held.
+// Returns the GPU memory that contains `len` bytes at `address`. The lock is held.
 static Memory *memory_at(uint64_t address, size_t len) {
   auto at = mock().memory.upper_bound(address);
   if (at == mock().memory.begin()) return nullptr;
   --at;
   return address + len <= at->first + at->second.len ? &at->second : nullptr;
 }
-// Where the mock itself finds what the GPU has at `address`, or null.
+// Returns the mock's own pointer to GPU address `address`, or null.
 static char *reach(uint64_t address, size_t len) {
   if (!mapped(address, len)) return nullptr;
   std::lock_guard<std::mutex> lock(mock().mutex);
@@ -189,7 +189,7 @@ static char *reach(uint64_t address, size_t len) {
   char *const plain = reinterpret_cast<char *>(address);
   return m == nullptr ? plain : m->alias + (plain - m->view);
 }
-// The process reaches the GPU's memory while one of these lives: for kernels.
+// While an instance lives, the process has access to the GPU's memory: for kernels.
 struct Awake {
   Awake() {
     std::lock_guard<std::mutex> lock(mock().mutex);
@@ -204,7 +204,7 @@ struct Awake {
   }
 };
 
-// What a test asks and sets.
+// Functions for tests.
 EXPORT void mock_inject(const char *call, long skip, Result code) {
   std::lock_guard<std::mutex> lock(mock().mutex);
   mock().injections.push_back({call, skip, code});
@@ -220,12 +220,12 @@ EXPORT void mock_lose(Result code) { mock().lost = code; }
 EXPORT int mock_reachable(const void *address) {
   int ends[2];
   if (pipe(ends) != 0) return -1;
-  const bool read = write(ends[1], address, 1) == 1; // fails where this process would die
+  const bool read = write(ends[1], address, 1) == 1; // fails if a read would crash this process
   close(ends[0]);
   close(ends[1]);
   return read ? 1 : 0;
 }
-// The flags that the page with this address was registered with; 0 if it was not.
+// Returns the flags that the page at this address was registered with; 0 if it was not.
 EXPORT unsigned mock_registered(void *host) {
   std::lock_guard<std::mutex> lock(mock().mutex);
   const auto at = mock().blocks.find(host);
@@ -263,7 +263,7 @@ EXPORT Result cuDeviceGetCount(int *count) {
 }
 EXPORT Result cuDeviceGet(int *device, int ordinal) {
   BEGIN_ANYWHERE(cuDeviceGet);
-  *device = ordinal + 7; // a handle is not a number
+  *device = ordinal + 7; // a handle differs from an ordinal
   return OK;
 }
 EXPORT Result cuDeviceGetName(char *name, int len, int device) {
@@ -272,7 +272,7 @@ EXPORT Result cuDeviceGetName(char *name, int len, int device) {
   strncpy(name, "Mock GPU", static_cast<size_t>(len));
   return OK;
 }
-// MOCK_CUDA_ATTRIBUTE=98:1 makes another GPU of it: one attribute, and its value.
+// MOCK_CUDA_ATTRIBUTE=98:1 overrides one attribute of the GPU with a value.
 static int other_attribute(int attribute, int value) {
   const char *text = getenv("MOCK_CUDA_ATTRIBUTE");
   if (text == nullptr || atoi(text) != attribute) return value;
@@ -322,7 +322,7 @@ EXPORT Result cuThreadExchangeStreamCaptureMode(unsigned *mode) {
   std::swap(*mode, capture_mode);
   return OK;
 }
-// What this thread was left with: contexts and capture mode.
+// Returns the state of this thread: contexts and capture mode.
 EXPORT unsigned mock_thread() { return static_cast<unsigned>(contexts.size()) * 16 + capture_mode; }
 
 // Memory.
@@ -340,7 +340,7 @@ EXPORT Result cuMemHostAlloc(void **host, size_t len, unsigned flags) {
     if (view == MAP_FAILED) return OUT_OF_MEMORY;
   }
   close(fd);
-  memset(views[0], 0xA5, std::min(whole, size_t{16} << 20)); // nobody promised zeroes
+  memset(views[0], 0xA5, std::min(whole, size_t{16} << 20)); // contents are undefined
   char *base = static_cast<char *>(views[0]) + odd;
   const DevicePtr device = reinterpret_cast<DevicePtr>(views[1]) + odd;
   Mock &m = mock();
@@ -355,7 +355,7 @@ EXPORT Result cuMemFreeHost(void *host) {
   {
     Mock &m = mock();
     std::lock_guard<std::mutex> lock(m.mutex);
-    if (m.blocks.erase(host) != 1u) return INVALID_VALUE; // the pages stay: a late access is seen
+    if (m.blocks.erase(host) != 1u) return INVALID_VALUE; // pages stay: detects late accesses
   }
   freeing();
   return OK;
@@ -366,7 +366,7 @@ EXPORT Result cuMemHostRegister_v2(void *host, size_t len, unsigned flags) {
   Mock &m = mock();
   std::lock_guard<std::mutex> lock(m.mutex);
   if (m.blocks.count(host) != 0u) return ALREADY_REGISTERED;
-  // Shared pages can be mapped once more; private ones are where they are.
+  // Shared pages can be mapped again; private ones keep their address.
   void *alias = mremap(host, 0, len, MREMAP_MAYMOVE);
   const DevicePtr device = reinterpret_cast<DevicePtr>(alias == MAP_FAILED ? host : alias);
   m.blocks[host] = {static_cast<char *>(host), device, len, flags, true};

@@ -1,10 +1,9 @@
-// A libgdrapi without a GPU: it maps the memory of the libcuda beside it once more, as a BAR does.
+// A libgdrapi without a GPU: maps the memory of the mock's libcuda again, like a BAR.
 //
-// It is stricter than GDRCopy: a range has to be whole GPU pages, and SYNC_MEMOPS has to be set.
-// MOCK_GDR=off is a machine without its kernel module; with MOCK_GDR=cached host and GPU are
-// coherent, unless a pin asks for PCIe, and with MOCK_GDR=stubborn then, too. gdr_pin_buffer_v2
-// came with 2.5:
-// the mock of MOCK_LEVEL 12 has none. Calls are counted, and fail, with those of
+// It is stricter than GDRCopy: a range must be whole GPU pages, and SYNC_MEMOPS must be set.
+// MOCK_GDR=off simulates a missing kernel module; with MOCK_GDR=cached host and GPU are coherent,
+// unless a pin requests PCIe, and with MOCK_GDR=stubborn even then. gdr_pin_buffer_v2 was added in
+// 2.5: the mock of MOCK_LEVEL 12 lacks it. Calls are counted and fail together with those of
 // libcuda.
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -42,7 +41,7 @@ struct Info {
 };
 static_assert(sizeof(Info) == 48, "as in gdrapi.h");
 
-// A function of the mock's libcuda, which whoever calls us has loaded.
+// Returns a function of the mock's libcuda, which the calling process has loaded.
 template <class T> static T in_cuda(const char *name) {
   static void *cuda = dlopen("libcuda.so", RTLD_NOW | RTLD_NOLOAD);
   return reinterpret_cast<T>(cuda == nullptr ? nullptr : dlsym(cuda, name));
@@ -122,7 +121,7 @@ EXPORT int gdr_get_info_v2(void *driver, Handle handle, Info *info) {
   if (failed != 0) return failed;
   const Pin *pin = pin_of(static_cast<Driver *>(driver), handle);
   if (pin == nullptr) return EINVAL;
-  // Write-combining, or as memory where host and GPU are coherent.
+  // Write-combining, or cached if host and GPU are coherent.
   const char *text = getenv("MOCK_GDR");
   const bool stubborn = text != nullptr && strcmp(text, "stubborn") == 0;
   const bool cached = stubborn || (text != nullptr && strcmp(text, "cached") == 0 && !pin->pcie);
@@ -147,7 +146,7 @@ EXPORT int gdr_unmap(void *driver, Handle handle, void *va, size_t len) {
   if (failed != 0) return failed;
   Pin *pin = pin_of(static_cast<Driver *>(driver), handle);
   if (pin == nullptr || pin->mapped != va || va == nullptr) return EINVAL;
-  // The pages stay out of use: a late access is seen.
+  // The address range stays reserved: a late access is detected.
   mmap(va, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   pin->mapped = nullptr;
   return 0;

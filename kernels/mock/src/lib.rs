@@ -1,17 +1,17 @@
-//! A libcuda without a GPU: builds it, runs tests under it, and asks it questions.
+//! A libcuda without a GPU: builds it, runs tests under it, and queries it.
 //!
 //! # Architecture
 //! `libcuda.cpp` is the library, over memory of the process: streams are threads, and a launch runs
-//! the host's build of the kernel with that name. `libgdrapi.cpp` maps memory of its GPU once more,
-//! as GDRCopy does. Both are stricter than the real ones; their first comments say how.
-//! [`isolated`] runs a test in a process of its own with them, because libcuda is loaded once in a
-//! process; [`folder`] is what other programs need in `LD_LIBRARY_PATH`.
+//! the host's build of the kernel with that name. `libgdrapi.cpp` maps memory of its GPU again,
+//! like GDRCopy. Both are stricter than the real ones; their first comments list the differences.
+//! [`isolated`] runs a test in a process of its own with them, because a process loads libcuda only
+//! once; [`folder`] is the directory that other programs need in `LD_LIBRARY_PATH`.
 //!
 //! # Invariants
-//! - Nothing that is not a test depends on this crate.
+//! - Only tests depend on this crate.
 //!
 //! # Not implemented
-//! - It says nothing about a GPU's speed, its memory model, or what its driver is like otherwise.
+//! - It does not model a GPU's speed, its memory model, or other behaviour of its driver.
 #![allow(unsafe_code, reason = "calls the mock's own functions")]
 
 use std::{
@@ -24,24 +24,24 @@ use std::{
 
 use cudarc::driver::sys;
 
-/// Set in a process that runs one test.
+/// Set in a child process that runs one test.
 const CHILD: &str = "GIO_CUDA_TEST";
-/// Its case.
+/// The test case of the child process.
 const CASE: &str = "GIO_CUDA_CASE";
 
-/// How long one case may take; the longest takes seconds, on a machine that does nothing else.
+/// Timeout of one case; the longest takes seconds on an idle machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Which libcuda a test gets.
+/// The libcuda that a test gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// None at all, unless the machine has one.
+    /// No mock: none at all, unless the machine has one.
     Nothing,
     /// CUDA 11.4: functions are missing.
     Old,
     /// CUDA 12.0: no green contexts.
     Twelve,
-    /// CUDA 12.9: batches of copies as they were then.
+    /// CUDA 12.9: the older interface for batched copies.
     TwelveNine,
     /// CUDA 13.0.
     Full,
@@ -62,18 +62,18 @@ impl Level {
 /// Environment variables.
 pub type Variables<'a> = &'a [(&'a str, &'a str)];
 
-/// Runs `body` in a process of its own with this libcuda and these variables. `test` is the name of
-/// the calling test.
+/// Runs `body` in a child process with this libcuda and these variables. `test` is the name of the
+/// calling test.
 pub fn isolated(test: &str, level: Level, variables: Variables<'_>, body: impl FnOnce()) {
     each(test, level, &[variables], |_| body());
 }
 
-/// As [`isolated`], once for each of the cases, whose number `body` gets.
+/// Same as [`isolated`], once for each case, whose number is passed to `body`.
 pub fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce(usize)) {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         std::thread::spawn(|| {
             std::thread::sleep(TIMEOUT);
-            std::process::abort(); // it hangs; the parent says which
+            std::process::abort(); // it hangs; the parent reports which
         });
         let case = std::env::var(CASE).ok().and_then(|number| number.parse().ok());
         body(case.expect("the parent says which"));
@@ -97,9 +97,9 @@ pub fn each(test: &str, level: Level, cases: &[Variables<'_>], body: impl FnOnce
     }
 }
 
-/// The folder with the mock of this level, built when it is first asked for: `libcuda.so`, and
+/// Returns the directory with the mock of this level, built on first use: `libcuda.so`, and
 /// GDRCopy's `libgdrapi.so.2`, which works unless `MOCK_GDR` is `off`; with `cached` its mappings
-/// are as memory.
+/// are cached memory.
 pub fn folder(level: Level) -> PathBuf {
     static BUILDING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,7 +111,7 @@ pub fn folder(level: Level) -> PathBuf {
     folder
 }
 
-/// As [`folder`], on a machine where GDRCopy was never installed.
+/// Same as [`folder`], on a machine where GDRCopy was never installed.
 pub fn folder_without_gdrcopy(level: Level) -> PathBuf {
     let bare = place(&format!("cuda-mock-{}-bare", level.number()));
     let library = folder(level).join("libcuda.so");
@@ -121,7 +121,7 @@ pub fn folder_without_gdrcopy(level: Level) -> PathBuf {
     bare
 }
 
-/// A folder beside the test's program, in the folder of its profile.
+/// Returns a directory beside the test's program, in the directory of its profile.
 fn place(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("a program knows itself");
     let folder = this.ancestors().nth(2).expect("target/profile/deps/test").join(name);
@@ -156,11 +156,11 @@ fn build(level: Level, source: &str, library: &Path) {
     std::fs::rename(made, library).expect("the same folder");
 }
 
-/// Whether one of the files in `sources` is newer than `library`.
+/// Returns true if one of the files in `sources` is newer than `library`.
 fn is_older(library: &Path, sources: &[PathBuf]) -> bool {
     let when = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified());
     let Ok(built) = when(library) else { return true };
-    // A folder that is not there has nothing new.
+    // A missing directory has no newer files.
     let files = sources.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
     files
         .map(|entry| entry.expect("a file").path())
@@ -177,64 +177,64 @@ fn text(name: &str) -> CString {
     CString::new(name).expect("a name")
 }
 
-/// The call `name` fails with `code`, after it succeeded `skip` times more.
+/// Makes the call `name` fail with `code` after `skip` more successes.
 pub fn inject(name: &str, skip: c_long, code: c_int) {
     let set: unsafe extern "C" fn(*const c_char, c_long, c_int) = function("mock_inject");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     unsafe { set(text(name).as_ptr(), skip, code) }
 }
 
-/// How often the call `name` was made.
+/// Returns the number of calls of `name`.
 pub fn count(name: &str) -> c_long {
     let get: unsafe extern "C" fn(*const c_char) -> c_long = function("mock_count");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     unsafe { get(text(name).as_ptr()) }
 }
 
-/// Things that were made and not freed.
+/// Returns the number of objects created and not freed.
 pub fn live() -> c_long {
     let get: unsafe extern "C" fn() -> c_long = function("mock_live");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     unsafe { get() }
 }
 
-/// Kernels stand still, or go on.
+/// Suspends or resumes kernels.
 pub fn hang(hang: bool) {
     let set: unsafe extern "C" fn(c_int) = function("mock_hang");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     unsafe { set(c_int::from(hang)) }
 }
 
-/// Copies stand still, or go on.
+/// Suspends or resumes copies.
 pub fn hold_copies(hold: bool) {
     let set: unsafe extern "C" fn(c_int) = function("mock_hold_copies");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     unsafe { set(c_int::from(hold)) }
 }
 
-/// The GPU is lost with this error: what runs on it ends, and every call returns it.
+/// Loses the GPU with this error: its work ends, and every call returns the error.
 pub fn lose(code: c_int) {
     let set: unsafe extern "C" fn(c_int) = function("mock_lose");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     unsafe { set(code) }
 }
 
-/// Whether this process may read the byte at `address`.
+/// Returns true if this process may read the byte at `address`.
 pub fn is_reachable(address: usize) -> bool {
     let ask: unsafe extern "C" fn(*const c_void) -> c_int = function("mock_reachable");
-    // SAFETY: as `function` says; the kernel reads the byte, if it can.
+    // SAFETY: see `function`; Linux reads the byte, if it can.
     unsafe { ask(std::ptr::with_exposed_provenance(address)) == 1 }
 }
 
-/// Flags that the page at `host` is registered with, 0 if it is not.
+/// Returns the flags that the page at `host` is registered with, 0 if it is not.
 pub fn registered(host: usize) -> c_uint {
     let get: unsafe extern "C" fn(*mut c_void) -> c_uint = function("mock_registered");
-    // SAFETY: as `function` says; the address is only compared.
+    // SAFETY: see `function`; the address is only compared.
     unsafe { get(std::ptr::without_provenance_mut(host)) }
 }
 
-/// Nothing that was made is left, nothing was freed under a running kernel, and this thread is as
-/// it was: no context, and the capture mode it began with.
+/// Asserts that every object was freed, none under a running kernel, and that this thread is
+/// unchanged: no context, and its original capture mode.
 pub fn assert_clean() {
     assert_eq!(live(), 0, "not freed");
     assert_eq!(count("freed while a kernel ran"), 0);
@@ -243,9 +243,9 @@ pub fn assert_clean() {
     assert_thread_clean();
 }
 
-/// The thread's half of [`assert_clean`].
+/// Checks the thread's state for [`assert_clean`].
 pub fn assert_thread_clean() {
     let get: unsafe extern "C" fn() -> c_uint = function("mock_thread");
-    // SAFETY: as `function` says.
+    // SAFETY: see `function`.
     assert_eq!(unsafe { get() }, 0, "contexts, or the capture mode, of this thread");
 }
