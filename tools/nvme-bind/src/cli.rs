@@ -1,4 +1,4 @@
-//! The command line: flags as they are typed, and where the answers go.
+//! The command line: parsing, and output to stdout and stderr.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -17,8 +17,8 @@ use crate::pci::Root;
 use crate::problem::{Problem, Result};
 use crate::report::Paint;
 
-/// Exit code where the reader of stdout went away before all was known, as shells count it
-/// (128 + SIGPIPE).
+/// Exit code when the reader of stdout closed it before the report was complete, as shells encode
+/// it (128 + SIGPIPE).
 const EXIT_UNREAD: u8 = 141;
 
 const EXIT_CODES: &str = "\
@@ -115,11 +115,11 @@ pub fn run() -> ExitCode {
     let is_terminal = io::stdout().is_terminal();
     let paint = Paint(is_terminal && std::env::var_os("NO_COLOR").is_none());
     let outcome = answer(std::env::args_os(), paint, &mut io::stdout());
-    // Nobody is left to be told if this cannot be written.
+    // A failure to write this cannot be reported anywhere.
     let _ = io::stderr().write_all(outcome.log.as_bytes());
     let mut out = io::stdout();
     match out.write_all(outcome.data.as_bytes()).and_then(|()| out.flush()) {
-        // A reader that went away has seen enough: the exit code says what was done.
+        // A closed reader is no error: the exit code reports the outcome.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let _ = writeln!(io::stderr(), "error: writing to stdout: {error}");
             ExitCode::from(if outcome.code == 0 { 1 } else { outcome.code })
@@ -128,13 +128,13 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// All that the command line takes.
+/// Returns the definition of the command line.
 #[must_use]
 pub fn command() -> clap::Command {
     Raw::command()
 }
 
-/// What a run leaves behind.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) data: String,
@@ -142,8 +142,8 @@ pub(crate) struct Outcome {
     pub(crate) code: u8,
 }
 
-/// Runs the program with these arguments, the first of which is its name. Only what must not wait
-/// for the end goes to `out`.
+/// Runs the program with these arguments, the first of which is its name. Only output that must not
+/// wait for the end is written to `out`.
 pub(crate) fn answer(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     paint: Paint,
@@ -240,7 +240,7 @@ fn manual() -> Result<Reply> {
     Ok(Reply::new(text.clone(), json!({ "roff": text })))
 }
 
-/// One page for all: the program's own, then a section for each subcommand.
+/// Renders one page: the program's own sections, then one section per subcommand.
 fn page() -> io::Result<String> {
     let mut program = command();
     program.build();
@@ -267,7 +267,7 @@ fn page() -> io::Result<String> {
     }
     for (title, text) in [("EXAMPLES", EXAMPLES), ("EXIT STATUS", EXIT_CODES)] {
         let lines: Vec<&str> = text.lines().skip(1).collect();
-        // A backslash and a line that starts with a dot or quote would be roff.
+        // A backslash, or a dot or quote at the start of a line, is roff syntax.
         let body = lines.join("\n").replace('\\', "\\e").replace("\n.", "\n\\&.");
         writeln!(page, ".SH \"{title}\"\n.nf\n{}\n.fi", body.trim_end())?;
     }

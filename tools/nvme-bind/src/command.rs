@@ -1,4 +1,4 @@
-//! The subcommands: each turns what was asked into a reply.
+//! The subcommands: each turns a request into a reply.
 
 pub(crate) mod bind;
 pub(crate) mod list;
@@ -16,18 +16,18 @@ use crate::machine::{Machine, Recorder};
 use crate::pci::Root;
 use crate::problem::{Kind, Problem, Result};
 
-/// What a subcommand works on.
+/// Context of a subcommand.
 pub(crate) struct Host<'a> {
     pub(crate) root: &'a Root,
     pub(crate) machine: &'a dyn Machine,
     pub(crate) journal: Journal,
-    /// This program, for the unit that runs it at boot.
+    /// Path of this program, for the unit that runs it at boot.
     pub(crate) exe: String,
     /// Remarks for stderr, in order.
     pub(crate) notes: RefCell<Vec<String>>,
 }
 
-/// What goes to stdout, in both forms, and the exit code.
+/// Output for stdout in both forms, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) text: String,
@@ -54,7 +54,7 @@ impl Host<'_> {
         Site { root: self.root, machine: self.machine, journal: &self.journal }
     }
 
-    /// Runs `work` on a recorder and replies with what it would have done.
+    /// Runs `work` on a recorder and replies with the recorded changes.
     fn rehearse(&self, work: impl FnOnce(&Site<'_>) -> Result<()>) -> Result<Reply> {
         let recorder = Recorder::default();
         work(&Site { root: self.root, machine: &recorder, journal: &self.journal })?;
@@ -63,8 +63,8 @@ impl Host<'_> {
         Ok(Reply::new(lines.join("\n"), json))
     }
 
-    /// Keeps other runs away until the file is dropped. Taken before anything is read: what another
-    /// run is about to change must not be acted on. A dry run changes nothing and needs no lock.
+    /// Locks out other runs until the file is dropped. Taken before anything is read, as another
+    /// run could be about to change it. A dry run changes nothing and needs no lock.
     fn lock(&self, dry_run: bool) -> Result<Option<File>> {
         if dry_run {
             return Ok(None);
@@ -76,7 +76,7 @@ impl Host<'_> {
         self.journal.lock(self.root).map(Some)
     }
 
-    /// Says which files of the journal are of no use.
+    /// Reports unusable files of the journal.
     fn warn_about(&self, wrong: &[String]) {
         for text in wrong {
             self.note(format!("{text}; move it away once the drive is where it should be"));

@@ -1,5 +1,5 @@
-//! `doctor`: what stands between this machine and drives that write to GPU memory. Each check says
-//! what it looked at, what it found and how to fix it; none of them is an error of the program.
+//! `doctor`: checks the obstacles to drives writing to GPU memory on this machine. Each check
+//! reports its sources, its finding and the fix; a failed check is not an error of the program.
 
 mod finding;
 mod gpu;
@@ -22,10 +22,10 @@ use crate::usage::{Scene, Use};
 
 pub use finding::{Finding, Report, Verdict};
 
-/// The exit code of `doctor --strict` when a check failed.
+/// Exit code of `doctor --strict` if a check failed.
 pub(crate) const EXIT_UNFIT: u8 = 6;
 
-/// What several checks need.
+/// Data shared by several checks.
 struct Facts<'a> {
     root: &'a Root,
     functions: Vec<Function>,
@@ -35,7 +35,7 @@ struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// The value of a kernel parameter, the last if it is there twice; empty if it has none.
+    /// Returns the value of a kernel parameter, the last if repeated; empty if it has no value.
     fn parameter(&self, name: &str) -> Option<&str> {
         let words = self.cmdline.split_whitespace().rev();
         words.filter_map(|word| word.strip_prefix(name)).find_map(|rest| match rest {
@@ -45,18 +45,18 @@ impl Facts<'_> {
     }
 }
 
-/// Makes all checks of this machine, in the order in which it makes sense to fix things, and gives
-/// each finding to `each` as soon as there is one.
+/// Runs all checks on this machine, in the order in which problems should be fixed, and passes each
+/// finding to `each` immediately.
 ///
 /// # Errors
-/// Those of `each`, and when there is no root folder.
+/// Returns the first error of `each`, or an error if the root directory cannot be opened.
 pub fn machine_checks<E: From<std::io::Error>>(
     mut each: impl FnMut(Finding) -> Result<(), E>,
 ) -> Result<(), E> {
     examine(&Root::new(Path::new("/"))?, &mut each)
 }
 
-/// `nvme-bind doctor`: writes the report, and returns the exit code.
+/// Runs `nvme-bind doctor`: writes the report, and returns the exit code.
 pub(crate) fn run(
     root: &Root,
     strict: bool,
@@ -71,11 +71,11 @@ pub(crate) fn run(
     Ok(if strict && failed > 0 { EXIT_UNFIT } else { 0 })
 }
 
-/// Makes all checks of the machine, in the order in which it makes sense to fix things, and gives
-/// each finding to `each` as soon as there is one.
+/// Runs all checks on the machine, in the order in which problems should be fixed, and passes each
+/// finding to `each` immediately.
 ///
 /// # Errors
-/// Those of `each`.
+/// Returns the first error of `each`.
 pub(crate) fn examine<E>(
     root: &Root,
     each: &mut dyn FnMut(Finding) -> Result<(), E>,

@@ -1,4 +1,4 @@
-//! NVMe drives: what sysfs knows of them, and how people name them.
+//! NVMe drives: their attributes in sysfs, and the names by which users refer to them.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ impl Block {
     }
 }
 
-/// A function of class NVMe; what is behind it is known only while the kernel's driver has it.
+/// A function of class NVMe; its other attributes are known only while the kernel's driver owns it.
 #[derive(Debug, Clone)]
 pub(crate) struct Drive {
     pub(crate) function: Function,
@@ -49,26 +49,26 @@ impl Drive {
         Self { function, controller, model, serial, disks }
     }
 
-    /// None while no block device shows it.
+    /// Returns the capacity; `None` while it has no block device.
     pub(crate) fn bytes(&self) -> Option<u64> {
         (!self.disks.is_empty()).then(|| self.disks.iter().map(|disk| disk.bytes).sum())
     }
 }
 
-/// All NVMe drives on the PCI bus.
+/// Returns all NVMe drives on the PCI bus.
 pub(crate) fn drives(root: &Root) -> Vec<Drive> {
     let functions = pci::functions(root).into_iter().filter(Function::is_nvme);
     functions.map(|function| Drive::read(root, function)).collect()
 }
 
-/// The whole disks behind a function, whatever kind of controller it is.
+/// Returns the whole disks behind a function, for any kind of controller.
 pub(crate) fn disks(root: &Root, bdf: PciAddress) -> Vec<Block> {
     let mut names: Vec<String> = root
         .names("/sys/block")
         .into_iter()
         .filter(|name| below(root, name).contains(&bdf))
         .collect();
-    // With native multipath the function has a hidden path and the disk hangs in no PCI tree.
+    // With native multipath the function has a hidden path, and the disk is outside the PCI tree.
     for controller in root.names(format!("{}/nvme", pci::sysfs(bdf))) {
         let paths = root.names(format!("{}/nvme/{controller}", pci::sysfs(bdf)));
         names.extend(paths.iter().filter_map(|path| multipath_head(path)));
@@ -78,7 +78,7 @@ pub(crate) fn disks(root: &Root, bdf: PciAddress) -> Vec<Block> {
     names.iter().filter_map(|name| Block::read(root, name)).collect()
 }
 
-/// The functions above a block device in the device tree.
+/// Returns the functions above a block device in the device tree.
 fn below(root: &Root, block: &str) -> Vec<PciAddress> {
     let Some(path) = root.resolve(format!("/sys/class/block/{block}")) else { return Vec::new() };
     in_path(&path)
@@ -88,7 +88,7 @@ fn in_path(path: &Path) -> Vec<PciAddress> {
     path.iter().filter_map(|part| part.to_str()).filter_map(pci::full_address).collect()
 }
 
-/// `nvme2c5n1` is a path through controller 5 to the disk `nvme2n1` of subsystem 2.
+/// Maps path `nvme2c5n1` (controller 5) to the disk `nvme2n1` of subsystem 2.
 fn multipath_head(path: &str) -> Option<String> {
     let (subsystem, rest) = path.strip_prefix("nvme")?.split_once('c')?;
     let (controller, namespace) = rest.split_once('n')?;
@@ -97,13 +97,13 @@ fn multipath_head(path: &str) -> Option<String> {
     all.then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-/// The function that a person means, and a note where that took more than reading an address.
+/// Resolves a name to a function; with a note if the name was not a full address.
 pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>)> {
     if let Ok(bdf) = text.parse::<PciAddress>() {
         return by_address(root, text, bdf);
     }
     let name = text.strip_prefix("/dev/").unwrap_or(text);
-    // /dev/disk/by-id and the like are links.
+    // /dev/disk/by-id and similar names are links.
     let resolved = root.resolve(format!("/dev/{name}"));
     let name = resolved.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
     let name = name.unwrap_or_else(|| text.rsplit('/').next().unwrap_or(text));
@@ -138,7 +138,7 @@ pub(crate) fn named(root: &Root, text: &str) -> Result<(Function, Option<String>
     }
 }
 
-/// The disk that a partition is a part of; also for names of partitions that are not there.
+/// Returns the disk of a partition, also for partition names that do not exist.
 fn whole_disk(root: &Root, name: &str) -> Option<String> {
     let folder = format!("/sys/class/block/{name}");
     if root.exists(format!("{folder}/partition")) {

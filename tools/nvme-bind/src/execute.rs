@@ -1,4 +1,4 @@
-//! Carries out steps, with the journal ahead of them.
+//! Executes steps, recording each in the journal first.
 
 use crate::journal::{Journal, Phase, Record};
 use crate::machine::Machine;
@@ -8,7 +8,7 @@ use crate::persist;
 use crate::plan::{self, Step};
 use crate::problem::{Kind, Problem, Result};
 
-/// What steps are carried out on.
+/// Context in which steps are executed.
 pub(crate) struct Site<'a> {
     pub(crate) root: &'a Root,
     pub(crate) machine: &'a dyn Machine,
@@ -16,9 +16,9 @@ pub(crate) struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// Binds all drives of `records`, or none: if a step fails, what was done is undone.
+    /// Binds all drives of `records`, or none: if a step fails, the completed steps are undone.
     pub(crate) fn bind(&self, mut records: Vec<Record>) -> Result<()> {
-        // All intentions before the first deed.
+        // All intentions are durable before the first change.
         let mut outcome = records.iter().try_for_each(|record| self.save(record));
         let is_begun = outcome.is_ok();
         for record in &mut records {
@@ -38,12 +38,12 @@ impl Site<'_> {
         Err(half_done(message))
     }
 
-    /// Puts one drive back to where a bind that failed found it.
+    /// Restores one drive to its state before a failed bind.
     fn undo(&self, record: &Record) -> Result<()> {
         if record.steps.iter().any(|step| matches!(step, Step::Write { .. })) {
             return self.release(record, false, true);
         }
-        // It had been on VFIO before, and stays there, with what was known of it.
+        // It was on VFIO before, and stays there, with its previous record.
         let (records, _) = self.journal.read(self.root);
         let created = record.touched();
         for step in persist::unshared(created.clone(), record.bdf, &records) {
@@ -59,8 +59,8 @@ impl Site<'_> {
         self.save(&before)
     }
 
-    /// Gives one drive back, from wherever it is. `forget` removes the files that bind it at boot;
-    /// `undo` says that its record is of a bind that did not succeed.
+    /// Releases one drive, in any state. `forget` removes the files that bind it at boot; `undo`
+    /// means that its record is of a failed bind.
     pub(crate) fn release(&self, record: &Record, forget: bool, undo: bool) -> Result<()> {
         let mut record = self.releasing(record, forget, undo);
         self.save(&record)?;
@@ -71,11 +71,11 @@ impl Site<'_> {
         Ok(())
     }
 
-    /// The record of a release, planned from what the machine looks like now.
+    /// Plans a release from the current state of the machine, and returns its record.
     fn releasing(&self, record: &Record, forget: bool, undo: bool) -> Record {
         let (records, _) = self.journal.read(self.root);
-        // Of a bind that never succeeded nothing is to stay, whatever was asked; and an unfinished
-        // release goes on where it was.
+        // A failed bind must leave nothing behind, regardless of `forget`; an unfinished release
+        // continues.
         let unfinished = undo || matches!(record.phase, Phase::Binding | Phase::Releasing);
         let mut files = if unfinished { record.touched() } else { Vec::new() };
         if forget {
@@ -85,9 +85,9 @@ impl Site<'_> {
         files.dedup();
         let kept = record.persist.iter().filter(|step| !is_among(step, &files));
         let persist = kept.cloned().collect();
-        // The files first: those that stay behind would take the drive away at the next boot.
+        // The files first: remaining ones would bind the drive at the next boot.
         let mut steps = persist::unshared(files, record.bdf, &records);
-        // Another card in the slot is none of our business.
+        // A different card in the slot is left alone.
         let function = Function::read(self.root, record.bdf);
         if let Some(function) = function.filter(|function| function.ids() == record.ids) {
             steps.extend(plan::release(self.root, &function, record.former.as_ref()));
@@ -122,7 +122,7 @@ fn is_among(step: &Step, files: &[String]) -> bool {
     step.creates().is_some_and(|path| files.iter().any(|file| file == path))
 }
 
-/// A drive is left between two drivers.
+/// Returns the problem of a drive left between two drivers.
 pub(crate) fn half_done(message: String) -> Problem {
     let hint = "`nvme-bind status` shows how far it got, `nvme-bind restore` puts it back";
     Problem::new(Kind::HalfDone, message, hint)

@@ -1,20 +1,20 @@
-//! GPUs, as far as sysfs and the NVIDIA driver's /proc know them.
+//! GPUs, as described by sysfs and the NVIDIA driver's /proc files.
 
 use crate::pci::Root;
 use crate::pci::{self, Function};
 
-/// A GPU and the window through which others reach its memory.
+/// A GPU and the BAR through which other devices access its memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
     pub(crate) function: Function,
     pub(crate) name: String,
-    /// The largest memory BAR: for NVIDIA that is BAR1. 0 if the firmware gave it no address.
+    /// Size of the largest memory BAR (BAR1 on NVIDIA); 0 if the firmware gave it no address.
     pub(crate) window_bytes: u64,
-    /// What the window could be made (Resizable BAR); empty if it cannot be resized.
+    /// Sizes that the BAR supports (Resizable BAR); empty if it cannot be resized.
     pub(crate) sizes: Vec<u64>,
 }
 
-/// All GPUs, by address.
+/// Returns all GPUs, by address.
 pub(crate) fn gpus(root: &Root) -> Vec<Gpu> {
     let functions = pci::functions(root).into_iter().filter(Function::is_gpu);
     functions.map(|function| Gpu::read(root, function)).collect()
@@ -50,7 +50,7 @@ fn model(root: &Root, function: &Function) -> String {
     model.unwrap_or_else(|| format!("{maker} {}", function.ids()))
 }
 
-/// Index and size of the memory BARs in a `resource` file: start, end and flags of each.
+/// Parses the memory BARs, as (index, size), of a `resource` file of start, end and flags per line.
 fn memory_bars(resource: &str) -> Vec<(usize, u64)> {
     const MEMORY: u64 = 0x200;
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();

@@ -1,4 +1,4 @@
-//! What was intended with each drive, and how far it got: one durable file per drive.
+//! The intention for each drive and its progress: one durable file per drive.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,30 +16,30 @@ use crate::pci::Root;
 use crate::plan::{Former, Step};
 use crate::problem::{Kind, Problem, Result};
 
-/// Gone after a reboot, as the bindings are.
+/// Cleared by a reboot, like the bindings.
 pub(crate) const RUN: &str = "/run/nvme-bind";
-/// For what outlives a reboot.
+/// Survives a reboot.
 pub(crate) const LIB: &str = "/var/lib/nvme-bind";
-/// How the files of the journal end.
+/// Suffix of the journal's files.
 const SUFFIX: &str = ".drive.json";
 
-/// The kernel changes this with each boot.
+/// The kernel's boot id; changes with each boot.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const VERSION: u32 = 1;
-/// How long to wait for another run of this program, which takes seconds at most.
+/// Maximum wait for another run of this program, which takes seconds at most.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 const LOCK_WAIT_STEP: Duration = Duration::from_millis(50);
 
-/// Where a drive is on its way.
+/// State of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Phase {
-    /// Steps to bind it were begun and not finished.
+    /// Binding was started and not finished.
     Binding,
     Bound,
-    /// Steps to give it back were begun and not finished.
+    /// Releasing was started and not finished.
     Releasing,
-    /// It was given back, and the next boot binds it again.
+    /// Released; the next boot binds it again.
     Released,
 }
 
@@ -48,21 +48,21 @@ pub(crate) enum Phase {
 pub(crate) struct Record {
     pub(crate) version: u32,
     pub(crate) bdf: PciAddress,
-    /// Vendor and device, to notice that another card is in the slot.
+    /// Vendor and device id, to detect another card in the slot.
     pub(crate) ids: String,
     pub(crate) boot: String,
     pub(crate) phase: Phase,
     pub(crate) group: Option<u32>,
     pub(crate) owner: Option<Owner>,
-    /// None if it was on VFIO before we first saw it.
+    /// `None` if it was on VFIO when first recorded.
     pub(crate) former: Option<Former>,
     pub(crate) steps: Vec<Step>,
-    /// So many of the steps are done; one more may be, if the machine stopped in between.
+    /// Number of completed steps; one more may be, if the machine stopped in between.
     pub(crate) done: usize,
     /// The files that bind it at each boot.
     #[serde(default)]
     pub(crate) persist: Vec<Step>,
-    // What only the kernel's driver can tell, for as long as it is away.
+    // Known only to the kernel's driver, and recorded while the drive is away from it.
     pub(crate) model: Option<String>,
     pub(crate) serial: Option<String>,
     pub(crate) bytes: Option<u64>,
@@ -88,7 +88,7 @@ impl Record {
         }
     }
 
-    /// Whether it tells of this boot; the bindings of an earlier one are gone.
+    /// Returns true if it was recorded since this boot; the bindings of earlier boots are gone.
     pub(crate) fn is_current(&self, root: &Root) -> bool {
         self.boot == boot(root)
     }
@@ -97,7 +97,7 @@ impl Record {
         self.is_current(root) && matches!(self.phase, Phase::Binding | Phase::Releasing)
     }
 
-    /// The files that its steps create, or were to remove: an unfinished release has some left.
+    /// Returns the files that its steps create or remove: an unfinished release may have left some.
     pub(crate) fn touched(&self) -> Vec<String> {
         self.steps
             .iter()
@@ -106,37 +106,37 @@ impl Record {
             .collect()
     }
 
-    /// The files that bind the drive at each boot.
+    /// Returns the files that bind the drive at each boot.
     pub(crate) fn kept(&self) -> Vec<String> {
         self.persist.iter().filter_map(Step::creates).map(str::to_owned).collect()
     }
 }
 
-/// The id of this boot; empty if there is none to be read.
+/// Returns the id of this boot; empty if unreadable.
 pub(crate) fn boot(root: &Root) -> String {
     root.text(BOOT).unwrap_or_default()
 }
 
-/// The folders with the records; new ones go into the first.
+/// The directories of the records; new records go to the first.
 #[derive(Debug, Clone)]
 pub(crate) struct Journal {
     folders: Vec<String>,
 }
 
 impl Journal {
-    /// `folder` is what the command line says; the usual ones are looked into anyway.
+    /// Creates a journal; `folder` is from the command line, the default ones are read in any case.
     pub(crate) fn new(folder: Option<&str>) -> Self {
         let mut folders: Vec<String> = folder.into_iter().map(str::to_owned).collect();
         folders.extend([RUN, LIB].map(str::to_owned));
         Self { folders }
     }
 
-    /// The folder that the command line named.
+    /// Returns the directory given on the command line.
     pub(crate) fn chosen(&self) -> Option<&str> {
         self.folders.first().map(String::as_str).filter(|first| *first != RUN)
     }
 
-    /// The records that can be read, by address, and what is wrong with the others.
+    /// Returns the readable records, by address, and messages about the others.
     pub(crate) fn read(&self, root: &Root) -> (Vec<Record>, Vec<String>) {
         let (mut records, mut wrong): (Vec<Record>, Vec<String>) = Default::default();
         for folder in &self.folders {
@@ -146,7 +146,7 @@ impl Journal {
                 let text = root.text(&path).unwrap_or_default();
                 match serde_json::from_str::<Record>(&text) {
                     Ok(record) if record.version == VERSION => {
-                        // A crash between writing the one and removing the other leaves both.
+                        // A crash between writing one and removing the other leaves both.
                         if !records.iter().any(|known| known.bdf == record.bdf) {
                             records.push(record);
                         }
@@ -167,7 +167,7 @@ impl Journal {
         self.read(root).0.into_iter().find(|record| record.bdf == bdf)
     }
 
-    /// Makes the record durable, in the place where it belongs and nowhere else.
+    /// Makes the record durable in its directory and removes it from the others.
     pub(crate) fn save(&self, root: &Root, machine: &dyn Machine, record: &Record) -> Result<()> {
         let home = self.home(record);
         let path = file(&home, record.bdf);
@@ -201,21 +201,21 @@ impl Journal {
 
     fn home(&self, record: &Record) -> String {
         let first = self.folders.first().cloned().unwrap_or_default();
-        // What the next boot is to find cannot be where a boot starts empty.
+        // A record for the next boot cannot be in a directory that is empty after a reboot.
         let is_lost = first == RUN || first.starts_with("/run/") || first.starts_with("/tmp/");
         if is_lost && !record.persist.is_empty() { LIB.into() } else { first }
     }
 
-    /// Refuses folders that others can write to: the records say what root writes and removes.
+    /// Rejects directories writable by others: records name the files root writes and removes.
     fn check_owners(&self, root: &Root) -> Result<()> {
         let own = [0, rustix::process::geteuid().as_raw()];
         let groups = [0, rustix::process::getegid().as_raw()];
         for folder in &self.folders {
-            // With the folders above: who can write there can put another one in its place.
+            // Parent directories too: anyone who can write there can replace the directory.
             for path in Path::new(folder).ancestors() {
                 let Some((uid, gid, mode)) = root.owner(path) else { continue };
                 let shared = mode & 0o002 != 0 || mode & 0o020 != 0 && !groups.contains(&gid);
-                // The sticky bit keeps others from replacing what is not theirs.
+                // The sticky bit prevents others from replacing files they do not own.
                 let sticky = mode & 0o1000 != 0 && path != Path::new(folder);
                 if !own.contains(&uid) || shared && !sticky {
                     let path = path.display();
@@ -231,7 +231,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Keeps other runs of this program away until the file is dropped.
+    /// Locks out other runs of this program until the file is dropped.
     pub(crate) fn lock(&self, root: &Root) -> Result<File> {
         self.check_owners(root)?;
         let path = format!("{RUN}/lock");
@@ -240,7 +240,7 @@ impl Journal {
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).write(true).mode(0o600);
         let lock = options.open(root.at(&path)).map_err(|error| failed(&error))?;
-        // At boot the units of several drives start at once.
+        // At boot the units of several drives start simultaneously.
         let start = Instant::now();
         while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             if start.elapsed() > LOCK_WAIT_MAX {

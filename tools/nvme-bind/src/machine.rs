@@ -1,4 +1,4 @@
-//! Everything that changes the machine goes through one trait: carried out, or written down.
+//! The trait for all changes to the machine, and its two implementations: real and recorded.
 
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -15,11 +15,11 @@ use crate::owner::Owner;
 use crate::pci::Root;
 use crate::pci::{self, PciAddress};
 
-/// How long a device node or a driver may take to appear after the write that brings it.
+/// Maximum time for a device node or a driver to appear after the write that triggers it.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
 const SETTLE_STEP: Duration = Duration::from_millis(20);
 
-/// The things that can be done to a machine.
+/// Operations that change a machine.
 pub(crate) trait Machine {
     /// Writes `value` and a newline into a sysfs file.
     fn write(&self, path: &str, value: &str) -> io::Result<()>;
@@ -27,28 +27,28 @@ pub(crate) trait Machine {
     /// Loads a kernel module.
     fn load(&self, module: &str) -> io::Result<()>;
 
-    /// Hands a device node to its new owner; waits for it to appear.
+    /// Sets the owner of a device node; waits for the node to appear.
     fn own(&self, path: &str, owner: &Owner) -> io::Result<()>;
 
-    /// Writes a whole file, so that after a crash there is the old one or the new one.
+    /// Replaces a whole file atomically: after a crash it has either the old or the new contents.
     fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()>;
 
-    /// The same for a file of the journal, which a dry run only mentions.
+    /// The same for a file of the journal, whose contents a dry run omits.
     fn note_down(&self, path: &str, contents: &str) -> io::Result<()> {
         self.put(path, contents, 0o644)
     }
 
-    /// Makes a symbolic link, in the place of one that is there.
+    /// Creates a symbolic link, replacing an existing one.
     fn link(&self, path: &str, target: &str) -> io::Result<()>;
 
-    /// Removes a file or link; it is fine if there is none.
+    /// Removes a file or link; succeeds if it does not exist.
     fn remove(&self, path: &str) -> io::Result<()>;
 
-    /// Waits until `bdf` has this driver, or none.
+    /// Waits until `bdf` is bound to this driver, or to none.
     fn expect(&self, bdf: PciAddress, driver: Option<&str>) -> io::Result<()>;
 }
 
-/// The machine itself.
+/// This machine.
 #[derive(Debug)]
 pub(crate) struct Live {
     root: Root,
@@ -59,7 +59,7 @@ impl Live {
         Self { root }
     }
 
-    /// Polls until `done`, up to the deadline.
+    /// Polls `done` until it is true or the timeout expires; returns true on success.
     fn settle(done: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         while !done() {
@@ -75,7 +75,7 @@ impl Live {
 impl Machine for Live {
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).open(self.root.at(path))?;
-        // One write: sysfs takes each as a command of its own.
+        // A single write: sysfs takes each write as a separate command.
         file.write_all(format!("{value}\n").as_bytes())
     }
 
@@ -94,7 +94,7 @@ impl Machine for Live {
     fn own(&self, path: &str, owner: &Owner) -> io::Result<()> {
         let file = self.root.at(path);
         Self::settle(|| file.exists());
-        // Before the mode, so that no group has it that was not meant to.
+        // Before the mode, so that no unintended group gets access.
         chown(&file, owner.uid, owner.gid)?;
         fs::set_permissions(&file, Permissions::from_mode(owner.mode()))
     }
@@ -104,7 +104,7 @@ impl Machine for Live {
         let folder = file.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
         let fresh = fresh(&file);
-        // Of a crash. The new one is made here and now (O_EXCL), never through a link.
+        // A leftover of a crash. The new file is created here (O_EXCL), never through a link.
         match fs::remove_file(&fresh) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -131,7 +131,7 @@ impl Machine for Live {
 
     fn remove(&self, path: &str) -> io::Result<()> {
         let file = self.root.at(path);
-        // What a crash in the middle of `put` leaves behind.
+        // Also the leftover of a crash during `put`.
         for path in [fresh(&file), file.clone()] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -156,13 +156,13 @@ impl Machine for Live {
     }
 }
 
-/// Where the new contents of `file` are until they are complete.
+/// Returns the temporary path of the new contents of `file`.
 fn fresh(file: &Path) -> PathBuf {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     file.with_file_name(format!(".{name}.new"))
 }
 
-/// Writes down what would be done, as shell commands.
+/// Records changes as shell commands instead of performing them.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     lines: RefCell<Vec<String>>,
@@ -201,7 +201,7 @@ impl Machine for Recorder {
     }
 
     fn note_down(&self, path: &str, _contents: &str) -> io::Result<()> {
-        // It is written again after each step; once is enough for a reader.
+        // It is rewritten after each step; one line is enough.
         let line = format!("# journal: {path}");
         let known = self.lines.borrow().contains(&line);
         if known { Ok(()) } else { self.note(line) }

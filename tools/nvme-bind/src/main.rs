@@ -1,4 +1,4 @@
-//! The `nvme-bind` command; everything is in the library.
+//! The `nvme-bind` command; the library implements it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Users and groups by name or number, from the machine's own files: NSS cannot be linked
+//! Users and groups by name or number, from /etc/passwd and /etc/group: NSS cannot be linked
 //! statically.
 
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::pci::Root;
 use crate::problem::{Problem, Result};
 
-/// Whom the VFIO group node is handed to.
+/// The owner of the VFIO group node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Owner {
     pub(crate) uid: Option<u32>,
@@ -14,7 +14,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// What `--user` and `--group` mean; None if neither was given.
+    /// Resolves `--user` and `--group`; `None` if neither was given.
     pub(crate) fn named(
         root: &Root,
         user: Option<&str>,
@@ -25,12 +25,12 @@ impl Owner {
         Ok((uid.is_some() || gid.is_some()).then_some(Self { uid, gid }))
     }
 
-    /// A group may read and write only if it was named.
+    /// Returns the mode of the node: a group has access only if one was named.
     pub(crate) fn mode(&self) -> u32 {
         if self.gid.is_some() { 0o660 } else { 0o600 }
     }
 
-    /// As chown(1) takes it.
+    /// Formats the owner for chown(1).
     pub(crate) fn spec(&self) -> String {
         let text = |id: Option<u32>| id.map(|id| id.to_string()).unwrap_or_default();
         let group = self.gid.map(|gid| format!(":{gid}")).unwrap_or_default();

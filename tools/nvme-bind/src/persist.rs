@@ -1,11 +1,11 @@
 //! The files that bind a drive again at each boot.
 //!
-//! The unit does the work: it runs `nvme-bind bind` with all its checks, and with the serial
-//! number of the drive. Only the kernel's driver can ask the drive for that number, so it has the
-//! drive first: a drive that has become another one, of whatever model, is left to it. The udev
-//! rule starts the unit as soon as the kernel's driver shows the drive with that number.
+//! A systemd unit runs `nvme-bind bind` with all its checks and the serial number of the drive.
+//! Only the kernel's driver can read that number from the drive, so it owns the drive first: if a
+//! different drive is in the slot, even of the same model, it keeps it. A udev rule starts the unit
+//! as soon as the kernel's driver reports the drive with that number.
 //!
-//! Root runs the unit's program at each boot, so nobody else may be able to change it.
+//! Root runs the unit's program at each boot, so only root may be able to change it.
 
 use crate::drive::Drive;
 use crate::journal::Record;
@@ -20,7 +20,7 @@ const RULES: &str = "/etc/udev/rules.d";
 const UNITS: &str = "/etc/systemd/system";
 const HEADER: &str = "# Written by nvme-bind; `nvme-bind restore --persist` removes it.";
 
-/// What the command of the unit says besides the drive.
+/// Arguments of the unit's command other than the drive.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) exe: &'a str,
@@ -30,12 +30,12 @@ pub(crate) struct Boot<'a> {
     pub(crate) whole_group: bool,
 }
 
-/// Refuses a program that anybody but root can change or replace: it, or a folder above it.
+/// Rejects a program that anyone but root can change or replace: the file, or a parent directory.
 ///
 /// # Errors
-/// [`Problem`] with the first that is not root's alone.
+/// Returns [`Problem`] with the first path that is not under root's control.
 pub(crate) fn check_program(root: &Root, exe: &str) -> Result<()> {
-    // In a copy of a machine, all belongs to whoever made the copy.
+    // In a copy of a machine, everything belongs to the user who made the copy.
     let ours = if root.is_real() { Some(0) } else { root.owner("/").map(|owner| owner.0) };
     let refused = |path: &str, why: String| {
         Problem::usage(
@@ -62,7 +62,7 @@ pub(crate) fn check_program(root: &Root, exe: &str) -> Result<()> {
     Ok(())
 }
 
-/// The steps that write all files for `drive`.
+/// Returns the steps that write all files for `drive`.
 pub(crate) fn files(drive: &Drive, boot: &Boot<'_>) -> Vec<Step> {
     let bdf = drive.function.bdf;
     let put = |path: String, body: String| Step::Put {
@@ -87,7 +87,7 @@ pub(crate) fn files(drive: &Drive, boot: &Boot<'_>) -> Vec<Step> {
     ]
 }
 
-/// The files of `paths` that no other record needs.
+/// Returns steps to remove the files of `paths` that no other record needs.
 pub(crate) fn unshared(paths: Vec<String>, bdf: PciAddress, records: &[Record]) -> Vec<Step> {
     let others: Vec<String> = records
         .iter()
@@ -95,13 +95,13 @@ pub(crate) fn unshared(paths: Vec<String>, bdf: PciAddress, records: &[Record]) 
         .flat_map(|record| record.persist.iter().filter_map(Step::creates).map(str::to_owned))
         .collect();
     let own = paths.into_iter().filter(|path| !others.contains(path));
-    // The link goes before the unit that it points at.
+    // The link is removed before the unit it points to.
     let mut own: Vec<String> = own.collect();
     own.sort_by_key(|path| !path.contains(".wants/"));
     own.into_iter().map(|path| Step::Remove { path }).collect()
 }
 
-/// File names and unit names without colons, which systemd would want escaped.
+/// Returns a file and unit name without colons, which systemd would require to be escaped.
 fn stem(bdf: PciAddress) -> String {
     format!("nvme-bind-{}", bdf.to_string().replace([':', '.'], "-"))
 }
@@ -120,7 +120,7 @@ fn unit(bdf: PciAddress, boot: &Boot<'_>) -> String {
         arguments += " --whole-group";
     }
     arguments += &option("state-dir", boot.state_dir.map(quoted));
-    // After the mounts: a drive that fstab mounts is then in use, and left alone.
+    // After the mounts: a drive mounted by fstab is then in use, and left alone.
     format!(
         "[Unit]\n\
          Description=Hand the NVMe drive {bdf} to VFIO\n\
@@ -137,16 +137,16 @@ fn unit(bdf: PciAddress, boot: &Boot<'_>) -> String {
     )
 }
 
-/// For udev, whose values are patterns: what may have a meaning there stands for any character. The
-/// unit compares all of it.
+/// Formats text for udev, whose values are patterns: characters that could be special become `?`.
+/// The unit compares the exact value.
 fn pattern(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.: ".contains(&byte);
     let shown = |byte: u8| if plain(byte) { char::from(byte) } else { '?' };
     text.bytes().map(shown).collect()
 }
 
-/// For systemd, which expands `%` and `$` and takes quotes, backslashes and `\xHH` as C does. A
-/// line end in the serial number of a drive must not begin another line of the unit.
+/// Quotes text for systemd, which expands `%` and `$` and parses quotes, backslashes and `\xHH` as
+/// C does. A line break in a drive's serial number must not start a new line of the unit.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! What is to be done, as data: steps that can be printed, kept in the journal and carried out.
+//! Changes as data: steps that can be printed, kept in the journal and executed.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::owner::Owner;
 use crate::pci::Root;
 use crate::pci::{self, Function, PciAddress, VFIO};
 
-/// One change. Each can be repeated, except `Write`, which the kernel may refuse the second time.
+/// One change. All can be repeated, except `Write`, which the kernel may reject the second time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub(crate) enum Step {
@@ -35,17 +35,17 @@ impl Step {
         }
     }
 
-    /// The first line of the step as a dry run prints it.
+    /// Returns the first line of the step as printed by a dry run.
     pub(crate) fn line(&self) -> String {
         let recorder = Recorder::default();
-        // A recorder does nothing that could fail.
+        // A recorder cannot fail.
         let _ = self.run(&recorder);
         let lines = recorder.lines();
         let first = lines.first().and_then(|text| text.lines().next());
         first.unwrap_or_default().to_owned()
     }
 
-    /// The file that it creates, if it creates one.
+    /// Returns the file it creates, if any.
     pub(crate) fn creates(&self) -> Option<&str> {
         match self {
             Step::Put { path, .. } | Step::Link { path, .. } => Some(path),
@@ -53,7 +53,7 @@ impl Step {
         }
     }
 
-    /// The file that it removes, if it removes one.
+    /// Returns the file it removes, if any.
     pub(crate) fn removes(&self) -> Option<&str> {
         match self {
             Step::Remove { path } => Some(path),
@@ -66,12 +66,12 @@ impl Step {
     }
 }
 
-/// The driver that had a function before it was bound, and how it got it back.
+/// The driver of a function before it was bound, and how to restore it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Former {
     pub(crate) driver: Option<String>,
     pub(crate) driver_override: Option<String>,
-    /// The module of the driver, if it is one.
+    /// The module of the driver, unless built in.
     pub(crate) module: Option<String>,
 }
 
@@ -86,20 +86,20 @@ impl Former {
     }
 }
 
-/// The modules to load before anything can be bound.
+/// Returns steps to load the missing modules.
 pub(crate) fn modules(root: &Root) -> Vec<Step> {
     let mut missing = Vec::new();
     if !root.exists(format!("{}/{VFIO}", pci::DRIVERS)) {
         missing.push(VFIO);
     }
-    // The container that accepts the memory of other devices; vfio-pci alone does not load it.
+    // The container that maps the memory of other devices; vfio-pci alone does not load it.
     if !root.exists("/sys/module/vfio_iommu_type1") {
         missing.push("vfio_iommu_type1");
     }
     missing.into_iter().map(|module| Step::Load { module: module.into() }).collect()
 }
 
-/// From whatever driver it has to vfio-pci.
+/// Returns steps from the current driver to vfio-pci.
 pub(crate) fn bind(function: &Function) -> Vec<Step> {
     let bdf = function.bdf;
     let mut steps = vec![Step::write(format!("{}/driver_override", pci::sysfs(bdf)), VFIO)];
@@ -109,12 +109,12 @@ pub(crate) fn bind(function: &Function) -> Vec<Step> {
     steps
 }
 
-/// From whatever state it is in to the former one; without a former one, to what the kernel picks.
+/// Returns steps from any state to the former driver, or to the kernel's choice if there is none.
 pub(crate) fn release(root: &Root, function: &Function, former: Option<&Former>) -> Vec<Step> {
     let bdf = function.bdf;
     let wanted = former.and_then(|former| former.driver.as_deref());
     let forced = former.and_then(|former| former.driver_override.as_deref());
-    // Taken from VFIO and from nobody else: what has another driver was given to it since.
+    // Unbinds only from VFIO: any other driver was bound since.
     let is_there = match function.driver {
         Some(_) => !function.is_vfio(),
         None => former.is_some() && wanted.is_none(),
@@ -123,7 +123,7 @@ pub(crate) fn release(root: &Root, function: &Function, former: Option<&Former>)
     if !is_there {
         steps.extend(let_go(function));
     }
-    // An override that names a driver other than the one it has would win at the next probe.
+    // An override that names another driver would take effect at the next probe.
     if function.driver_override.as_deref() != forced {
         let path = format!("{}/driver_override", pci::sysfs(bdf));
         steps.push(Step::write(path, forced.unwrap_or_default()));
@@ -146,8 +146,8 @@ pub(crate) fn release(root: &Root, function: &Function, former: Option<&Former>)
     steps
 }
 
-/// The driver by name and not through the device's link: if another one has taken the device
-/// since, the kernel refuses, instead of us pulling it from a driver nobody looked at.
+/// Unbinds through the driver's name, not through the device's link: if another driver was bound
+/// since, the kernel rejects the write instead of unbinding a driver that was not checked.
 fn let_go(function: &Function) -> Option<Step> {
     let driver = function.driver.as_ref()?;
     Some(Step::write(format!("{}/{driver}/unbind", pci::DRIVERS), function.bdf))

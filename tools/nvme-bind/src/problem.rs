@@ -1,23 +1,23 @@
-//! Why a command did not do what was asked, and the exit code that goes with it.
+//! Errors of commands, and their exit codes.
 
 use std::fmt::Display;
 use std::io;
 
 use serde::Serialize;
 
-/// Kinds of failure; each has an exit code that scripts can tell apart.
+/// Kinds of failure; each has an exit code for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
-    /// The machine said no; whatever was begun has been undone.
+    /// An operation failed; any completed changes were undone.
     Failed,
-    /// The command line names something that does not exist or makes no sense.
+    /// The command line names something nonexistent or is invalid.
     Usage,
     /// The drive is in use.
     InUse,
-    /// VFIO cannot take the drive as things are: no IOMMU, no module, or the group.
+    /// VFIO cannot take the drive: no IOMMU, no module, or the group.
     NotViable,
-    /// A drive is between two drivers, and `restore` is needed.
+    /// A drive is left between two drivers, and `restore` is needed.
     HalfDone,
 }
 
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// What was asked and found; the hint says what to do about it and may be empty.
+/// A request and its failure; the hint suggests a remedy and may be empty.
 #[derive(Debug, thiserror::Error, Serialize)]
 #[error("{message}")]
 pub(crate) struct Problem {
@@ -53,7 +53,7 @@ impl Problem {
         Self::new(Kind::Usage, message, hint)
     }
 
-    /// An operation of the system on `what` that failed.
+    /// Creates a problem from a failed system call on `what`.
     pub(crate) fn io(what: impl Display, error: &io::Error) -> Self {
         let hint = match error.kind() {
             io::ErrorKind::PermissionDenied => "run it as root",

@@ -1,9 +1,9 @@
-//! Tables and lines for people.
+//! Tables and text for people.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{Attribute, Cell, ContentArrangement, Table};
 
-/// Whether escape sequences are wanted; a value and no global, so that tests see what files see.
+/// Enables escape sequences; a value and not a global, so that tests see the output of files.
 #[derive(Debug, Clone, Copy)]
 pub struct Paint(pub bool);
 
@@ -17,7 +17,7 @@ impl Paint {
     }
 }
 
-/// A terminal that is narrower does not know its width: a serial line says 0.
+/// A terminal narrower than this does not know its width: a serial line reports 0.
 const TERMINAL_COLUMNS_MIN: u16 = 60;
 
 pub(crate) fn table(header: &[&str], paint: Paint) -> Table {
@@ -28,7 +28,7 @@ pub(crate) fn table(header: &[&str], paint: Paint) -> Table {
     } else {
         table.force_no_tty();
     }
-    // Lines of a pipe are never wrapped: a script reads them.
+    // Output to a pipe is never wrapped, for scripts.
     if paint.0 && table.width().is_some_and(|columns| columns >= TERMINAL_COLUMNS_MIN) {
         table.set_content_arrangement(ContentArrangement::Dynamic);
     }
@@ -48,7 +48,7 @@ pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
-/// 1.92 TB, as drives are sold.
+/// Formats in decimal units, as for drives: 1.92 TB.
 pub(crate) fn size(bytes: u64) -> String {
     let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB")];
     let unit = units.into_iter().find(|&(unit, _)| bytes >= unit);
@@ -58,14 +58,14 @@ pub(crate) fn size(bytes: u64) -> String {
     if rest == 0 { format!("{whole} {name}") } else { format!("{whole}.{rest:02} {name}") }
 }
 
-/// 128 GiB, as address windows are made.
+/// Formats in binary units, as for address windows: 128 GiB.
 pub(crate) fn binary_size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.into_iter().find(|&(shift, _)| bytes >> shift > 0);
     unit.map_or_else(|| format!("{bytes} B"), |(shift, name)| format!("{} {name}", bytes >> shift))
 }
 
-/// Lines of at most 100 columns, the first indented by 6 and the others by `indent`.
+/// Wraps text at 100 columns, with the first line indented by 6 and the others by `indent`.
 pub(crate) fn wrapped(text: &str, indent: usize) -> Vec<String> {
     const COLUMNS: usize = 100;
     let mut lines = Vec::new();

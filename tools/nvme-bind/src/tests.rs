@@ -1,4 +1,4 @@
-//! Tests on machines that are folders: nothing here reads or writes the machine they run on.
+//! Tests on machines that are directories: nothing here touches the machine they run on.
 
 mod bind;
 mod doctor;

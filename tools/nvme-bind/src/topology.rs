@@ -1,11 +1,11 @@
-//! How far two functions are from each other on PCIe.
+//! PCIe distance between two functions.
 
 use serde::Serialize;
 
 use crate::gpu::Gpu;
 use crate::pci::Function;
 
-/// Where two functions meet; nearer is less.
+/// The nearest common ancestor of two functions; nearer is less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Meeting {
@@ -33,20 +33,20 @@ impl Meeting {
     }
 }
 
-/// The way between two functions; shorter is less.
+/// The path between two functions; shorter is less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Distance {
     pub(crate) meeting: Meeting,
-    /// Links from one to the other, by way of where they meet.
+    /// Number of links from one to the other through the common ancestor.
     pub(crate) hops: usize,
 }
 
-/// The way from `a` to `b`.
+/// Returns the distance from `a` to `b`.
 pub(crate) fn distance(a: &Function, b: &Function) -> Distance {
     let shared = a.chain.iter().zip(&b.chain).take_while(|(a, b)| a == b).count();
     let (below_a, below_b) = (a.chain.len() - shared, b.chain.len() - shared);
     let meeting = if shared > 0 {
-        // One bridge on each side, the switch's downstream ports, or none: functions of one card.
+        // One bridge on each side (the switch's downstream ports), or none: functions of one card.
         if below_a <= 2 && below_b <= 2 { Meeting::SameSwitch } else { Meeting::SameRootPort }
     } else if a.host_bridge == b.host_bridge {
         Meeting::SameHostBridge
@@ -58,7 +58,7 @@ pub(crate) fn distance(a: &Function, b: &Function) -> Distance {
     Distance { meeting, hops: below_a + below_b }
 }
 
-/// The GPU nearest to `function`, the first one of those that are equally near.
+/// Returns the GPU nearest to `function`, the first of equally near ones.
 pub(crate) fn nearest<'a>(function: &Function, gpus: &'a [Gpu]) -> Option<(&'a Gpu, Distance)> {
     let ways = gpus.iter().map(|gpu| (gpu, distance(function, &gpu.function)));
     ways.min_by_key(|&(_, distance)| distance)

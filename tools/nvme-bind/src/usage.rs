@@ -1,4 +1,4 @@
-//! Who uses a function: everything that would lose its ground if the kernel's driver let go.
+//! Users of a function: everything that would break if the kernel's driver released it.
 
 mod disks;
 mod mounts;
@@ -33,9 +33,9 @@ pub(crate) enum Kind {
     Claimed,
     Network,
     Display,
-    /// A RAID, LVM or ZFS member that is not active now.
+    /// A RAID, LVM or ZFS member that is not currently active.
     Member,
-    /// A filesystem or partition table that nobody uses now.
+    /// A filesystem or partition table that is not in use.
     Data,
 }
 
@@ -69,9 +69,9 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Use {
     pub(crate) kind: Kind,
-    /// The device that is used: `nvme0n1p2`.
+    /// The device in use: `nvme0n1p2`.
     pub(crate) device: String,
-    /// By what: a mount point, a process, an array.
+    /// Its user: a mount point, a process, an array.
     pub(crate) by: String,
 }
 
@@ -80,18 +80,18 @@ impl Use {
         Self { kind, device: device.into(), by: by.into() }
     }
 
-    /// Whether somebody depends on it at this moment.
+    /// Returns true if the use is current.
     pub(crate) fn is_active(&self) -> bool {
         !matches!(self.kind, Kind::Member | Kind::Data)
     }
 
-    /// Everything about it in one line.
+    /// Describes it in one line.
     pub(crate) fn sentence(&self) -> String {
         let space = if self.by.is_empty() { "" } else { " " };
         format!("{}: {}{space}{}", self.device, self.kind.words(), self.by)
     }
 
-    /// The same for a narrow column.
+    /// Describes it for a narrow column.
     pub(crate) fn short(&self) -> String {
         match self.kind {
             Kind::RootFilesystem => "/".into(),
@@ -103,17 +103,17 @@ impl Use {
     }
 }
 
-/// All uses of a function, and where we could not look.
+/// All uses of a function, and the limits of the check.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) uses: Vec<Use>,
-    /// Reasons why there may be uses that are not listed.
+    /// Reasons why further uses may be invisible.
     pub(crate) blind: Vec<String>,
-    /// The disks as files that nobody else can claim while they are open.
+    /// The open disks; no other process can claim them while these files are open.
     pub(crate) claims: Vec<std::fs::File>,
 }
 
-/// What has to be read once for all functions.
+/// Data read once for all functions.
 #[derive(Debug)]
 pub(crate) struct Scene {
     mounts: Vec<Mount>,
@@ -127,21 +127,21 @@ impl Scene {
         Self { mounts: mounts::read(root), open, hidden_processes }
     }
 
-    /// Who has the VFIO group open.
+    /// Returns the users of the VFIO group.
     pub(crate) fn group_users(&self, group: u32) -> Vec<Use> {
         let node = format!("/dev/vfio/{group}");
         let users = self.open.iter().filter(|file| file.path == node);
         users.map(|file| Use::new(Kind::OpenFile, node.clone(), file.process())).collect()
     }
 
-    /// Says where we could not look, if anywhere.
+    /// Returns a message if some processes could not be inspected.
     fn blind(&self) -> Option<String> {
         let hidden = self.hidden_processes;
         let text = || format!("the open files of {hidden} processes are visible only to root");
         (hidden > 0).then(text)
     }
 
-    /// Who uses `function`. With `claim`, its disks are claimed for as long as the answer lives.
+    /// Returns the users of `function`. With `claim`, the result holds claims on its disks.
     pub(crate) fn usage(&self, root: &Root, function: &Function, claim: bool) -> Usage {
         let mut usage = Usage { blind: self.blind().into_iter().collect(), ..Usage::default() };
         let disks = drive::disks(root, function.bdf);
@@ -172,7 +172,7 @@ impl Scene {
     fn claim(&self, root: &Root, disk: &Block, usage: &mut Usage) {
         match root.claim(&format!("/dev/{}", disk.name)) {
             Claim::Held(file) => usage.claims.push(file),
-            // Mounts in namespaces that are not visible, ZFS, and kernel users without a sign.
+            // Mounts in invisible namespaces, ZFS, and other kernel users without a visible sign.
             Claim::Busy if usage.uses.iter().any(Use::is_active) => {}
             Claim::Busy => {
                 let by = "by the kernel, for something that is not visible from here";
@@ -185,7 +185,7 @@ impl Scene {
     fn nodes_in_use(&self, root: &Root, function: &Function, disks: &[Block]) -> Vec<Use> {
         let folder = pci::sysfs(function.bdf);
         let mut names = root.names(format!("{folder}/nvme"));
-        // What other userspace drivers have open, on machines without an IOMMU.
+        // Nodes of other userspace drivers, on machines without an IOMMU.
         names.extend(root.names(format!("{folder}/uio")));
         let mut numbers = Vec::new();
         for disk in disks {
@@ -207,7 +207,7 @@ impl Scene {
     }
 }
 
-/// Network interfaces of the function that are up.
+/// Returns network interfaces of the function that are up.
 fn network(root: &Root, function: &Function) -> Vec<Use> {
     let folder = format!("{}/net", pci::sysfs(function.bdf));
     let is_up = |name: &String| {

@@ -1,4 +1,4 @@
-//! Runs the command as a script would. It only reads.
+//! Runs the command like a script. Read-only.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::builder::ValueParser;
 
-/// A command that takes this long waits for something.
+/// A command that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn start(words: &[&str], stdout: Stdio) -> std::process::Child {
@@ -47,7 +47,7 @@ fn a_stdout_that_is_full_is_an_error() {
     }
 }
 
-/// As `head` does.
+/// Closes stdout early, like `head`.
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn a_reader_that_goes_away_is_no_error() {
     }
 }
 
-/// Arguments that name a file or folder, each with what is no folder.
+/// All arguments that name a file or directory, with paths that are not directories.
 #[test]
 fn folders_that_are_none_are_refused() {
     let known = ["--root", "--state-dir"];
@@ -95,7 +95,7 @@ fn folders_that_are_none_are_refused() {
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{bad}: {error}");
         assert!(error.contains("error: --root") && error.contains("hint: "), "{bad}: {error}");
-        // Nothing can have been left there.
+        // A path that is not a directory holds no records.
         let root = folder.path().to_str().unwrap();
         let output = run(&["--root", root, "--state-dir", bad, "status"]);
         assert_eq!(output.status.code(), Some(0), "{bad}: {}", text(&output.stderr));

@@ -1,4 +1,4 @@
-//! `bind`: drives to VFIO.
+//! `bind`: hands drives to VFIO.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ use crate::plan::{self, Former, Step};
 use crate::problem::{Kind, Problem, Result};
 use crate::usage::{Kind as UseKind, Scene, Usage, Use};
 
-/// What was asked.
+/// Arguments of `bind`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Request {
     /// Addresses (0000:65:00.0, 65:00.0) or disks (nvme0n1, /dev/disk/by-id/...)
@@ -58,7 +58,7 @@ pub(crate) fn run(host: &Host<'_>, request: &Request) -> Result<Reply> {
     let others = companions(host, &drives, request.whole_group)?;
     let functions: Vec<Function> =
         drives.iter().map(|drive| drive.function.clone()).chain(others).collect();
-    // Held until the drivers have changed: nobody can mount in between.
+    // Held until the drivers have changed: prevents new mounts in between.
     let usages = unused(host, request, &functions)?;
     let records = records(host, request, &functions, owner)?;
     let reply = if request.dry_run {
@@ -71,7 +71,7 @@ pub(crate) fn run(host: &Host<'_>, request: &Request) -> Result<Reply> {
     Ok(reply)
 }
 
-/// The drives that were named.
+/// Returns the named drives.
 fn chosen(host: &Host<'_>, request: &Request) -> Result<Vec<Drive>> {
     let mut drives: Vec<Drive> = Vec::new();
     for name in &request.devices {
@@ -103,14 +103,14 @@ fn chosen(host: &Host<'_>, request: &Request) -> Result<Vec<Drive>> {
     }
 }
 
-/// The serial number that a drive had when it was bound, since this boot.
+/// Returns the serial number recorded when a drive was bound, since this boot.
 fn known_serial(host: &Host<'_>, function: &Function) -> Option<String> {
     let record = host.journal.find(host.root, function.bdf)?;
     let is_it = function.is_vfio() && record.is_current(host.root) && record.ids == function.ids();
     record.serial.filter(|_| is_it)
 }
 
-/// The other functions that have to be bound for the groups of `drives` to be of use.
+/// Returns the other functions that must be bound to make the drives' groups usable.
 fn companions(host: &Host<'_>, drives: &[Drive], whole_group: bool) -> Result<Vec<Function>> {
     let mut others: Vec<Function> = Vec::new();
     for drive in drives {
@@ -167,8 +167,8 @@ fn not_viable(bdf: PciAddress, group: u32, blocking: &[Function]) -> Problem {
     )
 }
 
-/// Makes sure that nothing uses any of `functions`. What cannot be checked counts as in use, unless
-/// the request allows it.
+/// Checks that none of `functions` is in use. A function that cannot be checked counts as in use,
+/// unless the request allows it.
 fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<Vec<Usage>> {
     let scene = Scene::read(host.root);
     let mut usages = Vec::new();
@@ -204,7 +204,7 @@ fn unused(host: &Host<'_>, request: &Request, functions: &[Function]) -> Result<
     Err(Problem::new(Kind::InUse, format!("in use: {}", list.join("; ")), hint))
 }
 
-/// The journals, with all the steps.
+/// Returns the records, with all steps.
 fn records(
     host: &Host<'_>,
     request: &Request,
@@ -214,7 +214,7 @@ fn records(
     let root = host.root;
     let (known, wrong) = host.journal.read(root);
     host.warn_about(&wrong);
-    // Also of those in the same group: they belong to the same bind.
+    // Includes drives of the same group: they belong to the same bind.
     let concerns = |record: &&Record| {
         let same_group = |function: &Function| function.group == record.group;
         record.is_half_done(root)
@@ -262,7 +262,7 @@ fn records(
         }
         records.push(record);
     }
-    // The nodes of the groups are there only once the drives are bound.
+    // The group nodes exist only once the drives are bound.
     if let Some(last) = records.len().checked_sub(1) {
         let nodes = owner.into_iter().flat_map(|owner| nodes(functions, owner));
         let nodes: Vec<Step> = nodes.collect();

@@ -1,4 +1,4 @@
-//! `list`: the drives of this machine.
+//! `list`: shows the drives of this machine.
 
 use comfy_table::{Cell, CellAlignment, Color};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::report::{self, Paint, or_dash};
 use crate::topology::{self, Distance};
 use crate::usage::{Scene, Use};
 
-/// A line of the list.
+/// A row of the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) bdf: PciAddress,
@@ -24,7 +24,7 @@ pub(crate) struct Row {
     pub(crate) ids: String,
     pub(crate) driver: Option<String>,
     pub(crate) group: Option<u32>,
-    /// All functions of the group are bound to VFIO, without a driver, or can be shared with.
+    /// Other functions of the IOMMU group that keep VFIO from using it (not viable).
     pub(crate) others_in_group: Vec<PciAddress>,
     pub(crate) numa: Option<u32>,
     pub(crate) uses: Vec<Use>,
@@ -88,7 +88,7 @@ pub(crate) fn run(host: &Host<'_>, serials: bool, paint: Paint) -> Reply {
     Reply::new(table(&rows, serials, paint), json!({ "drives": rows }))
 }
 
-/// The drives.
+/// Formats the drives.
 fn table(rows: &[Row], serials: bool, paint: Paint) -> String {
     if rows.is_empty() {
         return String::new();
@@ -133,7 +133,7 @@ fn in_use(uses: &[Use]) -> Cell {
     let mut words: Vec<String> =
         uses.iter().filter(|found| found.is_active()).map(Use::short).collect();
     if words.is_empty() {
-        // Of no danger, but of interest to whoever is about to write over it.
+        // Harmless, but of interest before the drive is overwritten.
         let idle: Vec<String> = uses.iter().map(Use::short).collect();
         let idle = idle.into_iter().min().map(|text| format!("- ({text})"));
         return Cell::new(idle.unwrap_or_else(|| "-".into()));

@@ -1,4 +1,4 @@
-//! `unbind` and `restore`: drives back to the kernel.
+//! `unbind` and `restore`: return drives to the kernel.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::plan::Former;
 use crate::problem::{Kind, Problem, Result};
 use crate::usage::{Scene, Use};
 
-/// What `unbind` was asked.
+/// Arguments of `unbind`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Request {
     /// Addresses (0000:65:00.0, 65:00.0) or disks
@@ -28,7 +28,7 @@ pub(crate) struct Request {
     pub(crate) dry_run: bool,
 }
 
-/// What `restore` was asked.
+/// Arguments of `restore`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Restore {
     /// Only these drives [default: all that the journal knows of]
@@ -48,7 +48,7 @@ impl From<Restore> for Request {
     }
 }
 
-/// Gives the named drives back, recorded or not.
+/// Releases the named drives, recorded or not.
 pub(crate) fn unbind(host: &Host<'_>, request: &Request) -> Result<Reply> {
     let _lock = host.lock(request.dry_run)?;
     let mut records = Vec::new();
@@ -73,7 +73,7 @@ pub(crate) fn unbind(host: &Host<'_>, request: &Request) -> Result<Reply> {
     run(host, request, records)
 }
 
-/// Gives back what the journal knows: the named drives, or all.
+/// Releases drives from the journal: the named ones, or all.
 pub(crate) fn restore(host: &Host<'_>, request: &Request) -> Result<Reply> {
     let _lock = host.lock(request.dry_run)?;
     let (all, wrong) = host.journal.read(host.root);
@@ -83,7 +83,7 @@ pub(crate) fn restore(host: &Host<'_>, request: &Request) -> Result<Reply> {
     }
     let mut records = Vec::new();
     for name in &request.devices {
-        // A drive that is gone still has its record.
+        // A drive that was removed still has its record.
         let bdf = match drive::named(host.root, name) {
             Ok((function, note)) => {
                 note.into_iter().for_each(|note| host.note(note));
@@ -135,7 +135,7 @@ fn run(host: &Host<'_>, request: &Request, mut records: Vec<Record>) -> Result<R
     Ok(Reply::new(lines.join("\n"), json!({ "released": json })))
 }
 
-/// Gives one drive back; the driver that it has then.
+/// Releases one drive; returns its driver afterwards.
 fn one(host: &Host<'_>, site: &Site<'_>, record: &Record, forget: bool) -> Result<Option<String>> {
     site.release(record, forget, false)?;
     if !forget && host.journal.find(host.root, record.bdf).is_some() {
@@ -153,7 +153,7 @@ fn one(host: &Host<'_>, site: &Site<'_>, record: &Record, forget: bool) -> Resul
     Ok(function.and_then(|function| function.driver))
 }
 
-/// A group that somebody drives cannot be taken away: the kernel would wait for its user forever.
+/// Rejects groups in use by a process: the kernel would wait for it forever.
 fn unused(host: &Host<'_>, records: &[Record]) -> Result<()> {
     let scene = Scene::read(host.root);
     let mut users: Vec<Use> = Vec::new();

@@ -1,4 +1,4 @@
-//! `status`: what is bound, what was left half-done, and what the next boot will do.
+//! `status`: shows bound drives, interrupted operations, and the effect of the next boot.
 
 use comfy_table::{Cell, Color};
 use serde::Serialize;
@@ -11,19 +11,19 @@ use crate::problem::Kind;
 use crate::report::{self, Paint, or_dash};
 use crate::usage::{Scene, Use};
 
-/// A line of the status.
+/// A row of the status.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) bdf: PciAddress,
     pub(crate) state: State,
     pub(crate) driver: Option<String>,
-    /// The driver that `restore` brings back.
+    /// The driver that `restore` would bind.
     pub(crate) former: Option<String>,
     pub(crate) group: Option<u32>,
     pub(crate) node: Option<Node>,
     pub(crate) steps_done: usize,
     pub(crate) steps: usize,
-    /// The step at which it stopped, if it did.
+    /// The next step, if it was interrupted.
     pub(crate) next_step: Option<String>,
     pub(crate) persist: Vec<String>,
     pub(crate) users: Vec<Use>,
@@ -35,23 +35,23 @@ pub(crate) struct Node {
     pub(crate) path: String,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// In octal, as chmod takes it.
+    /// In octal, as for chmod.
     pub(crate) mode: String,
 }
 
-/// What became of a drive.
+/// State of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum State {
     Bound,
-    /// On VFIO, but not by us.
+    /// On VFIO, but bound by another program.
     BoundByOthers,
     HalfBound,
     HalfReleased,
     Released,
-    /// Recorded as bound, and it no longer is.
+    /// Recorded as bound, but no longer on VFIO.
     TakenAway,
-    /// From an earlier boot, which ended all bindings.
+    /// Recorded in an earlier boot; its binding is gone.
     Stale,
     Gone,
 }
@@ -147,7 +147,7 @@ fn state(host: &Host<'_>, function: Option<&Function>, record: Option<&Record>) 
     }
 }
 
-/// What is bound and recorded.
+/// Formats the bound and recorded drives.
 fn table(rows: &[Row], paint: Paint) -> String {
     if rows.is_empty() {
         return String::new();

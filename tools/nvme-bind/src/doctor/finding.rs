@@ -1,4 +1,4 @@
-//! What a check says, and a report that is written while the checks run.
+//! The result of a check, and a report that is written while the checks run.
 
 use std::io::{self, Write};
 
@@ -7,41 +7,41 @@ use serde_json::{Map, Value};
 
 use crate::report::{Paint, wrapped};
 
-/// How a check ended.
+/// Outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// As it should be.
+    /// Everything is fine.
     Ok,
-    /// It will work, but worse than it could, or only for root.
+    /// Works, but below its potential, or only for root.
     Warn,
-    /// It does not work.
+    /// Does not work.
     Fail,
-    /// There is nothing here to judge.
+    /// Not applicable.
     Skip,
 }
 
-/// What a check says. Field names are those of the JSON object.
+/// The result of a check. Field names are those of the JSON object.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// Its name for programs.
+    /// Identifier for programs.
     pub id: String,
-    /// Its name for people.
+    /// Title for people.
     pub title: String,
-    /// The route of the data it is about, if it is about one.
+    /// The data route that the check concerns, if any.
     pub route: Option<&'static str>,
-    /// The files it has read, if it has read files.
+    /// The files that were read, if any.
     pub looked_at: Vec<&'static str>,
-    /// How it ended.
+    /// Outcome of the check.
     pub verdict: Verdict,
-    /// What was found.
+    /// Description of the finding.
     pub found: String,
-    /// What would make it work, or better.
+    /// Suggested fix or improvement.
     pub fix: Option<String>,
 }
 
 impl Finding {
-    /// A check that has not been made yet.
+    /// Creates the finding of a check that has not run yet.
     #[must_use]
     pub fn new(
         id: impl Into<String>,
@@ -53,21 +53,21 @@ impl Finding {
         Self { id, title, route: None, looked_at, verdict, found, fix: None }
     }
 
-    /// It is about this route.
+    /// Sets the data route.
     #[must_use]
     pub fn about(mut self, route: &'static str) -> Self {
         self.route = Some(route);
         self
     }
 
-    /// The result.
+    /// Sets the result.
     #[must_use]
     pub fn says(mut self, verdict: Verdict, found: impl Into<String>) -> Self {
         (self.verdict, self.found) = (verdict, found.into());
         self
     }
 
-    /// What to do about it; an empty text is none.
+    /// Sets the suggested fix; an empty text is none.
     #[must_use]
     pub fn fix(mut self, how: impl Into<String>) -> Self {
         self.fix = Some(how.into()).filter(|how| !how.is_empty());
@@ -75,8 +75,8 @@ impl Finding {
     }
 }
 
-/// Writes each finding when it comes, so that a check that hangs hides none of those before it.
-/// With JSON the whole is one object, whose list of checks grows.
+/// Writes each finding immediately, so that a check that hangs does not hide earlier findings. With
+/// JSON the output is one object with a list of checks.
 pub struct Report<'a> {
     out: &'a mut dyn Write,
     as_json: bool,
@@ -85,10 +85,10 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Begins one.
+    /// Begins a report.
     ///
     /// # Errors
-    /// When `out` cannot be written to.
+    /// Returns an error if `out` cannot be written.
     pub fn new(out: &'a mut dyn Write, as_json: bool, paint: Paint) -> io::Result<Self> {
         if as_json {
             write!(out, "{{\n\"checks\": [")?;
@@ -96,7 +96,7 @@ impl<'a> Report<'a> {
         Ok(Self { out, as_json, paint, counts: [0; 4] })
     }
 
-    /// How many checks ended so.
+    /// Returns the number of checks with this outcome.
     #[must_use]
     pub fn count(&self, verdict: Verdict) -> usize {
         self.counts[verdict as usize]
@@ -105,7 +105,7 @@ impl<'a> Report<'a> {
     /// Writes one finding.
     ///
     /// # Errors
-    /// When the output cannot be written to.
+    /// Returns an error if the output cannot be written.
     pub fn add(&mut self, finding: &Finding) -> io::Result<()> {
         if self.as_json {
             let comma = if self.counts == [0; 4] { "" } else { "," };
@@ -137,10 +137,10 @@ impl<'a> Report<'a> {
         lines.join("\n")
     }
 
-    /// Ends it: with `more` fields of the object, or with `last` lines below the counts.
+    /// Ends the report with `more` fields of the object, or with `last` lines below the counts.
     ///
     /// # Errors
-    /// When the output cannot be written to.
+    /// Returns an error if the output cannot be written.
     pub fn finish(self, more: Map<String, Value>, last: &str) -> io::Result<()> {
         if self.as_json {
             write!(self.out, "\n]")?;

@@ -1,17 +1,17 @@
-//! The GPU's side: driver, window and the modules that open it.
+//! Checks of the GPU: driver, BAR size and the modules that map it.
 
 use super::{Facts, Finding, Verdict};
 use crate::report::binary_size;
 
-/// What cards have as their window without Resizable BAR.
+/// BAR size of cards without Resizable BAR.
 const SMALL_WINDOW_BYTES: u64 = 256 << 20;
 
-/// R565: the first driver that takes the committed PTX (CUDA 12.7).
+/// R565: the first driver that accepts the committed PTX (CUDA 12.7).
 const DRIVER_MIN: [u32; 3] = [565, 0, 0];
-/// The first driver that maps registers of other devices on kernels without follow_pfn (it has
+/// The first driver that maps other devices' registers on kernels without follow_pfn (it uses
 /// follow_pfnmap_start).
 const DRIVER_MAPS: [u32; 3] = [570, 133, 7];
-/// The first kernel that needs it.
+/// The first kernel that requires it.
 const KERNEL_PFNMAP: [u32; 2] = [6, 12];
 
 const NO_GPU: &str = "no GPU on the PCI bus; host memory is what drives can reach here";
@@ -66,7 +66,7 @@ pub(super) fn driver(facts: &Facts<'_>) -> Finding {
     finding.says(Verdict::Ok, found)
 }
 
-/// The driver's version in its own line: `... Module for x86_64  570.86.15  Release Build`.
+/// Parses the driver's version line: `... Module for x86_64  570.86.15  Release Build`.
 fn version_of(line: &str) -> Option<[u32; 3]> {
     line.split_whitespace().find_map(|word| {
         let mut parts = word.split('.').map(|part| part.parse::<u32>().ok());
@@ -77,7 +77,7 @@ fn version_of(line: &str) -> Option<[u32; 3]> {
     })
 }
 
-/// The first two numbers of the kernel's version.
+/// Returns the first two numbers of the kernel's version.
 fn kernel_of(facts: &Facts<'_>) -> Option<[u32; 2]> {
     let release = facts.root.text("/proc/sys/kernel/osrelease")?;
     let mut parts = release.split(['.', '-']).map(|part| part.parse().ok());

@@ -1,4 +1,4 @@
-//! The IOMMU: is it there, and what does it do to DMA.
+//! Checks of the IOMMU: its presence and its DMA mode.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ pub(super) fn mode(facts: &Facts<'_>) -> Finding {
     let list: Vec<String> =
         types.iter().map(|(kind, count)| format!("{count} of type {kind}")).collect();
     let found = format!("groups: {}; the command line says {words} about it", list.join(", "));
-    // VFIO makes a translated domain of its own, so both are fine for what it binds.
+    // VFIO creates a translated domain of its own, so both modes work for bound devices.
     if types.contains_key("identity") {
         let fix = "nothing for VFIO, which always translates. For DMA that the kernel's drivers \
                     do to GPU memory, passthrough (iommu=pt) is the mode to have";

@@ -1,9 +1,9 @@
-//! What memory a process may lock and map.
+//! Checks of the limits on locked and mapped memory.
 
 use super::{Facts, Finding, Verdict};
 use crate::report::binary_size;
 
-/// Less than this is a default that nobody has raised (64 KiB, or 8 MiB from Linux 5.16 on).
+/// A limit below this is an unchanged default (64 KiB, or 8 MiB since Linux 5.16).
 const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
 
 pub(super) fn memlock(facts: &Facts<'_>) -> Finding {

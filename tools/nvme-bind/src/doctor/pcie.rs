@@ -1,11 +1,11 @@
-//! The way between drive and GPU.
+//! Checks of the PCIe path between drive and GPU.
 
 use super::{Facts, Finding, Verdict};
 use crate::pci::Root;
 use crate::pci::{self, PciAddress};
 use crate::topology::{self, Meeting};
 
-/// Extended capabilities start here, and cannot be more than fit into the 4 KiB.
+/// Extended capabilities start here; no more than these fit into the 4 KiB.
 const EXTENDED: usize = 0x100;
 const CAPABILITIES_MAX: usize = (4096 - EXTENDED) / 8;
 const ACS_ID: u32 = 0x000d;
@@ -14,10 +14,10 @@ const REQUEST_REDIRECT: u16 = 0b0100;
 const PRICE: &str = "the price is that all of it crosses the uplink of the switch twice, which \
                      everything below it shares";
 
-/// What the configuration space of a bridge says about ACS.
+/// ACS state in the configuration space of a bridge.
 #[derive(Debug, PartialEq, Eq)]
 enum Acs {
-    /// Only root sees that far.
+    /// Visible only to root.
     Hidden,
     None,
     Control(u16),
@@ -65,15 +65,15 @@ pub(super) fn acs(facts: &Facts<'_>) -> Finding {
     finding.says(Verdict::Fail, words.join("; ")).fix(fix)
 }
 
-/// The ports that decide which way a request from a drive to a GPU takes: where both are below a
-/// common bridge, the port by which the drive's requests come to it.
+/// Returns the ports that route a drive's requests to a GPU: with both below a common bridge, the
+/// downstream port through which the drive's requests reach it.
 fn deciding(facts: &Facts<'_>) -> Vec<PciAddress> {
     let mut ports = Vec::new();
     for drive in &facts.drives {
         for gpu in &facts.gpus {
             let (from, to) = (&drive.function.chain, &gpu.function.chain);
             let shared = from.iter().zip(to).take_while(|(a, b)| a == b).count();
-            // The last of a chain is the function itself: then they are of one card.
+            // The last of a chain is the function itself: in that case both are on one card.
             if shared > 0 && shared + 1 < from.len() {
                 ports.push(from[shared]);
             }
@@ -153,7 +153,7 @@ mod tests {
         put(0x14c, 0x001d << 16 | 0x005f);
         std::fs::write(&file, &config).unwrap();
         assert_eq!(read_acs(&root, bdf), Acs::Control(0x1d));
-        // Without root, sysfs shows 64 bytes; and a capability that points at itself must end.
+        // Without root, sysfs shows 64 bytes. A capability may point to itself.
         std::fs::write(&file, &config[..64]).unwrap();
         assert_eq!(read_acs(&root, bdf), Acs::Hidden);
         config[0x100..0x104].copy_from_slice(&(0x100_u32 << 20 | 1).to_le_bytes());

@@ -1,9 +1,9 @@
-//! VFIO: modules, its node, and the groups of the drives.
+//! Checks of VFIO: modules, its node, and the groups of the drives.
 
 use super::{Facts, Finding, Verdict};
 use crate::pci;
 
-/// What is needed, and what shows that the kernel has it, by module or built in.
+/// Required modules, and the path that shows each is loaded or built in.
 const NEEDED: &[(&str, &str)] = &[
     ("vfio", "/sys/module/vfio"),
     ("vfio_iommu_type1", "/sys/module/vfio_iommu_type1"),
@@ -24,7 +24,7 @@ pub(super) fn modules(facts: &Facts<'_>) -> Finding {
     let known = format!("{}\n{}", list("modules.dep"), list("modules.builtin"));
     let (mut loaded, mut there, mut missing) = (Vec::new(), Vec::new(), Vec::new());
     for &(module, sign) in NEEDED {
-        // `kernel/drivers/vfio/pci/vfio-pci.ko.xz: ...`; files have dashes where names have not.
+        // `kernel/drivers/vfio/pci/vfio-pci.ko.xz: ...`; file names use dashes or underscores.
         let file = |spelling: &str| known.contains(&format!("/{spelling}.ko"));
         if root.exists(sign) {
             loaded.push(module);
@@ -109,7 +109,7 @@ pub(super) fn groups(facts: &Facts<'_>) -> Finding {
         return finding.says(Verdict::Fail, found).fix("turn the IOMMU on, see above");
     }
     if with_gpu {
-        // To bind the whole group would take the GPU from the driver that is to use the drive.
+        // Binding the whole group would take the GPU from the driver that is to use the drive.
         let fix = "VFIO does not take a drive whose group has a GPU that its driver uses: use a \
                    slot whose switch or root port has ACS; or turn ACS on in the firmware";
         return finding.says(Verdict::Fail, shared.join("; ")).fix(fix);

@@ -1,4 +1,4 @@
-//! Binding and releasing, as it is meant to go and where it must be refused.
+//! Binding and releasing: success, and required rejections.
 
 use super::fixture::{FREE, Fixture, GPU, NETWORK, SHARED, SYSTEM};
 use super::kernel::{Fault, Kernel};
@@ -46,7 +46,7 @@ fn a_free_drive_goes_to_vfio_and_back() {
     let reply = release::unbind(&kernel.host(), &request).unwrap();
     assert_eq!(reply.text, format!("{FREE} has nvme"));
     assert_eq!(fixture.snapshot(), before);
-    // Again is nothing to do.
+    // A second call has nothing to do.
     let reply = release::unbind(&kernel.host(), &request).unwrap();
     assert_eq!((reply.text.as_str(), fixture.snapshot() == before), ("nothing to give back", true));
 }
@@ -77,7 +77,7 @@ fn a_dry_run_prints_what_a_run_does() {
     );
     assert_eq!(reply.text, text);
     assert!(host.notes.borrow().iter().any(|note| note == &format!("/dev/nvme0n1 is {FREE}")));
-    // The real run writes the same.
+    // The real run makes the same writes.
     bind::run(&host, &bind::Request { dry_run: false, ..wanted }).unwrap();
     let printed = text.lines().filter_map(|line| line.strip_prefix("echo "));
     assert_eq!(printed.collect::<Vec<_>>(), *kernel.writes.borrow());
@@ -89,7 +89,7 @@ fn the_root_disk_is_refused_by_any_name() {
     for name in [SYSTEM, "17:00.0", "nvme1", "nvme1n1", "/dev/nvme1n1"] {
         refused(&fixture, &request(&[name]), Kind::InUse, &["nvme1n1p2: the root filesystem /"]);
     }
-    // One drive in use keeps the others where they are.
+    // One drive in use keeps the others unbound.
     refused(&fixture, &request(&[FREE, SYSTEM]), Kind::InUse, &["/boot/efi"]);
     refused(&fixture, &request(&[GPU]), Kind::Usage, &["GPU"]);
     refused(&fixture, &request(&["nvme9n1"]), Kind::Usage, &["nvme9n1"]);
@@ -99,7 +99,7 @@ fn the_root_disk_is_refused_by_any_name() {
     refused(&fixture, &other, Kind::Usage, &["SN-nvme0", "SN-x"]);
 }
 
-/// Who names a partition has not meant the others.
+/// Naming a partition does not imply its siblings.
 #[test]
 fn a_partition_is_refused_and_its_drive_named() {
     let fixture = Fixture::server();
@@ -108,7 +108,7 @@ fn a_partition_is_refused_and_its_drive_named() {
         ("nvme1n1p1", "nvme1n1"),
         ("/dev/nvme1n1p1", "nvme1n1"),
         ("/dev/disk/by-id/nvme-ACME-part2", "nvme1n1"),
-        // The drive is free, and the partition is not there.
+        // The drive is free, but the partition does not exist.
         ("nvme0n1p1", "nvme0n1"),
         ("/dev/nvme0n1p7", "nvme0n1"),
     ] {

@@ -1,4 +1,4 @@
-//! The doctor on machines with something wrong, and with nothing to judge.
+//! The doctor on machines with problems, and without hardware to check.
 
 use super::fixture::{FREE, Fixture, GPU};
 use crate::doctor::{self, EXIT_UNFIT, Finding, Verdict};
@@ -18,7 +18,7 @@ fn find(fixture: &Fixture, id: &str) -> Finding {
     examine(&fixture.root).into_iter().find(|finding| finding.id == id).unwrap()
 }
 
-/// Makes the server one on which everything is as it should be.
+/// Turns the server into one without problems.
 fn healthy() -> Fixture {
     let fixture = Fixture::server();
     for module in ["vfio", "vfio_iommu_type1", "gdrdrv"] {
@@ -50,7 +50,7 @@ fn window(fixture: &Fixture, bytes: u64) {
     fixture.file(&format!("/sys/bus/pci/devices/{GPU}/resource"), &line);
 }
 
-/// ACS of a bridge, as root sees it.
+/// Sets the ACS control of a bridge, as visible to root.
 fn redirect(fixture: &Fixture, bdf: &str, control: u32) {
     let mut config = vec![0_u8; 4096];
     config[0x100..0x104].copy_from_slice(&(1_u32 << 16 | 0x000d).to_le_bytes());
@@ -58,7 +58,7 @@ fn redirect(fixture: &Fixture, bdf: &str, control: u32) {
     fixture.bytes(&format!("/sys/bus/pci/devices/{bdf}/config"), &config);
 }
 
-/// The same of both ports above drives that share a switch with the GPU.
+/// Sets ACS of both ports above drives that share a switch with the GPU.
 fn acs(fixture: &Fixture, control: u32) {
     redirect(fixture, "0000:66:00.0", control);
     redirect(fixture, "0000:66:02.0", 0x1d);
@@ -86,7 +86,7 @@ fn what_drives_under_vfio_need_is_right() {
     }
 }
 
-/// With the GPU's group the GPU would go from the driver that is to use the drive.
+/// Binding the GPU's group would take the GPU from the driver that is to use the drive.
 #[test]
 fn a_gpus_group_is_never_to_be_bound() {
     let fixture = healthy();
@@ -102,7 +102,7 @@ fn nothing_is_wrong_with_a_good_server_but_what_it_shares() {
     let fixture = healthy();
     for finding in examine(&fixture.root) {
         let wanted = match finding.id.as_str() {
-            // One drive sits at the other socket, one shares its group; ACS only root can see.
+            // One drive is on the other socket, one shares its group; ACS is visible only to root.
             "groups" | "distance" => Verdict::Warn,
             "acs" => Verdict::Skip,
             _ => Verdict::Ok,
@@ -151,7 +151,7 @@ fn each_fault_is_found_and_has_a_remedy() {
             f.link(&format!("{groups}/{GPU}"), &format!("/sys/devices/{GPU}"));
         }),
         ("acs", Verdict::Fail, "not redirected to the IOMMU by 0000:66:00.0", |f| acs(f, 0)),
-        // What the GPU's own port does is of no matter to the drive's requests, nor does it help.
+        // The GPU's own port does not affect the drive's requests.
         ("acs", Verdict::Fail, "0000:66:00.0", |f| {
             acs(f, 0);
             redirect(f, "0000:66:01.0", 0x1d);
@@ -201,7 +201,7 @@ fn an_empty_folder_gets_a_report_and_no_error() {
     assert_eq!(json["checks"].as_array().unwrap().len(), findings.len());
 }
 
-/// A check that never ends is not to hide those before it.
+/// A check that hangs must not hide earlier findings.
 #[test]
 fn findings_are_written_as_they_come() {
     for as_json in [false, true] {

@@ -1,4 +1,4 @@
-//! A GPU server as a folder: the parts of /sys, /proc, /dev and /etc that the program looks at.
+//! A GPU server as a directory: the parts of /sys, /proc, /dev and /etc that the program reads.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::pci::Root;
 
-/// Two drives and a GPU below one switch, a drive with the root filesystem at the other socket, and
+/// Two drives and a GPU below one switch, a drive with the root filesystem on the other socket, and
 /// a drive that shares its group with a network card.
 pub(super) struct Fixture {
     folder: TempDir,
@@ -30,7 +30,7 @@ pub(super) const PROGRAM: &str = "/usr/bin/nvme-bind";
 
 const SWITCH: &str = "pci0000:64/0000:64:01.0/0000:65:00.0";
 
-/// A function to be made.
+/// A function to create.
 pub(super) struct Card {
     pub(super) path: String,
     pub(super) class: u32,
@@ -41,9 +41,9 @@ pub(super) struct Card {
 }
 
 impl Fixture {
-    /// A machine with nothing on it.
+    /// Creates a machine without devices.
     pub(super) fn bare() -> Self {
-        // In memory where there is such a folder: the tests make many small files.
+        // In memory if possible: the tests create many small files.
         let memory = Path::new("/dev/shm");
         let folder = match tempfile::tempdir_in(memory) {
             Ok(folder) => folder,
@@ -58,7 +58,7 @@ impl Fixture {
         fixture.file("/proc/mdstat", "Personalities :\nunused devices: <none>\n");
         fixture.file("/proc/mounts", "proc /proc proc rw 0 0\n");
         fixture.file(PROGRAM, "");
-        // Whatever the umask is.
+        // Independent of the umask.
         for path in ["/usr", "/usr/bin", PROGRAM] {
             fixture.mode(path, 0o755);
         }
@@ -170,7 +170,7 @@ impl Fixture {
         }
     }
 
-    /// The controller and its one namespace of 1.92 TB, with partitions and their numbers.
+    /// Creates a controller with one namespace of 1.92 TB, and partitions with their numbers.
     pub(super) fn disk(&self, bdf: &str, name: &str, number: &str, parts: &[(&str, &str)]) {
         let real = self.root.resolve(format!("/sys/bus/pci/devices/{bdf}")).unwrap();
         let folder = format!("{}/nvme/{name}", real.display());
@@ -189,7 +189,7 @@ impl Fixture {
         }
     }
 
-    /// A block device at `path` below /sys/devices, with the links of its classes.
+    /// Creates a block device at `path` below /sys/devices, with its class links.
     pub(super) fn block(&self, path: &str, number: &str, sectors: u64) {
         let name = path.rsplit('/').next().unwrap();
         let inside = path.strip_prefix("/sys/").unwrap();
@@ -201,7 +201,7 @@ impl Fixture {
         }
     }
 
-    /// A device that stands on another one: `dm-0` on `nvme0n1`.
+    /// Creates a device on top of another one: `dm-0` on `nvme0n1`.
     pub(super) fn holder(&self, below: &str, name: &str, number: &str) {
         let path = format!("/sys/devices/virtual/block/{name}");
         if !self.root.exists(&path) {
@@ -219,15 +219,15 @@ impl Fixture {
         }
     }
 
-    /// As after a reboot: the modules of VFIO are not loaded.
+    /// Unloads the modules of VFIO, as after a reboot.
     pub(super) fn unload(&self) {
         for folder in ["bus/pci/drivers/vfio-pci", "module/vfio-pci", "module/vfio_iommu_type1"] {
             let _ = fs::remove_dir(self.root.at(format!("/sys/{folder}")));
         }
     }
 
-    /// All files and links with what is in them, without the folders of this program's own lock and
-    /// what a crash may leave unnoticed in the journal's folder: a file that was never renamed.
+    /// Returns all files and links with their contents, except the lock and temporary files (which
+    /// a crash may leave) in the journal's directories.
     pub(super) fn snapshot(&self) -> BTreeMap<PathBuf, String> {
         let mut all = BTreeMap::new();
         walk(self.folder.path(), self.folder.path(), &mut all);

@@ -1,5 +1,5 @@
-//! A kernel for a fixture: it does to the folder what Linux does when these files are written. It
-//! can stop at any operation, before or after it took effect, or refuse it.
+//! A kernel for a fixture: reacts to writes to these files like Linux. It can crash at any
+//! operation, before or after its effect, or reject it.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -12,15 +12,15 @@ use crate::machine::Machine;
 use crate::owner::Owner;
 use crate::pci::{self, Function, PciAddress};
 
-/// What goes wrong, and at which operation.
+/// A fault and the operation at which it occurs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
     /// Power fails before the operation.
     CrashBefore(usize),
-    /// Power fails after it, before anybody heard of it.
+    /// Power fails after it, before its result is reported.
     CrashAfter(usize),
-    /// It is refused, once.
+    /// The operation is rejected once.
     Refuse(usize),
 }
 
@@ -47,7 +47,7 @@ impl<'a> Kernel<'a> {
         self.operations.get()
     }
 
-    /// As after a reboot: nothing is left of an override, and the kernel's own driver has it.
+    /// Simulates a reboot: no override remains, and the kernel's own driver owns the drive.
     pub(super) fn reboot(&self, bdf: &str, boot: &str) {
         self.fixture.file("/proc/sys/kernel/random/boot_id", boot);
         let driver = self.function(bdf).unwrap().driver.unwrap();
@@ -101,7 +101,7 @@ impl<'a> Kernel<'a> {
         self.fixture.root.at(path)
     }
 
-    /// ENODEV if this is not the driver that it has, as in `unbind_store`.
+    /// Returns ENODEV if this is not the bound driver, as in `unbind_store`.
     fn unbind(&self, driver: &str, text: &str) -> io::Result<()> {
         let function = self.function(text)?;
         if function.driver.as_deref() != Some(driver) {
@@ -110,7 +110,7 @@ impl<'a> Kernel<'a> {
         let folder = self.folder(function.bdf);
         fs::remove_file(folder.join("driver"))?;
         if driver == "nvme" {
-            // The disks of the kernel go with its driver; their links then lead nowhere.
+            // The kernel's disks disappear with its driver; links to them dangle.
             fs::rename(folder.join("nvme"), folder.join("nvme.away"))?;
         }
         let Some(group) = function.group.filter(|_| driver == pci::VFIO) else { return Ok(()) };
@@ -121,7 +121,7 @@ impl<'a> Kernel<'a> {
         Ok(())
     }
 
-    /// As in Linux, it is no error if no driver wants it.
+    /// As in Linux, it is no error if no driver matches.
     fn probe(&self, text: &str) -> io::Result<()> {
         let function = self.function(text)?;
         if function.driver.is_some() {
@@ -179,7 +179,7 @@ impl Machine for Kernel<'_> {
         })
     }
 
-    /// Tests are not root, so the owner is written into the file.
+    /// Tests are not root, so the owner is written into the file instead.
     fn own(&self, path: &str, owner: &Owner) -> io::Result<()> {
         self.operate(|| {
             if !self.fixture.root.exists(path) {
@@ -192,11 +192,11 @@ impl Machine for Kernel<'_> {
 
     fn put(&self, path: &str, contents: &str, mode: u32) -> io::Result<()> {
         if self.fault == Fault::CrashBefore(self.operations.get()) {
-            // Half of the new file is there, under its first name.
+            // Half of the new file exists, under its temporary name.
             let (folder, name) = path.rsplit_once('/').unwrap();
             self.fixture.file(&format!("{folder}/.{name}.new"), &contents[..contents.len() / 2]);
         }
-        // Without the syncs of the real one, for speed; that one has a test of its own.
+        // Omits the real implementation's syncs, for speed; that one has a test of its own.
         self.operate(|| {
             self.fixture.file(path, contents);
             assert_eq!(mode, 0o644, "{path}");

@@ -1,4 +1,4 @@
-//! The list, and the way from drive to GPU.
+//! The list, and the path from drive to GPU.
 
 use super::fixture::{Card, FREE, Fixture, GPU, SYSTEM};
 use super::kernel::{Fault, Kernel};
@@ -99,7 +99,7 @@ fn the_nearest_gpu_is_the_one_on_the_shortest_way() {
 fn disks_behind_multipath_belong_to_their_controllers() {
     let fixture = Fixture::server();
     let real = fixture.root.resolve(format!("/sys/bus/pci/devices/{FREE}")).unwrap();
-    // A path without a device number, and its disk outside of the PCI tree.
+    // A path without a device number, and its disk outside the PCI tree.
     fixture.folder(&format!("{}/nvme/nvme0/nvme7c0n1", real.display()));
     fixture.block("/sys/devices/virtual/nvme-subsystem/nvme-subsys7/nvme7n1", "259:70", 1 << 20);
     let (function, note) = drive::named(&fixture.root, "nvme7n1").unwrap();

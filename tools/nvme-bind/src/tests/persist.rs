@@ -1,4 +1,4 @@
-//! What survives a reboot, and how it is taken back.
+//! Files that survive a reboot, and their removal.
 
 use super::bind::request;
 use super::fixture::{FREE, Fixture, PROGRAM};
@@ -29,7 +29,7 @@ fn the_files_bind_this_drive_and_no_other() {
     for part in [&format!("KERNELS==\"{FREE}\""), "ATTR{serial}==\"SN-nvme0\"", wants] {
         assert!(rule.contains(part), "{rule}");
     }
-    // The dry run showed all of it.
+    // The dry run showed all of them.
     for line in unit.lines().chain(rule.lines()) {
         assert!(dry.text.contains(line), "`{line}` is not in {}", dry.text);
     }
@@ -55,7 +55,7 @@ fn a_plain_release_keeps_them_and_persist_removes_them() {
     assert_eq!(fixture.snapshot(), before);
 }
 
-/// What the unit runs.
+/// The bind request of the unit.
 fn unit() -> bind::Request {
     bind::Request {
         user: Some("1000".into()),
@@ -72,7 +72,7 @@ fn the_unit_of_the_next_boot_finds_its_way_and_back() {
     bind::run(&kernel.host(), &wanted()).unwrap();
     kernel.reboot(FREE, "boot-2");
     bind::run(&kernel.host(), &unit()).unwrap();
-    // Started again: the serial number cannot be read now, and is known.
+    // A restart: the serial number cannot be read now, but is recorded.
     bind::run(&kernel.host(), &unit()).unwrap();
     let shown = status::run(&kernel.host(), Paint(false));
     assert!(shown.text.contains("bound again") && shown.code == 0, "{}", shown.text);
@@ -83,7 +83,7 @@ fn the_unit_of_the_next_boot_finds_its_way_and_back() {
     assert_eq!(fixture.snapshot(), before);
 }
 
-/// A drive of the same model in the same slot has all but the serial number.
+/// A drive of the same model in the same slot matches in all but the serial number.
 #[test]
 fn another_drive_in_the_slot_is_left_alone() {
     let fixture = Fixture::server();
@@ -96,7 +96,7 @@ fn another_drive_in_the_slot_is_left_alone() {
     assert!(problem.message.contains("has serial SN-other, not SN-nvme0"), "{problem}");
     let driver = || fixture.root.link_name(format!("/sys/bus/pci/devices/{FREE}/driver"));
     assert_eq!(driver().as_deref(), Some("nvme"));
-    // Somebody else has bound it: what it is cannot be told, and it is not handed over.
+    // Another program has bound it: its identity is unknown, so it is not handed over.
     bind::run(&kernel.host(), &request(&[FREE])).unwrap();
     fixture.file("/proc/sys/kernel/random/boot_id", "boot-3");
     let problem = bind::run(&kernel.host(), &unit()).unwrap_err();
@@ -126,7 +126,7 @@ fn a_program_that_others_can_change_is_not_run_at_boot() {
     bind::run(&kernel.host(), &bind::Request { persist: false, ..wanted() }).unwrap();
 }
 
-/// On the machine itself all has to be root's.
+/// On the machine itself everything must belong to root.
 #[test]
 fn a_program_of_another_user_is_not_run_at_boot() {
     use crate::pci::Root;
@@ -138,7 +138,7 @@ fn a_program_of_another_user_is_not_run_at_boot() {
     let path = folder.path().join("nvme-bind");
     std::fs::write(&path, "").unwrap();
     let problem = check_program(&machine, path.to_str().unwrap()).unwrap_err();
-    // A temporary folder is everybody's, or this user's own.
+    // A temporary directory is writable by all, or belongs to this user.
     let is_said = ["written to by others", "belongs to user"].iter();
     assert!(is_said.clone().any(|words| problem.message.contains(words)), "{problem}");
 }
@@ -156,7 +156,7 @@ fn files_of_two_drives_stay_until_the_second_is_gone() {
         let request = release::Request { devices, persist: true, ..Default::default() };
         release::restore(&kernel.host(), &request).unwrap();
     };
-    // Either unit may come first, and each must be able to take the group.
+    // Either unit may start first, and each must be able to take the group.
     let unit = fixture.root.text(UNIT.replace("67", "6a")).unwrap();
     assert!(unit.contains("--expect-serial SN-nvme2 --whole-group\n"), "{unit}");
     forget(&[FREE]);
@@ -166,7 +166,7 @@ fn files_of_two_drives_stay_until_the_second_is_gone() {
     assert_eq!(fixture.snapshot(), before);
 }
 
-/// A drive says what its serial number is, and root executes the unit.
+/// The drive supplies its serial number, and root executes the unit.
 #[test]
 fn a_serial_number_cannot_add_lines_to_the_unit() {
     let fixture = Fixture::server();

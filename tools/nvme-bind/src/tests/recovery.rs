@@ -1,4 +1,4 @@
-//! A crash or a refusal at every single operation of a bind, and of the restore after it.
+//! A crash or a rejection at every operation of a bind, and of the restore after it.
 
 use super::bind::request;
 use super::fixture::{FREE, Fixture, SHARED};
@@ -8,7 +8,7 @@ use crate::journal::Journal;
 use crate::problem::Kind;
 use crate::report::Paint;
 
-/// Everything at once: two drives, a whole group, an owner, files for the next boot.
+/// All features in one request: two drives, a whole group, an owner, files for the next boot.
 fn wanted() -> bind::Request {
     bind::Request {
         user: Some("alice".into()),
@@ -19,7 +19,7 @@ fn wanted() -> bind::Request {
     }
 }
 
-/// How many operations a bind takes, and a restore after it.
+/// Returns the number of operations of a bind, and of a restore after it.
 fn operations() -> (usize, usize) {
     let fixture = Fixture::server();
     let before = fixture.snapshot();
@@ -44,7 +44,7 @@ fn restore_recovers_from_a_crash_at_every_operation() {
     let (count, _) = operations();
     assert!(count > 30, "only {count} operations: is this still the whole bind?");
     let mut half_done = 0;
-    // One machine for all: it is the same again at the end of each turn.
+    // One machine for all faults: each iteration restores its state.
     let fixture = Fixture::server();
     let before = fixture.snapshot();
     for at in 0..count {
@@ -60,7 +60,7 @@ fn restore_recovers_from_a_crash_at_every_operation() {
             if fixture.snapshot() != before && !is_last {
                 assert_eq!(shown.code, Kind::HalfDone.exit_code(), "{fault:?}\n{}", shown.text);
                 half_done += 1;
-                // Nothing more is done on top of it.
+                // No further operation is accepted on top.
                 let again = bind::run(&kernel.host(), &wanted()).unwrap_err();
                 assert_eq!(again.kind, Kind::HalfDone, "{fault:?}");
                 assert_eq!(kernel.operations(), 0);
@@ -77,7 +77,7 @@ fn restore_recovers_from_a_crash_at_every_operation() {
 #[test]
 fn status_names_the_step_before_which_it_stopped() {
     let fixture = Fixture::server();
-    // Each operation before the probe: the record, then two modules, the override and the unbind,
+    // The operations before the probe: the record, then two modules, the override and the unbind,
     // each with the record after it.
     let kernel = Kernel::new(&fixture, Fault::CrashBefore(9));
     bind::run(&kernel.host(), &request(&[FREE])).unwrap_err();
@@ -92,7 +92,7 @@ fn a_restore_that_crashes_can_be_repeated() {
     let (bind_count, restore_count) = operations();
     let fixture = Fixture::server();
     let before = fixture.snapshot();
-    // After the whole bind, and from two places within it.
+    // After the whole bind, and from two positions within it.
     for bind_at in [bind_count / 3, 2 * bind_count / 3, bind_count] {
         for at in 0..restore_count {
             for fault in [Fault::CrashBefore(at), Fault::CrashAfter(at)] {
@@ -100,7 +100,7 @@ fn a_restore_that_crashes_can_be_repeated() {
                 let kernel = Kernel::new(&fixture, Fault::CrashAfter(bind_at));
                 let _ = bind::run(&kernel.host(), &wanted());
                 let (first, is_dead) = restore(&fixture, fault);
-                // Fewer operations are needed after a bind that did not get far.
+                // Restoring an early bind takes fewer operations.
                 assert_eq!(first.is_err(), is_dead, "{bind_at} {fault:?}: {first:?}");
                 let (second, _) = restore(&fixture, Fault::None);
                 assert!(second.is_ok(), "{bind_at} {fault:?}: {second:?}");
@@ -150,8 +150,7 @@ fn a_reboot_ends_what_was_half_done() {
     let before = fixture.snapshot();
     let _ = bind::run(&kernel.host(), &request(&[FREE]));
     assert_ne!(fixture.snapshot(), before);
-    // The driver is back, as after each boot; the journal is still there, in another folder than
-    // /run if that was asked for.
+    // The driver is back, as after each boot; the journal survives outside /run.
     let _ = restore(&fixture, Fault::None);
     let kernel = Kernel::new(&fixture, Fault::None);
     bind::run(&kernel.host(), &request(&[FREE])).unwrap();
@@ -178,7 +177,7 @@ fn a_record_that_cannot_be_read_is_named() {
     assert!(notes.contains("0000:01:00.0.drive.json cannot be read"), "{notes}");
 }
 
-/// Another run ends while this one waits for the lock: what this one acts on is what that one left.
+/// Another run ends while this one waits for the lock: this one must act on the state it left.
 #[test]
 fn the_journal_is_read_under_the_lock() {
     let fixture = Fixture::server();
@@ -193,8 +192,8 @@ fn the_journal_is_read_under_the_lock() {
             let again = release::unbind(&kernel.host(), &unbind);
             (reply.map(|reply| reply.text), again.map(|reply| reply.text))
         });
-        // Long enough to read, were it not for the lock; if not, nothing is shown, and nothing
-        // fails.
+        // Long enough to read the journal, if it were not for the lock; if too short, the test
+        // passes without proving anything.
         std::thread::sleep(std::time::Duration::from_millis(200));
         let record = format!("/run/nvme-bind/{FREE}.drive.json");
         std::fs::remove_file(fixture.root.at(record)).unwrap();

@@ -1,4 +1,4 @@
-//! Every way in which a drive can be in use, one at a time, on a drive that is otherwise free.
+//! Every way in which a drive can be in use, one at a time, on an otherwise free drive.
 
 use super::bind::request;
 use super::fixture::{FREE, Fixture};
@@ -6,7 +6,7 @@ use super::kernel::{Fault, Kernel};
 use crate::command::bind;
 use crate::problem::Kind;
 
-/// Sets up one use of `nvme0n1`, and says what the refusal must name.
+/// Sets up one use of `nvme0n1`, with the words that the refusal must contain.
 type Case = (fn(&Fixture), &'static [&'static str]);
 
 fn mount(fixture: &Fixture, line: &str) {
@@ -17,7 +17,7 @@ fn mount(fixture: &Fixture, line: &str) {
 const CASES: &[Case] = &[
     (|f| mount(f, "/dev/nvme0n1 /mnt/a\\040b xfs rw 0 0"), &["nvme0n1: mounted /mnt/a b (xfs)"]),
     (
-        // The same by device number, with a source that is no path.
+        // By device number, with a source that is not a path.
         |f| f.file("/proc/self/mountinfo", "36 35 259:0 / /data rw - ext4 /dev/root rw"),
         &["mounted /data"],
     ),
@@ -60,7 +60,7 @@ const CASES: &[Case] = &[
         &["LVM dm-0 (vg-data)"],
     ),
     (
-        // A mount three floors up: a volume on an encrypted device on the disk.
+        // A mount three levels up: a volume on an encrypted device on the disk.
         |f| {
             f.holder("nvme0n1", "dm-0", "254:0");
             f.file("/sys/devices/virtual/block/dm-0/dm/uuid", "CRYPT-LUKS2-abc\n");
@@ -107,7 +107,7 @@ const CASES: &[Case] = &[
         &["uio3: open in spdk (pid 88)"],
     ),
     (
-        // Known by udev only, because the device cannot be read.
+        // Known only to udev, because the device cannot be read.
         |f| {
             std::fs::remove_file(f.root.at("/dev/nvme0n1")).unwrap();
             let text = "S:disk/by-id/x\nE:ID_FS_TYPE=zfs_member\nE:ID_FS_LABEL=tank\n";
@@ -140,7 +140,7 @@ fn each_use_is_seen_and_refused() {
 #[test]
 fn a_use_of_another_disk_is_not_taken_for_ours() {
     let fixture = Fixture::server();
-    // Names that begin alike, and processes that look elsewhere.
+    // Names with a common prefix, and processes that use other files.
     mount(&fixture, "/dev/nvme0n10 /other ext4 rw 0 0");
     fixture.file("/proc/mdstat", "md1 : active raid0 nvme0n11[0] nvme10n1[1]\n");
     fixture.process(5, "fio", &["/dev/nvme0n12", "/mnt/dev/nvme0n1"]);
@@ -172,7 +172,7 @@ fn inactive_members_are_refused_unless_told_otherwise() {
         let given_up = bind::Request { ignore_members: true, ..request(&[FREE]) };
         bind::run(&kernel.host(), &given_up).unwrap();
     }
-    // A filesystem that nobody uses is worth a word and no more.
+    // An unused filesystem is only mentioned.
     let fixture = Fixture::server();
     fixture.bytes("/dev/nvme0n1", &mark(0, b"XFSB"));
     let kernel = Kernel::new(&fixture, Fault::None);
@@ -185,7 +185,7 @@ fn inactive_members_are_refused_unless_told_otherwise() {
 #[test]
 fn what_cannot_be_checked_is_refused_unless_allowed() {
     let breaks: &[fn(&Fixture)] = &[
-        // The disk cannot be opened, neither to claim it nor to read what is on it.
+        // The disk cannot be opened, neither to claim it nor to read its contents.
         |f| std::fs::remove_file(f.root.at("/dev/nvme0n1")).unwrap(),
         |f| {
             std::fs::remove_file(f.root.at("/dev/nvme0n1")).unwrap();
@@ -206,7 +206,7 @@ fn what_cannot_be_checked_is_refused_unless_allowed() {
         bind::run(&host, &bind::Request { allow_unchecked: true, ..request(&[FREE]) }).unwrap();
         assert!(host.notes.borrow().iter().any(|note| note.contains("not checked")));
     }
-    // It does not allow what is known to be in use.
+    // It does not override a known use.
     let fixture = Fixture::server();
     mount(&fixture, "/dev/nvme0n1 /mnt xfs rw 0 0");
     let kernel = Kernel::new(&fixture, Fault::None);

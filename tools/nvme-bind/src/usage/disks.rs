@@ -1,4 +1,4 @@
-//! What is built on a disk: partitions, arrays, volumes, filesystems, swap.
+//! Users of a disk: partitions, arrays, volumes, filesystems, swap.
 
 use super::{Kind, Mount, Use};
 use crate::drive::Block;
@@ -8,13 +8,13 @@ use crate::pci::Root;
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) block: Block,
-    /// The disk or a partition of it, as opposed to what is built on top.
+    /// True for the disk or a partition of it, false for devices built on top.
     pub(crate) is_own: bool,
-    /// The device of the disk's own that it stands on.
+    /// The disk or partition below it.
     own: String,
 }
 
-/// The disk, its partitions, and all devices that stand on them.
+/// Returns the disk, its partitions, and all devices built on them.
 pub(crate) fn stack(root: &Root, disk: &Block) -> Vec<Node> {
     let node = |block: Block| Node { own: block.name.clone(), block, is_own: true };
     let mut nodes = vec![node(disk.clone())];
@@ -35,7 +35,7 @@ pub(crate) fn stack(root: &Root, disk: &Block) -> Vec<Node> {
     nodes
 }
 
-/// The devices that stand on the disk.
+/// Returns the devices built on the disk.
 pub(crate) fn holders(root: &Root, stack: &[Node]) -> Vec<Use> {
     let tops = stack.iter().filter(|node| !node.is_own);
     tops.map(|node| {
@@ -58,7 +58,7 @@ pub(crate) fn holders(root: &Root, stack: &[Node]) -> Vec<Use> {
     .collect()
 }
 
-/// Filesystems and swap on the stack.
+/// Returns mounted filesystems and swap on the stack.
 pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use> {
     let swaps = root.text("/proc/swaps").unwrap_or_default();
     let swaps: Vec<String> = swaps
@@ -66,7 +66,7 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
         .skip(1)
         .filter_map(|line| device_name(root, line.split(' ').next()?))
         .collect();
-    // Mount sources of a multi-device btrfs name one of its devices.
+    // A mount source of a multi-device btrfs names only one of its devices.
     let families = btrfs_families(root);
     let sources: Vec<Option<String>> =
         mounts.iter().map(|mount| device_name(root, &mount.source)).collect();
@@ -104,7 +104,7 @@ pub(crate) fn mounted(root: &Root, stack: &[Node], mounts: &[Mount]) -> Vec<Use>
     uses
 }
 
-/// Users that leave no holder: mdstat, loop devices and the NVMe target.
+/// Returns users without a holder entry: mdstat, loop devices and the NVMe target.
 pub(crate) fn elsewhere(root: &Root, stack: &[Node]) -> Vec<Use> {
     let mdstat = root.text("/proc/mdstat").unwrap_or_default();
     let loops = root.names("/sys/block").into_iter().filter_map(|name| {
@@ -140,17 +140,17 @@ pub(crate) fn elsewhere(root: &Root, stack: &[Node]) -> Vec<Use> {
     uses
 }
 
-/// `dm-0` of `/dev/mapper/vg-root`, `nvme0n1` of `/dev/nvme0n1`.
+/// Maps `/dev/mapper/vg-root` to `dm-0`, and `/dev/nvme0n1` to `nvme0n1`.
 fn device_name(root: &Root, path: &str) -> Option<String> {
     let path = super::mounts::unescaped(path);
     let path = path.strip_prefix("/dev/")?.to_owned();
     let resolved = root.resolve(format!("/dev/{path}"));
     let name = resolved.as_deref().and_then(|path| path.strip_prefix("/dev").ok());
-    // A node that is gone, or a copy of a machine without its /dev.
+    // The node does not exist, or this is a copy of a machine without its /dev.
     Some(name.map_or(path, |name| name.to_string_lossy().into_owned()))
 }
 
-/// The devices of each mounted btrfs.
+/// Returns the devices of each mounted btrfs.
 fn btrfs_families(root: &Root) -> Vec<Vec<String>> {
     let ids = root.names("/sys/fs/btrfs");
     let families = ids.iter().map(|id| root.names(format!("/sys/fs/btrfs/{id}/devices")));

@@ -1,4 +1,4 @@
-//! Mounts, in all mount namespaces that can be seen.
+//! Mounts, in all visible mount namespaces.
 
 use std::collections::BTreeSet;
 
@@ -7,22 +7,22 @@ use crate::pci::Root;
 /// One line of mountinfo, or of /proc/mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mount {
-    /// `major:minor`; an anonymous number for btrfs and the like, empty if not known.
+    /// `major:minor`; an anonymous number for btrfs and similar, empty if unknown.
     pub(crate) number: String,
     pub(crate) source: String,
     pub(crate) target: String,
     pub(crate) fs: String,
-    /// A process that sees it, if it is not in our own namespace.
+    /// A process in its namespace, if that is not our own.
     pub(crate) pid: Option<u32>,
 }
 
-/// The mounts of our namespace, then those that only others have.
+/// Returns the mounts of our namespace, then those found only in others.
 pub(crate) fn read(root: &Root) -> Vec<Mount> {
     let mut mounts = match root.text("/proc/self/mountinfo") {
         Some(text) => text.lines().filter_map(mountinfo).collect(),
         None => Vec::new(),
     };
-    // Copies of /proc have this one more often.
+    // Copies of /proc contain this one more often.
     let plain = ["/proc/self/mounts", "/proc/mounts"].iter().find_map(|path| root.text(path));
     for mount in plain.iter().flat_map(|text| text.lines()).filter_map(plain_mount) {
         let known = |other: &Mount| other.source == mount.source && other.target == mount.target;
@@ -48,7 +48,7 @@ pub(crate) fn read(root: &Root) -> Vec<Mount> {
     mounts
 }
 
-/// `36 35 98:0 /sub /mnt rw,noatime shared:1 - ext3 /dev/root rw`.
+/// Parses `36 35 98:0 /sub /mnt rw,noatime shared:1 - ext3 /dev/root rw`.
 fn mountinfo(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let left: Vec<&str> = left.split(' ').collect();
@@ -62,7 +62,7 @@ fn mountinfo(line: &str) -> Option<Mount> {
     })
 }
 
-/// `/dev/sda1 / ext4 rw 0 0`.
+/// Parses `/dev/sda1 / ext4 rw 0 0`.
 fn plain_mount(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ');
     Some(Mount {
@@ -74,7 +74,7 @@ fn plain_mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// Spaces and the like are `\040` in these files.
+/// Decodes octal escapes: a space is `\040` in these files.
 pub(crate) fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut whole = parts.next().unwrap_or_default().to_owned();

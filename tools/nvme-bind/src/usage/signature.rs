@@ -1,18 +1,18 @@
-//! What is written on a device: members of RAIDs, volume groups and pools that are not active, and
-//! filesystems. Read from the device, or else from what udev has read.
+//! Signatures on a device: inactive members of RAIDs, volume groups and pools, and filesystems.
+//! Read from the device, or else from udev's database.
 
 use super::{Kind, Use};
 use crate::drive::Block;
 use crate::pci::Root;
 
-/// The start of a device, as far as the formats below reach.
+/// The start of a device, long enough for the formats below.
 const HEAD_BYTES: usize = 256 << 10;
-/// Of an md superblock at the end (versions 0.90 and 1.0).
+/// Magic of an md superblock at the end (versions 0.90 and 1.0).
 const MD_MAGIC: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
-/// Of a ZFS uberblock (`0x00bab10c`), in the byte order of its writer.
+/// Magic of a ZFS uberblock (`0x00bab10c`), in the byte order of its writer.
 const UBERBLOCK: u64 = 0x00ba_b10c;
 
-/// A format, the offset of its mark, and the mark.
+/// A format, the offset of its magic, and the magic.
 const MARKS: &[(&str, usize, &[u8])] = &[
     ("md RAID", 0, &MD_MAGIC),
     ("md RAID", 4096, &MD_MAGIC),
@@ -33,7 +33,7 @@ const MARKS: &[(&str, usize, &[u8])] = &[
 
 const MEMBERS: &[&str] = &["md RAID", "LVM", "ZFS", "bcache"];
 
-/// What the device holds, and why that could not be seen.
+/// Returns the signature found, or the reason why the device could not be read.
 pub(super) fn uses(root: &Root, block: &Block) -> (Vec<Use>, Option<String>) {
     let (format, blind) = match format(root, block) {
         Ok(format) => (format, None),
@@ -70,7 +70,7 @@ fn format(root: &Root, block: &Block) -> std::io::Result<Option<Format>> {
     if let Some((name, ..)) = mark {
         return Ok(Some(((*name).into(), None)));
     }
-    // 0.90: at the last multiple of 64 KiB but one. 1.0: at 8 to 12 KiB from the end.
+    // 0.90: at the last but one multiple of 64 KiB. 1.0: at 8 to 12 KiB from the end.
     let old = (block.bytes & !0xffff).checked_sub(64 << 10);
     let new = block.bytes.checked_sub(8 << 10).map(|at| at & !0xfff);
     for at in [old, new].into_iter().flatten() {
@@ -81,7 +81,7 @@ fn format(root: &Root, block: &Block) -> std::io::Result<Option<Format>> {
     Ok(None)
 }
 
-/// Some if there is a ZFS label; in it the name of the pool, if that can be read.
+/// Returns `Some` for a ZFS label; the inner value is the pool's name, if readable.
 fn zfs_pool(head: &[u8]) -> Option<Option<String>> {
     let ring = head.get(128 << 10..256 << 10)?;
     let is_uberblock = |slot: &[u8]| {
