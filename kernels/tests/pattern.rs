@@ -1,18 +1,18 @@
-//! Contents as the host makes and checks them: `include/pool/pattern.cuh`, compiled for the host.
+//! Contents generated and checked by the host: `include/pool/pattern.cuh`, compiled for the host.
 #![allow(unsafe_code, reason = "works on raw memory")]
 
 use std::ptr::NonNull;
 
 use gio_kernels::pattern::{Difference, Pattern, poison};
 
-/// The definition, once more: word `index` of the object with this seed.
+/// Independent implementation of the definition: word `index` of the object with this seed.
 fn word(seed: u64, index: u64) -> u64 {
     let z = seed.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mixed = (z & 0xFFFF_FFFF).wrapping_mul(z >> 32) ^ z.rotate_left(32);
     mixed ^ (mixed >> 29)
 }
 
-/// Bytes `[offset, offset + len)` of the object, by the definition.
+/// Returns bytes `[offset, offset + len)` of the object, by the definition.
 fn wanted(seed: u64, offset: usize, len: usize) -> Vec<u8> {
     let words = (offset as u64 / 8..).map(|index| word(seed, index));
     words.take(len.div_ceil(8)).flat_map(u64::to_le_bytes).take(len).collect()
@@ -36,7 +36,7 @@ fn poison_all(bytes: &mut [u8]) {
     unsafe { poison(NonNull::from(bytes).cast(), len) };
 }
 
-/// Numbers that look random and are the same every time.
+/// A deterministic pseudo-random generator.
 struct Random(u64);
 
 impl Random {
@@ -74,7 +74,7 @@ fn every_wrong_byte_is_found_and_the_first_is_named() {
         for wrong in 0..len {
             let mut memory = vec![0; at + len];
             memory[at..].copy_from_slice(&good);
-            // Another one behind it must not hide it.
+            // A second wrong byte after it must not hide it.
             for byte in [wrong, len - 1] {
                 memory[at + byte] = !good[byte];
             }

@@ -1,5 +1,5 @@
-//! The committed PTX, and the Rust half of the headers, belong to the sources. No compiler is
-//! needed to see that: `cargo xtask ptx` and `cargo xtask abi` wrote down what they read.
+//! The committed PTX and the Rust half of the headers match the sources. No compiler is needed to
+//! check: `cargo xtask ptx` and `cargo xtask abi` recorded hashes of their input.
 
 use std::fs;
 use std::path::Path;
@@ -16,10 +16,10 @@ use xxhash_rust::xxh3::xxh3_128;
 
 const REBUILD: &str = "run `cargo xtask ptx`, and commit kernels/ptx";
 
-/// The list of what each module was made from.
+/// The source list of each module.
 const MODULES: [(&str, &str); 2] = [("gio_kernel", SOURCES), ("gio_pool", POOL_SOURCES)];
 
-/// What is not as it was when `manifest` was written, a line each.
+/// Returns the differences from the state when `manifest` was written, one per line.
 fn differences(module: &str, manifest: &str, root: &Path) -> Vec<String> {
     let (first, rest) = manifest.split_once('\n').unwrap_or_default();
     let mut found = Vec::new();
@@ -35,7 +35,7 @@ fn differences(module: &str, manifest: &str, root: &Path) -> Vec<String> {
             Err(error) => found.push(format!("{path}: {error}")),
         }
     }
-    // A new header is a change of the one that includes it; here is that none was left out.
+    // A new header changes the one that includes it; this checks that the list is complete.
     for (_, path) in &listed {
         let text = fs::read_to_string(root.join(path)).unwrap_or_default();
         for name in text.lines().filter_map(|line| line.strip_prefix("#include \"")) {
@@ -97,7 +97,7 @@ fn a_change_of_any_source_is_seen() {
     }
 }
 
-/// An entry with one parameter of this size, and at most so many threads a block.
+/// Asserts an entry with one parameter of this size, and at most `threads` threads per block.
 fn assert_entry(ptx: &str, entry: &str, size: usize, threads: u32) {
     let head = format!(
         ".visible .entry {entry}(\n\t.param .align 8 .b8 {entry}_param_0[{size}]\n)\n\

@@ -1,4 +1,4 @@
-//! What the executor does with good and bad drives, over the mock and, word for word, on a GPU.
+//! The executor with good and bad drives: the same cases over the mock and on a GPU.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::rig::{self, Pool, Rig, all_rows, bare, round_trip, set_stop, soon};
 
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
-/// One row of 16 objects, issued.
+/// Issues one row of 16 objects.
 pub(crate) fn issue(ring: &mut Uring, pool: &Pool) -> (IocbId, Result<(), ExecutorError>) {
     issue_after(ring, pool, None)
 }
 
-/// The same, which starts after `wait`.
+/// The same, to start after `wait`.
 pub(crate) fn issue_after(
     ring: &mut Uring,
     pool: &Pool,
@@ -37,7 +37,7 @@ pub(crate) fn issue_after(
     }
 }
 
-/// A drive of one queue whose commands time out after 400 ms.
+/// Creates a drive of one queue whose commands time out after 400 ms.
 fn hasty(device: &Arc<CudaDevice>, mode: LaunchMode, depth: usize) -> (Rig, Uring) {
     let mut rig = Rig::new(device.clone(), 1, 1, depth);
     let command_timeout = Nanos::from_millis(400);
@@ -46,13 +46,13 @@ fn hasty(device: &Arc<CudaDevice>, mode: LaunchMode, depth: usize) -> (Rig, Urin
     (rig, ring)
 }
 
-/// Every other file: nothing merges, so there are commands enough.
+/// Every other file, so that nothing is merged and there are enough commands.
 fn apart() -> Vec<Affine> {
     (0..32).map(|i| Affine { block: i, file: 2 * i }).collect()
 }
 
-/// An engine's stream writes the word that an operation waits for, and waits for the one that it
-/// signals: the host does nothing in between.
+/// An engine's stream writes the word that an operation waits for, and waits for the word that it
+/// signals; the host does nothing in between.
 fn chained(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let engine = CudaStream::new(device, None).expect("a stream");
     let mut rig = Rig::new(device.clone(), 1, 1, 32);
@@ -83,8 +83,8 @@ fn chained(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.end(&mut ring);
 }
 
-/// One completion that makes no sense, or none at all, fails its queue and nothing else; driver and
-/// ring recover, and the same operation then works.
+/// One invalid or missing completion fails its queue and no other; driver and ring recover, and the
+/// same operation then succeeds.
 fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let all = [
         (FaultAction::Drop, Fault::Timeout),
@@ -101,7 +101,7 @@ fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
         let rules = vec![FaultRule::new(when, action).limit(1)];
         rig.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
         let (objects, errors) = all_rows(&mut ring, &pool, Direction::Read, &apart());
-        // A duplicate comes with its command: all others may be done by then.
+        // A duplicate arrives with its command: all others may have completed by then.
         let lost = errors > 0 && objects < 64;
         assert!(lost || action == FaultAction::Duplicate, "{action:?}: {objects}, {errors}");
         let deadline = soon(&ring);
@@ -118,14 +118,14 @@ fn misbehaving(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.end(&mut ring);
 }
 
-/// A launch per batch looks at completions only while a batch runs.
+/// With a launch per batch, completions are only seen while a batch runs.
 fn issue_and_forget(ring: &mut Uring, pool: &Pool) {
     let (id, issued) = issue(ring, pool);
     issued.expect("issued");
     ring.wait_completion(id, soon(ring)).expect("done or failed");
 }
 
-/// What a drive refuses is the status of its objects, and of no others; a late command is none.
+/// A command rejected by a drive fails its objects and no others; a late command fails none.
 fn refusing(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let (mut rig, mut ring) = hasty(device, mode, 32);
     let pool = rig.pool(&mut ring, 1, 64);
@@ -148,8 +148,8 @@ fn refusing(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.end(&mut ring);
 }
 
-/// A controller fails in the middle: what it had ends by the commands' timeout, what it never got
-/// is refused, the stream does not hang, and a reset brings it back.
+/// A controller fails midway: its commands end by timeout, unsubmitted ones are rejected, the
+/// stream does not hang, and a reset recovers it.
 fn dying(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let (mut rig, mut ring) = hasty(device, mode, 16);
     let mut pool = rig.pool(&mut ring, 4, 64);
@@ -159,8 +159,8 @@ fn dying(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.end(&mut ring);
 }
 
-/// A drive is pulled out in the middle. Nothing brings it back, and nobody knows whether it still
-/// writes: its queues and the pool stay where they are until the process ends.
+/// A drive is removed midway. It cannot be recovered and may still write: its queues and the pool
+/// stay allocated until the process ends.
 fn vanishing(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let (mut rig, mut ring) = hasty(device, mode, 16);
     let pool = rig.pool(&mut ring, 4, 64);
@@ -182,8 +182,8 @@ fn dies(rig: &mut Rig, ring: &mut Uring, pool: &Pool, how: FaultAction) -> Quies
     ring.stop(soon(ring)).expect("stops")
 }
 
-/// Controllers that never answer: the stop says so when its deadline is over, and works once the
-/// commands' own timeout is.
+/// Controllers that never answer: the stop fails at its deadline, and succeeds after the commands'
+/// own timeout.
 fn silent(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let (mut rig, mut ring) = hasty(device, mode, 16);
     let pool = rig.pool(&mut ring, 1, 16);
@@ -202,8 +202,8 @@ fn silent(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.reclaim(&proof);
 }
 
-/// A stop in the middle: what a drive has is waited for, the rest is cancelled, and every
-/// operation says how much of it was done.
+/// A stop midway: commands in flight are awaited, the rest is cancelled, and every operation
+/// reports how much of it was done.
 fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let (mut rig, mut ring) = hasty(device, mode, 16);
     let mut pool = rig.pool(&mut ring, 8, 64);
@@ -233,7 +233,7 @@ fn stopped(device: &Arc<CudaDevice>, mode: LaunchMode) {
     rig.end(&mut ring);
 }
 
-/// A kernel with nothing to do ends with the stop word, and at once.
+/// An idle kernel ends immediately after the stop word.
 fn idle(device: &Arc<CudaDevice>, mode: LaunchMode) {
     for _ in 0..3 {
         let (mut executor, page, args) = bare(device, mode);

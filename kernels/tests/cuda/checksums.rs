@@ -1,4 +1,4 @@
-//! Checksums by the I/O kernel on a GPU, of objects that it reaches at addresses of its own.
+//! Checksums by the I/O kernel on a GPU, of objects at GPU addresses that differ from the host's.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use nvme_emu::{FaultAction, FaultPlan, FaultRule, FaultWhen};
 
 use crate::rig::{self, Pool, Rig, soon};
 
-/// Every row of a map, an operation each.
+/// Runs every row of a map, one operation per row.
 fn all_rows(
     ring: &mut Uring,
     pool: &Pool,
@@ -28,7 +28,7 @@ fn all_rows(
     ids.into_iter().map(wait).collect()
 }
 
-/// What a drive corrupts is found, and nothing else is.
+/// Corruption by a drive is detected, without false positives.
 fn corrupt_reads(device: &Arc<CudaDevice>, mode: LaunchMode) {
     let mut rig = Rig::new(device.clone(), 2, 2, 32);
     let memory = rig.pinned_pool(6, 64);
@@ -88,7 +88,7 @@ fn what_a_drive_corrupts_is_found_on_a_gpu() {
     }
 }
 
-/// Memory that only the CPU and the drives reach: the pool works, its checksums do not.
+/// Memory reachable only by the CPU and the drives: the pool works, but not its checksums.
 #[test]
 fn memory_that_the_gpu_cannot_reach_has_no_checksums() {
     let name = "checksums::memory_that_the_gpu_cannot_reach_has_no_checksums";

@@ -1,4 +1,4 @@
-//! Copies between the process and the GPU: late, beside kernels, refused, and on a lost GPU.
+//! Copies between the process and the GPU: late, beside kernels, rejected, and on a lost GPU.
 #![allow(unsafe_code, reason = "hands out memory of the tests for copies")]
 
 use std::{
@@ -20,7 +20,7 @@ use nvme_spec::ids::{Lba, Nsid};
 
 use crate::rig::{self, bare, set_stop};
 
-/// A page of the host's for each of so many copies, and the GPU's memory for them.
+/// One host page per copy, and GPU memory for all of them.
 struct Pages {
     host: NonNull<u8>,
     gpu: DeviceMemory,
@@ -47,7 +47,7 @@ impl Pages {
 
     fn set(&self, salt: u32) {
         for page in 0..self.count {
-            // SAFETY: inside the memory; no copy of it is under way.
+            // SAFETY: inside the memory; no copy of it is in flight.
             unsafe { self.word(page).write_volatile(page as u32 ^ salt) };
         }
     }
@@ -57,7 +57,7 @@ impl Pages {
         unsafe { self.word(page).read_volatile() }
     }
 
-    /// Page `n` of one side and page `count - 1 - n` of the other.
+    /// Pairs page `n` of one side with page `count - 1 - n` of the other.
     fn crossed(&self, direction: CopyDirection) -> Vec<DeviceCopy> {
         let copy = |page: usize| DeviceCopy {
             host: self.word(page).cast(),
@@ -82,7 +82,7 @@ fn wait(copies: &CudaCopies, fence: CopyFence) {
     }
 }
 
-/// There and back, crossed both times, over more copies than one call of the driver takes.
+/// A round trip, crossed both ways, over more copies than one driver call takes.
 fn there_and_back(copies: &CudaCopies, pages: &Pages) {
     pages.set(0x5a00_0000);
     let there = pages.submit(copies, CopyDirection::HostToDevice);
@@ -143,7 +143,7 @@ fn a_gpu_without_batches() {
     isolated("copies::a_gpu_without_batches", Level::Full, &refused, one_by_one);
 }
 
-/// The fence is late as long as the copies are, and then costs no call of the driver.
+/// The fence is delayed as long as the copies; afterwards it is checked without a driver call.
 #[test]
 fn a_fence_is_behind_its_copies() {
     isolated("copies::a_fence_is_behind_its_copies", Level::Full, &[], || {
@@ -155,7 +155,7 @@ fn a_fence_is_behind_its_copies() {
         pages.set(0xabc0_0000);
         mock::hold_copies(true);
         let fence = pages.submit(&copies, CopyDirection::HostToDevice);
-        // SAFETY: copies of nothing.
+        // SAFETY: no copies.
         let nothing = unsafe { copies.submit(&[]) }.expect("nothing to do");
         assert_eq!(nothing, fence, "after what was submitted before");
         for _ in 0..1000 {
@@ -176,7 +176,7 @@ fn a_fence_is_behind_its_copies() {
     });
 }
 
-/// Neither memory nor the driver's attention is asked for beside a kernel that does not end.
+/// Neither allocations nor driver waits happen beside a kernel that does not end.
 #[test]
 fn copies_go_on_beside_a_resident_kernel() {
     isolated("copies::copies_go_on_beside_a_resident_kernel", Level::Full, &[], || {
@@ -195,7 +195,7 @@ fn copies_go_on_beside_a_resident_kernel() {
         let pages = Pages { host: host.expect("an address"), gpu, _owner: owner, count: 48 };
         there_and_back(&copies, &pages);
         assert_eq!(allocations(), before);
-        // Dropped beside the kernel, too.
+        // Also dropped beside the kernel.
         drop((pages, copies));
         set_stop(&page);
         executor.stop(Nanos::from_millis(10_000)).expect("stops");
@@ -242,7 +242,7 @@ fn a_lost_gpu_is_noticed() {
         let fence = pages.submit(&copies, CopyDirection::DeviceToHost);
         mock::lose(700);
         let error = if case == 0 {
-            // By those who only look.
+            // Detected by polling.
             let found = (0..1000).find_map(|_| copies.is_done(fence).err());
             found.expect("within a thousand looks")
         } else {
@@ -262,7 +262,7 @@ fn a_lost_gpu_is_noticed() {
     });
 }
 
-/// A refused batch leaves nothing under way, wherever it was refused, and the next one is taken.
+/// A rejected batch leaves nothing in flight, wherever it was rejected, and the next one succeeds.
 #[test]
 fn what_is_refused_is_not_under_way() {
     let calls = ["cuMemcpyBatchAsync_v2", "cuStreamWriteValue32", "cuMemcpyHtoDAsync"];
@@ -274,15 +274,15 @@ fn what_is_refused_is_not_under_way() {
         if case == 2 {
             mock::inject("cuMemcpyBatchAsync_v2", 0, 801);
         }
-        // In the second call of the first case, the eleventh of the third.
+        // The second call in the first case, the eleventh in the third.
         mock::inject(calls[case], [1, 0, 10][case], 2);
         pages.set(1);
-        // SAFETY: `submit` returns when nothing is under way.
+        // SAFETY: `submit` returns when no copy is in flight.
         let refused = unsafe { copies.submit(&pages.crossed(CopyDirection::HostToDevice)) };
         let error = refused.expect_err("refused").to_string();
         assert!(error.contains(calls[case].trim_end_matches("_v2")), "{error}");
         assert_eq!(device.healthy(), Ok(()));
-        // What went before the refusal is done: its source may change.
+        // Copies before the failure are done: their source may change.
         pages.set(2);
         let mut bytes = [0; 4];
         let last = (pages.count - 1) * PAGE;
@@ -294,7 +294,7 @@ fn what_is_refused_is_not_under_way() {
     });
 }
 
-/// An engine that is dropped lets its copies end before the word goes.
+/// Dropping an engine waits for its copies before the word is freed.
 #[test]
 fn a_dropped_engine_waits_for_its_copies() {
     let late = [("MOCK_COPY_DELAY_US", "100000")];
@@ -313,8 +313,8 @@ fn a_dropped_engine_waits_for_its_copies() {
     });
 }
 
-/// A drive of the software reads and writes memory that only the GPU addresses, also beside a
-/// kernel that does not end.
+/// A software drive reads and writes memory that only the GPU addresses, also beside a kernel that
+/// does not end.
 #[test]
 fn the_software_controller_reaches_gpu_memory() {
     isolated("copies::the_software_controller_reaches_gpu_memory", Level::Full, &[], || {
@@ -345,7 +345,7 @@ fn the_software_controller_reaches_gpu_memory() {
     });
 }
 
-/// As with the mock, with the machine's driver: batches, single copies, beside a resident kernel.
+/// The mock's tests on the machine's driver: batches, single copies, beside a resident kernel.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine has")]

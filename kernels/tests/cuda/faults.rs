@@ -1,4 +1,4 @@
-//! What goes wrong on a GPU, and how the executor ends.
+//! Failures on a GPU, and termination of the executor.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, Variables, each, isolated};
@@ -19,13 +19,13 @@ use crate::{
 
 const MODES: [LaunchMode; 2] = [LaunchMode::PerBatch, LaunchMode::Resident];
 
-/// Cases without variables.
+/// Two cases without variables.
 const PLAIN: [Variables<'_>; 2] = [&[]; 2];
 
 #[test]
 fn no_pinned_memory() {
-    // The warps' state, its copies' memory and word, rings, the first chunk of the arena. Before
-    // them is the executor's own word.
+    // The warps' state, its copies' memory and word, rings, the first chunk of the arena; all are
+    // allocated after the executor's own word.
     let cases: [Variables<'_>; 5] = [&[]; 5];
     each("faults::no_pinned_memory", Level::Full, &cases, |skip| {
         let device = rig::gpu();
@@ -86,7 +86,7 @@ fn ptx_of_another_interface() {
     });
 }
 
-/// A kernel that was compiled before serves any number of executors, if it is the I/O kernel.
+/// One compiled kernel serves any number of executors, if it is the I/O kernel.
 #[test]
 fn a_kernel_that_was_compiled_before() {
     isolated("faults::a_kernel_that_was_compiled_before", Level::Full, &[], || {
@@ -124,7 +124,7 @@ fn a_launch_that_is_refused() {
             ring.wait_completion(id, soon(&ring)).expect_err("nobody works on it").to_string();
         assert!(again.contains("701"), "{again}");
         device.healthy().expect("the GPU is well");
-        // Nothing runs, so the ring can be stopped, and started again.
+        // Nothing runs, so the ring can be stopped and restarted.
         let proof = ring.stop(soon(&ring)).expect("stops");
         assert_eq!(ring.try_completion(id).expect("it ended").expect("cancelled").errors, 1);
         rig.start_again(&mut ring, &proof);
@@ -153,8 +153,8 @@ fn a_resident_kernel_that_cannot_start() {
     });
 }
 
-/// An error in the middle that CUDA does not recover from is the answer to everything afterwards,
-/// and nothing that the GPU or a drive may still use is freed.
+/// A sticky CUDA error midway is returned by every later call, and memory that the GPU or a drive
+/// may still use is not freed.
 #[test]
 fn an_error_that_stays() {
     each("faults::an_error_that_stays", Level::Full, &PLAIN, |case| {
@@ -302,7 +302,7 @@ fn a_queue_out_of_reach_is_refused() {
         let device = rig::gpu();
         let mut rig = Rig::new(device.clone(), 1, 2, 32);
         rig.reclaim(&Quiesced::default());
-        // Queues in memory of the bus that nobody registered.
+        // Queues in unregistered memory of the bus.
         let qid = rig.controllers[0].create_queue_pair(32).expect("a queue");
         let grant = rig.controllers[0].grant(qid, Nsid(1)).expect("a grant");
         let (executor, _page, _) = bare(&device, LaunchMode::PerBatch);

@@ -19,7 +19,7 @@ use crate::{
 
 const PAGE: usize = 64 << 10;
 
-/// An engine's pool: it says when it is freed, and that nothing of it is mapped then.
+/// An engine's pool; records when it is freed, and asserts that none of it is mapped then.
 struct Engine {
     _pool: DeviceMemory,
     freed: Arc<Mutex<bool>>,
@@ -32,12 +32,12 @@ impl Drop for Engine {
     }
 }
 
-/// Pins that were not undone.
+/// Returns the number of active pins.
 fn pinned() -> i64 {
     mock::count("gdr_pin_buffer") - mock::count("gdr_unpin_buffer")
 }
 
-/// `len` bytes at `offset` of an engine's pool, as it hands them to a store.
+/// Wraps `len` bytes at `offset` of an engine's pool, as an engine passes them to a store.
 fn lend(pool: DeviceMemory, offset: u64, len: usize) -> (ExternalMemory, Arc<Mutex<bool>>) {
     let freed = Arc::new(Mutex::new(false));
     let at = DevicePtr(pool.device().0 + offset);
@@ -61,7 +61,7 @@ fn a_mapping_is_the_same_memory() {
         // SAFETY: inside the mapping.
         assert_eq!(unsafe { host.cast::<u64>().read_volatile() }, 0x0707_0707_0707_0707);
 
-        // A space of devices gets both addresses, and what a device writes is the GPU's.
+        // A DMA space gets both addresses, and a device's writes go to GPU memory.
         let domain = EmuDomain::new("gdr");
         let space = domain.import(mapping.into_external()).expect("page aligned");
         let slice = DmaSlice::whole(space).expect("one range");
@@ -73,7 +73,7 @@ fn a_mapping_is_the_same_memory() {
         unsafe { host.add(2 * PAGE).copy_to_nonoverlapping(NonNull::from(&mut bytes).cast(), 3) };
         assert_eq!(bytes, [9, 8, 7]);
 
-        // First the mapping, then the pin, then the memory.
+        // The order is: mapping, pin, memory.
         assert_eq!((mock::count("gdr_unmap"), mock::count("cuMemFree")), (0, 0));
         drop((slice, buffer, gdr));
         let undone = ["gdr_unmap", "gdr_unpin_buffer", "cuMemFree", "gdr_close"].map(mock::count);
@@ -84,8 +84,8 @@ fn a_mapping_is_the_same_memory() {
     });
 }
 
-/// Memory in the middle of another allocation: the GPU pages around it are pinned, it is what is
-/// given out, and it goes back when it is no longer mapped.
+/// Memory in the middle of another allocation: the enclosing GPU pages are pinned, the mapping has
+/// the exact range, and the memory is returned once unmapped.
 #[test]
 fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
     let test = "gdr::memory_of_an_engine_is_unmapped_before_it_goes_back";
@@ -101,7 +101,7 @@ fn memory_of_an_engine_is_unmapped_before_it_goes_back() {
         assert_eq!(unsafe { mapping.host().read_volatile() }, 5);
         let external = mapping.into_external();
         assert!(!*freed.lock().expect("nobody panicked"));
-        // At once, also while an executor is started: nothing here waits for kernels.
+        // Immediately, also while an executor is started: nothing here waits for kernels.
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
         executor.start(args, &[]).expect("starts");
         drop(external);
@@ -120,7 +120,7 @@ fn without_the_library() {
     let bare = [("LD_LIBRARY_PATH", folder.to_str().expect("text"))];
     isolated("gdr::without_the_library", Level::Full, &bare, || {
         drop(rig::gpu());
-        // SAFETY: opens the machine's own library, if it has one.
+        // SAFETY: opens the machine's own library, if present.
         if unsafe { libloading::Library::new("libgdrapi.so.2") }.is_ok() {
             return; // the loader finds it in any case
         }
@@ -143,7 +143,7 @@ fn without_the_kernel_module() {
     });
 }
 
-/// Nothing of memory that is not mapped stays pinned, and its owner is dropped.
+/// If a mapping fails, no pin remains, and the memory's owner is dropped.
 #[test]
 fn what_is_refused_is_not_kept() {
     let calls = ["cuPointerSetAttribute", "gdr_pin_buffer", "gdr_map", "gdr_get_info_v2"];
@@ -176,9 +176,9 @@ fn memory_that_other_devices_cannot_reach() {
     });
 }
 
-/// A pool as PyTorch's expandable segments make it: of several allocations. One of them is mapped
-/// for drives, although SYNC_MEMOPS cannot be set for it; two at once are refused, and the message
-/// says why. On a GPU or over the mock.
+/// A pool of several allocations, like PyTorch's expandable segments. One of them is mapped for
+/// drives, although SYNC_MEMOPS cannot be set for it; two at once are rejected with the reason.
+/// Runs on a GPU or over the mock.
 fn pool_of_allocations(device: &Arc<CudaDevice>, gdr: &Gdr) {
     let pool = Arc::new(VmmPool::new(2));
     let part = |allocations: usize| {
@@ -204,14 +204,14 @@ fn a_pool_of_allocations() {
         let device = rig::gpu();
         let gdr = Gdr::open().expect("GDRCopy");
         pool_of_allocations(&device, &gdr);
-        // For the first mapping, and not again.
+        // Only for the first mapping.
         assert_eq!(mock::count("cuCtxSetFlags"), 1);
         drop((gdr, device));
         mock::assert_clean();
     });
 }
 
-/// Without GDRCopy it only says why.
+/// Without GDRCopy it only reports why.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine has")]
@@ -278,7 +278,7 @@ fn a_mapping_that_cannot_be_undone_leaks() {
     });
 }
 
-/// With the machine's driver. Without GDRCopy it only says why.
+/// With the machine's driver. Without GDRCopy it only reports why.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine has")]
@@ -299,7 +299,7 @@ fn a_mapping_is_the_same_memory_on_a_gpu() {
     assert_eq!(unsafe { word.read_volatile() }, 0x0707_0707_0707_0707);
     // SAFETY: as above.
     unsafe { word.write_volatile(0x0505_0505_0505_0505) };
-    // Reading through the mapping sends what was written before on its way.
+    // Reading through the mapping flushes earlier writes.
     // SAFETY: as above.
     assert_eq!(unsafe { word.read_volatile() }, 0x0505_0505_0505_0505);
     let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! On a GPU: the same as with the mock, with the machine's driver.
+//! The same tests on a GPU, with the machine's driver.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn a_resident_kernel_moves_the_right_bytes() {
     moves(&device, LaunchMode::Resident, Some(2));
 }
 
-/// The fences of both sides, on the memory model that they are for.
+/// The fences of both sides, on real hardware's memory model.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn no_submission_is_lost_while_the_kernel_leaves() {
@@ -43,8 +43,8 @@ fn no_submission_is_lost_while_the_kernel_leaves() {
     }
 }
 
-/// On a GPU with green contexts (a driver for CUDA 12.5 or later) a part is what was asked for, and
-/// not all SMs.
+/// On a GPU with green contexts (a driver for CUDA 12.5 or later) a partition has the requested
+/// size, and not all SMs.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 #[allow(clippy::print_stdout, reason = "what the machine gave")]

@@ -1,4 +1,4 @@
-//! Launches: both modes move the right bytes, and nothing waits for a kernel that has left.
+//! Launches: both modes move the correct bytes, and nothing waits for a kernel that has exited.
 #![allow(unsafe_code, reason = "calls the mock's cuCtxSynchronize")]
 
 use std::sync::Arc;
@@ -26,9 +26,9 @@ fn a_launch_per_batch() {
         for shape in shapes {
             stack_moves_bytes(&device, rig::options(LaunchMode::PerBatch), shape);
         }
-        // Twelve rows are two batches; there and back, and all of it twice. One that is issued
-        // before the kernel has left takes no launch, and a row of one that the kernel did not see
-        // before it left takes another one: on a machine in use there are more.
+        // Twelve rows are two batches; there and back, and all of it twice. An operation issued
+        // before the kernel exits needs no launch, but one that the exiting kernel did not see
+        // needs another: on a loaded machine there are more.
         let launches = mock::count("cuLaunchKernel") / shapes.len() as i64;
         assert!((2..48).contains(&launches), "{launches} for 48 rows");
         drop(device);
@@ -51,7 +51,7 @@ fn a_resident_kernel() {
     });
 }
 
-/// The mock does not mind that today's PTX is for a later driver.
+/// The mock does not check that the PTX requires a newer driver.
 #[test]
 fn on_a_driver_without_green_contexts() {
     isolated("launches::on_a_driver_without_green_contexts", Level::Twelve, &[], || {
@@ -62,7 +62,7 @@ fn on_a_driver_without_green_contexts() {
     });
 }
 
-/// One row of 16 objects, issued; with an event, once that is 1.
+/// Issues one row of 16 objects; with an event, to start once it is 1.
 fn issue(ring: &mut Uring, pool: &Pool, event: Option<&Event>) -> IocbId {
     let wait = event.map(|event| Wait { event: event.clone(), value: 1 });
     let (id, issued) = issue_after(ring, pool, wait.as_ref());
@@ -70,7 +70,7 @@ fn issue(ring: &mut Uring, pool: &Pool, event: Option<&Event>) -> IocbId {
     id
 }
 
-/// Reads the completion ring only: the executor is not polled.
+/// Reads the completion ring only, without polling the executor.
 fn complete_without_poll(ring: &mut Uring, id: IocbId) {
     let done = loop {
         match ring.try_completion(id).expect("issued") {
@@ -81,8 +81,8 @@ fn complete_without_poll(ring: &mut Uring, id: IocbId) {
     assert_eq!((done.objects, done.errors), (16, 0));
 }
 
-/// Any number of operations before, two that wait for their events, and nobody polls the executor:
-/// a host that blocks in a stream's synchronisation does not.
+/// Some operations, then two that wait for their events, without polling the executor: like a host
+/// that blocks in a stream's synchronisation.
 #[test]
 fn nothing_waits_for_a_poll() {
     isolated("launches::nothing_waits_for_a_poll", Level::Full, &[], || {
@@ -108,7 +108,7 @@ fn nothing_waits_for_a_poll() {
     });
 }
 
-/// While a kernel waits for an event, what is issued behind it takes one launch at the most.
+/// While a kernel waits for an event, later operations cause at most one launch.
 #[test]
 fn launches_do_not_pile_up() {
     isolated("launches::launches_do_not_pile_up", Level::Full, &[], || {
@@ -128,7 +128,7 @@ fn launches_do_not_pile_up() {
     });
 }
 
-/// What an engine does now and then: `torch.cuda.synchronize()`.
+/// An engine calls this occasionally, as `torch.cuda.synchronize()`.
 #[test]
 fn a_resident_kernel_leaves_an_idle_gpu() {
     isolated("launches::a_resident_kernel_leaves_an_idle_gpu", Level::Full, &[], || {
@@ -150,8 +150,8 @@ fn a_resident_kernel_leaves_an_idle_gpu() {
     });
 }
 
-/// Submissions at all times around the one at which the kernel leaves: none is lost between a
-/// kernel that has just left and a host that believes it still runs.
+/// Submits at many times around the kernel's exit: no submission is lost when the kernel has just
+/// exited and the host believes it still runs.
 pub(crate) fn submissions_while_the_kernel_leaves(device: &Arc<CudaDevice>, linger: Nanos) {
     let mut rig = Rig::new(device.clone(), 2, 2, 32);
     let options = CudaOptions { linger, ..rig::options(LaunchMode::Resident) };
@@ -182,9 +182,8 @@ fn no_submission_is_lost_while_the_kernel_leaves() {
     });
 }
 
-/// A thread that should set an event does not, as one that waits for the whole GPU. The kernel
-/// gives up by itself, an engine's stream that waits for the operation goes on, and the kernel
-/// leaves.
+/// A thread fails to set an event, for example because it waits for the whole GPU. The kernel times
+/// out by itself, an engine's stream that waits for the operation proceeds, and the kernel exits.
 #[test]
 fn a_kernel_whose_event_does_not_come_leaves() {
     isolated("launches::a_kernel_whose_event_does_not_come_leaves", Level::Full, &[], || {
@@ -206,13 +205,13 @@ fn a_kernel_whose_event_does_not_come_leaves() {
             let id = ring.submit(&op).expect("submitted");
             // SAFETY: the word lives until the ring is dropped, the stream until it is idle.
             unsafe { device.stream_wait(engine.raw(), done.address(), 5, false).expect("ok") };
-            // Nobody asks for the operation, and the stream goes on.
+            // The operation is not polled, and the stream proceeds.
             let deadline = soon(&ring);
             while !engine.is_idle().expect("a stream") {
                 assert!(ring.now() < deadline, "the stream still waits");
                 std::thread::yield_now();
             }
-            // The entry of the ring comes right behind the signal.
+            // The ring's entry follows immediately after the signal.
             let completion = ring.wait_completion(id, deadline).expect("it is over");
             assert_eq!((completion.objects, completion.errors), (0, 16));
             // SAFETY: takes nothing, and waits for the streams of this process.
@@ -229,7 +228,7 @@ fn a_kernel_whose_event_does_not_come_leaves() {
     });
 }
 
-/// With few hardware queues, what a resident kernel waits for could be behind it.
+/// With few hardware queues, work that a resident kernel waits for could be queued behind it.
 #[test]
 fn a_resident_kernel_needs_hardware_queues() {
     let test = "launches::a_resident_kernel_needs_hardware_queues";
@@ -245,7 +244,7 @@ fn a_resident_kernel_needs_hardware_queues() {
     });
 }
 
-/// The SMs that the I/O kernel leaves are a partition as well, and without partitions that is said.
+/// The SMs left by the I/O kernel form a partition too; without partitions, an error is returned.
 #[test]
 fn an_engine_beside_the_io_kernel() {
     let test = "launches::an_engine_beside_the_io_kernel";
@@ -253,7 +252,7 @@ fn an_engine_beside_the_io_kernel() {
         let device = rig::gpu();
         let beside = CudaStream::beside(&device, 3).expect("a stream");
         let report = beside.report().clone();
-        // The mock has 132 SMs, in twos.
+        // The mock has 132 SMs, in units of two.
         assert_eq!((report.asked, report.granted, report.remaining), (None, 128, 4));
         assert_eq!(report.kind, StreamKind::Green);
         let none = CudaStream::beside(&device, 132).expect_err("all of them");

@@ -1,4 +1,4 @@
-//! Machines on which the GPU cannot be used, and what they are told.
+//! Machines where the GPU cannot be used, and the resulting errors.
 #![allow(unsafe_code, reason = "the driver API is reached by address, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, each, isolated};
@@ -9,7 +9,7 @@ use crate::rig;
 #[test]
 fn without_a_driver() {
     isolated("load::without_a_driver", Level::Nothing, &[], || {
-        // SAFETY: opens the machine's own libcuda, if it has one.
+        // SAFETY: opens the machine's own libcuda, if present.
         if unsafe { cudarc::driver::sys::is_culib_present() } {
             return; // this machine has a driver: the loader finds it in any case
         }
@@ -100,7 +100,7 @@ fn a_partition_is_rounded_up_and_says_so() {
             let error = CudaStream::new(&device, Some(sms)).expect_err("no such part");
             assert!(error.to_string().contains("1 to 132"), "{error}");
         }
-        // A driver that does not know the fine division makes the coarse one.
+        // On a driver that rejects the fine division, the coarse one is used.
         mock::inject("cuDevSmResourceSplitByCount", 0, 1);
         let coarse = CudaStream::new(&device, Some(3)).expect("a stream");
         assert_eq!((coarse.report().granted, coarse.report().granularity), (8, Some(8)));

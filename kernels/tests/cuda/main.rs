@@ -1,9 +1,8 @@
-//! The CUDA executor, over a libcuda without a GPU (`kernels/mock`) and, where there is one and
-//! it is asked for, on a GPU:
+//! The CUDA executor, over a libcuda without a GPU (`kernels/mock`) and, on request, on a GPU:
 //! `cargo test -p gio-kernels --features cuda --test cuda -- --ignored --nocapture`.
 //!
-//! libcuda is loaded once in a process, so each test with the mock runs in a process of its own:
-//! this program again, with the mock first in the loader's path.
+//! A process loads libcuda only once, so each test with the mock runs in a child process: this
+//! program again, with the mock first in the loader's path.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code, reason = "calls the mock's own functions")]
 

@@ -136,7 +136,7 @@ fn doorbells_are_registered_as_what_they_are() {
     });
 }
 
-/// Memory that says it has no address in this process.
+/// Memory that reports no address in this process.
 #[test]
 fn imported_memory_keeps_its_address_on_the_gpu() {
     isolated("memory::imported_memory_keeps_its_address_on_the_gpu", Level::Full, &[], || {
@@ -177,7 +177,7 @@ fn within_seconds(what: &str, mut done: impl FnMut() -> Result<bool, CudaError>)
     }
 }
 
-/// A stream of its own SMs and one of all wait for a word, and for each other.
+/// Two streams, one with dedicated SMs, wait for a word and for each other.
 fn words_order_streams(device: &Arc<CudaDevice>) {
     let word = device.pinned(4096).expect("a page");
     let (first, second) = (CudaStream::new(device, None), CudaStream::new(device, Some(2)));
@@ -215,8 +215,7 @@ fn streams_wait_for_words_on_a_gpu() {
     words_order_streams(&rig::only_gpu());
 }
 
-/// The warps' state is the GPU's, and an executor that is started again gets the same memory, as
-/// new.
+/// The warps' state is in GPU memory, and a restarted executor gets the same memory, zeroed.
 #[test]
 fn the_warps_state_is_near_the_kernel() {
     isolated("memory::the_warps_state_is_near_the_kernel", Level::Full, &[], || {

@@ -1,5 +1,5 @@
-//! The kernels of gio_pool: contents made and checked on the GPU, objects moved between staging
-//! memory and blocks, and the words that order them.
+//! The kernels of gio_pool: contents generated and checked on the GPU, objects copied between
+//! staging memory and blocks, and the words that order the copies.
 #![allow(unsafe_code, reason = "puts kernels on streams, over memory of the tests")]
 
 use cuda_mock::{self as mock, Level, each, isolated};
@@ -52,7 +52,7 @@ fn contents(memory: &DeviceMemory) -> Vec<u8> {
     bytes
 }
 
-/// What the host makes of the same bytes.
+/// Checks the same bytes on the host.
 fn host_check(item: &PatternItem, bytes: &mut [u8]) -> Result<(), Difference> {
     let len = item.len as usize;
     assert_eq!(bytes.len(), len);
@@ -61,7 +61,7 @@ fn host_check(item: &PatternItem, bytes: &mut [u8]) -> Result<(), Difference> {
     unsafe { Pattern::new(item.seed).check(at, item.offset as usize, len) }
 }
 
-/// Items in `memory` one after another, aligned to 4 and more, of many lengths.
+/// Returns consecutive items in `memory`, aligned to 4 or more, of many lengths.
 fn items(memory: &DeviceMemory, random: &mut SmallRng, count: usize) -> Vec<PatternItem> {
     let mut at = 0;
     let mut items = Vec::new();
@@ -84,14 +84,14 @@ fn part<'a>(memory: &DeviceMemory, item: &PatternItem, bytes: &'a mut [u8]) -> &
     &mut bytes[at..at + item.len as usize]
 }
 
-/// Fill, check, corrupt some bytes, check again, poison: the host agrees every time.
+/// Fill, check, corrupt some bytes, check again, poison: host and GPU agree each time.
 fn host_and_gpu_agree(device: &Arc<CudaDevice>, rounds: u64) {
     let memory = device.allocate(2 << 20).expect("memory");
     let stream = CudaStream::new(device, None).expect("a stream");
     let pattern = CudaPattern::new(device).expect("compiles");
     for round in 0..rounds {
         let mut random = SmallRng::seed_from_u64(round);
-        // More than one launch takes, every other time.
+        // More than one launch takes, in every other round.
         let all = items(&memory, &mut random, [700, 2600][round as usize % 2]);
         // SAFETY: the items are parts of `memory`, which outlives the stream's work.
         let check = unsafe {
@@ -167,7 +167,7 @@ fn a_check_is_not_done_before_its_stream_is_past_it() {
         assert!(matches!(check.differences(), Err(CudaError::Argument(_))));
         let late = check.wait(Duration::from_millis(5)).expect_err("it hangs").to_string();
         assert!(late.contains("1 items did not end within 0.005 s"), "{late}");
-        // Nobody waits for a check that was dropped; its room is used again once it has ended.
+        // A dropped check is not awaited; its slot is reused once it has ended.
         let before = mock::count("cuMemHostAlloc");
         drop(check);
         mock::hang(false);
@@ -224,12 +224,12 @@ fn a_lost_gpu_ends_the_waiting() {
         let memory = device.allocate(4096).expect("memory");
         let stream = CudaStream::new(&device, None).expect("a stream");
         let pattern = CudaPattern::new(&device).expect("compiles");
-        // An address of the host: the kernel faults. Or the GPU falls off the bus.
+        // A host address makes the kernel fault. In the other case the GPU falls off the bus.
         let host = DevicePtr(device.pinned(4096).expect("memory").host().as_ptr().addr() as u64);
         let wrong =
             if case == 0 { PatternItem { at: host, ..item(&memory) } } else { item(&memory) };
         mock::hang(true);
-        // SAFETY: the mock looks at addresses before it uses them.
+        // SAFETY: the mock checks addresses before it uses them.
         let check = unsafe { pattern.check(raw(&stream), &[wrong]) }.expect("enqueued");
         if case == 1 {
             mock::lose(719);
@@ -255,13 +255,13 @@ fn nothing_is_allocated_while_an_executor_runs() {
         let (mut executor, page, args) = bare(&device, LaunchMode::Resident);
         executor.start(args, &[]).expect("starts");
         let before = mock::count("cuMemHostAlloc");
-        // Two slots: two checks that are kept, and no room for a third.
+        // Two slots: two checks are kept, so there is no room for a third.
         // SAFETY: the memory outlives the stream's work.
         let check = || unsafe { pattern.check(raw(&stream), &[item(&memory)]) };
         let kept = [check().expect("enqueued"), check().expect("enqueued")];
         let text = check().expect_err("no room").to_string();
         assert!(text.contains("with_items"), "{text}");
-        // What is under way and given up is waited for.
+        // Dropped checks in flight are awaited.
         drop(kept);
         for _ in 0..6 {
             drop(check().expect("enqueued"));
@@ -269,7 +269,7 @@ fn nothing_is_allocated_while_an_executor_runs() {
         assert_eq!(mock::count("cuMemHostAlloc"), before);
         set_stop(&page);
         executor.stop(Nanos::from_millis(10_000)).expect("stops");
-        // More is allocated now.
+        // Now more is allocated.
         let many: Vec<_> = (0..5).map(|_| check().expect("enqueued")).collect();
         assert!(mock::count("cuMemHostAlloc") > before);
         many.iter().for_each(|check| check.wait(SOON).expect("in time"));
@@ -293,10 +293,10 @@ fn what_a_kernel_still_uses_is_leaked() {
             let streams = CudaStreams::new(&device).expect("compiles");
             // SAFETY: as above.
             let stream = unsafe { RawStream::new(streams.stream().raw()) };
-            // SAFETY: as above; the mock's kernel stands still.
+            // SAFETY: as above; the mock's kernel is suspended.
             unsafe { streams.scatter_gather(stream, &one_object(&memory)) }.expect("enqueued");
         }
-        // The pattern has a stream with nothing on it.
+        // The pattern has an empty stream.
         let streams = if case == 0 { 1 } else { 0 };
         for (call, freed) in
             [("cuMemFreeHost", 0), ("cuModuleUnload", 0), ("cuStreamDestroy", streams)]
@@ -307,7 +307,7 @@ fn what_a_kernel_still_uses_is_leaked() {
     });
 }
 
-/// Within 4096 bytes: tables and staging memory, too.
+/// Tables and staging memory included, within 4096 bytes.
 fn one_object(memory: &DeviceMemory) -> ScatterGather {
     let at = memory.device();
     ScatterGather {
@@ -332,14 +332,14 @@ struct Pool {
     tables: PinnedMemory,
 }
 
-/// Where objects are.
+/// Layout of a pool and its staging memory.
 struct Shape {
     object: usize,
     stride: usize,
     staging_row: usize,
     rows: Vec<usize>,
     map: Vec<u32>,
-    /// Where each position is in a row of staging memory; empty: one after another.
+    /// Block of each position within a row of staging memory; empty: contiguous.
     staged: Vec<u32>,
 }
 
@@ -365,7 +365,7 @@ impl Shape {
         Self { object, stride, staging_row, rows, map, staged }
     }
 
-    /// Staging memory, pool.
+    /// Offsets of each object in staging memory and in the pool.
     fn objects(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rows.iter().enumerate().flat_map(move |(i, row)| {
             self.map.iter().enumerate().map(move |(p, block)| {
@@ -431,7 +431,7 @@ impl Pool {
     }
 }
 
-/// Scatters and gathers of random shapes, against a model.
+/// Scatters and gathers of random shapes, checked against a model.
 fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
     let streams = CudaStreams::new(device).expect("compiles");
     let other = CudaStream::new(device, None).expect("a stream");
@@ -471,7 +471,7 @@ fn objects_move(device: &Arc<CudaDevice>, rounds: u64) {
     }
 }
 
-/// A gather stores the checksums of what is in the pool; a scatter finds an object that differs.
+/// A gather stores checksums of the pool's bytes; a scatter detects a mismatched object.
 fn checked_objects_move(device: &Arc<CudaDevice>, rounds: u64) {
     let streams = CudaStreams::new(device).expect("compiles");
     let raw = streams.own_stream();
@@ -519,7 +519,7 @@ fn checked_objects_move(device: &Arc<CudaDevice>, rounds: u64) {
             let expected = if position == wrong { IoStatus::Checksum } else { IoStatus::Ok };
             assert_eq!(found, expected, "round {round}, position {position}");
         }
-        // SAFETY: the last words of the page but a few.
+        // SAFETY: near the end of the page.
         assert_eq!(unsafe { word(errors).read_volatile() }, 1, "round {round}");
     }
 }
@@ -556,8 +556,8 @@ fn objects_are_scattered_and_gathered_on_a_gpu() {
     objects_move(&rig::only_gpu(), 200);
 }
 
-/// A move behind a word that is not there yet sees what is written before the word, and the word
-/// behind it says that it is done.
+/// A copy queued behind a word sees everything written before the word is set, and a word written
+/// after the copy signals its completion.
 fn words_order_moves(device: &Arc<CudaDevice>) {
     let streams = CudaStreams::new(device).expect("compiles");
     let pool = Pool::new(device);
@@ -616,7 +616,7 @@ fn moves_are_in_the_order_of_the_words_around_them() {
     });
 }
 
-/// Attribute 98: waits can flush. 118: whose writes are in order.
+/// Attribute 98: waits can flush. 118: ordering of peers' writes.
 #[test]
 fn waits_flush_what_peers_wrote_where_the_gpu_can() {
     let (flush, unordered) =
@@ -668,14 +668,14 @@ fn what_a_stream_does_not_take_is_an_error_with_its_cause() {
                 object_bytes: u32::MAX,
                 ..one_object(&memory)
             };
-            // SAFETY: refused.
+            // SAFETY: rejected.
             unsafe { streams.scatter_gather(stream, &huge) }.expect_err("more than there is");
             assert_eq!(mock::count("cuLaunchKernel"), 0);
             for call in ["cuLaunchKernel", "cuStreamWaitValue32", "cuStreamWriteValue32"] {
                 mock::inject(call, 0, 801);
             }
             let word = memory.device();
-            // SAFETY: refused, each of them.
+            // SAFETY: each is rejected.
             let refused = unsafe {
                 [
                     streams.scatter_gather(stream, &one_object(&memory)),
@@ -703,12 +703,12 @@ fn modules_and_functions_are_compared_with_the_program() {
         let function = module.function(ptx::SCATTER_GATHER_ENTRY).expect("is there");
         drop(module);
         let stream = CudaStream::new(&device, None).expect("a stream");
-        // SAFETY: refused before the driver sees it.
+        // SAFETY: rejected before it reaches the driver.
         let refused = unsafe { function.launch(raw(&stream), 1, 32, [0u64; 3]) };
         let text = refused.expect_err("another argument").to_string();
         assert!(text.contains("88 bytes") && text.contains("24"), "{text}");
         assert_eq!(mock::count("cuLaunchKernel"), 0);
-        // Nothing to move: nothing is looked at. The function keeps its module.
+        // Nothing to copy, so nothing is accessed. The function keeps its module loaded.
         // SAFETY: the argument's type has the size of `gio_scatter_gather_args`, and names nothing.
         unsafe { function.launch(raw(&stream), 1, 32, [0u64; 11]) }.expect("launched");
         settle(&stream);

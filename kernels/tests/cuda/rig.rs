@@ -33,8 +33,8 @@ pub(crate) fn gpu() -> Arc<CudaDevice> {
     CudaDriver::load().expect("a driver").device(0).expect("a GPU")
 }
 
-/// The machine's GPU, for one test at a time: what a test frees, allocates or compiles may wait for
-/// the kernel of another one.
+/// The machine's GPU, exclusive to one test at a time: freeing, allocating or compiling in one test
+/// may wait for the kernel of another.
 pub(crate) struct OnlyGpu {
     device: Arc<CudaDevice>,
     _alone: MutexGuard<'static, ()>,
@@ -66,9 +66,9 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// `devices` drives with `parts` queues of `depth` each. The queues of even drives are in
-    /// pinned memory that the bus imported, those of odd ones in memory of the bus that the GPU
-    /// registered.
+    /// Creates `devices` drives with `parts` queues of `depth` each. The queues of even drives are
+    /// in pinned memory imported by the bus, those of odd ones in bus memory registered with the
+    /// GPU.
     pub(crate) fn new(device: Arc<CudaDevice>, devices: usize, parts: usize, depth: usize) -> Self {
         let domain = EmuDomain::new("cuda");
         let emu = |index| {
@@ -165,7 +165,7 @@ impl Rig {
         self.pool_in(ring, memory, rows, blocks)
     }
 
-    /// Memory for a pool that the GPU reaches, to be taken before a kernel runs.
+    /// Returns memory for a pool that the GPU reaches; call it before a kernel runs.
     pub(crate) fn pinned_pool(&self, rows: u32, blocks: u32) -> Arc<dyn DmaMemory> {
         let len = rows as usize * blocks as usize * OBJECT as usize;
         let memory = self.device.pinned(len).expect("pinned memory").into_external();
@@ -205,7 +205,7 @@ impl Rig {
         Pool { handle, memory: Buffer::new(memory).expect("reachable"), rows, blocks }
     }
 
-    /// Brings all controllers back after a stop, and starts `ring` with new queues.
+    /// Recovers all controllers after a stop, and restarts `ring` with new queues.
     pub(crate) fn start_again(&mut self, ring: &mut Uring, proof: &Quiesced) {
         for controller in &mut self.controllers {
             controller.recover(proof).expect("recovers");
@@ -214,16 +214,16 @@ impl Rig {
         ring.restart(&grants).expect("starts again");
     }
 
-    /// Stops `ring` and takes its queues back.
+    /// Stops `ring` and reclaims its queues.
     pub(crate) fn end(&mut self, ring: &mut Uring) {
         let proof = ring.stop(soon(ring)).expect("stops");
         self.reclaim(&proof);
     }
 
-    /// Proof for all grants, none of which a kernel was started with.
+    /// Returns proof for all grants, if no kernel was ever started with them.
     pub(crate) fn never_ran(&self) -> Quiesced {
         let grants = self.controllers.iter().flat_map(|controller| controller.grants());
-        // SAFETY: who asks for it made no ring that could have started one.
+        // SAFETY: callers have created no ring that could have started a kernel.
         unsafe { Quiesced::assert(grants.map(|grant| grant.epoch)) }
     }
 
@@ -236,7 +236,7 @@ impl Rig {
     }
 }
 
-/// When whatever a test waits for has happened.
+/// Returns a generous deadline for a test's waits.
 pub(crate) fn soon(ring: &Uring) -> Nanos {
     ring.now() + Nanos::from_millis(10_000)
 }
@@ -257,7 +257,7 @@ impl Pool {
         }
     }
 
-    /// The CRC of an object as it is in memory.
+    /// Returns the CRC of an object's bytes in memory.
     pub(crate) fn crc(&self, row: u32, block: u32) -> u32 {
         let mut bytes = vec![0; OBJECT as usize];
         let at = (row * self.blocks + block) as usize * bytes.len();
@@ -265,7 +265,7 @@ impl Pool {
         crc32c::crc32c(&bytes)
     }
 
-    /// Whether the object is `(row, block)` as `fill(salt)` left it.
+    /// Returns true if the object at `at` equals object `from` as written by `fill(salt)`.
     fn is(&self, at: (u32, u32), salt: u32, from: (u32, u32)) -> bool {
         let start =
             |(row, block): (u32, u32)| (row * self.blocks + block) as usize * OBJECT as usize;
@@ -281,7 +281,7 @@ fn pattern(at: usize, salt: u32) -> u32 {
     (at as u32 ^ salt).wrapping_mul(0x9e37_79b9)
 }
 
-/// Every row of `map`, a row an operation, eight of them in flight.
+/// Runs every row of `map`, one operation per row, eight of them in flight.
 pub(crate) fn all_rows(
     ring: &mut Uring,
     pool: &Pool,
@@ -306,7 +306,7 @@ pub(crate) fn all_rows(
     sums
 }
 
-/// Blocks go to files in one order and come back in another: every object must be found again.
+/// Blocks are written to files in one order and read back in another: every object must match.
 pub(crate) fn round_trip(ring: &mut Uring, pool: &mut Pool) {
     pool.fill(7);
     let n = pool.blocks;
@@ -323,7 +323,7 @@ pub(crate) fn round_trip(ring: &mut Uring, pool: &mut Pool) {
     assert!(ring.faulted().is_none());
 }
 
-/// A ring over `devices` drives moves the right bytes, stops, starts again, and moves them again.
+/// A ring over `devices` drives moves the correct bytes, stops, restarts, and repeats.
 pub(crate) fn stack_moves_bytes(
     device: &Arc<CudaDevice>,
     cuda: CudaOptions,
@@ -341,7 +341,7 @@ pub(crate) fn stack_moves_bytes(
     counters
 }
 
-/// An executor with a ring and a queue that nobody uses, in pages of its own.
+/// Creates an executor with an unused ring and queue, in pages of its own.
 pub(crate) fn bare(
     device: &Arc<CudaDevice>,
     mode: LaunchMode,
@@ -370,7 +370,7 @@ pub(crate) fn bare(
         parts: 1,
         ..Warp::default()
     };
-    // SAFETY: inside the pages, aligned, and used by nobody yet.
+    // SAFETY: inside the pages, aligned, and not yet used.
     unsafe { pages.host().byte_add(WARP as usize).cast::<Warp>().write_volatile(warp) };
     let args = Args {
         warps: at + WARP,

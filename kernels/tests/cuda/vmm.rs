@@ -1,13 +1,13 @@
-//! Memory of the GPU that a program puts together of several allocations (cuMemCreate), as
-//! PyTorch's expandable segments are.
+//! GPU memory that a program composes of several allocations (cuMemCreate), like PyTorch's
+//! expandable segments.
 #![allow(unsafe_code, reason = "calls libcuda")]
 
 use cudarc::driver::sys::{self, CUresult};
 
-/// Bytes of one allocation: what all GPUs so far allocate by.
+/// Bytes of one allocation: the allocation granularity of all GPUs so far.
 pub(crate) const CHUNK: usize = 2 << 20;
 
-/// Allocations at neighbouring addresses.
+/// Allocations at consecutive addresses.
 pub(crate) struct VmmPool {
     address: sys::CUdeviceptr,
     handles: Vec<sys::CUmemGenericAllocationHandle>,
@@ -17,11 +17,11 @@ fn ok(call: &str, result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS, "{call}");
 }
 
-/// Calls libcuda with GPU 0's primary context, which is retained, current.
+/// Calls libcuda with GPU 0's primary context retained and current.
 fn in_context<T>(call: impl FnOnce() -> T) -> T {
     let mut context = std::ptr::null_mut();
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: handles and a mode are written, and put back below.
+    // SAFETY: handles and a mode are written, and restored below.
     unsafe {
         let mut device = 0;
         ok("cuDeviceGet", sys::cuDeviceGet(&raw mut device, 0));
@@ -48,7 +48,7 @@ impl VmmPool {
             type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
             id: 0,
         };
-        // SAFETY: a plain struct of numbers, for which 0 is a value of every field but the type,
+        // SAFETY: a plain struct of numbers, for which 0 is valid in every field but the type,
         // which is set next.
         let mut prop: sys::CUmemAllocationProp = unsafe {
             let mut prop = std::mem::MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
@@ -62,7 +62,7 @@ impl VmmPool {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let all = allocations * CHUNK;
-        // SAFETY: an address range and handles are written, which `drop` gives back.
+        // SAFETY: an address range and handles are written, which `drop` releases.
         unsafe {
             ok("reserve", sys::cuMemAddressReserve(&raw mut self.address, all, 0, 0, 0));
             for index in 0..allocations {
@@ -85,7 +85,7 @@ impl Drop for VmmPool {
         in_context(|| {
             for (index, handle) in self.handles.iter().enumerate() {
                 let at = self.address + (index * CHUNK) as u64;
-                // SAFETY: mapped and created by `fill`, and used by nobody any more.
+                // SAFETY: mapped and created by `fill`, and no longer used.
                 unsafe {
                     ok("cuMemUnmap", sys::cuMemUnmap(at, CHUNK));
                     ok("cuMemRelease", sys::cuMemRelease(*handle));

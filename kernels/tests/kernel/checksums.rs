@@ -1,5 +1,5 @@
-//! Checksums: a write stores those of what it wrote, a read finds every object that differs and no
-//! other one, however objects are merged, split and padded.
+//! Checksums: a write stores the checksums of its objects, a read detects every mismatched object
+//! and no other, however objects are merged, split and padded.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use crate::{
     rig::{Config, Done, Kv, Rig, Shape},
 };
 
-/// What a checksum is before it was stored.
+/// Value of a checksum that was never stored.
 const UNSET: u32 = 0x5a5a_5a5a;
 
-/// A pool, a map, and room for the checksums of all objects.
+/// A pool, a map, and space for the checksums of all objects.
 struct Case {
     rig: Rig,
     kv: Kv,
@@ -23,7 +23,7 @@ struct Case {
 }
 
 impl Case {
-    /// With up to `most` entries.
+    /// Creates a case with up to `most` entries.
     fn new(config: Config, shape: Shape, seed: u64, most: usize) -> Self {
         println!("seed {seed}, {config:?}, {shape:?}");
         let mut rig = Rig::new(config, seed);
@@ -40,7 +40,7 @@ impl Case {
         self.rig.memory.peek(self.checksums + at as u64 * 4)
     }
 
-    /// The CRC of an object as it is in memory now.
+    /// Returns the CRC of an object's current bytes in memory.
     fn crc(&self, row: u32, entry: usize) -> u32 {
         let mut bytes = vec![0; self.kv.shape.object_bytes as usize];
         let at = self.kv.memory.at(self.kv.offset(row, self.map[entry].block));
@@ -61,7 +61,7 @@ impl Case {
         done
     }
 
-    /// Writes all rows, an operation each, and poisons the pool.
+    /// Writes all rows, one operation per row, and poisons the pool.
     fn write_all(&mut self) {
         let rows = self.kv.shape.rows;
         for row in 0..rows {
@@ -74,14 +74,14 @@ impl Case {
         self.rig.memory.write(self.kv.memory.address, &poison);
     }
 
-    /// Changes a bit of the object on the medium, `at` bytes from its beginning.
+    /// Flips a bit of the object on the medium, `at` bytes from its start.
     fn flip(&mut self, row: u32, entry: usize, at: u64, bit: u64) {
         let shift = self.rig.config.lba_shift;
         let (device, lba) = self.kv.place(self.map[entry].file, row, shift);
         self.rig.devices[device].media[((lba << shift) + at) as usize] ^= 1 << bit;
     }
 
-    /// What a read of `rows` says when the objects of `wrong` (row, entry) differ.
+    /// Asserts that a read of `rows` reports exactly the mismatched objects `wrong` (row, entry).
     fn assert_finds(&mut self, rows: [u32; 2], wrong: &BTreeSet<(u32, usize)>) {
         let done = self.run(abi::OP_READ, rows);
         let here: Vec<_> =
@@ -104,11 +104,11 @@ impl Case {
     }
 }
 
-/// Writes, reads what is right, then what is not.
+/// Writes, reads correct data, then corrupted data.
 fn round_trip(config: Config, shape: Shape, seed: u64) {
     let mut case = Case::new(config, shape, seed, usize::MAX);
     let (rows, entries) = (shape.rows, case.map.len());
-    // The map is sorted by the first operation; what follows names entries in that order.
+    // The first operation sorts the map; later code refers to entries in that order.
     case.run(abi::OP_WRITE, [0, 1]);
     for row in 0..rows {
         for entry in 0..entries {
@@ -154,7 +154,7 @@ fn random_rigs_find_what_differs() {
     }
 }
 
-/// Merged objects of one command have a fate each.
+/// Merged objects of one command fail individually.
 #[test]
 fn one_object_of_a_merged_command() {
     let mut case = Case::new(Config::default(), Shape::default(), 1, 16);
@@ -168,12 +168,12 @@ fn one_object_of_a_merged_command() {
     assert_eq!(case.rig.warp(0).objects, 3 * 16 + 15);
 }
 
-/// Objects of several commands, which end in any order: looked at once, when the last one ended.
+/// Objects of several commands that end in any order: verified once, when the last one ended.
 #[test]
 fn objects_of_several_commands() {
     let shape = Shape { object_bytes: 20_000, slot_bytes: 20_480, gap: 4, ..Shape::default() };
     for seed in 0..40 {
-        // Boundaries leave some objects one command less than others.
+        // With boundaries, some objects take one command fewer than others.
         let boundary_lbas = [0, 3, 4][seed as usize % 3];
         let depth_log2 = 1 + seed as u32 % 6;
         let config = Config {
@@ -187,8 +187,8 @@ fn objects_of_several_commands() {
     }
 }
 
-/// An object's last split may be empty, and the queue full in front of it: there is no more of it
-/// to come all the same.
+/// An object's last split may be empty while the queue is full before it: the object is complete
+/// nevertheless.
 #[test]
 fn an_object_before_an_empty_split() {
     let shape = Shape { object_bytes: 12288, slot_bytes: 12288, ..Shape::default() };
@@ -198,8 +198,8 @@ fn an_object_before_an_empty_split() {
         let mut case = Case::new(config, shape, seed, 20);
         case.map = (0..20).map(|i| Affine { block: i, file: i }).collect();
         case.write_all();
-        // The eleventh object ends with the chunk of 32 splits, three each, and is given to the
-        // controller with what fills the queue.
+        // The eleventh object ends with the chunk of 32 splits, three per object, and is submitted
+        // with the commands that fill the queue.
         case.flip(0, 10, 5000, 2);
         let iova = case.rig.memory.iova(case.kv.memory.at(case.kv.offset(2, 0)));
         let mut list = [IoCtx { iova, lba: 0, bytes: 4096, device: 0 }; 9];
@@ -218,7 +218,7 @@ fn an_object_before_an_empty_split() {
     }
 }
 
-/// A command that fails has its own status. No object of it is looked at.
+/// A failed command has its own status. None of its objects is verified.
 #[test]
 fn what_did_not_arrive_is_not_looked_at() {
     let status = abi::STATUS_NVME | 0x281;
@@ -243,7 +243,7 @@ fn what_did_not_arrive_is_not_looked_at() {
     }
 }
 
-/// Operations with and without checksums share the window, and each gets its own.
+/// Operations with and without checksums share the window without interference.
 #[test]
 fn not_all_operations_have_checksums() {
     let mut case =
@@ -263,7 +263,7 @@ fn not_all_operations_have_checksums() {
     }
 }
 
-/// Checksums of what the kernel cannot look at: nothing is sent.
+/// Checksums of a pool unreachable for the kernel: no command is sent.
 #[test]
 fn what_is_out_of_reach_is_refused() {
     let mut case = Case::new(Config::default(), Shape::default(), 1, 8);

@@ -1,17 +1,17 @@
-//! A strict little controller: it refuses nothing and forgives nothing. Whatever a command says
-//! that the rules of the kernel do not allow is a failed assertion.
+//! A strict model of a controller: it rejects no command; any command that violates the kernel's
+//! rules fails an assertion.
 //!
 //! Commands are fetched in order and completed in any order; data pointers are walked only at
-//! completion, so an SGL or PRP list that was overwritten too early is found.
+//! completion, so an SGL or PRP list that was overwritten too early is detected.
 
 use std::collections::VecDeque;
 
 use crate::memory::{Memory, Random, Region};
 
-/// What goes wrong with a completion.
+/// A faulty completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mischief {
-    /// Status field (without phase): nothing is moved.
+    /// Status field (without phase); no data is transferred.
     Status(u16),
     /// No completion; the command can be completed later.
     Drop,
@@ -19,7 +19,7 @@ pub enum Mischief {
     Duplicate,
     /// With this CID.
     Cid(u16),
-    /// With the generation before.
+    /// With the previous generation.
     OldGeneration,
     /// Of another queue.
     Sqid(u16),
@@ -48,7 +48,7 @@ impl Command {
     pub fn fua(&self) -> bool {
         self.sqe[6] >> 30 & 1 == 1
     }
-    /// Directive type and what is specific to it.
+    /// Returns the directive type and the directive-specific field.
     pub fn directive(&self) -> (u64, u64) {
         (self.sqe[6] >> 20 & 0xf, self.sqe[6] >> 48)
     }
@@ -85,7 +85,7 @@ pub struct Queue {
     pub mischief: VecDeque<Option<Mischief>>,
 }
 
-/// What the commands of a device must obey.
+/// Rules for the commands of a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub nsid: u32,
@@ -104,7 +104,7 @@ pub struct Device {
     pub queues: Vec<Queue>,
     /// Completes nothing while set.
     pub stalled: bool,
-    /// Commands of a queue that one step completes at the most.
+    /// Maximum commands per queue that one step completes.
     pub at_once: u64,
 }
 
@@ -154,7 +154,7 @@ impl Queue {
         self.log.len() != before
     }
 
-    /// Entries that may be posted.
+    /// Returns the number of entries that may be posted.
     fn room(&mut self, memory: &Memory) -> u64 {
         let head = u64::from(memory.peek::<u32>(self.cq_doorbell));
         assert!(head < self.depth(), "CQ doorbell {head}");
@@ -177,7 +177,7 @@ impl Queue {
         (self.sq_head % self.depth()) as u16
     }
 
-    /// Posts for a command whose completion was dropped.
+    /// Posts the completion of a command that was dropped.
     pub fn post_dropped(&mut self, memory: &Memory, index: usize) {
         let command = self.dropped.remove(index);
         self.post(memory, command.cid(), self.qid, self.sqhd(), 0);
@@ -185,7 +185,7 @@ impl Queue {
 }
 
 impl Device {
-    /// Fetches, and completes some commands. Returns whether it did anything.
+    /// Fetches commands, and completes some. Returns true if it made progress.
     pub fn step(&mut self, memory: &Memory, random: &mut Random) -> bool {
         let mut moved = false;
         for index in 0..self.queues.len() {
@@ -232,7 +232,7 @@ impl Device {
         }
     }
 
-    /// Moves the bytes.
+    /// Transfers the data.
     fn execute(&mut self, memory: &Memory, index: usize, command: &Command) {
         let parts = self.parts(memory, index, command);
         let shift = self.rules.lba_shift;
@@ -259,7 +259,7 @@ impl Device {
         }
     }
 
-    /// The data pointer of a command, walked as the specification says.
+    /// Walks the data pointer of a command as the specification says.
     pub fn parts(&self, memory: &Memory, index: usize, command: &Command) -> Vec<Part> {
         assert_eq!(command.uses_sgl(), self.rules.sgl);
         assert_eq!(command.sqe[0] >> 15 & 1, 0, "PSDT 10b or 11b");

@@ -1,5 +1,5 @@
-//! Devices and callers that misbehave: every operation still completes exactly once, nothing wrong
-//! is sent, and what may still be under DMA stays quarantined.
+//! Devices and callers that misbehave: every operation still completes exactly once, no invalid
+//! command is sent, and slots that may still be under DMA stay quarantined.
 
 use gio_uring::{
     IoExecutor,
@@ -23,7 +23,7 @@ fn read(rig: &mut Rig, n: u64) -> u32 {
     rig.issue(iocb)
 }
 
-/// How many statuses are what.
+/// Returns the number of statuses equal to `status`.
 fn count(done: &Done, status: u32) -> usize {
     done.statuses.iter().filter(|found| **found == status).count()
 }
@@ -35,7 +35,7 @@ fn stop(rig: &mut Rig) {
 #[test]
 fn an_error_of_the_device_is_the_contexts_status() {
     let mut rig = Rig::new(Config::default(), 4);
-    // LBA Out of Range with DNR; completion order decides whose it is.
+    // LBA Out of Range with DNR; the completion order determines the affected object.
     let queue = &mut rig.devices[0].queues[0];
     queue.mischief.extend([None, Some(Mischief::Status(0x4080)), None]);
     read(&mut rig, 10);
@@ -49,7 +49,7 @@ fn an_error_of_the_device_is_the_contexts_status() {
     rig.assert_at_rest();
 }
 
-/// All objects of a merged command share its fate.
+/// All objects of a merged command fail together.
 #[test]
 fn an_error_of_a_merged_command_is_everyones() {
     let mut rig = Rig::new(Config::default(), 4);
@@ -64,7 +64,7 @@ fn an_error_of_a_merged_command_is_everyones() {
     assert_eq!((done.iocb.errors, done.iocb.objects), (1, 0));
 }
 
-/// Exactly one object of several commands is lost when one of its commands fails.
+/// If one of an object's several commands fails, exactly that object fails.
 #[test]
 fn an_error_of_a_split_is_its_objects() {
     let shape = Shape { object_bytes: 16384, slot_bytes: 16384, ..Shape::default() };
@@ -108,7 +108,7 @@ fn what_is_out_of_bounds_is_refused_and_the_rest_done() {
     rig.assert_at_rest();
 }
 
-/// A file in the wrong class would be looked for on the wrong device, where its slot is another's.
+/// A file in the wrong class would be located on the wrong device, in another file's slot.
 #[test]
 fn files_in_the_wrong_class_are_refused() {
     let mut rig = Rig::new(Config { devices: 2, ..Config::default() }, 4);
@@ -142,7 +142,7 @@ fn explicit_contexts_are_checked_too() {
         IoCtx { device: 7, ..entry(1, 4096) },
     ];
     let mut iocb = rig.explicit(abi::OP_WRITE, &mut list);
-    // All of one class, whatever they say themselves.
+    // All in one class, regardless of their device fields.
     iocb.starts = rig.memory.place(&[0, list.len() as u32]);
     rig.issue(iocb);
     let done = rig.finish(1).remove(0);
@@ -177,7 +177,7 @@ fn operations_that_make_no_sense_are_refused_whole() {
     }
 }
 
-/// A queue that failed completes what it had, and everything that comes, at once, with FAULT.
+/// A failed queue immediately completes all current and later operations with FAULT.
 fn assert_failed(rig: &mut Rig, fault: u32) {
     assert_eq!(rig.warp(0).fault, fault);
     let commands = rig.warp(0).commands;
@@ -216,7 +216,7 @@ fn completions_that_make_no_sense_fail_the_queue() {
             let ok: usize = done.iter().map(|done| count(done, 0)).sum();
             let failed: usize = done.iter().map(|done| count(done, abi::STATUS_FAULT)).sum();
             assert_eq!(ok + failed, 200);
-            // A command is OK only if it was completed rightly.
+            // A command is OK only if its completion was correct.
             assert!(ok >= nth as usize && failed >= 1);
             let objects: u64 = done.iter().map(|done| done.iocb.objects).sum();
             assert_eq!(objects, ok as u64);
@@ -232,7 +232,7 @@ fn no_completion_in_time_fails_the_queue() {
     read(&mut rig, 20);
     rig.settle();
     assert!(rig.completion().is_none());
-    // A second operation, younger: not over time when the first one is.
+    // A second, later operation: not yet timed out when the first one is.
     rig.pass(900_000);
     rig.devices[0].stalled = true;
     read(&mut rig, 5);
@@ -249,7 +249,7 @@ fn no_completion_in_time_fails_the_queue() {
     assert_eq!(rig.warp(0).quarantined, 6);
     assert_failed(&mut rig, abi::FAULT_TIMEOUT);
 
-    // Late completions free their slots, and are counted; nobody is told twice.
+    // Late completions free their slots and are counted, but are not reported again.
     rig.devices[0].stalled = false;
     rig.devices[0].queues[0].post_dropped(&rig.memory, 0);
     rig.settle();
@@ -258,7 +258,7 @@ fn no_completion_in_time_fails_the_queue() {
     assert_failed(&mut rig, abi::FAULT_TIMEOUT);
 }
 
-/// In a queue deeper than a warp has lanes, any slot's command may be the one that is lost.
+/// In a queue deeper than a warp has lanes, the command of any slot may be lost.
 #[test]
 fn no_completion_in_time_of_any_slot_fails_the_queue() {
     for lost in [0, 31, 32, 63, 64, 126] {
@@ -280,8 +280,8 @@ fn no_completion_in_time_of_any_slot_fails_the_queue() {
     }
 }
 
-/// Nobody ran for longer than a command may take: the process was stopped, and its controllers with
-/// it. Commands have their whole time again, and no more than that.
+/// Nothing ran for longer than the command timeout: the process was stopped, and its controllers
+/// with it. The timeout of every command restarts, and still applies.
 #[test]
 fn a_pause_of_the_whole_process_times_nothing_out() {
     let timeout_ns = 100_000_000;
@@ -307,7 +307,7 @@ fn a_pause_of_the_whole_process_times_nothing_out() {
     assert_eq!(count(&done, abi::STATUS_TIMEOUT), 1);
 }
 
-/// An operation that starts once `event` is 1, and signals `signal` at its end.
+/// Issues an operation that starts once `event` is 1 and signals `signal` at its end.
 fn read_after(rig: &mut Rig, event: u64, signal: u64) -> u32 {
     let iova = rig.memory.take_data(4096, 4096).address;
     let iova = rig.memory.iova(iova);
@@ -319,8 +319,8 @@ fn read_after(rig: &mut Rig, event: u64, signal: u64) -> u32 {
     rig.issue(iocb)
 }
 
-/// Nobody sets the event, and nobody asks what became of it: the kernel itself gives up, and
-/// whoever waits for the end of the operation, or of one behind it, goes on.
+/// The event is never set, and the operation is not polled: the kernel itself times out, and
+/// waiters for this or a later operation proceed.
 #[test]
 fn an_event_that_does_not_come_fails_the_queue() {
     let mut rig = Rig::new(Config { parts: 2, ..Config::default() }, 6);
@@ -343,7 +343,7 @@ fn an_event_that_does_not_come_fails_the_queue() {
     }
 }
 
-/// Each operation has the whole time, from when it is the next one on.
+/// Each operation has the full timeout from the moment it becomes the next one.
 #[test]
 fn an_event_that_comes_late_enough_is_no_fault() {
     let mut rig = Rig::new(Config::default(), 6);
@@ -362,7 +362,7 @@ fn an_event_that_comes_late_enough_is_no_fault() {
     rig.assert_at_rest();
 }
 
-/// As for commands: whoever sets events was stopped as well.
+/// The same for events: the threads that set them were stopped as well.
 #[test]
 fn a_pause_of_the_whole_process_ends_no_wait() {
     let event_timeout_ns = 100_000_000;
@@ -395,7 +395,7 @@ fn a_late_completion_does_not_count_twice() {
     }
 }
 
-/// The other queues of an operation go on when one fails.
+/// The other queues of an operation continue when one fails.
 #[test]
 fn one_queue_fails_alone() {
     let mut rig = Rig::new(Config { devices: 2, parts: 2, ..Config::default() }, 8);
@@ -428,7 +428,7 @@ fn stop_cancels_what_was_not_sent_and_waits_for_the_rest() {
     assert_eq!(sent, 31);
     stop(&mut rig);
     rig.settle();
-    // The one that waited never started: it is done. The other has commands with the device.
+    // The waiting operation never started: it completes. The other has commands in flight.
     let done = rig.completion().expect("cancelled");
     assert_eq!((done.id, count(&done, abi::STATUS_CANCELLED)), (1, 3));
     assert!(rig.completion().is_none());
@@ -460,7 +460,7 @@ fn stop_gives_up_after_the_timeout() {
     assert_eq!(rig.warp(0).quarantined, 10);
 }
 
-/// Partly sent objects of several commands are not done when the rest is cancelled.
+/// Partly submitted objects of several commands are not counted when the rest is cancelled.
 #[test]
 fn stop_in_the_middle_of_an_object() {
     let config = Config { transfer_bytes_max: 4096, depth_log2: 3, ..Config::default() };
@@ -481,7 +481,7 @@ fn stop_in_the_middle_of_an_object() {
     assert_eq!((done.iocb.objects, done.iocb.errors), (1, 4));
 }
 
-/// Everything at once, at random: each operation completes exactly once, and what it says is so.
+/// All faults at random: each operation completes exactly once, with a correct report.
 #[test]
 fn random_faults() {
     for seed in 100..160 {

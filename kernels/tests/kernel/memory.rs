@@ -1,14 +1,14 @@
 #![allow(unsafe_code, reason = "memory that kernel and controller reach by address")]
-//! One arena for everything: queues, rings, KV blocks. The controller sees it at other addresses.
+//! One arena for queues, rings and KV blocks. The controller sees it at different addresses.
 
 use gio_kernels::InlineExecutor;
 use gio_uring::{IoExecutor, SharedMemory};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 
-/// Where the arena begins for the controller: nothing is at the same address for both.
+/// Start of the arena for the controller: no address is the same for both sides.
 const IOVA_BASE: u64 = 0x7_0000_0000;
 
-/// A part of the arena that a controller may reach.
+/// A part of the arena that a controller may access.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     pub address: u64,
@@ -25,7 +25,7 @@ impl Region {
 pub struct Memory {
     pages: SharedMemory,
     used: u64,
-    /// What data of commands may name.
+    /// Regions that commands may use for data.
     pub data: Vec<Region>,
 }
 
@@ -34,7 +34,7 @@ impl Memory {
         Self { pages: executor.alloc(len).expect("an arena"), used: 0, data: Vec::new() }
     }
 
-    /// Zeroed bytes; a multiple of `align`, and never directly behind the previous ones.
+    /// Allocates zeroed bytes; aligned to `align`, and never adjacent to the previous allocation.
     pub fn take(&mut self, len: u64, align: u64) -> Region {
         let start = (self.used + 64).next_multiple_of(align);
         self.used = start + len;
@@ -53,7 +53,7 @@ impl Memory {
         address - self.pages.address() + IOVA_BASE
     }
 
-    /// The address of `len` bytes at `iova`, which must lie inside one of `regions`.
+    /// Returns the address of `len` bytes at `iova`, which must lie inside one of `regions`.
     pub fn translate(&self, iova: u64, len: u64, regions: &[Region]) -> u64 {
         let address = iova.wrapping_sub(IOVA_BASE).wrapping_add(self.pages.address());
         let inside = |r: &&Region| r.address <= address && address + len <= r.address + r.len;
@@ -78,7 +78,7 @@ impl Memory {
     pub fn poke<T: Copy>(&self, address: u64, value: T) {
         let pointer = self.check(address, size_of::<T>() as u64).cast::<T>();
         assert!(pointer.is_aligned());
-        // SAFETY: as for peek().
+        // SAFETY: as in peek().
         unsafe { pointer.write_volatile(value) }
     }
 
@@ -99,7 +99,7 @@ impl Memory {
 
     pub fn write(&self, address: u64, from: &[u8]) {
         let pointer = self.check(address, from.len() as u64);
-        // SAFETY: as for read().
+        // SAFETY: as in read().
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), pointer, from.len()) }
     }
 
@@ -110,7 +110,7 @@ impl Memory {
     }
 }
 
-/// A generator: every failure prints the seed it began with.
+/// A random generator: every failure prints its seed.
 #[derive(Debug, Clone)]
 pub struct Random(SmallRng);
 

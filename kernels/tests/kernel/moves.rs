@@ -1,5 +1,5 @@
-//! Bytes: whatever the queue, the descriptors and the order of completions, an operation moves
-//! exactly what the layout says.
+//! Data: for any queue, descriptor format and completion order, an operation transfers exactly the
+//! bytes that the layout specifies.
 
 use gio_uring::abi::{self, Affine, IoCtx, Warp};
 
@@ -8,7 +8,7 @@ use crate::{
     rig::{Config, Kv, Rig, Shape},
 };
 
-/// Distinct blocks and files at random, some of the files in runs.
+/// Returns distinct random blocks and files, some of the files in runs.
 pub fn map(kv: &Kv, random: &mut Random, n: usize) -> Vec<Affine> {
     let mut blocks: Vec<u32> = (0..kv.shape.blocks).collect();
     random.shuffle(&mut blocks);
@@ -20,8 +20,8 @@ pub fn map(kv: &Kv, random: &mut Random, n: usize) -> Vec<Affine> {
     blocks.iter().zip(&files).take(n).map(|(&block, &file)| Affine { block, file }).collect()
 }
 
-/// Several rounds of operations at once, one a row (so that they share no bytes), each checked
-/// against the model, with everything that no operation named unchanged.
+/// Several rounds of concurrent operations, one per row (so that they share no bytes), each checked
+/// against the model; everything else must be unchanged.
 fn affine_round_trip(config: Config, shape: Shape, seed: u64) {
     println!("seed {seed}, {config:?}, {shape:?}");
     let mut rig = Rig::new(config, seed);
@@ -57,7 +57,7 @@ fn affine_round_trip(config: Config, shape: Shape, seed: u64) {
     assert_eq!(counted, expected);
 }
 
-/// No command crosses a boundary, but for an object that one command holds and that lies across it.
+/// Asserts that no command crosses a boundary, except for a single object that lies across it.
 fn assert_boundary(rig: &Rig, shape: Shape) {
     let boundary = u64::from(rig.config.boundary_lbas);
     if boundary == 0 {
@@ -71,8 +71,8 @@ fn assert_boundary(rig: &Rig, shape: Shape) {
     }
 }
 
-/// Merged and split commands end at the boundaries that a drive names (NOIOB), wherever its data
-/// begins and whether or not objects fit between them.
+/// Merged and split commands end at a drive's boundaries (NOIOB), wherever its data begins and
+/// whether or not objects fit between them.
 #[test]
 fn commands_end_at_boundaries() {
     for (object_bytes, boundary_lbas) in [(4096, 8), (4096, 7), (12288, 8), (49152, 4), (49152, 6)]
@@ -150,7 +150,7 @@ fn objects_longer_than_a_command_are_split() {
 #[test]
 fn prp_pages_lists_and_offsets() {
     // Whole pages (merged), one page (merged: PRP2 is the neighbour's), and objects whose stride
-    // gives every block another offset into its page.
+    // gives every block a different offset into its page.
     for (object_bytes, gap) in [(8192, 0), (4096, 0), (4096, 512), (16384, 1028), (32768, 4)] {
         for descriptor_bytes in [64, 4096] {
             let shape = Shape {
@@ -177,7 +177,7 @@ fn small_lbas_and_small_descriptor_areas() {
     }
 }
 
-/// A rig of any kind, and a pool that fits it.
+/// Returns a random rig configuration, and a pool shape that fits it.
 pub fn random_rig(seed: u64) -> (Config, Shape) {
     let mut random = Random::new(seed);
     let devices = 1 + random.below(4) as u32;
@@ -267,7 +267,7 @@ fn explicit_moves() {
         let op = if write { abi::OP_WRITE } else { abi::OP_READ };
         let mut iocb = rig.explicit(op, &mut list);
         iocb.flags = abi::FLAG_FUA;
-        // The second placement handle: of the first device only.
+        // The second placement handle, which only the first device has.
         iocb.placement = 2;
         rig.issue(iocb);
         let done = rig.finish(1).remove(0);
@@ -275,11 +275,11 @@ fn explicit_moves() {
         assert!(rig.memory.bytes(area) == memory);
         for (device, model) in rig.devices.iter().zip(&media) {
             assert!(device.media == *model);
-            // FUA is a bit of writes; on a read it would only slow the device down.
+            // FUA is set on writes only; on a read it would only slow the device down.
             assert!(device.queues[0].log.iter().all(|command| command.fua() == write));
         }
         for (device, directive) in rig.devices.iter().zip([(2, 0xfffe), (0, 0)]) {
-            // So is a directive.
+            // The same holds for a directive.
             let directive = if write { directive } else { (0, 0) };
             let log = &device.queues[0].log;
             assert!(log.iter().all(|command| command.directive() == directive), "{directive:?}");

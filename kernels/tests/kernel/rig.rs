@@ -1,4 +1,4 @@
-//! Rings, warps and controllers laid out by hand, and a model of what operations should do.
+//! Rings, warps and controllers laid out by hand, and a model of the operations' effects.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::{
 };
 
 pub const RING: u64 = 64;
-/// The first moment of virtual time.
+/// Start of virtual time.
 const EPOCH: u64 = 1_000_000_000;
 
-/// What a rig is like. The default is one modern drive with one queue.
+/// Configuration of a rig. The default is one modern drive with one queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     pub devices: u32,
@@ -34,7 +34,7 @@ pub struct Config {
     pub timeout_ns: u64,
     pub event_timeout_ns: u64,
     pub rounds: u32,
-    /// Time is the processor's, and not the rig's.
+    /// Uses the processor's clock instead of virtual time.
     pub real_time: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct Shape {
     pub object_bytes: u32,
     pub slot_bytes: u32,
     pub run_bytes: u32,
-    /// Bytes between blocks besides the object.
+    /// Bytes between consecutive blocks' objects.
     pub gap: u32,
 }
 
@@ -88,7 +88,7 @@ impl Default for Shape {
     }
 }
 
-/// A registered pool: its memory, and where the kernel finds its description.
+/// A registered pool: its memory, and the address of its description for the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Kv {
     pub shape: Shape,
@@ -103,12 +103,12 @@ impl Kv {
         u64::from(self.shape.object_bytes + self.shape.gap)
     }
 
-    /// Where the object of `block` in `row` is in the pool's memory.
+    /// Returns the offset of the object of `block` in `row` in the pool's memory.
     pub fn offset(&self, row: u32, block: u32) -> u64 {
         (u64::from(row) * u64::from(self.shape.blocks) + u64::from(block)) * self.stride()
     }
 
-    /// Device and LBA of an object, by the formula of the architecture (decision 4).
+    /// Returns device and LBA of an object, by the formula of the architecture (decision 4).
     pub fn place(&self, file: u32, row: u32, lba_shift: u32) -> (usize, u64) {
         let (n, group) = (self.devices, self.shape.group);
         let (g, k) = (file / group, file % group);
@@ -220,7 +220,7 @@ impl Rig {
         kv
     }
 
-    /// The IOCB of an affine operation over `map`, which it sorts by class and file. Not issued.
+    /// Returns the IOCB of an affine operation over `map`, which it sorts by class and file.
     pub fn affine(&mut self, kv: &Kv, op: u32, map: &mut [Affine], rows: [u32; 2]) -> Iocb {
         let n = self.config.devices;
         map.sort_by_key(|entry| (entry.file % n, entry.file));
@@ -240,7 +240,7 @@ impl Rig {
         }
     }
 
-    /// The IOCB of an explicit operation, which sorts `list` by device.
+    /// Returns the IOCB of an explicit operation; sorts `list` by device.
     pub fn explicit(&mut self, op: u32, list: &mut [IoCtx]) -> Iocb {
         list.sort_by_key(|entry| entry.device);
         let classes: Vec<u32> = list.iter().map(|entry| entry.device).collect();
@@ -273,14 +273,14 @@ impl Rig {
         id
     }
 
-    /// A turn for the kernel and the controllers. Returns whether anything moved.
+    /// Runs the kernel and the controllers once. Returns true if anything moved.
     pub fn step(&mut self) -> bool {
         let moved = self.executor.poll().expect("running") == Progress::Moved;
         let step = |device: &mut Device| device.step(&self.memory, &mut self.random);
         self.devices.iter_mut().map(step).fold(moved, |a, b| a | b)
     }
 
-    /// The next completion of the ring, if there is one.
+    /// Returns the next completion of the ring, if any.
     pub fn completion(&mut self) -> Option<Done> {
         let at = self.args.cq_ring + u64::from(self.seen) % RING * 8;
         let word: u64 = self.memory.peek(at);
@@ -297,14 +297,14 @@ impl Rig {
         Some(Done { id, iocb, statuses: (0..iocb.count).map(status).collect() })
     }
 
-    /// Runs until `n` more operations completed; virtual time stands still.
+    /// Runs until `n` more operations have completed; virtual time does not advance.
     pub fn finish(&mut self, n: usize) -> Vec<Done> {
         let mut done = Vec::new();
         let mut idle = 0;
         while done.len() < n {
             let moved = self.step();
             done.extend(std::iter::from_fn(|| self.completion()));
-            // A controller's dice may say "complete nothing" many times.
+            // The controllers' random choice may be to complete nothing many times.
             idle = if moved { 0 } else { idle + 1 };
             assert!(idle < 1000, "{} of {n} operations completed, and nothing moves", done.len());
         }
@@ -312,7 +312,7 @@ impl Rig {
         done
     }
 
-    /// Runs until nothing moves any more; with stalled controllers or dropped completions.
+    /// Runs until nothing moves any more, for stalled controllers or dropped completions.
     pub fn settle(&mut self) {
         let mut idle = 0;
         while idle < 200 {
@@ -333,14 +333,14 @@ impl Rig {
         self.memory.peek(self.args.warps + u64::from(index) * size_of::<Warp>() as u64)
     }
 
-    /// Slots of a warp that are in `state`.
+    /// Returns the number of a warp's slots in `state`.
     pub fn slots(&self, warp: u32, state: u16) -> usize {
         let slots = self.warp(warp).slots;
         let slot = |i: u64| self.memory.peek::<Slot>(slots + i * size_of::<Slot>() as u64);
         (0..1 << self.config.depth_log2).filter(|i| slot(*i).state == state).count()
     }
 
-    /// What must hold whenever no operation is in progress and no queue failed.
+    /// Asserts the state of a rig with no operation in progress and no failed queue.
     pub fn assert_at_rest(&self) {
         for index in 0..self.args.warp_count {
             let warp = self.warp(index);
@@ -383,7 +383,7 @@ impl Rig {
     }
 }
 
-/// Progress of an operation that no warp has taken.
+/// Returns the progress of an operation that no warp has taken.
 fn ready(warps: usize) -> OpProgress {
     OpProgress { warps_left: warps as u32, ..OpProgress::default() }
 }

@@ -1,5 +1,4 @@
-//! What commands look like and how many there are: merging, batches, doorbells, several
-//! operations at once.
+//! Shape and number of commands: merging, batches, doorbells, concurrent operations.
 
 use gio_uring::abi::{self, Affine, IoCtx};
 
@@ -8,7 +7,7 @@ use crate::{
     rig::{Config, Kv, Rig, Shape},
 };
 
-/// Files 0 .. n in blocks 0 .. n.
+/// Maps files 0 .. n to blocks 0 .. n.
 fn straight(n: u32) -> Vec<Affine> {
     (0..n).map(|i| Affine { block: i, file: i }).collect()
 }
@@ -39,7 +38,7 @@ fn sixty_four_explicit_contexts_ring_few_doorbells() {
     }
 }
 
-/// One operation of 64, and a controller that fetches all before it completes any: two doorbells.
+/// One operation of 64, and a controller that fetches all before completing any: two doorbells.
 #[test]
 fn a_lone_operation_of_64_rings_twice() {
     let mut rig = Rig::new(Config { depth_log2: 7, ..Config::default() }, 3);
@@ -56,7 +55,7 @@ fn a_lone_operation_of_64_rings_twice() {
     rig.assert_at_rest();
 }
 
-/// Explicit contexts are the caller's choice: neighbours stay two commands.
+/// Explicit contexts are never merged, even neighbours.
 #[test]
 fn explicit_contexts_are_never_merged() {
     let mut rig = Rig::new(Config::default(), 5);
@@ -98,7 +97,7 @@ fn runs_are_as_long_as_the_smallest_limit() {
         let (rig, kv) = one_read(config, shape, &mut straight(64), [1, 2]);
         let log = &rig.devices[0].queues[0].log;
         let lengths: Vec<u64> = log.iter().map(|command| command.lbas()).collect();
-        // 64 objects are several chunks: no run may be cut short where a chunk ends.
+        // 64 objects are several chunks: no run may be cut short at the end of a chunk.
         let expected: Vec<u64> =
             (0..64u64).step_by(objects).map(|at| (64 - at).min(objects as u64)).collect();
         assert_eq!(lengths, expected, "{config:?} {shape:?}");
@@ -119,7 +118,7 @@ fn a_gap_in_the_files_ends_a_run() {
     assert_eq!(runs, [4, 24, 1, 6]);
 }
 
-/// Groups are extents of their own: a run ends where a group of several rows ends.
+/// Groups are separate extents: a run ends where a group of several rows ends.
 #[test]
 fn a_run_ends_with_its_group() {
     let shape = Shape { group: 8, run_bytes: 1 << 20, ..Shape::default() };
@@ -167,8 +166,8 @@ fn rows_go_to_all_devices_and_all_queues_alike() {
     assert_eq!(commands, [32; 8]);
 }
 
-/// Eight operations at most are in progress, in the order of the ring; they overlap, and the later
-/// one may be done first.
+/// At most eight operations are in progress, in ring order; they overlap, and a later one may
+/// complete first.
 #[test]
 fn operations_overlap_within_the_window() {
     let mut rig = Rig::new(Config { depth_log2: 8, ..Config::default() }, 1);
@@ -196,7 +195,7 @@ fn operations_overlap_within_the_window() {
     rig.assert_at_rest();
 }
 
-/// A full queue waits for room for a batch worth a doorbell.
+/// A full queue waits until there is room for a batch worth a doorbell.
 #[test]
 fn no_small_batches_while_more_remains() {
     let mut rig = Rig::new(Config { depth_log2: 6, rounds: 1, ..Config::default() }, 9);
@@ -219,7 +218,7 @@ fn no_small_batches_while_more_remains() {
     assert_eq!(rig.warp(0).commands, 500);
 }
 
-/// Even when the stack has a slot for each entry.
+/// Even if the stack has a slot for each entry.
 #[test]
 fn one_entry_of_the_queue_stays_empty() {
     let mut rig = Rig::new(Config { depth_log2: 3, ..Config::default() }, 1);
@@ -254,8 +253,8 @@ fn empty_operations_complete() {
     rig.assert_at_rest();
 }
 
-/// An operation that waits holds back those behind it, and starts when its event gets there; a
-/// signal is given after everything is done.
+/// A waiting operation holds back later ones, and starts when its event arrives; it signals after
+/// everything is done.
 #[test]
 fn waits_and_signals() {
     let mut rig = Rig::new(Config::default(), 2);
@@ -285,7 +284,7 @@ fn waits_and_signals() {
     assert_eq!(rig.memory.peek::<u32>(signal), 77);
 }
 
-/// CIDs of one slot differ from use to use, and FFFFh is never one.
+/// CIDs of one slot differ between uses, and are never FFFFh.
 #[test]
 fn generations_change_and_wrap() {
     let mut rig = Rig::new(Config { depth_log2: 10, rounds: 64, ..Config::default() }, 2);
@@ -313,7 +312,7 @@ fn generations_change_and_wrap() {
     assert!(wrapped, "no generation wrapped; more operations are needed");
 }
 
-/// A run of neighbours is cut where a drive has a boundary, and nowhere else.
+/// A run of neighbours is cut only at a drive's boundaries.
 #[test]
 fn a_run_ends_at_a_boundary() {
     let mut rig = Rig::new(Config { boundary_lbas: 8, ..Config::default() }, 3);

@@ -13,7 +13,7 @@ use ripieno_testkit::set_faults;
 
 use crate::{Pool, Stack};
 
-/// Rows `rows` of a map; how many objects failed in them.
+/// Runs rows `rows` of a map; returns the number of failed objects.
 fn run(
     ring: &mut Uring,
     pool: &Pool,
@@ -31,7 +31,7 @@ fn run(
     ids.into_iter().map(wait).collect()
 }
 
-/// The CRC of an object as it is in memory.
+/// Returns the CRC of an object's bytes in memory.
 fn crc(pool: &Pool, row: u32, block: u32) -> u32 {
     let object = row as usize * pool.blocks as usize + block as usize;
     let mut bytes = vec![0; pool.object_bytes as usize];
@@ -39,8 +39,8 @@ fn crc(pool: &Pool, row: u32, block: u32) -> u32 {
     crc32c::crc32c(&bytes)
 }
 
-/// Drives corrupt what they read, in commands of one object and of many: those objects and no
-/// others are found.
+/// Drives corrupt data on read, in commands of one object and of many: exactly those objects are
+/// detected.
 fn corrupt_reads(mut stack: Stack, executor: Box<dyn IoExecutor>, options: UringOptions) {
     let mut ring = stack.ring(executor, options);
     let mut pool = stack.pool(&mut ring, 12, 96, 8192);
@@ -82,7 +82,7 @@ fn corrupt_reads(mut stack: Stack, executor: Box<dyn IoExecutor>, options: Uring
         assert_eq!(status, if differs { IoStatus::Checksum } else { IoStatus::Ok });
     }
 
-    // The media are as they were.
+    // The media are unchanged.
     let map = ring.upload_map(&entries, devices).expect("a map");
     let expected: Vec<Vec<u32>> = (0..pool.rows).map(|row| stored.row(row)).collect();
     let expected = |row: u32, entry: u32| expected[row as usize][entry as usize];
@@ -125,8 +125,8 @@ impl Best {
     }
 }
 
-/// 128 KiB objects through the whole stack, without and with checksums, against the machine's own
-/// memcpy of as many bytes; the best of several passes that take turns, because other work on the
+/// 128 KiB objects through the whole stack, without and with checksums, compared with the machine's
+/// own memcpy of the same size; the best of several interleaved passes, because other load on the
 /// machine only ever adds time:
 /// `cargo test --release -p gio-kernels --test stack -- --ignored --nocapture`.
 #[test]

@@ -1,4 +1,4 @@
-//! The kernel under its real neighbours: driver, software controller, ring, with each executor.
+//! The kernel with its real neighbours: driver, software controller, ring, and each executor.
 
 #![allow(clippy::print_stdout, reason = "a measurement, and the seed of a failure")]
 
@@ -22,15 +22,15 @@ mod checksums;
 const NS: Nsid = Nsid(1);
 
 struct Stack {
-    // Dropped first: the driver shuts controllers down, which have to run for it.
+    // Dropped first: the driver shuts the controllers down, which must still be running.
     controllers: Vec<Controller>,
     drives: Drives,
     queues: Vec<Vec<QueueId>>,
 }
 
 impl Stack {
-    /// `devices` drives of `bytes` each, with `parts` queues of `depth` each. Driven by `sim` if
-    /// there is one, else by threads.
+    /// Creates `devices` drives of `bytes` each, with `parts` queues of `depth` each. Driven by
+    /// `sim` if given, otherwise by threads.
     fn new(
         devices: usize,
         parts: usize,
@@ -126,7 +126,7 @@ impl Pool {
     }
 }
 
-/// Every row of `map`, a layer an operation, all of them in flight.
+/// Runs every row of `map`, one operation per row, all of them in flight.
 fn all_rows(ring: &mut Uring, pool: &Pool, direction: Direction, map: &[Affine]) -> (u64, u32) {
     let devices = ring.devices();
     let map = ring.upload_map(map, devices).expect("a map");
@@ -146,7 +146,7 @@ fn all_rows(ring: &mut Uring, pool: &Pool, direction: Direction, map: &[Affine])
     sums
 }
 
-/// Blocks go to files in one order and come back in another: every object must be found again.
+/// Blocks are written to files in one order and read back in another: every object must match.
 fn round_trip(mut stack: Stack, executor: Box<dyn IoExecutor>, options: UringOptions) {
     let mut ring = stack.ring(executor, options);
     let mut pool = stack.pool(&mut ring, 12, 96, 8192);
@@ -199,8 +199,8 @@ fn inline_in_virtual_time_moves_the_right_bytes() {
     }
 }
 
-/// A command is lost; its queue fails; driver and ring recover; the same operation then works. With
-/// either executor.
+/// A command is lost; its queue fails; driver and ring recover; the same operation then succeeds.
+/// With either executor.
 fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: bool) {
     let options = UringOptions {
         command_timeout: Nanos::from_millis(200),
@@ -212,7 +212,7 @@ fn lost_command(mut stack: Stack, executor: Box<dyn IoExecutor>, virtual_time: b
     let when = FaultWhen { admin: Some(false), nth: Some(3), ..FaultWhen::default() };
     let rules = vec![FaultRule::new(when, FaultAction::Drop).limit(1)];
     stack.drives.emus[0].set_faults(FaultPlan { seed: 1, rules, ..FaultPlan::default() });
-    // Every other file: nothing merges, so there are commands enough.
+    // Every other file, so that nothing is merged and there are enough commands.
     let map: Vec<Affine> = (0..32).map(|i| Affine { block: i, file: 2 * i }).collect();
     let (objects, errors) = all_rows(&mut ring, &pool, Direction::Read, &map);
     assert!(errors > 0 && objects < 64, "{objects} objects, {errors} errors");
@@ -240,8 +240,8 @@ fn a_lost_command_is_recovered_from_in_virtual_time() {
     lost_command(stack, Box::new(executor), true);
 }
 
-/// Controllers that never answer: the stop says so when its deadline is over, and works once the
-/// commands' own timeout is.
+/// Controllers that never answer: the stop fails at its deadline, and succeeds after the commands'
+/// own timeout.
 #[test]
 fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     let mut stack = Stack::new(1, 2, 16, 16 << 20, None);
@@ -263,16 +263,16 @@ fn a_stop_that_cannot_succeed_says_so_and_can_be_tried_again() {
     ring.stop(later).expect("given up by now");
     let done = ring.wait_completion(id, later).expect("completed");
     assert_eq!((done.objects, done.errors), (0, 1));
-    // The controllers have to run for their driver to shut them down.
+    // The controllers must run to be shut down by their driver.
     stack.drives.run();
 }
 
-/// Memory slots of the explicit lists, and as many slots of four LBAs on each drive.
+/// Memory slots of the explicit lists; each drive has as many slots of four LBAs.
 const SLOTS: usize = 64;
 const SLOT_BYTES: usize = 20 << 10;
 
-/// Random lists of contexts, several in flight, against a model of memory and drives. No two of a
-/// round share a slot, so the order in which they complete does not matter.
+/// Random lists of contexts, several in flight, against a model of memory and drives. No two lists
+/// of a round share a slot, so their completion order does not matter.
 fn explicit_lists(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let (sim, devices) = (SimClock::new(seed), rng.random_range(1..=3));
