@@ -1,9 +1,9 @@
 //! The two rings between the caller and the warps.
 //!
 //! **Submission ring.** One producer (the caller); *every* warp reads *every* entry, because an
-//! operation is one IOCB and each warp does its own part of it. An entry is `(position + 1) << 32 |
-//! iocb`: a warp waiting for position p polls slot `p & mask` until the high half is p + 1, so
-//! there is no shared tail to poll and zeroed memory is an empty ring.
+//! operation is one IOCB and each warp does its own part of it. An entry is
+//! `(position + 1) << 32 | iocb`: a warp waiting for position p polls slot `p & mask` until the
+//! high half is p + 1, so there is no shared tail to poll and zeroed memory is an empty ring.
 //!
 //! **Completion ring.** Many producers (the last warp to finish an operation) and one consumer (the
 //! caller). A producer reserves a position by adding 1 to the shared tail and then writes an entry

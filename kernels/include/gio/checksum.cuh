@@ -51,7 +51,7 @@ GIO_FN void gio_compare(gio_state &s, gio_crc &crc, uint32_t a, uint32_t row, ui
   }
   const uint64_t error = static_cast<uint64_t>(GIO_STATUS_CHECKSUM) << 32;
   gio_refused(s, a, gio_popc(wrong), error | (first + gio_lowest(wrong)));
-  // Its command will be credited with it.
+  // Settling the command credits all of its objects, including these.
   GIO_LANES (l, 1) active->objects -= gio_popc(wrong);
 }
 

@@ -40,7 +40,7 @@ GIO_FN uint32_t gio_merge_max(const gio_op &op, uint32_t descriptor_bytes) {
   return merge != 0u ? merge : 1u;
 }
 
-// Checks a pool: host errors must not become addresses.
+// Returns true if a pool is valid for this warp: host errors must not become addresses.
 GIO_FN bool gio_pool_usable(const gio_pool &pool, const gio_iocb &iocb, const gio_warp *w) {
   if (pool.devices == 0u || pool.devices != iocb.devices || w->device >= pool.devices) {
     return false;

@@ -2,8 +2,8 @@
 //!
 //! A systemd unit runs `nvme-bind bind` with all its checks and the serial number of the drive.
 //! Only the kernel's driver can read that number from the drive, so it owns the drive first: if a
-//! different drive is in the slot, even of the same model, it keeps it. A udev rule starts the unit
-//! as soon as the kernel's driver reports the drive with that number.
+//! different drive is in the slot, even of the same model, that driver keeps it. A udev rule starts
+//! the unit as soon as the kernel's driver reports the drive with that number.
 //!
 //! Root runs the unit's program at each boot, so only root may be able to change it.
 
