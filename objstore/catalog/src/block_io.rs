@@ -1,4 +1,4 @@
-//! The medium that superblocks and journal are read from and written to.
+//! The medium of superblocks and journal.
 
 /// One region of one device, addressed by bytes from the region's start.
 ///
@@ -6,42 +6,42 @@
 /// volatile cache when it returns: until the next flush, power loss may keep it, drop it, or keep
 /// some of its LBAs.
 pub trait BlockIo: Send {
-    /// The device, as error messages name it.
+    /// Returns the device's name, for error messages.
     fn name(&self) -> &str;
 
-    /// Its LBA size in bytes: a power of two.
+    /// Returns the LBA size in bytes: a power of two.
     fn lba_bytes(&self) -> u32;
 
-    /// Size of the region in bytes.
+    /// Returns the size of the region in bytes.
     fn bytes(&self) -> u64;
 
     /// Reads `into.len()` bytes.
     ///
     /// # Errors
-    /// [`BlockError`]: the device did not return them; what `into` holds then means nothing.
+    /// Returns [`BlockError`] if the device failed; the contents of `into` are then undefined.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), BlockError>;
 
-    /// Writes `from`; with `fua` it is permanent on return (Force Unit Access).
+    /// Writes `from`; with `fua` it is durable on return (Force Unit Access).
     ///
     /// # Errors
-    /// [`BlockError`]: any part of it may have been written.
+    /// Returns [`BlockError`] if the device failed; any part of `from` may have been written.
     fn write(&mut self, offset: u64, from: &[u8], fua: bool) -> Result<(), BlockError>;
 
-    /// Makes everything permanent that was written before.
+    /// Makes all earlier writes durable.
     ///
     /// # Errors
-    /// [`BlockError`]: any unflushed write may be lost.
+    /// Returns [`BlockError`] if the device failed; any unflushed write may be lost.
     fn flush(&mut self) -> Result<(), BlockError>;
 }
 
-/// What a device was asked for.
+/// An operation requested of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockAction {
-    /// To read.
+    /// Read.
     Read,
-    /// To write.
+    /// Write.
     Write,
-    /// To flush its volatile cache.
+    /// Flush of the volatile cache.
     Flush,
 }
 
@@ -55,19 +55,19 @@ impl std::fmt::Display for BlockAction {
     }
 }
 
-/// A device did not do what it was asked for.
+/// A failed operation of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {action} of {bytes} bytes at offset {offset} of the store failed: {reason}")]
 pub struct BlockError {
     /// The device's name.
     pub device: String,
-    /// What it was asked for.
+    /// The operation.
     pub action: BlockAction,
     /// First byte, from the region's start; 0 for a flush.
     pub offset: u64,
     /// Length in bytes; 0 for a flush.
     pub bytes: u64,
-    /// What it answered.
+    /// The device's answer.
     pub reason: String,
 }
 

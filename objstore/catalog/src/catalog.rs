@@ -42,46 +42,46 @@ use crate::{
     record::{Record, UseKind},
 };
 
-/// Keys of which the cache misses overlap: about what a core has in flight at once.
+/// Keys looked up together so that their cache misses overlap: about what a core has in flight.
 const BATCH: usize = 16;
 
-/// What a catalog is made with.
+/// Parameters of a catalog.
 #[derive(Debug, Clone)]
 pub struct CatalogConfig {
     /// Files of the store.
     pub files: u32,
     /// Ranks that have to report before a write is committed; at least one.
     pub ranks: u32,
-    /// Checksums of a file, over all ranks: `ranks * rows`, or 0 where none are kept.
+    /// Checksums of a file, over all ranks: `ranks * rows`, or 0 when none are kept.
     pub words_per_file: u32,
     /// Namespaces that may be registered.
     pub namespaces_max: u32,
-    /// Whether records are made. Without a journal, files are free as soon as they are dropped.
+    /// True to make journal records. Without a journal, files are free as soon as they are dropped.
     pub journal: bool,
     /// Files that [`Catalog::wants_space`] keeps free ahead, but at most one in 64.
     pub files_ahead: u32,
-    /// Makes it unpredictable which keys share a slot of the hash table.
+    /// Makes it unpredictable which keys collide in the hash table.
     pub seed: u64,
-    /// How victims are chosen.
+    /// Eviction policy.
     pub policy: PolicyKind,
-    /// How much may be written; `None`: as much as is asked for.
+    /// Limit on the writing rate; `None` is unlimited.
     pub write_budget: Option<WriteBudget>,
 }
 
-/// A reference on files, for as long as they are read.
+/// Id of a reference that holds files while they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReferenceId(pub u64);
 
-/// Files that are neither evicted nor reused until the reference is given back.
+/// Files that are neither evicted nor reused until the reference is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
-    /// To give it back with [`Catalog::release`].
+    /// Id to pass to [`Catalog::release`].
     pub id: ReferenceId,
     /// The files, one for each key of the prefix.
     pub files: Vec<FileId>,
 }
 
-/// Where a key is.
+/// The file and state of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Committed in this file.
@@ -97,9 +97,9 @@ struct Held {
 
 /// Keys, files, references, pins, eviction and namespaces of one store, for all of its ranks.
 ///
-/// The catalog does no I/O and waits for nothing. What it decides it also says as journal records
-/// ([`Catalog::pending`]); what must not happen before a record is durable waits for
-/// [`Catalog::durable`]. It knows neither time nor chance: both are arguments.
+/// The catalog does no I/O and never blocks. Each decision also becomes a journal record
+/// ([`Catalog::pending`]); an action that must not happen before its record is durable waits for
+/// [`Catalog::durable`]. Time and random seed are arguments.
 ///
 /// ```text
 ///   lookup(keys) -> length                       begin(keys) -> Write { files }
@@ -110,47 +110,47 @@ struct Held {
 ///
 /// # Life of a file
 /// free -> writing ([`Catalog::begin`]) -> stored ([`Catalog::commit`]) -> limbo (evicted or
-/// dropped, until the journal has it) -> free. A file that is dropped while somebody uses it is
-/// doomed first: no lookup finds it, and it goes to limbo with its last reference.
+/// dropped, until its record is durable) -> free. A file that is dropped while in use is doomed
+/// first: no lookup finds it, and it goes to limbo with its last reference.
 #[derive(Debug)]
 pub struct Catalog {
     config: CatalogConfig,
     entries: Vec<Entry>,
     table: KeyTable,
-    /// `words_per_file` of each file, in one array: a file's are never moved or freed alone, and
-    /// pages that no file has used cost nothing.
+    /// `words_per_file` checksums of each file, in one array: a file's are never moved or freed
+    /// alone, and untouched pages cost nothing.
     checksums: Vec<u32>,
     pool: FilePool,
     policy: Box<dyn Policy>,
-    /// Files that the policy was given so far: its clock.
+    /// Files handed to the policy so far: the clock of its ages.
     inserted: u64,
     bands: Bands,
     bucket: Option<Bucket>,
     namespaces: Vec<Tenant>,
     by_digest: HashMap<[u8; 32], NamespaceId>,
     spaces: Vec<Space>,
-    /// Numbers of spaces that no entry has any more.
+    /// Numbers of spaces that have no entries left, for reuse.
     spare_spaces: Vec<u32>,
     sweep: Sweep,
     references: Handles<Held>,
     writes: Handles<Writing>,
     log: Log,
-    /// Records were applied, and the free files are not known yet.
+    /// True while records are applied and the free files are not known yet.
     recovering: bool,
-    /// First files of the groups that were handed out by [`Catalog::unused_groups`].
+    /// First files of the groups that [`Catalog::unused_groups`] handed out.
     deallocating: Vec<FileId>,
-    /// Files for [`Catalog::take_freed`], once somebody has asked for them.
+    /// Files for [`Catalog::take_freed`], collected since its first call.
     freed: Option<Vec<FileId>>,
-    /// Keys for [`Catalog::take_dropped`], once somebody has asked for them.
+    /// Keys for [`Catalog::take_dropped`], collected since its first call.
     dropped: Option<Vec<(NamespaceId, BlockKey)>>,
 }
 
 impl Catalog {
-    /// An empty catalog.
+    /// Makes an empty catalog.
     ///
     /// # Panics
-    /// When there is no rank, when `words_per_file` is no multiple of the ranks, or with
-    /// `u32::MAX` files.
+    /// Panics if `ranks` is 0, if `words_per_file` is no multiple of `ranks`, or if `files` is
+    /// `u32::MAX`.
     #[must_use]
     pub fn new(config: CatalogConfig) -> Self {
         let CatalogConfig { files, ranks, words_per_file, .. } = config;
@@ -182,10 +182,10 @@ impl Catalog {
         }
     }
 
-    /// How many leading `keys` are stored. Has no effect at all.
+    /// Returns the number of leading `keys` that are stored. Changes nothing: it is not a use.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`].
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<usize, CatalogError> {
         let space = self.tenant(namespace)?.space;
         let mut hits = 0;
@@ -201,11 +201,11 @@ impl Catalog {
         Ok(hits)
     }
 
-    /// The longest stored prefix of `keys`, with a reference on each of its files until
-    /// [`Catalog::release`]. This is what counts as a use. An empty prefix has an id, too.
+    /// Returns the longest stored prefix of `keys`, with a reference on each of its files until
+    /// [`Catalog::release`]. Counts as a use. An empty prefix has an id, too.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`].
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn acquire(
         &mut self,
         namespace: NamespaceId,
@@ -236,10 +236,10 @@ impl Catalog {
         Ok(Reference { id: ReferenceId(self.references.insert(held)), files })
     }
 
-    /// As [`Catalog::acquire`], but no use of the files: they are evicted as if nobody had asked.
+    /// Same as [`Catalog::acquire`], but does not count as a use: eviction order stays as it is.
     ///
     /// # Errors
-    /// As there.
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn hold_prefix(
         &mut self,
         namespace: NamespaceId,
@@ -250,12 +250,12 @@ impl Catalog {
         Ok(self.hold(&files))
     }
 
-    /// A reference of its own on some files of another one, by position: for a transfer that may
-    /// outlive the prefix it was made from.
+    /// Makes a second reference on some files of an existing one, by position: for a transfer that
+    /// may outlive the original reference.
     ///
     /// # Errors
-    /// [`CatalogError::Reference`]; [`CatalogError::Positions`] beyond its end;
-    /// [`CatalogError::Dropped`] when a file has lost its key meanwhile.
+    /// Returns [`CatalogError::Reference`] if `id` is unknown, [`CatalogError::Positions`] if the
+    /// range ends beyond it, or [`CatalogError::Dropped`] if a file has lost its key meanwhile.
     pub fn share(
         &mut self,
         id: ReferenceId,
@@ -274,8 +274,8 @@ impl Catalog {
         Ok(self.hold(&files))
     }
 
-    /// A reference to those of `files` that lookups find. No use of them: they are evicted as if
-    /// nobody had asked for them.
+    /// References those of `files` that lookups find. Does not count as a use: eviction order stays
+    /// as it is.
     pub fn hold(&mut self, files: &[FileId]) -> Reference {
         let files: Vec<FileId> =
             files.iter().copied().filter(|file| self.is_stored(*file)).collect();
@@ -284,10 +284,10 @@ impl Catalog {
         Reference { id: ReferenceId(self.references.insert(held)), files }
     }
 
-    /// Gives a reference back.
+    /// Releases a reference.
     ///
     /// # Errors
-    /// [`CatalogError::Reference`] when it was given back before, or never was one.
+    /// Returns [`CatalogError::Reference`] if it is unknown or was released before.
     pub fn release(&mut self, id: ReferenceId) -> Result<(), CatalogError> {
         let held = self.references.remove(id.0).ok_or(CatalogError::Reference { id })?;
         for file in held.files.iter().rev() {
@@ -296,10 +296,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Where a key is.
+    /// Returns the file of a key, if it has one.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`].
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn find(
         &self,
         namespace: NamespaceId,
@@ -313,9 +313,8 @@ impl Catalog {
         }))
     }
 
-    /// Whether `file` holds a block that lookups can find: a committed one, or one that was
-    /// published. `false` for a file that is not the catalog's: a store has one more, for its
-    /// self-test.
+    /// Returns true when `file` holds a block that lookups can find: a committed or published one.
+    /// Returns `false` for a file outside the catalog: a store has one more, for its self-test.
     #[must_use]
     pub fn is_stored(&self, file: FileId) -> bool {
         let Some(entry) = self.entries.get(file.at()) else { return false };
@@ -323,32 +322,32 @@ impl Catalog {
         is_found && self.is_current(entry.space)
     }
 
-    /// Whether the policy has the file, if lookups find it: records may tell of its uses.
+    /// Returns true when the policy tracks a file that lookups find: Use records may name it.
     fn is_evictable(&self, file: FileId) -> bool {
         let entry = self.entry(file);
         entry.state == State::Stored && !entry.pinned
     }
 
-    /// The checksums of a file's objects, all rows of rank 0 first; empty where none are kept.
-    /// What they say holds only for a file that is referenced.
+    /// Returns the checksums of a file's objects, all rows of rank 0 first; empty when none are
+    /// kept. They are valid only while the file is referenced.
     #[must_use]
     pub fn checksums(&self, file: FileId) -> &[u32] {
         let words = self.config.words_per_file as usize;
         &self.checksums[file.at() * words..][..words]
     }
 
-    /// Keeps the stored ones of `keys` from being evicted. Says how many they are.
+    /// Protects the stored ones of `keys` from eviction. Returns their number.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`].
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn pin(&mut self, namespace: NamespaceId, keys: &[BlockKey]) -> Result<u32, CatalogError> {
         self.set_pins(namespace, keys, true)
     }
 
-    /// The opposite. Says how many of `keys` are stored.
+    /// Undoes [`Catalog::pin`]. Returns the number of `keys` that are stored.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`].
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn unpin(
         &mut self,
         namespace: NamespaceId,
@@ -376,7 +375,7 @@ impl Catalog {
             return;
         }
         if state == State::Published {
-            // The commit tells the policy and the journal.
+            // The commit hands it to the policy and logs the pin.
             return self.change(file, |entry| entry.pinned = pinned);
         }
         let namespace = self.spaces[space as usize].namespace;
@@ -388,40 +387,39 @@ impl Catalog {
         self.log.push(&Record::Pin { file, pinned });
     }
 
-    /// It is `now_ns` on any clock that does not go back. Only the write budget asks for the time.
+    /// Sets the time for the write budget, from any monotonic clock. Nothing else depends on time.
     pub fn advance(&mut self, now_ns: u64) {
         if let Some(bucket) = &mut self.bucket {
             bucket.advance(now_ns);
         }
     }
 
-    /// Whether records wait to be written. Uses of files do not count: they go with the next group.
+    /// Returns true when records are to be written. Uses do not count: they go with the next group.
     #[must_use]
     pub fn is_pending(&self) -> bool {
         self.log.is_pending()
     }
 
-    /// The records to be written next, as one group of at most `max_bytes` (or one record). They
-    /// are handed out once: when they cannot be written, the store has to become read-only.
+    /// Returns the records to be written next, as one group of at most `max_bytes` (or one record).
+    /// Each record is handed out once: if it cannot be written, the store must become read-only.
     pub fn pending(&mut self, max_bytes: usize) -> Option<Group> {
         self.log.pending(max_bytes)
     }
 
-    /// Lets no more than `bytes_max` bytes of records wait for [`Catalog::pending`]. Where more
-    /// queue, they are dropped, and the state is to be written instead
-    /// ([`Group::needs_snapshot`]).
+    /// Limits the records that wait for [`Catalog::pending`] to `bytes_max` bytes. On overflow they
+    /// are dropped, and a snapshot must be written instead ([`Group::needs_snapshot`]).
     pub fn limit_pending(&mut self, bytes_max: usize) {
         self.log.limit(bytes_max);
     }
 
-    /// The record that was made last: once the journal has got there, all that was done so far is
-    /// durable.
+    /// Returns the position of the last record made: once it is durable, so is every change made so
+    /// far.
     #[must_use]
     pub fn last_lsn(&self) -> Lsn {
         self.log.last()
     }
 
-    /// All records up to `lsn` are durable: files that waited for them are free.
+    /// Marks all records up to `lsn` as durable: files that waited for them become free.
     pub fn durable(&mut self, lsn: Lsn) {
         self.log.durable(lsn);
         while let Some(file) = self.log.leave_limbo() {
@@ -429,7 +427,7 @@ impl Catalog {
         }
     }
 
-    /// The files of those `keys` that are stored.
+    /// Returns the files of those `keys` that are stored.
     fn stored_files(
         &self,
         namespace: NamespaceId,
@@ -444,7 +442,7 @@ impl Catalog {
         Ok(files)
     }
 
-    /// Where up to [`BATCH`] keys are. Hashing all of them first lets their cache misses overlap.
+    /// Looks up at most [`BATCH`] keys. Hashing all of them first lets their cache misses overlap.
     fn find_batch(&self, space: u32, keys: &[BlockKey]) -> [Option<FileId>; BATCH] {
         let mut hashes = [0; BATCH];
         for (hash, key) in hashes.iter_mut().zip(keys) {
@@ -468,7 +466,7 @@ impl Catalog {
         self.namespaces[self.spaces[space as usize].namespace as usize].space == space
     }
 
-    /// Every change of an entry goes through here, so that the counts follow from it.
+    /// Changes an entry. Every change goes through here, so that the counts stay correct.
     fn change(&mut self, file: FileId, change: impl FnOnce(&mut Entry)) {
         let entry = &mut self.entries[file.at()];
         let before = *entry;
@@ -489,13 +487,13 @@ impl Catalog {
         }
     }
 
-    /// A stored file is evicted from now on when the policy says so.
+    /// Makes a stored file evictable, in the order that the policy decides.
     fn hand_to_policy(&mut self, namespace: NamespaceId, file: FileId) {
         self.policy.insert(namespace.0, file, self.hash_of(file));
         self.inserted += 1;
     }
 
-    /// The hash of a file's key.
+    /// Returns the hash of a file's key.
     fn hash_of(&self, file: FileId) -> u64 {
         let entry = self.entry(file);
         self.table.hash(entry.space, &entry.key)

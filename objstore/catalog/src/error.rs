@@ -1,6 +1,6 @@
-//! What can go wrong.
+//! Errors of layouts.
 
-/// A layout cannot be made.
+/// Why a layout cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
@@ -12,7 +12,7 @@ pub enum LayoutError {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// Groups have to be a multiple of the devices.
+    /// The group size must be a multiple of the device count.
     #[error(
         "a group of {group} files cannot be spread over {devices} devices; choose a multiple of \
          the device count, of at least one"
@@ -34,22 +34,22 @@ pub enum LayoutError {
         /// Bytes of a file.
         file_bytes: u64,
     },
-    /// The LBA size is not one.
+    /// The LBA size is no power of two.
     #[error("an LBA size of {lba_bytes} bytes is no power of two")]
     LbaBytes {
         /// Bytes.
         lba_bytes: u32,
     },
-    /// Not even one unit fits.
+    /// Not even one file or group fits.
     #[error("{what} has {given} bytes, but one {unit} of this model needs {needed} bytes")]
     TooSmall {
-        /// What is too small.
+        /// The thing that is too small.
         what: &'static str,
         /// Bytes one unit needs.
         needed: u64,
-        /// Bytes there are.
+        /// Bytes given.
         given: u64,
-        /// What does not fit: a file, or a group of files.
+        /// The unit that does not fit: a file, or a group of files.
         unit: &'static str,
     },
 }

@@ -1,10 +1,9 @@
-//! Which GPU files are free.
+//! Allocation of GPU files.
 //!
 //! Free files are kept as runs of neighbours, because a run of files is contiguous on every device
-//! for every row (see [`crate::layout`]): a request that gets consecutive files is moved by few
-//! large commands instead of many small ones. So an allocation takes the smallest run that holds
-//! all of it, else the largest ones there are, and freed files grow together with their
-//! neighbours. Every step costs O(log runs).
+//! for every row (see [`crate::layout`]): a request with consecutive files needs few large commands
+//! instead of many small ones. So an allocation takes the smallest run that holds all of it, else
+//! the largest runs, and freed files merge with their neighbours. Every step costs O(log runs).
 
 mod groups;
 
@@ -26,7 +25,7 @@ pub struct FilePool {
 }
 
 impl FilePool {
-    /// A pool of files 0 to `files - 1`, all free.
+    /// Makes a pool of files 0 to `files - 1`, all free.
     pub fn new(files: u32) -> Self {
         let (by_start, by_len) = (BTreeMap::new(), BTreeSet::new());
         let mut pool = Self { files, free: files, by_start, by_len, groups: None };
@@ -36,7 +35,7 @@ impl FilePool {
         pool
     }
 
-    /// A pool of one file for each item, of which those that are not used are free.
+    /// Makes a pool of one file per item; those not used are free.
     pub fn from_used(used: impl Iterator<Item = bool>) -> Self {
         let (mut files, mut free) = (0, 0);
         let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -54,8 +53,8 @@ impl FilePool {
         Self { files, free, by_start: runs.into_iter().collect(), by_len, groups: None }
     }
 
-    /// Takes note from now on of groups of `size` files that are free as a whole. Those that are
-    /// free now may have been written before.
+    /// Starts to track groups of `size` files that are free as a whole. Groups that are free now
+    /// count as written.
     pub fn watch_groups(&mut self, size: u32) {
         let mut groups = Groups::new(self.files, size);
         let runs = self.by_start.iter();
@@ -63,13 +62,13 @@ impl FilePool {
         self.groups = Some(groups);
     }
 
-    /// Files of a group; 0 without [`FilePool::watch_groups`].
+    /// Returns the files of a group; 0 without [`FilePool::watch_groups`].
     pub fn group_files(&self) -> u32 {
         self.groups.as_ref().map_or(0, Groups::size)
     }
 
-    /// Takes a group that is free as a whole and was written, while `least` files and more stay
-    /// free: its first file. [`FilePool::free`] takes its files back.
+    /// Takes a group that is free as a whole and was written, if at least `least` files stay free.
+    /// Returns its first file. [`FilePool::free`] returns its files to the pool.
     pub fn take_group(&mut self, least: u32) -> Option<FileId> {
         let groups = self.groups.as_mut()?;
         let size = groups.size();
@@ -90,18 +89,18 @@ impl FilePool {
         Some(first)
     }
 
-    /// Free files.
+    /// Returns the number of free files.
     pub fn free_files(&self) -> u32 {
         self.free
     }
 
-    /// Runs that the free files form: 1 is not fragmented at all.
+    /// Returns the number of runs of free files: 1 means no fragmentation.
     pub fn runs(&self) -> usize {
         self.by_start.len()
     }
 
-    /// Takes `count` files, or as many as there are, in as few and as long runs as possible.
-    /// Appends them to `out` and says how many they are.
+    /// Takes up to `count` files, in as few and as long runs as possible. Appends them to `out` and
+    /// returns their number.
     pub fn allocate(&mut self, count: u32, out: &mut Vec<FileId>) -> u32 {
         let wanted = count.min(self.free);
         let mut left = wanted;
@@ -123,10 +122,10 @@ impl FilePool {
         wanted
     }
 
-    /// Takes a file back.
+    /// Returns a file to the pool.
     ///
     /// # Panics
-    /// When the file does not exist or is free already: two owners of one file would be silent
+    /// Panics if the file does not exist or is already free: two owners of one file would be silent
     /// corruption.
     pub fn free(&mut self, file: FileId) {
         assert!(file.0 < self.files, "file {file} of {}", self.files);
@@ -167,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// Maximal runs of free files, counted the slow way.
+    /// Counts maximal runs of free files, the slow way.
     fn runs(free: &[bool]) -> usize {
         free.chunk_by(|a, b| a == b).filter(|run| run[0]).count()
     }

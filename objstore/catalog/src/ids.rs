@@ -1,4 +1,4 @@
-//! The kinds of numbers, kept apart.
+//! Newtypes for ids, indices and positions.
 
 use std::fmt;
 
@@ -22,15 +22,15 @@ pub struct Layer(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u32);
 
-/// A place for one object on a device, counted from the start of its data region.
+/// A slot for one object on a device, counted from the start of its data region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
-/// A namespace of a store: counted from zero in the order of registration, and never reused.
+/// A namespace of a store, numbered from zero in the order of registration, and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId(pub u32);
 
-/// How far the journal got: records so far, since the store was opened.
+/// A position in the journal: records so far, since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lsn(pub u64);
 
@@ -47,7 +47,7 @@ macro_rules! display_as_number {
 display_as_number!(FileId, BlockId, Row, Layer, DeviceIndex, Slot, NamespaceId, Lsn);
 
 impl FileId {
-    /// As an index into a table of all files.
+    /// Returns the index into a table of all files.
     #[must_use]
     pub fn at(self) -> usize {
         self.0 as usize

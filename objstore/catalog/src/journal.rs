@@ -1,7 +1,7 @@
-//! The journal: what happened, in an order that survives power loss. docs/on-disk-format.md has
-//! the byte map and says how recovery decides.
+//! The journal: changes of the catalog, in an order that survives power loss. The byte map and the
+//! rules of recovery are in docs/on-disk-format.md.
 //!
-//! A half is a stream of groups. A group is appended by one write with FUA and counts only as a
+//! A half is a stream of groups. A group is appended by one write with FUA and is valid only as a
 //! whole. When the active half is nearly full, the state is copied as records into the other one,
 //! piece by piece between appends, while every append goes to both; the superblock then names the
 //! other half. See [`Journal::begin_compaction`].
@@ -34,38 +34,38 @@ use self::{
     recovery::{Replayed, payload_bytes_max, replay, search_bytes},
 };
 
-/// Bytes copied for each byte appended during a compaction, so that it ends.
+/// Bytes copied for each byte appended during a compaction, to ensure that it ends.
 const COPIED_A_BYTE: u64 = 4;
 
 /// Compaction begins when this part of the half is left above the reserve: 1 / 8. For a snapshot of
-/// a fourth of the half 1 / 16 is enough ([`COPIED_A_BYTE`]), and 1 / 12 with the files that it
-/// looks at ([`Journal::copy`]).
+/// a fourth of the half 1 / 16 is enough ([`COPIED_A_BYTE`]), and 1 / 12 including the files that
+/// it visits ([`Journal::copy`]).
 const LEFT_AT_COMPACTION: u64 = 8;
 
 /// The part of the active half that is kept free: 1 / 4, the snapshot of a full store. Below that,
-/// a compaction has to be completed before the next append. So between two appends, every file may
-/// be stored anew.
+/// a compaction must complete before the next append. So between two appends, every file may be
+/// stored anew.
 const RESERVE: u64 = 4;
 
-/// Where records are when [`Journal::append`] returns.
+/// Durability of the records when [`Journal::append`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Appended {
-    /// In the active half, for good.
+    /// Durable in the active half.
     Permanent,
-    /// In the copy that a compaction makes, or they will be: permanent when that has ended.
+    /// Queued for, or written to, the copy of a compaction: durable when that has ended.
     WithCompaction,
 }
 
-/// What the journal wrote.
+/// Write counters of a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JournalCounts {
-    /// Bytes of records that were appended.
+    /// Bytes of appended records.
     pub appended_bytes: u64,
-    /// Groups they were appended in.
+    /// Groups that hold them.
     pub groups: u64,
     /// Compactions completed.
     pub compactions: u64,
-    /// Bytes written to the device: both halves and the superblock, headers and padding.
+    /// Bytes written to the device: both halves and the superblock, with headers and padding.
     pub written_bytes: u64,
 }
 
@@ -74,37 +74,37 @@ pub struct JournalCounts {
 struct Stream {
     half: Half,
     generation: u64,
-    /// Where the next group goes, from the start of the half.
+    /// Offset of the next group, from the start of the half.
     end: u64,
 }
 
 #[derive(Debug)]
 struct Compaction {
     to: Stream,
-    /// Records on the way to it, of pieces and appends, in their order. None has to be permanent
-    /// before the end, so they wait for a whole group.
+    /// Queued records of pieces and appends, in order. None must be durable before the compaction
+    /// ends, so they wait for a whole group.
     queue: Vec<u8>,
-    /// Whether a piece was copied. What is appended before the first one is part of it.
+    /// True once a piece was copied. Appends before the first piece are part of it.
     has_begun: bool,
     /// Bytes that should have been copied by now.
     due: u64,
 }
 
-/// The journal of an open store. It makes no use of threads, clock or chance.
+/// The journal of an open store. It has no threads, no clock and no randomness.
 pub struct Journal {
     io: Box<dyn BlockIo>,
     superblock: Superblock,
     area: JournalArea,
     active: Stream,
     compaction: Option<Compaction>,
-    /// Records are missing in the active half that only the compaction has: it takes no more.
+    /// Set when the active half lacks records that only the compaction has: it takes no more.
     is_sealed: bool,
     failed: Option<String>,
     counts: JournalCounts,
     buffer: Vec<u8>,
 }
 
-/// Begins an empty journal on a device that is being formatted, if it carries one.
+/// Creates an empty journal on a device that is being formatted, if it carries one.
 pub(crate) fn create(io: &mut dyn BlockIo, superblock: &mut Superblock) -> Result<(), BlockError> {
     let Some(area) = &mut superblock.journal else { return Ok(()) };
     (area.active, area.generation) = (Half::A, superblock.sequence);
@@ -118,9 +118,9 @@ fn series(store: StoreId, generation: u64, io: &dyn BlockIo) -> Series {
     Series { store, generation, lba_bytes: u64::from(io.lba_bytes()) }
 }
 
-/// Writes the last group again, with FUA. It may be in the device's cache only, because its write
-/// or a flush failed in another process: a flush that succeeds after one that failed proves
-/// nothing. The groups before it were permanent before it was written.
+/// Writes the last group again, with FUA. It may be only in the device's cache, because its write
+/// or a flush failed in another process: a flush that succeeds after a failed one proves nothing.
+/// The groups before it were durable before it was written.
 fn rewrite_last(
     io: &mut dyn BlockIo,
     area: &JournalArea,
@@ -133,14 +133,13 @@ fn rewrite_last(
 }
 
 impl Journal {
-    /// Opens the journal that `superblock`, read from `io`, names: hands every record that counts
-    /// to `apply`, in order, and calls `progress` with the bytes read and the most that there may
-    /// be.
+    /// Opens the journal that `superblock`, read from `io`, names: passes every valid record to
+    /// `apply`, in order, and calls `progress` with the bytes read and the most there may be.
     ///
     /// # Errors
-    /// [`JournalError::Damaged`], [`JournalError::Record`] and [`JournalError::Refused`] (what
-    /// `apply` returned): nothing was written, and the store cannot be used.
-    /// [`JournalError::Block`] when the device fails, [`JournalError::None`] when it carries no
+    /// Returns [`JournalError::Damaged`], [`JournalError::Record`] or [`JournalError::Refused`] (an
+    /// error of `apply`) if the journal is unusable; nothing was written. Returns
+    /// [`JournalError::Block`] if the device fails, [`JournalError::None`] if it carries no
     /// journal.
     pub fn open<E: Display>(
         mut io: Box<dyn BlockIo>,
@@ -150,7 +149,7 @@ impl Journal {
     ) -> Result<Self, JournalError> {
         let device = || io.name().to_owned();
         let mut area = superblock.journal.ok_or_else(|| JournalError::None { device: device() })?;
-        // What is read below must not be lost later: another process may have left it in the
+        // Records read below must not be lost later: another process may have left them in the
         // device's cache.
         if !planted(PlantedBug::NoFlushOnOpen) {
             io.flush()?;
@@ -161,7 +160,7 @@ impl Journal {
         if replayed.end > area.certain_bytes {
             rewrite_last(&mut *io, &area, &replayed)?;
         }
-        // Both copies are whole and equal again, and a device that takes no writes is found now.
+        // Makes both copies whole and equal, and detects a read-only device now.
         area.certain_bytes = replayed.end;
         superblock.journal = Some(area);
         superblock.sequence += 1;
@@ -180,46 +179,46 @@ impl Journal {
         })
     }
 
-    /// Bytes of records that one group holds. What is appended or copied at once should not be
+    /// Returns the bytes of records that one group holds. A single append or copy should not be
     /// longer.
     #[must_use]
     pub fn payload_bytes_max(&self) -> usize {
         payload_bytes_max(&self.area)
     }
 
-    /// Bytes of records that may be appended at once, and leave room for as many before a
-    /// compaction has to be completed.
+    /// Returns the bytes of records that one append may have and still leave room for another one
+    /// before a compaction must be completed.
     #[must_use]
     pub fn append_bytes_max(&self) -> usize {
         (self.reserve() / 2) as usize
     }
 
-    /// Why the journal takes no more writes; `None` while it does.
+    /// Returns why the journal accepts no more writes; `None` while it does.
     #[must_use]
     pub fn failed(&self) -> Option<&str> {
         self.failed.as_deref()
     }
 
-    /// What was written since it was opened.
+    /// Returns the write counters since it was opened.
     #[must_use]
     pub fn counts(&self) -> JournalCounts {
         self.counts
     }
 
-    /// Appends whole records, encoded one after the other. They are permanent on return
-    /// ([`Appended::Permanent`]), and after a crash before that any first part of them may be.
+    /// Appends whole encoded records. They are durable on return ([`Appended::Permanent`]); after a
+    /// crash before that, any prefix of them may be.
     ///
-    /// A run that is longer than [`Journal::payload_bytes_max`] becomes several groups.
+    /// Records longer than [`Journal::payload_bytes_max`] become several groups.
     ///
     /// # Errors
-    /// [`JournalError::Full`]: nothing was written, and [`Journal::compact_instead`] is to be
-    /// called next. It cannot happen while no more than a quarter of a half is appended between
-    /// two questions to [`Journal::copy_due`].
-    /// [`JournalError::Block`] and [`JournalError::Outgrown`]: any first part of the records may be
-    /// permanent, and the journal takes no more. [`JournalError::Failed`]: it took no more before.
+    /// Returns [`JournalError::Full`] if they do not fit: nothing was written, and the next call
+    /// must be [`Journal::compact_instead`]. It cannot happen while at most a quarter of a half is
+    /// appended between two checks of [`Journal::copy_due`]. [`JournalError::Block`] or
+    /// [`JournalError::Outgrown`] if the append fails: any prefix may be durable, and the journal
+    /// accepts no more. [`JournalError::Failed`] after an earlier failure.
     ///
     /// # Panics
-    /// When `records` are no records, or one is longer than a group.
+    /// Panics if `records` are no whole records, or one is longer than a group.
     pub fn append(&mut self, records: &[u8]) -> Result<Appended, JournalError> {
         self.usable()?;
         if self.is_sealed {
@@ -242,13 +241,13 @@ impl Journal {
         Ok(Appended::Permanent)
     }
 
-    /// Leaves records to the compaction that the active half is sealed for.
+    /// Leaves records to the compaction for which the active half is sealed.
     fn carry(&mut self, records: &[u8]) -> Result<Appended, JournalError> {
         let compaction = self.compaction.as_ref().expect("a sealed half is compacted");
-        // The first piece has the effect of all that came before it.
+        // The first piece includes the effect of all earlier records.
         if compaction.has_begun {
             // Groups are cut between records: at worst they are half empty. The rest of the state
-            // still has to fit.
+            // must still fit.
             let needed = 2 * (compaction.queue.len() + records.len()) as u64 + self.reserve();
             self.room_in(compaction.to, needed)?;
             self.queue(records)?;
@@ -256,7 +255,7 @@ impl Journal {
         Ok(Appended::WithCompaction)
     }
 
-    /// Whether a compaction should begin.
+    /// Returns true when a compaction should begin.
     #[must_use]
     pub fn wants_compaction(&self) -> bool {
         let left = self.area.half_bytes - self.active.end;
@@ -265,27 +264,27 @@ impl Journal {
             && left <= self.area.half_bytes / LEFT_AT_COMPACTION + self.reserve()
     }
 
-    /// Whether a compaction is under way.
+    /// Returns true while a compaction is in progress.
     #[must_use]
     pub fn is_compacting(&self) -> bool {
         self.compaction.is_some()
     }
 
-    /// Begins a compaction: a copy of the state as it is, into the other half. Then, until
-    /// everything is copied: append the records of what happened so far, take the next piece of the
-    /// state in the same moment, [`Journal::copy`] it; and last [`Journal::finish_compaction`].
-    /// Appends may go on between the pieces, and [`Journal::copy_due`] says when the next piece
-    /// should not wait.
+    /// Begins a compaction: a copy of the current state into the other half. Then, until everything
+    /// is copied: append the records made so far, take the next piece of the state before anything
+    /// changes, and pass it to [`Journal::copy`]; last, call [`Journal::finish_compaction`].
+    /// Appends may go on between the pieces; [`Journal::copy_due`] tells when the next piece should
+    /// not wait.
     ///
-    /// The first piece has all namespaces, so that none is missing for what is appended next. A
-    /// compaction that is under way is given up.
+    /// The first piece must have all namespaces, because later appends refer to them. A compaction
+    /// in progress is abandoned.
     ///
     /// # Errors
-    /// [`JournalError::Block`]: the journal takes no more writes. [`JournalError::Failed`].
+    /// Returns [`JournalError::Block`] if a write fails, [`JournalError::Failed`] after a failure.
     pub fn begin_compaction(&mut self) -> Result<(), JournalError> {
         self.usable()?;
-        // The generation is a number that no writing of this half had before: groups that a
-        // compaction without an end left there do not count.
+        // The generation is a number that was never used in this half: groups that an abandoned
+        // compaction left there are not valid.
         self.switch_to(self.active)?;
         let (half, generation) = (self.active.half.other(), self.superblock.sequence);
         let to = Stream { half, generation, end: 0 };
@@ -293,23 +292,22 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins a compaction instead of an append: for records that the active half has no room for
-    /// ([`JournalError::Full`]), for more than may wait ([`crate::Group::needs_snapshot`]), or
-    /// because the active half is damaged. The state that is copied has them. Until everything is
-    /// copied the active half takes nothing, for it lacks these records: what is appended
-    /// meanwhile is permanent when the compaction has ended.
+    /// Begins a compaction instead of an append: for records that do not fit into the active half
+    /// ([`JournalError::Full`]), for an overflow of the queue ([`crate::Group::needs_snapshot`]),
+    /// or because the active half is damaged. The copied state includes those records. The active
+    /// half lacks them, so it takes nothing more until everything is copied: records appended
+    /// meanwhile are durable when the compaction has ended.
     ///
     /// # Errors
-    /// As for [`Journal::begin_compaction`].
+    /// Same as [`Journal::begin_compaction`].
     pub fn compact_instead(&mut self) -> Result<(), JournalError> {
         self.begin_compaction()?;
         self.is_sealed = true;
         Ok(())
     }
 
-    /// Whether a piece of the state should be copied before the next append: until then for each
-    /// byte appended some are copied, and all that are left when the active half is nearly full, or
-    /// takes nothing before that.
+    /// Returns true when a piece of the state should be copied before the next append: some bytes
+    /// for each byte appended, and all remaining ones if the active half is nearly full or sealed.
     #[must_use]
     pub fn copy_due(&self) -> bool {
         let scarce = self.area.half_bytes - self.active.end < self.reserve();
@@ -320,16 +318,16 @@ impl Journal {
                 .is_some_and(|compaction| compaction.due > 0 || scarce || self.is_sealed)
     }
 
-    /// Copies a piece of the state, encoded as records, into the other half. To find it, `looked`
-    /// files were looked at: each counts as a byte, so that appends do not wait while a part of the
-    /// state is searched that has nothing to be copied.
+    /// Copies a piece of the state, encoded as records, into the other half. `looked` is the number
+    /// of files visited to find it: each counts as a byte, so that appends do not wait for a search
+    /// that finds nothing to copy.
     ///
     /// # Errors
-    /// [`JournalError::Block`] and [`JournalError::Outgrown`]: the journal takes no more writes.
-    /// [`JournalError::Failed`].
+    /// Returns [`JournalError::Block`] or [`JournalError::Outgrown`] if the copy fails, and
+    /// [`JournalError::Failed`] after an earlier failure.
     ///
     /// # Panics
-    /// When no compaction is under way, and as for [`Journal::append`].
+    /// Panics if no compaction is in progress, and as [`Journal::append`] does.
     pub fn copy(&mut self, records: &[u8], looked: u64) -> Result<(), JournalError> {
         self.usable()?;
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
@@ -342,13 +340,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends a compaction after all of the state was copied: the other half is the active one now.
+    /// Ends a compaction after all of the state was copied: the other half becomes the active one.
     ///
     /// # Errors
-    /// As for [`Journal::copy`].
+    /// Same as [`Journal::copy`].
     ///
     /// # Panics
-    /// When no compaction is under way.
+    /// Panics if no compaction is in progress.
     pub fn finish_compaction(&mut self) -> Result<(), JournalError> {
         self.usable()?;
         let compaction = self.compaction.as_mut().expect("a compaction is under way");
@@ -369,13 +367,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Reads all of the active half again, and says what is wrong with it: the device may have
-    /// changed bytes since they were written or read. [`Journal::compact_instead`] writes a fresh
-    /// copy of everything into the other half.
+    /// Reads all of the active half again and checks it: the device may have changed bytes since
+    /// they were written or read. [`Journal::compact_instead`] writes a fresh copy of everything
+    /// into the other half.
     ///
     /// # Errors
-    /// [`JournalError::Damaged`]; [`JournalError::Block`] for bytes that the device does not read.
-    /// The journal takes more in either case.
+    /// Returns [`JournalError::Damaged`], or [`JournalError::Block`] for bytes that cannot be read.
+    /// The journal accepts appends in either case.
     pub fn verify(&mut self) -> Result<(), JournalError> {
         let Stream { half, generation, end } = self.active;
         let area = JournalArea { active: half, generation, certain_bytes: end, ..self.area };
@@ -384,11 +382,11 @@ impl Journal {
         replay(&mut *self.io, &superblock, 0, &mut Replayed::default(), nothing, |_, _| {})
     }
 
-    /// Notes in the superblock how far the journal got, so that the next opening can tell whether
-    /// the device lost any of it. Without this, the loss of the last append looks like a crash.
+    /// Records the journal's length in the superblock, so that the next opening detects whether the
+    /// device lost any of it. Without this, the loss of the last append looks like a crash.
     ///
     /// # Errors
-    /// [`JournalError::Block`], [`JournalError::Failed`]: all that was appended counts
+    /// Returns [`JournalError::Block`] or [`JournalError::Failed`]; all appended records are valid
     /// nevertheless.
     pub fn close(mut self) -> Result<(), JournalError> {
         self.usable()?;
@@ -402,7 +400,7 @@ impl Journal {
         }
     }
 
-    /// Nothing is written after a failure: nobody knows what of it became permanent.
+    /// Seals the journal after a failure: it is unknown how much of the write became durable.
     fn done<T>(&mut self, result: Result<T, BlockError>) -> Result<T, JournalError> {
         result.map_err(|error| {
             self.failed = Some(error.to_string());
@@ -410,7 +408,7 @@ impl Journal {
         })
     }
 
-    /// Puts records behind those on their way to the other half, and writes whole groups of them.
+    /// Queues records for the other half, and writes whole groups of them.
     fn queue(&mut self, records: &[u8]) -> Result<(), JournalError> {
         let longest = self.payload_bytes_max();
         let compaction = self.compaction.as_mut().expect("it is under way");
@@ -448,7 +446,7 @@ impl Journal {
         series(self.superblock.store, generation, &*self.io)
     }
 
-    /// The records, cut into groups.
+    /// Cuts records into groups.
     fn parts<'a>(&self, mut records: &'a [u8]) -> Vec<&'a [u8]> {
         let mut parts = Vec::new();
         while !records.is_empty() {
@@ -474,7 +472,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The stream with one more group.
+    /// Writes a group and returns the stream behind it.
     fn write_group(
         &mut self,
         stream: Stream,
@@ -492,7 +490,7 @@ impl Journal {
         Ok(Stream { end: stream.end + bytes, ..stream })
     }
 
-    /// Makes the superblock name this stream as the one that counts.
+    /// Makes the superblock name this stream as the active one.
     fn switch_to(&mut self, stream: Stream) -> Result<(), JournalError> {
         self.superblock.journal = Some(JournalArea {
             active: stream.half,

@@ -1,4 +1,4 @@
-//! Names of KV blocks by content: equal keys mean equal tokens, and equal tokens before them.
+//! Content-based names of KV blocks: equal keys mean equal tokens and an equal prefix.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use sha2::{Digest as _, Sha256};
 /// The name of one KV block: a 256-bit digest over its tokens and everything before them, such as
 /// vLLM's `sha256` block hashes.
 ///
-/// Two prompts never share one by accident, and nobody can make two that do. What separates
-/// tenants is the namespace, not the key.
+/// Collisions are cryptographically infeasible, accidental or deliberate. Tenants are separated by
+/// the namespace, not by the key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey(pub [u8; 32]);
 
 impl BlockKey {
-    /// The first 16 bytes as a number: a seed for what tests and replays put into a block.
+    /// Returns the first 16 bytes as a number: a seed for the block contents of tests and replays.
     #[must_use]
     pub fn seed(&self) -> u128 {
         u128::from_le_bytes(self.0[..16].try_into().expect("16 of 32 bytes"))
@@ -32,26 +32,26 @@ impl fmt::Display for BlockKey {
     }
 }
 
-/// Makes the keys of one sequence, block after block: `key = SHA-256(previous || tokens)`.
+/// Computes the keys of one sequence, block after block: `key = SHA-256(previous || tokens)`.
 #[derive(Debug, Clone)]
 pub struct KeyChain {
     previous: BlockKey,
 }
 
 impl KeyChain {
-    /// A chain that begins with `seed`, for engines that have no block hashes of their own.
+    /// Starts a chain with `seed`, for engines that have no block hashes of their own.
     #[must_use]
     pub fn new(seed: &[u8]) -> Self {
         Self { previous: BlockKey(Sha256::digest(seed).into()) }
     }
 
-    /// A chain that goes on after a block whose key is known.
+    /// Continues a chain after a block whose key is known.
     #[must_use]
     pub fn after(key: BlockKey) -> Self {
         Self { previous: key }
     }
 
-    /// The key of the next block, which holds exactly these tokens.
+    /// Returns the key of the next block, which holds exactly these tokens.
     pub fn next(&mut self, tokens: &[u32]) -> BlockKey {
         let mut hash = Sha256::new();
         hash.update(self.previous.0);
@@ -62,10 +62,10 @@ impl KeyChain {
         self.previous
     }
 
-    /// The keys of all whole blocks of `tokens`; a partial block at the end has none.
+    /// Returns the keys of all whole blocks of `tokens`; a partial block at the end has none.
     ///
     /// # Panics
-    /// When `block_tokens` is zero.
+    /// Panics if `block_tokens` is zero.
     pub fn keys(&mut self, tokens: &[u32], block_tokens: u32) -> Vec<BlockKey> {
         tokens.chunks_exact(block_tokens as usize).map(|block| self.next(block)).collect()
     }
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(KeyChain::after(keys[1]).keys(&tokens[32..], 16), keys[2..]);
     }
 
-    /// The definition, spelled out: engines compute the same keys in other languages.
+    /// Spells the definition out: engines compute the same keys in other languages.
     #[test]
     fn a_key_is_the_hash_of_previous_key_and_little_endian_tokens() {
         let mut bytes = Sha256::digest(b"s").to_vec();

@@ -1,14 +1,14 @@
-//! Where each object lives: decision 4 of the architecture (affine layout in groups), as
-//! arithmetic. The I/O kernel computes the same from `gio_pool`; see kernels/include/gio/abi.h.
+//! Placement of objects: decision 4 of the architecture (affine layout in groups), as arithmetic.
+//! The I/O kernel computes the same from `gio_pool`; see kernels/include/gio/abi.h.
 //!
-//! With `g = f div G`, `k = f mod G`, object (f, r) lives whole on device `(k + r) mod N`, in slot
-//! `(g * rows + r) * (G / N) + k div N` of that device's data region. So
+//! With `g = f div G`, `k = f mod G`, object (f, r) is stored whole on device `(k + r) mod N`, in
+//! slot `(g * rows + r) * (G / N) + k div N` of that device's data region. So
 //!
 //! * any one row of `N` neighbouring files is spread over all `N` devices, one object each;
 //! * for one row, neighbouring files are neighbouring slots on each device, up to `G / N` of them;
 //! * a group is one extent of `rows * G / N` slots per device.
 //!
-//! Nothing here touches a device, and nothing is allocated per file.
+//! This module touches no device and allocates nothing per file.
 
 use nvme_spec::ids::Lba;
 
@@ -18,12 +18,12 @@ use crate::{
     shape::KvShape,
 };
 
-/// Objects a group holds per row and device where nothing else was asked for. A command merges at
-/// the most 32 objects, so a run of this length is cut once at the most.
+/// Objects per row and device in a group, by default. A command merges at most 32 objects, so a run
+/// of this length is cut at most once.
 const GROUP_WIDTH: u32 = 64;
 
-/// Groups that the default group size leaves room for at least, so that a small region is not
-/// wasted on the remainder.
+/// Groups for which the default group size leaves room at least, so that a small region loses
+/// little to the remainder.
 const GROUPS_WANTED: u64 = 8;
 
 /// The part of a device that belongs to the store.
@@ -38,14 +38,14 @@ pub struct Region {
 }
 
 impl Region {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.lbas.saturating_mul(1 << self.lba_shift)
     }
 }
 
-/// Where an object lives.
+/// The place of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectPlace {
     /// The device.
@@ -54,7 +54,7 @@ pub struct ObjectPlace {
     pub slot: Slot,
 }
 
-/// The numbers that determine where every object lives.
+/// The parameters of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     devices: u32,
@@ -65,12 +65,12 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The layout of files of `shape` over `devices` devices, in groups of `group` files. Objects
-    /// are padded to `lba_bytes`, the largest LBA size among the devices.
+    /// Makes the layout of files of `shape` over `devices` devices, in groups of `group` files.
+    /// Objects are padded to `lba_bytes`, the largest LBA size among the devices.
     ///
     /// # Errors
-    /// [`LayoutError`] when a number is zero, `group` is no multiple of `devices`, `lba_bytes` is
-    /// no power of two, an object is too large to be padded, or a group too large for 64 bits.
+    /// Returns [`LayoutError`] if a number is zero, `group` is no multiple of `devices`,
+    /// `lba_bytes` is no power of two, or an object or group is too large.
     pub fn new(
         shape: &KvShape,
         devices: u32,
@@ -97,11 +97,11 @@ impl Geometry {
         }
     }
 
-    /// A layout for these regions with a group size that suits them: long runs, but small enough
+    /// Makes a layout for these regions with a suitable group size: long runs, but small enough
     /// that every region holds several groups if it can.
     ///
     /// # Errors
-    /// As for [`Geometry::new`]; [`LayoutError::Group`] when there is no region.
+    /// Same as [`Geometry::new`]; also [`LayoutError::Group`] if there is no region.
     pub fn for_regions(shape: &KvShape, regions: &[Region]) -> Result<Self, LayoutError> {
         let devices = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let lba_bytes = regions.iter().map(|r| 1u32 << r.lba_shift).max().unwrap_or(1);
@@ -118,46 +118,46 @@ impl Geometry {
         }
     }
 
-    /// Devices, N.
+    /// Returns the number of devices, N.
     #[must_use]
     pub fn devices(&self) -> u32 {
         self.devices
     }
 
-    /// Files of a group, G.
+    /// Returns the files of a group, G.
     #[must_use]
     pub fn group(&self) -> u32 {
         self.group
     }
 
-    /// Objects of a file.
+    /// Returns the objects of a file.
     #[must_use]
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Bytes of an object in memory.
+    /// Returns the bytes of an object in memory.
     #[must_use]
     pub fn object_bytes(&self) -> u32 {
         self.object_bytes
     }
 
-    /// Bytes of an object on a device: padded to the LBA size.
+    /// Returns the bytes of an object on a device: padded to the LBA size.
     #[must_use]
     pub fn slot_bytes(&self) -> u32 {
         self.slot_bytes
     }
 
-    /// Objects of one row that are contiguous on one device: G / N.
+    /// Returns the number of objects of one row that are contiguous on one device: G / N.
     #[must_use]
     pub fn width(&self) -> u32 {
         self.group / self.devices
     }
 
-    /// Where object (`file`, `row`) lives.
+    /// Returns the place of object (`file`, `row`).
     ///
     /// # Panics
-    /// When `row` is not below [`Geometry::rows`]: a slot of another group would come out.
+    /// Panics if `row` is not below [`Geometry::rows`]: its slot would be in another group.
     #[must_use]
     pub fn object(&self, file: FileId, row: Row) -> ObjectPlace {
         assert!(row.0 < self.rows, "row {row} of {}", self.rows);
@@ -168,8 +168,8 @@ impl Geometry {
         ObjectPlace { device: DeviceIndex(device as u32), slot: Slot(slot) }
     }
 
-    /// Which object lives at `place`: the inverse of [`Geometry::object`]. `None` where no file
-    /// number is large enough, or for a device that does not exist.
+    /// Returns the object at `place`: the inverse of [`Geometry::object`]. `None` if the file
+    /// number would overflow, or the device does not exist.
     #[must_use]
     pub fn at(&self, place: ObjectPlace) -> Option<(FileId, Row)> {
         let (n, d) = (u64::from(self.devices), u64::from(place.device.0));
@@ -184,44 +184,44 @@ impl Geometry {
         Some((FileId(u32::try_from(file).ok()?), Row(r as u32)))
     }
 
-    /// Bytes that one file occupies over all devices, padding included.
+    /// Returns the bytes that one file occupies over all devices, padding included.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.slot_bytes)
     }
 
-    /// Bytes of one group's extent on each device.
+    /// Returns the bytes of one group's extent on each device.
     #[must_use]
     pub fn group_bytes_per_device(&self) -> u64 {
         self.file_bytes() * u64::from(self.width())
     }
 
-    /// Bytes that `files` files need on each device: whole groups.
+    /// Returns the bytes that `files` files need on each device: whole groups.
     #[must_use]
     pub fn bytes_per_device(&self, files: u64) -> u64 {
         files.div_ceil(u64::from(self.group)).saturating_mul(self.group_bytes_per_device())
     }
 
-    /// Bytes that `files` files need over all devices: what a workload has to provide.
+    /// Returns the bytes that `files` files need over all devices: the capacity for a workload.
     #[must_use]
     pub fn bytes_for_files(&self, files: u64) -> u64 {
         self.bytes_per_device(files).saturating_mul(u64::from(self.devices))
     }
 
-    /// Whole groups that fit into every one of the regions.
+    /// Returns the number of whole groups that fit into every one of the regions.
     #[must_use]
     pub fn groups_in(&self, regions: &[Region]) -> u64 {
         let extent = self.group_bytes_per_device();
         regions.iter().map(|region| region.bytes() / extent).min().unwrap_or(0)
     }
 
-    /// Files that fit into the regions, and into `capacity_bytes` over all devices if given.
+    /// Returns the files that fit into the regions, and into a total `capacity_bytes` if given.
     ///
     /// The regions are used by whole groups; the capacity counts single files, so the last group
     /// may be used in part.
     ///
     /// # Errors
-    /// [`LayoutError::TooSmall`] when that is not even one file.
+    /// Returns [`LayoutError::TooSmall`] if not even one file fits.
     pub fn files_in(
         &self,
         regions: &[Region],
@@ -244,11 +244,11 @@ impl Geometry {
             let what = "the configured capacity";
             return Err(LayoutError::TooSmall { what, needed, given, unit: "file" });
         }
-        // u32::MAX stays free: tables use it for "none".
+        // u32::MAX is reserved: tables use it for "none".
         Ok(u32::try_from(whole.min(allowed)).unwrap_or(u32::MAX).min(u32::MAX - 1))
     }
 
-    /// First LBA of the slot on a device with this region.
+    /// Returns the first LBA of the slot on a device with this region.
     #[must_use]
     pub fn lba(&self, region: &Region, slot: Slot) -> Lba {
         Lba(region.first.0 + slot.0 * u64::from(self.slot_bytes >> region.lba_shift))

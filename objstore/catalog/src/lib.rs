@@ -1,31 +1,31 @@
-//! What a KV store knows without touching its data: keys, files, where each object lives.
+//! A KV store's metadata: keys, files, and the place of each object. It never touches the data.
 //!
 //! # Architecture
-//! - [`KvShape`] and [`Geometry`]: where each object lives (affine, in groups).
-//! - [`Catalog`]: which key is in which file, references, pins, writes that several ranks report
-//!   on, namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks),
-//!   `drop.rs` (ways a block leaves), `log.rs` (records for the journal, and files that wait for
-//!   them), `recovery.rs` and `snapshot.rs` (from and to records).
-//! - `policy.rs`: what is evicted next ([`PolicyKind`]). `file_pool.rs`: free files, in runs.
-//! - [`Namespace`]: what separates one engine's blocks from another's.
+//! - [`KvShape`] and [`Geometry`]: the place of each object (affine, in groups).
+//! - [`Catalog`]: the file of each key, references, pins, writes reported by several ranks,
+//!   namespaces. In `catalog/`: `table.rs` (from key to file), `write.rs` (new blocks), `drop.rs`
+//!   (eviction, removal, loss), `log.rs` (records for the journal, and files that wait for them),
+//!   `recovery.rs` and `snapshot.rs` (from and to records).
+//! - `policy.rs`: eviction order ([`PolicyKind`]). `file_pool.rs`: free files, in runs.
+//! - [`Namespace`]: separates one engine's blocks from another's.
 //! - [`BlockKey`] and [`KeyChain`]: names of KV blocks by content.
-//! - [`Superblock`]: what a device says of its store; [`Plan`], [`format_devices`], [`check_set`].
-//! - [`Journal`]: [`Record`]s in an order that survives power loss. Both are written to a
-//!   [`BlockIo`]; their bytes are in docs/on-disk-format.md.
+//! - [`Superblock`]: a device's part of a store; [`Plan`], [`format_devices`], [`check_set`].
+//! - [`Journal`]: [`Record`]s in an order that survives power loss. Superblocks and journal are
+//!   written to a [`BlockIo`]; docs/on-disk-format.md gives their bytes.
 //!
 //! # Invariants
-//! - No I/O but the superblocks' and the journal's; no threads, clock or chance.
+//! - The only I/O is that of the superblocks and the journal; no threads, no clock, no randomness.
 //! - A key is in one file at most.
 //! - A file that is referenced, pinned or being written is not evicted, and one that is in use is
-//!   not reused. A file that lost its key is not reused before the journal says so.
+//!   not reused. A file that lost its key is not reused before that is durable in the journal.
 //! - A block is found only after every rank has written it.
 //! - Keys of one namespace, or of one epoch of it, never match another's.
-//! - Reference and write ids are good for one release, commit or abort.
-//! - A group of the journal counts as a whole and in its place, and a gap is never its end.
+//! - Reference and write ids are valid for one release, commit or abort.
+//! - A journal group is valid only as a whole and in its place, and a gap never ends the journal.
 //!
 //! # Not implemented
-//! - A second copy of the journal. Of one that is damaged, [`salvage_journal`] reads what is left,
-//!   and [`rewrite_journal`] makes a new one.
+//! - A second copy of the journal. From a damaged one, [`salvage_journal`] reads the records that
+//!   are left, and [`rewrite_journal`] makes a new one.
 
 mod block_io;
 mod catalog;

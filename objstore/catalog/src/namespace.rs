@@ -1,35 +1,35 @@
-//! What separates one engine's blocks from another's.
+//! Namespaces: separate one engine's blocks from another's.
 
 use sha2::{Digest as _, Sha256};
 
-/// Prefix of what is hashed: another version of the fields is another namespace.
+/// Prefix of the hashed fields: a new version of the fields makes new namespaces.
 const DOMAIN: &[u8] = b"ripieno namespace 1";
 
-/// Everything that has to be equal for two engines to read each other's blocks.
+/// The properties that must be equal for two engines to read each other's blocks.
 ///
-/// Keys say which tokens a block is for. This says what computed it, in which form, and for whom:
-/// equal keys of two namespaces never match. The namespace's epoch is kept by the catalog.
+/// A key identifies tokens; a namespace identifies the model, the format and the tenant. Equal keys
+/// of two namespaces never match. The catalog keeps the namespace's epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Namespace {
     /// Digest of the model's weights (or of their name and revision).
     pub weights: [u8; 32],
-    /// How a block lies in memory: shape, order of dimensions, rows.
+    /// Memory format of a block: shape, order of dimensions, rows.
     pub layout: String,
     /// Type of an element, such as `bfloat16`.
     pub dtype: String,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Adapter (LoRA) the blocks were computed with; empty without one.
+    /// Adapter (LoRA) with which the blocks were computed; empty without one.
     pub adapter: String,
-    /// What the tenant's blocks are kept apart with; empty where tenants share. Only its digest is
+    /// Salt that keeps the tenant's blocks apart; empty if tenants share. Only its digest is
     /// stored.
     pub tenant_salt: Vec<u8>,
-    /// For reports: no part of the identity. At most [`crate::LABEL_BYTES_MAX`] bytes.
+    /// Name for reports, not part of the identity. At most [`crate::LABEL_BYTES_MAX`] bytes.
     pub label: String,
 }
 
 impl Namespace {
-    /// SHA-256 over all fields but the label, each behind its length.
+    /// Returns the SHA-256 of all fields but the label, each preceded by its length.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         let mut hash = Sha256::new();

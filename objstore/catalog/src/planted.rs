@@ -1,77 +1,76 @@
-//! Bugs that a test can switch on, each in one place: what shows that the tests would find them.
+//! Bugs that a test can switch on, each in one place, to prove that the tests detect them.
 //!
-//! Without the feature `planted-bugs` the switch is a constant, and nothing of this is compiled in.
+//! Without the feature `planted-bugs` the switch is a constant, and no bug is compiled in.
 
 /// A bug that can be switched on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PlantedBug {
-    /// The superblock names the new half before what was copied into it is flushed.
+    /// The superblock names the new half before the records copied into it are flushed.
     NoFlushBeforeSwitch,
-    /// The superblock names the new half before all of the snapshot is in it.
+    /// The superblock names the new half before it has the whole snapshot.
     SwitchBeforeSnapshot,
     /// A switch updates only one copy of the superblock, and the older one wins.
     StaleSuperblock,
-    /// A group counts whatever its CRC says. The journal's own tests find it: what is torn is
-    /// seldom a record.
+    /// A group is valid whatever its CRC. The journal's own tests detect it: torn bytes are seldom
+    /// a record.
     NoGroupCrc,
-    /// A group counts wherever it was found. The journal's own tests find it.
+    /// A group is valid wherever it was found. The journal's own tests detect it.
     NoGroupPosition,
-    /// A file is used again although the journal does not have yet that it lost its key.
+    /// A file is reused before the journal records that it lost its key.
     ReuseBeforeEvictRecord,
-    /// Drives are told that a group is not needed before the journal has that its files lost their
-    /// keys.
+    /// Drives deallocate a group before the journal records that its files lost their keys.
     DeallocateBeforeEvictRecord,
-    /// A new epoch leaves a namespace's keys as they are.
+    /// A new epoch leaves a namespace's keys in place.
     EpochIgnored,
     /// A write is committed when the first rank has reported. A store has one rank in a process:
-    /// the catalog's own tests find it.
+    /// the catalog's own tests detect it.
     CommitBeforeAllRanks,
-    /// What was stored is committed without a flush of the devices that have it.
+    /// A block is committed without a flush of its devices.
     CommitBeforeFlush,
-    /// A record is not permanent when its commit returns.
+    /// A record is not durable when its commit returns.
     RecordWithoutFua,
-    /// A commit returns before its record was written.
+    /// A commit returns before its record is written.
     AcknowledgeBeforeRecord,
-    /// What is in host memory is committed before it was written to the devices.
+    /// A block in host memory is committed before it is written to the devices.
     RecordBeforeWriteBack,
-    /// And it is when the first part of it was.
+    /// A block in host memory is committed when its first part is written.
     RecordAfterFirstPart,
-    /// Checksums are those of the file's neighbour.
+    /// Checksums are those of the first file of the write.
     ChecksumOfAnother,
     /// Retrieved bytes are not compared with their checksums.
     ChecksumIgnored,
     /// A snapshot leaves pins out.
     SnapshotWithoutPins,
-    /// The files that a snapshot tells of next are chosen as if none had come since it began.
+    /// A snapshot chooses its next files as if none had been inserted since it began.
     BandsWithoutAge,
-    /// What is read of a journal that is opened may be lost later.
+    /// The records replayed by an opening journal are not flushed, and may be lost later.
     NoFlushOnOpen,
-    /// What is appended during a compaction is not in its new half.
+    /// Records appended during a compaction are missing in the new half.
     AppendNotCopied,
     /// A compaction ends without the last group of its snapshot.
     EndNotCopied,
-    /// A namespace that was cleared is back when the store is opened.
+    /// A cleared namespace is back after the store is opened.
     ClearNotReplayed,
-    /// Of several devices a commit flushes the first.
+    /// A commit flushes only the first of several devices.
     FirstDeviceFlushed,
-    /// A commit goes on when a flush has failed.
+    /// A commit continues after a failed flush.
     FlushErrorIgnored,
-    /// A commit does not ask whether a device has forgotten what it was to make permanent.
+    /// A commit does not check whether a reset device may have lost its unflushed writes.
     RecoveryIgnored,
-    /// Files are free when their records are handed to the journal, and not when it has them.
+    /// Files are freed when their records are passed to the journal, not when they are durable.
     FreeBeforeAppend,
-    /// What was written back is not compared with what was stored.
+    /// Data written back is not compared with the stored data.
     WriteBackNotCompared,
-    /// What comes from host memory is not compared with its checksums.
+    /// Data from host memory is not compared with its checksums.
     HitsUnchecked,
-    /// And only the first row of it is.
+    /// Only the first row of data from host memory is compared with its checksum.
     HitsCheckedOnce,
-    /// Of several devices a rank flushes the first.
+    /// A rank flushes only the first of several devices.
     RankFlushesFirst,
-    /// A rank reports what it stored without a flush.
+    /// A rank reports a stored part without a flush.
     RankNeverFlushes,
-    /// A rank does not ask whether a device has forgotten what it reports.
+    /// A rank reports without checking whether a reset device may have lost unflushed writes.
     RankIgnoresRecovery,
     /// A rank with room for fewer files than the catalog has is opened.
     RankWithFewerFiles,
@@ -79,7 +78,7 @@ pub enum PlantedBug {
 
 #[cfg(any(test, feature = "planted-bugs"))]
 impl PlantedBug {
-    /// All that the crash harness has to find.
+    /// The bugs that the crash harness must detect.
     pub const ALL: &[Self] = &[
         Self::NoFlushBeforeSwitch,
         Self::SwitchBeforeSnapshot,
@@ -124,12 +123,12 @@ mod switch {
         static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
     }
 
-    /// Switches a bug on for the calling thread, and the one before off.
+    /// Switches a bug on for the calling thread, and the previous one off.
     pub fn plant(bug: Option<PlantedBug>) {
         PLANTED.set(bug);
     }
 
-    /// Whether a bug is switched on for the calling thread.
+    /// Returns true when a bug is switched on for the calling thread.
     #[must_use]
     pub fn planted(bug: PlantedBug) -> bool {
         PLANTED.get() == Some(bug)
@@ -140,7 +139,7 @@ mod switch {
 pub use switch::{plant, planted};
 
 #[cfg(not(any(test, feature = "planted-bugs")))]
-/// Whether a bug is switched on: it is not.
+/// Returns `false`: no bug is compiled in.
 #[must_use]
 pub const fn planted(_: PlantedBug) -> bool {
     false

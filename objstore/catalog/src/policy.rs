@@ -1,7 +1,7 @@
-//! Which file is evicted next: one seam, several answers.
+//! Eviction policies: one trait, several implementations.
 //!
-//! All of them keep each namespace's files in lists, oldest first, and count time in files
-//! inserted: a clock that stands still when nothing new comes, as eviction does.
+//! Each of them keeps each namespace's files in lists, oldest first, and counts time in files
+//! inserted: a clock that stands still when nothing is inserted, as eviction does.
 
 mod ghost;
 mod list;
@@ -13,27 +13,27 @@ mod sieve;
 use self::{lru::Lru, reuse::ReuseRate, s3_fifo::S3Fifo, sieve::Sieve};
 use crate::ids::FileId;
 
-/// Ways to choose what is evicted. docs/results/catalog.md compares them.
+/// Eviction policies. docs/results/catalog.md compares them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// Where blocks of that age were used again least often, learned from the store's own history,
-    /// and separately for blocks used once and blocks used again.
+    /// Evicts blocks whose reuse is least likely at their age, learned from the store's own
+    /// history, separately for blocks used once and blocks used again.
     #[default]
     ReuseRate,
-    /// What was not used for the longest time.
+    /// Evicts the least recently used file.
     Lru,
-    /// SIEVE: a hand goes over the files in the order in which they came, and takes what was not
-    /// used since it passed.
+    /// SIEVE: a hand visits the files in the order of insertion, and evicts those not used since
+    /// its last visit.
     Sieve,
-    /// S3-FIFO: a small queue for what is new, a main one for what was used there or is known.
+    /// S3-FIFO: a small queue for new files, a main one for those used there or recently evicted.
     S3Fifo,
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All policies.
     pub const ALL: &[Self] = &[Self::ReuseRate, Self::Lru, Self::Sieve, Self::S3Fifo];
 
-    /// As reports name it.
+    /// Returns the name for reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl PolicyKind {
         }
     }
 
-    /// A policy for so many files, without a namespace.
+    /// Makes the policy for `files` files, without a namespace.
     #[must_use]
     pub fn policy(self, files: u32) -> Box<dyn Policy> {
         match self {
@@ -61,70 +61,70 @@ impl PolicyKind {
 pub struct Candidate {
     /// The file.
     pub file: FileId,
-    /// How often blocks like this one are used again, as far as the policy knows: the lowest goes.
+    /// Estimated reuse rate of such blocks: the lowest is evicted first.
     pub rate: f32,
-    /// Time since it was used or inserted, divided by the namespace's weight: among equal rates,
-    /// the oldest goes.
+    /// Time since its last use or insertion, divided by the namespace's weight: among equal rates,
+    /// the oldest is evicted first.
     pub age: f32,
 }
 
 impl Candidate {
-    /// What goes first is less.
+    /// Orders candidates for eviction: the least is evicted first.
     #[must_use]
     pub fn order(&self, other: &Self) -> std::cmp::Ordering {
         self.rate.total_cmp(&other.rate).then(other.age.total_cmp(&self.age))
     }
 }
 
-/// Files of one namespace, by how the policy sees them.
+/// Files of one namespace, by tier of the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tiers {
-    /// Used since they came: kept longer.
+    /// Used since they were inserted: kept longer.
     pub recent: u32,
-    /// The others.
+    /// Not used since.
     pub idle: u32,
 }
 
-/// The order of eviction. It never sees keys, references or pins: the catalog asks it for a
-/// candidate of each namespace, and takes the one that is worth least.
+/// The order of eviction. A policy never sees keys, references or pins: the catalog asks it for a
+/// candidate of each namespace, and evicts the least valuable one.
 ///
-/// `hash` stands for a file's key: equal for equal keys, and nearly always different otherwise.
-/// The blocks of a request come tail first, so that among equals a block goes before the blocks it
-/// follows.
+/// `hash` stands for a file's key: equal for equal keys, and nearly always different otherwise. The
+/// blocks of a request are passed tail first: among equals, a block is evicted before its
+/// predecessors.
 pub trait Policy: std::fmt::Debug + Send {
-    /// There is one more namespace; the first call makes number 0.
+    /// Adds a namespace; the first call adds number 0.
     fn add_namespace(&mut self);
 
-    /// `file` holds a block now.
+    /// Adds `file`, which now holds a block.
     fn insert(&mut self, namespace: u32, file: FileId, hash: u64);
 
-    /// `file` was used.
+    /// Records a use of `file`.
     fn touch(&mut self, namespace: u32, file: FileId);
 
-    /// `file` belongs to the prefix of a request that has inserted files just now, which is no
-    /// further use of it: but it should not go before them.
+    /// Refreshes `file`, which belongs to the prefix of a request that just inserted files. This is
+    /// not another use, but it should not be evicted before them.
     fn refresh(&mut self, namespace: u32, file: FileId);
 
-    /// Whether `file` was used again since it came, as far as the policy tells such files apart.
+    /// Returns true when `file` was used again since its insertion, if the policy tracks that.
     fn is_known(&self, _file: FileId) -> bool {
         false
     }
 
-    /// `file` was used again, before the policy was there to see it. It becomes the newest of its
-    /// kind.
+    /// Marks `file` as used again before the policy saw it, as in recovery. It becomes the newest
+    /// of its kind.
     fn know(&mut self, _namespace: u32, _file: FileId) {}
 
-    /// `file` holds no block any more, or must not be evicted for now.
+    /// Removes `file`: it holds no block any more, or must not be evicted for now.
     fn remove(&mut self, namespace: u32, file: FileId);
 
-    /// `file` may be evicted again after [`Policy::remove`]: with what is known of it, and as if it
-    /// was used until now.
+    /// Makes `file` evictable again after [`Policy::remove`], with its known history, as if last
+    /// used now.
     fn restore(&mut self, namespace: u32, file: FileId);
 
     /// Forgets all files of a namespace.
     fn clear(&mut self, namespace: u32);
 
-    /// What should go next in a namespace among those files that `may_go`; `None` when there is
+    /// Returns the next victim of a namespace among those files that `may_go`; `None` if there is
     /// none. Files that may not go are in use.
     fn candidate(
         &mut self,
@@ -133,13 +133,13 @@ pub trait Policy: std::fmt::Debug + Send {
         may_go: &dyn Fn(FileId) -> bool,
     ) -> Option<Candidate>;
 
-    /// `file` is evicted: the candidate, or in recovery what was one.
+    /// Evicts `file`: the candidate, or in recovery a former one.
     fn evict(&mut self, namespace: u32, file: FileId, hash: u64);
 
-    /// How many files are in which tier; pinned ones are in none.
+    /// Returns the number of files in each tier; pinned ones are in none.
     fn tiers(&self, namespace: u32) -> Tiers;
 
-    /// Time since `file` was used or inserted, in files inserted since then: what was used longer
-    /// ago goes earlier, roughly.
+    /// Returns the time since `file` was used or inserted, in files inserted since then: roughly,
+    /// older files are evicted earlier.
     fn age(&self, file: FileId) -> u32;
 }

@@ -1,4 +1,4 @@
-//! The journal's records: what they say, and their bytes. No other file knows the layout.
+//! The journal's records and their wire format. No other file knows the layout.
 //!
 //! A record is a head of four bytes (kind and length of the body in words of four bytes) and the
 //! body, little-endian. docs/on-disk-format.md has the byte map.
@@ -13,115 +13,115 @@ use crate::{
     key::BlockKey,
 };
 
-// `Words` hands out the memory of `u32`s as little-endian ones.
+// `Words` exposes the memory of `u32`s as little-endian words.
 const _: () = assert!(cfg!(target_endian = "little"), "a big-endian host has to swap the words");
 
-/// Bytes that the label of a namespace may have.
+/// Most bytes of a namespace's label.
 pub const LABEL_BYTES_MAX: usize = 64;
 
-/// Checksums that a Commit record can carry: its length is counted in words, in 16 bits.
+/// Most checksums of a Commit record: its length is counted in words, in 16 bits.
 pub const CHECKSUMS_MAX: usize = u16::MAX as usize - size_of::<CommitBody>() / 4;
 
 /// One change of the catalog.
 ///
-/// Replay takes them in order, and later ones win. Because a snapshot is written while changes go
-/// on, a half may tell of an eviction or a pin of a file that it did not mention before, which
-/// changes nothing, and of one commit twice, which is the same as once.
+/// Replay applies them in order, and later ones win. A snapshot is written while changes go on, so
+/// a half may evict or pin a file that it did not mention before, which changes nothing, and may
+/// contain a commit twice, which is idempotent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// A namespace is new, or any of this has changed.
+    /// Registers a namespace, or changes its properties.
     Namespace {
         /// Its number in the other records.
         id: NamespaceId,
-        /// What it is found by: a digest of its descriptor.
+        /// Digest of its descriptor, for lookups.
         digest: [u8; 32],
         /// Its epoch.
         epoch: u64,
-        /// Files that it may have; `None`: no limit. `u32::MAX` means the same.
+        /// Most files; `None` is no limit, encoded as `u32::MAX`.
         quota_files: Option<u32>,
-        /// Its share when space is short, against that of the others.
+        /// Its relative share when space is short.
         weight: u32,
-        /// For people: up to [`LABEL_BYTES_MAX`] bytes.
+        /// Name for people: up to [`LABEL_BYTES_MAX`] bytes.
         label: &'a str,
     },
     /// A file holds a block, on all ranks.
     Commit {
         /// The file.
         file: FileId,
-        /// Whose block.
+        /// The namespace of the block.
         namespace: NamespaceId,
-        /// Which block.
+        /// The key of the block.
         key: BlockKey,
-        /// CRC-32C of each object, all rows of rank 0 first; empty where the store keeps none.
+        /// CRC-32C of each object, all rows of rank 0 first; empty if the store keeps none.
         checksums: Words<'a>,
     },
-    /// These files hold nothing any more.
+    /// These files are empty.
     Evict {
-        /// The first.
+        /// The first file.
         first: FileId,
-        /// How many, in a row.
+        /// Number of consecutive files.
         count: u32,
     },
-    /// A file's block must not be evicted, or may be again.
+    /// A file's block becomes pinned or unpinned.
     Pin {
         /// The file.
         file: FileId,
-        /// Whether it is pinned from now on.
+        /// True when it is pinned from now on.
         pinned: bool,
     },
-    /// All files of a namespace hold nothing any more.
+    /// All files of a namespace are empty.
     Clear {
         /// The namespace.
         namespace: NamespaceId,
     },
-    /// A namespace has a new epoch: all of its files hold nothing any more.
+    /// A namespace has a new epoch: all of its files are empty.
     Epoch {
         /// The namespace.
         namespace: NamespaceId,
         /// The new epoch.
         epoch: u64,
     },
-    /// These files were used, the last one first. It says nothing about what they hold: only what
-    /// is evicted next depends on it.
+    /// These files were used, the last one first. Affects only the order of eviction, not the
+    /// contents.
     Use {
-        /// The first.
+        /// The first file.
         first: FileId,
-        /// How many, in a row.
+        /// Number of consecutive files.
         count: u32,
-        /// How.
+        /// The kind of use.
         how: UseKind,
     },
 }
 
-/// What the policy is told of a file.
+/// The kind of use that is reported to the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UseKind {
     /// It was used.
     Touched,
-    /// It belongs to the prefix of blocks that were stored now.
+    /// It belongs to the prefix of blocks that were just stored.
     Refreshed,
-    /// It was used again, some time ago: what a snapshot has of all that is known.
+    /// It was used again at some time: all that a snapshot knows.
     Known,
 }
 
-/// Little-endian words, as a record has them: of any alignment.
+/// Little-endian words of a record, unaligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Words<'a>(&'a [U32]);
 
 impl<'a> Words<'a> {
-    /// How many.
+    /// Returns the number of words.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns true when there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// One after the other.
+    /// Iterates over the words.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = u32> + 'a {
         self.0.iter().map(|word| word.get())
     }
@@ -133,17 +133,17 @@ impl<'a> From<&'a [u32]> for Words<'a> {
     }
 }
 
-/// Bytes that are no record of this version.
+/// Why bytes are no record of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
     /// A kind this version does not know.
     #[error("a record of kind {kind} is unknown here; use the version that wrote this store")]
     Kind {
-        /// Which.
+        /// The kind.
         kind: u16,
     },
-    /// Cut short, or longer than its kind can be.
+    /// Truncated, or longer than its kind can be.
     #[error("a record of kind {kind} cannot have {words} words")]
     Length {
         /// The kind.
@@ -151,13 +151,13 @@ pub enum RecordError {
         /// Length of its body, in words.
         words: u16,
     },
-    /// Less than a whole record is left.
+    /// Less than a whole record is left at the end.
     #[error("{bytes} bytes at the end of a group are no whole record")]
     Cut {
         /// Bytes left.
         bytes: usize,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("a record of kind {kind} has an impossible {field}")]
     Value {
         /// The kind.
@@ -197,26 +197,26 @@ wire!(ClearBody, 4, { namespace: U32 });
 wire!(EpochBody, 12, { namespace: U32, epoch: U64 });
 wire!(UseBody, 12, { first: U32, count: U32, how: U32 });
 
-/// Bytes that a Commit with `checksums` checksums has.
+/// Returns the bytes of a Commit with `checksums` checksums.
 pub(crate) const fn commit_bytes(checksums: usize) -> usize {
     size_of::<Head>() + size_of::<CommitBody>() + 4 * checksums
 }
 
-/// Bytes that a Pin has.
+/// Bytes of a Pin.
 pub(crate) const PIN_BYTES: usize = size_of::<Head>() + size_of::<PinBody>();
 
-/// Bytes that a Use has.
+/// Bytes of a Use.
 pub(crate) const USE_BYTES: usize = size_of::<Head>() + size_of::<UseBody>();
 
-/// Bytes that a Namespace has at most.
+/// Most bytes of a Namespace.
 pub(crate) const NAMESPACE_BYTES_MAX: usize =
     size_of::<Head>() + size_of::<NamespaceBody>() + LABEL_BYTES_MAX;
 
 impl<'a> Record<'a> {
-    /// Appends the record's bytes: a multiple of four.
+    /// Appends the encoded record: a multiple of four bytes.
     ///
     /// # Panics
-    /// When a label is longer than [`LABEL_BYTES_MAX`], or there are more checksums than
+    /// Panics if a label is longer than [`LABEL_BYTES_MAX`], or there are more checksums than
     /// [`CHECKSUMS_MAX`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
@@ -267,7 +267,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The record at the start of `bytes`, and what follows it.
+    /// Decodes the record at the start of `bytes`; also returns the bytes behind it.
     fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), RecordError> {
         let (head, body, rest) = split(bytes)?;
         let kind = head.kind.get();
@@ -342,7 +342,7 @@ fn put<B: IntoBytes + Immutable>(out: &mut Vec<u8>, kind: u16, body: &B, tail: &
     out.extend_from_slice(tail);
 }
 
-/// Head and body of the first record, and what follows it.
+/// Splits off head and body of the first record; also returns the bytes behind it.
 fn split(bytes: &[u8]) -> Result<(&Head, &[u8], &[u8]), RecordError> {
     let cut = RecordError::Cut { bytes: bytes.len() };
     let (head, rest) = Head::ref_from_prefix(bytes).map_err(|_| cut)?;
@@ -350,7 +350,7 @@ fn split(bytes: &[u8]) -> Result<(&Head, &[u8], &[u8]), RecordError> {
     Ok((head, body, rest))
 }
 
-/// `None` when the length is wrong.
+/// Decodes a Namespace body; `None` if its length is wrong.
 fn namespace(body: &[u8]) -> Option<Result<Record<'_>, RecordError>> {
     let (fixed, padded) = NamespaceBody::ref_from_prefix(body).ok()?;
     let bytes = fixed.label_bytes.get() as usize;
@@ -372,24 +372,24 @@ fn namespace(body: &[u8]) -> Option<Result<Record<'_>, RecordError>> {
     }))
 }
 
-/// The records of a group, in order. It ends after the first error.
+/// The records of a group, in order. Iteration ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Records<'a> {
-    /// The records that `bytes` consists of.
+    /// Iterates over the records in `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// As many bytes of whole records from the start as fit into `bytes_max`: what one group
-    /// takes of a longer run.
+    /// Returns the length of the longest prefix of whole records that fits into `bytes_max`: the
+    /// part for one group.
     ///
     /// # Panics
-    /// When the first does not fit, or the bytes are no records.
+    /// Panics if the first does not fit, or the bytes are no records.
     pub(crate) fn fitting(bytes: &[u8], bytes_max: usize) -> usize {
         let mut taken = 0;
         while taken < bytes.len() {

@@ -1,4 +1,4 @@
-//! What one KV block of a model is made of.
+//! The shape of one KV block of a model.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use crate::{
     ids::{Layer, Row},
 };
 
-/// Rows that a shape may have: what the I/O kernel's batch can describe.
+/// Most rows of a shape: the limit of the I/O kernel's batch.
 pub const ROWS_MAX: u32 = 65_535;
 
-/// The shape of one KV block: how many objects it consists of, and of what size.
+/// The shape of one KV block: number and size of its objects.
 ///
-/// An object is what one layer and segment keep for the tokens of one block: contiguous in the
+/// An object is the data of one layer and segment for the tokens of one block: contiguous in the
 /// engine's memory and moved as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     /// Layers of the model (of this GPU's share of it).
     pub layers: u32,
-    /// Objects of one layer: 2 where K and V are separate tensors, 1 where they are packed (MLA).
+    /// Objects of one layer: 2 if K and V are separate tensors, 1 if they are packed (MLA).
     pub segments: u32,
     /// Bytes of one object.
     pub object_bytes: u32,
@@ -30,7 +30,7 @@ impl KvShape {
     /// Checks that nothing is zero and that the row count can be represented.
     ///
     /// # Errors
-    /// [`LayoutError::Shape`] names the field.
+    /// Returns [`LayoutError::Shape`], which names the field.
     pub fn validate(&self) -> Result<(), LayoutError> {
         for (field, value) in [
             ("layers", self.layers),
@@ -48,38 +48,38 @@ impl KvShape {
         Ok(())
     }
 
-    /// Objects of one file.
+    /// Returns the objects of one file.
     #[must_use]
     pub fn rows(&self) -> u32 {
         self.layers * self.segments
     }
 
-    /// The rows of `layer`.
+    /// Returns the rows of `layer`.
     #[must_use]
     pub fn layer_rows(&self, layer: Layer) -> Range<u32> {
         let first = layer.0 * self.segments;
         first..first + self.segments
     }
 
-    /// The layer `row` belongs to.
+    /// Returns the layer of `row`.
     #[must_use]
     pub fn layer_of(&self, row: Row) -> Layer {
         Layer(row.0 / self.segments)
     }
 
-    /// Bytes of one block over all rows, as the engine holds them (without padding).
+    /// Returns the bytes of one block over all rows in the engine's memory, without padding.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
         u64::from(self.rows()) * u64::from(self.object_bytes)
     }
 
-    /// Bytes that one token needs over all layers, rounded up.
+    /// Returns the bytes that one token needs over all layers, rounded up.
     #[must_use]
     pub fn token_bytes(&self) -> u64 {
         self.block_bytes().div_ceil(u64::from(self.block_tokens))
     }
 
-    /// Blocks that `tokens` tokens fill completely; only whole blocks are stored.
+    /// Returns the number of blocks that `tokens` tokens fill; only whole blocks are stored.
     #[must_use]
     pub fn whole_blocks(&self, tokens: u64) -> u64 {
         tokens / u64::from(self.block_tokens)

@@ -1,8 +1,7 @@
-//! What a device says of the store that it belongs to. docs/on-disk-format.md has the byte map.
+//! Superblocks: a device's description of its store. docs/on-disk-format.md has the byte map.
 //!
-//! A superblock is kept twice. Both copies are written one after the other with FUA, so that power
-//! loss damages one of them at most; of two that are whole, the one with the higher sequence
-//! number counts.
+//! A superblock has two copies, written one after the other with FUA, so that power loss damages at
+//! most one of them; of two whole copies, the one with the higher sequence number is valid.
 
 mod check;
 mod error;
@@ -27,26 +26,26 @@ pub use self::{
     wire::DEVICES_MAX,
 };
 
-/// The version of the format that this code writes, and the only one that it reads.
+/// The format version that this code writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of a superblock; what a copy takes up is padded to the LBA size.
+/// Bytes of a superblock; each copy is padded to the LBA size.
 pub const SUPERBLOCK_BYTES: usize = 8192;
 
-/// Where the two copies are, from the region's start.
+/// Offsets of the two copies, from the region's start.
 const COPY_OFFSETS: [u64; COPIES] = [0, 512 << 10];
 
-/// How many there are.
+/// Number of copies.
 pub(crate) const COPIES: usize = 2;
 
-/// Bytes at the end of a region that other formats keep something in.
+/// Bytes at the end of a region in which other formats keep metadata.
 const TAIL_BYTES: u64 = 128 << 10;
 
-/// How many sequence numbers [`Superblock::skip_sequence`] skips: fewer than this.
+/// [`Superblock::skip_sequence`] skips fewer sequence numbers than this.
 const SKIPPED: u64 = 1 << 16;
 
-/// Names a store: drawn at random when it is formatted, so that nothing of an earlier one on the
-/// same devices is taken for its own.
+/// Id of a store: random, drawn by formatting, so that remains of an earlier store on the same
+/// devices are not taken for its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreId(pub [u8; 16]);
 
@@ -62,7 +61,7 @@ impl std::fmt::Debug for StoreId {
     }
 }
 
-/// What tells one device from another.
+/// The identity of a device's namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceIdentity {
     /// Model number (Identify Controller, MN), padded with spaces.
@@ -82,8 +81,8 @@ pub struct DeviceIdentity {
 }
 
 impl DeviceIdentity {
-    /// Whether both are the same namespace: by the first of NGUID, EUI64 and {model, serial number,
-    /// NSID} that both have.
+    /// Returns true when both are the same namespace: by the first of NGUID, EUI64 and {model,
+    /// serial number, NSID} that both have.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         if self.nguid != [0; 16] && other.nguid != [0; 16] {
@@ -105,21 +104,21 @@ impl std::fmt::Display for DeviceIdentity {
     }
 }
 
-/// How far formatting got.
+/// Progress of formatting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Other devices, or the journal, may not be written yet.
+    /// Other devices, or the journal, may be unwritten.
     Formatting,
-    /// All of the store was written.
+    /// The store is completely written.
     Ready,
 }
 
 /// A half of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// The first.
+    /// The first half.
     A,
-    /// The second.
+    /// The second half.
     B,
 }
 
@@ -141,7 +140,7 @@ impl std::fmt::Display for Half {
     }
 }
 
-/// What a store is made for: the same on all ranks and devices.
+/// Parameters of a store, the same on all ranks and devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLayout {
     /// The shape of a KV block on each rank.
@@ -150,11 +149,11 @@ pub struct StoreLayout {
     pub files: u32,
     /// Checksums of a file, `ranks * rows`; 0 when the store keeps none.
     pub words_per_file: u32,
-    /// Namespaces that it may have.
+    /// Most namespaces.
     pub namespaces_max: u32,
 }
 
-/// Where the objects are: the same on all devices of a rank.
+/// The area of the objects, the same on all devices of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataArea {
     /// First byte, from the region's start: a multiple of 1 MiB.
@@ -167,20 +166,20 @@ pub struct DataArea {
     pub slot_bytes: u32,
 }
 
-/// Where the journal is, and which part of it counts.
+/// The area of the journal, and its active half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalArea {
     /// First byte of half A, from the region's start. Half B follows it.
     pub offset: u64,
     /// Length of a half in bytes: a multiple of `group_bytes_max`.
     pub half_bytes: u64,
-    /// Bytes of a group at most, with its header and padding: a power of two.
+    /// Most bytes of a group, with its header and padding: a power of two.
     pub group_bytes_max: u32,
-    /// The half that counts.
+    /// The active half.
     pub active: Half,
-    /// The generation of its groups. No other writing of either half had the same.
+    /// The generation of its groups, unique among all generations of both halves.
     pub generation: u64,
-    /// Bytes from the start of the active half that were permanent when this was written.
+    /// Durable bytes from the start of the active half when this was written.
     pub certain_bytes: u64,
 }
 
@@ -193,50 +192,50 @@ impl JournalArea {
     }
 }
 
-/// What a device says of the store that it belongs to.
+/// A device's description of its store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Counts how often the device's superblock was written.
+    /// Number of times the device's superblock was written.
     pub sequence: u64,
     /// The store.
     pub store: StoreId,
-    /// How far formatting got.
+    /// Progress of formatting.
     pub state: State,
-    /// The rank that the device belongs to.
+    /// The rank of the device.
     pub rank: u32,
     /// Ranks of the store.
     pub ranks: u32,
-    /// The device's place among those of its rank.
+    /// The device's index within its rank.
     pub device: DeviceIndex,
     /// All devices of the rank, in order.
     pub devices: Vec<DeviceIdentity>,
     /// The part of this device that belongs to the store.
     pub region: Region,
-    /// What the store is made for.
+    /// Parameters of the store.
     pub layout: StoreLayout,
-    /// Where objects are; `None` on the device of a catalog without data.
+    /// The area of the objects; `None` on the device of a catalog without data.
     pub data: Option<DataArea>,
-    /// Where the journal is; `None` on a device that does not carry the catalog.
+    /// The area of the journal; `None` on a device that does not carry the catalog.
     pub journal: Option<JournalArea>,
 }
 
-/// What is on a device.
+/// Contents of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OnDevice {
-    /// Nothing.
+    /// The device is blank.
     Blank,
-    /// Something else: what it is, as far as it is known.
+    /// Foreign data: its format.
     Foreign(&'static str),
-    /// A store's.
+    /// A store's superblock.
     Ours(Box<Superblock>),
 }
 
 impl Superblock {
-    /// What is on the device. Writes nothing.
+    /// Identifies the contents of a device. Writes nothing.
     ///
     /// # Errors
-    /// [`FormatError`] when the device cannot be read, is too small to carry a store, or carries
-    /// one whose superblock cannot be used.
+    /// Returns [`FormatError`] if the device cannot be read, is too small to carry a store, or
+    /// carries one whose superblock cannot be used.
     pub fn read(io: &mut dyn BlockIo) -> Result<OnDevice, FormatError> {
         let device = || io.name().to_owned();
         if io.bytes() < HEAD_BYTES {
@@ -247,7 +246,7 @@ impl Superblock {
         io.read(0, &mut head)?;
         let copies = copies_in(&head);
         let valid = copies.each_ref().map(Result::is_ok);
-        // What this version does not understand may be the newer one.
+        // A copy of an unknown version may be the newer one.
         let newer = |fault: &CopyFault| !matches!(fault, CopyFault::None | CopyFault::Checksum);
         let faults = || copies.iter().filter_map(|copy| copy.as_ref().err());
         let refused = faults().find(|fault| newer(fault)).or_else(|| {
@@ -256,7 +255,7 @@ impl Superblock {
         if let Some(fault) = refused {
             return Err(FormatError::Copy { device: io.name().to_owned(), fault: fault.clone() });
         }
-        // A filesystem made over the store may have left a copy alone.
+        // A filesystem made over the store may have left one copy intact.
         for (offset, valid) in COPY_OFFSETS.iter().zip(valid) {
             if valid {
                 head[*offset as usize..][..SUPERBLOCK_BYTES].fill(0);
@@ -287,41 +286,41 @@ impl Superblock {
         }
     }
 
-    /// Both copies, each as it is: what `inspect` shows. Writes nothing.
+    /// Reads both copies as they are, for `inspect`. Writes nothing.
     ///
     /// # Errors
-    /// [`BlockError`] when the device cannot be read.
+    /// Returns [`BlockError`] if the device cannot be read.
     pub fn read_copies(io: &mut dyn BlockIo) -> Result<[Result<Self, CopyFault>; 2], BlockError> {
         let mut head = vec![0; HEAD_BYTES as usize];
         io.read(0, &mut head)?;
         Ok(copies_in(&head))
     }
 
-    /// Writes both copies, one after the other. They are permanent on return.
+    /// Writes both copies, one after the other. They are durable on return.
     ///
     /// # Errors
-    /// [`BlockError`]: at least one copy is whole, and nobody knows which.
+    /// Returns [`BlockError`]: at least one copy is whole, but it is unknown which.
     pub fn write(&self, io: &mut dyn BlockIo) -> Result<(), BlockError> {
         self.write_copies(io, COPIES)
     }
 
-    /// Writes one of the two copies, 0 or 1: a damaged one, from the other. It is permanent on
+    /// Writes one of the two copies, 0 or 1: repairs a damaged one from the other. It is durable on
     /// return.
     ///
     /// # Errors
-    /// [`BlockError`]: this copy is damaged, the other one is not touched.
+    /// Returns [`BlockError`]: this copy is damaged, the other one is untouched.
     ///
     /// # Panics
-    /// When there is no such copy.
+    /// Panics if there is no such copy.
     pub fn write_copy(&self, io: &mut dyn BlockIo, copy: usize) -> Result<(), BlockError> {
         io.write(COPY_OFFSETS[copy], &self.padded(io.lba_bytes()), true)
     }
 
-    /// Skips as many sequence numbers as the low 16 bits of `chance` say, for the next writing.
+    /// Skips a random count of sequence numbers before the next write: the low 16 bits of `chance`.
     ///
-    /// A device that loses the latest writing of both copies goes back to an earlier sequence
-    /// number. Without this, the store that opens it would give the journal a generation that one
-    /// of the halves already has groups of.
+    /// A device that loses the latest write of both copies goes back to an earlier sequence number.
+    /// Without this, the store that opens it would give the journal a generation that already has
+    /// groups in one of the halves.
     pub fn skip_sequence(&mut self, chance: u64) {
         self.sequence += chance % SKIPPED;
     }
@@ -341,7 +340,7 @@ impl Superblock {
         COPY_OFFSETS.iter().take(copies).try_for_each(|offset| io.write(*offset, &bytes, true))
     }
 
-    /// The layout of the data area; `None` without one.
+    /// Returns the layout of the data area; `None` without one.
     #[must_use]
     pub fn geometry(&self) -> Option<Geometry> {
         let data = self.data?;
@@ -349,7 +348,7 @@ impl Superblock {
         Geometry::new(&self.layout.shape, self.devices.len() as u32, data.group, lba_bytes).ok()
     }
 
-    /// The data area as a region of the namespace; `None` without one.
+    /// Returns the data area as a region of the namespace; `None` without one.
     #[must_use]
     pub fn data_region(&self) -> Option<Region> {
         let (data, shift) = (self.data?, self.region.lba_shift);

@@ -1,4 +1,4 @@
-//! A medium that can lose power, and do what it should not, for tests.
+//! A medium for tests that can lose power and misbehave.
 
 use std::{
     collections::BTreeMap,
@@ -7,21 +7,21 @@ use std::{
 
 use super::{BlockAction, BlockError, BlockIo};
 
-/// What power loss leaves whole.
+/// Power loss never tears a sector.
 const SECTOR: usize = 512;
 
-/// What goes wrong, by the number of the write or flush since [`Medium::plan`].
+/// Faults to inject, each at the given number of the write or flush since [`Medium::plan`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Faults {
-    /// Power is lost while this one is carried out.
+    /// Power is lost during this one.
     pub power_loss: Option<u64>,
-    /// This one fails, and what it wrote is as if power was lost.
+    /// This one fails, and its data is treated as in a power loss.
     pub fail: Option<u64>,
-    /// This write or flush is acknowledged and not carried out.
+    /// This write or flush is acknowledged, but not carried out.
     pub lost: Option<u64>,
-    /// This write goes to another place.
+    /// This write goes to another offset: (number, offset).
     pub misdirected: Option<(u64, u64)>,
-    /// What contains this byte is not read.
+    /// Reads that contain this byte fail.
     pub unreadable: Option<u64>,
 }
 
@@ -31,16 +31,16 @@ struct State {
     name: String,
     lba_bytes: u32,
     permanent: Vec<u8>,
-    /// Writes that were not flushed, the oldest first.
+    /// Unflushed writes, the oldest first.
     cache: Vec<Sectors>,
     faults: Faults,
-    /// Where each write went since the faults were set; a flush counts, and went nowhere.
+    /// Offset of each write since the faults were set; `None` for a flush.
     done: Vec<Option<u64>>,
     written_bytes: u64,
     is_off: bool,
 }
 
-/// A handle; all of them are one medium.
+/// A handle; its clones share one medium.
 #[derive(Clone)]
 pub(crate) struct Medium {
     name: String,
@@ -68,30 +68,30 @@ impl Medium {
         self.state.lock().expect("no test panics with it")
     }
 
-    /// Another medium with the same permanent contents.
+    /// Returns another medium with the same durable contents.
     pub fn copy(&self) -> Self {
         let other = Self::new(&self.name, self.bytes, self.lba_bytes);
         other.state().permanent.clone_from(&self.state().permanent);
         other
     }
 
-    /// What goes wrong from now on.
+    /// Sets the faults to inject from now on.
     pub fn plan(&self, faults: Faults) {
         let mut state = self.state();
         (state.faults, state.done, state.written_bytes) = (faults, Vec::new(), 0);
     }
 
-    /// The offsets of the writes since [`Medium::plan`], and `None` for each flush.
+    /// Returns the offsets of the writes since [`Medium::plan`], and `None` for each flush.
     pub fn done(&self) -> Vec<Option<u64>> {
         self.state().done.clone()
     }
 
-    /// Bytes written since [`Medium::plan`].
+    /// Returns the bytes written since [`Medium::plan`].
     pub fn written_bytes(&self) -> u64 {
         self.state().written_bytes
     }
 
-    /// Power comes back. Each unflushed write was kept, dropped or torn, as `choose` says: it
+    /// Restores power. Each unflushed write was kept, dropped or torn, chosen by `choose`, which
     /// returns a number below its argument.
     pub fn restart(&self, choose: &mut dyn FnMut(u32) -> u32) {
         let mut state = self.state();
@@ -106,7 +106,7 @@ impl Medium {
         (state.faults, state.is_off) = (Faults::default(), false);
     }
 
-    /// Changes permanent bytes behind everybody's back.
+    /// Changes durable bytes behind the store's back.
     pub fn corrupt(&self, offset: u64, change: impl FnOnce(&mut [u8])) {
         change(&mut self.state().permanent[offset as usize..]);
     }

@@ -1,24 +1,24 @@
-//! How much may be written, so that drives last as long as they should.
+//! Limits the writing rate, so that drives reach their rated lifetime.
 
 const DAY_NS: u128 = 86_400_000_000_000;
 
-/// What a day's writes may be: for a limit of one drive write per day, the drives' capacity.
+/// A daily limit on writes: for one drive write per day, the drives' capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteBudget {
-    /// Bytes of files that may be written in a day, over all ranks.
+    /// Bytes of files that may be written per day, over all ranks.
     pub bytes_per_day: u64,
-    /// What may be saved up for a burst, and is there at the start.
+    /// Bytes that may accumulate for a burst; available in full at the start.
     pub burst_bytes: u64,
     /// Bytes of a file over all ranks.
     pub file_bytes: u64,
 }
 
-/// A token bucket. Tokens are bytes times nanoseconds of a day, so that nothing is rounded.
+/// A token bucket. Tokens are bytes times nanoseconds of a day, to avoid rounding.
 #[derive(Debug)]
 pub struct Bucket {
     budget: WriteBudget,
     tokens: u128,
-    /// The latest time that it was told.
+    /// The latest time passed to `advance`.
     now_ns: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ impl Bucket {
         Self { budget, tokens: u128::from(budget.burst_bytes) * DAY_NS, now_ns: None }
     }
 
-    /// It is `now_ns`. The first call only starts the clock, and it never goes back.
+    /// Sets the time. The first call only starts the clock; it never runs backwards.
     pub fn advance(&mut self, now_ns: u64) {
         let before = self.now_ns.unwrap_or(now_ns);
         let passed = u128::from(now_ns.saturating_sub(before));
@@ -40,12 +40,12 @@ impl Bucket {
         u128::from(self.budget.file_bytes.max(1)) * DAY_NS
     }
 
-    /// Files that may be written now.
+    /// Returns the number of files that may be written now.
     pub fn files(&self) -> u32 {
         u32::try_from(self.tokens / self.file_tokens()).unwrap_or(u32::MAX)
     }
 
-    /// One file will be written.
+    /// Takes the tokens of one file.
     pub fn take_file(&mut self) {
         self.tokens = self.tokens.saturating_sub(self.file_tokens());
     }

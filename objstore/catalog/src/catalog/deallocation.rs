@@ -1,4 +1,4 @@
-//! Groups of files that hold nothing, for drives that want to know.
+//! Groups of files that hold no data, for drives that receive deallocate (TRIM) hints.
 
 use super::{Catalog, State, drop::SWEEP_ENTRIES};
 use crate::{
@@ -7,19 +7,19 @@ use crate::{
 };
 
 impl Catalog {
-    /// Takes note from now on of groups of `files` files that are free as a whole
-    /// ([`Geometry::group`](crate::Geometry::group)). Call it when everything was recovered.
+    /// Starts to track groups of `files` files that are free as a whole
+    /// ([`Geometry::group`](crate::Geometry::group)). Call it after recovery.
     ///
     /// # Panics
-    /// When `files` is 0.
+    /// Panics if `files` is 0.
     pub fn watch_groups(&mut self, files: u32) {
         self.pool.watch_groups(files);
     }
 
-    /// Up to `most` groups, by their first files, that hold nothing and are expected to stay so for
-    /// a while: all of their files are free, the journal has that for good, and as many files as
-    /// are kept free ahead remain without them. Nobody gets their files before
-    /// [`Catalog::deallocated`]. A group comes again only after it was written.
+    /// Returns up to `most` groups, by their first files, that hold nothing and should stay empty
+    /// for a while: all of their files are free, durably so in the journal, and the number of files
+    /// kept free ahead remains without them. Their files are not allocated before
+    /// [`Catalog::deallocated`]. A group is returned again only after it was written.
     pub fn unused_groups(&mut self, most: usize) -> Vec<FileId> {
         if planted(PlantedBug::DeallocateBeforeEvictRecord) {
             let size = self.pool.group_files();
@@ -38,8 +38,8 @@ impl Catalog {
         groups
     }
 
-    /// The files of these groups can be used again, whether their drives deallocated them or not.
-    /// Others are left alone.
+    /// Returns the files of these groups to the pool, whether their drives deallocated them or not.
+    /// Ignores groups that were not handed out.
     pub fn deallocated(&mut self, groups: &[FileId]) {
         for first in groups {
             let Some(at) = self.deallocating.iter().position(|group| group == first) else {

@@ -1,4 +1,4 @@
-//! Ways a block leaves: evicted, removed, lost, or with all of its namespace.
+//! Removal of blocks: eviction, removal, loss, and clearing of a whole namespace.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
@@ -11,18 +11,18 @@ use crate::{
     record::Record,
 };
 
-/// Entries that one call looks at for files of cleared namespaces: some hundred microseconds.
+/// Entries that one call scans for files of cleared namespaces: some hundred microseconds.
 pub(super) const SWEEP_ENTRIES: u32 = 1 << 16;
 
-/// Where the search for files of cleared namespaces is.
+/// Progress of the scan for files of cleared namespaces.
 #[derive(Debug, Default)]
 pub struct Sweep {
     next: u32,
-    /// Entries to look at before all has been seen.
+    /// Entries left until every one has been scanned.
     left: u32,
 }
 
-/// What a namespace would evict next. The greatest goes first.
+/// A namespace's next victim. The greatest is evicted first.
 struct Next {
     candidate: Candidate,
     namespace: NamespaceId,
@@ -50,12 +50,12 @@ impl PartialEq for Next {
 impl Eq for Next {}
 
 impl Catalog {
-    /// Evicts up to `files` files: of one namespace, or of those that should have least, files of
-    /// cleared namespaces first. Says how many there were. They are free once the journal has got
-    /// to [`Catalog::last_lsn`].
+    /// Evicts up to `files` files: of `namespace`, or else files of cleared namespaces and then the
+    /// least valuable of all. Returns the number evicted. They are free once the journal is durable
+    /// up to [`Catalog::last_lsn`].
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn evict(
         &mut self,
         namespace: Option<NamespaceId>,
@@ -74,8 +74,8 @@ impl Catalog {
         }
     }
 
-    /// How many files should be evicted now, so that the next writes find free ones and do not
-    /// have to wait for the journal.
+    /// Returns the number of files to evict now, so that the next writes find free ones without
+    /// waiting for the journal.
     #[must_use]
     pub fn wants_space(&self) -> u32 {
         if !self.config.journal {
@@ -85,10 +85,10 @@ impl Catalog {
         ahead.saturating_sub(self.pool.free_files() + self.log.limbo())
     }
 
-    /// Drops the stored ones of `keys`, pinned or not. Says how many they are.
+    /// Drops the stored ones of `keys`, pinned or not. Returns their number.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn remove(
         &mut self,
         namespace: NamespaceId,
@@ -102,30 +102,30 @@ impl Catalog {
         Ok(files.len() as u32)
     }
 
-    /// A file could not be read, or not what was written: its key is a miss from now on. Does
-    /// nothing to a file that lookups do not find anyway.
+    /// Drops a file that could not be read or whose data is corrupt: its key is a miss from now on.
+    /// Does nothing to a file that lookups do not find.
     pub fn lost(&mut self, file: FileId) {
         if self.is_stored(file) {
             self.drop_files(&[file]);
         }
     }
 
-    /// Keys that lookups found until they were evicted, removed or lost, since the last call; not
-    /// those of a namespace that was cleared. They are collected from the first call on.
+    /// Returns the keys evicted, removed or lost since the last call, without those of cleared
+    /// namespaces. They are collected from the first call on.
     pub fn take_dropped(&mut self) -> Vec<(NamespaceId, BlockKey)> {
         self.dropped.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// Files that hold nothing any more, and that nobody reads, since the last call. They are
-    /// collected from the first call on. A file that is among them may have been taken again.
+    /// Returns the files that became empty and unreferenced since the last call. They are collected
+    /// from the first call on. A returned file may already have been allocated again.
     pub fn take_freed(&mut self) -> Vec<FileId> {
         self.freed.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// Drops all blocks of a namespace at once, pinned ones and those being written included.
+    /// Drops all blocks of a namespace, including pinned ones and those being written, in one step.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn clear(&mut self, namespace: NamespaceId) -> Result<(), CatalogError> {
         self.check_recovered()?;
         self.tenant(namespace)?;
@@ -134,11 +134,11 @@ impl Catalog {
         Ok(())
     }
 
-    /// The same, for good: what was computed before (with other weights, say) never matches
+    /// Clears a namespace for good: blocks computed before (with other weights, say) never match
     /// again. Returns the new epoch.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn bump_epoch(&mut self, namespace: NamespaceId) -> Result<u64, CatalogError> {
         self.check_recovered()?;
         let epoch = self.tenant(namespace)?.epoch + 1;
@@ -147,7 +147,7 @@ impl Catalog {
         Ok(epoch)
     }
 
-    /// Everything a namespace has is of an earlier epoch.
+    /// Sets the epoch: all blocks of the namespace belong to an earlier one.
     pub(super) fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
         if !planted(PlantedBug::EpochIgnored) {
             self.forget(namespace);
@@ -155,7 +155,7 @@ impl Catalog {
         self.namespaces[namespace.0 as usize].epoch = epoch;
     }
 
-    /// Makes everything a namespace has a miss.
+    /// Makes all blocks of a namespace misses.
     pub(super) fn forget(&mut self, namespace: NamespaceId) {
         let before = self.namespaces[namespace.0 as usize].space;
         if self.spaces[before as usize].is_empty() {
@@ -169,7 +169,7 @@ impl Catalog {
         self.sweep.left = self.config.files;
     }
 
-    /// Evicts what is worth least, of all namespaces.
+    /// Evicts the least valuable files of all namespaces.
     pub(super) fn evict_any(&mut self, files: u32) -> u32 {
         let mut victims = Vec::new();
         let namespaces = (0..self.namespaces.len() as u32).map(NamespaceId);
@@ -225,7 +225,7 @@ impl Catalog {
         self.change(file, |entry| entry.state = State::Doomed);
     }
 
-    /// Makes the records for files that lost their keys, and lets them go.
+    /// Logs the eviction of files that lost their keys, and frees those that are not in use.
     fn log_dropped(&mut self, files: &mut [FileId]) {
         files.sort_unstable();
         for run in files.chunk_by(|a, b| a.0 + 1 == b.0) {
@@ -245,26 +245,26 @@ impl Catalog {
             if self.is_evictable(*file) {
                 self.policy.remove(self.spaces[entry.space as usize].namespace, *file);
             }
-            // Nobody was told of the others, and the write that refers to them lets them go.
+            // No record names the others, and the write that references them releases them.
             told.extend((entry.state == State::Stored).then_some(*file));
             self.doom(*file);
         }
         self.log_dropped(&mut told);
     }
 
-    /// A doomed file that nobody uses any more goes to limbo, or at once.
+    /// Sends a doomed, unreferenced file to limbo, or frees it if no record is outstanding.
     pub(super) fn set_free(&mut self, file: FileId) {
         self.reset(file);
         if let Some(freed) = &mut self.freed {
             freed.push(file);
         }
-        // Recovery finds out which files are free when it has all records.
+        // During recovery the free files are computed after the last record.
         if !self.recovering && self.log.retire(file) {
             self.pool.free(file);
         }
     }
 
-    /// Makes a file's entry that of a free one.
+    /// Resets a file's entry to that of a free file.
     pub(super) fn reset(&mut self, file: FileId) {
         let space = self.entry(file).space;
         self.change(file, |entry| {
@@ -277,8 +277,8 @@ impl Catalog {
         }
     }
 
-    /// Looks for files of cleared namespaces, until `wanted` of them are free or in limbo. Says
-    /// how many are.
+    /// Scans for files of cleared namespaces, until `wanted` of them are free or in limbo. Returns
+    /// their number.
     pub(super) fn sweep(&mut self, wanted: u32, entries: u32) -> u32 {
         let mut found = 0;
         for _ in 0..entries.min(self.sweep.left) {
@@ -301,8 +301,8 @@ impl Catalog {
         found
     }
 
-    /// Makes sure that `files` files are free, or will be once the journal has got on: takes
-    /// those of cleared namespaces first.
+    /// Makes `files` files free, now or once the journal is durable: takes those of cleared
+    /// namespaces first.
     pub(super) fn make_room(&mut self, files: u32) {
         let missing =
             |catalog: &Self| files.saturating_sub(catalog.pool.free_files() + catalog.log.limbo());

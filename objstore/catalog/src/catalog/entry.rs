@@ -1,4 +1,4 @@
-//! What the catalog knows of one file: a cache line.
+//! The catalog's entry of one file: a cache line.
 
 use crate::key::BlockKey;
 
@@ -6,14 +6,14 @@ use crate::key::BlockKey;
 pub enum State {
     /// In the pool, or in limbo on the way there.
     Free,
-    /// Has a key that no lookup sees yet.
+    /// Has a key that lookups do not find yet.
     Writing,
-    /// Lookups find it, and no record tells of it: it is not where it survives a crash. The write
-    /// refers to it until it is committed or given up, so that nobody else gets the file.
+    /// Lookups find it, but no record names it: it does not survive a crash. The write holds a
+    /// reference until it commits or aborts, so the file is not reused.
     Published,
     /// Committed.
     Stored,
-    /// Has lost its key; goes as soon as nobody uses it.
+    /// Has lost its key; freed with its last reference.
     Doomed,
 }
 
@@ -21,7 +21,7 @@ pub enum State {
 #[repr(align(64))]
 pub struct Entry {
     pub key: BlockKey,
-    /// The namespace between two clears: what tells equal keys apart.
+    /// The namespace's current space: tells equal keys of different namespaces apart.
     pub space: u32,
     pub refs: u32,
     pub state: State,
@@ -35,13 +35,13 @@ impl Entry {
         Self { key: BlockKey([0; 32]), space: 0, refs: 0, state: State::Free, pinned: false };
 }
 
-/// A namespace between two clears. Its number is a part of every key, so a new one makes all files
-/// of the old one misses at once; they are swept later.
+/// A namespace between two clears. Its number is part of every key, so a new space makes all files
+/// of the old one misses immediately; they are swept later.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Space {
     pub namespace: u32,
     pub stored: u32,
-    /// Of these, not committed.
+    /// Stored, but not committed.
     pub published: u32,
     pub writing: u32,
     pub doomed: u32,
@@ -53,7 +53,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Counts `entry` in or out.
+    /// Adds `entry` to the counts, or subtracts it.
     pub fn count(&mut self, entry: &Entry, add: bool) {
         let stored = matches!(entry.state, State::Stored | State::Published);
         let step = |count: &mut u32, holds: bool| {
@@ -68,7 +68,7 @@ impl Space {
         step(&mut self.evictable, stored && entry.refs == 0 && !entry.pinned);
     }
 
-    /// Files that a namespace cannot get rid of although this space is over.
+    /// Returns the files that still count for the namespace after this space was cleared.
     pub fn in_use(&self) -> u32 {
         self.writing + self.active + self.doomed
     }

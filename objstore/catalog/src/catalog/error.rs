@@ -1,4 +1,4 @@
-//! What a catalog refuses.
+//! Errors of the catalog.
 
 use super::{ReferenceId, WriteId};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     key::BlockKey,
 };
 
-/// A catalog refuses. Nothing was changed.
+/// A call that the catalog refused. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
@@ -24,24 +24,24 @@ pub enum CatalogError {
         /// Bytes allowed.
         max: usize,
     },
-    /// There are as many namespaces as there may be.
+    /// The store has as many namespaces as it was formatted for.
     #[error(
         "the store has all of the {max} namespaces that it was formatted for; format it for more"
     )]
     Namespaces {
-        /// Namespaces there may be.
+        /// Namespaces allowed.
         max: u32,
     },
-    /// A weight of zero would never be given space.
+    /// A weight of zero would never receive space.
     #[error("a namespace's weight is zero; give at least 1")]
     Weight,
-    /// A reference that was given back, or never was.
+    /// A reference that was released, or never existed.
     #[error("reference {:#x} is unknown: it was given back before, or is another catalog's", id.0)]
     Reference {
         /// The reference.
         id: ReferenceId,
     },
-    /// A write that ended, or never was.
+    /// A write that ended, or never existed.
     #[error("write {:#x} is unknown: it ended before, or is another catalog's", id.0)]
     Write {
         /// The write.
@@ -63,12 +63,12 @@ pub enum CatalogError {
         /// The file.
         file: FileId,
     },
-    /// A rank that does not exist.
+    /// A rank out of range.
     #[error("rank {rank} reported, but the catalog has {ranks}")]
     Rank {
         /// The rank.
         rank: u32,
-        /// Ranks there are.
+        /// Ranks of the catalog.
         ranks: u32,
     },
     /// A rank reported twice.
@@ -80,20 +80,20 @@ pub enum CatalogError {
     /// Not all ranks have reported.
     #[error("{missing} of {ranks} ranks have not reported that they wrote this; wait for them")]
     Unreported {
-        /// Ranks that have not.
+        /// Ranks that have not reported.
         missing: u32,
-        /// Ranks there are.
+        /// Ranks of the catalog.
         ranks: u32,
     },
     /// A rank could not write its part.
     #[error("a rank failed to write its part; abort the write")]
     RankFailed,
-    /// Not as many checksums as objects.
+    /// The number of checksums differs from the number of objects.
     #[error("{found} checksums were given for {expected} objects of one rank")]
     Checksums {
         /// Checksums given.
         found: usize,
-        /// Objects of the write's own files on one rank; 0 where no checksums are kept.
+        /// Objects of the write's own files on one rank; 0 when no checksums are kept.
         expected: usize,
     },
     /// Recovery has not ended.

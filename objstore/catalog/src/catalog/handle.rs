@@ -1,7 +1,7 @@
 //! Handles that cross processes: plain numbers, each valid once.
 
-/// Values by number. A number says slot and generation, so that one which was given back is not
-/// taken for the next one in its slot.
+/// Values by handle. A handle holds slot and generation, so that a stale one never matches the next
+/// value in its slot.
 #[derive(Debug)]
 pub struct Handles<T> {
     slots: Vec<(u32, Option<T>)>,
@@ -9,12 +9,12 @@ pub struct Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// None yet.
+    /// Makes an empty table.
     pub fn new() -> Self {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Keeps a value and names it.
+    /// Stores a value and returns its handle.
     pub fn insert(&mut self, value: T) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push((0, None));
@@ -26,19 +26,19 @@ impl<T> Handles<T> {
         u64::from(*generation) << 32 | u64::from(at)
     }
 
-    /// The value of a number that was not given back.
+    /// Returns the value of a valid handle.
     pub fn get(&self, number: u64) -> Option<&T> {
         let (generation, value) = self.slots.get(number as u32 as usize)?;
         value.as_ref().filter(|_| u64::from(*generation) == number >> 32)
     }
 
-    /// The same, to change it.
+    /// Same as [`Handles::get`], mutable.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let (generation, value) = self.slots.get_mut(number as u32 as usize)?;
         value.as_mut().filter(|_| u64::from(*generation) == number >> 32)
     }
 
-    /// Takes the value back. The number names nothing from now on.
+    /// Removes the value; its handle becomes invalid.
     pub fn remove(&mut self, number: u64) -> Option<T> {
         self.get(number)?;
         self.free.push(number as u32);

@@ -1,4 +1,4 @@
-//! What the journal has yet to write, and what waits for it.
+//! Records that the journal has yet to write, and files that wait for them.
 
 use std::collections::VecDeque;
 
@@ -8,43 +8,43 @@ use crate::{
     record::{Record, USE_BYTES, UseKind},
 };
 
-/// Uses that wait for the next group take no more memory than this, and no more than a part of
-/// what all records may take: later ones are not noted.
+/// Limits on the Use records that wait for the next group: bytes, and their part of the limit for
+/// all records. Later uses are not recorded.
 const USES_BYTES_MAX: usize = 1 << 18;
 const USES_PART: usize = 4;
 
-/// Records that were handed out together, to be written as one group.
+/// Records handed out together, to be written as one group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Their bytes.
+    /// Encoded records.
     pub records: Vec<u8>,
-    /// The position of the last one: what [`super::Catalog::durable`] is told once it is written.
+    /// The position of the last one, to pass to [`super::Catalog::durable`] once it is written.
     pub lsn: Lsn,
-    /// More records had queued than may wait. None of them is in `records`: a snapshot that begins
-    /// now has their effect, and has to be written instead.
+    /// Set when the queue of records overflowed. None of them is in `records`: a snapshot that
+    /// begins now includes their effect and must be written instead.
     pub needs_snapshot: bool,
 }
 
-/// Records in memory, and files that may be reused when they are not only there.
+/// Records in memory, and files that may be reused once those are durable.
 #[derive(Debug)]
 pub struct Log {
-    /// Whether there is a journal at all.
+    /// True when there is a journal.
     keeps: bool,
     bytes: Vec<u8>,
-    /// Bytes of each record in `bytes`, with the Use records before it.
+    /// Bytes of each record in `bytes`, including the Use records before it.
     lengths: VecDeque<u32>,
-    /// Use records behind the last record. Nothing waits for them, and they cause no group.
+    /// Use records behind the last record. Nothing waits for them, and they start no group.
     uses: Vec<u8>,
-    /// The last of them, which may grow: its first file, and how many.
+    /// The last Use record, which may still grow: its first file, count and kind.
     run: Option<(FileId, u32, UseKind)>,
-    /// Bytes that may wait.
+    /// Limit on queued bytes.
     bytes_max: usize,
-    /// There were more, and they were dropped: only the state tells what they did.
+    /// Set when the queue overflowed and was dropped: only a snapshot has its effect.
     is_dropped: bool,
     /// The last record made.
     last: Lsn,
     durable: Lsn,
-    /// Files without a key, each with the record that has to be durable before it is free.
+    /// Files without a key, each with the record that must be durable before it is free.
     limbo: VecDeque<(Lsn, FileId)>,
 }
 
@@ -68,7 +68,7 @@ impl Log {
         self.last
     }
 
-    /// Lets no more than so many bytes of records wait.
+    /// Limits the bytes of queued records.
     pub fn limit(&mut self, bytes_max: usize) {
         self.bytes_max = bytes_max;
     }
@@ -92,7 +92,7 @@ impl Log {
         }
     }
 
-    /// A file was used. The blocks of a request come tail first, often from one run of files.
+    /// Records a use. The blocks of a request come tail first, often from one run of files.
     pub fn used(&mut self, file: FileId, how: UseKind) {
         match &mut self.run {
             _ if !self.keeps => {}
@@ -113,12 +113,12 @@ impl Log {
         }
     }
 
-    /// Whether records were made that nobody has taken; uses do not count.
+    /// Returns true when records were made and not taken; uses do not count.
     pub fn is_pending(&self) -> bool {
         self.is_dropped || !self.lengths.is_empty()
     }
 
-    /// Whether nothing at all waits for the next group.
+    /// Returns true when nothing waits for the next group, not even uses.
     pub fn is_empty(&self) -> bool {
         !self.is_pending() && self.uses.is_empty() && self.run.is_none()
     }
@@ -151,8 +151,8 @@ impl Log {
         Some(Group { records, lsn, needs_snapshot: false })
     }
 
-    /// A file that was dropped may be reused when all records made so far are durable. Says
-    /// whether they are.
+    /// Retires a dropped file. Returns true when it is free now, because all records made so far
+    /// are durable; otherwise it waits in limbo.
     pub fn retire(&mut self, file: FileId) -> bool {
         if self.last == self.durable || planted(PlantedBug::ReuseBeforeEvictRecord) {
             return true;
@@ -165,13 +165,13 @@ impl Log {
         self.durable = self.durable.max(lsn);
     }
 
-    /// The next file that is free now.
+    /// Removes the next file from limbo that has become free.
     pub fn leave_limbo(&mut self) -> Option<FileId> {
         let durable = self.durable;
         self.limbo.pop_front_if(|(lsn, _)| *lsn <= durable).map(|(_, file)| file)
     }
 
-    /// The files that wait.
+    /// Returns the files in limbo.
     pub fn limbo_files(&self) -> impl Iterator<Item = FileId> {
         self.limbo.iter().map(|(_, file)| *file)
     }

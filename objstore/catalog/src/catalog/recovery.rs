@@ -1,4 +1,4 @@
-//! The way back from records.
+//! Recovery of the catalog from journal records.
 
 use super::{Catalog, CatalogError, Entry, State};
 use crate::{
@@ -10,15 +10,15 @@ use crate::{
 };
 
 impl Catalog {
-    /// Takes over one record of the journal. Only for a catalog that was used for nothing else;
-    /// [`Catalog::recovered`] ends it.
+    /// Applies one record of the journal. Only for a catalog that is otherwise unused;
+    /// [`Catalog::recovered`] ends recovery.
     ///
-    /// A snapshot is written while changes go on, so a record may tell of a file before the
-    /// snapshot does: evictions and pins of files that hold nothing are ignored, and a commit may
-    /// come twice.
+    /// A snapshot is written while changes go on, so a record may name a file before the snapshot
+    /// does: evictions and pins of empty files are ignored, and a commit may occur twice.
     ///
     /// # Errors
-    /// [`CatalogError::Damaged`] and [`CatalogError::TwoFiles`] when it contradicts those before.
+    /// Returns [`CatalogError::Damaged`] or [`CatalogError::TwoFiles`] if it contradicts earlier
+    /// ones.
     pub fn apply(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
         self.recovering = true;
         let damaged = |problem| CatalogError::Damaged { record: describe(record), problem };
@@ -73,12 +73,12 @@ impl Catalog {
         }
     }
 
-    /// Takes over one record of a journal that is damaged: as [`Catalog::apply`], but where records
-    /// contradict each other, because others between them are missing, the later one counts.
+    /// Applies one record of a damaged journal: like [`Catalog::apply`], but if records contradict
+    /// each other, because others between them are missing, the later one wins.
     ///
     /// # Errors
-    /// [`CatalogError::Damaged`] for one that is not of this store, or of a namespace whose record
-    /// is missing. It changes nothing.
+    /// Returns [`CatalogError::Damaged`], and changes nothing, if the record is not of this store,
+    /// or of a namespace whose record is missing.
     pub fn salvage(&mut self, record: &Record<'_>) -> Result<(), CatalogError> {
         self.recovering = true;
         match *record {
@@ -105,7 +105,7 @@ impl Catalog {
         self.apply(record)
     }
 
-    /// The files that a record names, from the first on.
+    /// Returns the files that a record names, from `first` on.
     fn range(
         &self,
         first: FileId,
@@ -214,9 +214,9 @@ impl Catalog {
         self.change(file, |entry| entry.pinned = pinned);
     }
 
-    /// All records have been applied: everything else is free, and the catalog can be used.
+    /// Ends recovery: files without a block become free, and the catalog can be used.
     pub fn recovered(&mut self) {
-        // Nothing is free until it is known: what the sweep finds is freed a second time else.
+        // No file is free yet: otherwise the files that the sweep finds would be freed twice.
         self.pool = FilePool::from_used(self.entries.iter().map(|_| true));
         self.sweep(u32::MAX, u32::MAX);
         let used = self.entries.iter().map(|entry| entry.state != State::Free);
@@ -225,7 +225,7 @@ impl Catalog {
     }
 }
 
-/// A record as an error names it.
+/// Describes a record for an error message.
 fn describe(record: &Record<'_>) -> String {
     match *record {
         Record::Namespace { id, .. } => format!("the record of namespace {id}"),

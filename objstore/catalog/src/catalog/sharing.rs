@@ -1,4 +1,4 @@
-//! Namespaces: who they are, and what each may have.
+//! Namespaces: identity, quota and weight.
 
 use super::{Catalog, CatalogError, Space};
 use crate::{
@@ -13,9 +13,9 @@ pub struct Tenant {
     pub digest: [u8; 32],
     pub label: String,
     pub epoch: u64,
-    /// The number that is a part of its keys, until it is cleared.
+    /// The space number that is part of its keys, until it is cleared.
     pub space: u32,
-    /// Earlier spaces that some file still belongs to.
+    /// Earlier spaces that still have files.
     pub former: Vec<u32>,
     pub quota: Option<u32>,
     pub weight: u32,
@@ -27,7 +27,7 @@ pub struct Tenant {
 }
 
 impl Catalog {
-    /// Finds the namespace of this descriptor, or registers it: without a quota, of weight 1.
+    /// Returns the namespace of this descriptor. A new one is registered without a quota, weight 1.
     ///
     /// # Errors
     /// [`CatalogError::Label`], [`CatalogError::Namespaces`], [`CatalogError::Recovering`].
@@ -50,15 +50,15 @@ impl Catalog {
         Ok(id)
     }
 
-    /// Ids, labels and digests of all namespaces.
+    /// Returns ids, labels and digests of all namespaces.
     pub fn namespaces(&self) -> impl Iterator<Item = (NamespaceId, &str, [u8; 32])> {
         let numbered = (0..).map(NamespaceId).zip(&self.namespaces);
         numbered.map(|(id, tenant)| (id, tenant.label.as_str(), tenant.digest))
     }
 
-    /// Says how many files the namespace may have, written and doomed ones included. What is too
-    /// much is evicted now, as far as it is not in use or pinned, and nothing more is accepted
-    /// until the rest has gone.
+    /// Sets the most files that the namespace may hold, including doomed ones and those being
+    /// written. The excess is evicted now, except files in use or pinned, and no new files are
+    /// accepted until it is gone.
     ///
     /// # Errors
     /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
@@ -77,7 +77,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Says how much longer than those of other namespaces its files are kept unused.
+    /// Sets the eviction weight: how much longer its unused files are kept than other namespaces'.
     ///
     /// # Errors
     /// [`CatalogError::Namespace`], [`CatalogError::Weight`], [`CatalogError::Recovering`].
@@ -137,7 +137,7 @@ impl Catalog {
         self.spaces.len() as u32 - 1
     }
 
-    /// Files that count for the namespace's quota.
+    /// Returns the number of files that count towards the namespace's quota.
     pub(super) fn held(&self, namespace: NamespaceId) -> u32 {
         let tenant = &self.namespaces[namespace.0 as usize];
         let space = &self.spaces[tenant.space as usize];
@@ -146,7 +146,7 @@ impl Catalog {
     }
 }
 
-/// What the journal says of a namespace.
+/// Returns the journal record of a namespace.
 pub fn record(id: NamespaceId, tenant: &Tenant) -> Record<'_> {
     Record::Namespace {
         id,

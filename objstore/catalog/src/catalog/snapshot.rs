@@ -7,22 +7,22 @@ use crate::{
     record::{Record, USE_BYTES, UseKind, commit_bytes},
 };
 
-/// Steps in which the age of files is told.
+/// Number of age bands in which files are written.
 const BANDS: usize = 16;
 
-/// Files whose ages decide where the steps are.
+/// Files sampled to set the limits of the bands.
 const SAMPLES: u32 = 4096;
 
-/// Files that one call looks at, and tells of, at the most: together some hundred microseconds,
-/// which lookups may have to wait for.
+/// Most files that one call visits, and most that it writes: together some hundred microseconds, a
+/// delay that lookups may see.
 const FILES_A_CALL: u32 = 1 << 14;
 const TOLD_A_CALL: u32 = 1 << 11;
 
-// Looking at a file counts as a byte copied (`Journal::copy`). All that a snapshot looks at must be
+// Visiting a file counts as a byte copied (`Journal::copy`). All visits of a snapshot must cost
 // less than a third of the largest snapshot, or compactions would end too late.
 const _: () = assert!(3 * BANDS <= commit_bytes(0) + USE_BYTES);
 
-/// How far a snapshot got. The default is its beginning.
+/// Progress of a snapshot. The default is its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotCursor {
     started: bool,
@@ -32,35 +32,35 @@ pub struct SnapshotCursor {
 }
 
 impl SnapshotCursor {
-    /// Files that were looked at so far. Each is looked at several times.
+    /// Returns the number of file visits so far. Each file is visited several times.
     #[must_use]
     pub fn looked(&self) -> u64 {
         self.looked
     }
 }
 
-/// The order in which a snapshot tells of files: the oldest first, in a few steps. Recovery takes
-/// the order of commits for that of uses.
+/// The order in which a snapshot writes files: the oldest first, in a few bands. Recovery takes the
+/// order of commits for the order of uses.
 #[derive(Debug, Default)]
 pub struct Bands {
-    /// Files inserted when the snapshot began.
+    /// Files inserted before the snapshot began.
     inserted: u64,
-    /// Ages at that time, falling: where the next band begins.
+    /// Ages at that time, descending: the limits between bands.
     limits: Vec<u32>,
 }
 
 impl Catalog {
     /// Appends the next piece of the whole state to `out`, as records of about `max_bytes`, and
-    /// says where to go on; `None` at the end. A piece may be shorter, or have no records. The
-    /// first one has all namespaces. The oldest files come first, so that recovery knows roughly
-    /// what to evict.
+    /// returns the cursor to continue from; `None` at the end. A piece may be shorter, or empty.
+    /// The first one has all namespaces. The oldest files come first, so that recovery restores
+    /// roughly the eviction order.
     ///
-    /// It is the state after all records made so far. So in the journal's new half it has to come
-    /// behind them, and before all later ones: take what is pending first, in the same moment. One
-    /// snapshot at a time: a new one ends the one before.
+    /// It reflects all records made so far. In the journal's new half it must therefore follow them
+    /// and precede all later ones: take the pending records first, without a change in between.
+    /// One snapshot at a time: starting a new one ends the one before.
     ///
     /// # Panics
-    /// When records are pending.
+    /// Panics if records are pending.
     pub fn snapshot(
         &mut self,
         cursor: SnapshotCursor,
@@ -89,7 +89,7 @@ impl Catalog {
                 break;
             }
             let file = FileId(cursor.file);
-            // The band first: it is in less memory.
+            // Checks the band first: it touches less memory.
             let is_told = self.band(file) == cursor.band
                 && self.is_stored(file)
                 && self.entry(file).state == State::Stored;
@@ -115,7 +115,7 @@ impl Catalog {
         }
     }
 
-    /// Where the bands of a snapshot that begins now are.
+    /// Computes the bands for a snapshot that begins now.
     fn age_bands(&self) -> Bands {
         let step = (self.config.files / SAMPLES).max(1) as usize;
         let files = (0..self.config.files).step_by(step).map(FileId);
@@ -126,8 +126,8 @@ impl Catalog {
         Bands { inserted: self.inserted, limits: (1..BANDS).filter_map(limit).collect() }
     }
 
-    /// The band that `file` is in now. A use moves it to the last one, whose turn is yet to come or
-    /// has come for this file: so none that is stored all the time is left out.
+    /// Returns the current band of `file`. A use moves it to the last band, which is either still
+    /// to come or already has this file: no file that stays stored is left out.
     fn band(&self, file: FileId) -> usize {
         let since = u32::try_from(self.inserted - self.bands.inserted).unwrap_or(u32::MAX);
         let since = if planted(PlantedBug::BandsWithoutAge) { 0 } else { since };

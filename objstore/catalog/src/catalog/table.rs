@@ -1,33 +1,32 @@
 //! From key to file: a hash table of file numbers, sized once for all files.
 //!
-//! Linear probing over slots of 8 bytes, each the entry's hash and its file. The hash decides where
-//! the probing starts and tells nearly all other keys apart, so that a lookup reads one cache line
-//! here and one of the entry itself. Removing moves later slots back, so there are no tombstones.
-//! hashbrown would read one line more for each key (its control bytes), and its lookups cannot be
-//! split into steps of which many keys' cache misses overlap.
+//! Linear probing over slots of 8 bytes, each the entry's hash and its file. The hash gives the
+//! first slot and tells nearly all other keys apart, so a lookup reads one cache line here and one
+//! of the entry itself. Removal moves later slots back, so there are no tombstones. hashbrown would
+//! read one line more for each key (its control bytes), and its lookups cannot be split into steps
+//! that overlap the cache misses of many keys.
 
 use crate::{ids::FileId, key::BlockKey};
 
-/// Maps (space, key) to a file. Holds no keys: whoever asks compares them.
+/// Maps (space, key) to a file. Holds no keys: the caller compares them.
 #[derive(Debug)]
 pub struct KeyTable {
-    /// Upper half of the hash, and in the lower half `file + 1`; 0 is empty.
+    /// Upper half: hash; lower half: `file + 1`. 0 is empty.
     slots: Vec<u64>,
     seed: [u64; 4],
 }
 
 impl KeyTable {
-    /// An empty table for at most `files` files. The seed makes it unpredictable which keys share
-    /// a slot.
+    /// Makes an empty table for at most `files` files. The seed makes collisions unpredictable.
     pub fn new(files: u32, seed: u64) -> Self {
-        // At most two thirds full. Zeroed pages cost nothing before they are used.
+        // At most two thirds full. Zeroed pages cost nothing until used.
         let slots = files as usize + files as usize / 2 + 8;
         let mut state = seed;
         Self { slots: vec![0; slots], seed: std::array::from_fn(|_| split_mix(&mut state) | 1) }
     }
 
-    /// The hash of a key; the table uses its upper half. Keys are digests, so folding them with
-    /// secret numbers is enough.
+    /// Returns the hash of a key; the table uses its upper half. Keys are digests, so folding them
+    /// with secret numbers is enough.
     pub fn hash(&self, space: u32, key: &BlockKey) -> u64 {
         let (words, _) = key.0.as_chunks::<8>();
         let word = |at: usize| u64::from_le_bytes(words[at]) ^ self.seed[at];
@@ -35,7 +34,7 @@ impl KeyTable {
         fold(mixed, self.seed[0])
     }
 
-    /// The slot where the search for `hash` begins.
+    /// Returns the slot at which probing for `hash` begins.
     fn home(&self, hash: u64) -> usize {
         (((hash >> 32) * self.slots.len() as u64) >> 32) as usize
     }
@@ -44,7 +43,7 @@ impl KeyTable {
         if at + 1 == self.slots.len() { 0 } else { at + 1 }
     }
 
-    /// The first file with this hash that is `wanted`.
+    /// Returns the first file with this hash that is `wanted`.
     pub fn find(&self, hash: u64, wanted: impl Fn(FileId) -> bool) -> Option<FileId> {
         let mut at = self.home(hash);
         loop {
@@ -76,7 +75,7 @@ impl KeyTable {
             assert_ne!(self.slots[hole], 0, "file {file} is not in the table");
             hole = self.next(hole);
         }
-        // What lies behind the hole moves into it, unless its own search begins behind the hole.
+        // Later slots move into the hole, unless their own probing begins behind it.
         let len = self.slots.len();
         let mut at = self.next(hole);
         while self.slots[at] != 0 {
@@ -99,13 +98,13 @@ fn file_of(slot: u64) -> FileId {
     FileId(slot as u32 - 1)
 }
 
-/// The two halves of a product: each bit of it depends on all bits of both factors.
+/// Xors the two halves of a product: each bit depends on all bits of both factors.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// The next number of the SplitMix64 generator.
+/// Returns the next number of the SplitMix64 generator.
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

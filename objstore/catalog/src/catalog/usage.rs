@@ -1,4 +1,4 @@
-//! What is where, in files.
+//! Counts of files by state.
 
 use super::{Catalog, CatalogError};
 use crate::{
@@ -9,40 +9,40 @@ use crate::{
 /// A block that lookups find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredFile {
-    /// Where it is.
+    /// The file.
     pub file: FileId,
-    /// Whose it is.
+    /// The namespace.
     pub namespace: NamespaceId,
-    /// What it is.
+    /// The key.
     pub key: BlockKey,
 }
 
-/// What one namespace has.
+/// File counts of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Files that lookups find.
     pub stored: u32,
-    /// Of these, in use: never evicted.
+    /// Stored and in use: never evicted.
     pub active: u32,
-    /// Of these, pinned: never evicted.
+    /// Stored and pinned: never evicted.
     pub pinned: u32,
-    /// Of these, neither in use nor pinned.
+    /// Stored, neither in use nor pinned.
     pub evictable: u32,
-    /// Of those that are not pinned, used again since they were stored: kept longer.
+    /// Not pinned, and used again since they were stored: kept longer.
     pub recent: u32,
-    /// Of those that are not pinned, the others.
+    /// Not pinned, and not used again.
     pub idle: u32,
-    /// Being written.
+    /// Files being written.
     pub writing: u32,
-    /// Dropped, but still in use.
+    /// Files dropped but still in use.
     pub doomed: u32,
-    /// Most files it may have in all of these.
+    /// Limit on the sum of these.
     pub quota_files: Option<u32>,
-    /// Its share when space is short.
+    /// Relative share when space is short.
     pub weight: u32,
-    /// Dropped all at once this often by a change of the model, adapter or salt.
+    /// Number of times a change of the model, adapter or salt dropped everything.
     pub epoch: u64,
-    /// Blocks asked for since the catalog was made.
+    /// Blocks looked up since the catalog was made.
     pub asked: u64,
     /// Blocks found.
     pub hits: u64,
@@ -54,20 +54,20 @@ pub struct Usage {
     pub refused: u64,
 }
 
-/// What the whole catalog has.
+/// File counts of the whole catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CatalogCounts {
-    /// Files in all.
+    /// Files in total.
     pub files: u32,
-    /// Free.
+    /// Free files.
     pub free: u32,
-    /// Runs that the free files form.
+    /// Runs of consecutive free files.
     pub free_runs: u32,
-    /// Dropped, and waiting for the journal.
+    /// Dropped files that wait for the journal.
     pub limbo: u32,
-    /// That lookups find.
+    /// Files that lookups find.
     pub stored: u32,
-    /// Of these, published and not committed.
+    /// Stored, published and not committed.
     pub published: u32,
     /// Stored and in use.
     pub active: u32,
@@ -75,20 +75,20 @@ pub struct CatalogCounts {
     pub pinned: u32,
     /// Stored, and neither in use nor pinned.
     pub evictable: u32,
-    /// Being written.
+    /// Files being written.
     pub writing: u32,
-    /// Evicted since the catalog was made.
+    /// Files evicted since the catalog was made.
     pub evicted: u64,
-    /// Without a key, and not free yet: in use, of a namespace that was cleared just now, or being
+    /// Files without a key that are not free yet: in use, of a namespace just cleared, or being
     /// deallocated.
     pub dropped: u32,
 }
 
 impl Catalog {
-    /// What a namespace has.
+    /// Returns the counts of a namespace.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`].
+    /// Returns [`CatalogError::Namespace`] if the namespace is unknown.
     pub fn usage(&self, namespace: NamespaceId) -> Result<Usage, CatalogError> {
         let tenant = self.tenant(namespace)?;
         let space = &self.spaces[tenant.space as usize];
@@ -113,7 +113,7 @@ impl Catalog {
         })
     }
 
-    /// The files with number `first` or higher that lookups find, in the order of their numbers.
+    /// Returns the files numbered `first` or higher that lookups find, in order.
     pub fn stored_from(&self, first: FileId) -> impl Iterator<Item = StoredFile> + '_ {
         let rest = self.entries.get(first.at()..).unwrap_or_default();
         (first.0..).map(FileId).zip(rest).filter(|(file, _)| self.is_stored(*file)).map(
@@ -124,7 +124,7 @@ impl Catalog {
         )
     }
 
-    /// What all namespaces have together.
+    /// Returns the counts of all namespaces together.
     #[must_use]
     pub fn counts(&self) -> CatalogCounts {
         let mut counts = CatalogCounts {

@@ -1,4 +1,4 @@
-//! New blocks: files for them, what the ranks report, and the commit.
+//! New blocks: allocation, reports of the ranks, and commit.
 
 use super::{Catalog, CatalogError, Entry, State};
 use crate::{
@@ -8,45 +8,45 @@ use crate::{
     record::{Record, UseKind},
 };
 
-/// A write in progress.
+/// Id of a write in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WriteId(pub u64);
 
-/// One position of a request that is being stored.
+/// One key's position in a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     /// The file that holds the key.
     pub file: FileId,
-    /// Whether this request writes it. Otherwise it was there (or on its way) and is referenced.
+    /// True when this write stores the key; otherwise it was stored or being written already.
     pub own: bool,
 }
 
-/// Files for new blocks.
+/// Files allocated for new blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// What the ranks report on, and what is committed or aborted.
+    /// Id to report on, and to commit or abort.
     pub id: WriteId,
-    /// One for each leading key that was accepted. Those that are not the write's own are stored
-    /// or being written already, and referenced.
+    /// One for each leading key that was accepted. Those that are not the write's own are already
+    /// stored or being written, and are referenced.
     pub positions: Vec<Position>,
 }
 
 impl Write {
-    /// The files to be written, in order.
+    /// Returns the files to be written, in order.
     pub fn own(&self) -> impl Iterator<Item = FileId> {
         self.positions.iter().filter(|position| position.own).map(|position| position.file)
     }
 }
 
-/// What is known of a write after a rank has reported.
+/// State of a write after a rank has reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reported {
-    /// Not all ranks have reported.
+    /// Some ranks have not reported.
     Waiting,
     /// All ranks have written it: it can be committed.
     All,
-    /// All ranks have reported, one or more that they failed: the write has ended, its files are
-    /// free.
+    /// All ranks have reported, at least one of them a failure: the write has ended and its files
+    /// are free.
     Failed,
 }
 
@@ -62,15 +62,15 @@ pub struct Writing {
 }
 
 impl Catalog {
-    /// Takes files for as many leading `keys` as can be had, evicting what the policy gives up.
-    /// Give the whole prefix, also the part that is stored: what is found is referenced until the
-    /// write ends, and is kept longer than what follows it.
+    /// Allocates files for as many leading `keys` as possible, evicting by policy. Pass the whole
+    /// prefix, including its stored part: stored blocks are referenced until the write ends, and
+    /// are kept longer than the blocks behind them.
     ///
     /// A key that is stored, being written, or earlier in `keys` gets no second file. Fewer
     /// positions than keys mean that files are short: all in use, the namespace at its quota with
     /// all of its files in use, or evicted ones waiting for the journal
-    /// ([`CatalogCounts::limbo`](super::CatalogCounts::limbo)); then write it out, abort and begin
-    /// again. Or the write budget is used up ([`Catalog::advance`]).
+    /// ([`CatalogCounts::limbo`](super::CatalogCounts::limbo)); in the last case write the journal,
+    /// abort and begin again. Or the write budget is used up ([`Catalog::advance`]).
     ///
     /// # Errors
     /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
@@ -81,7 +81,7 @@ impl Catalog {
     ) -> Result<Write, CatalogError> {
         self.check_recovered()?;
         let space = self.tenant(namespace)?.space;
-        // What is there already is referenced first: making room must not take it away.
+        // References stored blocks first: making room must not evict them.
         let mut found = Vec::with_capacity(keys.len());
         for batch in keys.chunks(super::BATCH) {
             found.extend_from_slice(&self.find_batch(space, batch)[..batch.len()]);
@@ -95,7 +95,7 @@ impl Catalog {
             let position = if let Some(file) = *file {
                 Position { file, own: false }
             } else if let Some(earlier) = self.find_batch(space, std::slice::from_ref(key))[0] {
-                // Twice in one request.
+                // A duplicate key within the request.
                 self.refer(earlier);
                 Position { file: earlier, own: false }
             } else if let Some(file) = fresh.next() {
@@ -126,7 +126,7 @@ impl Catalog {
         Ok(Write { id: WriteId(id), positions })
     }
 
-    /// Takes up to `wanted` files out of the pool, as the quota allows.
+    /// Takes up to `wanted` files from the pool, as quota and write budget allow.
     fn take_files(&mut self, namespace: NamespaceId, wanted: u32) -> Vec<FileId> {
         let mut files = Vec::with_capacity(wanted as usize);
         let tenant = &mut self.namespaces[namespace.0 as usize];
@@ -144,12 +144,12 @@ impl Catalog {
         files
     }
 
-    /// `rank` has written its part of all own files, and flushed it (or wrote it with FUA).
-    /// `checksums` are those of its objects: of the first own file all rows, then of the next.
+    /// Reports that `rank` has written its part of all own files, and flushed it (or used FUA).
+    /// `checksums` are those of its objects: all rows of the first own file, then of the next.
     ///
     /// # Errors
-    /// [`CatalogError::Write`], [`CatalogError::Rank`], [`CatalogError::ReportedBefore`],
-    /// [`CatalogError::Checksums`].
+    /// Returns [`CatalogError::Write`], [`CatalogError::Rank`], [`CatalogError::ReportedBefore`] or
+    /// [`CatalogError::Checksums`] if the arguments do not match the write.
     pub fn written(
         &mut self,
         id: WriteId,
@@ -175,20 +175,20 @@ impl Catalog {
         Ok(self.report(id, rank, false))
     }
 
-    /// The files that a write in progress stores itself; none for one that has ended.
+    /// Returns the files that a write in progress stores itself; none if it has ended.
     #[must_use]
     pub fn own_files(&self, id: WriteId) -> Vec<FileId> {
         let positions = self.writes.get(id.0).into_iter().flat_map(|writing| &writing.positions);
         positions.filter(|position| position.own).map(|position| position.file).collect()
     }
 
-    /// Lets lookups find the own files of a write before it is committed: their bytes can be read,
-    /// but are not yet where they survive a crash. Until [`Catalog::commit`] no record tells of
-    /// them, and they are not evicted. `checksums`: of each own file those of all ranks, as
-    /// [`Catalog::checksums`] has them. The ranks report all the same.
+    /// Lets lookups find the own files of a write before it is committed: their data can be read,
+    /// but does not survive a crash yet. Until [`Catalog::commit`] no record names them, and they
+    /// are not evicted. `checksums`: for each own file those of all ranks, in the order of
+    /// [`Catalog::checksums`]. The ranks must still report.
     ///
     /// # Errors
-    /// [`CatalogError::Write`], [`CatalogError::Checksums`].
+    /// Returns [`CatalogError::Write`] or [`CatalogError::Checksums`].
     pub fn publish(&mut self, id: WriteId, checksums: &[u32]) -> Result<(), CatalogError> {
         let words = self.config.words_per_file as usize;
         let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
@@ -211,22 +211,22 @@ impl Catalog {
         Ok(())
     }
 
-    /// `rank` could not write its part, and none of its devices writes to it any more. The write
-    /// ends when the last rank has reported: until then another one may still write to the files.
+    /// Reports that `rank` failed to write its part, and none of its devices still writes to it.
+    /// The write ends when the last rank has reported: until then another may write to the files.
     ///
     /// # Errors
-    /// [`CatalogError::Write`], [`CatalogError::Rank`], [`CatalogError::ReportedBefore`].
+    /// Returns [`CatalogError::Write`], [`CatalogError::Rank`] or [`CatalogError::ReportedBefore`].
     pub fn failed(&mut self, id: WriteId, rank: u32) -> Result<Reported, CatalogError> {
         self.unreported(id, rank)?;
         Ok(self.report(id, rank, true))
     }
 
-    /// Makes the blocks of a write visible to lookups, and returns the position in the journal
-    /// from which on they survive. Those that were dropped meanwhile are not.
+    /// Makes the blocks of a write visible to lookups, except those dropped meanwhile. Returns the
+    /// journal position from which on they survive a crash.
     ///
     /// # Errors
-    /// [`CatalogError::Write`]; [`CatalogError::Unreported`] and [`CatalogError::RankFailed`],
-    /// which do not end the write.
+    /// Returns [`CatalogError::Write`] if the write is unknown; [`CatalogError::Unreported`] or
+    /// [`CatalogError::RankFailed`], which do not end the write.
     pub fn commit(&mut self, id: WriteId) -> Result<Lsn, CatalogError> {
         let writing = self.writes.get(id.0).ok_or(CatalogError::Write { id })?;
         if writing.failed {
@@ -239,19 +239,19 @@ impl Catalog {
         }
         let writing = self.writes.remove(id.0).expect("it was there");
         let namespace = writing.namespace;
-        // Tail first: that is the order of eviction.
+        // Tail first: the order of eviction.
         let head = writing.positions.iter().take_while(|position| !position.own).count();
         for (at, Position { file, own }) in writing.positions.into_iter().enumerate().rev() {
             if !own {
                 if self.is_stored(file) && self.is_evictable(file) {
-                    // What is not in the head could not be found before, and now it can.
+                    // A block behind the head was not reachable before; now it is.
                     let how = if at < head { UseKind::Refreshed } else { UseKind::Touched };
                     self.use_file(namespace, file, how);
                     self.log.used(file, how);
                 }
                 self.let_go(file);
             } else if self.entry(file).state == State::Doomed {
-                // It was published, and dropped before it got here.
+                // It was published, and dropped before the commit.
                 self.let_go(file);
             } else if self.is_current(self.entry(file).space) {
                 let Entry { state, pinned, .. } = *self.entry(file);
@@ -278,12 +278,12 @@ impl Catalog {
         Ok(self.log.last())
     }
 
-    /// Ends a write without making anything visible: what was published is a miss from now on.
-    /// Only when no rank's devices write to its files any more: they are free at once, unless
-    /// somebody refers to one that was published.
+    /// Ends a write without a commit: its published blocks become misses. Call it only when no
+    /// rank's devices still write to its files: they are freed immediately, except published ones
+    /// that are referenced.
     ///
     /// # Errors
-    /// [`CatalogError::Write`].
+    /// Returns [`CatalogError::Write`] if the write is unknown.
     pub fn abort(&mut self, id: WriteId) -> Result<(), CatalogError> {
         let writing = self.writes.remove(id.0).ok_or(CatalogError::Write { id })?;
         for Position { file, own } in writing.positions.into_iter().rev() {
@@ -292,8 +292,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// A file that was being written has no block. No record tells of it, so it need not wait; but
-    /// another write may have found its key here and refer to it.
+    /// Drops a file of an aborted write. No record names it, so it need not wait for the journal;
+    /// but another write may have found its key here and may reference it.
     fn give_up(&mut self, file: FileId) {
         let state = self.entry(file).state;
         if state != State::Doomed {

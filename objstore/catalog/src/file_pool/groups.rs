@@ -1,24 +1,24 @@
-//! Groups of which every file is free: what drives can be told is not needed any more.
+//! Groups of which every file is free, so that drives can deallocate them.
 
 use std::collections::VecDeque;
 
 use crate::ids::FileId;
 
-/// Which groups are free, and were written since their drives were told so.
+/// Tracks groups that are free and were written since they were last deallocated.
 #[derive(Debug, Clone)]
 pub(super) struct Groups {
     /// Files of a group.
     size: u32,
     /// Free files of each whole group.
     free: Vec<u32>,
-    /// Written since, or it is not known.
+    /// Written since the last deallocation, or unknown.
     written: Vec<bool>,
-    /// Groups that became free, the first one first; some are in use again.
+    /// Groups that became free, in that order; some are in use again.
     ready: VecDeque<u32>,
 }
 
 impl Groups {
-    /// For `files` files. Nothing is free yet, and everything was written.
+    /// Makes a tracker for `files` files. Nothing is free yet, and everything counts as written.
     pub(super) fn new(files: u32, size: u32) -> Self {
         let groups = (files / size) as usize;
         Self { size, free: vec![0; groups], written: vec![true; groups], ready: VecDeque::new() }
@@ -30,7 +30,7 @@ impl Groups {
 
     pub(super) fn freed(&mut self, file: u32) {
         let group = file / self.size;
-        // A last group that is used in part has none.
+        // A partial group at the end is not tracked.
         let Some(free) = self.free.get_mut(group as usize) else { return };
         *free += 1;
         if *free == self.size && self.written[group as usize] {
@@ -38,7 +38,7 @@ impl Groups {
         }
     }
 
-    /// A file that is going to be written.
+    /// Counts a file as allocated, and its group as written.
     pub(super) fn taken(&mut self, file: u32) {
         let group = (file / self.size) as usize;
         if let Some(free) = self.free.get_mut(group) {
@@ -47,8 +47,8 @@ impl Groups {
         }
     }
 
-    /// The group that has been free longest. None of its files counts as free afterwards, nor as
-    /// written.
+    /// Takes the group that has been free longest. None of its files counts as free afterwards, and
+    /// the group does not count as written.
     pub(super) fn pop(&mut self) -> Option<FileId> {
         while let Some(group) = self.ready.pop_front() {
             let at = group as usize;

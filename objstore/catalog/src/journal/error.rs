@@ -1,20 +1,20 @@
-//! Why a journal cannot be read, or takes no more.
+//! Errors of the journal.
 
 use crate::{block_io::BlockError, record::RecordError, superblock::Half};
 
-/// How a damaged group is told from the end of the journal.
+/// Evidence that a damaged group is not the end of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DamageProof {
     /// A group that was written later.
     Later {
-        /// Where it was found, from the start of the half.
+        /// Offset at which it was found, from the start of the half.
         found: u64,
-        /// Where it says that it is.
+        /// Offset stored in its header.
         says: u64,
     },
-    /// The superblock knows that the journal was longer.
+    /// The superblock recorded a greater length.
     Superblock {
-        /// Length that it knows of, in bytes.
+        /// Recorded length in bytes.
         certain: u64,
     },
 }
@@ -32,10 +32,10 @@ impl std::fmt::Display for DamageProof {
     }
 }
 
-/// What to do about a damaged journal.
+/// Advice for a damaged journal.
 const FSCK: &str = "hint: `ripieno fsck --salvage` says which blocks can be kept";
 
-/// A journal cannot be read, or takes no more.
+/// Why a journal cannot be read, or accepts no more writes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
@@ -48,7 +48,7 @@ pub enum JournalError {
         /// The device.
         device: String,
     },
-    /// A group is missing or damaged that was permanent.
+    /// A durable group is missing or damaged.
     #[error(
         "{device}: the group at byte {end} of half {half} of the journal is missing or damaged, \
          though {proof}: the device lost or misdirected a write, or corrupted it; nothing can be \
@@ -59,12 +59,12 @@ pub enum JournalError {
         device: String,
         /// The half.
         half: Half,
-        /// Where the damage begins, from the start of the half.
+        /// Offset of the damage, from the start of the half.
         end: u64,
-        /// How that is known.
+        /// The evidence.
         proof: DamageProof,
     },
-    /// A whole group has something in it that is no record.
+    /// A whole group contains something that is no record.
     #[error(
         "{device}: the group at byte {position} of half {half} of the journal: {error}. {FSCK}"
     )]
@@ -73,12 +73,12 @@ pub enum JournalError {
         device: String,
         /// The half.
         half: Half,
-        /// Where the group is, from the start of the half.
+        /// Offset of the group, from the start of the half.
         position: u64,
-        /// What is wrong.
+        /// The problem.
         error: RecordError,
     },
-    /// A record that cannot be right in this store.
+    /// A record that is invalid in this store.
     #[error(
         "{device}: the group at byte {position} of half {half} of the journal: {reason}. {FSCK}"
     )]
@@ -87,12 +87,12 @@ pub enum JournalError {
         device: String,
         /// The half.
         half: Half,
-        /// Where the group is, from the start of the half.
+        /// Offset of the group, from the start of the half.
         position: u64,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// No room. Nothing was written, and the journal goes on after a compaction.
+    /// The half is full. Nothing was written, and the journal continues after a compaction.
     #[error(
         "{device}: {needed} bytes do not fit into the {room} bytes that half {half} of the journal \
          has left; complete a compaction first"
@@ -102,7 +102,7 @@ pub enum JournalError {
         device: String,
         /// The half.
         half: Half,
-        /// Bytes to be written.
+        /// Bytes to write.
         needed: u64,
         /// Bytes left.
         room: u64,
@@ -121,7 +121,7 @@ pub enum JournalError {
     /// An earlier write failed.
     #[error("the journal takes no more writes since this happened: {reason}")]
     Failed {
-        /// What happened.
+        /// The error of that write.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The bytes of a group. No other file knows them.
+//! Wire format of a group. No other file knows it.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -28,10 +28,10 @@ const _: () = assert!(size_of::<Header>() as u64 == HEADER_BYTES);
 /// Bytes before a group's records.
 pub(crate) const HEADER_BYTES: u64 = 48;
 
-/// Bytes of a group at most, whatever a superblock says.
+/// Most bytes of a group, whatever a superblock says.
 pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
 
-/// What all groups of one writing of a half have in common.
+/// Fields common to all groups of one generation of a half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Series {
     pub store: StoreId,
@@ -39,10 +39,10 @@ pub(super) struct Series {
     pub lba_bytes: u64,
 }
 
-/// A group that is whole.
+/// A whole group.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Group<'a> {
-    /// Where it says that it is, from the start of its half.
+    /// Its offset by its header, from the start of its half.
     pub position: u64,
     /// Its records.
     pub payload: &'a [u8],
@@ -51,12 +51,12 @@ pub(super) struct Group<'a> {
 }
 
 impl Series {
-    /// Length of a group with this payload, with header and padding.
+    /// Returns the length of a group with this payload, with header and padding.
     pub fn group_bytes(&self, payload: usize) -> u64 {
         (HEADER_BYTES + payload as u64).next_multiple_of(self.lba_bytes)
     }
 
-    /// Makes `out` the group at `position` with this payload.
+    /// Encodes the group at `position` with this payload into `out`.
     pub fn encode(&self, position: u64, payload: &[u8], out: &mut Vec<u8>) {
         let mut header = Header {
             magic: MAGIC,
@@ -73,7 +73,7 @@ impl Series {
         out.resize(self.group_bytes(payload.len()) as usize, 0);
     }
 
-    /// The group of this series at the start of `bytes`; `None` when there is no whole one.
+    /// Returns the whole group of this series at the start of `bytes`, if there is one.
     pub fn group_in<'a>(&self, bytes: &'a [u8]) -> Option<Group<'a>> {
         let (header, _) = Header::ref_from_prefix(bytes).ok()?;
         let (_, group) = (header.generation == self.generation)
@@ -82,7 +82,7 @@ impl Series {
     }
 }
 
-/// The group at the start of `bytes` and its generation, if it is a whole one of this store.
+/// Returns the whole group of this store at the start of `bytes`, and its generation, if any.
 pub(super) fn whole_group(
     bytes: &[u8],
     store: StoreId,

@@ -1,4 +1,4 @@
-//! Reading a half of the journal: which groups count, and whether any are missing.
+//! Replay of a journal half: finds its valid groups, and detects missing ones.
 
 use std::fmt::Display;
 
@@ -13,31 +13,31 @@ use crate::{
     superblock::{JournalArea, Superblock},
 };
 
-/// Groups that are read at once.
+/// Groups per read.
 const WINDOW_GROUPS: u64 = 8;
 
-/// How far behind the end a store that opens looks for a group that should not be there: at least
-/// one group further than the longest that can be missing.
+/// Returns how far behind the end an opening store searches for stray groups: at least one group
+/// further than the longest that can be missing.
 pub(super) fn search_bytes(area: &JournalArea) -> u64 {
     WINDOW_GROUPS * u64::from(area.group_bytes_max)
 }
 
-/// How far a replay got.
+/// Progress of a replay.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Replayed {
-    /// Where the next group belongs, from the start of the half.
+    /// Offset of the next group, from the start of the half.
     pub end: u64,
-    /// Where the last group begins.
+    /// Offset of the last group.
     pub last: u64,
-    /// Groups.
+    /// Groups replayed.
     pub groups: u64,
 }
 
-/// Hands every record of the active half to `apply`, in order.
+/// Passes every record of the active half to `apply`, in order.
 ///
-/// It ends at the first place without a whole group that belongs there. A whole group of the same
-/// series up to `search_bytes` further is proof that a write is missing: groups are written one
-/// after the other, each after the one before is permanent.
+/// It ends at the first offset without a whole group that belongs there. A whole group of the same
+/// series up to `search_bytes` further proves that a write is missing: each group is written after
+/// the one before is durable.
 pub(super) fn replay<E: Display>(
     io: &mut dyn BlockIo,
     superblock: &Superblock,
@@ -95,9 +95,9 @@ pub(super) struct Window<'a> {
     io: &'a mut dyn BlockIo,
     area: JournalArea,
     bytes: Vec<u8>,
-    /// Bytes that were read: the first ones.
+    /// Valid bytes at the start of `bytes`.
     filled: usize,
-    /// Where they begin, from the start of the half.
+    /// Offset of the first one, from the start of the half.
     first: u64,
 }
 
@@ -108,8 +108,8 @@ impl<'a> Window<'a> {
         Self { io, area, bytes, filled: 0, first: 0 }
     }
 
-    /// The bytes of the half from `position` on: those of a whole group at least, or up to the
-    /// end. Positions do not go back.
+    /// Returns the bytes of the half from `position` on: at least a whole group, or up to the end.
+    /// Positions must not decrease.
     pub fn at(&mut self, position: u64) -> Result<&[u8], BlockError> {
         let left = self.area.half_bytes.saturating_sub(position);
         let wanted = left.min(u64::from(self.area.group_bytes_max));
@@ -119,7 +119,7 @@ impl<'a> Window<'a> {
             let kept = self.filled - skipped;
             let filled = left.min(self.bytes.len() as u64) as usize;
             let offset = self.area.half_offset(self.area.active) + position + kept as u64;
-            // Nothing is known of them if this fails.
+            // The window is empty if the read fails.
             (self.first, self.filled, skipped) = (position, 0, 0);
             self.io.read(offset, &mut self.bytes[kept..filled])?;
             self.filled = filled;
@@ -128,7 +128,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Bytes of records that fit into one group.
+/// Returns the bytes of records that fit into one group.
 pub(super) fn payload_bytes_max(area: &JournalArea) -> usize {
     (u64::from(area.group_bytes_max) - HEADER_BYTES) as usize
 }

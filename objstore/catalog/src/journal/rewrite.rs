@@ -1,4 +1,4 @@
-//! Writing a journal anew that does not open.
+//! Rewriting a damaged journal.
 
 use super::{JournalError, payload_bytes_max, series};
 use crate::{
@@ -7,14 +7,14 @@ use crate::{
     superblock::{JournalArea, Superblock},
 };
 
-/// Writes a journal that is damaged anew, into its other half. `next` appends whole records to
-/// what it is given, and returns whether there are more; without any, the journal is empty and
-/// all keys are lost. The data is not touched. The damaged half counts until the last write, so an
-/// interrupted call has changed nothing, and can be repeated.
+/// Writes a fresh journal into the other half of a damaged one. `next` appends whole records to its
+/// argument and returns true while there are more; without any, the journal is empty and all keys
+/// are lost. The data is not touched. The damaged half stays active until the last write, so an
+/// interrupted call has changed nothing and can be repeated.
 ///
 /// # Errors
-/// [`JournalError::Block`], [`JournalError::Outgrown`]: the journal is as damaged as before.
-/// [`JournalError::None`].
+/// Returns [`JournalError::Block`] or [`JournalError::Outgrown`]: the journal is as damaged as
+/// before. Returns [`JournalError::None`] if the device carries no journal.
 pub fn rewrite_journal(
     io: &mut dyn BlockIo,
     superblock: &mut Superblock,
@@ -22,7 +22,7 @@ pub fn rewrite_journal(
 ) -> Result<(), JournalError> {
     let device = io.name().to_owned();
     let area = superblock.journal.ok_or(JournalError::None { device })?;
-    // As for a compaction: the generation is one that no writing of the half had before.
+    // As in a compaction, the generation must be new to the half.
     superblock.sequence += 1;
     superblock.write(io)?;
     let (active, generation) = (area.active.other(), superblock.sequence);

@@ -1,4 +1,4 @@
-//! What can still be read of a journal that does not open.
+//! Reading a damaged journal.
 
 use std::collections::BTreeMap;
 
@@ -14,36 +14,36 @@ use crate::{
     superblock::{Half, JournalArea, Superblock},
 };
 
-/// Logical blocks that a device may fail to read before it is given up.
+/// Unreadable LBAs of a device before salvage fails.
 const UNREADABLE_MAX: u64 = 4096;
 
-/// What can be read of a damaged journal.
+/// Summary of a salvaged journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JournalSalvage {
     /// Groups of the active half that are whole and in their place.
     pub groups: u64,
-    /// Runs of bytes before the last of them, or before the length that the superblock knows of,
-    /// that are no such group.
+    /// Runs of bytes that are no such group, before the last valid group or the length recorded in
+    /// the superblock.
     pub gaps: u64,
-    /// Bytes of these.
+    /// Bytes in these gaps.
     pub gap_bytes: u64,
-    /// Records that can be no records of this store, and those behind them in their groups.
+    /// Records that are invalid in this store, and those behind them in their groups.
     pub refused: u64,
 }
 
-/// Hands all records of the active half that are still whole to `visit`, in order, also those
-/// behind damage. What was between them is not known. Writes nothing.
+/// Passes all whole records of the active half to `visit`, in order, including those behind damage.
+/// Records lost between them are unknown. Writes nothing.
 ///
-/// The other half, as far as it is whole, adds what it knows of namespaces: those that are not in
-/// the active one come first, and an epoch that the active one does not mention comes last, which
-/// drops all of its namespace.
+/// The other half, as far as it is whole, adds namespaces: those that are not in the active half
+/// come first, and an epoch that the active half lacks comes last, which drops all of its
+/// namespace.
 ///
-/// `visit` says whether a record can be one of this store. `progress` hears how many bytes were
-/// read, and how many there are.
+/// `visit` returns true if a record is valid in this store. `progress` receives the bytes read and
+/// the total.
 ///
 /// # Errors
-/// [`JournalError::None`] when the device carries no journal; [`JournalError::Block`] when much of
-/// it cannot be read.
+/// Returns [`JournalError::None`] if the device carries no journal, or [`JournalError::Block`] if
+/// too much of it is unreadable.
 pub fn salvage_journal(
     io: &mut dyn BlockIo,
     superblock: &Superblock,
@@ -57,7 +57,7 @@ pub fn salvage_journal(
     let (mut others, mut own) = (Spaces::default(), Spaces::default());
     walk(io, superblock, area.active.other(), |at, found| {
         progress(at, all);
-        // What a compaction without an end began to write is later than all of the active half.
+        // Groups of an unfinished compaction are later than the active half.
         let before = |generation| generation < area.generation;
         found.iter().for_each(|(generation, group)| {
             others.add(*generation, group, before(*generation));
@@ -97,10 +97,10 @@ pub fn salvage_journal(
     Ok(salvage)
 }
 
-/// What a half says of namespaces.
+/// Namespace records and epochs found in a half.
 #[derive(Default)]
 struct Spaces {
-    /// The first Namespace record of each, of the latest generation that has one, and that
+    /// For each, the first Namespace record of the latest generation that has one, and that
     /// generation.
     registered: BTreeMap<NamespaceId, (u64, Vec<u8>)>,
     /// The latest epoch of each.
@@ -132,15 +132,15 @@ impl Spaces {
 }
 
 impl JournalSalvage {
-    /// No group was found from `end` up to `next`.
+    /// Counts a gap from `end` to `next`.
     fn skip(&mut self, end: u64, next: u64) {
         self.gaps += u64::from(next > end);
         self.gap_bytes += next.saturating_sub(end);
     }
 }
 
-/// Calls `visit` with each place of a half where a group may begin, and with the generation and
-/// the group that belongs there, if it is whole.
+/// Calls `visit` with each offset of a half at which a group may begin, and with the generation and
+/// the whole group that belongs there, if any.
 fn walk(
     io: &mut dyn BlockIo,
     superblock: &Superblock,
@@ -162,7 +162,7 @@ fn walk(
     Ok(())
 }
 
-/// A device whose unreadable blocks are zeroes, up to a limit.
+/// A device that returns zeroes for unreadable blocks, up to a limit.
 struct Patient<'a> {
     io: &'a mut dyn BlockIo,
     unreadable: u64,

@@ -1,4 +1,4 @@
-//! What is in a journal, without changing anything: for `inspect` and `fsck`.
+//! Inspection of a journal without changes: for `inspect` and `fsck`.
 
 use std::fmt::Display;
 
@@ -15,19 +15,19 @@ use crate::{
 /// Records by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RecordCounts {
-    /// Namespace.
+    /// Namespace records.
     pub namespace: u64,
-    /// Commit.
+    /// Commit records.
     pub commit: u64,
-    /// Evict.
+    /// Evict records.
     pub evict: u64,
-    /// Pin.
+    /// Pin records.
     pub pin: u64,
-    /// Clear.
+    /// Clear records.
     pub clear: u64,
-    /// Epoch.
+    /// Epoch records.
     pub epoch: u64,
-    /// Use.
+    /// Use records.
     pub used: u64,
 }
 
@@ -46,7 +46,7 @@ impl RecordCounts {
     }
 }
 
-/// What is in the active half of a journal.
+/// Contents of a journal's active half.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JournalScan {
     /// The half.
@@ -55,21 +55,21 @@ pub struct JournalScan {
     pub generation: u64,
     /// Its length in bytes.
     pub half_bytes: u64,
-    /// Groups that count.
+    /// Valid groups.
     pub groups: u64,
-    /// Where the next one would be written, from the start of the half.
+    /// Offset of the next group to be written, from the start of the half.
     pub end: u64,
-    /// Records in them.
+    /// Records in the valid groups.
     pub records: RecordCounts,
-    /// What is wrong: why the store would not open.
+    /// The damage that would keep the store from opening.
     pub damage: Option<JournalError>,
 }
 
-/// Reads all of the active half, also behind its end, and hands its records to `visit`. Writes
-/// nothing, and may run on a store that does not open.
+/// Reads all of the active half, also behind its end, and passes its records to `visit`. Writes
+/// nothing; works on a store that does not open.
 ///
 /// # Errors
-/// [`JournalError::None`] when the device carries no journal. All else is
+/// Returns [`JournalError::None`] if the device carries no journal. All other errors are
 /// [`JournalScan::damage`].
 pub fn scan_journal<E: Display>(
     io: &mut dyn BlockIo,

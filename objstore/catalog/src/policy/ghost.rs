@@ -1,27 +1,26 @@
-//! What was evicted: names without files.
+//! Ghosts: a bounded memory of evicted files.
 
-/// Words that belong together: a counter, then names. One more name replaces the one that was
-/// evicted first.
+/// Words of a set: a counter, then ghosts. A new ghost replaces the oldest of its set.
 const SET: usize = 64;
 
-/// Names that are kept for each file of the store.
+/// Ghosts per file of the store.
 const PER_FILE: usize = 2;
 
-/// What is remembered of a file.
+/// The history of an evicted file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ghost {
-    /// When it was used last.
+    /// Time of its last use.
     pub stamp: u32,
-    /// Whether it was used again after it was inserted.
+    /// True when it was used again after its insertion.
     pub reused: bool,
 }
 
-/// The most recent evictions. Two names may be taken for one: 1 in millions.
+/// The most recent evictions. Two files may be confused: 1 in millions.
 #[derive(Debug)]
 pub struct Ghosts {
-    /// A name is `tag << 33 | reused << 32 | stamp`; tag 0 is empty.
+    /// A ghost is `tag << 33 | reused << 32 | stamp`; tag 0 is empty.
     words: Vec<u64>,
-    /// True if there ever was a name. Most of a journal is replayed without one.
+    /// True once there was a ghost. Most of a journal is replayed without one.
     is_used: bool,
 }
 
@@ -39,7 +38,7 @@ impl Ghosts {
         (next, names, (hash & 0x7FFF_FFFF).max(1))
     }
 
-    /// Remembers a file, and says which one is forgotten for it.
+    /// Remembers a file, and returns the ghost that it replaces.
     pub fn insert(&mut self, hash: u64, ghost: Ghost) -> Option<Ghost> {
         self.is_used = true;
         let (next, names, tag) = self.set(hash);
@@ -49,7 +48,7 @@ impl Ghosts {
         (before != 0).then(|| unpack(before))
     }
 
-    /// Forgets a file that is back, and says what was remembered.
+    /// Removes and returns the ghost of a file that is inserted again.
     pub fn take(&mut self, hash: u64) -> Option<Ghost> {
         if !self.is_used {
             return None;

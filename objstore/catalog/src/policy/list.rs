@@ -1,18 +1,18 @@
-//! Doubly linked lists through one array with a node for each file.
+//! Doubly linked lists through one array, with a node for each file.
 
 use crate::ids::FileId;
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// A file's place, and what its policy notes about it.
+/// A file's links and its policy data.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Node {
     newer: u32,
     older: u32,
     /// Time of the last use, or of the insertion.
     pub stamp: u32,
-    /// The policy's own.
+    /// Data of the policy.
     pub mark: u8,
 }
 
@@ -60,12 +60,12 @@ impl Nodes {
         Self { nodes: vec![Node::default(); files as usize], now: 0 }
     }
 
-    /// One more file is inserted.
+    /// Advances the clock: one more file is inserted.
     pub fn tick(&mut self) {
         self.now = self.now.wrapping_add(1);
     }
 
-    /// Files inserted since `stamp`.
+    /// Returns the number of files inserted since `stamp`.
     pub fn since(&self, stamp: u32) -> u32 {
         self.now.wrapping_sub(stamp)
     }
@@ -88,7 +88,7 @@ impl Nodes {
         self.append(list, file);
     }
 
-    /// The same without a use.
+    /// Same as [`Nodes::push`], but not a use: the stamp stays.
     pub fn append(&mut self, list: &mut List, file: FileId) {
         let second = std::mem::replace(&mut list.newest, file.0);
         let node = &mut self.nodes[file.at()];
@@ -100,7 +100,7 @@ impl Nodes {
         list.len += 1;
     }
 
-    /// Takes `file` out of `list`.
+    /// Removes `file` from `list`.
     pub fn remove(&mut self, list: &mut List, file: FileId) {
         let Node { newer, older, .. } = self.nodes[file.at()];
         match newer {
@@ -114,7 +114,7 @@ impl Nodes {
         list.len -= 1;
     }
 
-    /// The oldest file of `list` that `may_go`. The others that it meets are in use: they become
+    /// Returns the oldest file of `list` that `may_go`. Files met before it are in use: they become
     /// the newest, so that the next search does not meet them again.
     pub fn oldest(&mut self, list: &mut List, may_go: &dyn Fn(FileId) -> bool) -> Option<FileId> {
         let last = list.newest()?;

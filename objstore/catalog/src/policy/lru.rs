@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ids::FileId;
 
-/// Evicts what was not used for the longest time.
+/// Evicts the least recently used file.
 #[derive(Debug)]
 pub struct Lru {
     nodes: Nodes,

@@ -1,14 +1,14 @@
-//! Evicts where reuse is least likely, as the store's own history tells.
+//! Evicts the file whose reuse is least likely, by the store's own history.
 //!
-//! Each namespace has two LRU lists: files used once (when they were written) and files used
-//! again. The oldest files of the two compete, and the one goes whose kind, at its age, was used
-//! again less often in the past. With one list this would be LRU. A scan fills only the first
-//! list, and the rate of its ages falls.
+//! Each namespace has two LRU lists: files used once (when they were written) and files used again.
+//! The oldest files of the two compete, and the victim is the one whose kind, at its age, was
+//! reused less often in the past. With one list this would be LRU. A scan fills only the first
+//! list, and the rate at its ages falls.
 //!
-//! The rates need to know what would have been used had it been kept: evicted files are remembered
-//! for a while ([`super::ghost`]). A file that comes back counts as used again at its age; one that
-//! is forgotten counts as never used again. (LHD, Beckmann et al., NSDI 2018, has the rates; ARC,
-//! Megiddo and Modha, FAST 2003, has the two lists and ghosts.)
+//! The rates must include files that would have been used had they been kept: evicted files are
+//! remembered for a while ([`super::ghost`]). A file that is inserted again counts as used at its
+//! age; one that is forgotten counts as never used again. (The rates are from LHD, Beckmann et al.,
+//! NSDI 2018; the two lists and ghosts from ARC, Megiddo and Modha, FAST 2003.)
 
 use super::{
     Candidate, Policy, Tiers,
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::ids::FileId;
 
-/// Ages are counted in eighths of an octave.
+/// Ages are bucketed in eighths of an octave.
 const BUCKETS: usize = 8 * 32;
 
-/// What remains of older counts when the rates are computed anew.
+/// Decay of older counts when the rates are recomputed.
 const KEPT: f32 = 0.98;
 
-/// How often files of one kind were used again, by age.
+/// Reuse of files of one kind, by age.
 #[derive(Debug, Clone)]
 struct History {
-    /// Used again at this age.
+    /// Count of files used again at this age.
     used: Vec<f32>,
-    /// Not used again until this age, and then forgotten.
+    /// Count of files forgotten at this age without a use.
     gone: Vec<f32>,
-    /// Part of the files which get to this age that are used again.
+    /// Fraction of the files reaching this age that are used again.
     rates: Vec<f32>,
 }
 
@@ -57,7 +57,7 @@ fn bucket(age: u32) -> usize {
     (octave as usize - 3) * 8 + (age >> (octave - 3)) as usize - 8
 }
 
-/// See the file's own documentation.
+/// The reuse-rate policy; see the module documentation.
 #[derive(Debug)]
 pub struct ReuseRate {
     nodes: Nodes,
@@ -66,7 +66,7 @@ pub struct ReuseRate {
     ghosts: Ghosts,
     /// [used once, used again].
     histories: [History; 2],
-    /// Files counted since the rates were computed, and how many it takes.
+    /// Files counted since the rates were computed, and the number that triggers it.
     counted: u32,
     period: u32,
 }
@@ -83,7 +83,7 @@ impl ReuseRate {
         }
     }
 
-    /// Files of one kind are `used` again at an age, or gone.
+    /// Counts a file of one kind as `used` again at an age, or as gone.
     fn count(&mut self, reused: bool, age: u32, used: bool) {
         let history = &mut self.histories[usize::from(reused)];
         let counts = if used { &mut history.used } else { &mut history.gone };

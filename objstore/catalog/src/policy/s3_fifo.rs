@@ -7,17 +7,17 @@ use super::{
 };
 use crate::ids::FileId;
 
-/// The small queue's part of all files: one in this many.
+/// The small queue's share of all files: one in this many.
 const SMALL: u32 = 10;
 
-/// Uses that are counted.
+/// Uses are counted up to this number.
 const USES_MAX: u8 = 3;
 
 /// Set in the mark of files in the main queue; the rest of the mark counts uses.
 const MAIN: u8 = 0x80;
 
-/// What is new has to be used in a small queue to get into the main one, unless it was evicted
-/// there not long ago. Both are FIFO, and what was used goes around again.
+/// A new file must be used in the small queue to enter the main one, unless it was recently evicted
+/// from there. Both queues are FIFO, and a used file is queued again.
 #[derive(Debug)]
 pub struct S3Fifo {
     nodes: Nodes,
@@ -89,7 +89,7 @@ impl Policy for S3Fifo {
         may_go: &dyn Fn(FileId) -> bool,
     ) -> Option<Candidate> {
         let files = self.queues[namespace as usize].iter().map(List::len).sum::<u32>();
-        // Each look takes one use from a file, or moves it to the main queue, or skips it.
+        // Each step takes one use from a file, moves it to the main queue, or skips it.
         for _ in 0..=files * (u32::from(USES_MAX) + 2) {
             let small = self.queue(namespace, 0).len();
             let main = files - small;
@@ -103,7 +103,7 @@ impl Policy for S3Fifo {
             }
             let queues = &mut self.queues[namespace as usize];
             self.nodes.remove(&mut queues[usize::from(from != 0)], file);
-            // What is in use is used.
+            // A file in use counts as used.
             let uses = if from == 0 { 0 } else { uses.saturating_sub(1) };
             self.nodes.node_mut(file).mark = MAIN | uses;
             self.nodes.append(&mut queues[1], file);

@@ -9,14 +9,14 @@ use crate::ids::FileId;
 #[derive(Debug, Clone, Copy, Default)]
 struct Queue {
     list: List,
-    /// The file to be looked at next; from the oldest on when there is none.
+    /// The next file to visit; `None` means the oldest.
     hand: Option<FileId>,
     /// Files used since the hand passed them.
     visited: u32,
 }
 
-/// Files stay where they came in. A hand goes from the oldest to the newest: it takes what was not
-/// used since it passed.
+/// Files keep their order of insertion. A hand moves from the oldest to the newest and evicts files
+/// not used since its last visit.
 #[derive(Debug)]
 pub struct Sieve {
     nodes: Nodes,
@@ -82,7 +82,7 @@ impl Policy for Sieve {
         may_go: &dyn Fn(FileId) -> bool,
     ) -> Option<Candidate> {
         let queue = &mut self.queues[namespace as usize];
-        // Once around to find everything visited, and once more to find it not visited any more.
+        // One round to clear all visited marks, and one more to find a file without.
         for _ in 0..=2 * queue.list.len() {
             let file = queue.hand.or(queue.list.oldest())?;
             queue.hand = Some(file);

@@ -1,25 +1,25 @@
-//! Whether devices are the ones that a rank of a store consists of.
+//! Checks that devices make up a rank of a store.
 
 use super::{DeviceIdentity, FormatError, OnDevice, State, StoreId, Superblock};
 use crate::{layout::Region, shape::KvShape};
 
-/// A device as it was given, and what is on it.
+/// A device and its contents.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// Its name, for messages.
+    /// Its name, for error messages.
     pub name: String,
-    /// What it is.
+    /// Its identity.
     pub identity: DeviceIdentity,
     /// The region that was given.
     pub region: Region,
-    /// What [`Superblock::read`] found there.
+    /// The result of [`Superblock::read`].
     pub found: OnDevice,
 }
 
-/// What the devices should be.
+/// Expected properties of the devices.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Expected {
-    /// The store; any one if `None`.
+    /// The store; any if `None`.
     pub store: Option<StoreId>,
     /// The rank.
     pub rank: u32,
@@ -27,11 +27,11 @@ pub struct Expected {
     pub shape: Option<KvShape>,
 }
 
-/// The superblocks of `members`, if they are all devices of one rank of one store, in order, and
-/// as they were when the store was formatted. Reads nothing but its arguments.
+/// Returns the superblocks of `members` if they are all devices of one rank of one store, in order,
+/// and unchanged since formatting. Does no I/O.
 ///
 /// # Errors
-/// [`FormatError`] names the device that does not fit and says what to do.
+/// Returns [`FormatError`], which names the wrong device and gives advice.
 pub fn check_set(members: &[Member], expected: &Expected) -> Result<Vec<Superblock>, FormatError> {
     if members.is_empty() {
         return Err(FormatError::Devices { devices: 0 });
@@ -81,19 +81,19 @@ pub fn check_set(members: &[Member], expected: &Expected) -> Result<Vec<Superblo
     Ok(superblocks)
 }
 
-/// What all devices of a rank say alike.
+/// The fields that all devices of a rank share.
 fn common(superblock: &Superblock) -> impl PartialEq + '_ {
     let Superblock { ranks, devices, layout, data, .. } = superblock;
     (ranks, devices, layout, data)
 }
 
-/// All devices are there, each once, in order.
+/// Checks that all devices are there, each once, in order.
 fn places(members: &[Member], superblocks: &[Superblock]) -> Result<(), FormatError> {
     let first = &superblocks[0];
     let devices = first.devices.len();
     let mut by_place = vec![None; devices];
     for (given, superblock) in superblocks.iter().enumerate() {
-        // A superblock that was decoded is in its own list.
+        // Decoding has checked that a superblock's own index is in its list.
         let place = &mut by_place[superblock.device.0 as usize];
         if let Some(other) = place.replace(given) {
             let position = superblock.device.0;
@@ -118,7 +118,7 @@ fn places(members: &[Member], superblocks: &[Superblock]) -> Result<(), FormatEr
     Ok(())
 }
 
-/// The device is the one that was formatted, and no smaller.
+/// Checks that the device is the one that was formatted, and no smaller.
 fn unchanged(member: &Member, superblock: &Superblock) -> Result<(), FormatError> {
     let device = member.name.clone();
     let (then, now) = (&superblock.devices[superblock.device.0 as usize], &member.identity);

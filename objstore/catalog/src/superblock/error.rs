@@ -1,4 +1,4 @@
-//! Why a device or a set of devices is not the store that was asked for.
+//! Errors of superblocks, sets of devices and formatting.
 
 use crate::{
     block_io::BlockError,
@@ -13,19 +13,19 @@ pub enum CopyFault {
     /// There is no superblock.
     #[error("there is none")]
     None,
-    /// Its CRC is wrong.
+    /// The CRC is wrong.
     #[error("its CRC is wrong")]
     Checksum,
-    /// Another version wrote it.
+    /// It has another format version.
     #[error(
         "it has version {version} of the format, and this program knows version {FORMAT_VERSION}; \
          use the version of Ripieno that wrote it"
     )]
     Version {
-        /// Which.
+        /// The version.
         version: u32,
     },
-    /// It uses features that this version does not know.
+    /// It uses unknown features.
     #[error(
         "it uses features that this program does not know (incompat {bits:#x}); use the version of \
          Ripieno that wrote it"
@@ -34,7 +34,7 @@ pub enum CopyFault {
         /// Their bits.
         bits: u64,
     },
-    /// A field is impossible, though the CRC is right.
+    /// A field is impossible although the CRC is right.
     #[error("its {field} is impossible")]
     Impossible {
         /// The field.
@@ -42,7 +42,7 @@ pub enum CopyFault {
     },
 }
 
-/// A device or a set of devices is not the store that was asked for, or cannot become one.
+/// Why a device or set of devices is not the requested store, or cannot become one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -52,12 +52,12 @@ pub enum FormatError {
     /// The layout cannot be made.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Too small for a store.
+    /// The region is too small for a store.
     #[error("{device}: its region has {bytes} bytes, and a store needs {needed} at least")]
     TooSmall {
         /// The device.
         device: String,
-        /// Bytes there are.
+        /// Bytes of the region.
         bytes: u64,
         /// Bytes needed before the first object.
         needed: u64,
@@ -65,15 +65,15 @@ pub enum FormatError {
     /// A number of devices that a superblock cannot describe.
     #[error("a rank has 1 to {DEVICES_MAX} devices, and {devices} were given")]
     Devices {
-        /// How many.
+        /// Devices given.
         devices: usize,
     },
-    /// Ranks that cannot be.
+    /// The rank is not below the number of ranks.
     #[error("rank {rank} of {ranks} ranks cannot be; they count from 0")]
     Rank {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Of how many.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A file has more checksums than a Commit record can carry.
@@ -84,10 +84,10 @@ pub enum FormatError {
     Checksums {
         /// Checksums of a file.
         words: u64,
-        /// How many may be.
+        /// Most checksums of a file.
         max: usize,
     },
-    /// A catalog without data does not know how many files there are.
+    /// A catalog without data needs the number of files.
     #[error("a catalog without data has to be told how many files its ranks have; give files_max")]
     FilesUnknown,
     /// A superblock that cannot be used.
@@ -95,7 +95,7 @@ pub enum FormatError {
     Copy {
         /// The device.
         device: String,
-        /// Why.
+        /// The reason.
         fault: CopyFault,
     },
     /// The copies are of different stores.
@@ -106,42 +106,42 @@ pub enum FormatError {
     TwoStores {
         /// The device.
         device: String,
-        /// Of which.
+        /// The two stores.
         stores: [StoreId; 2],
     },
-    /// No store on it.
+    /// There is no store on the device.
     #[error("{device}: there is no store on it; format it first, or name the device that has one")]
     Blank {
         /// The device.
         device: String,
     },
-    /// Somebody else's data.
+    /// The device holds foreign data.
     #[error("{device}: it holds {what} and no store; name another device, or format this one")]
     Foreign {
         /// The device.
         device: String,
-        /// What it holds.
+        /// Its format.
         what: &'static str,
     },
-    /// Formatting did not end.
+    /// Formatting was interrupted.
     #[error("{device}: formatting was interrupted; format the store again")]
     HalfFormatted {
         /// The device.
         device: String,
     },
-    /// Of another store.
+    /// The device belongs to another store.
     #[error("{device}: it belongs to store {found}, and {wanted} was asked for ({by})")]
     OtherStore {
         /// The device.
         device: String,
         /// Its store.
         found: StoreId,
-        /// The store that was asked for.
+        /// The requested store.
         wanted: StoreId,
-        /// What asked for it: a device, or the configuration.
+        /// Source of the request: a device, or the configuration.
         by: String,
     },
-    /// Of another rank.
+    /// The device belongs to another rank.
     #[error("{device}: it belongs to rank {found} of {ranks}, and rank {wanted} was asked for")]
     OtherRank {
         /// The device.
@@ -150,35 +150,35 @@ pub enum FormatError {
         found: u32,
         /// The ranks of its store.
         ranks: u32,
-        /// The rank that was asked for.
+        /// The requested rank.
         wanted: u32,
     },
-    /// The same device under two names.
+    /// The same device was given under two names.
     #[error("{device} and {other} both say that they are device {position}: give each device once")]
     Twice {
         /// A device.
         device: String,
         /// The other one.
         other: String,
-        /// Their place.
+        /// Their index.
         position: u32,
     },
-    /// A device is not there.
+    /// A device is missing.
     #[error(
         "device {position} of the {devices} of rank {rank} is missing: {identity}; attach and name \
          it, in this place"
     )]
     Missing {
-        /// Its place.
+        /// Its index.
         position: u32,
-        /// How many there should be.
+        /// Devices of the rank.
         devices: usize,
         /// Their rank.
         rank: u32,
-        /// What it is.
+        /// Its identity.
         identity: String,
     },
-    /// Not in its place.
+    /// A device is at the wrong index.
     #[error(
         "{device}: it is device {found} of the store and was given as device {given}; the order is \
          {order}"
@@ -186,9 +186,9 @@ pub enum FormatError {
     Order {
         /// The device.
         device: String,
-        /// Its place.
+        /// Its index.
         found: u32,
-        /// The place that it was given in.
+        /// The index at which it was given.
         given: u32,
         /// The names in the right order.
         order: String,
@@ -201,9 +201,9 @@ pub enum FormatError {
     OtherDevice {
         /// The device.
         device: String,
-        /// What it is.
+        /// Its identity.
         identity: String,
-        /// What it should be.
+        /// The identity recorded in the superblock.
         written_on: String,
     },
     /// The LBA size changed.
@@ -214,12 +214,12 @@ pub enum FormatError {
     LbaBytes {
         /// The device.
         device: String,
-        /// Then.
+        /// LBA size when it was formatted.
         formatted: u32,
-        /// Now.
+        /// LBA size now.
         found: u32,
     },
-    /// It became smaller.
+    /// The device shrank.
     #[error(
         "{device}: {what} had {formatted} LBAs when the store was formatted and has {found} now; \
          give it its size back, or format the store again"
@@ -234,7 +234,7 @@ pub enum FormatError {
         /// LBAs now.
         found: u64,
     },
-    /// The region begins elsewhere.
+    /// The region begins at another LBA.
     #[error(
         "{device}: the store's region begins at LBA {formatted}, and LBA {found} was given; give \
          the region that was formatted"
@@ -242,12 +242,12 @@ pub enum FormatError {
     Moved {
         /// The device.
         device: String,
-        /// Where it began.
+        /// The first LBA recorded.
         formatted: u64,
-        /// Where it was said to begin.
+        /// The first LBA given.
         found: u64,
     },
-    /// Devices of one store tell different things.
+    /// Devices of one store disagree.
     #[error("{device} and {other} do not agree on the store's layout; format the store again")]
     Disagree {
         /// A device.
@@ -255,17 +255,17 @@ pub enum FormatError {
         /// Another one.
         other: String,
     },
-    /// Made for another model.
+    /// The store was formatted for another model.
     #[error(
         "the store was formatted for {formatted} {field}, and {asked} were asked for; use the \
          model that it was made for, or format it again"
     )]
     Shape {
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
-        /// What it was formatted for.
+        /// Its value in the store.
         formatted: u32,
-        /// What was asked for.
+        /// The requested value.
         asked: u32,
     },
 }

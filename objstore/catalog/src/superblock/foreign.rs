@@ -1,12 +1,12 @@
-//! What else a device may hold: filesystems, partition tables, members of RAIDs and pools.
+//! Detection of other formats: filesystems, partition tables, members of RAIDs and pools.
 
-/// Of an md superblock, in the byte order that Linux writes on a little-endian machine.
+/// Magic of an md superblock, in the byte order that Linux writes on a little-endian machine.
 const MD_MAGIC: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 
-/// Of a ZFS uberblock (`0x00bab10c`), in the byte order of its writer.
+/// Magic of a ZFS uberblock (`0x00bab10c`), in the byte order of its writer.
 const UBERBLOCK: u64 = 0x00ba_b10c;
 
-/// A format, the offset of its mark, and the mark.
+/// A format, the offset of its signature, and the signature.
 const MARKS: &[(&str, usize, &[u8])] = &[
     ("a member of a RAID (md)", 0, &MD_MAGIC),
     ("a member of a RAID (md)", 4096, &MD_MAGIC),
@@ -35,8 +35,8 @@ const MARKS: &[(&str, usize, &[u8])] = &[
     ("a partition table or boot sector (MBR)", 510, b"\x55\xaa"),
 ];
 
-/// What the bytes at the `head` and the `tail` of a region of `region_bytes` bytes belong to;
-/// `None` when no known format left its mark. A tail that was not read may be empty.
+/// Returns the format of a region of `region_bytes` bytes by its `head` and `tail`; `None` if no
+/// known signature is found. A tail that was not read may be empty.
 #[must_use]
 pub fn foreign_signature(head: &[u8], tail: &[u8], region_bytes: u64) -> Option<&'static str> {
     if is_zfs(head) {
@@ -62,7 +62,7 @@ pub fn foreign_signature(head: &[u8], tail: &[u8], region_bytes: u64) -> Option<
     found.then_some("the backup of a partition table (GPT)")
 }
 
-/// A label has a ring of uberblocks at 128 to 256 KiB.
+/// Checks for a ZFS label: a ring of uberblocks at 128 to 256 KiB.
 fn is_zfs(head: &[u8]) -> bool {
     let ring = head.get(128 << 10..256 << 10).unwrap_or_default();
     ring.chunks_exact(1024).any(|slot| {

@@ -1,4 +1,4 @@
-//! Where everything goes on the devices of a rank, and writing it there for the first time.
+//! Planning the areas on the devices of a rank, and formatting them.
 
 use std::ops::Range;
 
@@ -18,60 +18,60 @@ use crate::{
     shape::KvShape,
 };
 
-/// What the superblocks' copies have to themselves at the start of a region.
+/// Bytes reserved for the superblocks' copies at the start of a region.
 pub(super) const HEAD_BYTES: u64 = 1 << 20;
 
-/// What a proof of a device may write to at any time: part of that head, from the region's start.
+/// Scratch range for device self-tests: part of that head, from the region's start.
 pub const SCRATCH: Range<u64> = 256 << 10..512 << 10;
 
 /// Data begins at a multiple of this.
 const DATA_ALIGNMENT: u64 = 1 << 20;
 
-/// A group of the journal is at least this long at most.
+/// Lower bound of the longest journal group.
 const GROUP_BYTES_MIN: u64 = 4 << 10;
 
-/// Snapshots of a full store that a half has room for: one is where it begins, one is kept free
-/// for a burst, and what is left between lets compaction happen less often.
+/// Snapshots of a full store that fit into a half: one to begin with, one in reserve for a burst,
+/// and the rest so that compactions are less frequent.
 const SNAPSHOTS_A_HALF: u64 = 4;
 
-/// Groups that a half has room for at least: an eighth of it takes two of them.
+/// Least number of groups in a half: an eighth of it takes two of them.
 const GROUPS_A_HALF_MIN: u64 = 16;
 
-/// What a rank of a store should become.
+/// Parameters for formatting a rank of a store.
 #[derive(Debug, Clone)]
 pub struct Plan<'a> {
-    /// The store: a number drawn at random.
+    /// The store: a random id.
     pub store: StoreId,
     /// The rank.
     pub rank: u32,
     /// Ranks of the store.
     pub ranks: u32,
-    /// The devices in order, and the region of each that the store gets.
+    /// The devices in order, each with its region for the store.
     pub devices: &'a [(DeviceIdentity, Region)],
     /// The shape of a KV block on each rank.
     pub shape: KvShape,
-    /// Whether the first device carries the catalog's journal.
+    /// True when the first device carries the catalog's journal.
     pub catalog: bool,
-    /// Whether the devices hold objects.
+    /// True when the devices hold objects.
     pub data: bool,
-    /// Whether a checksum is kept of each object.
+    /// True to keep a checksum of each object.
     pub checksums: bool,
-    /// Namespaces that the store may have.
+    /// Most namespaces.
     pub namespaces_max: u32,
-    /// Files, if they should be fewer than fit: what all ranks have room for. Without data it has
-    /// to be given.
+    /// Most files, if fewer than fit: the number that all ranks have room for. Required without
+    /// data.
     pub files_max: Option<u32>,
-    /// Bytes of objects that this rank's devices hold together, if they should be fewer than fit.
+    /// Bytes of objects on this rank's devices together, if fewer than fit.
     pub capacity_bytes: Option<u64>,
-    /// Files of a group; chosen by the capacity or the regions' size if `None`.
+    /// Files of a group; derived from the capacity or the regions' size if `None`.
     pub group: Option<u32>,
 }
 
 impl Plan<'_> {
-    /// The superblocks of the rank's devices, in their order, for [`format_devices`].
+    /// Returns the superblocks of the rank's devices, in order, for [`format_devices`].
     ///
     /// # Errors
-    /// [`FormatError`] when the numbers do not fit together, or the regions are too small.
+    /// Returns [`FormatError`] if the parameters are inconsistent, or the regions are too small.
     pub fn superblocks(&self) -> Result<Vec<Superblock>, FormatError> {
         let devices = self.devices.len();
         if !(1..=DEVICES_MAX).contains(&devices) {
@@ -110,7 +110,7 @@ impl Plan<'_> {
         Ok(self.devices.iter().enumerate().map(superblock).collect())
     }
 
-    /// Files, journal and data area.
+    /// Computes the number of files, the journal area and the data area.
     fn areas(
         &self,
         words: u32,
@@ -127,11 +127,11 @@ impl Plan<'_> {
         let geometry = self.geometry()?;
         let regions = self.regions_from(HEAD_BYTES);
         let at_most = geometry.files_in(&regions, self.capacity_bytes)?.min(cap);
-        // One file more than the catalog knows of is there for the self-test.
+        // The self-test has one file more than the catalog.
         let data = |files: u32| geometry.bytes_per_device(u64::from(files) + 1);
         let needed = |files: u32| end_of(journal(files)) + data(files);
         let room = self.devices.iter().map(|(_, region)| region.bytes()).min().unwrap_or(0);
-        // More files need a longer journal as well: the most that fit beside their own.
+        // More files need a longer journal: a binary search finds the most that fit beside it.
         let (mut files, mut limit) = (0, at_most);
         while files < limit {
             let middle = limit - (limit - files) / 2;
@@ -156,8 +156,8 @@ impl Plan<'_> {
     fn geometry(&self) -> Result<Geometry, FormatError> {
         let mut regions = self.regions_from(HEAD_BYTES);
         let Some(group) = self.group else {
-            // What is asked for counts, and not how much more there would be: groups that are large
-            // for it would make the last one a large part of all.
+            // The requested capacity decides, not the room beyond it: with groups too large for it,
+            // the last group would be a large part of the whole.
             let asked = self.capacity_bytes.map(|bytes| bytes.div_ceil(regions.len() as u64));
             for region in &mut regions {
                 let lbas = asked.map_or(u64::MAX, |bytes| (bytes >> region.lba_shift).max(1));
@@ -169,7 +169,7 @@ impl Plan<'_> {
         Ok(Geometry::new(&self.shape, regions.len() as u32, group, lba_bytes)?)
     }
 
-    /// What is left of the regions from this offset on.
+    /// Returns the remaining regions from this offset on.
     fn regions_from(&self, offset: u64) -> Vec<Region> {
         let rest = |(_, region): &(_, Region)| {
             let skipped = offset >> region.lba_shift;
@@ -189,17 +189,17 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A journal in which the snapshot of a full store fits [`SNAPSHOTS_A_HALF`] times into a half.
+    /// Sizes a journal so that [`SNAPSHOTS_A_HALF`] snapshots of a full store fit into a half.
     fn journal(&self, files: u32, words: u32) -> JournalArea {
         let commit = record::commit_bytes(words as usize);
         let largest = commit.max(record::NAMESPACE_BYTES_MAX) as u64;
-        // A pinned file's uses are not told.
+        // A snapshot omits the uses of a pinned file.
         let file_bytes = (commit + record::PIN_BYTES.max(record::USE_BYTES)) as u64;
         let raw = u64::from(files) * file_bytes
             + u64::from(self.namespaces_max) * record::NAMESPACE_BYTES_MAX as u64;
         let lba_bytes = 1 << self.devices[0].1.lba_shift;
         // A group has room for two of the largest records: it is cut between records, and would
-        // else be half empty.
+        // otherwise be half empty.
         let least = (journal::HEADER_BYTES + 2 * largest).next_power_of_two();
         let least = least.max(lba_bytes).max(GROUP_BYTES_MIN);
         let group = (raw / 4).next_power_of_two().max(least).min(GROUP_BYTES_MAX);
@@ -216,22 +216,22 @@ impl Plan<'_> {
     }
 }
 
-/// Where the data begins.
+/// Returns the offset of the data.
 fn end_of(journal: Option<JournalArea>) -> u64 {
     let end = journal.map_or(HEAD_BYTES, |journal| journal.offset + 2 * journal.half_bytes);
     end.next_multiple_of(DATA_ALIGNMENT)
 }
 
-/// Writes `superblocks` and the journal, one device after the other, and nothing of the data area
-/// but its last bytes. Until the last step, opening the devices fails with
-/// [`FormatError::HalfFormatted`] or [`FormatError::Blank`].
+/// Writes `superblocks` and the journal, one device after the other, and of the data area only the
+/// last bytes. Until the last step, opening the devices fails with [`FormatError::HalfFormatted`]
+/// or [`FormatError::Blank`].
 ///
 /// # Errors
-/// [`FormatError::Block`]: nothing is known of the devices any more, and formatting can be begun
-/// again.
+/// Returns [`FormatError::Block`]: the devices' contents are unknown, and formatting can be
+/// repeated.
 ///
 /// # Panics
-/// When there are not as many devices as superblocks.
+/// Panics if the numbers of devices and superblocks differ.
 pub fn format_devices(
     devices: &mut [&mut dyn BlockIo],
     superblocks: &mut [Superblock],
@@ -255,7 +255,7 @@ pub fn format_devices(
     Ok(())
 }
 
-/// Removes what other formats, and an earlier store, could be known by.
+/// Erases the signatures of other formats and of an earlier store.
 fn erase(io: &mut dyn BlockIo) -> Result<(), FormatError> {
     io.write(0, &vec![0; HEAD_BYTES as usize], false)?;
     let tail = (io.bytes() - HEAD_BYTES).min(TAIL_BYTES);

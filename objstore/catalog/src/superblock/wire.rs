@@ -1,4 +1,4 @@
-//! The bytes of a superblock. No other file knows them.
+//! Wire format of a superblock. No other file knows it.
 
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -25,7 +25,7 @@ const DATA: u32 = 1 << 1;
 const FORMATTING: u32 = 1;
 const READY: u32 = 2;
 
-/// Before the identities. Magic, version and CRC are where they are in every version.
+/// The part before the identities. Magic, version and CRC have the same offsets in every version.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Fixed {
@@ -82,14 +82,14 @@ struct Identity {
 }
 const _: () = assert!(size_of::<Identity>() == 104);
 
-/// Devices that a rank may have: as many as a superblock can describe.
+/// Most devices of a rank: the number that a superblock can describe.
 pub const DEVICES_MAX: usize = (SUPERBLOCK_BYTES - size_of::<Fixed>()) / size_of::<Identity>();
 
 impl Superblock {
-    /// The bytes of one copy, [`SUPERBLOCK_BYTES`] of them.
+    /// Encodes one copy, [`SUPERBLOCK_BYTES`] long.
     ///
     /// # Panics
-    /// When there are more devices than [`DEVICES_MAX`].
+    /// Panics if there are more devices than [`DEVICES_MAX`].
     pub(super) fn encode(&self) -> Vec<u8> {
         assert!(self.devices.len() <= DEVICES_MAX, "{} devices", self.devices.len());
         let identities: Vec<Identity> = self.devices.iter().map(identity_bytes).collect();
@@ -149,7 +149,7 @@ impl Superblock {
         fixed
     }
 
-    /// The superblock that `bytes` are.
+    /// Decodes a superblock.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, CopyFault> {
         let (fixed, rest) = Fixed::ref_from_prefix(bytes).map_err(|_| CopyFault::None)?;
         if fixed.magic != MAGIC {
@@ -165,7 +165,7 @@ impl Superblock {
         if fixed.version != FORMAT_VERSION {
             return Err(CopyFault::Version { version: fixed.version.get() });
         }
-        // This version knows none.
+        // This version has no incompatible features.
         if fixed.incompat != 0 {
             return Err(CopyFault::Features { bits: fixed.incompat.get() });
         }
@@ -210,8 +210,8 @@ impl Superblock {
         superblock.problem().map_or(Ok(superblock), |field| Err(impossible(field)))
     }
 
-    /// The field that no device could have been formatted with: what the rest of the code may
-    /// rely on.
+    /// Returns the field that no formatting could have produced: the rest of the code relies on the
+    /// others.
     fn problem(&self) -> Option<&'static str> {
         let Self { rank, ranks, device, devices, region, layout, data, journal, .. } = self;
         let lba_bytes = 1u64.checked_shl(u32::from(region.lba_shift)).unwrap_or(0);
@@ -221,7 +221,7 @@ impl Superblock {
         let words = u64::from(*ranks).saturating_mul(rows);
         let largest = commit_bytes(layout.words_per_file as usize).max(NAMESPACE_BYTES_MAX);
         let checks = [
-            // It is counted up, and never gets there.
+            // A counter that never gets there.
             ("sequence number", self.sequence < u64::MAX / 2),
             ("LBA size", (9..=16).contains(&region.lba_shift)),
             ("region", region.first.0.checked_add(region.lbas).is_some()),
