@@ -1,4 +1,4 @@
-//! What a read or a write costs, by its size: a measured curve, and a factor that is learned.
+//! Duration of a read or a write by its size: a measured curve, and a learned factor.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::TableError;
 
-/// How fast the factor of a curve follows what is measured.
+/// Rate at which a curve's factor follows measurements.
 const FOLLOW: f64 = 0.1;
-/// A factor beyond these has been measured in error.
+/// Limits of the factor; values beyond them are measurement errors.
 const FACTOR: (f64, f64) = (0.1, 10.0);
-/// From here on a read takes no longer for a write beside it: each direction has nearly all of its
+/// From this ratio on, a write in flight does not slow a read: each direction has nearly all of its
 /// bandwidth.
 const MIXES_WELL: f64 = 1.9;
 
-/// A way that bytes take.
+/// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -24,20 +24,20 @@ pub enum Direction {
     Write,
 }
 
-/// How long batches take, with nothing else in flight.
+/// Duration of batches by size, with nothing else in flight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Bytes of a batch, and nanoseconds that it took; both rise.
+    /// (bytes of a batch, nanoseconds); both rise.
     points: Vec<(u64, u64)>,
-    /// What was measured since, divided by what the points say.
+    /// Learned ratio of measured to tabulated time.
     factor: f64,
 }
 
 impl Curve {
-    /// From measured points: bytes of a batch, and how long it took.
+    /// Makes a curve from measured points: bytes and duration of a batch.
     ///
     /// # Errors
-    /// [`TableError::Curve`] without a point, or where more bytes take less time.
+    /// Returns [`TableError::Curve`] if there is no point, or if more bytes take less time.
     pub fn new(points: &[(u64, Duration)]) -> Result<Self, TableError> {
         let nanos = |took: &Duration| u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let points = points.iter().map(|(bytes, took)| (*bytes, nanos(took))).collect();
@@ -45,10 +45,10 @@ impl Curve {
         curve.check().map(|()| curve)
     }
 
-    /// What a latency and a bandwidth give (TierKV, equation 1).
+    /// Makes a curve from a latency and a bandwidth (TierKV, equation 1).
     ///
     /// # Errors
-    /// [`TableError::Curve`] for a bandwidth of nothing.
+    /// Returns [`TableError::Curve`] if the bandwidth is zero.
     pub fn line(latency: Duration, bytes_per_second: f64) -> Result<Self, TableError> {
         const LARGE: u64 = 1 << 40;
         let took = |bytes: u64| bytes as f64 / bytes_per_second;
@@ -68,7 +68,7 @@ impl Curve {
         if is_good { Ok(()) } else { Err(TableError::Curve) }
     }
 
-    /// How long `bytes` take.
+    /// Returns the duration of `bytes`.
     #[must_use]
     pub fn duration(&self, bytes: u64) -> Duration {
         if bytes == 0 {
@@ -78,7 +78,7 @@ impl Curve {
         Duration::from_nanos(nanos as u64)
     }
 
-    /// Between two points on the line through them; outside, on the next such line.
+    /// Interpolates linearly between points, and extrapolates outside of them.
     fn nanos(&self, bytes: f64) -> f64 {
         let float = |(bytes, nanos): (u64, u64)| (bytes as f64, nanos as f64);
         let [.., _, _] = self.points[..] else {
@@ -92,7 +92,7 @@ impl Curve {
         (low.1 + (bytes - low.0) * slope).max(1.0)
     }
 
-    /// How many bytes `time` is enough for.
+    /// Returns the number of bytes that fit into `time`.
     #[must_use]
     pub fn fits(&self, time: Duration) -> u64 {
         let (mut enough, mut much) = (0_u64, 1_u64 << 50);
@@ -103,32 +103,32 @@ impl Curve {
         enough
     }
 
-    /// Takes in that `bytes` took so long, with nothing else in flight.
+    /// Learns the duration of a batch that had nothing else in flight.
     fn learn(&mut self, bytes: u64, took: Duration) {
         if bytes == 0 || took.is_zero() {
             return;
         }
         let found = took.as_nanos() as f64 / self.nanos(bytes as f64);
-        // A batch that hung says nothing of the next one.
+        // A batch that hung says nothing about the next one.
         let found = found.clamp(self.factor / 2.0, self.factor * 2.0);
         self.factor = (self.factor + FOLLOW * (found - self.factor)).clamp(FACTOR.0, FACTOR.1);
     }
 }
 
-/// What the devices do with reads, with writes, and with both at once.
+/// I/O costs of the devices for reads, writes, and both together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IoCosts {
     /// Reads alone.
     pub read: Curve,
     /// Writes alone.
     pub write: Curve,
-    /// Bandwidth of both together, as many bytes of each, divided by the mean of what each has
-    /// alone (paper, figure 6: 0.4).
+    /// Total bandwidth of a half-read, half-write mix, divided by the mean of the two alone (paper,
+    /// figure 6: 0.4).
     pub mixed: f64,
 }
 
 impl IoCosts {
-    /// The curve of a direction.
+    /// Returns the curve of a direction.
     #[must_use]
     pub fn of(&self, direction: Direction) -> &Curve {
         match direction {
@@ -137,13 +137,13 @@ impl IoCosts {
         }
     }
 
-    /// Whether reads lose little when writes are in flight together with them.
+    /// Returns true when reads lose little if writes are in flight with them.
     #[must_use]
     pub fn mixes_well(&self) -> bool {
         self.mixed >= MIXES_WELL
     }
 
-    /// Takes in how long a batch took, with nothing else in flight.
+    /// Learns the duration of a batch that had nothing else in flight.
     pub fn learn(&mut self, direction: Direction, bytes: u64, took: Duration) {
         match direction {
             Direction::Read => self.read.learn(bytes, took),

@@ -1,87 +1,87 @@
-//! What is scheduled.
+//! Operations and decisions of the scheduler.
 
 use std::time::Duration;
 
-/// Names an operation, by its caller's choice.
+/// Id of an operation, chosen by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
-/// Names a step of the engine; later ones have larger numbers.
+/// Id of an engine's step; later ones have larger numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepId(pub u64);
 
-/// Whose operation it is. Those of one request are done in the order in which they came; requests
-/// of a tenant share what the tenant gets.
+/// Owner of an operation. Operations of one request are done in order; requests of a tenant share
+/// the tenant's part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Flow {
     /// The tenant.
     pub tenant: u32,
-    /// A request of it.
+    /// The tenant's request.
     pub request: u64,
 }
 
 /// A batch of objects that moves as a whole: a layer of a request's blocks, or a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Op {
-    /// Its name.
+    /// Its id.
     pub id: OpId,
-    /// Whose it is.
+    /// Its owner.
     pub flow: Flow,
     /// Bytes that move.
     pub bytes: u64,
-    /// What for.
+    /// Its purpose.
     pub kind: Kind,
 }
 
-/// What an operation is for, and so when it has to be done.
+/// Purpose of an operation, which determines its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Read for a layer of a step: before the layer computes.
+    /// Read for a layer of a step: due before the layer computes.
     Layer {
-        /// A step that was announced.
+        /// An announced step.
         step: StepId,
         /// The layer.
         layer: u32,
     },
-    /// Read for a request that waits outside of steps: as soon as is fair.
+    /// Read for a request that waits outside of steps: due as soon as is fair.
     Soon,
-    /// Read ahead of a request: by then, or not at all.
+    /// Read ahead of a request: useful only by its deadline.
     Prefetch {
-        /// When it is of use.
+        /// The deadline.
         by: Duration,
     },
-    /// Written when nobody waits.
+    /// Write without a deadline, for slack time.
     Write,
 }
 
-/// What to do next.
+/// The scheduler's next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Start it, and say when it has ended.
+    /// Start the operation; the caller reports its end.
     Start(OpId),
-    /// It cannot be done in time any more, and is forgotten: a prefetch.
+    /// Forget this prefetch: it cannot be done in time any more.
     Drop(OpId),
-    /// Nothing, before something happens or this time has come.
+    /// Nothing to do before the next event or this time.
     Wait(Option<Duration>),
 }
 
-/// What became of an operation that is not wanted any more.
+/// Result of a cancellation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancelled {
-    /// It is forgotten.
+    /// The operation waited and is removed.
     Pending,
-    /// It moves: it has to end first.
+    /// The operation is in flight: it must end first.
     InFlight,
-    /// There is none of this name.
+    /// No such operation.
     Unknown,
 }
 
-/// Why a write was not taken: more wait than may wait, in memory that the engine wants back. It is
-/// a cache entry that is dropped, and no data.
+/// A write refused because too many bytes wait, in memory that the engine wants back. Only a cache
+/// entry is lost, no data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{waiting} bytes wait to be written, and {bytes} more would be beyond {limit}; not stored")]
 pub struct BacklogFull {
-    /// Bytes that wait or are being written.
+    /// Bytes waiting or being written.
     pub waiting: u64,
     /// Bytes of the write.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! The step machine: what happened goes in, what to do comes out.
+//! The scheduler's state machine: events go in, decisions come out.
 
 mod fair;
 mod reads;
@@ -18,29 +18,29 @@ use fair::Shares;
 use reads::Reads;
 use utilisation::Utilisation;
 
-/// Numbers of a scheduler.
+/// Limits and settings of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// Bytes of reads that are in flight at the most, so that a more urgent one waits for no more:
-    /// enough to keep the devices busy. One read is always let go.
+    /// Most bytes of reads in flight, which bounds the wait of a more urgent one: enough to keep
+    /// the devices busy. One read may always start.
     pub read_depth_bytes: u64,
-    /// Bytes of writes that are in flight at the most: what a read that comes may find in its way.
-    /// One write is always let go. So is a second one when an eighth of the first is left, if
-    /// nothing is or waits to be read, and both together take no longer than `read_depth_bytes` of
-    /// reads: what an urgent read may wait for.
+    /// Most bytes of writes in flight, which a new read may have to wait for. One write may always
+    /// start. A second one may start when an eighth of the first is left, if no read or prefetch
+    /// waits or is in flight, and both together take no longer than `read_depth_bytes` of reads:
+    /// the wait accepted for an urgent read.
     pub write_depth_bytes: u64,
-    /// Bytes of writes that wait or are in flight: memory that the engine does not get back.
+    /// Most bytes of writes that wait or are in flight: memory that the engine does not get back.
     pub backlog_bytes: u64,
-    /// What part of a layer's window the I/O kernel may use of SMs that are not its own; `None`
-    /// where it has its own, and no window is too small (green contexts).
+    /// Fraction of a layer's window in which the I/O kernel may use shared SMs; `None` if it has
+    /// its own, so that no window is too small (green contexts).
     pub window_share: Option<f64>,
-    /// How much longer I/O may take than was predicted.
+    /// Safety factor on predicted I/O times.
     pub margin: f64,
-    /// Part of the time that the devices are busy with what is needed above which nothing is
-    /// prefetched (TierKV, section 3.4: 0.8). What is prefetched itself does not count.
+    /// Utilisation of the devices by needed I/O above which nothing is prefetched (TierKV, section
+    /// 3.4: 0.8). Prefetches do not count.
     pub high_water: f64,
-    /// Whether writes wait for reads. Without, and with no `window_share`, everything starts in the
-    /// order in which it came: layer-wise as others do it.
+    /// True when writes wait for reads. If false, and without `window_share`, everything starts in
+    /// order of arrival: layer-wise, as in other systems.
     pub is_slack_aware: bool,
 }
 
@@ -58,22 +58,22 @@ impl Default for Config {
     }
 }
 
-/// What was decided since the beginning.
+/// Counters of decisions since creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Bytes of reads that were started.
+    /// Bytes of started reads.
     pub read_bytes: u64,
-    /// Bytes of writes that were started.
+    /// Bytes of started writes.
     pub write_bytes: u64,
-    /// Bytes of prefetches that were started.
+    /// Bytes of started prefetches.
     pub prefetch_bytes: u64,
-    /// Bytes of prefetches that nobody wanted any more when they had started.
+    /// Bytes of prefetches cancelled after their start.
     pub wasted_bytes: u64,
-    /// Prefetches that could not be done in time.
+    /// Prefetches dropped because they could not be done in time.
     pub prefetches_dropped: u64,
-    /// Writes that were not taken.
+    /// Writes refused.
     pub writes_refused: u64,
-    /// Reads that were started so late that their layer waits for them.
+    /// Reads started so late that their layer waits for them.
     pub late_reads: u64,
 }
 
@@ -81,18 +81,18 @@ pub struct Counts {
 #[derive(Debug, Clone, Copy)]
 struct Step {
     shape: StepShape,
-    /// How long a layer of it computes.
+    /// Duration of one of its layers.
     window: Duration,
-    /// The layer that computes, or is the first to.
+    /// The layer that computes, or the next one to.
     layer: u32,
-    /// When it began, or will.
+    /// Time at which that layer began, or will begin.
     since: Duration,
-    /// Whether that one has begun, and has not ended.
+    /// True while that layer computes.
     is_computing: bool,
 }
 
 impl Step {
-    /// When a layer begins to compute, if nothing holds it up.
+    /// Returns when a layer begins to compute if nothing delays it.
     fn due(&self, layer: u32) -> Duration {
         let ahead = layer.saturating_sub(self.layer);
         self.since.saturating_add(self.window.saturating_mul(ahead))
@@ -103,11 +103,11 @@ impl Step {
 struct InFlight {
     op: Op,
     since: Duration,
-    /// Whether nobody wants it any more.
+    /// True once it was cancelled.
     is_cancelled: bool,
 }
 
-/// Decides when operations start. Times are those of any clock that never goes back.
+/// Decides when operations start. All times are from one monotonic clock.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
@@ -115,18 +115,18 @@ pub struct Scheduler {
     steps: BTreeMap<StepId, Step>,
     reads: Reads,
     writes: VecDeque<Op>,
-    /// By when they are of use.
+    /// Keyed by deadline.
     prefetches: BTreeMap<(Duration, OpId), Op>,
     prefetch_times: HashMap<OpId, Duration>,
     in_flight: HashMap<OpId, InFlight>,
-    /// The one in flight, if nothing else was since it started.
+    /// The only operation in flight, if nothing else was since it started.
     alone: Option<OpId>,
     /// Bytes of needed reads, writes and prefetches in flight.
     moving: [u64; 3],
     waiting_writes: u64,
     /// Bytes that may still start in this layer's window.
     budget: u64,
-    /// Whether something has started in it.
+    /// True once something has started in this window.
     is_used: bool,
     shares: Shares,
     utilisation: Utilisation,
@@ -143,7 +143,7 @@ fn lane(kind: Kind) -> usize {
 }
 
 impl Scheduler {
-    /// One without anything to do.
+    /// Makes a scheduler with nothing to do.
     #[must_use]
     pub fn new(config: Config, table: SlackTable) -> Self {
         Self {
@@ -167,44 +167,44 @@ impl Scheduler {
         }
     }
 
-    /// Its numbers.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What it goes by, and what was learned.
+    /// Returns the slack table, including learned values.
     #[must_use]
     pub fn table(&self) -> &SlackTable {
         &self.table
     }
 
-    /// What was decided.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// A step is going to begin at about this time. Its reads may be added from now on.
+    /// Announces a step that begins at about this time. Its reads may be added from now on.
     pub fn announce(&mut self, step: StepId, shape: StepShape, at: Duration) {
-        // Of a shape never seen: its reads are urgent, until it is known.
+        // The window of an unseen shape is zero: its reads are urgent until it is known.
         let window = self.table.layer(shape).unwrap_or_default();
         self.steps.insert(step, Step { shape, window, layer: 0, since: at, is_computing: false });
     }
 
-    /// A layer of a step begins to compute: its reads have ended. Layers come in order.
+    /// Reports that a layer begins to compute: its reads have ended. Layers come in order.
     pub fn layer_begins(&mut self, step: StepId, layer: u32, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
         (found.layer, found.since, found.is_computing) = (layer, now, true);
         self.is_used = false;
         self.budget = match self.config.window_share {
-            // Reads have the window; writes may have what they leave.
+            // Reads may use the window; writes get the rest.
             Some(share) => self.table.costs.read.fits(found.window.mul_f64(share)),
             None => u64::MAX,
         };
     }
 
-    /// The layer that computed has ended: how long it takes is learned. Without one, nothing is.
+    /// Reports that the layer has ended, and learns its duration. Does nothing if none computed.
     pub fn layer_ends(&mut self, step: StepId, now: Duration) {
         let Some(found) = self.steps.get_mut(&step) else { return };
         if !std::mem::take(&mut found.is_computing) {
@@ -216,8 +216,8 @@ impl Scheduler {
         (found.layer, found.since) = (found.layer + 1, now);
     }
 
-    /// A step has ended, or will never begin. Its reads that are still there are as urgent as can
-    /// be: cancel them if nobody waits.
+    /// Ends a step, also one that never began. Its remaining reads become most urgent: cancel them
+    /// if they are not needed.
     pub fn step_ends(&mut self, step: StepId) {
         self.steps.remove(&step);
         if !self.steps.values().any(|step| step.is_computing) {
@@ -225,10 +225,10 @@ impl Scheduler {
         }
     }
 
-    /// Takes an operation on. A name is used once at a time.
+    /// Adds an operation. Its id must be unique among pending operations.
     ///
     /// # Errors
-    /// [`BacklogFull`] for a write that has to be dropped.
+    /// Returns [`BacklogFull`] for a write that must be dropped.
     pub fn add(&mut self, op: Op, now: Duration) -> Result<(), BacklogFull> {
         match op.kind {
             Kind::Layer { step, layer } => self.reads.add_layer(step, layer, op),
@@ -254,7 +254,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Nobody wants an operation any more: its request was aborted, or preempted.
+    /// Cancels an operation whose request was aborted or preempted.
     pub fn cancel(&mut self, id: OpId) -> Cancelled {
         if let Some(found) = self.in_flight.get_mut(&id) {
             let is_first = !std::mem::replace(&mut found.is_cancelled, true);
@@ -281,8 +281,8 @@ impl Scheduler {
         }
     }
 
-    /// An operation that was started has ended, well or not: the devices moved so many bytes of it.
-    /// What it cost is learned if those are all.
+    /// Ends a started operation, successful or not, of which the devices moved `moved` bytes. Its
+    /// cost is learned if all were moved.
     pub fn ended(&mut self, id: OpId, moved: u64, now: Duration) {
         let Some(InFlight { op, since, .. }) = self.in_flight.remove(&id) else { return };
         let is_alone = self.alone.take_if(|alone| *alone == id).is_some();
@@ -300,18 +300,18 @@ impl Scheduler {
         }
     }
 
-    /// From now on writes do not wait for windows, until nothing waits: the engine goes down.
+    /// Lets writes start without waiting for windows until nothing is pending: for shutdown.
     pub fn drain(&mut self) {
         self.is_draining = true;
     }
 
-    /// Operations that wait or are in flight.
+    /// Returns the number of operations that wait or are in flight.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.reads.len() + self.writes.len() + self.prefetches.len() + self.in_flight.len()
     }
 
-    /// What to do now. To be asked again until it says to wait, and after everything that happens.
+    /// Returns the next decision. Call it again until it returns `Wait`, and after every event.
     pub fn next(&mut self, now: Duration) -> Decision {
         self.is_draining &= self.pending() > 0;
         let mut wake = None;
@@ -338,7 +338,7 @@ impl Scheduler {
         Decision::Wait(wake.into_iter().chain(self.next_look(now)).min())
     }
 
-    /// When devices that are idle have been so for long enough for a prefetch.
+    /// Returns when idle devices will have been idle long enough for a prefetch.
     fn next_look(&self, now: Duration) -> Option<Duration> {
         if !self.in_flight.is_empty() || self.prefetches.is_empty() {
             return None;
@@ -347,7 +347,7 @@ impl Scheduler {
         (time > now).then_some(time)
     }
 
-    /// Whether the most urgent read starts; if not, when it does at the latest.
+    /// Decides whether the most urgent read starts; if not, returns its latest start.
     fn read_starts(&self, op: Op, now: Duration) -> Result<(), Option<Duration>> {
         let [reads, ..] = self.moving;
         if reads > 0 && reads.saturating_add(op.bytes) > self.config.read_depth_bytes {
@@ -356,7 +356,7 @@ impl Scheduler {
         if op.bytes <= self.budget {
             return Ok(());
         }
-        // Those behind it have to be in time, too.
+        // The reads behind it must be in time, too.
         let mut bytes = reads;
         let latest = self.reads.by_deadline(&self.steps).into_iter().map(|(due, more)| {
             bytes += more;
@@ -364,7 +364,7 @@ impl Scheduler {
             due.saturating_sub(cost)
         });
         let latest = latest.min().unwrap_or_default();
-        // What will be late anyway starts at once: it would only wait longer (paper, section 3.3).
+        // A read that is late anyway starts now: waiting only makes it later (paper, section 3.3).
         if latest <= now { Ok(()) } else { Err(Some(latest)) }
     }
 
@@ -384,7 +384,7 @@ impl Scheduler {
         self.is_used = true;
     }
 
-    /// Whether the first write that waits starts; if not, when it may, whatever happens.
+    /// Decides whether the first waiting write starts; if not, returns when it may at the latest.
     fn write_starts(&self, op: Op, now: Duration) -> Result<(), Option<Duration>> {
         let Config { write_depth_bytes, is_slack_aware, .. } = self.config;
         let [reads, writes, prefetches] = self.moving;
@@ -397,7 +397,7 @@ impl Scheduler {
             return if second <= now { Ok(()) } else { Err(Some(second)) };
         }
         let mixes = reads + prefetches == 0 || self.table.costs.mixes_well();
-        // What is larger than any window has one for itself.
+        // A write larger than any window gets one for itself.
         let is_whole = !self.is_used && reads == 0 && self.reads.is_empty();
         let fits = self.is_draining || op.bytes <= self.budget || is_whole;
         if !mixes || !fits || !(self.reads.is_empty() || self.has_slack(op, now)) {
@@ -406,20 +406,20 @@ impl Scheduler {
         if second <= now { Ok(()) } else { Err(Some(second)) }
     }
 
-    /// When a write may start beside a single one though both are more than a read should find in
-    /// its way: nobody reads, and devices would be idle for a latency between the two.
+    /// Returns when a write may start beside a single one although both exceed the write depth: no
+    /// read waits, and devices would be idle for a latency between the two.
     fn second_write(&self, op: Op) -> Option<Duration> {
         let costs = &self.table.costs;
         let first = self.in_flight.values().next().filter(|_| self.in_flight.len() == 1)?;
         let bound = costs.read.duration(self.config.read_depth_bytes);
         let nobody_reads = self.reads.is_empty() && self.prefetches.is_empty();
         let both = costs.write.duration(first.op.bytes.saturating_add(op.bytes));
-        // A read that comes waits for little more than for one; an eighth, as devices vary.
+        // A new read waits for little more than one write; an eighth, because devices vary.
         let took = costs.write.duration(first.op.bytes);
         (nobody_reads && both <= bound).then(|| first.since + took * 7 / 8)
     }
 
-    /// Whether all reads that wait are in time even if `write` goes first.
+    /// Returns true when all waiting reads are in time even if `write` goes first.
     fn has_slack(&self, write: Op, now: Duration) -> bool {
         let [reads, writes, _] = self.moving;
         let costs = &self.table.costs;
@@ -432,11 +432,11 @@ impl Scheduler {
         })
     }
 
-    /// The most urgent prefetch, if nothing else wants the devices.
+    /// Decides on the most urgent prefetch, if nothing else wants the devices.
     fn next_prefetch(&mut self, now: Duration) -> Option<Decision> {
         let (key, op) = self.prefetches.first_key_value().map(|(key, op)| (*key, *op))?;
         let ahead: u64 = self.moving.iter().sum();
-        // Without the margin: what is dropped is read when it is wanted, which is later still.
+        // Without the margin: a dropped prefetch is read on demand, which is later still.
         let cost = self.table.costs.read.duration(op.bytes + ahead);
         if now.saturating_add(cost) > key.0 {
             self.prefetches.remove(&key);
@@ -446,7 +446,7 @@ impl Scheduler {
         }
         let [reads, writes, prefetches] = self.moving;
         let is_full = prefetches > 0 && prefetches + op.bytes > self.config.read_depth_bytes;
-        // A prefetch has a time, and a write has none; but memory for writes comes to an end.
+        // A prefetch has a deadline and a write has none; but memory for writes is limited.
         let presses = self.is_draining || self.waiting_writes > self.config.backlog_bytes / 2;
         let is_held = presses && !self.writes.is_empty();
         let is_busy = reads + writes > 0 || is_held || !self.reads.is_empty();
@@ -459,7 +459,7 @@ impl Scheduler {
         Some(self.start(op, now))
     }
 
-    /// Whether something is in flight that is no prefetch.
+    /// Returns true when something other than a prefetch is in flight.
     fn is_needed(&self) -> bool {
         let [reads, writes, _] = self.moving;
         reads + writes > 0

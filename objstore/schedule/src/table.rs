@@ -1,9 +1,9 @@
-//! The slack table: how long a layer computes, by what its step does, and what I/O fits into that.
+//! The slack table: duration of a layer by the shape of its step, and the I/O that fits into it.
 //!
-//! The paper looks windows up by input length and prefix length (section 3.3). A layer's time has
-//! a part that grows with the tokens of a step and one that grows with the tokens they attend to;
-//! so three numbers say most of it, after a few samples and for shapes never seen. What they do not
-//! say a cell of the table keeps, for shapes that were.
+//! The paper looks windows up by input length and prefix length (section 3.3). A layer's duration
+//! has a part proportional to the tokens of a step and one proportional to the tokens they attend
+//! to; so a fit of three numbers explains most of it, after a few samples and for unseen shapes. A
+//! cell of the table keeps the remainder for shapes that were seen.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,49 +12,49 @@ use thiserror::Error;
 
 use crate::cost::{Direction, IoCosts};
 
-/// Of the table's file.
+/// Version of the table's file.
 const VERSION: u32 = 1;
-/// Samples that a cell keeps: their median is its time, so that a single hiccup is never believed
-/// and a change is after five of them.
+/// Samples per cell. Their median is the cell's time: a single outlier is ignored, and a change is
+/// accepted after five samples.
 const SAMPLES: usize = 9;
-/// A shape has so many cells an octave, in each direction.
+/// Cells per octave, in each dimension of a shape.
 const STEPS: f64 = 4.0;
 
 /// Why a table cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// More bytes take longer; these do not, or there are none.
+    /// The curve has no points, or its times do not rise with bytes.
     #[error("the cost of I/O by size is no curve that rises; profile the devices again")]
     Curve,
-    /// It is no table.
+    /// The file is no table.
     #[error("this is no slack table: {0}; profile again, or remove the file")]
     Syntax(#[from] serde_json::Error),
-    /// Of another release.
+    /// The table has another format version.
     #[error("the slack table has version {found}, and {VERSION} can be read; profile again")]
     Version {
         /// Its version.
         found: u32,
     },
-    /// Of another setting.
+    /// The table is of another setting.
     #[error("the slack table is of {found:?}, and this is {wanted:?}; profile this setting")]
     Setting {
-        /// What it was measured with.
+        /// The setting of the table.
         found: Box<Setting>,
-        /// What it was asked for.
+        /// The requested setting.
         wanted: Box<Setting>,
     },
-    /// A number that no measurement gives.
+    /// An impossible value.
     #[error("the slack table has {what} of {value}; profile again, or remove the file")]
     Value {
-        /// Which one.
+        /// Its name.
         what: &'static str,
-        /// The number.
+        /// The value.
         value: f64,
     },
 }
 
-/// What a table holds for.
+/// The setting for which a table is valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
     /// Name and parallelism of the model.
@@ -67,19 +67,19 @@ pub struct Setting {
     pub drives: Vec<String>,
 }
 
-/// What a step computes, as far as its time depends on it.
+/// The shape of a step, as far as it determines its duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepShape {
-    /// Tokens that are computed: the input, over all requests.
+    /// Computed tokens: the input, over all requests.
     pub tokens: u32,
-    /// Tokens that they attend to: for each token those before it.
+    /// Attended tokens: for each computed token those before it.
     pub attended: u64,
-    /// Whether any request has more than one token.
+    /// True when any request has more than one token.
     pub is_prefill: bool,
 }
 
 impl StepShape {
-    /// Of requests with so many tokens to compute, after so many that are there: input length and
+    /// Makes the shape of requests given as (tokens to compute, tokens cached): input length and
     /// prefix length.
     #[must_use]
     pub fn of(requests: impl IntoIterator<Item = (u32, u32)>) -> Self {
@@ -94,7 +94,7 @@ impl StepShape {
         shape
     }
 
-    /// What the time is a sum of, in numbers of about the same size.
+    /// Returns the terms of the fit, scaled to similar size.
     fn terms(self) -> Terms {
         [1.0, f64::from(self.tokens) / 1e3, self.attended as f64 / 1e7]
     }
@@ -104,27 +104,27 @@ impl StepShape {
     }
 }
 
-/// Names a cell.
+/// Key of a cell.
 type Key = (bool, u8, u8);
 
 fn key(is_prefill: bool, tokens: f64, attended: f64) -> Key {
-    // A file's numbers are rounded: those on the border of a cell stay in it.
+    // The file's values are rounded: a value on a cell's border stays in the cell.
     let step = |number: f64| ((number.max(1.0).log2() + 1e-9) * STEPS) as u8;
     (is_prefill, step(tokens), step(attended / tokens.max(1.0)))
 }
 
-/// Constant, tokens, and what they attend to.
+/// Constant, tokens and attended tokens.
 type Terms = [f64; 3];
 
-/// Steps of about the same shape.
+/// Samples of steps of similar shape.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Cell {
     is_prefill: bool,
-    /// Mean of the samples.
+    /// Mean of the samples' terms.
     terms: Terms,
     /// Nanoseconds of a layer, the latest last.
     samples: Vec<u64>,
-    /// Of the samples.
+    /// Median of the samples.
     #[serde(skip)]
     median: f64,
 }
@@ -150,7 +150,7 @@ impl Cell {
     }
 }
 
-/// What the least squares are made from: sums over cells, each brought up to date as its cell is.
+/// Normal equations of the least squares: sums over cells, updated with each cell.
 #[derive(Debug, Clone, Default)]
 struct Sums {
     matrix: [[f64; 3]; 3],
@@ -158,11 +158,11 @@ struct Sums {
     updates: u32,
 }
 
-/// Sums that were brought up to date so often are made anew, against roundings.
+/// Number of updates after which the sums are recomputed, to limit rounding errors.
 const ROUNDS: u32 = 1 << 12;
 
 impl Sums {
-    /// With the part that a cell has in them, or without: its relative errors count.
+    /// Adds a cell (`sign` 1) or removes it (-1), weighted for relative errors.
     fn add(&mut self, cell: &Cell, sign: f64) {
         let terms = cell.terms.map(|term| term / cell.median);
         for row in 0..3 {
@@ -172,17 +172,17 @@ impl Sums {
     }
 }
 
-/// Nanoseconds of each term.
+/// Nanoseconds per unit of each term.
 #[derive(Debug, Clone, Copy, Default)]
 struct Model([f64; 3]);
 
 impl Model {
-    /// The least relative error over cells, without a term whose part would be negative.
+    /// Fits by the least relative error over cells, leaving out terms that would be negative.
     fn of(sums: &Sums) -> Self {
-        /// Where cells do not tell terms apart: against every term, as little as this.
+        /// Ridge penalty, for terms that the cells do not tell apart.
         const RIDGE: f64 = 1e-6;
         let Sums { mut matrix, mut right, .. } = *sums;
-        // Terms of the same size each, whatever the GPU.
+        // Scales the terms to the same size, whatever the GPU.
         let scale = [0, 1, 2].map(|at: usize| f64::sqrt(matrix[at][at]).max(f64::MIN_POSITIVE));
         for row in 0..3 {
             right[row] /= scale[row];
@@ -205,7 +205,7 @@ impl Model {
     }
 }
 
-/// Solves a positive definite system for the unknowns that are used; the others are nothing.
+/// Solves a positive definite system for the unknowns in `used`; the others are zero.
 fn solve(mut matrix: [[f64; 3]; 3], mut right: [f64; 3], used: [bool; 3]) -> [f64; 3] {
     for at in 0..3 {
         if !used[at] {
@@ -224,25 +224,25 @@ fn solve(mut matrix: [[f64; 3]; 3], mut right: [f64; 3], used: [bool; 3]) -> [f6
     [0, 1, 2].map(|at: usize| right[at] / matrix[at][at])
 }
 
-/// How long layers compute, and what I/O costs.
+/// Durations of layers and costs of I/O.
 #[derive(Debug, Clone)]
 pub struct SlackTable {
     setting: Setting,
     cells: BTreeMap<Key, Cell>,
-    /// Of steps that decode, and of the others.
+    /// The fits of decode steps and of prefill steps.
     fits: [Fit; 2],
-    /// What the devices do.
+    /// I/O costs of the devices.
     pub costs: IoCosts,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Fit {
     sums: Sums,
-    /// None before the first cell.
+    /// `None` before the first cell.
     model: Option<Model>,
 }
 
-/// As it is kept.
+/// The file format.
 #[derive(Debug, Serialize, Deserialize)]
 struct File {
     ripieno_slack: u32,
@@ -252,14 +252,14 @@ struct File {
 }
 
 impl SlackTable {
-    /// An empty one.
+    /// Makes an empty table.
     #[must_use]
     pub fn new(setting: Setting, costs: IoCosts) -> Self {
         Self { setting, cells: BTreeMap::new(), fits: Default::default(), costs }
     }
 
-    /// Takes in how long a layer of such a step computed, waits not counted. No time at all is an
-    /// error of a clock.
+    /// Learns the duration of a layer of such a step, waits not included. Ignores a zero duration,
+    /// which is a clock error.
     pub fn learn(&mut self, shape: StepShape, layer: Duration) {
         let nanos = u64::try_from(layer.as_nanos()).unwrap_or(u64::MAX);
         if nanos == 0 {
@@ -282,45 +282,45 @@ impl SlackTable {
         *model = Some(Model::of(sums));
     }
 
-    /// How long a layer of such a step computes; `None` while no such step was seen.
+    /// Returns the duration of a layer of such a step; `None` if no such step was seen.
     #[must_use]
     pub fn layer(&self, shape: StepShape) -> Option<Duration> {
         let model = self.fits[usize::from(shape.is_prefill)].model.as_ref()?;
         let terms = shape.terms();
         let nanos = match self.cells.get(&shape.key()) {
-            // Not all of a cell's shapes are the same.
+            // The shapes of a cell differ slightly.
             Some(cell) => cell.median * model.nanos(terms) / model.nanos(cell.terms),
             None => model.nanos(terms),
         };
         Some(Duration::from_nanos(nanos as u64))
     }
 
-    /// What three numbers alone say of a layer of such a step, whether or not it was seen.
+    /// Returns the duration by the fit alone, whether or not the shape was seen.
     #[must_use]
     pub fn fit(&self, shape: StepShape) -> Option<Duration> {
         let model = self.fits[usize::from(shape.is_prefill)].model.as_ref()?;
         Some(Duration::from_nanos(model.nanos(shape.terms()) as u64))
     }
 
-    /// What the table holds for.
+    /// Returns the setting for which the table is valid.
     #[must_use]
     pub fn setting(&self) -> &Setting {
         &self.setting
     }
 
-    /// Whether no layer was seen.
+    /// Returns true when no layer was seen.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
     }
 
-    /// Bytes that move while a layer of such a step computes.
+    /// Returns the bytes that move while a layer of such a step computes.
     #[must_use]
     pub fn budget(&self, shape: StepShape, direction: Direction) -> Option<u64> {
         Some(self.costs.of(direction).fits(self.layer(shape)?))
     }
 
-    /// As a file.
+    /// Encodes the table as a file.
     #[must_use]
     pub fn to_json(&self) -> String {
         let (setting, costs) = (self.setting.clone(), self.costs.clone());
@@ -329,10 +329,10 @@ impl SlackTable {
         serde_json::to_string(&file).expect("numbers and names")
     }
 
-    /// Reads a file of `wanted`.
+    /// Decodes a file of the setting `wanted`.
     ///
     /// # Errors
-    /// [`TableError`] of another version, another setting, or what is no table.
+    /// Returns [`TableError`] if the file has another version or setting, or is no table.
     pub fn from_json(text: &str, wanted: &Setting) -> Result<Self, TableError> {
         let table = Self::parse(text)?;
         if table.setting != *wanted {
@@ -342,10 +342,10 @@ impl SlackTable {
         Ok(table)
     }
 
-    /// Reads a file, whatever it holds for.
+    /// Decodes a file of any setting.
     ///
     /// # Errors
-    /// [`TableError`] of another version, or what is no table.
+    /// Returns [`TableError`] if the file has another version, or is no table.
     pub fn parse(text: &str) -> Result<Self, TableError> {
         #[derive(Deserialize)]
         struct Head {

@@ -1,19 +1,19 @@
-//! Host memory before the drives: which KV blocks are there, and which get there ahead of time.
+//! The host-memory tier above the drives: cached KV blocks, and prefetch into it.
 //!
 //! # Architecture
-//! - [`Tier`]: a bounded pool of blocks of host memory. Blocks are asked for, admitted, filled and
-//!   evicted; it says where they are. What goes is what is worth least: how likely it is used again
-//!   (an eviction policy of [`kv_catalog`]), times how long it takes to get again.
-//! - [`Lookahead`]: what the engine says will run soon, as batches of blocks from the drives to
-//!   host memory, and from there to the GPU (TierKV, sections 3.4 and 3.5). Each hop has a
-//!   [`kv_schedule::Scheduler`], which decides when a batch starts, or that it is too late for it;
-//!   that of the drives is the one which all other I/O goes through.
+//! - [`Tier`]: a bounded cache of blocks in host memory: lookup, admission, fill and eviction. It
+//!   evicts the least valuable block: the likelihood of reuse (an eviction policy of
+//!   [`kv_catalog`]) times the time to reload it.
+//! - [`Lookahead`]: prefetches for requests that the engine announces, as batches of blocks from
+//!   the drives to host memory, and from there to the GPU (TierKV, sections 3.4 and 3.5). Each hop
+//!   has a [`kv_schedule::Scheduler`], which decides when a batch starts, or that it is too late
+//!   for it; the scheduler of the drives also carries all other I/O.
 //!
 //! # Invariants
-//! - No I/O, threads, clock or chance: the same events give the same decisions.
-//! - No more blocks are in the tier than it has memory for.
-//! - What is read, filled or held is not evicted: what no drive has yet is held.
-//! - Every batch that is scheduled ends: it is started and ended, dropped or cancelled.
+//! - No I/O, threads, clock or randomness: the same events give the same decisions.
+//! - The tier never holds more blocks than it has memory for.
+//! - A block being read, filled or held is not evicted; a block that no drive has yet is held.
+//! - Every scheduled batch ends: it is started and ended, dropped, or cancelled.
 //!
 //! # Not implemented
 //! - Blocks of different sizes in one tier.

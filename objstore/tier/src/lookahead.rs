@@ -1,4 +1,4 @@
-//! Blocks on their way to requests that will run soon.
+//! Prefetch of blocks for requests that will run soon.
 
 mod request;
 
@@ -17,23 +17,23 @@ use crate::{
 };
 use request::{Place, Request};
 
-/// Set in the names of a lookahead's operations; the caller names others without it.
+/// Set in the ids of a lookahead's operations; the caller's ids must leave it clear.
 const OURS: u64 = 1 << 63;
 
-/// Names a request of the engine.
+/// Id of an engine's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// When a request runs.
+/// Start time of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// After so many iterations that are not over yet; 1: after the one that runs now.
+    /// After this many unfinished iterations; 1: after the one that runs now.
     In(u32),
     /// At this time.
     At(Duration),
 }
 
-/// A part of the way.
+/// A hop of the data path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hop {
     /// From the drives to host memory.
@@ -42,12 +42,12 @@ pub enum Hop {
     Link,
 }
 
-/// How far ahead, and in what pieces.
+/// Prefetch distance and batch size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookaheadConfig {
     /// Iterations before a request runs in which its blocks go to the GPU (TierKV: K, 4).
     pub window: u32,
-    /// The same for the drives (TierKV: K_SSD, 8).
+    /// Iterations before a request runs in which its blocks are read from the drives (K_SSD, 8).
     pub drives_window: u32,
     /// Blocks of a batch.
     pub batch_blocks: u32,
@@ -62,61 +62,61 @@ impl Default for LookaheadConfig {
 /// Blocks of a request that move together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch<K> {
-    /// From where to where.
+    /// The hop.
     pub hop: Hop,
-    /// Of which request: the first one that asked for them.
+    /// The request: the first one that asked for the blocks.
     pub request: RequestId,
-    /// The blocks, and where they are, or go to, in host memory. If there are none, nothing has to
-    /// move any more; the batch has to be ended all the same.
+    /// The blocks and their source or destination in host memory. If empty, nothing needs to move
+    /// any more, but the batch must still be ended.
     pub blocks: Vec<(K, HostBlock)>,
 }
 
-/// What is not on the GPU when a request runs.
+/// Blocks that are not on the GPU when a request runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing<K> {
-    /// Blocks to be read now.
+    /// Blocks to read now.
     pub blocks: Vec<K>,
-    /// Batches to the GPU that end by themselves.
+    /// Batches to the GPU that are in flight and will end.
     pub in_flight: Vec<OpId>,
 }
 
-/// What was done since the beginning.
+/// Counters since creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LookaheadCounts {
-    /// Bytes that were read from the drives.
+    /// Bytes read from the drives.
     pub drives_bytes: u64,
-    /// Bytes that were copied to the GPU.
+    /// Bytes copied to the GPU.
     pub link_bytes: u64,
-    /// Of those: of requests that were aborted or preempted before they ran. What was read from the
-    /// drives for nothing, the tier counts: it may be used yet.
+    /// Of those, bytes for requests that were aborted or preempted before they ran. Wasted reads
+    /// from the drives are counted by the tier: its blocks may still be used.
     pub wasted_link_bytes: u64,
-    /// Blocks that were on the GPU when their request ran.
+    /// Blocks on the GPU when their request ran.
     pub ready_blocks: u64,
-    /// Blocks that were not.
+    /// Blocks not on the GPU when their request ran.
     pub late_blocks: u64,
-    /// Batches that could not be done in time.
+    /// Batches dropped because they could not be done in time.
     pub dropped: u64,
 }
 
 #[derive(Debug)]
 struct Moving<K> {
     batch: Batch<K>,
-    /// Whether it was started.
+    /// True once it was started.
     is_started: bool,
-    /// Its request was aborted or preempted.
+    /// Set when its request was aborted or preempted.
     is_aborted: bool,
 }
 
-/// Brings blocks to requests that were announced.
+/// Prefetches blocks for announced requests.
 ///
-/// The caller owns both schedulers, and passes on what they decide about batches that are
-/// [`Lookahead::owns`].
+/// The caller owns both schedulers, and passes on their decisions about its batches
+/// ([`Lookahead::owns`]).
 #[derive(Debug)]
 pub struct Lookahead<K> {
     config: LookaheadConfig,
     pace: Pace,
     requests: BTreeMap<RequestId, Request<K>>,
-    /// Who wants a block, and when.
+    /// Requests that want a block, by time.
     wanted: HashMap<K, BTreeSet<(Duration, RequestId)>>,
     moving: BTreeMap<OpId, Moving<K>>,
     named: u64,
@@ -124,7 +124,7 @@ pub struct Lookahead<K> {
 }
 
 impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
-    /// One without requests.
+    /// Makes a lookahead without requests.
     #[must_use]
     pub fn new(config: LookaheadConfig) -> Self {
         Self {
@@ -138,35 +138,34 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         }
     }
 
-    /// What was done.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> LookaheadCounts {
         self.counts
     }
 
-    /// Requests that have been announced and have not run, and batches that have not ended.
+    /// Returns the number of announced requests that have not run, plus unfinished batches.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.requests.len() + self.moving.len()
     }
 
-    /// Whether an operation is a batch of a lookahead.
+    /// Returns true when an operation is a batch of a lookahead.
     #[must_use]
     pub fn owns(id: OpId) -> bool {
         id.0 & OURS != 0
     }
 
-    /// An iteration of the engine took so long.
+    /// Adds the duration of an engine iteration.
     pub fn iteration(&mut self, took: Duration) {
         self.pace.iteration(took);
     }
 
-    /// A request is going to run, and needs these blocks, which are stored and not on the GPU. Said
-    /// again, the time is another one, blocks that are new are needed too, and what was left is
-    /// tried again: what could not be done in time, was not read well, or found no room in the
-    /// tier.
+    /// Announces a request that needs these blocks, which are stored and not on the GPU. Calling it
+    /// again updates the time, adds new blocks, and retries blocks that were left: too late,
+    /// failed, or refused by the tier.
     ///
-    /// A request for which no time is known, because no iteration has ended, is ignored.
+    /// Ignores a request if its time is unknown because no iteration has ended.
     pub fn prefetch(
         &mut self,
         id: RequestId,
@@ -196,15 +195,15 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         }
     }
 
-    /// The request has blocks on the GPU: they may be filled.
+    /// Marks that the request's blocks on the GPU are allocated and may be filled.
     pub fn allocated(&mut self, id: RequestId) {
         if let Some(request) = self.requests.get_mut(&id) {
             request.is_allocated = true;
         }
     }
 
-    /// Hands what may begin to the schedulers, the most urgent first. To be called when something
-    /// was announced or has ended, and once an iteration. Says when the window of another request
+    /// Schedules all batches that may begin, the most urgent first. Call it after an announcement,
+    /// after the end of a batch, and once per iteration. Returns when the window of another request
     /// begins, if nothing happens before.
     pub fn plan(
         &mut self,
@@ -220,14 +219,14 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         let LookaheadConfig { window, drives_window, .. } = self.config;
         let mut next = None;
         for (by, id) in urgent {
-            // Without a pace, requests have times of their own, and those are enough.
+            // Without a pace, requests have absolute times, which are enough.
             let span = |window| self.pace.of(window).unwrap_or(Duration::MAX);
             let is_near = |window| by <= now.saturating_add(span(window));
             let hops = [(Hop::Drives, is_near(drives_window)), (Hop::Link, is_near(window))];
             let far = [drives_window, window].into_iter().filter(|window| !is_near(*window));
             next = far.map(|window| by.saturating_sub(span(window))).chain(next).min();
             if hops.iter().all(|(_, is_near)| !is_near) {
-                // Nor is a later one.
+                // All later requests are farther away.
                 break;
             }
             self.look(id, tier);
@@ -259,8 +258,8 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         next
     }
 
-    /// A scheduler says to start a batch: these blocks have to move now. `again`: how long a block
-    /// takes to get from the drives.
+    /// Starts a batch that a scheduler has released: returns the blocks to move now. `again` is the
+    /// time to reload a block from the drives.
     pub fn start(&mut self, id: OpId, again: Duration, tier: &mut Tier<K>) -> Option<Batch<K>> {
         let Moving { mut batch, .. } = self.take_planned(id)?;
         let keys: Vec<K> = batch.blocks.drain(..).map(|(key, _)| key).collect();
@@ -290,7 +289,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         Some(batch)
     }
 
-    /// A scheduler says that a batch cannot be done in time.
+    /// Drops a batch that a scheduler has found too late.
     pub fn dropped(&mut self, id: OpId) {
         if let Some(Moving { batch, .. }) = self.take_planned(id) {
             self.counts.dropped += 1;
@@ -300,7 +299,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         }
     }
 
-    /// A batch that was started has ended, well or not. Says how many bytes moved: the caller tells
+    /// Ends a started batch, successful or not. Returns the bytes moved, which the caller passes to
     /// the scheduler.
     pub fn ended(&mut self, id: OpId, is_good: bool, tier: &mut Tier<K>) -> u64 {
         if self.moving.get(&id).is_none_or(|moving| !moving.is_started) {
@@ -327,8 +326,8 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         blocks as u64 * tier.config().block_bytes
     }
 
-    /// A request was aborted or preempted: nothing more moves for it, and what was read ahead only
-    /// for it is the first to go. Batches in flight end as usual.
+    /// Cancels an aborted or preempted request: nothing more moves for it, and blocks prefetched
+    /// only for it become the first victims. Batches in flight end as usual.
     pub fn cancel(
         &mut self,
         id: RequestId,
@@ -347,15 +346,15 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
             if is_wasted {
                 self.counts.wasted_link_bytes += tier.config().block_bytes;
             }
-            // What others asked for before, they may ask for again.
+            // Blocks that other requests announced earlier may be requested again.
             if self.unwant(key, request.by, id, tier) && tier.is_unused(key) {
                 tier.discard(key);
             }
         }
     }
 
-    /// A request runs now. What is not there, it has to read itself: all of it where the request is
-    /// none that was announced, or was ignored (`None`).
+    /// Runs a request. Returns the blocks that it must read itself; `None` if it was not announced
+    /// or was ignored, so it must read all of them.
     pub fn run(
         &mut self,
         id: RequestId,
@@ -384,7 +383,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         self.moving.remove(&id)
     }
 
-    /// Finds out what of a request is in host memory, and keeps it there.
+    /// Finds a request's blocks that are in host memory, and protects them.
     fn look(&mut self, id: RequestId, tier: &mut Tier<K>) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         for key in request.look(tier) {
@@ -394,20 +393,20 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         }
     }
 
-    /// Names a batch of a request's blocks.
+    /// Creates a batch of a request's blocks.
     fn schedule(&mut self, id: RequestId, hop: Hop, part: &[usize]) -> OpId {
         self.named += 1;
         let op = OpId(OURS | self.named);
         let request = self.requests.get_mut(&id).expect("it was announced");
         let keys = part.iter().map(|at| request.schedule(*at, hop, op));
-        // Which memory, is known when it starts.
+        // The memory is known when the batch starts.
         let blocks = keys.map(|key| (key, HostBlock(u32::MAX))).collect();
         let batch = Batch { hop, request: id, blocks };
         self.moving.insert(op, Moving { batch, is_started: false, is_aborted: false });
         op
     }
 
-    /// Forgets what waits for requests that have another time now: it is planned anew.
+    /// Withdraws the waiting batches of requests with a new time: they are planned again.
     fn take_back(&mut self, drives: &mut Scheduler, link: &mut Scheduler) {
         let Self { requests, moving, .. } = self;
         if !requests.values().any(|request| request.is_changed) {
@@ -427,8 +426,8 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         requests.values_mut().for_each(|request| request.is_changed = false);
     }
 
-    /// Forgets the batches of a request that have not been started; the others it cancels when the
-    /// request does not run.
+    /// Withdraws a request's batches that have not started; if the request does not run, cancels
+    /// the others.
     fn cancel_batches(
         &mut self,
         id: RequestId,
@@ -449,7 +448,7 @@ impl<K: Copy + Eq + Hash + Debug> Lookahead<K> {
         });
     }
 
-    /// A request does not want a block any more. Whether nobody does.
+    /// Removes a request's interest in a block. Returns true when no request wants it.
     fn unwant(&mut self, key: K, by: Duration, id: RequestId, tier: &mut Tier<K>) -> bool {
         let Some(wants) = self.wanted.get_mut(&key) else { return true };
         wants.remove(&(by, id));

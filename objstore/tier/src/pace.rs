@@ -1,16 +1,16 @@
-//! How long the engine's iterations take.
+//! Moving average of the engine's iteration time.
 
 use std::time::Duration;
 
-/// Of an average over the last 16 (TierKV, section 3.4).
+/// Weight of a sample in an average over the last 16 (TierKV, section 3.4).
 const WEIGHT: f64 = 2.0 / 17.0;
 
-/// A moving average of iterations' times.
+/// A moving average of iteration times.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace(Option<Duration>);
 
 impl Pace {
-    /// An iteration took so long.
+    /// Adds the duration of an iteration.
     pub fn iteration(&mut self, took: Duration) {
         self.0 = Some(match self.0 {
             Some(average) => average.mul_f64(1.0 - WEIGHT) + took.mul_f64(WEIGHT),
@@ -18,7 +18,7 @@ impl Pace {
         });
     }
 
-    /// How long so many iterations take; `None` before the first has ended.
+    /// Returns the expected duration of `iterations`; `None` before the first has ended.
     #[must_use]
     pub fn of(&self, iterations: u32) -> Option<Duration> {
         self.0.map(|average| average.saturating_mul(iterations))

@@ -1,4 +1,4 @@
-//! The pool: blocks come, are used, and go.
+//! A bounded cache of blocks in host memory.
 
 mod entry;
 
@@ -13,115 +13,114 @@ use kv_catalog::{Candidate, FileId, Policy, PolicyKind};
 
 use entry::{Entry, Phase};
 
-/// Octaves of the time that a block takes to get again, from a microsecond on.
+/// Cost classes: octaves of a block's reload time, from a microsecond on.
 const COSTS: u32 = 24;
 
-/// Without a seed: the same events give the same decisions.
+/// A hasher without a random seed: the same events give the same decisions.
 type Fixed = BuildHasherDefault<DefaultHasher>;
 
-/// A block of host memory: its number in the pool.
+/// Index of a block of host memory in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostBlock(pub u32);
 
-/// The size of a tier, and how it chooses.
+/// Size and policy of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierConfig {
     /// Blocks of host memory.
     pub blocks: u32,
     /// Bytes of each.
     pub block_bytes: u64,
-    /// How likely it is that a block is used again.
+    /// Policy that estimates how likely a block is reused.
     pub policy: PolicyKind,
 }
 
-/// A block that could be admitted.
+/// A candidate for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block<K> {
-    /// Its name.
+    /// Its key.
     pub key: K,
-    /// How long it takes to get again: from the drives, or by computing it.
+    /// Its reload time: from the drives, or by computing it.
     pub again: Duration,
-    /// It is wanted at this time: read ahead.
+    /// Deadline of a request that wants it; set for a prefetch.
     pub by: Option<Duration>,
 }
 
-/// What became of a block that could be admitted.
+/// Result of an admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
     /// Fill this memory, then call [`Tier::filled`].
     Fill(HostBlock),
-    /// It is there, or on its way.
+    /// The block is in the tier, or on its way.
     Present,
-    /// Everything there is worth more, or in use.
+    /// All blocks of the tier are more valuable or in use.
     Refused,
 }
 
-/// How much a block is wanted. What goes first is greater.
+/// Retention class of a block. The greatest class is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// It is read or filled: not evicted.
+    /// Being read or filled: not evicted.
     Active,
-    /// A request was announced that needs it: evicted only for one that runs earlier, and the
-    /// latest first.
+    /// Needed by an announced request: evicted only for one that runs earlier, the latest first.
     Expected,
-    /// It was used since it came, or came back soon after it had gone.
+    /// Used since its admission, or admitted again soon after its eviction.
     Recent,
-    /// It was used by nobody since it came. Recent and idle ones compete by what they are worth.
+    /// Not used since its admission. Recent and idle blocks compete by value.
     Idle,
-    /// Its request was aborted or preempted, or said that nobody will want it.
+    /// Its request was aborted or preempted, or the block was discarded.
     Evictable,
 }
 
-/// What a tier did since the beginning.
+/// Counters since creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TierCounts {
-    /// Blocks that were asked for and there.
+    /// Lookups that found the block.
     pub hits: u64,
-    /// Blocks that were asked for and not there, or not yet: the drives have to serve them.
+    /// Lookups that found no block, or an unfilled one: the drives must serve them.
     pub misses: u64,
-    /// Bytes of both.
+    /// Bytes of the hits.
     pub hit_bytes: u64,
-    /// See `hit_bytes`.
+    /// Bytes of the misses.
     pub miss_bytes: u64,
-    /// Blocks that were admitted.
+    /// Blocks admitted.
     pub admissions: u64,
-    /// Blocks that were not.
+    /// Blocks refused.
     pub refusals: u64,
-    /// Blocks that went for others.
+    /// Blocks evicted.
     pub evictions: u64,
-    /// Bytes of blocks that were read ahead and went without being used.
+    /// Bytes of prefetched blocks evicted without use.
     pub wasted_bytes: u64,
 }
 
-/// Which blocks are in host memory.
+/// The index and replacement state of host memory.
 #[derive(Debug)]
 pub struct Tier<K> {
     config: TierConfig,
     index: HashMap<K, u32, Fixed>,
-    /// By number as the policy has it: one more than there is memory for, so that a new block can
-    /// compete with those that are there.
+    /// By number in the policy: one more than there is memory for, so that a new block can compete
+    /// with those in the tier.
     entries: Vec<Option<Entry<K>>>,
     unused: Vec<u32>,
     free: Vec<HostBlock>,
     /// The entry of each block of memory.
     owners: Vec<u32>,
     policy: Box<dyn Policy>,
-    /// Entries that are not in the policy's order: a search met them there and they could not go,
-    /// or they are evictable. So no search walks over them again, however many they are.
+    /// Entries that are not in the policy's order, because a search met them there while they were
+    /// in use or wanted, or because they are evictable. So no search visits them twice.
     parked: Vec<bool>,
-    /// [`Class::Evictable`], oldest first, but for active ones that a search met here.
+    /// [`Class::Evictable`] entries, oldest first, without active ones that a search met here.
     evictable: BTreeSet<(u64, u32)>,
-    /// Entries that are wanted, by time.
+    /// Entries that are wanted, by deadline.
     expected: BTreeSet<(Duration, u32)>,
-    /// The same of active ones that a search met there.
+    /// Active ones that a search met in `expected`.
     expected_active: BTreeSet<(Duration, u32)>,
-    /// What the order of `evictable` goes by.
+    /// Clock that orders `evictable`.
     turn: u64,
     counts: TierCounts,
 }
 
 impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
-    /// An empty one.
+    /// Makes an empty tier.
     #[must_use]
     pub fn new(config: TierConfig) -> Self {
         let mut policy = config.policy.policy(config.blocks + 1);
@@ -143,31 +142,31 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// How it was made.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> TierConfig {
         self.config
     }
 
-    /// What it did.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> TierCounts {
         self.counts
     }
 
-    /// Blocks of memory that are taken.
+    /// Returns the number of blocks of memory in use.
     #[must_use]
     pub fn used(&self) -> u32 {
         self.config.blocks - self.free.len() as u32
     }
 
-    /// Whether a block can be read here.
+    /// Returns true when a block can be read from the tier.
     #[must_use]
     pub fn contains(&self, key: K) -> bool {
         self.index.get(&key).is_some_and(|id| self.entry(*id).phase == Phase::Ready)
     }
 
-    /// How much a block is wanted; `None` if it is not there.
+    /// Returns the class of a block; `None` if it is not in the tier.
     #[must_use]
     pub fn class(&self, key: K) -> Option<Class> {
         let id = *self.index.get(&key)?;
@@ -185,7 +184,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         })
     }
 
-    /// Asks for a block, for somebody who reads it until [`Tier::release`].
+    /// Looks up a block for a reader, who holds it until [`Tier::release`].
     pub fn get(&mut self, key: K) -> Option<HostBlock> {
         let bytes = self.config.block_bytes;
         let Some(id) = self.index.get(&key).copied().filter(|_| self.contains(key)) else {
@@ -205,21 +204,21 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         Some(memory)
     }
 
-    /// As [`Tier::get`] for memory that is filled or there, but nobody asks for it: it keeps bytes
-    /// that the drives do not have yet.
+    /// Holds a block that is filled or being filled, without counting a lookup: it has bytes that
+    /// no drive has yet.
     pub fn hold(&mut self, memory: HostBlock) {
         let id = self.owners[memory.0 as usize];
         self.entry_mut(id).readers += 1;
     }
 
-    /// Somebody has read it.
+    /// Ends a read or hold of a block.
     pub fn release(&mut self, memory: HostBlock) {
         let id = self.owners[memory.0 as usize];
         self.entry_mut(id).readers -= 1;
         self.settle(id);
     }
 
-    /// Asks for memory for a block, which may evict others.
+    /// Requests memory for a block, which may evict others.
     pub fn admit(&mut self, block: Block<K>) -> Admission {
         let Block { key, again, by } = block;
         if self.index.contains_key(&key) {
@@ -248,7 +247,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         Admission::Fill(memory)
     }
 
-    /// The memory of a block that was admitted has its bytes, or will never.
+    /// Ends the filling of an admitted block; `is_good` is false if it failed.
     pub fn filled(&mut self, memory: HostBlock, is_good: bool) {
         let id = self.owners[memory.0 as usize];
         let entry = self.entry_mut(id);
@@ -260,8 +259,8 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// A request that was announced needs the block at this time. If it is not there, nothing
-    /// happens.
+    /// Marks a block as needed by an announced request at this time. Does nothing if it is not in
+    /// the tier.
     pub fn expect(&mut self, key: K, by: Duration) {
         let Some(id) = self.index.get(&key).copied() else { return };
         self.keep(id);
@@ -271,14 +270,14 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         self.expected.insert((by, id));
     }
 
-    /// No request that was announced needs the block any more: it is one like others.
+    /// Clears the mark: no announced request needs the block any more.
     pub fn forget(&mut self, key: K) {
         if let Some(id) = self.index.get(&key).copied() {
             self.unexpect(id);
         }
     }
 
-    /// Whoever needed blocks before this time did not come: they are like others now.
+    /// Clears the marks of all blocks whose requests were due before `now` and did not run.
     pub fn expire(&mut self, now: Duration) {
         let first = |it: &Self| {
             it.expected.first().into_iter().chain(it.expected_active.first()).min().copied()
@@ -288,13 +287,13 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// Whether a block was read ahead, and nobody has asked for it.
+    /// Returns true when a block was prefetched and never used.
     #[must_use]
     pub fn is_unused(&self, key: K) -> bool {
         self.index.get(&key).is_some_and(|id| self.entry(*id).is_unused_prefetch)
     }
 
-    /// Nobody is going to want the block: it goes before all others.
+    /// Makes a block evictable before all others: no request is expected to want it.
     pub fn discard(&mut self, key: K) {
         let Some(id) = self.index.get(&key).copied() else { return };
         self.unexpect(id);
@@ -308,16 +307,16 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// The block is another one now, or none: it is not found any more, and its memory is free when
-    /// nobody uses it.
+    /// Invalidates a block: lookups do not find it any more, and its memory is free when no reader
+    /// is left.
     pub fn remove(&mut self, key: K) {
         if let Some(id) = self.index.get(&key).copied() {
             self.remove_entry(id);
         }
     }
 
-    /// Memory for the new entry `id`, of what is worth least. Active ones that it meets come back
-    /// when they are active no more ([`Self::settle`]).
+    /// Takes memory for the new entry `id` from the least valuable one. Active entries that it
+    /// meets are parked until they are active no more ([`Self::settle`]).
     fn make_room(&mut self, id: u32, by: Option<Duration>) -> Option<HostBlock> {
         while let Some((_, first)) = self.evictable.pop_first() {
             if !self.entry(first).is_active() {
@@ -339,13 +338,13 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         None
     }
 
-    /// What is worth least among those that cost as much and may go.
+    /// Returns the least valuable evictable entry of a cost class.
     fn candidate(&mut self, cost: u32, is_wanted: bool) -> Option<Candidate> {
         let met = RefCell::new(Vec::new());
         let may_go = |file: FileId| {
             let may_go = match &self.entries[file.0 as usize] {
                 Some(entry) => !entry.is_active() && entry.by.is_none(),
-                // The new one: a block that is wanted is not the one to go.
+                // The new block itself: a wanted one is not a candidate.
                 None => !is_wanted,
             };
             if !may_go {
@@ -357,7 +356,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         met.into_inner().into_iter().for_each(|id| self.park(cost, id));
         let Candidate { file, rate, age } = found?;
         let again = (1_u64 << cost) as f32;
-        // What takes twice as long to get is kept as if it were used twice as often.
+        // Doubling the reload time counts like doubling the reuse rate.
         Some(Candidate { file, rate: rate * again, age: age / again })
     }
 
@@ -376,7 +375,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         self.end(id)
     }
 
-    /// Forgets an entry.
+    /// Frees an entry.
     fn end(&mut self, id: u32) -> HostBlock {
         let entry = self.entries[id as usize].take().expect("it is used");
         if entry.is_unused_prefetch {
@@ -398,8 +397,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         self.settle(id);
     }
 
-    /// Puts an entry where it belongs, if it is active no more: it is free, or evictable, or
-    /// expected, or one like others.
+    /// Reclassifies an entry that is no longer active: free, evictable, expected or ordinary.
     fn settle(&mut self, id: u32) {
         let &Entry { by, evictable, is_removed, cost, .. } = self.entry(id);
         if self.entry(id).is_active() {
@@ -426,21 +424,21 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Tier<K> {
         }
     }
 
-    /// The opposite: it is used until now.
+    /// Returns an entry to the policy's order, as used now.
     fn unpark(&mut self, cost: u32, id: u32) {
         if std::mem::replace(&mut self.parked[id as usize], false) {
             self.policy.restore(cost, FileId(id));
         }
     }
 
-    /// It is not evictable any more; whoever calls this says what it is.
+    /// Makes an entry not evictable; the caller reclassifies it.
     fn keep(&mut self, id: u32) {
         if let Some(turn) = self.entry_mut(id).evictable.take() {
             self.evictable.remove(&(turn, id));
         }
     }
 
-    /// It is not expected any more.
+    /// Makes an entry not expected.
     fn unexpect(&mut self, id: u32) {
         if let Some(by) = self.entry_mut(id).by.take() {
             self.drop_expected(by, id);

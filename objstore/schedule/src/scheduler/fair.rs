@@ -1,4 +1,4 @@
-//! Deadlines for reads that nobody waits for by the clock: each flow gets its share.
+//! Fair deadlines for reads that have none of their own: each flow gets its share.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,19 +7,19 @@ use std::{
 
 use crate::op::{Flow, Kind, Op};
 
-/// Virtual clocks, one a flow (Zhang, SIGCOMM 1990): a read is due when it would be done, had its
-/// flow its part of the devices for itself. Every deadline is finite, and what is added later is
-/// due later; so none starves.
+/// Virtual clocks, one per flow (Zhang, SIGCOMM 1990): a read is due when it would be done if its
+/// flow had its share of the devices to itself. Every deadline is finite, and later reads are due
+/// later; so none starves.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// When a flow's last read is due.
+    /// Deadline of a flow's last read.
     last: HashMap<Flow, Duration>,
-    /// Reads that wait, by tenant and request.
+    /// Waiting reads, by tenant and request.
     waiting: BTreeMap<u32, BTreeMap<u64, usize>>,
 }
 
 impl Shares {
-    /// When a read is due that takes `cost` alone.
+    /// Returns the deadline of a read that takes `cost` alone.
     pub(super) fn due(&mut self, flow: Flow, cost: Duration, now: Duration) -> Duration {
         let requests = self.waiting.entry(flow.tenant).or_default();
         *requests.entry(flow.request).or_default() += 1;
@@ -31,7 +31,7 @@ impl Shares {
         due
     }
 
-    /// A read starts, or was cancelled.
+    /// Removes a read that starts or is cancelled.
     pub(super) fn leave(&mut self, op: Op) {
         let (Kind::Soon, Flow { tenant, request }) = (op.kind, op.flow) else { return };
         let Some(requests) = self.waiting.get_mut(&tenant) else { return };

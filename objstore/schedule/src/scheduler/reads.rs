@@ -1,4 +1,4 @@
-//! Reads that somebody waits for, earliest deadline first.
+//! Waiting reads, earliest deadline first.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -8,13 +8,12 @@ use std::{
 use super::Step;
 use crate::op::{Op, OpId, StepId};
 
-/// Layers keep their order whatever their deadlines become: those are looked up when they are
-/// needed.
+/// Layers are ordered by step and number; their deadlines change, and are computed on demand.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     layers: BTreeMap<(StepId, u32), VecDeque<Op>>,
     soon: BTreeMap<(Duration, OpId), Op>,
-    /// Where each one is.
+    /// The queue of each read.
     places: HashMap<OpId, Place>,
 }
 
@@ -24,7 +23,7 @@ enum Place {
     Soon(Duration),
 }
 
-/// When a layer's reads are due; at once if its step is over.
+/// Returns the deadline of a layer's reads; zero if its step is over.
 fn due(steps: &BTreeMap<StepId, Step>, step: StepId, layer: u32) -> Duration {
     steps.get(&step).map_or(Duration::ZERO, |step| step.due(layer))
 }
@@ -48,10 +47,10 @@ impl Reads {
         self.places.len()
     }
 
-    /// The most urgent one, and when it is due. Of two that are due at the same time the one that a
-    /// step waits for.
+    /// Returns the most urgent read and its deadline. Of two with the same deadline, the one for a
+    /// step's layer comes first.
     pub(super) fn first(&self, steps: &BTreeMap<StepId, Step>) -> Option<(Duration, Op)> {
-        // Of a step its first layer is: steps are few.
+        // Only the first layer of each step matters: steps are few.
         let mut layer: Option<(Duration, Op)> = None;
         let mut from = StepId(0);
         while let Some((key, ops)) = self.layers.range((from, 0)..).next() {
@@ -83,7 +82,7 @@ impl Reads {
         }
     }
 
-    /// Bytes by deadline, the earliest first.
+    /// Returns the bytes by deadline, the earliest first.
     pub(super) fn by_deadline(&self, steps: &BTreeMap<StepId, Step>) -> Vec<(Duration, u64)> {
         let layers = self.layers.iter().map(|((step, layer), ops)| {
             (due(steps, *step, *layer), ops.iter().map(|op| op.bytes).sum())

@@ -1,4 +1,4 @@
-//! A request that was announced, and where its blocks are.
+//! An announced request and the location of its blocks.
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
@@ -7,32 +7,32 @@ use kv_schedule::OpId;
 use super::Hop;
 use crate::tier::Tier;
 
-/// Where a block is, as its request knows.
+/// Location of a block, as far as its request knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// On the drives, or on its way to host memory for somebody else.
+    /// On the drives, or being read to host memory for another request.
     Elsewhere,
-    /// Scheduled from the drives, or on its way.
+    /// Scheduled from the drives, or in flight.
     OnDrives(OpId),
     /// In host memory.
     Host,
-    /// Scheduled to the GPU, or on its way.
+    /// Scheduled to the GPU, or in flight.
     OnLink(OpId),
-    /// There.
+    /// On the GPU.
     Gpu,
-    /// It is not tried again, until it is announced again.
+    /// Not retried until it is announced again.
     Left,
 }
 
 #[derive(Debug)]
 pub(super) struct Request<K> {
-    /// When it runs.
+    /// Time at which it runs.
     pub(super) by: Duration,
-    /// What waits in the schedulers may have another time.
+    /// Set when its waiting batches may have an outdated time.
     pub(super) is_changed: bool,
-    /// Whether it has blocks on the GPU.
+    /// True when its blocks on the GPU are allocated.
     pub(super) is_allocated: bool,
-    /// In the order of the prefix.
+    /// In prefix order.
     blocks: Vec<(K, Place)>,
     places: HashMap<K, usize>,
 }
@@ -43,7 +43,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
         Self { by, is_changed: false, is_allocated: false, blocks, places }
     }
 
-    /// Blocks that it needs, besides those that are known.
+    /// Adds those of the blocks that are new.
     pub(super) fn add(&mut self, keys: &[K]) {
         for key in keys {
             self.places.entry(*key).or_insert_with(|| {
@@ -61,7 +61,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
         self.blocks.iter().copied()
     }
 
-    /// What was left is tried once more.
+    /// Makes blocks that were left eligible again.
     pub(super) fn retry(&mut self) {
         for (_, place) in &mut self.blocks {
             if *place == Place::Left {
@@ -74,7 +74,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
         self.blocks.len()
     }
 
-    /// Finds out what is in host memory, and says what is there now and was not.
+    /// Finds the blocks that are in host memory, and returns those that were not before.
     pub(super) fn look(&mut self, tier: &Tier<K>) -> Vec<K> {
         let mut came = Vec::new();
         for (key, place) in &mut self.blocks {
@@ -90,10 +90,10 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
         came
     }
 
-    /// Blocks that the hop is next for, by their positions.
+    /// Returns the positions of the blocks for which the hop is next.
     pub(super) fn due(&self, hop: Hop, tier: &Tier<K>) -> Vec<usize> {
         let is_due = |(key, place): &(K, Place)| match hop {
-            // Nor on its way for somebody else.
+            // Excludes blocks being read for another request.
             Hop::Drives => *place == Place::Elsewhere && tier.class(*key).is_none(),
             Hop::Link => self.is_allocated && *place == Place::Host,
         };
@@ -101,7 +101,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
         found.map(|(at, _)| at).collect()
     }
 
-    /// A block is in a batch from now on.
+    /// Marks a block as part of a batch.
     pub(super) fn schedule(&mut self, at: usize, hop: Hop, op: OpId) -> K {
         let (key, place) = &mut self.blocks[at];
         *place = match hop {
@@ -111,7 +111,7 @@ impl<K: Copy + Eq + Hash + std::fmt::Debug> Request<K> {
         *key
     }
 
-    /// What became of a block of a batch.
+    /// Sets the location of a block at the end of its batch.
     pub(super) fn set(&mut self, key: K, op: OpId, place: Place) {
         let Some(at) = self.places.get(&key) else { return };
         let now = &mut self.blocks[*at].1;

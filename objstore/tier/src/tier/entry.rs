@@ -1,10 +1,10 @@
-//! What a tier keeps about a block.
+//! A tier's entry of a block.
 
 use std::time::Duration;
 
 use super::HostBlock;
 
-/// Whether a block can be read.
+/// Fill state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Filling,
@@ -15,17 +15,17 @@ pub(super) enum Phase {
 pub(super) struct Entry<K> {
     pub(super) key: K,
     pub(super) memory: HostBlock,
-    /// The octave of the time that it takes to get again: the policy's namespace.
+    /// Octave of its reload time: the policy's namespace.
     pub(super) cost: u32,
     pub(super) phase: Phase,
     pub(super) readers: u32,
-    /// When it is wanted.
+    /// Deadline of the request that wants it.
     pub(super) by: Option<Duration>,
-    /// Nobody is going to want it, since this turn.
+    /// Turn at which it became evictable, if it is.
     pub(super) evictable: Option<u64>,
-    /// It is not found any more.
+    /// Set when lookups do not find it any more.
     pub(super) is_removed: bool,
-    /// It was read ahead, and nobody has used it.
+    /// Set while it is prefetched and unused.
     pub(super) is_unused_prefetch: bool,
 }
 
@@ -44,7 +44,7 @@ impl<K> Entry<K> {
         }
     }
 
-    /// Whether it cannot go now.
+    /// Returns true when it must not be evicted now.
     pub(super) fn is_active(&self) -> bool {
         self.readers > 0 || self.phase == Phase::Filling
     }
