@@ -9,7 +9,7 @@ pub enum LayoutError {
     Shape {
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
     /// The group size must be a multiple of the device count.

@@ -104,7 +104,7 @@ pub enum CatalogError {
     Damaged {
         /// The record, in short.
         record: String,
-        /// What is wrong with it.
+        /// The contradiction.
         problem: &'static str,
     },
     /// A key is in two files.
