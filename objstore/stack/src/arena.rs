@@ -1,18 +1,18 @@
-//! Mapped memory, handed out from its beginning.
+//! A bump allocator over mapped memory.
 
 use std::sync::Arc;
 
 use nvme_driver::{DmaError, DmaMemory, DmaSlice, QueueMemory};
 
-/// Parts are aligned to the largest page a controller may ask for here.
+/// Alignment of each part: the largest page that a controller may require here.
 const PAGE: usize = 64 << 10;
-/// Bytes of an entry of a submission queue, and of a completion queue.
+/// Bytes of a submission queue entry and of a completion queue entry.
 const SQE_BYTES: usize = 64;
 const CQE_BYTES: usize = 16;
-/// Bytes for the descriptors of one command: a list for the largest that is merged.
+/// Bytes for the descriptors of one command: a list for the largest merged command.
 const DESCRIPTOR_BYTES: usize = 4096;
 
-/// A piece of memory, and how much of it is in use.
+/// A piece of memory, and the bytes of it in use.
 #[derive(Debug)]
 pub(crate) struct Arena {
     memory: Arc<dyn DmaMemory>,
@@ -20,30 +20,30 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// All of `memory` is free.
+    /// Makes an arena of which all of `memory` is free.
     pub(crate) fn new(memory: Arc<dyn DmaMemory>) -> Self {
         Self { memory, used: 0 }
     }
 
-    /// Bytes that are left.
+    /// Returns the bytes left.
     pub(crate) fn left(&self) -> usize {
         self.memory.len().saturating_sub(self.used)
     }
 
-    /// The next `bytes` bytes.
+    /// Takes the next `bytes` bytes.
     ///
     /// # Errors
-    /// When there are no more so many.
+    /// Returns [`DmaError`] if fewer bytes are left.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<DmaSlice, DmaError> {
         let slice = DmaSlice::new(self.memory.clone(), self.used, bytes)?;
         self.used += bytes.next_multiple_of(PAGE);
         Ok(slice)
     }
 
-    /// Memory for a queue pair of `depth` entries.
+    /// Takes memory for a queue pair of `depth` entries.
     ///
     /// # Errors
-    /// As for [`Arena::take`].
+    /// Same as [`Arena::take`].
     pub(crate) fn queue(&mut self, depth: u32) -> Result<QueueMemory, DmaError> {
         let [sq, cq, descriptors] = parts(depth);
         Ok(QueueMemory {
@@ -53,7 +53,7 @@ impl Arena {
         })
     }
 
-    /// Bytes that [`Arena::queue`] takes.
+    /// Returns the bytes that [`Arena::queue`] takes.
     pub(crate) fn queue_bytes(depth: u32) -> usize {
         parts(depth).iter().map(|bytes| bytes.next_multiple_of(PAGE)).sum()
     }

@@ -1,8 +1,8 @@
-//! Bounce buffers: for an engine's memory that the devices cannot describe.
+//! Bounce buffers for engine memory that the devices cannot describe.
 //!
-//! A drive whose SGLs, or PRPs, count in dwords does not reach an object at an odd address. Such a
-//! pool is not registered. Another one of ours is, with fewer blocks; a request gets some of them,
-//! and each layer is copied by the CPU before it is stored, or after it was retrieved.
+//! A drive whose SGLs or PRPs have dword granularity cannot reach an object at an odd address. Such
+//! a pool is not registered; a smaller pool of bounce buffers is. A request takes some of its
+//! blocks, and the CPU copies each layer before it is stored, or after it was retrieved.
 
 #![allow(unsafe_code, reason = "copies between an engine's memory and that of the devices")]
 
@@ -19,21 +19,21 @@ use crate::{
     pool::{EngineMemory, PoolLayout},
 };
 
-/// Memory for bounce buffers, at the most; but at least one block.
+/// Most bytes of bounce buffers; but at least one block.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// Blocks of bounce buffers for a pool of `blocks` blocks.
+/// Returns the number of bounce buffers for a pool of `blocks` blocks.
 pub(crate) fn blocks(shape: &KvShape, blocks: u32) -> u32 {
     let room = (BYTES_MAX / shape.block_bytes()).max(1);
     u32::try_from(room).unwrap_or(u32::MAX).min(blocks)
 }
 
-/// The engine's memory, and what its blocks are copied through.
+/// The engine's memory, and its bounce buffers.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     memory: EngineMemory,
     layout: PoolLayout,
-    /// What the devices reach.
+    /// The bounce buffers, registered with the devices.
     pool: KvPool,
     shape: KvShape,
     free: Mutex<Vec<BlockId>>,
@@ -53,7 +53,7 @@ impl Bounce {
     /// Takes a bounce buffer for each of the engine's `blocks`.
     ///
     /// # Errors
-    /// [`StackError::Bounce`] when there are not enough.
+    /// Returns [`StackError::Bounce`] if too few are free.
     pub(crate) fn take(self: &Arc<Self>, blocks: &[BlockId]) -> Result<Bounced, StackError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(left) = free.len().checked_sub(blocks.len()) else {
@@ -64,7 +64,7 @@ impl Bounce {
         Ok(Bounced { bounce: self.clone(), blocks: blocks.to_vec(), buffers })
     }
 
-    /// An object of the engine; `None` for a block that does not exist.
+    /// Returns the address of an engine's object; `None` if the block does not exist.
     fn engine(&self, block: BlockId, row: Row) -> Option<NonNull<u8>> {
         let layout = &self.layout;
         let row = layout.rows.get(row.0 as usize).filter(|_| block.0 < layout.blocks)?;
@@ -83,18 +83,17 @@ impl Bounce {
     }
 }
 
-/// The bounce buffers of a request; given back when this is dropped, which has to be after nothing
-/// is in flight.
+/// The bounce buffers of a request, returned on drop. Drop it only when nothing is in flight.
 #[derive(Debug)]
 pub(crate) struct Bounced {
     bounce: Arc<Bounce>,
-    /// The engine's.
+    /// The engine's blocks.
     blocks: Vec<BlockId>,
     buffers: Vec<BlockId>,
 }
 
 impl Bounced {
-    /// The blocks that the devices read and write instead of the engine's.
+    /// Returns the blocks that the devices read and write instead of the engine's.
     pub(crate) fn buffers(&self) -> &[BlockId] {
         &self.buffers
     }

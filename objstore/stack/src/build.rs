@@ -1,4 +1,4 @@
-//! Everything below a store or a plane, by the first route of the data that works.
+//! Builds the devices and memory of a store or a plane, by the first route that works.
 
 use std::{fmt, sync::Arc};
 
@@ -15,21 +15,21 @@ use crate::{
     route::{NotTaken, PoolPlan, Prepared, Route, by_first_route},
 };
 
-/// Where things are, and why not in a better place.
+/// Location of queues and pool, and the reasons against better routes.
 #[derive(Debug, Clone)]
 pub struct Placement {
-    /// The way of the data.
+    /// The route of the data.
     pub route: Route,
-    /// Where queues and descriptors are.
+    /// Location of queues and descriptors.
     pub queues: String,
-    /// Where the KV pool is.
+    /// Location of the KV pool.
     pub pool: String,
-    /// Better routes, and why they were not taken.
+    /// Better routes, with the reasons why they were not taken.
     pub not_taken: Vec<NotTaken>,
 }
 
 impl Placement {
-    /// Where everything is, in a few words.
+    /// Returns the locations as a short text.
     #[must_use]
     pub fn memory(&self) -> String {
         let Self { queues, pool, .. } = self;
@@ -47,7 +47,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// What is built from.
+/// Parameters of a build.
 pub(crate) struct Plan<'a> {
     pub(crate) place: Place,
     pub(crate) executor: Executor,
@@ -56,12 +56,12 @@ pub(crate) struct Plan<'a> {
     pub(crate) pool: &'a PoolMemory,
     pub(crate) controller: &'a ControllerOptions,
     pub(crate) options: StoreOptions,
-    /// Formats the devices first.
+    /// Format to apply to the devices first.
     pub(crate) format: Option<&'a Format>,
     pub(crate) clock: &'a Arc<dyn Clock>,
 }
 
-/// What a store or a plane is opened with.
+/// Parts from which a store or a plane is opened.
 pub(crate) struct Parts {
     pub(crate) devices: Vec<StoreDevice>,
     pub(crate) pool: KvPool,
@@ -70,8 +70,8 @@ pub(crate) struct Parts {
     pub(crate) options: StoreOptions,
 }
 
-/// What has to live as long as a store or a plane. Fields are dropped in this order: who uses
-/// before who is used.
+/// Resources that must outlive a store or a plane. Fields are dropped in this order: users before
+/// what they use.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) bounce: Option<Arc<Bounce>>,
@@ -82,10 +82,10 @@ pub(crate) struct Built {
 }
 
 impl Plan<'_> {
-    /// Builds devices and pool by each route in turn, until `open` takes them.
+    /// Builds devices and pool by each route in turn, until `open` succeeds.
     ///
     /// # Errors
-    /// [`StackError`] of the part that refuses.
+    /// Returns the [`StackError`] of the part that fails.
     pub(crate) fn open<T>(
         self,
         mut open: impl FnMut(Parts) -> Result<T, StackError>,
@@ -97,7 +97,7 @@ impl Plan<'_> {
         if let Executor::Cuda(choice) = executor {
             options.sms = choice.io_sms;
         }
-        // Zeroing files would only make work.
+        // Files do not gain from deallocation: zeroing them only costs time.
         options.deallocate &= !place.is_on_files();
         let plan = PoolPlan { memory: pool, shape, staging_buffers: options.staging_buffers };
         let fleet = || -> Result<Fleet, StackError> {
@@ -134,8 +134,8 @@ impl Plan<'_> {
 }
 
 impl Built {
-    /// Gives the engine's memory back, once the store was closed; what is below is dropped after
-    /// the controllers were shut down.
+    /// Releases the engine's memory after the store was closed. Drop the rest after the controllers
+    /// were shut down.
     pub(crate) fn unmap(self) -> (Below, Place) {
         drop((self.bounce, self.pool));
         (self.below, self.place)

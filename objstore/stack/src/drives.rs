@@ -1,4 +1,4 @@
-//! Real drives: opened through VFIO, shown to reach the memory they are given, and what is on them.
+//! Real drives: opened through VFIO, tested for access to their memory, and checked for contents.
 
 use std::{fmt, sync::Arc};
 
@@ -14,13 +14,13 @@ use objstore::StoreDevice;
 
 use crate::{arena::Arena, error::StackError, place::DriveIdentity};
 
-/// Kept free at both ends of a namespace: where partition tables, file systems and volume managers
-/// have their signatures, which is how a drive in use is told from an empty one.
+/// Bytes kept free at both ends of a namespace: partition tables, file systems and volume managers
+/// keep their signatures there, which tell a drive in use from an empty one.
 const EDGE_BYTES: u64 = 1 << 20;
-/// Written to the first LBA of a drive that a replay used: the next one may overwrite it.
+/// Written to the first LBA of a drive that a replay used: the next replay may overwrite it.
 pub(crate) const MARK: &[u8] = b"ripieno replay: scratch data, may be overwritten\n";
 
-/// Where queues and descriptors of drives are, and a KV pool that is allocated for them.
+/// Location of the drives' queues and descriptors, and of a KV pool allocated for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPlace {
     /// Memory of this process.
@@ -44,7 +44,7 @@ impl fmt::Display for MemoryPlace {
     }
 }
 
-/// Drives that have been opened, and the memory they share.
+/// Open drives and the memory they share.
 #[derive(Debug)]
 pub struct Drives {
     controllers: Vec<Controller>,
@@ -52,7 +52,7 @@ pub struct Drives {
     space: Arc<VfioSpace>,
 }
 
-/// Memory of another function, handed out from its beginning.
+/// Memory of another PCI function, with a bump allocator.
 #[derive(Debug)]
 pub(crate) struct Peer {
     bar: PeerBar,
@@ -67,19 +67,19 @@ impl Peer {
         Self { bar, place, arena }
     }
 
-    /// The next `bytes` bytes.
+    /// Takes the next `bytes` bytes.
     ///
     /// # Errors
-    /// [`StackError::PeerFull`].
+    /// Returns [`StackError::PeerFull`] if fewer bytes are left.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<DmaSlice, StackError> {
         let left = self.arena.left();
         self.arena.take(bytes).map_err(|_| self.full(bytes, left))
     }
 
-    /// Memory for a queue pair of `depth` entries.
+    /// Takes memory for a queue pair of `depth` entries.
     ///
     /// # Errors
-    /// As for [`Peer::take`].
+    /// Same as [`Peer::take`].
     pub(crate) fn queue(&mut self, depth: u32) -> Result<QueueMemory, StackError> {
         let left = self.arena.left();
         let queue = self.arena.queue(depth);
@@ -91,10 +91,10 @@ impl Peer {
     }
 }
 
-/// The address space that drives share.
+/// Opens the DMA address space that drives share.
 ///
 /// # Errors
-/// [`StackError::Vfio`] when this machine has no VFIO, or this user may not use it.
+/// Returns [`StackError::Vfio`] if this machine has no VFIO, or this user may not use it.
 pub fn vfio_space() -> Result<Arc<VfioSpace>, StackError> {
     let space = VfioSpace::open("vfio", SpaceOptions::default());
     space.map_err(|source| StackError::Vfio { what: "VFIO".to_owned(), source })
@@ -103,7 +103,7 @@ pub fn vfio_space() -> Result<Arc<VfioSpace>, StackError> {
 /// Opens one drive without writing to it.
 ///
 /// # Errors
-/// [`StackError::Vfio`], [`StackError::Attach`].
+/// Returns [`StackError::Vfio`] or [`StackError::Attach`].
 pub fn open_drive(
     space: &Arc<VfioSpace>,
     address: PciAddress,
@@ -117,11 +117,11 @@ pub fn open_drive(
     attached.map_err(|source| StackError::Attach { device: device(), source })
 }
 
-/// Resets the NVM subsystem of a drive that cannot be opened otherwise: see
+/// Resets the NVM subsystem of a drive that cannot be opened otherwise; see
 /// [`Controller::reset_subsystem`]. The drive can be opened afterwards.
 ///
 /// # Errors
-/// [`StackError::Vfio`], [`StackError::Attach`].
+/// Returns [`StackError::Vfio`] or [`StackError::Attach`].
 pub fn reset_subsystem(
     space: &Arc<VfioSpace>,
     address: PciAddress,
@@ -136,11 +136,10 @@ pub fn reset_subsystem(
 }
 
 impl Drives {
-    /// Opens the drives, and proves that each reaches the memory chosen. Nothing is written to
-    /// them.
+    /// Opens the drives, and proves that each reaches the chosen memory. Writes nothing to them.
     ///
     /// # Errors
-    /// As for [`open_drive`] and [`check_drive`], and [`StackError::Unreached`].
+    /// Returns [`StackError::Unreached`], or an error of [`open_drive`] or [`check_drive`].
     pub fn open(
         addresses: &[PciAddress],
         memory: MemoryPlace,
@@ -167,26 +166,26 @@ impl Drives {
         Ok(Self { controllers, peer, space })
     }
 
-    /// The controllers, in their order.
+    /// Returns the controllers, in order.
     #[must_use]
     pub fn controllers(&self) -> &[Controller] {
         &self.controllers
     }
 
-    /// Bytes of the largest LBA of any of them.
+    /// Returns the largest LBA size of the drives, in bytes.
     #[must_use]
     pub fn lba_bytes(&self) -> u32 {
         let shifts = self.controllers.iter().map(|drive| namespace(drive).lba_shift);
         1 << shifts.max().unwrap_or(9)
     }
 
-    /// The smallest limit that any of them has for one command.
+    /// Returns the smallest command size limit (MDTS) of the drives, in bytes.
     #[must_use]
     pub fn mdts_bytes(&self) -> Option<u64> {
         self.controllers.iter().filter_map(|drive| drive.info().mdts_bytes).min()
     }
 
-    /// Of each: its address, and how many bytes a store can have on it.
+    /// Returns the address of each drive, and the bytes that a store can use on it.
     pub fn room(&self) -> impl Iterator<Item = (&str, u64)> {
         self.controllers.iter().map(|drive| {
             let (_, lbas) = region(namespace(drive));
@@ -194,19 +193,19 @@ impl Drives {
         })
     }
 
-    /// Of each: its address, and what it holds.
+    /// Returns the address of each drive, and its contents.
     ///
     /// # Errors
-    /// [`StackError::DriveIo`].
+    /// Returns [`StackError::DriveIo`] if a drive fails.
     pub fn holds(&mut self) -> Result<Vec<(String, Holds)>, StackError> {
         let held = |drive: &mut Controller| Ok((drive.id().to_owned(), holds(drive)?));
         self.controllers.iter_mut().map(held).collect()
     }
 
-    /// Marks them as scratch: from here on, what they hold may be lost.
+    /// Marks the drives as scratch: from here on, their contents may be lost.
     ///
     /// # Errors
-    /// [`StackError::DriveIo`].
+    /// Returns [`StackError::DriveIo`] if a drive fails.
     pub fn mark_as_scratch(&mut self) -> Result<(), StackError> {
         for drive in &mut self.controllers {
             let space = namespace(drive).clone();
@@ -218,20 +217,20 @@ impl Drives {
         Ok(())
     }
 
-    /// Removes what partition tables, other formats and replays left at the drives' edges.
+    /// Erases signatures of partition tables, other formats and replays at the drives' edges.
     ///
     /// # Errors
-    /// [`StackError::DriveIo`].
+    /// Returns [`StackError::DriveIo`] if a drive fails.
     pub fn clear_edges(&mut self) -> Result<(), StackError> {
         self.controllers.iter_mut().try_for_each(clear_edges)
     }
 
-    /// What tells each from all others.
+    /// Returns the identity of each drive.
     pub(crate) fn identities(&self) -> impl Iterator<Item = DriveIdentity> {
         self.controllers.iter().map(identity)
     }
 
-    /// The drives as a store takes them, the peer, and the address space.
+    /// Returns the drives in the form that a store takes, the peer, and the address space.
     pub(crate) fn into_parts(self) -> (Vec<StoreDevice>, Option<Peer>, Arc<VfioSpace>) {
         let device = |controller: Controller| {
             let space = namespace(&controller);
@@ -242,12 +241,12 @@ impl Drives {
     }
 }
 
-/// What tells a drive from all others.
+/// Returns the identity of a drive.
 pub(crate) fn identity(drive: &Controller) -> DriveIdentity {
     DriveIdentity { serial: drive.info().serial.clone(), nsid: namespace(drive).nsid.0 }
 }
 
-/// As [`Drives::clear_edges`], of one.
+/// Same as [`Drives::clear_edges`], for one drive.
 pub(crate) fn clear_edges(drive: &mut Controller) -> Result<(), StackError> {
     let space = namespace(drive).clone();
     for lba in edges(&space) {
@@ -261,7 +260,7 @@ fn failed(what: &'static str, source: nvme_driver::Error) -> StackError {
     StackError::DriveIo { what, source }
 }
 
-/// Every drive has to reach the peer's memory, in every way it will be used.
+/// Proves that every drive reaches the peer's memory, for every kind of access it will do.
 fn prove_peer(
     bar: &PeerBar,
     place: MemoryPlace,
@@ -277,11 +276,11 @@ fn prove_peer(
     Ok(())
 }
 
-/// Whether a drive reaches `scratch`, of at least [`p2p::scratch_bytes`], in every way it will be
-/// used: `None`, or why not. Nothing is written to the drive, and it is ready afterwards.
+/// Returns why a drive does not reach `scratch`, of at least [`p2p::scratch_bytes`], for every kind
+/// of access; `None` if it does. Writes nothing to the drive, and leaves it ready.
 ///
 /// # Errors
-/// [`StackError::DriveIo`] when the drive cannot be used any more.
+/// Returns [`StackError::DriveIo`] if the drive can no longer be used.
 pub fn prove_reach(
     drive: &mut Controller,
     scratch: &DmaSlice,
@@ -295,16 +294,16 @@ pub fn prove_reach(
         Err(error) => Some(error.to_string()),
     };
     if why.is_some() {
-        // What was tried may be in flight still.
+        // Commands of the test may still be in flight.
         drive.reset().map_err(|source| failed("resetting a drive", source))?;
     }
     Ok(why)
 }
 
-/// Whether a store fits on it.
+/// Checks that a store fits on the drive.
 ///
 /// # Errors
-/// [`StackError::Drive`].
+/// Returns [`StackError::Drive`] if it does not.
 pub fn check_drive(drive: &Controller) -> Result<(), StackError> {
     let refused = |why, hint| StackError::Drive { drive: drive.id().to_owned(), why, hint };
     let Some(space) = drive.namespaces().first() else {
@@ -327,38 +326,38 @@ pub fn check_drive(drive: &Controller) -> Result<(), StackError> {
     Ok(())
 }
 
-/// The namespace that is used: the first. [`check_drive`] saw that there is one.
+/// Returns the namespace in use: the first. [`check_drive`] has checked that it exists.
 fn namespace(drive: &Controller) -> &NamespaceInfo {
     &drive.namespaces()[0]
 }
 
-/// First LBA and number of LBAs between the edges.
+/// Returns the first LBA and the number of LBAs between the edges.
 fn region(space: &NamespaceInfo) -> (Lba, u64) {
     let edge = EDGE_BYTES >> space.lba_shift;
     (Lba(edge), space.lbas - 2 * edge)
 }
 
-/// The first LBAs of the edges.
+/// Returns the first LBA of each edge.
 fn edges(space: &NamespaceInfo) -> [Lba; 2] {
     [Lba(0), Lba(space.lbas - (EDGE_BYTES >> space.lba_shift))]
 }
 
-/// Whether a drive that begins like this was used by a replay that kept nothing.
+/// Returns true when a drive that begins with these bytes was used by a replay that kept nothing.
 #[must_use]
 pub fn is_scratch(first: &[u8]) -> bool {
     first.starts_with(MARK)
 }
 
-/// What a drive holds.
+/// Contents of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holds {
-    /// Nothing, where stores and other formats have something.
+    /// Nothing, wherever stores and other formats have metadata.
     Nothing,
-    /// What a replay left that kept nothing.
+    /// Left by a replay that kept nothing.
     Scratch,
-    /// Something that begins where a store does.
+    /// Data at the offset of a store.
     Store,
-    /// Something else.
+    /// Other data.
     Data,
 }
 
@@ -374,7 +373,7 @@ impl fmt::Display for Holds {
 }
 
 impl Holds {
-    /// By the two edges, and what follows the first one.
+    /// Classifies a drive by its two edges, and the bytes behind the first one.
     fn of(first: &[u8], last: &[u8], region: &[u8]) -> Self {
         let is_blank = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         if is_scratch(first) {
@@ -389,10 +388,10 @@ impl Holds {
     }
 }
 
-/// What a drive holds.
+/// Returns the contents of a drive.
 ///
 /// # Errors
-/// [`StackError::DriveIo`].
+/// Returns [`StackError::DriveIo`] if the drive fails.
 pub(crate) fn holds(drive: &mut Controller) -> Result<Holds, StackError> {
     let space = namespace(drive).clone();
     let mut read = |lba: Lba| {

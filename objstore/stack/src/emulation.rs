@@ -1,4 +1,4 @@
-//! Software controllers: their threads, and the driver attached to them.
+//! Software controllers: their threads, and the attached driver.
 
 use std::sync::Arc;
 
@@ -9,23 +9,23 @@ use crate::error::StackError;
 
 /// Queue pairs that a software controller offers.
 pub const EMU_QUEUES: u16 = 64;
-/// Entries that a queue of a software controller may have (MQES).
+/// Most entries of a software controller's queue (MQES).
 pub const EMU_DEPTH: u32 = 1024;
 
-/// Software controllers, and the threads that step them.
+/// Software controllers, and the threads that run them.
 #[derive(Debug)]
 pub struct Emulation {
-    /// None in virtual time.
+    /// `None` in virtual time.
     _runner: Option<EmuRunner>,
     emus: Vec<Arc<Emu>>,
 }
 
 impl Emulation {
     /// Makes software controllers whose DMA goes through `domain`, and attaches the driver to them.
-    /// Drop it last: controllers that are dropped are shut down, which its threads have to do.
+    /// Drop it last: dropping a controller shuts it down, which needs these threads.
     ///
     /// # Errors
-    /// [`StackError::Emu`], [`StackError::Threads`], [`StackError::Attach`].
+    /// Returns [`StackError::Emu`], [`StackError::Threads`] or [`StackError::Attach`].
     pub fn start(
         configs: impl IntoIterator<Item = EmuConfig>,
         domain: &Arc<EmuDomain>,
@@ -37,10 +37,10 @@ impl Emulation {
         Self::attach(emus, Some(runner), clock, options)
     }
 
-    /// As [`Emulation::start`], without threads: whoever waits on `clock` lets the controllers run.
+    /// Same as [`Emulation::start`], without threads: waiting on `clock` runs the controllers.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Emulation::start`].
     pub fn simulate(
         configs: impl IntoIterator<Item = EmuConfig>,
         domain: &Arc<EmuDomain>,
@@ -68,7 +68,7 @@ impl Emulation {
         Ok((Self { _runner: runner, emus }, controllers))
     }
 
-    /// The controllers, for those who make them misbehave.
+    /// Returns the controllers, for fault injection.
     #[must_use]
     pub fn emus(&self) -> &[Arc<Emu>] {
         &self.emus
@@ -80,7 +80,7 @@ fn make(
     domain: &Arc<EmuDomain>,
 ) -> Result<Vec<Arc<Emu>>, StackError> {
     let emus = configs.into_iter().map(|config| {
-        // One more than offered: the driver takes one for itself.
+        // One more than offered: the driver keeps one I/O queue for itself.
         let io_queues_max = EMU_QUEUES + 1;
         Emu::new(domain.clone(), EmuConfig { io_queues_max, mqes: EMU_DEPTH as u16, ..config })
     });

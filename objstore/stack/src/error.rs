@@ -1,4 +1,4 @@
-//! Why a store cannot be built.
+//! Errors of building and using a store.
 
 use std::io;
 
@@ -14,51 +14,51 @@ use crate::{
     route::{NotTaken, Route},
 };
 
-/// What is in the way. The message says what was asked, what was found and what to do.
+/// An error, whose message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StackError {
-    /// The home.
+    /// An error of the home.
     #[error(transparent)]
     Home(#[from] HomeError),
-    /// The store.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A software controller.
+    /// Making a software controller failed.
     #[error("making a software controller: {0}")]
     Emu(#[from] EmuError),
-    /// The threads of the software controllers.
+    /// Starting the software controllers' threads failed.
     #[error(
         "starting the software controllers' threads: {0}; allow more threads (ulimit -u), or use \
          fewer devices"
     )]
     Threads(io::Error),
-    /// The thread that watches the devices.
+    /// Starting the thread that watches the devices failed.
     #[error("starting a thread that watches the devices: {0}; allow more threads (ulimit -u)")]
     Watch(io::Error),
-    /// The driver does not get on with a controller.
+    /// Attaching the driver to a controller failed.
     #[error("attaching to {device}: {source}")]
     Attach {
         /// The device.
         device: String,
-        /// Why not.
+        /// The cause.
         source: nvme_driver::Error,
     },
-    /// A controller does not shut down.
+    /// Shutting a controller down failed.
     #[error("shutting {device} down: {source}")]
     Shutdown {
         /// The device.
         device: String,
-        /// Why not.
+        /// The cause.
         source: nvme_driver::Error,
     },
-    /// The memory of the KV pool cannot be mapped for the devices.
+    /// Mapping the KV pool for the devices failed.
     #[error("mapping the KV pool: {0}")]
     Memory(#[from] DmaError),
-    /// The KV pool's layout is not one.
+    /// The KV pool's layout is invalid.
     #[error("registering the KV pool: {0}")]
     Pool(#[from] RegistrationError),
-    /// The part of the pool that requests are copied through is in use.
+    /// Too few bounce buffers are free.
     #[error(
         "{wanted} blocks are to be copied through bounce buffers, and {free} of {all} are free; \
          end a request first, or ask for fewer blocks at a time"
@@ -66,17 +66,17 @@ pub enum StackError {
     Bounce {
         /// Blocks of the request.
         wanted: usize,
-        /// Blocks of bounce buffers that no request uses.
+        /// Bounce buffers free, in blocks.
         free: usize,
-        /// Blocks of bounce buffers there are.
+        /// Bounce buffers in total, in blocks.
         all: usize,
     },
-    /// VFIO does not open, or not for this function.
+    /// VFIO, or this function, cannot be opened.
     #[error("opening {what}: {source}")]
     Vfio {
-        /// What was to be opened.
+        /// The thing to open.
         what: String,
-        /// Why not, and what to do.
+        /// The cause, with advice.
         source: VfioError,
     },
     /// A drive cannot hold a store.
@@ -84,12 +84,12 @@ pub enum StackError {
     Drive {
         /// Its address.
         drive: String,
-        /// Why not.
+        /// The reason.
         why: String,
-        /// What to do about it.
+        /// Advice.
         hint: &'static str,
     },
-    /// Formatting would destroy what a drive holds.
+    /// Formatting would destroy the contents of a drive.
     #[error(
         "vfio:{drive}: the drive is not empty ({found}), and formatting would destroy that; name \
          another drive, or, if nothing on it is needed, allow it to be overwritten"
@@ -97,15 +97,15 @@ pub enum StackError {
     NotEmpty {
         /// Its address.
         drive: String,
-        /// What it holds.
+        /// Its contents.
         found: String,
     },
-    /// A drive fails.
+    /// A drive failed.
     #[error("{what}: {source}")]
     DriveIo {
-        /// What was done.
+        /// The operation.
         what: &'static str,
-        /// How it failed.
+        /// The cause.
         source: nvme_driver::Error,
     },
     /// The memory of another function is used up.
@@ -113,88 +113,88 @@ pub enum StackError {
     PeerFull {
         /// The memory.
         place: MemoryPlace,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
-        /// Bytes that are left.
+        /// Bytes left.
         left: usize,
-        /// Bytes of it.
+        /// Bytes in total.
         all: usize,
     },
-    /// A drive does not reach memory that it was to use.
+    /// A drive does not reach the memory chosen for it.
     #[error("vfio:{drive} does not reach {place}: {why}")]
     Unreached {
         /// Its address.
         drive: String,
         /// The memory.
         place: String,
-        /// What was tried, and what came of it.
+        /// The tests and their results.
         why: String,
     },
-    /// The GPU.
+    /// An error of the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Something of this machine cannot be used; another route may do without.
+    /// A facility of this machine cannot be used; another route may do without it.
     #[error("{why}{}{fix}", if fix.is_empty() { "" } else { "; " })]
     Unfit {
-        /// Why not.
+        /// The reason.
         why: String,
-        /// What would make it usable; may be empty.
+        /// Advice to make it usable; may be empty.
         fix: String,
     },
-    /// No way of the data that was wanted works.
+    /// No requested route works.
     #[error(
         "no route of the data works: {}; ripieno doctor shows what this machine can do",
         listed(tried)
     )]
     NoRoute {
-        /// What was tried.
+        /// The routes tried.
         tried: Vec<NotTaken>,
     },
-    /// What was asked for does not go together.
+    /// The options contradict each other.
     #[error("{field}: {problem}")]
     Config {
         /// The option.
         field: &'static str,
-        /// What is wrong with it, and what to do.
+        /// The problem, with advice.
         problem: String,
     },
-    /// A layer that was not started, or that was waited for.
+    /// The layer was not started, or was already waited for.
     #[error("layer {layer} of this request is not in flight; start it before you wait for it")]
     NotStarted {
         /// The layer.
         layer: Layer,
     },
-    /// A request of the other direction.
+    /// A request of the other direction was committed.
     #[error("this request retrieves blocks, and only one that stores them can be committed")]
     NotWriting,
 }
 
-/// What a caller can do about an error, for interfaces in other languages.
+/// Classes of errors by possible reaction, for interfaces in other languages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// An argument makes no sense: out of range, or of another store.
+    /// An argument is invalid: out of range, or of another store.
     Invalid,
-    /// There is no home in this directory, or one that was not completed.
+    /// The directory has no home, or an incomplete one.
     NotFound,
-    /// The directory or a device holds something else, which would be lost.
+    /// The directory or a device holds other data, which would be lost.
     Occupied,
     /// Another process uses the home.
     Locked,
-    /// There is not enough space on the disk.
+    /// The disk has too little space.
     NoSpace,
-    /// Home, devices or journal are not what they were.
+    /// Home, devices or journal are damaged or changed.
     Damaged,
-    /// The operating system or a device refused something.
+    /// The operating system or a device refused a request.
     System,
-    /// All that may be in flight at a time is in flight.
+    /// The limit of operations in flight is reached.
     Busy,
-    /// Data did not get where it was to go.
+    /// A transfer failed.
     Io,
     /// A block was dropped after the lookup.
     Stale,
-    /// Nothing can be stored any more.
+    /// The store accepts no more writes.
     ReadOnly,
-    /// The store does nothing any more.
+    /// The store has failed and does nothing any more.
     Failed,
 }
 
@@ -207,10 +207,10 @@ impl StackError {
         Self::Unfit { why: why.to_string(), fix: fix.into() }
     }
 
-    /// Why this route is not taken.
+    /// Converts the error into the reason why `route` is not taken.
     ///
     /// # Errors
-    /// The error itself, if it is about more than a route.
+    /// Returns the error itself if it is not only about a route.
     pub(crate) fn of_route(self, route: Route) -> Result<NotTaken, Self> {
         let (why, fix) = match self {
             Self::Unfit { why, fix } => (why, fix),
@@ -222,7 +222,7 @@ impl StackError {
         Ok(NotTaken { route, why, fix })
     }
 
-    /// What does not fit is not damaged: too little was asked for.
+    /// Maps a store that does not fit to a configuration error: the capacity is too small.
     pub(crate) fn of_format(error: StoreError) -> Self {
         match error {
             StoreError::Format(FormatError::Layout(LayoutError::TooSmall { .. })) => {
@@ -233,7 +233,7 @@ impl StackError {
         }
     }
 
-    /// What a caller can do about it.
+    /// Returns the class of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

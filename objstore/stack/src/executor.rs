@@ -1,4 +1,4 @@
-//! Who runs the I/O kernel.
+//! Executors of the I/O kernel.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::{
     gpu::{CudaChoice, Gpu},
 };
 
-/// What runs the I/O kernel.
+/// The executor of the I/O kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Executor {
-    /// Threads of their own.
+    /// Dedicated host threads.
     #[default]
     Host,
     /// The thread that calls the store.
@@ -27,10 +27,10 @@ pub enum Executor {
 type Made = Result<Box<dyn IoExecutor>, ExecutorError>;
 
 impl Executor {
-    /// The GPU, if one takes part: opened before anything else is built.
+    /// Opens the GPU, if one is used: before anything else is built.
     ///
     /// # Errors
-    /// [`StackError::Cuda`] when there is no driver, no such GPU, or not enough of it.
+    /// Returns [`StackError::Cuda`] if there is no driver, no such GPU, or too few resources on it.
     pub fn gpu(self) -> Result<Option<Arc<Gpu>>, StackError> {
         match self {
             Self::Host | Self::Inline => Ok(None),
@@ -38,7 +38,7 @@ impl Executor {
         }
     }
 
-    /// Makes executors of this kind, on the GPU that was opened.
+    /// Returns a factory for executors of this kind, on the opened GPU.
     #[must_use]
     pub fn factory(self, clock: &Arc<dyn Clock>, gpu: Option<&Arc<Gpu>>) -> ExecutorFactory {
         let clock = clock.clone();

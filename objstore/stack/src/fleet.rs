@@ -1,4 +1,4 @@
-//! Controllers that are attached, and the memory they share, before a store has them.
+//! Attached controllers and their shared memory, before a store takes them.
 
 use std::{path::Path, sync::Arc};
 
@@ -20,29 +20,29 @@ use crate::{
 /// Controllers of one address space. Fields are dropped in this order.
 #[derive(Debug)]
 pub struct Fleet {
-    /// The controllers, as a store takes them.
+    /// The controllers, in the form that a store takes.
     pub devices: Vec<StoreDevice>,
     pub(crate) below: Below,
     peer: Option<Peer>,
     pub(crate) space: Arc<dyn DmaSpace>,
-    /// What their doorbells are.
+    /// Kind of their doorbells.
     doorbells: DoorbellKind,
-    /// Where queues and descriptors are.
+    /// Location of queues and descriptors.
     pub(crate) queues: String,
-    /// That is the GPU's memory.
+    /// True when that is the GPU's memory.
     queues_on_gpu: bool,
 }
 
-/// What has to live as long as controllers are used. Fields are dropped in this order.
+/// Resources that must outlive the controllers. Fields are dropped in this order.
 #[derive(Debug)]
 pub struct Below {
     emulation: Option<Emulation>,
-    /// What the GPU was let reach; a GPU that is used keeps what it uses.
+    /// Memory registered with the GPU; a GPU in use keeps its registrations.
     registrations: Vec<Arc<Registration>>,
 }
 
 impl Below {
-    /// The software controllers, if it is them.
+    /// Returns the software controllers, if there are any.
     #[must_use]
     pub fn emulation(&self) -> Option<&Emulation> {
         self.emulation.as_ref()
@@ -61,10 +61,10 @@ impl Fleet {
         Self { devices, below, peer: None, space, doorbells, queues, queues_on_gpu: false }
     }
 
-    /// Software controllers; their address space, with this name, reaches memory of `gpu`, too.
+    /// Makes software controllers; their address space, of this name, reaches memory of `gpu`, too.
     ///
     /// # Errors
-    /// As for [`Emulation::start`].
+    /// Same as [`Emulation::start`].
     pub fn of_controllers(
         configs: impl IntoIterator<Item = EmuConfig>,
         name: &Path,
@@ -82,10 +82,10 @@ impl Fleet {
         Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
     }
 
-    /// Software controllers in virtual time: whoever waits on `clock` lets them run.
+    /// Makes software controllers in virtual time: waiting on `clock` runs them.
     ///
     /// # Errors
-    /// As for [`Emulation::simulate`].
+    /// Same as [`Emulation::simulate`].
     pub fn simulated(
         configs: impl IntoIterator<Item = EmuConfig>,
         clock: &Arc<SimClock>,
@@ -97,19 +97,19 @@ impl Fleet {
         Ok(Self::new(devices, Some(emulation), domain, DoorbellKind::Memory))
     }
 
-    /// Drives that were opened.
+    /// Takes open drives.
     #[must_use]
     pub fn of_drives(drives: Drives) -> Self {
         let (devices, peer, space) = drives.into_parts();
         Self { peer, ..Self::new(devices, None, space, DoorbellKind::Io) }
     }
 
-    /// Gives every device memory for `queues` queues of up to `depth` entries: of a peer, or such
-    /// as the GPU reaches, which also gets the doorbells.
+    /// Gives every device memory for `queues` queues of up to `depth` entries: from the peer, or
+    /// memory that the GPU reaches, which is also given the doorbells.
     ///
     /// # Errors
-    /// [`StackError::PeerFull`], [`StackError::Unfit`]; [`StackError::Cuda`] when the GPU does not
-    /// reach the doorbells.
+    /// Returns [`StackError::PeerFull`] or [`StackError::Unfit`], or [`StackError::Cuda`] if the
+    /// GPU cannot map the doorbells.
     pub fn outfit(&mut self, queues: u16, depth: u32, gpu: Option<&Gpu>) -> Result<(), StackError> {
         let queues = usize::from(queues);
         let of = |device: &StoreDevice| entries(&device.controller.lock(), depth);
@@ -141,10 +141,10 @@ impl Fleet {
         Ok(())
     }
 
-    /// Memory for queues and descriptors, which GPU, host and controllers reach, its name, and
-    /// whether it is the GPU's: that where the host has an address for it and the drives find their
-    /// way there, else pinned memory of the host. Software controllers write their completions with
-    /// the CPU: a mapping that gathers writes is none for them.
+    /// Allocates memory for queues and descriptors that GPU, host and controllers reach. Returns it
+    /// with its name, and true when it is the GPU's: preferred if the host can map it and the
+    /// drives reach it, else pinned host memory. Software controllers write completions with the
+    /// CPU, which excludes write-combined mappings.
     fn queue_memory(
         &mut self,
         gpu: &Gpu,
@@ -170,13 +170,12 @@ impl Fleet {
         Ok((memory, "pinned host memory".to_owned(), false))
     }
 
-    /// Makes sure that data in the GPU's memory is there when its completion is. A GPU that is
-    /// coherent with the host has two ways to memory, and no order between them: queues in host
-    /// memory would tell of data that is still on its way over PCIe. Software controllers copy, and
-    /// wait for the copy.
+    /// Checks that data in the GPU's memory is visible before its completion. A GPU that is
+    /// coherent with the host has two unordered paths to memory: queues in host memory could report
+    /// data that is still on its way over PCIe. Software controllers copy, and wait for the copy.
     ///
     /// # Errors
-    /// [`StackError::Unfit`].
+    /// Returns [`StackError::Unfit`] if the order is not guaranteed.
     pub(crate) fn check_order(&self, is_coherent: bool) -> Result<(), StackError> {
         if !is_coherent || self.is_emulated() || self.queues_on_gpu {
             return Ok(());
@@ -193,18 +192,18 @@ impl Fleet {
         self.below.emulation.is_some()
     }
 
-    /// Bytes that [`Fleet::prove`] needs.
+    /// Returns the bytes that [`Fleet::prove`] needs.
     pub(crate) fn scratch_bytes(&self) -> usize {
         let bytes = |device: &StoreDevice| p2p::scratch_bytes(&device.controller.lock());
         self.devices.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// Makes sure that every drive reaches `memory`, whose first bytes are overwritten, in every
-    /// way it will be used. Nothing is written to the drives. Software controllers are not asked:
-    /// the store verifies that when it is opened.
+    /// Proves that every drive reaches `memory`, whose first bytes are overwritten, for every kind
+    /// of access it will do. Writes nothing to the drives. Skips software controllers: the store
+    /// verifies them when it is opened.
     ///
     /// # Errors
-    /// [`StackError::Unfit`] with the drive that does not; [`StackError::DriveIo`].
+    /// Returns [`StackError::Unfit`], which names the drive, or [`StackError::DriveIo`].
     pub(crate) fn prove(&mut self, memory: &Arc<dyn DmaMemory>) -> Result<(), StackError> {
         if self.is_emulated() {
             return Ok(());
@@ -220,10 +219,10 @@ impl Fleet {
         Ok(())
     }
 
-    /// Memory of the host, or of the peer that was chosen, for a KV pool; and its name.
+    /// Allocates memory of the host, or of the chosen peer, for a KV pool; also returns its name.
     ///
     /// # Errors
-    /// [`StackError::PeerFull`], [`StackError::Memory`].
+    /// Returns [`StackError::PeerFull`] or [`StackError::Memory`].
     pub(crate) fn pool_memory(&mut self, bytes: usize) -> Result<(DmaSlice, String), StackError> {
         if let Some(peer) = &mut self.peer {
             return Ok((peer.take(bytes)?, peer.place.to_string()));
@@ -234,10 +233,10 @@ impl Fleet {
         Ok((DmaSlice::new(memory, 0, bytes)?, MemoryPlace::Host.to_string()))
     }
 
-    /// Lets the GPU reach memory.
+    /// Maps memory for the GPU.
     ///
     /// # Errors
-    /// [`StackError::Cuda`] when there is no more that can be pinned.
+    /// Returns [`StackError::Cuda`] if no more memory can be pinned.
     pub(crate) fn register(
         &mut self,
         gpu: &Gpu,
@@ -247,21 +246,21 @@ impl Fleet {
         Ok(())
     }
 
-    /// The address space of the controllers' DMA.
+    /// Returns the controllers' DMA address space.
     #[must_use]
     pub fn space(&self) -> &Arc<dyn DmaSpace> {
         &self.space
     }
 
-    /// What has to live as long as the devices, the devices, and where queues and descriptors are:
-    /// variables are dropped in the reverse order.
+    /// Returns the resources that must outlive the devices, the devices, and the location of the
+    /// queues: variables are dropped in reverse order.
     #[must_use]
     pub fn into_parts(self) -> (Below, Vec<StoreDevice>, String) {
         (self.below, self.devices, self.queues)
     }
 }
 
-/// Entries of a queue: what was asked for, cut to what the controller allows.
+/// Returns the entries of a queue: `asked`, limited to the controller's maximum.
 fn entries(controller: &Controller, asked: u32) -> u32 {
     asked.min(1 << controller.info().entries_max.ilog2())
 }
@@ -273,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// A fleet that takes its software controller for a drive.
+    /// Makes a fleet that treats its software controller as a drive.
     fn drives() -> (Emulation, Fleet) {
         let config = EmuConfig::new("drive").namespace(MemoryMedia::new(1 << 20).unwrap(), 512);
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());

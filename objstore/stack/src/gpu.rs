@@ -1,4 +1,4 @@
-//! A GPU that runs the I/O kernel: opened once, before anything else is built.
+//! A GPU that runs the I/O kernel, opened once, before anything else is built.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,47 +11,47 @@ use objstore::StoreGpu;
 
 use crate::{error::StackError, pool::whole_pages};
 
-/// Pages that the GPU's memory is mapped in.
+/// Size of the pages in which GPU memory is mapped.
 const PAGE: usize = 64 << 10;
-/// Pinned memory for copies: what the software controllers of one address space ask for at once,
-/// and some for trying routes.
+/// Pinned memory for copies: the most that the software controllers of one address space use at a
+/// time, and some for testing routes.
 const COPY_BYTES: usize = 80 << 20;
-/// What opens the direct route to drives.
+/// Advice to enable the direct route to drives.
 const GDRCOPY: &str = "install GDRCopy (libgdrapi and the gdrdrv module); nvme-bind doctor shows \
                        what else drives need to reach GPU memory";
-/// What to do about too little memory.
+/// Advice against too little memory.
 const FEWER: &str = "ask for fewer blocks of the KV pool";
 
-/// What is used of a GPU.
+/// The part of a GPU to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaChoice {
-    /// Its number, as CUDA counts.
+    /// Its CUDA ordinal.
     pub ordinal: u32,
     /// SMs of the I/O kernel.
     pub io_sms: u32,
-    /// The I/O kernel stays on them; else it is launched for each batch.
+    /// True when the I/O kernel stays resident on them; otherwise it is launched for each batch.
     pub is_resident: bool,
 }
 
 impl CudaChoice {
-    /// SMs of the I/O kernel, where nobody asked for a number.
+    /// Default number of SMs for the I/O kernel.
     pub const IO_SMS: u32 = 4;
 
-    /// This GPU, with a launch for each batch.
+    /// Returns the choice of this GPU, with a launch for each batch.
     #[must_use]
     pub fn new(ordinal: u32) -> Self {
         Self { ordinal, io_sms: Self::IO_SMS, is_resident: false }
     }
 }
 
-/// A GPU, and what is used of it.
+/// An open GPU and the resources in use on it.
 #[derive(Debug)]
 pub struct Gpu {
     device: Arc<CudaDevice>,
     copies: Arc<CudaCopies>,
     streams: Arc<CudaStreams>,
     gdr: Result<Gdr, GdrError>,
-    /// How the last executor runs.
+    /// Report of the last executor.
     ran: Mutex<Option<CudaReport>>,
 }
 
@@ -59,16 +59,16 @@ impl Gpu {
     /// Loads the driver and opens the GPU.
     ///
     /// # Errors
-    /// [`CudaError`] when there is no driver, no such GPU, or not enough of it.
+    /// Returns [`CudaError`] if there is no driver, no such GPU, or too few resources on it.
     pub fn open(choice: CudaChoice) -> Result<Arc<Self>, CudaError> {
         Self::on(CudaDriver::load()?.device(choice.ordinal)?, choice)
     }
 
-    /// Compiles what is going to run on `device`, and takes what can only be taken before a
+    /// Compiles the kernels for `device`, and takes the resources that must be taken before a
     /// resident kernel runs.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the driver's error.
     pub fn on(device: Arc<CudaDevice>, choice: CudaChoice) -> Result<Arc<Self>, CudaError> {
         let gpu = Arc::new(Self {
             copies: Arc::new(CudaCopies::with_host_memory(&device, COPY_BYTES)?),
@@ -77,15 +77,15 @@ impl Gpu {
             ran: Mutex::default(),
             device,
         });
-        // Whether the I/O kernel compiles and gets its SMs is found out before anything is built.
+        // Detects before anything is built whether the I/O kernel compiles and gets its SMs.
         gpu.executor(choice, Arc::new(MonotonicClock::default()))?;
         Ok(gpu)
     }
 
-    /// An executor on this GPU.
+    /// Makes an executor on this GPU.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the driver's error.
     pub(crate) fn executor(
         &self,
         choice: CudaChoice,
@@ -98,36 +98,36 @@ impl Gpu {
         Ok(executor)
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// What moves bytes for software controllers.
+    /// Returns the copy engine for software controllers.
     pub(crate) fn copies(&self) -> Arc<dyn CopyEngine> {
         self.copies.clone()
     }
 
-    /// What a store needs of it.
+    /// Returns the parts that a store needs.
     #[must_use]
     pub fn for_store(&self) -> StoreGpu {
         StoreGpu { streams: self.streams.clone(), copies: self.copies.clone() }
     }
 
-    /// `bytes` bytes of its memory, in whole pages.
+    /// Allocates `bytes` bytes of GPU memory, in whole pages.
     ///
     /// # Errors
-    /// [`StackError::Unfit`] when it has no more so many.
+    /// Returns [`StackError::Unfit`] if too little memory is free.
     pub(crate) fn memory(&self, bytes: usize) -> Result<ExternalMemory, StackError> {
         let allocated = self.device.allocate(bytes.next_multiple_of(PAGE));
         Ok(allocated.map_err(of_memory)?.into_external())
     }
 
-    /// Pinned memory of the host that GPU and devices reach.
+    /// Allocates pinned host memory that GPU and devices reach.
     ///
     /// # Errors
-    /// [`StackError::Unfit`] when there is no more so much.
+    /// Returns [`StackError::Unfit`] if too little memory is free.
     pub fn staging(
         &self,
         space: &dyn DmaSpace,
@@ -139,10 +139,10 @@ impl Gpu {
         })
     }
 
-    /// Memory of the GPU that gets an address in this process, mapped for devices.
+    /// Allocates GPU memory with an address in this process, mapped for devices.
     ///
     /// # Errors
-    /// [`StackError::Unfit`] without GDRCopy, and where drives would not find their way there.
+    /// Returns [`StackError::Unfit`] without GDRCopy, or if drives could not reach the memory.
     pub fn mapped(
         &self,
         space: &dyn DmaSpace,
@@ -153,7 +153,7 @@ impl Gpu {
         Ok((memory, kind))
     }
 
-    /// Whether what drives write into its memory can be read, and the process can map it.
+    /// Checks that drives' writes into GPU memory become visible, and the process can map it.
     fn check_mapping(&self) -> Result<&Gdr, StackError> {
         if !self.streams.orders_peer_writes() {
             let why = "what a drive writes into this GPU's memory may become visible after its \
@@ -163,10 +163,10 @@ impl Gpu {
         self.gdr.as_ref().map_err(|error| StackError::unfit(error, GDRCOPY))
     }
 
-    /// As [`Gpu::mapped`], for memory that is there; with the bytes in its first page before it.
+    /// Same as [`Gpu::mapped`], for existing memory; also returns its offset in the first page.
     ///
     /// # Errors
-    /// As for [`Gpu::mapped`].
+    /// Same as [`Gpu::mapped`].
     pub(crate) fn map(
         &self,
         space: &dyn DmaSpace,
@@ -175,7 +175,7 @@ impl Gpu {
         let mapping = self.check_mapping()?.map(&self.device, memory);
         let mapping = mapping.map_err(|error| StackError::unfit(error, GDRCOPY))?;
         let kind = mapping.kind();
-        // GDRCopy maps pages of the GPU, which are whole ones of the host.
+        // GDRCopy maps pages of the GPU, which are whole pages of the host.
         let (pages, head) = whole_pages(mapping.into_external());
         let mapped = space.import(pages).map_err(|error| {
             StackError::unfit(format!("mapping GPU memory for devices: {error}"), "")
@@ -189,22 +189,22 @@ impl Gpu {
         self.device.report().is_coherent
     }
 
-    /// Whether GDRCopy is there.
+    /// Returns GDRCopy, if it is available.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the reason why it is not.
     pub fn gdrcopy(&self) -> Result<&Gdr, &GdrError> {
         self.gdr.as_ref()
     }
 
-    /// What there is, and what the last executor was granted.
+    /// Returns the report of the last executor: the GPU, and the resources it was granted.
     #[must_use]
     pub fn report(&self) -> Option<CudaReport> {
         self.ran.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Less memory may do, unless the GPU is lost.
+/// Converts an allocation error: less memory may do, unless the GPU is lost.
 fn of_memory(error: CudaError) -> StackError {
     match error.code() {
         Some(code) if code.is_sticky() => error.into(),

@@ -1,29 +1,27 @@
-//! A directory that is a store's place on this machine.
+//! The home of a store: its directory on this machine.
 //!
 //! ```text
-//!   DIR/lock           locked by the process that uses the home; has its number
-//!   DIR/home.json      the parameters: state, LBA size, and of each device serial number and size
-//!   DIR/device-0.img   what is behind the first software controller
+//!   DIR/lock           locked by the process that uses the home; contains its PID
+//!   DIR/home.json      parameters: state, LBA size, and serial number and size of each device
+//!   DIR/device-0.img   medium of the first software controller
 //!   DIR/device-1.img   ...
 //! ```
 //!
-//! **Space.** Files are allocated when the home is made, and stay allocated. A disk that is full is
-//! found out at once and by name, and not hours later by a write that fails; other programs that
-//! fill the disk do not hurt the store; and the store does not grow into their space. The price is
-//! that the space counts as used from the beginning.
+//! **Space.** Files are allocated when the home is made, and stay allocated. A full disk is
+//! detected immediately and by name, not hours later by a failed write; other programs that fill
+//! the disk do not harm the store; and the store does not grow into their space. The price is that
+//! the space counts as used from the beginning.
 //!
-//! **Creation** is a step of its own that either happened or did not: `home.json` says `making`
-//! until [`Home::set_ready`], which is called once the devices were formatted. A home that is
-//! dropped before that goes with its files. What a crash left is refused when it is opened, and
-//! removed when it is created again.
+//! **Creation** is atomic: `home.json` has the state `making` until [`Home::set_ready`], which is
+//! called once the devices were formatted. A home dropped before that is removed with its files.
+//! The remains of a crash are refused when opened, and removed when the home is created again.
 //!
 //! **Identity.** Each device has a serial number, which its software controller reports. A store's
-//! superblock has the serial numbers in their order: files that were swapped, or came from another
-//! home, are refused when the store is opened.
+//! superblock records the serial numbers in order: files that were swapped, or that come from
+//! another home, are refused when the store is opened.
 //!
-//! **A process that is killed** leaves writes that the kernel still carries out. The home's lock is
-//! free then; but not its files, which are locked one by one until the last write has ended.
-//! Nothing is read before that.
+//! **A killed process** leaves writes that the kernel still carries out. The home's lock is free
+//! then, but each of its files stays locked until the last write has ended: nothing is read before.
 
 mod error;
 mod lock;
@@ -45,36 +43,36 @@ pub(crate) use lock::{Lock, NAME as LOCK};
 use manifest::{Device, Manifest};
 pub(crate) use manifest::{State, read_json, write_json};
 
-/// Sizes are rounded down to this.
+/// Unit to which sizes are rounded down.
 const UNIT: u64 = 1 << 20;
-/// Devices of a home.
+/// Most devices of a home.
 const DEVICES_MAX: usize = 64;
-/// A file system's own, at its root.
+/// Directory that file systems keep at their root.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
-/// What is behind the software controllers of a new home.
+/// Media of a new home's software controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HomeMedia {
     /// Files in the home.
     Files {
-        /// How many, 1 to 64.
+        /// Number of files, 1 to 64.
         count: u32,
-        /// Bytes of all together, at the most; rounded down to a MiB each.
+        /// Most bytes of all files together; each is rounded down to a MiB.
         bytes: u64,
     },
-    /// Block devices, whole; what they hold is lost. Paths below `/dev/disk/by-id` stay the same
-    /// when devices are found in another order.
+    /// Whole block devices; their contents are lost. Paths below `/dev/disk/by-id` stay the same
+    /// when the order of devices changes.
     BlockDevices(Vec<PathBuf>),
 }
 
-/// What a home is made with.
+/// Parameters of a new home.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HomeOptions {
-    /// Tells it from all others: a random number.
+    /// Random id of the home.
     pub id: u64,
-    /// What is behind the software controllers.
+    /// Media of the software controllers.
     pub media: HomeMedia,
-    /// Bytes of a logical block: 512 or 4096.
+    /// Bytes of an LBA: 512 or 4096.
     pub lba_bytes: u32,
 }
 
@@ -85,27 +83,27 @@ pub struct HomeDevice {
     pub path: PathBuf,
     /// Its controller's serial number.
     pub serial: String,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// A home, locked for as long as this lives. One that was created and is dropped before
-/// [`Home::set_ready`] leaves nothing.
+/// A home, locked while this value exists. Dropping a created one before [`Home::set_ready`]
+/// removes it.
 #[derive(Debug)]
 pub struct Home {
     dir: PathBuf,
     manifest: Manifest,
-    /// The directory was made for it.
+    /// True when the directory was created for it.
     is_new: bool,
     _lock: Lock,
 }
 
 impl Home {
-    /// Makes a home in `dir`, which is made as well if it does not exist. Nobody else can open it
-    /// before [`Home::set_ready`]. What an earlier attempt left is removed.
+    /// Makes a home in `dir`, which is created if it does not exist. Nobody else can open it before
+    /// [`Home::set_ready`]. Remains of an earlier attempt are removed.
     ///
     /// # Errors
-    /// [`HomeError`]; nothing is left in `dir` then but its lock.
+    /// Returns [`HomeError`]; only the lock is then left in `dir`.
     pub fn create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
         let devices = devices(options)?;
         let made = match fs::create_dir(dir) {
@@ -145,26 +143,26 @@ impl Home {
             None => {}
         }
         let files = || manifest.devices.iter().filter(|device| device.is_file());
-        // And for the parameters, which are written again when it is ready.
+        // Reserves room for the parameters, too, which are written again when the home is ready.
         check_room(dir, files().map(|device| device.bytes).sum::<u64>().saturating_add(UNIT))?;
         manifest.write(dir)?;
         let made = files().try_for_each(|device| make(dir, device));
         let made = made.and_then(|()| sync_directory(dir));
         if let Err(error) = made {
-            // The first failure is the one to report; what cannot be removed is recognised later.
+            // Reports the first failure; files that cannot be removed are recognised later.
             let _ = remove(dir, &manifest);
             return Err(error);
         }
         Ok(Self { dir: dir.to_owned(), manifest, is_new, _lock: lock })
     }
 
-    /// Says that what is in it can be used from now on: its devices were formatted.
+    /// Marks the home as usable: its devices were formatted.
     ///
     /// # Errors
-    /// [`HomeError::Os`].
+    /// Returns [`HomeError::Os`] if the mark cannot be written.
     pub fn set_ready(&mut self) -> Result<(), HomeError> {
         if self.is_ready() {
-            // On a full disk there would be no room to say so again.
+            // A full disk would have no room to write the mark again.
             return Ok(());
         }
         let mut ready = self.manifest.clone();
@@ -174,11 +172,11 @@ impl Home {
         Ok(())
     }
 
-    /// Removes a home that is not ready, with its files, as dropping it does: nothing is left but
-    /// the lock, in a directory that was there before. One that is ready stays.
+    /// Removes a home that is not ready, with its files, as dropping it does: only the lock is
+    /// left, in a directory that existed before. Keeps a home that is ready.
     ///
     /// # Errors
-    /// [`HomeError::Os`].
+    /// Returns [`HomeError::Os`] if a file cannot be removed.
     pub fn discard(self) -> Result<(), HomeError> {
         self.remove_unused()
     }
@@ -189,24 +187,24 @@ impl Home {
         }
         remove(&self.dir, &self.manifest)?;
         if self.is_new {
-            // Somebody may have put a file there.
+            // Another program may have put a file there.
             let _ = remove_directory(&self.dir);
         }
         Ok(())
     }
 
-    /// Whether there is something in `dir` that [`Home::create`] would refuse as a home.
+    /// Returns true when `dir` has a complete or unreadable home, which [`Home::create`] refuses.
     #[must_use]
     pub fn exists(dir: &Path) -> bool {
         !matches!(Manifest::read(dir), Ok(None | Some(Manifest { state: State::Making, .. })))
     }
 
-    /// Opens the home in `dir`, or makes one as [`Home::create`] does where none was completed. A
-    /// home keeps the files that it was made with.
+    /// Opens the home in `dir`, or makes one like [`Home::create`] if there is no complete one. A
+    /// home keeps its files.
     ///
     /// # Errors
-    /// [`HomeError::Resized`] when other files are asked for than it has; as for [`Home::open`] and
-    /// [`Home::create`].
+    /// Returns [`HomeError::Resized`] if other files are requested than it has, or an error of
+    /// [`Home::open`] or [`Home::create`].
     pub fn open_or_create(dir: &Path, options: &HomeOptions) -> Result<Self, HomeError> {
         if !Self::exists(dir) {
             return Self::create(dir, options);
@@ -218,11 +216,11 @@ impl Home {
     /// Opens the home in `dir`.
     ///
     /// # Errors
-    /// [`HomeError`]: without a home there, while another process has it, when it is not complete,
-    /// and when a device is gone, shorter than it was, or not what it was.
+    /// Returns [`HomeError`] if there is no home, another process has it, it is incomplete, or a
+    /// device is missing, shorter than before, or not the original.
     pub fn open(dir: &Path) -> Result<Self, HomeError> {
         let read = || Manifest::read(dir)?.ok_or(HomeError::Missing { dir: dir.to_owned() });
-        // Not a lock where there is nothing to be locked.
+        // Makes no lock file where there is no home.
         read()?;
         let lock = Lock::take(dir)?;
         let manifest = read()?;
@@ -235,25 +233,25 @@ impl Home {
         Ok(Self { dir: dir.to_owned(), manifest, is_new: false, _lock: lock })
     }
 
-    /// Whether its devices were formatted; if not, [`Home::create`] has just made it.
+    /// Returns true when its devices were formatted; if not, [`Home::create`] has just made it.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.manifest.state == State::Ready
     }
 
-    /// Where it is.
+    /// Returns its directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Bytes of a logical block.
+    /// Returns the bytes of an LBA.
     #[must_use]
     pub fn lba_bytes(&self) -> u32 {
         self.manifest.lba_bytes
     }
 
-    /// The devices, in their order.
+    /// Returns the devices, in order.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = HomeDevice> + '_ {
         self.manifest.devices.iter().map(|device| HomeDevice {
             path: self.dir.join(&device.path),
@@ -262,12 +260,12 @@ impl Home {
         })
     }
 
-    /// Opens the media, past the page cache: a software controller for each device, called by its
-    /// path.
+    /// Opens the media, bypassing the page cache: a software controller for each device, named by
+    /// its path.
     ///
     /// # Errors
-    /// [`HomeError::Media`] when the operating system refuses one: another medium uses it, the
-    /// file system has no direct I/O, or a file system is mounted on the block device.
+    /// Returns [`HomeError::Media`] if the operating system refuses one: it is in use, the file
+    /// system has no direct I/O, or a file system is mounted on the block device.
     pub fn controllers(&self) -> Result<Vec<EmuConfig>, HomeError> {
         let controller = |device: HomeDevice| {
             let media = open_media(&device.path, device.bytes)?;
@@ -282,7 +280,7 @@ impl Home {
     }
 }
 
-/// Refuses other files than the home in `dir` has, which is one of `homes` alike in `store`.
+/// Refuses other files than those of the home in `dir`, one of `homes` equal ones in `store`.
 pub(crate) fn check_files(
     store: &Path,
     homes: u32,
@@ -306,21 +304,21 @@ pub(crate) fn check_files(
     })
 }
 
-/// Bytes of each of `count` files that take no more than `bytes` together.
+/// Returns the bytes of each of `count` files that take at most `bytes` together.
 fn file_bytes(count: u32, bytes: u64) -> u64 {
     bytes / u64::from(count.max(1)) / UNIT * UNIT
 }
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // What cannot be removed is recognised later.
+        // Files that cannot be removed are recognised later.
         if let Err(error) = self.remove_unused() {
             tracing::warn!(%error, "a home that was not completed stays");
         }
     }
 }
 
-/// The devices of a new home.
+/// Returns the devices of a new home.
 fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
     let wrong = |why: String| HomeError::Options { why };
     if ![512, 4096].contains(&options.lba_bytes) {
@@ -364,27 +362,27 @@ fn devices(options: &HomeOptions) -> Result<Vec<Device>, HomeError> {
     }
 }
 
-/// How long the I/O of a process that was killed may take to end.
+/// Time limit for the I/O of a killed process to end.
 const RELEASE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
-/// What to do about a disk that answers with an error.
+/// Advice for a disk error.
 const CHECK: &str = "check the disk";
 /// Names of the devices' files: `device-0.img`.
 const FILE: &str = "device-";
 const FILE_END: &str = ".img";
 
-/// The number in the name of a device's file; `None` if it is no such name.
+/// Returns the number in the name of a device's file; `None` if it is no such name.
 fn file_number(name: &str) -> Option<u32> {
     name.strip_prefix(FILE)?.strip_suffix(FILE_END)?.parse().ok()
 }
 
-/// Size of a block device, in whole MiB.
+/// Returns the size of a block device, in whole MiB.
 fn block_bytes(path: &Path) -> Result<u64, HomeError> {
     let wrong = |why: String| HomeError::Options { why: format!("on {}: {why}", path.display()) };
     let found = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
     if !found.file_type().is_block_device() {
         return Err(wrong("it is not a block device; use files instead".to_owned()));
     }
-    // As it is opened later: exclusively, and past the page cache.
+    // Opened as it is later: exclusively, and bypassing the page cache.
     let size = open_media(path, 0)?.capacity_bytes();
     match size / UNIT * UNIT {
         0 => Err(wrong(format!("it has only {size} bytes"))),
@@ -392,8 +390,8 @@ fn block_bytes(path: &Path) -> Result<u64, HomeError> {
     }
 }
 
-/// Opens the medium of a device of a home that is locked. What a process had in flight when it was
-/// killed the kernel ends after it, and until then the file belongs to it: waits for that.
+/// Opens a device's medium of a locked home. The kernel ends the I/O of a killed process only after
+/// its death, and the file stays locked until then: waits for that.
 fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, HomeError> {
     let options = FileOptions { keep_space: true, ..FileOptions::default() };
     let clock = MonotonicClock::default();
@@ -410,7 +408,7 @@ fn open_media(path: &Path, bytes: u64) -> Result<FileMedia, HomeError> {
     opened.map_err(HomeError::Media)
 }
 
-/// Refuses a directory with files of somebody else, before a lock is put beside them.
+/// Refuses a directory with foreign files, before a lock is put beside them.
 fn check_empty(dir: &Path) -> Result<(), HomeError> {
     let ours = |name: &str| [lock::NAME, manifest::NAME, manifest::NEW].contains(&name);
     let has_manifest = dir.join(manifest::NAME).exists();
@@ -437,7 +435,7 @@ fn make(dir: &Path, device: &Device) -> Result<(), HomeError> {
     allocate(dir, &path, &file, device.bytes)
 }
 
-/// Refuses to use up what the file system has, and fail then.
+/// Refuses an allocation for which the file system has too little space.
 fn check_room(dir: &Path, wanted: u64) -> Result<(), HomeError> {
     let space = rustix::fs::statvfs(dir);
     let space = space.map_err(|error| os(dir, "measuring the disk", CHECK, error))?;
@@ -448,7 +446,7 @@ fn check_room(dir: &Path, wanted: u64) -> Result<(), HomeError> {
     Ok(())
 }
 
-/// Gives a file all of its space.
+/// Allocates all space of a file.
 fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), HomeError> {
     let found = file.metadata().map_err(|error| os(path, "measuring it", CHECK, error))?;
     let missing = bytes.saturating_sub(found.blocks() * 512);
@@ -464,7 +462,7 @@ fn allocate(dir: &Path, path: &Path, file: &File, bytes: u64) -> Result<(), Home
     Err(os(path, "allocating its space", hint, error))
 }
 
-/// Whether a device is still there, and as large as it was.
+/// Checks that a device exists and still has its size.
 fn check(dir: &Path, index: usize, device: &Device) -> Result<(), HomeError> {
     let path = dir.join(&device.path);
     let wrong = |why: String| Err(HomeError::Device { path: path.clone(), index, why });
@@ -488,11 +486,11 @@ fn check(dir: &Path, index: usize, device: &Device) -> Result<(), HomeError> {
     if !found.is_file() || found.len() != device.bytes {
         return wrong(format!("has {} bytes and had {}", found.len(), device.bytes));
     }
-    // A copy may have left out what was zero.
+    // A copied file may be sparse where it has zeroes.
     allocate(dir, &path, &file, device.bytes)
 }
 
-/// Removes what [`Home::create`] makes, the parameters last.
+/// Removes the files that [`Home::create`] makes, the parameters last.
 fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
     let files = manifest.devices.iter().filter(|device| device.is_file());
     let files = files.map(|device| device.path.as_path());
@@ -508,12 +506,12 @@ fn remove(dir: &Path, manifest: &Manifest) -> Result<(), HomeError> {
     sync_directory(dir)
 }
 
-/// Removes a directory that was made for a home, with its lock.
+/// Removes a directory that was created for a home, with its lock.
 fn remove_directory(dir: &Path) -> io::Result<()> {
     fs::remove_file(dir.join(lock::NAME)).and_then(|()| fs::remove_dir(dir))
 }
 
-/// Makes names permanent.
+/// Makes directory entries durable.
 pub(crate) fn sync_directory(dir: &Path) -> Result<(), HomeError> {
     let synced = File::open(dir).and_then(|dir| dir.sync_all());
     synced.map_err(|error| os(dir, "flushing it", CHECK, error))

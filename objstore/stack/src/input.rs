@@ -1,4 +1,4 @@
-//! Files that others wrote: read up to a limit, and only if they are files.
+//! Reading of untrusted files: regular files only, up to a limit.
 
 use std::{
     fs::{self, File},
@@ -11,10 +11,10 @@ use rustix::fs::OFlags;
 
 use crate::Size;
 
-/// Opens a regular file for reading. It never waits, as it would for the other end of a FIFO.
+/// Opens a regular file for reading. Never blocks, as opening a FIFO would.
 ///
 /// # Errors
-/// When it cannot be opened, and for a directory, a device, a FIFO or a socket, by that name.
+/// Returns an error if it cannot be opened, or names its type if it is no regular file.
 pub fn open_file(path: &Path) -> io::Result<File> {
     let found = fs::metadata(path)?.file_type();
     if !found.is_file() {
@@ -26,7 +26,7 @@ pub fn open_file(path: &Path) -> io::Result<File> {
         };
         return Err(io::Error::other(format!("it is {what}, and not a regular file")));
     }
-    // What has taken its place since must not make this wait either.
+    // Must not block on a file that has replaced it since, either.
     let no_wait = OFlags::NONBLOCK.bits().cast_signed();
     File::options().read(true).custom_flags(no_wait).open(path)
 }
@@ -34,7 +34,7 @@ pub fn open_file(path: &Path) -> io::Result<File> {
 /// Reads a regular file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// As for [`open_file`], and for a larger file, of which no more than the limit was read.
+/// Same as [`open_file`]; also for a larger file, of which no more than the limit is read.
 pub fn read_file(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open_file(path)?;
     let too_large = || {
@@ -44,7 +44,7 @@ pub fn read_file(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     if file.metadata()?.len() > bytes_max {
         return too_large();
     }
-    // Files of /proc say that they are empty, and others grow.
+    // Files in /proc report a size of 0, and other files may grow.
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max { too_large() } else { Ok(bytes) }

@@ -63,40 +63,40 @@
 //! ```
 //!
 //! # Architecture
-//! - [`Home`]: a directory that is a store's place on this machine. One file, or block device, for
-//!   each software controller; their parameters; a lock.
+//! - [`Home`]: a store's directory on this machine. One file, or block device, for each software
+//!   controller; their parameters; a lock.
 //! - [`Place`]: a home, or drives ([`Drives`]) that are opened through VFIO. [`Fleet`]: its
-//!   controllers, attached, with memory for their queues.
-//! - [`Executor`]: who runs the I/O kernel; on a [`Gpu`] that is opened once.
-//! - [`Route`]: the way of the data to the KV pool, which is wherever [`PoolMemory`] says.
-//!   [`by_first_route`] takes the first that is proven; [`Placement`] says which, and why not a
-//!   better one.
+//!   attached controllers, with memory for their queues.
+//! - [`Executor`]: host threads, the calling thread, or a [`Gpu`], to run the I/O kernel.
+//! - [`Route`]: the data path to the KV pool, whose memory is a [`PoolMemory`]. [`by_first_route`]
+//!   takes the first route that is proven; [`Placement`] reports it, and why no better one was
+//!   taken.
 //! - [`Stack`]: devices, driver, executor, KV pool and store, in the order in which they are built
-//!   and taken apart (`build.rs`). `bounce.rs` has what an engine's memory is copied through where
-//!   devices cannot describe it.
-//! - [`Ranks`]: a directory for a store in several processes. [`CatalogStack`] and [`RankStack`]:
-//!   what the process of an engine's scheduler has, and each of its workers. A thread of each
-//!   [`RankStack`] looks after its devices, so that one whose owner wants it back is given back,
-//!   and one that was removed is noticed, while the engine does nothing or waits on its GPU.
-//! - [`Request`]: blocks on their way, for callers that know layers by number and have no tickets.
-//! - [`read_file`]: what a person or another program wrote, up to a limit.
+//!   and torn down (`build.rs`). `bounce.rs` has the buffers for engine memory that devices cannot
+//!   describe.
+//! - [`Ranks`]: the directory of a store in several processes. [`CatalogStack`] and [`RankStack`]:
+//!   the parts of the engine's scheduler and of each of its workers. A thread of each [`RankStack`]
+//!   watches its devices, so that a device is given back when its owner requests it, and a removal
+//!   is noticed, while the engine is idle or waits on its GPU.
+//! - [`Request`]: a transfer of blocks, for callers that name layers by number and have no tickets.
+//! - [`read_file`]: reads untrusted files, up to a limit.
 //!
 //! # Invariants
-//! - A home, or a drive, belongs to one process at a time. A home is complete, or recognised as
-//!   incomplete; so is a store of ranks on drives.
-//! - The files of a home have all their space from the beginning, and never more than was asked
-//!   for: once it exists, no write fails because a disk is full.
-//! - A drive is not formatted if it holds anything but what a replay left, or a part of the same
-//!   store, unless the caller says so.
-//! - Chance is an argument: identities come from the caller. So is the clock.
-//! - When a request has ended, no device and no copy touches the engine's blocks any more.
-//! - libcuda and libgdrapi are loaded when [`Executor::Cuda`] is asked for, and not before.
+//! - A home, or a drive, belongs to one process at a time. An incomplete home is recognised; so is
+//!   an incomplete store of ranks on drives.
+//! - The files of a home have all their space from the beginning, and never more than requested:
+//!   once it exists, no write fails because a disk is full.
+//! - A drive is formatted only if it is empty, or has remains of a replay or a part of the same
+//!   store, unless the caller allows more.
+//! - Randomness and time are arguments: identities and the clock come from the caller.
+//! - After the end of a request, no device and no copy accesses the engine's blocks.
+//! - libcuda and libgdrapi are loaded only for [`Executor::Cuda`].
 //!
 //! # Not implemented
-//! - Homes that grow, shrink, or get other devices. Drives that are added to a store.
-//! - Requests that are larger than a staging buffer (a pool on a GPU that the devices do not
-//!   reach): they are refused.
-//! - [`Request`] does not know streams; jobs of a [`RankStack`] do.
+//! - Resizing a home or changing its devices. Adding drives to a store.
+//! - Requests larger than a staging buffer (for a pool on a GPU that the devices do not reach):
+//!   they are refused.
+//! - Streams for [`Request`]; jobs of a [`RankStack`] have them.
 //! - On a GPU, and with drives and a GPU together, none of this has run: only over a stand-in for
 //!   libcuda, with software controllers.
 

@@ -1,4 +1,4 @@
-//! Where the devices of a store, or of one of its ranks, are.
+//! Devices of a store, or of one of its ranks.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     home::Home,
 };
 
-/// Where devices are.
+/// Location of the devices.
 #[derive(Debug)]
 pub enum Place {
     /// Files, or block devices, behind software controllers.
@@ -24,21 +24,21 @@ pub enum Place {
     Drives(Vec<Drive>),
 }
 
-/// A drive.
+/// A drive and its expected identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drive {
-    /// Where it is.
+    /// Its PCI address.
     pub address: PciAddress,
-    /// What has to be there; `None`: the store itself knows.
+    /// The expected drive; with `None`, only the store's own check applies.
     pub identity: Option<DriveIdentity>,
 }
 
-/// What tells a drive from others, wherever it is.
+/// Identity of a drive, independent of its address.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DriveIdentity {
     /// Serial number.
     pub serial: String,
-    /// The namespace that is used.
+    /// The namespace in use.
     pub nsid: u32,
 }
 
@@ -49,18 +49,18 @@ impl From<Home> for Place {
 }
 
 impl Place {
-    /// Drives at these addresses.
+    /// Returns a place of drives at these addresses.
     #[must_use]
     pub fn drives(addresses: &[PciAddress]) -> Self {
         let drive = |address: &PciAddress| Drive { address: *address, identity: None };
         Self::Drives(addresses.iter().map(drive).collect())
     }
 
-    /// Attaches the driver to the controllers. Nothing is written.
+    /// Attaches the driver to the controllers. Writes nothing.
     ///
     /// # Errors
-    /// As for [`Fleet::of_controllers`] and [`Drives::open`]; [`StackError::Home`];
-    /// [`StackError::Drive`] for another drive than expected.
+    /// Returns [`StackError::Home`], [`StackError::Drive`] if a drive is not the expected one, or
+    /// an error of [`Fleet::of_controllers`] or [`Drives::open`].
     pub fn fleet(
         &self,
         clock: &Arc<dyn Clock>,
@@ -83,7 +83,7 @@ impl Place {
         }
     }
 
-    /// Whether the devices are files, which keep the space that they have.
+    /// Returns true when the devices are files, which keep their space.
     pub(crate) fn is_on_files(&self) -> bool {
         match self {
             Self::Home(home) => home.devices().any(|device| device.path.starts_with(home.dir())),
@@ -91,11 +91,11 @@ impl Place {
         }
     }
 
-    /// Makes a store on the devices. A home was made for it; a drive has to be blank, or to hold
-    /// nothing but what a replay left, or a part of this store, unless `format` allows more.
+    /// Formats a store on the devices. A drive must be blank, or have only remains of a replay or a
+    /// part of this store, unless `format` allows more. A home was made for the store.
     ///
     /// # Errors
-    /// [`StackError::NotEmpty`], and nothing was written then; else as for [`Store::format`].
+    /// Returns [`StackError::NotEmpty`], with nothing written, or an error of [`Store::format`].
     pub(crate) fn format(
         &self,
         devices: &[StoreDevice],
@@ -108,7 +108,7 @@ impl Place {
                 let overwrite = Overwrite::Anything;
                 let format = Format { overwrite, ..format.clone() };
                 Store::format(devices, &format).map_err(StackError::of_format)?;
-                // Only now: a mark says that what is there may be lost.
+                // Comes last: the mark at the edge allows the contents to be overwritten.
                 for device in devices {
                     drives::clear_edges(&mut device.controller.lock())?;
                 }
@@ -117,8 +117,8 @@ impl Place {
         }
     }
 
-    /// Whether the devices were formatted. Of drives that is assumed: who makes a store on them
-    /// says so.
+    /// Returns true when the devices were formatted. Assumed for drives: the caller who makes a
+    /// store on them formats them.
     pub(crate) fn is_ready(&self) -> bool {
         match self {
             Self::Home(home) => home.is_ready(),
@@ -126,14 +126,14 @@ impl Place {
         }
     }
 
-    /// Says that the devices were formatted.
+    /// Marks the devices as formatted.
     ///
     /// # Errors
-    /// [`StackError::Home`].
+    /// Returns [`StackError::Home`] if the mark cannot be written.
     pub(crate) fn set_ready(&mut self) -> Result<(), StackError> {
         match self {
             Self::Home(home) => Ok(home.set_ready()?),
-            // The drives say it themselves.
+            // The superblocks on the drives record it.
             Self::Drives(_) => Ok(()),
         }
     }
@@ -155,7 +155,7 @@ impl Drive {
     }
 }
 
-/// Refuses to lose what drives hold.
+/// Refuses to overwrite data on drives.
 fn check_vacant(
     devices: &[StoreDevice],
     allowed: Overwrite,
@@ -196,7 +196,7 @@ mod tests {
     const BYTES: u64 = 16 * MIB;
     const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 1024, block_tokens: 16 };
 
-    /// A drive whose store keeps away from its first and last MiB, and what is on it.
+    /// Makes a drive whose store leaves its first and last MiB free, and its medium.
     fn drive() -> (MemoryMedia, Fleet) {
         let media = MemoryMedia::new(BYTES).unwrap();
         let config = EmuConfig::new("drive").namespace(media.clone(), 512);
@@ -221,7 +221,7 @@ mod tests {
     fn a_drive_is_formatted_only_where_nothing_is_lost() {
         let (_, fleet) = drive();
         format(&fleet, 1, Overwrite::Nothing).unwrap();
-        // As after a crash while the store was made.
+        // Like after a crash while the store was made.
         format(&fleet, 1, Overwrite::Nothing).unwrap();
         let error = format(&fleet, 2, Overwrite::Nothing).unwrap_err();
         assert!(error.to_string().contains("not empty (store 0101"), "{error}");

@@ -1,4 +1,4 @@
-//! The KV pool: memory that the engine owns, in this process or on a GPU, or that is allocated for
+//! The KV pool: memory that the engine owns, in this process or on a GPU, or memory allocated for
 //! it.
 
 #![allow(unsafe_code, reason = "describes memory that an engine owns, by its address")]
@@ -10,7 +10,7 @@ use objstore::{KvPool, KvShape};
 
 use crate::error::StackError;
 
-/// Memory of this process that an engine owns. Its begin and its length may have any alignment.
+/// Memory of this process that an engine owns, with any alignment and length.
 #[derive(Clone)]
 pub struct EngineMemory {
     base: NonNull<u8>,
@@ -18,9 +18,9 @@ pub struct EngineMemory {
     owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: an address; the owner is Send + Sync.
+// SAFETY: a plain address; the owner is Send + Sync.
 unsafe impl Send for EngineMemory {}
-// SAFETY: as above; nothing is accessed through a shared one but by raw copies.
+// SAFETY: as above; memory is accessed through a shared value only by raw copies.
 unsafe impl Sync for EngineMemory {}
 
 impl fmt::Debug for EngineMemory {
@@ -31,33 +31,33 @@ impl fmt::Debug for EngineMemory {
 }
 
 impl EngineMemory {
-    /// `bytes` bytes from `base` on.
+    /// Describes `bytes` bytes from `base` on.
     ///
     /// # Safety
-    /// The bytes stay allocated, readable and writable until `owner` is dropped, and no Rust
-    /// reference into them exists while a store moves them.
+    /// The bytes must stay allocated, readable and writable until `owner` is dropped, and no Rust
+    /// reference into them may exist while a store moves them.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { base, bytes, owner }
     }
 
-    /// First byte.
+    /// Returns the first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     fn external(&self) -> ExternalMemory {
-        // SAFETY: what `EngineMemory::new` was promised.
+        // SAFETY: the contract of `EngineMemory::new`.
         unsafe { ExternalMemory::new(Some(self.base), None, self.bytes, self.owner.clone()) }
     }
 }
 
-/// Memory of a GPU that an engine owns. Its begin and its length may have any alignment.
+/// Memory of a GPU that an engine owns, with any alignment and length.
 #[derive(Clone)]
 pub struct GpuMemory {
     base: DevicePtr,
@@ -74,11 +74,11 @@ impl fmt::Debug for GpuMemory {
 }
 
 impl GpuMemory {
-    /// `bytes` bytes from `base` on, on the GPU with this number, as CUDA counts.
+    /// Describes `bytes` bytes from `base` on, on the GPU with this CUDA ordinal.
     ///
     /// # Safety
-    /// The bytes stay allocated until `owner` is dropped, in the primary context of the GPU, and
-    /// what the engine's kernels do with blocks that a store moves is in order with it.
+    /// The bytes must stay allocated until `owner` is dropped, in the primary context of the GPU,
+    /// and the engine's kernels must be ordered with the store's transfers of the same blocks.
     #[must_use]
     pub unsafe fn new(
         base: DevicePtr,
@@ -89,33 +89,33 @@ impl GpuMemory {
         Self { base, bytes, ordinal, owner }
     }
 
-    /// The GPU's number.
+    /// Returns the GPU's ordinal.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// First byte.
+    /// Returns the first byte.
     pub(crate) fn base(&self) -> DevicePtr {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// As it is.
+    /// Describes the memory as it is.
     pub(crate) fn external(&self) -> ExternalMemory {
-        // SAFETY: what `GpuMemory::new` was promised.
+        // SAFETY: the contract of `GpuMemory::new`.
         unsafe { ExternalMemory::new(None, Some(self.base), self.bytes, self.owner.clone()) }
     }
 }
 
-/// The pages that memory is in, and where in them it begins.
+/// Extends memory to whole pages, and returns its offset in them.
 ///
-/// Devices get whole pages. Those around the memory exist as long as it does, because process and
-/// GPU have pages as a whole; bytes beside it are never named: a pool's rows are inside it.
+/// Devices map whole pages. Those at the edges exist as long as the memory does, because memory is
+/// allocated in whole pages; bytes beside it are never addressed: a pool's rows are inside it.
 pub(crate) fn whole_pages(memory: ExternalMemory) -> (ExternalMemory, usize) {
     let page = rustix::param::page_size();
     let (host, device, len, owner) = memory.into_parts();
@@ -134,45 +134,45 @@ pub(crate) fn whole_pages(memory: ExternalMemory) -> (ExternalMemory, usize) {
     (whole, head)
 }
 
-/// Where the KV pool is.
+/// Location of the KV pool.
 #[derive(Debug, Clone)]
 pub enum PoolMemory {
     /// In memory of the engine, in this process.
     Engine {
         /// The memory.
         memory: EngineMemory,
-        /// Where the blocks are in it.
+        /// The blocks' offsets in it.
         layout: PoolLayout,
     },
     /// In memory of the engine, on a GPU.
     Gpu {
         /// The memory.
         memory: GpuMemory,
-        /// Where the blocks are in it.
+        /// The blocks' offsets in it.
         layout: PoolLayout,
     },
-    /// In memory that is allocated for it, one tensor after another: of the GPU that runs the I/O
-    /// kernel, if one does and a route leads there.
+    /// In memory allocated for it, one tensor after another: on the GPU that runs the I/O kernel,
+    /// if there is one and a route leads there.
     Own {
-        /// Blocks.
+        /// Number of blocks.
         blocks: u32,
     },
 }
 
-/// Where KV blocks are in a pool: the object of block `b` in row `r` is at
-/// `rows[r] + b * block_stride`. Row `layer * segments + segment` is that of a layer's segment.
+/// Offsets of KV blocks in a pool: the object of block `b` in row `r` is at `rows[r] + b *
+/// block_stride`. Row `layer * segments + segment` is that of a layer's segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolLayout {
     /// Offset of block 0 of each row, in bytes.
     pub rows: Vec<u64>,
     /// Bytes from one block's object to the next one's.
     pub block_stride: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
 impl PoolLayout {
-    /// One tensor after another, a row each: `[rows, blocks, object]`.
+    /// Returns the layout of one tensor per row, in sequence: `[rows, blocks, object]`.
     #[must_use]
     pub fn contiguous(shape: &KvShape, blocks: u32) -> Self {
         let stride = u64::from(shape.object_bytes);
@@ -181,29 +181,29 @@ impl PoolLayout {
         Self { rows, block_stride: stride, blocks }
     }
 
-    /// Whether every object begins at a multiple of `unit`, in memory that begins at `base`.
+    /// Returns true when every object begins at a multiple of `unit`, in memory at `base`.
     pub(crate) fn is_aligned(&self, base: u64, unit: u64) -> bool {
         let mut starts = self.rows.iter().map(|row| base + row);
         starts.all(|start| start.is_multiple_of(unit)) && self.block_stride.is_multiple_of(unit)
     }
 
-    /// Bytes from the first object to the end of the last one.
+    /// Returns the bytes from the first object to the end of the last one.
     pub(crate) fn span(&self, shape: &KvShape) -> u64 {
         let first = self.rows.iter().min().copied().unwrap_or(0);
         self.end(shape).saturating_sub(first)
     }
 
-    /// Where the last object ends.
+    /// Returns the end of the last object.
     fn end(&self, shape: &KvShape) -> u64 {
         let last = self.rows.iter().max().copied().unwrap_or(0);
         let gap = u64::from(self.blocks.saturating_sub(1)).saturating_mul(self.block_stride);
         last.saturating_add(gap).saturating_add(u64::from(shape.object_bytes))
     }
 
-    /// Refuses a layout whose objects are not all in `bytes` bytes.
+    /// Checks that all objects are in `bytes` bytes.
     ///
     /// # Errors
-    /// [`DmaError::OutOfRange`].
+    /// Returns [`DmaError::OutOfRange`] if one is not.
     pub(crate) fn check(&self, shape: &KvShape, bytes: usize) -> Result<(), StackError> {
         let end = self.end(shape);
         if end > bytes as u64 {
@@ -213,7 +213,7 @@ impl PoolLayout {
         Ok(())
     }
 
-    /// The same in memory with `head` bytes before it.
+    /// Shifts the layout by `head` bytes.
     pub(crate) fn after(self, head: usize) -> Self {
         let rows = self.rows.into_iter().map(|row| row.saturating_add(head as u64)).collect();
         Self { rows, ..self }
@@ -222,7 +222,7 @@ impl PoolLayout {
     /// Registers memory of this process.
     ///
     /// # Errors
-    /// [`StackError::Pool`].
+    /// Returns [`StackError::Pool`] if the layout is invalid.
     pub(crate) fn register(
         self,
         memory: Arc<dyn DmaMemory>,
@@ -232,10 +232,10 @@ impl PoolLayout {
     }
 }
 
-/// Registers an engine's memory in this process as it is.
+/// Registers an engine's memory in this process without bounce buffers.
 ///
 /// # Errors
-/// [`StackError::Memory`], [`StackError::Pool`].
+/// Returns [`StackError::Memory`] or [`StackError::Pool`].
 pub(crate) fn register(
     memory: &EngineMemory,
     layout: PoolLayout,

@@ -1,4 +1,4 @@
-//! What a worker's process has: the plane of its rank, and what is below it.
+//! The plane of a rank with its devices, in a worker's process.
 
 use std::{
     collections::HashMap,
@@ -28,32 +28,32 @@ mod watch;
 
 use watch::Watch;
 
-/// What a rank's plane is built from.
+/// Parameters of a rank's plane.
 #[derive(Debug)]
 pub struct RankStackConfig {
     /// Its devices: [`crate::Ranks::place`].
     pub place: Place,
-    /// Which rank it is, of which store.
+    /// The rank and its store.
     pub id: RankId,
-    /// Who runs the I/O kernel.
+    /// The executor of the I/O kernel.
     pub executor: Executor,
-    /// The way of the data; `None`: the best that works.
+    /// The required route; `None`: the best that works.
     pub require: Option<Route>,
-    /// What a KV block is made of.
+    /// Shape of a KV block.
     pub shape: KvShape,
-    /// Where the KV pool is.
+    /// Location of the KV pool.
     pub pool: PoolMemory,
-    /// How the driver attaches to controllers.
+    /// Options for attaching to controllers.
     pub controller: ControllerOptions,
-    /// The numbers of the plane.
+    /// Options of the plane.
     pub options: StoreOptions,
 }
 
-/// A plane, and what has to live as long. Any number of threads may use it; none holds up another
-/// one while it waits.
+/// A plane, and the resources that must outlive it. Any number of threads may use it; a waiting
+/// thread does not block the others.
 ///
-/// A thread of its own looks after the devices: one that was removed fails the plane, and when the
-/// owner of one wants it back, the plane is closed. Every later call says why.
+/// A thread of its own watches the devices: the removal of a device fails the plane, and a request
+/// of a device's owner to give it back closes it. Every later call returns the reason.
 #[derive(Debug)]
 pub struct RankStack {
     shared: Arc<Shared>,
@@ -71,11 +71,11 @@ struct Shared(Mutex<State>);
 #[derive(Debug)]
 enum State {
     Open(Box<Open>),
-    /// And why.
+    /// Closed, for this reason.
     Closed(String),
 }
 
-/// Fields are dropped in this order: who uses before who is used.
+/// Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 struct Open {
     plane: Plane,
@@ -86,7 +86,7 @@ struct Open {
 #[derive(Debug)]
 struct Job {
     direction: Direction,
-    /// Of each layer in flight.
+    /// The ticket of each layer in flight.
     tickets: Vec<Option<Ticket>>,
     bounced: Option<Bounced>,
 }
@@ -109,7 +109,7 @@ impl Open {
         Ok(done)
     }
 
-    /// Waits longer for a layer that is overdue: what hangs is recovered from.
+    /// Waits for an overdue layer, recovering devices that hang.
     fn insist(&mut self, job: JobId, layer: Layer) -> Result<LayerDone, StackError> {
         let Self { plane, jobs, .. } = self;
         let entry = jobs.get_mut(&job).ok_or(StoreError::NoSuchJob { job })?;
@@ -121,7 +121,7 @@ impl Open {
 }
 
 impl Job {
-    /// A retrieved layer is where the devices put it.
+    /// Copies a retrieved layer out of its bounce buffers.
     fn arrived(&self, layer: Layer) {
         if let (Some(bounced), Direction::Read) = (&self.bounced, self.direction) {
             bounced.copy(layer, Direction::Read);
@@ -145,7 +145,7 @@ impl Shared {
     }
 
     fn close(&self, why: String) -> Result<(), StackError> {
-        // Held to the end: nobody hears that it is closed while a device uses the engine's blocks.
+        // Held to the end: no caller may see it closed while a device uses the engine's blocks.
         let mut state = self.state();
         if matches!(*state, State::Closed(_)) {
             return Ok(());
@@ -160,7 +160,7 @@ impl Shared {
         closed?.controllers.iter().try_for_each(|controller| shut_down(&mut controller.lock()))
     }
 
-    /// What the thread does. Whether there is anything left to look after.
+    /// Checks the devices, for the watch thread. Returns true while there is anything to watch.
     fn look(&self) -> bool {
         let wanted = self.with(|open| {
             open.plane.sync()?;
@@ -169,7 +169,7 @@ impl Shared {
         let device = match wanted {
             Ok(None) => return true,
             Ok(Some(device)) => device,
-            // Whoever uses it next is told.
+            // The next caller receives the error.
             Err(_) => return false,
         };
         let why = format!("the owner of device {device} wants it back, so the store was closed");
@@ -185,7 +185,7 @@ impl RankStack {
     /// Builds the devices and opens the plane on them.
     ///
     /// # Errors
-    /// As for [`Plane::open_rank`], and [`StackError`] of the part that refuses.
+    /// Returns the [`StackError`] of the part that fails, or an error of [`Plane::open_rank`].
     pub fn open(config: RankStackConfig, clock: Arc<dyn Clock>) -> Result<Self, StackError> {
         let RankStackConfig { place, id, executor, require, shape, pool, controller, options } =
             config;
@@ -232,28 +232,28 @@ impl RankStack {
         self.shared.with(act)
     }
 
-    /// The shape of the KV blocks.
+    /// Returns the shape of the KV blocks.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.shape
     }
 
-    /// As [`crate::Stack::is_bounced`].
+    /// Same as [`crate::Stack::is_bounced`].
     #[must_use]
     pub fn is_bounced(&self) -> bool {
         self.is_bounced
     }
 
-    /// The way of the data, where things are, and why not in a better place.
+    /// Returns the route, the locations, and the reasons against better routes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Prepares to move blocks: see [`Plane::begin`].
+    /// Prepares to move blocks; see [`Plane::begin`].
     ///
     /// # Errors
-    /// As there, and [`StackError::Bounce`].
+    /// Returns [`StackError::Bounce`], or an error of [`Plane::begin`].
     pub fn begin(
         &self,
         direction: Direction,
@@ -276,11 +276,11 @@ impl RankStack {
         })
     }
 
-    /// Starts reading files into memory of this process, for jobs that load them within this time:
-    /// see [`Plane::prefetch`]. Says how many leading ones are there or on their way.
+    /// Starts reading files into host memory, for jobs that load them within this time; see
+    /// [`Plane::prefetch`]. Returns the number of leading files that are there or in flight.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Plane::prefetch`].
     pub fn prefetch(
         &self,
         files: &[FileId],
@@ -289,17 +289,17 @@ impl RankStack {
     ) -> Result<usize, StackError> {
         let until = self.clock.now() + within;
         self.with(|open| {
-            // Nobody waits for those that read ahead.
+            // Discards finished prefetches, for which no caller waits.
             open.plane.take_ended();
             Ok(open.plane.prefetch(files, expected, until)?.0)
         })
     }
 
-    /// Starts a layer, after what was enqueued on `after` so far: a stream of the GPU that the pool
-    /// is on. Waits while as many are in flight as may be.
+    /// Starts a layer, ordered after the work already enqueued on `after`, a stream of the pool's
+    /// GPU. Waits while the limit of layers in flight is reached.
     ///
     /// # Errors
-    /// As for [`Plane::start`].
+    /// Same as [`Plane::start`].
     pub fn start(
         &self,
         job: JobId,
@@ -313,7 +313,7 @@ impl RankStack {
                 let entry = jobs.get_mut(&job).ok_or(StoreError::NoSuchJob { job })?;
                 if let Some(bounced) = &entry.bounced {
                     if after.is_some() {
-                        // The copy would not be in the stream's order.
+                        // The copy would not be ordered with the stream.
                         return Err(StoreError::NoStreams.into());
                     }
                     if entry.direction == Direction::Write {
@@ -335,11 +335,11 @@ impl RankStack {
         }
     }
 
-    /// Makes what is enqueued on `stream` from now on wait for a layer that was started: see
-    /// [`Plane::join`]. Waits for nothing itself; whether the layer failed [`RankStack::end`] says.
+    /// Makes later work on `stream` wait for a started layer; see [`Plane::join`]. Does not block;
+    /// a failure of the layer is reported by [`RankStack::end`].
     ///
     /// # Errors
-    /// As for [`Plane::join`], and [`StackError::NotStarted`].
+    /// Returns [`StackError::NotStarted`], or an error of [`Plane::join`].
     pub fn join(&self, job: JobId, layer: Layer, stream: RawStream) -> Result<(), StackError> {
         self.with(|open| {
             let Open { plane, jobs, .. } = open;
@@ -349,11 +349,10 @@ impl RankStack {
         })
     }
 
-    /// Waits for a layer that was started. When this returns, no device uses the layer's blocks any
-    /// more.
+    /// Waits for a started layer. On return, no device uses the layer's blocks.
     ///
     /// # Errors
-    /// As for [`Plane::wait`], and [`StackError::NotStarted`].
+    /// Returns [`StackError::NotStarted`], or an error of [`Plane::wait`].
     pub fn wait(&self, job: JobId, layer: Layer) -> Result<LayerDone, StackError> {
         let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
         loop {
@@ -366,23 +365,22 @@ impl RankStack {
         }
     }
 
-    /// As [`RankStack::wait`], without waiting: `None` while the layer is in flight.
+    /// Polls a layer: `None` while it is in flight.
     ///
     /// # Errors
-    /// As for [`RankStack::wait`].
+    /// Same as [`RankStack::wait`].
     pub fn poll(&self, job: JobId, layer: Layer) -> Result<Option<LayerDone>, StackError> {
         self.with(|open| open.poll(job, layer))
     }
 
-    /// Ends jobs: waits for their layers in flight, and makes what they stored permanent, with one
+    /// Ends jobs: waits for their layers in flight, and makes the stored data durable, with one
     /// flush for all. The reports are for the catalog: [`objstore::DurableCatalog`].
     ///
-    /// After a flush that failed every job that stored something has failed
-    /// ([`StoreError::JournalFailed`]), in this call and in all later ones, and none is begun: open
-    /// the rank again.
+    /// A failed flush fails every job that stored something ([`StoreError::JournalFailed`]), in
+    /// this call and in all later ones, and no new job is accepted: open the rank again.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchJob`], [`StoreError::Failed`].
+    /// Returns [`StoreError::NoSuchJob`] or [`StoreError::Failed`].
     pub fn end(&self, jobs: &[JobId]) -> Result<Vec<Report>, StackError> {
         let mut ended = Vec::with_capacity(jobs.len());
         for &job in jobs {
@@ -390,7 +388,7 @@ impl RankStack {
                 let mut waiter = Waiter::new(&*self.clock, self.clock.now() + self.wait_timeout);
                 while matches!(self.poll(job, layer), Ok(None)) {
                     if !waiter.wait() {
-                        // What became of it the job says.
+                        // The end of the job reports the result.
                         let _ = self.with(|open| open.insist(job, layer));
                     }
                 }
@@ -404,36 +402,35 @@ impl RankStack {
         self.with(|open| Ok(open.plane.report(ended)))
     }
 
-    /// Files whose bytes could not be read, or not as they were stored, since the last call: tell
-    /// the catalog.
+    /// Returns the files whose data was unreadable or corrupt since the last call, for the catalog.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] once it was closed.
+    /// Returns [`StoreError::Failed`] once it was closed.
     pub fn take_lost(&self) -> Result<Vec<FileId>, StackError> {
         self.with(|open| Ok(open.plane.take_lost()))
     }
 
-    /// What devices reported since the last call: see [`Plane::poll_events`]. Nobody has to ask.
+    /// Returns events of the devices since the last call; see [`Plane::poll_events`]. Optional.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`Plane::poll_events`].
     pub fn poll_events(&self) -> Result<Vec<StoreEvent>, StackError> {
         self.with(|open| Ok(open.plane.poll_events()?))
     }
 
-    /// Counts.
+    /// Returns the counters.
     ///
     /// # Errors
-    /// As for [`Plane::stats`].
+    /// Same as [`Plane::stats`].
     pub fn stats(&self) -> Result<PlaneStats, StackError> {
         self.with(|open| Ok(open.plane.stats()?))
     }
 
-    /// Waits for what is in flight, shuts the devices down, and gives the engine's memory back.
-    /// Every later call says that it was closed.
+    /// Waits for I/O in flight, shuts the devices down, and releases the engine's memory. Every
+    /// later call fails as closed.
     ///
     /// # Errors
-    /// As for [`Plane::close`], and [`StackError::Shutdown`].
+    /// Returns [`StackError::Shutdown`], or an error of [`Plane::close`].
     pub fn close(&self) -> Result<(), StackError> {
         self.shared.close("it was closed".to_owned())
     }

@@ -1,19 +1,19 @@
-//! A directory for a store in several processes: the home of its catalog, and one for each rank.
+//! A directory for a store in several processes: the home of its catalog, and one per rank.
 //!
 //! ```text
-//!   DIR/store.json   which store it is: state, identity, ranks, files, shape
+//!   DIR/store.json   identity of the store: state, id, ranks, files, shape
 //!   DIR/lock         locked while the rest is being made
 //!   DIR/catalog/     the home of the catalog
 //!   DIR/rank-0/      the home of the first rank's data, unless that is on drives
 //! ```
 //!
-//! With drives, each rank has its share of them, and `store.json` says which: where they are, and
-//! what tells them from others. Only the process that makes the store opens all of them, under the
-//! lock, and lets go of them before it says `ready`; from then on a rank's process opens its own.
+//! Drives are divided among the ranks; `store.json` has their addresses and identities. Only the
+//! process that makes the store opens all of them, under the lock, and releases them before it sets
+//! the state `ready`; from then on a rank's process opens its own.
 //!
-//! Whoever comes first makes all of it ([`Ranks::prepare`]): an engine starts its workers before
-//! its scheduler, or the other way round. `store.json` says `making` before anything else is there,
-//! and `ready` when all parts were formatted: before that nothing in them can be needed.
+//! The first process makes all of it ([`Ranks::prepare`]): an engine may start its workers before
+//! its scheduler, or the other way round. `store.json` has the state `making` before anything else
+//! exists, and `ready` when all parts were formatted: before that, nothing in them can be needed.
 
 use std::{
     fs, io,
@@ -39,43 +39,43 @@ use crate::{
 const NAME: &str = "store.json";
 const FIELD: &str = "ripieno_ranks";
 const VERSION: u32 = 1;
-/// How long another process may take to make the homes.
+/// Time limit for another process to make the homes.
 const MAKE_TIMEOUT: Nanos = Nanos::from_millis(120_000);
-/// What a catalog's device has beside its journal, at least.
+/// Least space of a catalog's device beside its journal.
 const CATALOG_SPARE: u64 = 4 << 20;
 
-/// How a store in several processes is made.
+/// Parameters of a store in several processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanksOptions {
-    /// Names the store: a random number.
+    /// Random id of the store.
     pub id: StoreId,
-    /// Planes: workers of the engine.
+    /// Number of planes: workers of the engine.
     pub ranks: u32,
-    /// What a KV block is made of, on each rank.
+    /// Shape of a KV block on each rank.
     pub shape: KvShape,
-    /// Where the ranks' data is. The catalog's is beside it in the directory: about a thousandth.
+    /// Media of the ranks' data. The catalog is in the directory, and about a thousandth as large.
     pub media: RankMedia,
 }
 
-/// Where the ranks' data is.
+/// Media of the ranks' data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RankMedia {
     /// Files, in a home for each rank.
     Files {
-        /// Bytes of all ranks together, at the most; allocated at once.
+        /// Most bytes of all ranks together; allocated immediately.
         bytes: u64,
         /// Software controllers of each rank, each with a file.
         count: u32,
-        /// Bytes of a logical block: 512 or 4096.
+        /// Bytes of an LBA: 512 or 4096.
         lba_bytes: u32,
     },
     /// Drives that are bound to vfio-pci.
     Drives {
-        /// As many for each rank, those of the first rank first.
+        /// An equal number for each rank, those of the first rank first.
         addresses: Vec<PciAddress>,
-        /// Bytes of all ranks together, at the most; `None`: all that fits.
+        /// Most bytes of all ranks together; `None`: all that fits.
         bytes: Option<u64>,
-        /// What may be overwritten when the store is made.
+        /// Data that may be overwritten when the store is made.
         overwrite: Overwrite,
     },
 }
@@ -83,16 +83,16 @@ pub enum RankMedia {
 /// A drive of a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct RankDrive {
-    /// Its PCI address, when it was last named.
+    /// Its PCI address when it was last given.
     address: String,
     #[serde(flatten)]
     identity: DriveIdentity,
 }
 
-/// LBAs of the catalog's file, where the ranks have drives.
+/// LBA size of the catalog's file if the ranks have drives.
 const CATALOG_LBA_BYTES: u32 = 4096;
 
-/// Which store it is.
+/// Identity and state of a store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Manifest {
     ripieno_ranks: u32,
@@ -104,11 +104,10 @@ struct Manifest {
     segments: u32,
     object_bytes: u32,
     block_tokens: u32,
-    /// Those of the first rank first; none: homes.
+    /// Those of the first rank first; empty if the ranks have homes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     drives: Vec<RankDrive>,
-    /// Of drives: bytes of all ranks that were asked for; 0: all that fits. Older stores do not
-    /// say.
+    /// With drives: requested bytes of all ranks; 0: all that fits. Missing in older stores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     drive_bytes: Option<u64>,
 }
@@ -128,16 +127,16 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Makes what is missing: nothing if the store is there. Waits while another process makes it.
+    /// Makes the missing parts: none if the store exists. Waits while another process makes it.
     ///
     /// # Errors
-    /// [`HomeError::Options`] when a store with other ranks or another shape is there,
-    /// [`HomeError::Resized`] or [`StackError::Config`] when it has another size;
-    /// [`HomeError::NotEmpty`] for a directory with something else; [`StackError::NotEmpty`] for
-    /// a drive with something that may not be lost; [`StackError::Config`] for drives that cannot
-    /// be shared out, or not those of the store; and as for [`Home::create`], [`Store::format`] and
-    /// [`crate::Drives::open`]. Files that were made until then are removed; drives that were
-    /// formatted until then are known the next time.
+    /// Returns [`HomeError::Options`] if the existing store has other ranks or another shape;
+    /// [`HomeError::Resized`] or [`StackError::Config`] if it has another size;
+    /// [`HomeError::NotEmpty`] if the directory has foreign files; [`StackError::NotEmpty`] if a
+    /// drive has data that may not be lost; [`StackError::Config`] if the drives cannot be divided,
+    /// or are not the store's; or an error of [`Home::create`], [`Store::format`] or
+    /// [`crate::Drives::open`]. Files made until then are removed; drives formatted until then are
+    /// recognised the next time.
     pub fn prepare(
         dir: &Path,
         options: &RanksOptions,
@@ -171,7 +170,7 @@ impl Ranks {
         Ok(found)
     }
 
-    /// Refuses another size than the store was made with.
+    /// Refuses another size than that of the store.
     fn check_size(&self, media: &RankMedia) -> Result<(), StackError> {
         let Manifest { ranks, drive_bytes, .. } = self.manifest;
         match (media, drive_bytes) {
@@ -197,7 +196,7 @@ impl Ranks {
         }
     }
 
-    /// Takes note of where the drives are now.
+    /// Records the current addresses of the drives.
     fn find_drives(&mut self, media: &RankMedia) -> Result<(), StackError> {
         let asked: Vec<String> = match media {
             RankMedia::Files { .. } => Vec::new(),
@@ -222,15 +221,16 @@ impl Ranks {
         if drives.iter().map(|drive| &drive.address).eq(&asked) {
             return Ok(());
         }
-        // They may have moved: who opens them compares serial numbers.
+        // They may have moved: serial numbers are compared when they are opened.
         drives.iter_mut().zip(asked).for_each(|(drive, address)| drive.address = address);
         Ok(home::write_json(&self.dir, NAME, &self.manifest)?)
     }
 
-    /// Opens what [`Ranks::prepare`] made.
+    /// Opens an existing store.
     ///
     /// # Errors
-    /// [`HomeError::Missing`], [`HomeError::HalfMade`], [`HomeError::Damaged`], [`HomeError::Os`].
+    /// Returns [`HomeError::Missing`], [`HomeError::HalfMade`], [`HomeError::Damaged`] or
+    /// [`HomeError::Os`].
     pub fn open(dir: &Path) -> Result<Self, StackError> {
         let found = home::read_json::<Manifest>(dir, NAME, FIELD, VERSION)?;
         let dir = dir.to_owned();
@@ -241,29 +241,29 @@ impl Ranks {
         }
     }
 
-    /// What the worker of `rank` opens its plane with.
+    /// Returns the identity with which the worker of `rank` opens its plane.
     #[must_use]
     pub fn rank(&self, rank: u32) -> RankId {
         let Manifest { id, ranks, files, .. } = self.manifest;
         RankId { store: StoreId(id), rank, ranks, files }
     }
 
-    /// What a KV block is made of, on each rank.
+    /// Returns the shape of a KV block on each rank.
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.manifest.shape()
     }
 
-    /// The home of the catalog.
+    /// Returns the directory of the catalog's home.
     #[must_use]
     pub fn catalog_dir(&self) -> PathBuf {
         self.dir.join("catalog")
     }
 
-    /// The devices of a rank, for its process and no other one.
+    /// Opens the devices of a rank, for its process only.
     ///
     /// # Errors
-    /// As for [`Home::open`]; [`HomeError::Damaged`].
+    /// Returns [`HomeError::Damaged`], or an error of [`Home::open`].
     pub fn place(&self, rank: u32) -> Result<Place, StackError> {
         let Manifest { drives, ranks, .. } = &self.manifest;
         if drives.is_empty() {
@@ -281,7 +281,7 @@ impl Ranks {
         Ok(Place::Drives(own.map(drive).collect::<Result<_, _>>()?))
     }
 
-    /// The home of a rank's data.
+    /// Returns the directory of the home of a rank's data.
     #[must_use]
     pub fn rank_dir(&self, rank: u32) -> PathBuf {
         self.dir.join(format!("rank-{rank}"))
@@ -307,7 +307,7 @@ impl Ranks {
             Some(found) => {
                 tracing::warn!(dir = %dir.display(), "removing a store that was not completed");
                 if let RankMedia::Drives { .. } = options.media {
-                    // By its number drives are known that were formatted for it.
+                    // Drives that were formatted for it are recognised by this id.
                     id = found.id;
                 }
                 Self { dir: dir.to_owned(), manifest: found }.remove_parts()?;
@@ -335,7 +335,7 @@ impl Ranks {
         home::write_json(dir, NAME, &manifest)?;
         let mut made = Self { dir: dir.to_owned(), manifest };
         if let Err(error) = made.make_parts(options, clock) {
-            // The first failure is the one to report; what cannot be removed is recognised later.
+            // Reports the first failure; files that cannot be removed are recognised later.
             let _ = made.remove_parts();
             if let RankMedia::Files { .. } = options.media {
                 let _ = made.forget();
@@ -404,7 +404,7 @@ impl Ranks {
         home::sync_directory(&self.dir)
     }
 
-    /// Removes what says that a store is being made.
+    /// Removes the manifest of a store that is not ready.
     fn forget(&self) -> Result<(), HomeError> {
         let path = self.dir.join(NAME);
         removed(&path, fs::remove_file(&path))?;
@@ -412,7 +412,7 @@ impl Ranks {
     }
 }
 
-/// Drives of each rank.
+/// Returns the number of drives of each rank.
 fn shares(addresses: &[PciAddress], ranks: u32) -> Result<usize, StackError> {
     let (count, all) = (addresses.len(), ranks as usize);
     let wrong = |problem| Err(StackError::Config { field: "devices", problem });
@@ -437,7 +437,7 @@ fn removed(path: &Path, result: io::Result<()>) -> Result<(), HomeError> {
     }
 }
 
-/// Refuses a directory with files of somebody else.
+/// Refuses a directory with foreign files.
 fn check_empty(dir: &Path) -> Result<(), HomeError> {
     let os = |error| home::os(dir, "reading it", "name a directory that you may read", error);
     for entry in fs::read_dir(dir).map_err(os)? {
@@ -456,7 +456,7 @@ fn home_options(id: StoreId, number: u32, media: HomeMedia, lba_bytes: u32) -> H
     HomeOptions { id, media, lba_bytes }
 }
 
-/// Makes a home and formats its devices. Says how many files it has.
+/// Makes a home and formats its devices. Returns its number of files.
 fn make_home(
     dir: &Path,
     options: &HomeOptions,
@@ -467,7 +467,7 @@ fn make_home(
     make(&mut place, format, clock).map(|(files, _)| files)
 }
 
-/// Formats devices, and lets go of them. Says how many files they have, and what they are.
+/// Formats devices, and releases them. Returns their number of files and their identities.
 fn make(
     place: &mut Place,
     format: &Format,
@@ -487,7 +487,7 @@ fn make(
     Ok((files, identities))
 }
 
-/// What the process of an engine's scheduler has: the catalog, and what is below it.
+/// The catalog with its devices, in the process of an engine's scheduler.
 #[derive(Debug)]
 pub struct CatalogStack {
     catalog: DurableCatalog,
@@ -499,7 +499,7 @@ impl CatalogStack {
     /// Opens the catalog of a store in several processes.
     ///
     /// # Errors
-    /// As for [`Home::open`] and [`DurableCatalog::open`].
+    /// Same as [`Home::open`] and [`DurableCatalog::open`].
     pub fn open(
         ranks: &Ranks,
         options: &StoreOptions,
@@ -512,16 +512,16 @@ impl CatalogStack {
         Ok(Self { catalog, below, place })
     }
 
-    /// The catalog.
+    /// Returns the catalog.
     #[must_use]
     pub fn catalog(&self) -> &DurableCatalog {
         &self.catalog
     }
 
-    /// Makes everything permanent, and lets go of the home.
+    /// Makes everything durable, and releases the home.
     ///
     /// # Errors
-    /// As for [`DurableCatalog::close`], and [`StackError::Shutdown`].
+    /// Returns [`StackError::Shutdown`], or an error of [`DurableCatalog::close`].
     pub fn close(self) -> Result<(), StackError> {
         let Self { catalog, below, place } = self;
         shut_down(&mut catalog.close()?)?;

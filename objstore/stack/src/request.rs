@@ -1,4 +1,4 @@
-//! Requests as an engine without Rust's types uses them: a layer's operation is named by its layer.
+//! Requests for callers in other languages, which name a layer's operation by the layer.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,16 +10,16 @@ use objstore::{
 
 use crate::{bounce::Bounced, error::StackError, stack::Stack};
 
-/// Blocks that are being retrieved or stored, layer by layer. Several threads may use it.
+/// A retrieval or storing of blocks, layer by layer. Several threads may use it.
 ///
-/// Dropping it gives back what it holds, and waits for its layers in flight first: the engine's
-/// blocks are its own again afterwards.
+/// Dropping it waits for its layers in flight and releases its resources; the engine may then use
+/// its blocks again.
 #[derive(Debug)]
 pub struct Request {
     store: Store,
     /// `None` once it was committed.
     job: Option<Job>,
-    /// Of each layer in flight.
+    /// The ticket of each layer in flight.
     tickets: Mutex<Vec<Option<Ticket>>>,
     bounced: Option<Bounced>,
 }
@@ -34,7 +34,7 @@ impl Request {
     /// Retrieves the positions of `prefix` from `first` on into `blocks`.
     ///
     /// # Errors
-    /// As for [`Store::retrieve_from`], and [`StackError::Bounce`].
+    /// Returns [`StackError::Bounce`], or an error of [`Store::retrieve_from`].
     pub fn retrieve(
         stack: &Stack,
         store: &Store,
@@ -48,11 +48,11 @@ impl Request {
         Ok(Self::new(store, job, bounced))
     }
 
-    /// Stores `blocks` under `keys`, as many leading ones as there is room for: see
+    /// Stores `blocks` under `keys`, as many leading ones as there is room for; see
     /// [`Store::allocate`].
     ///
     /// # Errors
-    /// As there, and [`StackError::Bounce`].
+    /// Returns [`StackError::Bounce`], or an error of [`Store::allocate`].
     pub fn store(
         stack: &Stack,
         store: &Store,
@@ -74,8 +74,8 @@ impl Request {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a storing request, how many leading blocks will be found after the commit, and how many
-    /// of them it stores itself; `None` for a retrieving one.
+    /// Returns, for a storing request, the number of leading blocks stored after the commit, and
+    /// how many of them this request writes; `None` for a retrieving one.
     #[must_use]
     pub fn accepted(&self) -> Option<(usize, usize)> {
         match &self.job {
@@ -87,7 +87,7 @@ impl Request {
     /// Starts a layer.
     ///
     /// # Errors
-    /// As for [`Store::retrieve_layer`].
+    /// Same as [`Store::retrieve_layer`].
     pub fn start(&self, layer: Layer) -> Result<(), StackError> {
         let mut tickets = self.tickets();
         let ticket = match &self.job {
@@ -104,11 +104,11 @@ impl Request {
         Ok(())
     }
 
-    /// Waits for a layer that was started. When this returns, no device uses the layer's blocks any
-    /// more. One thread waits for a layer.
+    /// Waits for a started layer. On return, no device uses the layer's blocks. Only one thread may
+    /// wait for a layer.
     ///
     /// # Errors
-    /// As for [`Store::wait`], and [`StackError::NotStarted`].
+    /// Returns [`StackError::NotStarted`], or an error of [`Store::wait`].
     pub fn wait(&self, layer: Layer) -> Result<LayerDone, StackError> {
         let ticket = self.tickets().get_mut(layer.0 as usize).and_then(Option::take);
         let ticket = ticket.ok_or(StackError::NotStarted { layer })?;
@@ -117,10 +117,10 @@ impl Request {
         Ok(done)
     }
 
-    /// As [`Request::wait`], without waiting: `None` while the layer is in flight.
+    /// Polls a layer: `None` while it is in flight.
     ///
     /// # Errors
-    /// As for [`Request::wait`].
+    /// Same as [`Request::wait`].
     pub fn poll(&self, layer: Layer) -> Result<Option<LayerDone>, StackError> {
         let mut tickets = self.tickets();
         let slot = tickets.get_mut(layer.0 as usize);
@@ -138,12 +138,12 @@ impl Request {
         Ok(done)
     }
 
-    /// Moves all layers: starts as many as may be in flight, and waits for all of them. When this
-    /// returns, no device uses the blocks any more.
+    /// Moves all layers: starts as many as may be in flight, and waits for all of them. On return,
+    /// no device uses the blocks.
     ///
     /// # Errors
-    /// Those of the first [`Request::start`] or [`Request::wait`] that fails; after that, no
-    /// further layer is started.
+    /// Returns the first error of [`Request::start`] or [`Request::wait`]; after that, no further
+    /// layer is started.
     pub fn move_all(&self) -> Result<(), StackError> {
         let layers = self.store.shape().layers;
         let (mut started, mut waited, mut result) = (0, 0, Ok(()));
@@ -154,7 +154,7 @@ impl Request {
                         started += 1;
                         continue;
                     }
-                    // Other requests have the rest; ours make room first.
+                    // Other requests have the rest; a layer of this one must end first.
                     Err(StackError::Store(StoreError::Busy { .. })) if waited < started => {}
                     Err(error) => {
                         result = Err(error);
@@ -168,17 +168,17 @@ impl Request {
         result
     }
 
-    /// A retrieved layer is where the devices put it.
+    /// Copies a retrieved layer out of its bounce buffers.
     fn arrived(&self, layer: Layer) {
         if let (Some(bounced), Some(Job::Retrieve(_))) = (&self.bounced, &self.job) {
             bounced.copy(layer, Direction::Read);
         }
     }
 
-    /// Makes what was stored permanent and visible: see [`Store::commit`].
+    /// Makes the stored blocks durable and visible; see [`Store::commit`].
     ///
     /// # Errors
-    /// As there, and [`StackError::NotWriting`].
+    /// Returns [`StackError::NotWriting`], or an error of [`Store::commit`].
     pub fn commit(mut self) -> Result<Committed, StackError> {
         match self.job.take() {
             Some(Job::Store(writing)) => Ok(self.store.commit(writing)?),
@@ -194,7 +194,7 @@ impl Drop for Request {
     fn drop(&mut self) {
         let tickets = std::mem::take(&mut *self.tickets());
         for ticket in tickets.into_iter().flatten() {
-            // What became of it nobody asks any more.
+            // The result is no longer of interest.
             let _ = self.store.wait(ticket);
         }
     }

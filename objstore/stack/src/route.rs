@@ -1,5 +1,4 @@
-//! The ways of the data between devices and KV pool: each is built, and not taken before it is
-//! proven.
+//! Routes of the data between devices and KV pool: each is built, and taken only if proven.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -16,10 +15,10 @@ use crate::{
     size::Size,
 };
 
-/// Staging memory for an engine's pool, at the most; but at least a block for each buffer.
+/// Most bytes of staging memory for an engine's pool; but at least a block per buffer.
 const STAGING_MAX: u64 = 1 << 30;
 
-/// The way of the data between devices and KV pool; the best first.
+/// The data path between devices and KV pool; the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
     /// The device reads and writes the GPU's memory.
@@ -31,10 +30,10 @@ pub enum Route {
 }
 
 impl Route {
-    /// All of them, the best first.
+    /// All routes, the best first.
     pub const ALL: [Self; 3] = [Self::Direct, Self::Staged, Self::Host];
 
-    /// What a person calls it.
+    /// Returns the name in messages and options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,10 +43,10 @@ impl Route {
         }
     }
 
-    /// The routes to be tried for this pool, the best first; only `require`, if it is given.
+    /// Returns the routes to try for this pool, the best first; only `require`, if given.
     ///
     /// # Errors
-    /// [`StackError::Config`] when there is none.
+    /// Returns [`StackError::Config`] if there is none.
     pub fn of(
         executor: Executor,
         pool: &PoolMemory,
@@ -108,9 +107,9 @@ impl FromStr for Route {
 pub struct NotTaken {
     /// The route.
     pub route: Route,
-    /// Why not.
+    /// The reason.
     pub why: String,
-    /// What would open it; may be empty.
+    /// Advice to enable it; may be empty.
     pub fix: String,
 }
 
@@ -121,11 +120,11 @@ impl fmt::Display for NotTaken {
     }
 }
 
-/// Opens something by the first of `routes` that works; with those that were not taken. `prepare`
-/// leaves the fleet as it was if it fails, and `open` takes it.
+/// Opens something by the first of `routes` that works; also returns those not taken. `prepare`
+/// must leave the fleet unchanged if it fails, and `open` consumes it.
 ///
 /// # Errors
-/// [`StackError::NoRoute`], or the first that is not about one route only
+/// Returns [`StackError::NoRoute`], or the first error that is not about one route only
 /// ([`StackError::Unfit`], [`objstore::StoreError::Route`]).
 pub fn by_first_route<P, T, E: From<StackError>>(
     routes: &[Route],
@@ -158,34 +157,34 @@ pub fn by_first_route<P, T, E: From<StackError>>(
     Err(StackError::NoRoute { tried: not_taken }.into())
 }
 
-/// A KV pool that was registered.
+/// A registered KV pool.
 #[derive(Debug)]
 pub struct Prepared {
-    /// What a store takes.
+    /// The pool, as a store takes it.
     pub pool: KvPool,
-    /// Where it is, in words.
+    /// Its location, as a text.
     pub place: String,
-    /// What the engine's blocks are copied through.
+    /// Bounce buffers for the engine's blocks.
     pub(crate) bounce: Option<Arc<Bounce>>,
 }
 
-/// What a pool is to be, wherever it is.
+/// Parameters of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolPlan<'a> {
     /// The memory.
     pub memory: &'a PoolMemory,
-    /// What a KV block is made of.
+    /// Shape of a KV block.
     pub shape: &'a KvShape,
-    /// Parts of staging memory, if the pool is staged.
+    /// Number of staging buffers, if the pool is staged.
     pub staging_buffers: u32,
 }
 
 impl PoolPlan<'_> {
-    /// Registers the KV pool as `route` wants it.
+    /// Registers the KV pool for `route`.
     ///
     /// # Errors
-    /// [`StackError::Unfit`] when the route cannot be taken here; [`StackError::Memory`],
-    /// [`StackError::Pool`], [`StackError::Cuda`], [`StackError::PeerFull`].
+    /// Returns [`StackError::Unfit`] if the route does not work here; also [`StackError::Memory`],
+    /// [`StackError::Pool`], [`StackError::Cuda`] or [`StackError::PeerFull`].
     pub fn prepare(
         &self,
         route: Route,
@@ -202,7 +201,7 @@ impl PoolPlan<'_> {
         }
     }
 
-    /// In host memory, which a GPU that takes part reaches, too.
+    /// Registers a pool in host memory, mapped for a GPU if one is used.
     fn host(&self, fleet: &mut Fleet, gpu: Option<&Arc<Gpu>>) -> Result<Prepared, StackError> {
         let mut prepared = match self.memory {
             PoolMemory::Own { blocks } => {
@@ -224,7 +223,7 @@ impl PoolPlan<'_> {
         Ok(prepared)
     }
 
-    /// In the GPU's memory, by way of pinned memory of the host.
+    /// Registers a pool in the GPU's memory, staged through pinned host memory.
     fn staged(&self, fleet: &mut Fleet, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
         let (layout, slots) = match self.memory {
             PoolMemory::Own { blocks } => (self.own(*blocks).0, *blocks),
@@ -248,7 +247,7 @@ impl PoolPlan<'_> {
         Ok(Prepared { pool, place, bounce: None })
     }
 
-    /// In the GPU's memory, which the devices reach.
+    /// Registers a pool in the GPU's memory, which the devices reach directly.
     fn direct(&self, fleet: &mut Fleet, gpu: &Arc<Gpu>) -> Result<Prepared, StackError> {
         let (layout, memory) = match self.memory {
             PoolMemory::Own { blocks } => {
@@ -274,7 +273,7 @@ impl PoolPlan<'_> {
             (memory, head, format!("GPU memory, mapped by GDRCopy ({kind})"))
         };
         if let PoolMemory::Own { .. } = self.memory {
-            // An engine's memory is not overwritten: the store tries it, and puts it back.
+            // An engine's memory is not overwritten: the store tests it, and restores it.
             fleet.prove(&memory)?;
         }
         let PoolLayout { rows, block_stride, blocks } = layout.after(head);
@@ -282,14 +281,14 @@ impl PoolPlan<'_> {
         Ok(Prepared { pool, place, bounce: None })
     }
 
-    /// Where everything is in memory that is allocated, and how much of it that takes.
+    /// Returns the layout and size of memory allocated for the pool.
     fn own(&self, blocks: u32) -> (PoolLayout, usize) {
         let bytes = self.shape.block_bytes().saturating_mul(u64::from(blocks));
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         (PoolLayout::contiguous(self.shape, blocks), bytes)
     }
 
-    /// Blocks that a staging buffer has room for.
+    /// Returns the blocks that fit into a staging buffer.
     fn staging_blocks(&self, blocks: u32) -> u32 {
         let each = KvPool::staging_bytes(self.shape, 1, self.staging_buffers).max(1);
         u32::try_from((STAGING_MAX / each).max(1)).unwrap_or(u32::MAX).min(blocks)
@@ -307,8 +306,8 @@ impl PoolPlan<'_> {
         let base = memory.base().as_ptr().addr() as u64;
         let (unit, lba_bytes) = limits(fleet);
         let place = "host".to_owned();
-        // The store proves with an LBA at both ends that devices reach the pool, and may not use
-        // what is beside it.
+        // The store's proof of access uses an LBA at each end of the pool, and must not touch
+        // memory beside it.
         if layout.span(shape) >= 2 * lba_bytes && layout.is_aligned(base, unit) {
             return Ok(Prepared { pool, place, bounce: None });
         }
@@ -321,7 +320,7 @@ impl PoolPlan<'_> {
         Ok(Prepared { pool: ours, place, bounce: Some(bounce) })
     }
 
-    /// Refuses objects in a GPU's memory that devices cannot describe: a kernel can move them.
+    /// Refuses objects in a GPU's memory that devices cannot describe: a kernel can copy them.
     fn check_objects(
         &self,
         memory: &GpuMemory,
@@ -341,7 +340,7 @@ impl PoolPlan<'_> {
     }
 }
 
-/// What addresses have to be multiples of, and bytes of the largest LBA.
+/// Returns the alignment of addresses for all devices, and the largest LBA size in bytes.
 fn limits(fleet: &Fleet) -> (u64, u64) {
     let (mut unit, mut lba_bytes) = (1, 512);
     for device in &fleet.devices {
@@ -353,11 +352,11 @@ fn limits(fleet: &Fleet) -> (u64, u64) {
     (unit, lba_bytes)
 }
 
-/// What addresses and lengths have to be multiples of for a controller.
+/// Returns the alignment of addresses and lengths for a controller.
 fn granularity(controller: &Controller) -> u64 {
     match controller.info().descriptor_mode {
         DescriptorMode::Sgl { granularity, .. } => granularity.into(),
-        // A PRP entry is a multiple of four bytes.
+        // PRP entries have dword granularity.
         DescriptorMode::Prp { .. } => 4,
     }
 }

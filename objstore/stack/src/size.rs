@@ -1,8 +1,8 @@
-//! Sizes in bytes as people read them.
+//! Byte sizes in human-readable form.
 
 use std::fmt;
 
-/// Shows bytes with three digits and a binary unit: `714 MiB`.
+/// Formats bytes with three digits and a binary unit: `714 MiB`.
 #[derive(Debug, Clone, Copy)]
 pub struct Size(pub u64);
 
@@ -30,7 +30,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Without the zeroes that say nothing: `64`, not `64.0`.
+/// Formats without trailing zeroes: `64`, not `64.0`.
 fn shown(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
     if text.contains('.') {

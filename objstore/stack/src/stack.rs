@@ -1,4 +1,4 @@
-//! A store with everything below it.
+//! A store with its devices, driver, executor and KV pool.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -15,29 +15,29 @@ use crate::{
     route::Route,
 };
 
-/// What a store is built from.
+/// Parameters of a stack.
 #[derive(Debug)]
 pub struct StackConfig {
     /// The store's devices.
     pub place: Place,
-    /// Who runs the I/O kernel.
+    /// The executor of the I/O kernel.
     pub executor: Executor,
-    /// The way of the data; `None`: the best that works.
+    /// The required route; `None`: the best that works.
     pub require: Option<Route>,
-    /// What a KV block is made of.
+    /// Shape of a KV block.
     pub shape: KvShape,
     /// The namespace of the first handle.
     pub namespace: Namespace,
-    /// Where the KV pool is.
+    /// Location of the KV pool.
     pub pool: PoolMemory,
-    /// How the driver attaches to controllers.
+    /// Options for attaching to controllers.
     pub controller: ControllerOptions,
-    /// The numbers of the store.
+    /// Options of the store.
     pub options: StoreOptions,
 }
 
-/// A store, and what has to live as long. Fields are dropped in this order: who uses before who is
-/// used.
+/// A store, and the resources that must outlive it. Fields are dropped in this order: users before
+/// what they use.
 #[derive(Debug)]
 pub struct Stack {
     store: Store,
@@ -48,16 +48,16 @@ impl Stack {
     /// Builds the devices and opens the store on them.
     ///
     /// # Errors
-    /// [`StackError`] of the part that refuses.
+    /// Returns the [`StackError`] of the part that fails.
     pub fn open(config: StackConfig, clock: Arc<dyn Clock>) -> Result<Self, StackError> {
         Self::build(config, None, clock)
     }
 
-    /// As [`Stack::open`], for a home that was just created, or for drives: formats the devices
-    /// first, and says that a home is ready.
+    /// Formats the devices of a newly created home, or drives, and opens the store on them. Marks a
+    /// home as ready.
     ///
     /// # Errors
-    /// As for [`Stack::open`], and [`StackError::NotEmpty`].
+    /// Same as [`Stack::open`], and [`StackError::NotEmpty`].
     pub fn create(
         config: StackConfig,
         format: &Format,
@@ -66,11 +66,11 @@ impl Stack {
         Self::build(config, Some(format), clock)
     }
 
-    /// As [`Stack::open`] for a home that is ready, and as [`Stack::create`] for one that was just
-    /// created: what comes after [`crate::Home::open_or_create`].
+    /// Opens the store of a home that is ready, or formats one that was just created: for use after
+    /// [`crate::Home::open_or_create`].
     ///
     /// # Errors
-    /// As for [`Stack::open`].
+    /// Same as [`Stack::open`].
     pub fn open_or_create(
         config: StackConfig,
         format: &Format,
@@ -115,41 +115,41 @@ impl Stack {
         Ok(Self { store, built })
     }
 
-    /// The store. Clones of it are handles of the same one.
+    /// Returns the store. Its clones are handles of the same store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// First byte of a pool that was allocated.
+    /// Returns the first byte of a pool that was allocated in host memory.
     #[must_use]
     pub fn pool_host(&self) -> Option<NonNull<u8>> {
         self.built.pool.memory().host()
     }
 
-    /// Whether blocks are copied between the engine's memory and bounce buffers, because the
-    /// devices cannot describe where they are.
+    /// Returns true when blocks are copied through bounce buffers, because the devices cannot
+    /// describe the engine's memory.
     #[must_use]
     pub fn is_bounced(&self) -> bool {
         self.built.bounce.is_some()
     }
 
-    /// The way of the data, where things are, and why not in a better place.
+    /// Returns the route, the locations, and the reasons against better routes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.built.placement
     }
 
-    /// Bounce buffers for a request, if they are needed.
+    /// Takes bounce buffers for a request, if they are needed.
     pub(crate) fn bounce(&self, blocks: &[BlockId]) -> Result<Option<Bounced>, StackError> {
         self.built.bounce.as_ref().map(|bounce| bounce.take(blocks)).transpose()
     }
 
-    /// Closes the store, shuts the devices down, and gives the engine's memory back. Other handles
-    /// of the store say then that it was closed.
+    /// Closes the store, shuts the devices down, and releases the engine's memory. Other handles of
+    /// the store then fail as closed.
     ///
     /// # Errors
-    /// [`StackError::Store`] when it does not end as it should; [`StackError::Shutdown`].
+    /// Returns [`StackError::Store`] if closing the store fails, or [`StackError::Shutdown`].
     pub fn close(self) -> Result<(), StackError> {
         let Self { store, built } = self;
         let mut closed = store.close()?;

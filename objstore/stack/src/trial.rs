@@ -1,4 +1,4 @@
-//! The I/O kernel and one drive, tried without a store.
+//! A test of the I/O kernel with one drive, without a store.
 
 use std::sync::Arc;
 
@@ -19,24 +19,24 @@ use crate::{
 
 /// Entries of the queue.
 const DEPTH: u32 = 16;
-/// How long a kernel may take to end.
+/// Time limit for a kernel to end.
 const STOP_TIMEOUT: Nanos = Nanos::from_millis(15_000);
 
-/// Bytes of memory that [`try_kernel`] needs for a drive.
+/// Returns the bytes of memory that [`try_kernel`] needs for a drive.
 #[must_use]
 pub fn trial_bytes(drive: &Controller) -> usize {
     let shift = drive.namespaces().first().map_or(12, |space| space.lba_shift);
-    // Parts begin at pages of the GPU.
+    // Parts begin at GPU pages.
     Arena::queue_bytes(DEPTH) + (1_usize << shift).next_multiple_of(64 << 10)
 }
 
-/// Whether the I/O kernel on `gpu` and a drive reach each other: with a queue in `memory`, of at
-/// least [`trial_bytes`], the kernel reads the drive's first LBA into `memory` as well. `None`, or
-/// why not. Nothing is written to the drive, and it is ready afterwards.
+/// Tests whether the I/O kernel on `gpu` and a drive reach each other: with a queue in `memory`, of
+/// at least [`trial_bytes`], the kernel reads the drive's first LBA into `memory` as well. Returns
+/// `None` if so, else the reason. Writes nothing to the drive, and leaves it ready.
 ///
 /// # Errors
-/// [`StackError::Cuda`] when the GPU cannot map the doorbells or run the kernel;
-/// [`StackError::DriveIo`] when the drive cannot be used any more.
+/// Returns [`StackError::Cuda`] if the GPU cannot map the doorbells or run the kernel, or
+/// [`StackError::DriveIo`] if the drive can no longer be used.
 pub fn try_kernel(
     drive: &mut Controller,
     gpu: &Gpu,
@@ -75,7 +75,7 @@ fn run(
     let (why, quiesced) = match tried {
         Ok((read, quiesced)) => (read.err(), quiesced),
         Err(error) => {
-            // The kernel may run on, and the drive may write.
+            // The kernel may still run, and the drive may still write.
             std::mem::forget(memory.clone());
             return Err(error);
         }
@@ -91,7 +91,7 @@ fn run(
     Ok(why.or(differs))
 }
 
-/// Lets a kernel that is started for it read the first LBA into `into`, and ends it.
+/// Starts a kernel that reads the first LBA into `into`, and ends it.
 #[allow(unsafe_code, reason = "only the grantor knows that no executor was started")]
 fn read(
     drive: &mut Controller,
@@ -103,7 +103,7 @@ fn read(
     let failed = |source| StackError::DriveIo { what: "trying the I/O kernel", source };
     let grant = drive.grant(qid, nsid).map_err(failed)?;
     let epoch = grant.epoch;
-    // What is not answered in time is given up before the kernel is ended.
+    // An unanswered command is given up before the kernel is ended.
     let command_timeout = Nanos::from_millis(3_000);
     let options = UringOptions { command_timeout, explicit_max: 1, ..UringOptions::default() };
     match Uring::init_queue(1, executor, clock, &[(0, grant)], options) {
@@ -115,7 +115,7 @@ fn read(
             Ok((read, quiesced))
         }
         Err(error) => {
-            // SAFETY: a ring that is not set up started nothing (`IoExecutor::start`).
+            // SAFETY: a ring whose setup failed started nothing (`IoExecutor::start`).
             let quiesced = unsafe { Quiesced::assert([epoch]) };
             Ok((Err(format!("starting the I/O kernel: {error}")), quiesced))
         }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::fleet::Fleet;
 
-    /// What comes of a drive with these faults, twice: the second time without.
+    /// Tries a drive with these faults, and once more without them.
     fn tried(faults: FaultPlan) -> [Option<String>; 2] {
         let media = MemoryMedia::new(1 << 20).unwrap();
         media.poke(0, &[0x5a; 4096]).unwrap();
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(tried(FaultPlan::default()), [None, None]);
     }
 
-    /// The driver's own read, the first one, works all the same.
+    /// The driver's own read, which is the first one, still works.
     #[test]
     fn a_drive_that_does_not_answer_the_kernel_is_found_and_is_ready_afterwards() {
         let [why, then] = tried(of_reads(2, FaultAction::Drop));

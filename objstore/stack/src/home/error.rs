@@ -1,10 +1,10 @@
-//! Why a home cannot be made or used.
+//! Errors of homes.
 
 use std::{fmt, io, path::PathBuf};
 
 use crate::size::Size;
 
-/// What is in the way. The message says what was asked, what was found and what to do.
+/// An error, whose message says what was asked, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HomeError {
@@ -17,7 +17,7 @@ pub enum HomeError {
         /// The directory.
         dir: PathBuf,
     },
-    /// A home is there already.
+    /// The directory has a home already.
     #[error(
         "{}: a store's home is here already; open it, or remove the directory first if nothing in \
          it is needed",
@@ -27,7 +27,7 @@ pub enum HomeError {
         /// The directory.
         dir: PathBuf,
     },
-    /// The process that was making it ended before it was complete.
+    /// The process that was making the home ended before it was complete.
     #[error(
         "{}: the home was not completed, because the process that was creating it ended; there is \
          no data in it: create it again",
@@ -37,7 +37,7 @@ pub enum HomeError {
         /// The directory.
         dir: PathBuf,
     },
-    /// Somebody else's files.
+    /// The directory has foreign files.
     #[error(
         "{}: the directory holds something else ({found}), and a home is made in an empty one \
          only; name another directory",
@@ -49,7 +49,7 @@ pub enum HomeError {
         /// The first of the files.
         found: String,
     },
-    /// Another process uses it.
+    /// Another process uses the home.
     #[error(
         "{}: the home is in use by {holder}; a home belongs to one process at a time: end that \
          one, or name another directory",
@@ -58,7 +58,7 @@ pub enum HomeError {
     Locked {
         /// The directory.
         dir: PathBuf,
-        /// Who has it.
+        /// The process that has it.
         holder: Holder,
     },
     /// The parameters cannot be read.
@@ -70,10 +70,10 @@ pub enum HomeError {
     Damaged {
         /// The file with the parameters.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
-    /// One of its devices is not what it was.
+    /// A device is not the original.
     #[error(
         "{}: device {index} of the home {why}; bring back what was there, or remove the home and \
          create it again",
@@ -82,12 +82,12 @@ pub enum HomeError {
     Device {
         /// The file or block device.
         path: PathBuf,
-        /// Its number.
+        /// Its index.
         index: usize,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
-    /// Its files are not those that were asked for.
+    /// The home's files differ from the requested ones.
     #[error(
         "{}: capacity or devices changed: the store has {} in {found_files} files a rank, and {} \
          in {asked_files} were asked for; a store keeps its size: ask for a capacity of \
@@ -98,16 +98,16 @@ pub enum HomeError {
     Resized {
         /// The directory of the store.
         dir: PathBuf,
-        /// Files of each of its homes.
+        /// Files of each home.
         found_files: usize,
         /// Bytes of all files.
         found_bytes: u64,
-        /// Files of each home that were asked for.
+        /// Files of each home that were requested.
         asked_files: usize,
-        /// Bytes of all files that were asked for.
+        /// Bytes of all files that were requested.
         asked_bytes: u64,
     },
-    /// There is no room for it.
+    /// The disk is too small.
     #[error(
         "{}: {wanted} bytes of files are asked for, and {free} are free on this file system; ask \
          for less, or name a directory on a larger one",
@@ -116,30 +116,30 @@ pub enum HomeError {
     DiskFull {
         /// The directory.
         dir: PathBuf,
-        /// Bytes that are still to be allocated.
+        /// Bytes still to be allocated.
         wanted: u64,
-        /// Bytes there are.
+        /// Bytes free.
         free: u64,
     },
-    /// No such home can exist.
+    /// The options are invalid.
     #[error("a home {why}")]
     Options {
-        /// What is wrong, and what is right.
+        /// The problem, and the valid values.
         why: String,
     },
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("{}: {action} failed: {source}; {hint}", path.display())]
     Os {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
-        /// What to do about it.
+        /// Advice.
         hint: &'static str,
     },
-    /// A medium could not be opened. The message names it and says what to do.
+    /// A medium could not be opened. The message names it and gives advice.
     #[error("{0}")]
     Media(io::Error),
 }
@@ -147,9 +147,9 @@ pub enum HomeError {
 /// The process that has a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// Its number, as it knows it itself.
+    /// Its PID, in its own PID namespace.
     Process(u32),
-    /// It is not known.
+    /// Unknown.
     Unknown,
 }
 

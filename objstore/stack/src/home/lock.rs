@@ -1,7 +1,6 @@
 //! The lock of a home: one process at a time.
 //!
-//! The kernel lets go of it when its holder ends, however that happens: there is nothing to clean
-//! up after a crash.
+//! The kernel releases it when its holder ends, however that happens: a crash needs no cleanup.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,23 +13,23 @@ use rustix::{fs::FlockOperation, io::Errno};
 
 use super::{HomeError, error::Holder, os};
 
-/// Its file. It stays: removing a lock file that somebody may be waiting for gives two holders.
+/// The lock file. It stays: removing one that another process waits for would allow two holders.
 pub(crate) const NAME: &str = "lock";
 
-/// Digits of a process's number, and more.
+/// Upper bound of the digits of a PID.
 const NUMBER_BYTES_MAX: u64 = 32;
 
-/// The lock, as long as this lives.
+/// The lock, held while this value exists.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Locks `dir`, and writes down who did.
+    /// Locks `dir`, and writes down the PID.
     ///
     /// # Errors
-    /// [`HomeError::Locked`], [`HomeError::Os`].
+    /// Returns [`HomeError::Locked`] or [`HomeError::Os`].
     pub(crate) fn take(dir: &Path) -> Result<Self, HomeError> {
         let path = dir.join(NAME);
         let mut options = OpenOptions::new();
@@ -56,7 +55,7 @@ impl Lock {
 
 const WRITABLE: &str = "name a directory that you may write to";
 
-/// Who wrote its number last. The holder does that first of all.
+/// Returns the process that wrote its PID last, which every holder does first of all.
 fn holder(file: &mut File) -> Holder {
     let mut text = String::new();
     let read =

@@ -1,4 +1,4 @@
-//! The parameters of a home, in a file of their own: `home.json`.
+//! The parameters of a home, in `home.json`.
 
 use std::{
     fs::{self, File},
@@ -12,48 +12,48 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::{HomeError, os, sync_directory};
 use crate::read_file;
 
-/// Its file.
+/// Name of the file.
 pub(super) const NAME: &str = "home.json";
-/// What is written before it ([`write_json`]).
+/// Temporary name while it is written ([`write_json`]).
 pub(super) const NEW: &str = "home.json.new";
-/// Far more than the parameters of 64 devices take.
+/// Limit on the file's size: far more than the parameters of 64 devices take.
 const BYTES_MAX: u64 = 1 << 20;
-/// Counted up with every change that an older version would misunderstand. What it does not know
-/// it may ignore.
+/// Incremented with every change that an older version would misread. Unknown fields may be
+/// ignored.
 const VERSION: u32 = 1;
 
-/// What a home consists of.
+/// Parameters of a home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     ripieno_home: u32,
     pub(super) state: State,
-    /// Tells it from all others.
+    /// Its id.
     pub(super) id: String,
     pub(super) lba_bytes: u32,
     pub(super) devices: Vec<Device>,
 }
 
-/// How far it is.
+/// State of a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// It is being made. Nothing in it is needed.
+    /// Being made. Nothing in it is needed.
     Making,
     Ready,
 }
 
-/// What is behind one software controller.
+/// The medium of a software controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
     /// Its controller's serial number.
     pub(super) serial: String,
-    /// A file in the home, by its name; or a block device, by its path.
+    /// Name of a file in the home, or path of a block device.
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
 }
 
 impl Device {
-    /// Whether it is a file of the home's own.
+    /// Returns true when it is a file of the home.
     pub(super) fn is_file(&self) -> bool {
         self.path.is_relative()
     }
@@ -64,10 +64,10 @@ impl Manifest {
         Self { ripieno_home: VERSION, state: State::Making, id, lba_bytes, devices }
     }
 
-    /// Reads that of `dir`; `None` if it has none.
+    /// Reads the manifest of `dir`; `None` if it has none.
     ///
     /// # Errors
-    /// [`HomeError::Damaged`], [`HomeError::Os`].
+    /// Returns [`HomeError::Damaged`] or [`HomeError::Os`].
     pub(super) fn read(dir: &Path) -> Result<Option<Self>, HomeError> {
         let Some(manifest) = read_json::<Self>(dir, NAME, "ripieno_home", VERSION)? else {
             return Ok(None);
@@ -78,12 +78,12 @@ impl Manifest {
         }
     }
 
-    /// What cannot be, in a file that anybody may have edited.
+    /// Returns the first inconsistency, because users may have edited the file.
     fn wrong(&self) -> Option<String> {
         if self.devices.is_empty() {
             return Some("it names no devices".to_owned());
         }
-        // It may be removed, so it has to be one of ours.
+        // It may be removed, so it must be one of ours.
         let outside = |device: &&Device| {
             let name = device.path.to_str().unwrap_or_default();
             device.is_file() && super::file_number(name).is_none()
@@ -92,19 +92,19 @@ impl Manifest {
         Some(format!("{} is not the name of a device's file", outside.path.display()))
     }
 
-    /// Puts it into `dir`, in one step and for good.
+    /// Writes it to `dir`, atomically and durably.
     ///
     /// # Errors
-    /// [`HomeError::Os`].
+    /// Returns [`HomeError::Os`] if that fails.
     pub(super) fn write(&self, dir: &Path) -> Result<(), HomeError> {
         write_json(dir, NAME, self)
     }
 }
 
-/// Reads the file `name` of `dir`, whose `field` says `version`; `None` if there is none.
+/// Reads the file `name` of `dir`, whose `field` is `version`; `None` if there is none.
 ///
 /// # Errors
-/// [`HomeError::Damaged`], [`HomeError::Os`].
+/// Returns [`HomeError::Damaged`] or [`HomeError::Os`].
 pub(crate) fn read_json<T: DeserializeOwned>(
     dir: &Path,
     name: &str,
@@ -120,7 +120,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(
         }
     };
     let damaged = |why: String| HomeError::Damaged { path: path.clone(), why };
-    // The version first: the rest may look otherwise in another one.
+    // Checks the version first: other versions may have other fields.
     let value: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let found = value.get(field).and_then(serde_json::Value::as_u64);
@@ -131,11 +131,11 @@ pub(crate) fn read_json<T: DeserializeOwned>(
     serde_json::from_value(value).map(Some).map_err(|error| damaged(error.to_string()))
 }
 
-/// Puts `value` into the file `name` of `dir`, in one step and for good. `name.new` is written
-/// first, and then takes the name.
+/// Writes `value` to the file `name` of `dir`, atomically and durably: writes `name.new` first, and
+/// then renames it.
 ///
 /// # Errors
-/// [`HomeError::Os`].
+/// Returns [`HomeError::Os`] if that fails.
 pub(crate) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<(), HomeError> {
     let (new, path) = (dir.join(format!("{name}.new")), dir.join(name));
     let write = || {

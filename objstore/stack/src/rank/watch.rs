@@ -1,4 +1,4 @@
-//! A thread that looks after the devices of a plane.
+//! A thread that watches the devices of a plane.
 
 use std::{
     convert::Infallible,
@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-/// How often it looks. An unbind, or a kernel that rings doorbells of a drive that is not there any
-/// more, waits that long.
+/// Interval between checks. An unbind, or a kernel that rings doorbells of a removed drive, waits
+/// that long.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// The thread. Ended, and waited for, when this is dropped.
+/// The thread, which is stopped and joined on drop.
 #[derive(Debug)]
 pub(super) struct Watch {
     stop: Option<Sender<Infallible>>,
@@ -20,7 +20,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Calls `look` now and then, until it says that there is nothing more to look after.
+    /// Calls `look` periodically until it returns false.
     pub(super) fn spawn(look: impl Fn() -> bool + Send + 'static) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<Infallible>();
         let run = move || {
