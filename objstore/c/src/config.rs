@@ -1,4 +1,4 @@
-//! What a caller says about a store: structs that begin with their size.
+//! Configuration of a store: structs that begin with their size.
 
 #![allow(unsafe_code, reason = "the C interface: reads what callers point to, and calls back")]
 
@@ -16,25 +16,24 @@ use ripieno_stack::{EngineMemory, PoolLayout, PoolMemory};
 
 use crate::status::{Failure, Status};
 
-/// A flag of ripieno_config: where there is no home, make one and format a store in it.
+/// A flag of ripieno_config: if there is no home, makes one and formats a store in it.
 pub const CREATE: u64 = 1;
 
-/// For ripieno_config.dram_mode: what is stored, retrieved or prefetched is kept in memory.
+/// For ripieno_config.dram_mode: stored, retrieved and prefetched blocks are cached in memory.
 pub const DRAM_WRITE_THROUGH: u32 = 0;
-/// For ripieno_config.dram_mode: only what is prefetched is.
+/// For ripieno_config.dram_mode: only prefetched blocks are cached.
 pub const DRAM_READ_AHEAD: u32 = 1;
-/// For ripieno_config.dram_mode: as DRAM_WRITE_THROUGH, but what is stored is copied there, and
-/// written to the devices later.
+/// For ripieno_config.dram_mode: same as DRAM_WRITE_THROUGH, but stored blocks are copied there,
+/// and written to the devices later.
 pub const DRAM_WRITE_BACK: u32 = 2;
 
-/// What a KV block is made of. One object is what a layer and segment keep for the tokens of a
-/// block.
+/// Shape of a KV block. An object is the data of one layer and segment for the tokens of one block.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Layers of the model.
     pub layers: u32,
-    /// Objects of a layer: 2 where K and V are separate tensors, 1 where they are one (MLA).
+    /// Objects of a layer: 2 if K and V are separate tensors, 1 if they are one (MLA).
     pub segments: u32,
     /// Bytes of an object.
     pub object_bytes: u32,
@@ -42,20 +41,20 @@ pub struct Shape {
     pub block_tokens: u32,
 }
 
-/// The engine's KV memory. The object of block b in layer l and segment s is at
-/// base + rows[l * segments + s] + b * block_stride. Any alignment will do; multiples of 4 bytes
-/// need no copies on any device.
+/// The engine's KV memory. The object of block b in layer l and segment s is at base + rows[l *
+/// segments + s] + b * block_stride. Any alignment is allowed; multiples of 4 bytes need no copies
+/// on any device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Pool {
     /// sizeof(ripieno_pool).
     pub size: usize,
-    /// First byte; of this process's memory.
+    /// First byte, in this process's memory.
     pub base: *mut c_void,
-    /// Bytes from base on.
+    /// Length in bytes.
     pub bytes: usize,
     /// Offset of block 0 of each row, in bytes; null: one tensor of blocks x object after another,
-    /// in the order of the rows.
+    /// in row order.
     pub rows: *const u64,
     /// Entries of rows: layers * segments.
     pub rows_count: usize,
@@ -65,16 +64,16 @@ pub struct Pool {
     pub blocks: u32,
     /// Zero.
     pub reserved: u32,
-    /// Called once, on any thread, when nothing reaches the memory any more: when the store was
-    /// closed, or ripieno_open failed (but not where it could not read this struct). Until then the
-    /// memory has to stay mapped. Never called where a device may still reach it after a failure.
-    /// May be null: ripieno_close that returns RIPIENO_STATUS_OK says the same.
+    /// Called once, on any thread, when nothing accesses the memory any more: after the store was
+    /// closed, or after ripieno_open failed (unless it could not read this struct). Until then the
+    /// memory must stay mapped. Never called if a device may still access it after a failure. May
+    /// be null: RIPIENO_STATUS_OK from ripieno_close means the same.
     pub release: Option<unsafe extern "C" fn(*mut c_void)>,
     /// The argument of release.
     pub release_context: *mut c_void,
 }
 
-/// Everything that has to be equal for two engines to read each other's blocks. Keys of two
+/// Properties that must be equal for two engines to read each other's blocks. Keys of two
 /// namespaces never match. Strings are UTF-8 and end with a zero byte; null means empty.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -83,17 +82,17 @@ pub struct Namespace {
     pub size: usize,
     /// Digest of the model's weights, or of their name and revision.
     pub weights: [u8; 32],
-    /// How a block lies in memory: shape, order of dimensions, rows.
+    /// Memory format of a block: shape, order of dimensions, rows.
     pub layout: *const c_char,
     /// Type of an element, such as "bfloat16".
     pub dtype: *const c_char,
-    /// Adapter (LoRA) the blocks were computed with.
+    /// Adapter (LoRA) with which the blocks were computed.
     pub adapter: *const c_char,
-    /// What the tenant's blocks are kept apart with. Only its digest is stored.
+    /// Salt that keeps the tenant's blocks apart. Only its digest is stored.
     pub tenant_salt: *const u8,
     /// Bytes of tenant_salt.
     pub tenant_salt_bytes: usize,
-    /// For reports: no part of the identity. At most 64 bytes.
+    /// Name for reports, not part of the identity. At most 64 bytes.
     pub label: *const c_char,
     /// Tokens of a block.
     pub block_tokens: u32,
@@ -101,38 +100,38 @@ pub struct Namespace {
     pub reserved: u32,
 }
 
-/// What a store is opened with.
+/// Parameters of ripieno_open.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     /// sizeof(ripieno_config).
     pub size: usize,
-    /// The directory that is the store's home: a file for each software controller, a lock, and
-    /// their parameters. Its parent has to exist.
+    /// Directory of the store, its home: a file for each software controller, a lock, and
+    /// parameters. Its parent must exist.
     pub home: *const c_char,
     /// RIPIENO_CREATE, or 0.
     pub flags: u64,
-    /// A new home: bytes on the disk, over all files, at the most. They are allocated at once.
+    /// For a new home: most bytes on the disk, over all files. They are allocated immediately.
     pub capacity_bytes: u64,
-    /// A new home: software controllers, each with a file; 1 to 64, or 0 for 1.
+    /// For a new home: software controllers, each with a file; 1 to 64, or 0 for 1.
     pub devices: u32,
-    /// A new home: bytes of a logical block: 512 or 4096, or 0 for 4096.
+    /// For a new home: bytes of a logical block: 512 or 4096, or 0 for 4096.
     pub lba_bytes: u32,
-    /// What a KV block is made of; has to be that of the store that is there.
+    /// Shape of a KV block; must match the existing store.
     pub shape: Shape,
-    /// The engine's KV memory. While the store is being opened, some of it is used for tests, and
-    /// put back as it was: at its ends, and in its first and last block.
+    /// The engine's KV memory. Opening the store tests with some of it, and restores the contents:
+    /// at its ends, and in its first and last block.
     pub pool: *const Pool,
-    /// The namespace of the handle that is returned; null: an empty one.
+    /// Namespace of the returned handle; null: an empty one.
     pub namespace_: *const Namespace,
     /// Queue pairs of each device, 1 to 64; 0 for 1.
     pub queues_per_device: u32,
     /// Entries of a queue, a power of two from 2 to 1024; 0 for 256.
     pub queue_depth: u32,
-    /// Bytes of this process's memory in which blocks that were stored or retrieved are kept beside
-    /// the devices: what is found there is copied, and not read. 0 for none.
+    /// Bytes of this process's memory that cache blocks beside the devices: cached blocks are
+    /// copied, not read. 0 for none.
     pub dram_bytes: u64,
-    /// What gets into it: RIPIENO_DRAM_WRITE_THROUGH, RIPIENO_DRAM_READ_AHEAD or
+    /// Contents of that cache: RIPIENO_DRAM_WRITE_THROUGH, RIPIENO_DRAM_READ_AHEAD or
     /// RIPIENO_DRAM_WRITE_BACK.
     pub dram_mode: u32,
     /// Zero.
@@ -142,7 +141,7 @@ pub struct Config {
 /// A struct that a caller fills: plain data, for which all zeros is a value.
 ///
 /// # Safety
-/// Such a struct, with a `usize` as its first field: its size as its caller knows it.
+/// The struct must be of that kind, and begin with a `usize`: its size as the caller knows it.
 pub(crate) unsafe trait Growing: Copy {}
 // SAFETY: numbers, and pointers that may be null.
 unsafe impl Growing for Config {}
@@ -151,16 +150,16 @@ unsafe impl Growing for Namespace {}
 // SAFETY: as above.
 unsafe impl Growing for Pool {}
 
-/// Copies a caller's struct. What the caller does not know yet is zero.
+/// Copies a caller's struct. Fields that the caller's version lacks are zero.
 ///
 /// # Safety
-/// `from` is null or points to a `T` of any version: its first field says how many bytes it has.
+/// `from` must be null or point to a `T` of any version, whose first field is its size in bytes.
 pub(crate) unsafe fn read<T: Growing>(from: *const T, name: &str) -> Result<T, Failure> {
     let refused = |status, what: String| Failure::new(status, format!("{name}: {what}"));
     if from.is_null() {
         return Err(refused(Status::Invalid, "it is null".to_owned()));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     let size = unsafe { from.cast::<usize>().read_unaligned() };
     let known = size_of::<T>();
     if size < size_of::<usize>() {
@@ -168,7 +167,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T, name: &str) -> Result<T, F
         return Err(refused(Status::Invalid, what));
     }
     for at in known..size {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         if unsafe { from.cast::<u8>().add(at).read() } != 0 {
             let what = format!(
                 "it has {size} bytes, of which this library knows {known}, and byte {at} is not \
@@ -178,7 +177,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T, name: &str) -> Result<T, F
         }
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: so many bytes are in both; all zeros is a value of T, and so is any mixture.
+    // SAFETY: both have that many bytes; all zeros is a value of T, and so is any mixture.
     unsafe {
         let to = value.as_mut_ptr().cast::<u8>();
         to.copy_from_nonoverlapping(from.cast(), size.min(known));
@@ -186,29 +185,29 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T, name: &str) -> Result<T, F
     }
 }
 
-/// A string of the caller's; empty for null.
+/// Returns a caller's string; empty for null.
 ///
 /// # Safety
-/// `from` is null or points to a string that ends with a zero byte.
+/// `from` must be null or point to a string that ends with a zero byte.
 unsafe fn bytes<'a>(from: *const c_char) -> &'a [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     if from.is_null() { b"" } else { unsafe { CStr::from_ptr(from) }.to_bytes() }
 }
 
-/// As [`bytes`], as UTF-8.
+/// Same as [`bytes`], as UTF-8.
 ///
 /// # Safety
-/// As there.
+/// Same as [`bytes`].
 unsafe fn text(from: *const c_char, name: &str) -> Result<String, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     let text = std::str::from_utf8(unsafe { bytes(from) });
     text.map(str::to_owned).map_err(|error| Failure::invalid(format!("{name}: {error}")))
 }
 
-/// An array of the caller's.
+/// Returns a caller's array.
 ///
 /// # Safety
-/// `from` points to `count` values, or `count` is 0.
+/// `from` must point to `count` values, or `count` must be 0.
 pub(crate) unsafe fn array<'a, T>(
     from: *const T,
     count: usize,
@@ -220,16 +219,16 @@ pub(crate) unsafe fn array<'a, T>(
     if from.is_null() || !from.is_aligned() {
         return Err(Failure::invalid(format!("{name}: {count} entries at {from:?}")));
     }
-    // SAFETY: the caller's promise; neither null nor misaligned.
+    // SAFETY: the caller's contract; neither null nor misaligned.
     Ok(unsafe { std::slice::from_raw_parts(from, count) })
 }
 
 impl Namespace {
     /// # Safety
-    /// What it points to is as the header says.
+    /// All pointers must be valid as the header requires.
     pub(crate) unsafe fn check(&self) -> Result<objstore::Namespace, Failure> {
         let salt_bytes = self.tenant_salt_bytes;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe {
             Ok(objstore::Namespace {
                 weights: self.weights,
@@ -246,9 +245,9 @@ impl Namespace {
 
 impl Config {
     /// # Safety
-    /// What it points to is as the header says.
+    /// All pointers must be valid as the header requires.
     pub(crate) unsafe fn home(&self) -> Result<PathBuf, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         match unsafe { bytes(self.home) } {
             b"" => Err(Failure::invalid("config.home: name a directory")),
             path => Ok(OsStr::from_bytes(path).into()),
@@ -256,12 +255,12 @@ impl Config {
     }
 
     /// # Safety
-    /// What it points to is as the header says.
+    /// All pointers must be valid as the header requires.
     pub(crate) unsafe fn namespace(&self) -> Result<objstore::Namespace, Failure> {
         if self.namespace_.is_null() {
             return Ok(objstore::Namespace::default());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { read(self.namespace_, "config.namespace")?.check() }
     }
 
@@ -286,9 +285,9 @@ impl Config {
     }
 
     /// # Safety
-    /// What it points to is as the header says.
+    /// All pointers must be valid as the header requires.
     pub(crate) unsafe fn pool(&self) -> Result<PoolMemory, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         let pool = unsafe { read(self.pool, "config.pool")? };
         let Pool { base, bytes, rows, rows_count, block_stride, blocks, .. } = pool;
         let owner = Owner { release: pool.release, context: Context(pool.release_context) };
@@ -300,25 +299,25 @@ impl Config {
             layout.block_stride = block_stride;
         }
         if !rows.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             layout.rows = unsafe { array(rows, rows_count, "config.pool.rows")? }.to_vec();
         } else if block_stride != 0 && block_stride != u64::from(shape.object_bytes) {
             return Err(Failure::invalid("config.pool: a block_stride needs rows"));
         }
-        // SAFETY: the caller's promise: the memory stays until `release` is called.
+        // SAFETY: the caller's contract: the memory stays until `release` is called.
         let memory = unsafe { EngineMemory::new(base, bytes, Arc::new(owner)) };
         Ok(PoolMemory::Engine { memory, layout })
     }
 }
 
-/// A pointer that is only handed back.
+/// A pointer that is only passed back.
 struct Context(*mut c_void);
 // SAFETY: the header says that `release` is called on any thread.
 unsafe impl Send for Context {}
 // SAFETY: it is not used through a shared reference.
 unsafe impl Sync for Context {}
 
-/// Tells the engine when nothing reaches its memory any more.
+/// Calls the engine's `release` when nothing accesses its memory any more.
 struct Owner {
     release: Option<unsafe extern "C" fn(*mut c_void)>,
     context: Context,
@@ -327,7 +326,7 @@ struct Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(release) = self.release {
-            // SAFETY: the engine's own function, called once, with the argument it asked for.
+            // SAFETY: the engine's own function, called once, with its argument.
             unsafe { release(self.context.0) };
         }
     }

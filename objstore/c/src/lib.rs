@@ -1,41 +1,40 @@
-//! The C interface of Ripieno: `include/ripieno.h`, made of these files by `tests/header.rs`.
+//! The C interface of Ripieno: `tests/header.rs` generates `include/ripieno.h` from these files.
 //!
 //! # Architecture
-//! - `status.rs`: what functions return, and the message of a thread's last failure.
-//! - `config.rs`: the structs a caller fills, checked and turned into those of
+//! - `status.rs`: status codes, and the message of a thread's last failure.
+//! - `config.rs`: the structs that a caller fills, checked and converted to those of
 //!   [`ripieno_stack`] and [`objstore`].
-//! - `store.rs`: opening, closing, handles in other namespaces. `namespace.rs`: what a handle can
-//!   do without moving data. `request.rs`: retrieving and storing, layer by layer. `report.rs`:
-//!   counts.
+//! - `store.rs`: opening, closing, handles in other namespaces. `namespace.rs`: operations that
+//!   move no data. `request.rs`: retrieving and storing, layer by layer. `report.rs`: counters.
 //!
 //! # Invariants
-//! - No panic crosses the border: it is [`Status::Panic`].
-//! - Null is refused where something is needed. Outputs are written on success only.
-//! - A struct begins with its size, and only grows at its end: a caller that was compiled against
-//!   an older header is understood, and one with a newer header is as long as what it adds is zero.
-//! - Nothing that a caller gave by pointer is kept after the call, but the KV pool.
+//! - No panic crosses the C boundary: it becomes [`Status::Panic`].
+//! - Null is refused for required pointers. Outputs are written on success only.
+//! - A struct begins with its size, and only grows at its end: callers compiled against an older
+//!   header work, and so do those with a newer header as long as the added fields are zero.
+//! - No pointer of a caller is kept after the call, except for the KV pool.
 //!
 //! # Not implemented
-//! - GPUs: pools in their memory, order with their streams, and the I/O kernel on one.
-//! - Drives through VFIO, and what their controllers report.
-//! - The two halves of a store in two processes.
+//! - GPUs: pools in their memory, order with their streams, and the I/O kernel on a GPU.
+//! - Drives through VFIO, and events of their controllers.
+//! - Catalog and plane of a store in two processes.
 
 #![allow(
     clippy::missing_safety_doc,
     reason = "the rules for pointers are the same for all functions, and at the top of the header"
 )]
 
-// In the order in which the header has them.
+// The modules are in the order of the header.
 mod status;
-// What a caller fills.
+// Structs that a caller fills.
 mod config;
 // Handles of a store.
 mod store;
-// Keys.
+// Operations on keys.
 mod namespace;
-// Layers.
+// Operations on layers.
 mod request;
-// Counts.
+// Counters.
 mod report;
 
 pub use config::{Config, Namespace, Pool, Shape};

@@ -1,4 +1,4 @@
-//! What a handle can do in its namespace without moving data.
+//! Operations of a handle in its namespace that move no data.
 
 #![allow(unsafe_code, reason = "the C interface: keys of callers, and names without mangling")]
 
@@ -14,24 +14,24 @@ use crate::{
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
 
-/// Blocks that a lookup found. They are not evicted until it is given back.
+/// Blocks found by a lookup. They are not evicted until the prefix is released.
 #[derive(Debug)]
 pub struct Prefix(pub(crate) Found);
 
-/// Keys of the caller's.
+/// Returns a caller's keys.
 ///
 /// # Safety
-/// `keys` points to `count` times 32 bytes, or `count` is 0.
+/// `keys` must point to `count` times 32 bytes, or `count` must be 0.
 pub(crate) unsafe fn keys(keys: *const u8, count: usize) -> Result<Vec<BlockKey>, Failure> {
-    // SAFETY: the caller's promise; an array of bytes has no alignment.
+    // SAFETY: the caller's contract; an array of bytes has no alignment.
     let keys: &[[u8; KEY_BYTES]] = unsafe { array(keys.cast(), count, "keys")? };
     Ok(keys.iter().copied().map(BlockKey).collect())
 }
 
-/// How many leading keys are stored now. Has no effect, and does not keep the blocks: they may be
-/// evicted at once.
+/// Returns the number of leading keys that are stored now. Has no effect, and does not hold the
+/// blocks: they may be evicted immediately.
 ///
-/// keys: count keys of RIPIENO_KEY_BYTES bytes, one behind another: 256-bit digests over a block's
+/// keys: count keys of RIPIENO_KEY_BYTES bytes each, contiguous: 256-bit digests of a block's
 /// tokens and all tokens before them.
 ///
 /// Fails with RIPIENO_STATUS_INVALID.
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn ripieno_peek(
     found: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
         *to = store.handle.peek(&unsafe { self::keys(keys, count)? });
@@ -51,10 +51,10 @@ pub unsafe extern "C" fn ripieno_peek(
     })
 }
 
-/// Finds the longest run of leading keys that is stored, which may be empty. Does not wait for any
-/// I/O. The prefix has to be given back with ripieno_prefix_release.
+/// Finds the longest stored run of leading keys, which may be empty. Does not wait for I/O. Release
+/// the prefix with ripieno_prefix_release.
 ///
-/// keys: as for ripieno_peek.
+/// keys: see ripieno_peek.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn ripieno_lookup(
     prefix: *mut *mut Prefix,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(prefix, "prefix")?) };
         // SAFETY: as above.
         let found = store.handle.lookup(&unsafe { self::keys(keys, count)? })?;
@@ -74,14 +74,14 @@ pub unsafe extern "C" fn ripieno_lookup(
     })
 }
 
-/// Starts reading the longest stored run of leading keys into the memory of
-/// ripieno_config.dram_bytes, but for what is there: a request that comes soon copies it. It is
-/// kept for one for within_ms milliseconds; then it is like other blocks. found: how many leading
-/// blocks are there or on their way; 0 without such memory, and none more while half of all that
-/// may be in flight is. Waits for nothing, and holds no blocks. What is on its way holds up what is
-/// started later: ask for what runs next.
+/// Starts reading the longest stored run of leading keys into the cache of
+/// ripieno_config.dram_bytes, except for cached blocks: a request that follows soon copies them.
+/// They are held for such a request for within_ms milliseconds; then they are ordinary blocks.
+/// found: number of leading blocks that are cached or in flight; 0 without a cache. Starts no
+/// further blocks while half of the limit of I/O is in flight. Does not wait, and holds no blocks.
+/// Prefetches in flight delay later I/O: prefetch only for the next requests.
 ///
-/// keys: as for ripieno_peek.
+/// keys: see ripieno_peek.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn ripieno_prefetch(
     found: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
         // SAFETY: as above.
         let keys = unsafe { self::keys(keys, count)? };
@@ -102,29 +102,29 @@ pub unsafe extern "C" fn ripieno_prefetch(
     })
 }
 
-/// Blocks that were found; 0 for null.
+/// Returns the number of blocks found; 0 for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_prefix_blocks(prefix: *const Prefix) -> usize {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     unsafe { prefix.as_ref() }.map_or(0, |prefix| prefix.0.len())
 }
 
-/// Gives a prefix back. Requests that were begun with it keep the blocks they need. Null is fine.
+/// Releases a prefix. Requests begun with it keep the blocks they need. Null is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_prefix_release(prefix: *mut Prefix) {
     let _ = guard(|| {
         if !prefix.is_null() {
-            // SAFETY: a handle that was not given back, as the header says.
+            // SAFETY: a handle that was not released, as the header requires.
             drop(unsafe { Box::from_raw(prefix) });
         }
         Ok(())
     });
 }
 
-/// A change of what is stored under some keys, which says how many it found.
+/// Applies a change to the blocks of some keys, and returns the number of blocks found.
 ///
 /// # Safety
-/// As the header says of the function that it is for.
+/// Same as the exported function that calls it.
 unsafe fn change(
     store: *const Store,
     keys: *const u8,
@@ -133,18 +133,18 @@ unsafe fn change(
     act: impl FnOnce(&objstore::Store, &[BlockKey]) -> Result<u32, objstore::StoreError>,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         let (store, to) = unsafe { (handle(store, "store")?, output(found, "found")?) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         *to = act(&store.handle, &unsafe { self::keys(keys, count)? })?;
         Ok(())
     })
 }
 
-/// Pins those of the keys that are stored: they are not evicted until they are unpinned, also after
-/// the store was opened again. found: how many that are.
+/// Pins those of the keys that are stored: they are not evicted until they are unpinned, even after
+/// the store was reopened. found: the number of stored keys.
 ///
-/// keys: as for ripieno_peek.
+/// keys: see ripieno_peek.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -154,13 +154,13 @@ pub unsafe extern "C" fn ripieno_pin(
     count: usize,
     found: *mut u32,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     unsafe { change(store, keys, count, found, objstore::Store::pin) }
 }
 
-/// Undoes ripieno_pin. found: how many of the keys are stored.
+/// Undoes ripieno_pin. found: the number of stored keys.
 ///
-/// keys: as for ripieno_peek.
+/// keys: see ripieno_peek.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -170,14 +170,14 @@ pub unsafe extern "C" fn ripieno_unpin(
     count: usize,
     found: *mut u32,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     unsafe { change(store, keys, count, found, objstore::Store::unpin) }
 }
 
-/// Drops the keys, pinned and used ones too. found: how many were stored. Their space is used again
-/// when no prefix and no request needs them any more.
+/// Drops the keys, including pinned ones and those in use. found: the number of keys that were
+/// stored. Their space is reused when no prefix and no request needs them any more.
 ///
-/// keys: as for ripieno_peek.
+/// keys: see ripieno_peek.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -187,21 +187,21 @@ pub unsafe extern "C" fn ripieno_remove(
     count: usize,
     found: *mut u32,
 ) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     unsafe { change(store, keys, count, found, objstore::Store::remove) }
 }
 
-/// Drops everything in the namespace, pinned and used blocks too.
+/// Drops all blocks of the namespace, including pinned ones and those in use.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_clear(store: *const Store) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.clear()?))
 }
 
-/// Evicts up to so many blocks of the namespace that are neither pinned nor used. evicted: how many
-/// there were.
+/// Evicts up to the given number of blocks of the namespace that are neither pinned nor in use.
+/// evicted: the number evicted.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -211,57 +211,57 @@ pub unsafe extern "C" fn ripieno_evict(
     evicted: *mut u32,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(evicted, "evicted")?) };
         *to = store.handle.evict(blocks)?;
         Ok(())
     })
 }
 
-/// Starts a new epoch of the namespace: as ripieno_clear, and what is being stored now will not be
-/// found either. For a model, adapter or salt that changed under the same name.
+/// Starts a new epoch of the namespace: same as ripieno_clear, and blocks being stored now will not
+/// be found either. For a model, adapter or salt that changed under the same name.
 ///
-/// The new epoch is permanent when the next ripieno_sync has returned: after a crash before that,
-/// the blocks of the old one may be found again.
+/// The new epoch is durable when the next ripieno_sync has returned: after a crash before that, the
+/// blocks of the old one may be found again.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_bump_epoch(store: *const Store, epoch: *mut u64) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(epoch, "epoch")?) };
         *to = store.handle.bump_epoch()?;
         Ok(())
     })
 }
 
-/// Limits the namespace to so many blocks; UINT32_MAX: no limit.
+/// Limits the namespace to the given number of blocks; UINT32_MAX: no limit.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_set_quota(store: *const Store, blocks: u32) -> Status {
     let blocks = (blocks != u32::MAX).then_some(blocks);
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_quota(blocks)?))
 }
 
-/// Says how much longer than those of other namespaces its blocks are kept unused: weight times as
-/// long as with 1, which is the default.
+/// Sets the eviction weight of the namespace: its unused blocks are kept weight times as long as
+/// with 1, the default.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_set_weight(store: *const Store, weight: u32) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.set_weight(weight)?))
 }
 
-/// Makes permanent what was evicted, pinned, removed, cleared or registered so far, and with
-/// RIPIENO_DRAM_WRITE_BACK what was committed. Without, that is permanent when ripieno_commit
+/// Makes all evictions, pins, removals, clears and registrations so far durable, and with
+/// RIPIENO_DRAM_WRITE_BACK also commits. Without it, a commit is durable when ripieno_commit
 /// returns.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_sync(store: *const Store) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     guard(|| Ok(unsafe { handle(store, "store")? }.handle.sync_journal()?))
 }

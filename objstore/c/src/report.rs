@@ -1,4 +1,4 @@
-//! What a store tells about itself.
+//! Counters and events of a store.
 
 #![allow(unsafe_code, reason = "the C interface: fills what callers point to")]
 
@@ -10,60 +10,60 @@ use crate::{
     store::{Store, handle, output},
 };
 
-/// A bit of ripieno_poll_events: the owner of a device wants it back, and waits until the store is
-/// closed. Stays set.
+/// A bit of ripieno_poll_events: the owner of a device requests it back, and waits until the store
+/// is closed. Stays set.
 pub const EVENT_REQUESTED: u64 = 1;
 /// The health of a device changed; if its media became read-only, storing fails from now on.
 pub const EVENT_HEALTH: u64 = 1 << 1;
-/// A device had an uncorrectable PCIe error, and was reset. What was in flight may have failed.
+/// A device had an uncorrectable PCIe error and was reset. I/O in flight may have failed.
 pub const EVENT_PCIE_ERROR: u64 = 1 << 2;
-/// A device reported something else; nothing has to be done.
+/// A device reported another event; no action is needed.
 pub const EVENT_OTHER: u64 = 1 << 3;
 
-/// What a namespace holds.
+/// Usage of a namespace.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
-    /// sizeof(ripieno_usage); to be set by the caller.
+    /// sizeof(ripieno_usage), set by the caller.
     pub size: usize,
     /// Blocks that lookups find.
     pub stored: u32,
-    /// Of these, used by prefixes and requests: not evicted.
+    /// Of these, blocks used by prefixes and requests: not evicted.
     pub active: u32,
-    /// Of these, pinned: not evicted.
+    /// Of these, pinned blocks: not evicted.
     pub pinned: u32,
-    /// Of these, neither used nor pinned.
+    /// Of these, blocks neither used nor pinned.
     pub evictable: u32,
-    /// Blocks that are being stored.
+    /// Blocks being stored.
     pub writing: u32,
-    /// Blocks the namespace may have; UINT32_MAX: no limit.
+    /// Most blocks of the namespace; UINT32_MAX: no limit.
     pub quota: u32,
-    /// How often it was dropped by ripieno_bump_epoch.
+    /// Times it was dropped by ripieno_bump_epoch.
     pub epoch: u64,
-    /// Blocks that were asked for, since the store was opened.
+    /// Blocks looked up since the store was opened.
     pub asked: u64,
-    /// Blocks of these that were found.
+    /// Of these, blocks found.
     pub hits: u64,
-    /// Blocks that were committed, since the store was opened.
+    /// Blocks committed since the store was opened.
     pub committed: u64,
 }
 
-/// Counts of a whole store since it was opened, and what it holds now.
+/// Counters of a whole store since it was opened, and its current state.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Stats {
-    /// sizeof(ripieno_stats); to be set by the caller.
+    /// sizeof(ripieno_stats), set by the caller.
     pub size: usize,
-    /// 1: blocks are copied through bounce buffers, because the devices cannot describe where the
-    /// pool's objects are.
+    /// 1: blocks are copied through bounce buffers, because the devices cannot describe the pool's
+    /// addresses.
     pub bounced: u32,
-    /// Blocks there is room for.
+    /// Capacity in blocks.
     pub blocks: u32,
-    /// Of these, free ones.
+    /// Of these, free blocks.
     pub blocks_free: u32,
     /// Blocks that lookups find.
     pub blocks_stored: u32,
-    /// Blocks that are being stored.
+    /// Blocks being stored.
     pub blocks_writing: u32,
     /// Zero.
     pub reserved: u32,
@@ -71,52 +71,52 @@ pub struct Stats {
     pub block_bytes: u64,
     /// Calls of ripieno_lookup.
     pub lookups: u64,
-    /// Blocks that they asked for.
+    /// Blocks looked up.
     pub blocks_asked: u64,
-    /// Blocks that they found.
+    /// Blocks found.
     pub blocks_hit: u64,
-    /// Blocks that made room for others.
+    /// Blocks evicted.
     pub evictions: u64,
-    /// Blocks that were dropped because reading them failed.
+    /// Blocks dropped because reading them failed.
     pub blocks_lost: u64,
-    /// Bytes that were stored, without padding.
+    /// Bytes stored, without padding.
     pub stored_bytes: u64,
-    /// Bytes that were retrieved from the devices, without padding.
+    /// Bytes retrieved from the devices, without padding.
     pub retrieved_bytes: u64,
-    /// Bytes that were written to the journal.
+    /// Bytes written to the journal.
     pub journal_bytes: u64,
     /// Times the devices were recovered from a timeout or a fault.
     pub recoveries: u64,
-    /// NVMe commands of the I/O kernel.
+    /// NVMe commands issued by the I/O kernel.
     pub commands: u64,
-    /// Blocks of retrievals that were in the memory of ripieno_config.dram_bytes.
+    /// Retrieved blocks that were in the cache of ripieno_config.dram_bytes.
     pub dram_hits: u64,
-    /// Blocks of retrievals that were not; 0 without such memory.
+    /// Retrieved blocks that were not; 0 without a cache.
     pub dram_misses: u64,
-    /// Bytes that were retrieved from there.
+    /// Bytes retrieved from the cache.
     pub dram_retrieved_bytes: u64,
-    /// Blocks that are there now.
+    /// Blocks in the cache now.
     pub dram_blocks: u64,
-    /// Blocks that went from there for others.
+    /// Blocks evicted from the cache.
     pub dram_evictions: u64,
-    /// Bytes that were read from the devices ahead of time.
+    /// Bytes prefetched from the devices.
     pub dram_prefetched_bytes: u64,
-    /// Of these, bytes that nobody retrieved before they went.
+    /// Of these, bytes evicted before they were retrieved.
     pub dram_wasted_bytes: u64,
-    /// Blocks that no device has yet (RIPIENO_DRAM_WRITE_BACK).
+    /// Dirty blocks: those that no device has yet (RIPIENO_DRAM_WRITE_BACK).
     pub dram_dirty: u64,
-    /// Bytes that were written to the devices from there.
+    /// Bytes written back to the devices.
     pub dram_written_back_bytes: u64,
-    /// Bytes that were dropped before any device got them.
+    /// Dirty bytes dropped before they were written back.
     pub dram_spared_bytes: u64,
 }
 
-/// Fills a caller's struct as far as the caller knows it.
+/// Fills a caller's struct up to the size of the caller's version.
 ///
 /// # Safety
-/// `to` is null or points to a `T` of any version: its first field says how many bytes it has.
+/// `to` must be null or point to a `T` of any version, whose first field is its size in bytes.
 unsafe fn write<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
-    // SAFETY: the caller's promise; a size is the first field.
+    // SAFETY: the caller's contract; a size is the first field.
     let size = unsafe { output(to.cast::<usize>(), name)? };
     let known = size_of::<T>();
     if *size < size_of::<usize>() {
@@ -125,8 +125,8 @@ unsafe fn write<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
     }
     let size = *size;
     let (head, from) = (size_of::<usize>(), std::ptr::from_ref(&value).cast::<u8>());
-    // SAFETY: so many bytes are in both, and the caller's are nobody else's. What this library does
-    // not know becomes zero.
+    // SAFETY: both have that many bytes, and the caller's are not shared. Fields that this library
+    // does not know become zero.
     unsafe {
         let to = to.cast::<u8>();
         to.add(head).copy_from_nonoverlapping(from.add(head), size.min(known) - head);
@@ -135,15 +135,15 @@ unsafe fn write<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the namespace of this handle holds.
+/// Reports the usage of this handle's namespace.
 ///
-/// usage: size has to be set; the rest is filled.
+/// usage: its size must be set; the other fields are filled.
 ///
 /// Fails with RIPIENO_STATUS_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usage) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let found = unsafe { handle(store, "store")? }.handle.usage()?;
         let value = Usage {
             size: 0,
@@ -158,20 +158,20 @@ pub unsafe extern "C" fn ripieno_get_usage(store: *const Store, usage: *mut Usag
             hits: found.hits,
             committed: found.committed,
         };
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         unsafe { write(usage, "usage", value) }
     })
 }
 
-/// Counts of the whole store, all namespaces together.
+/// Reports the counters of the whole store, over all namespaces.
 ///
-/// stats: size has to be set; the rest is filled.
+/// stats: its size must be set; the other fields are filled.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stats) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let store = unsafe { handle(store, "store")? };
         let found = store.handle.stats()?;
         let value = Stats {
@@ -204,22 +204,22 @@ pub unsafe extern "C" fn ripieno_get_stats(store: *const Store, stats: *mut Stat
             dram_written_back_bytes: found.dram.written_back_bytes,
             dram_spared_bytes: found.dram.spared_bytes,
         };
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         unsafe { write(stats, "stats", value) }
     })
 }
 
-/// What devices reported since the last call: RIPIENO_EVENT_* together, 0 for nothing. The store
-/// does what is to be done, but for one thing: after RIPIENO_EVENT_REQUESTED, end what is in flight
-/// and close it (ripieno_close) with all its handles. To be called about once a second, also while
-/// nothing else is done; costs next to nothing.
+/// Reports events of the devices since the last call: RIPIENO_EVENT_* combined, 0 for none. The
+/// store handles them itself, with one exception: after RIPIENO_EVENT_REQUESTED, end all requests
+/// and close the store (ripieno_close) with all its handles. Call it about once a second, also
+/// while idle; it costs next to nothing.
 ///
-/// Fails with RIPIENO_STATUS_INVALID; RIPIENO_STATUS_FAILED when a device was removed or cannot be
+/// Fails with RIPIENO_STATUS_INVALID; RIPIENO_STATUS_FAILED if a device was removed or cannot be
 /// recovered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_poll_events(store: *const Store, events: *mut u64) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(events, "events")?) };
         let found = store.handle.poll_events()?;
         let found = found.iter().map(|StoreEvent { event, .. }| bit(event));

@@ -11,21 +11,21 @@ use crate::{
     store::{Store, handle, output},
 };
 
-/// Blocks that are being retrieved or stored.
+/// A retrieval or storing of blocks.
 #[derive(Debug)]
 pub struct Request(ripieno_stack::Request);
 
-/// Block numbers of the caller's.
+/// Returns a caller's block numbers.
 ///
 /// # Safety
-/// `from` points to `count` numbers, or `count` is 0.
+/// `from` must point to `count` numbers, or `count` must be 0.
 unsafe fn blocks(from: *const u32, count: usize) -> Result<Vec<BlockId>, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     Ok(unsafe { array(from, count, "blocks")? }.iter().copied().map(BlockId).collect())
 }
 
 /// Prepares to retrieve blocks of a prefix: the one at position first goes to the first of blocks,
-/// and so on. Nothing moves before ripieno_layer_start. The request has to be given back with
+/// and so on. Nothing moves before ripieno_layer_start. Release the request with
 /// ripieno_request_end.
 ///
 /// store: any handle of the store in which the prefix was found.
@@ -44,9 +44,9 @@ pub unsafe extern "C" fn ripieno_retrieve_begin(
     request: *mut *mut Request,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, prefix) = unsafe { (handle(store, "store")?, handle(prefix, "prefix")?) };
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (to, blocks) = unsafe { (output(request, "request")?, self::blocks(blocks, count)?) };
         let (stack, handle) = (&store.stack, &store.handle);
         let made = ripieno_stack::Request::retrieve(stack, handle, &prefix.0, first, &blocks)?;
@@ -56,15 +56,14 @@ pub unsafe extern "C" fn ripieno_retrieve_begin(
 }
 
 /// Makes room for blocks, evicting others if necessary, and prepares to store them. Nothing moves
-/// before ripieno_layer_start. The request has to be given back with ripieno_commit or
-/// ripieno_request_end.
+/// before ripieno_layer_start. Release the request with ripieno_commit or ripieno_request_end.
 ///
-/// A key that is stored already, or that another request is storing, is not stored again: its block
+/// A key that is already stored, or being stored by another request, is not stored again: its block
 /// is not read.
 ///
-/// keys: count keys, as for ripieno_peek.
+/// keys: count keys, see ripieno_peek.
 /// blocks: count blocks of the pool, which must not change until their layers were waited for.
-/// accepted: how many leading blocks there is room for, which may be 0; the rest is not stored.
+/// accepted: number of leading blocks with room for them, which may be 0; the rest is not stored.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_BUSY (bounce buffers),
 /// RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
@@ -78,11 +77,11 @@ pub unsafe extern "C" fn ripieno_store_begin(
     accepted: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let store = unsafe { handle(store, "store")? };
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (to, room) = unsafe { (output(request, "request")?, output(accepted, "accepted")?) };
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (keys, blocks) = unsafe { (self::keys(keys, count)?, self::blocks(blocks, count)?) };
         let (stack, handle) = (&store.stack, &store.handle);
         let made = ripieno_stack::Request::store(stack, handle, &keys, &blocks)?;
@@ -93,7 +92,7 @@ pub unsafe extern "C" fn ripieno_store_begin(
 }
 
 /// Starts to move a layer of all blocks of a request. Costs the same for any number of blocks, and
-/// does not wait. Layers may be in flight together, and end in any order.
+/// does not wait. Several layers may be in flight, and end in any order.
 ///
 /// layer: 0 to layers - 1.
 ///
@@ -101,39 +100,39 @@ pub unsafe extern "C" fn ripieno_store_begin(
 /// request failed before), RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_start(request: *const Request, layer: u32) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     guard(|| Ok(unsafe { handle(request, "request")? }.0.start(Layer(layer))?))
 }
 
-/// Moves all layers of a request, and waits for them: instead of ripieno_layer_start and
-/// ripieno_layer_wait for each, where nothing is done between layers. When this returns, nothing
-/// touches the blocks any more; but for RIPIENO_STATUS_FAILED.
+/// Moves all layers of a request, and waits for them. Replaces ripieno_layer_start and
+/// ripieno_layer_wait for each layer if there is no work between layers. On return, nothing
+/// accesses the blocks any more, except after RIPIENO_STATUS_FAILED.
 ///
-/// Fails as they do; not all layers were moved then.
+/// Fails like those functions; some layers were then not moved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_move_all(request: *const Request) -> Status {
-    // SAFETY: as the header says.
+    // SAFETY: as the header requires.
     guard(|| Ok(unsafe { handle(request, "request")? }.0.move_all()?))
 }
 
-/// Waits for a layer that was started. When this returns, whatever it returns, nothing touches the
-/// layer's blocks any more; but for RIPIENO_STATUS_FAILED: then a device may still do. One thread
-/// waits for a layer.
+/// Waits for a started layer. On return, with any status except RIPIENO_STATUS_FAILED, nothing
+/// accesses the layer's blocks any more; after that one a device still may. Only one thread may
+/// wait for a layer.
 ///
-/// Fails with RIPIENO_STATUS_INVALID (not started, or waited for), RIPIENO_STATUS_IO,
+/// Fails with RIPIENO_STATUS_INVALID (not started, or already waited for), RIPIENO_STATUS_IO,
 /// RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_wait(request: *const Request, layer: u32) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         unsafe { handle(request, "request")? }.0.wait(Layer(layer))?;
         Ok(())
     })
 }
 
-/// As ripieno_layer_wait, without waiting. done: whether the layer has ended; if not, ask again.
+/// Same as ripieno_layer_wait, but does not wait. done: true if the layer has ended.
 ///
-/// Fails with RIPIENO_STATUS_INVALID (not started, or waited for), RIPIENO_STATUS_IO,
+/// Fails with RIPIENO_STATUS_INVALID (not started, or already waited for), RIPIENO_STATUS_IO,
 /// RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_layer_poll(
@@ -142,41 +141,41 @@ pub unsafe extern "C" fn ripieno_layer_poll(
     done: *mut bool,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (request, to) = unsafe { (handle(request, "request")?, output(done, "done")?) };
         *to = request.0.poll(Layer(layer))?.is_some();
         Ok(())
     })
 }
 
-/// Makes what a request stored permanent, and visible to lookups. Waits for its layers in flight.
-/// With RIPIENO_DRAM_WRITE_BACK it may be permanent only after the next ripieno_sync.
-/// When it returns RIPIENO_STATUS_OK, the blocks are found again after a crash or a loss of power.
-/// Otherwise nothing of the request is visible.
+/// Makes the stored blocks of a request durable, and visible to lookups. Waits for its layers in
+/// flight. With RIPIENO_DRAM_WRITE_BACK they may be durable only after the next ripieno_sync. After
+/// RIPIENO_STATUS_OK, the blocks are found again after a crash or power loss. Otherwise no block of
+/// the request is visible.
 ///
-/// The request is given back, also when this fails.
+/// Releases the request, also if this fails.
 ///
 /// Fails with RIPIENO_STATUS_INVALID (a layer was not started; not a storing request),
 /// RIPIENO_STATUS_IO, RIPIENO_STATUS_READ_ONLY, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_commit(request: *mut Request) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         unsafe { handle(request, "request")? };
-        // SAFETY: a handle that was not given back, as the header says.
+        // SAFETY: a handle that was not released, as the header requires.
         let Request(request) = *unsafe { Box::from_raw(request) };
         request.commit()?;
         Ok(())
     })
 }
 
-/// Gives a request back, and waits for its layers in flight: its blocks are the engine's again.
-/// What it stored without a ripieno_commit is gone. Null is fine.
+/// Releases a request, after waiting for its layers in flight: its blocks are the engine's again.
+/// Blocks stored without a ripieno_commit are lost. Null is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_request_end(request: *mut Request) {
     let _ = guard(|| {
         if !request.is_null() {
-            // SAFETY: a handle that was not given back, as the header says.
+            // SAFETY: a handle that was not released, as the header requires.
             drop(unsafe { Box::from_raw(request) });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What functions return.
+//! Status codes and error messages.
 
 #![allow(unsafe_code, reason = "the C interface: names without mangling")]
 
@@ -12,54 +12,54 @@ use std::{
 use objstore::StoreError;
 use ripieno_stack::{ErrorKind, HomeError, StackError};
 
-/// Version of the library that this header belongs to. A new major version may break programs; a
-/// new minor one only adds (before 1.0, it may break them); a new patch only repairs. The shared
-/// library's soname is libripieno.so.MAJOR, before 1.0 libripieno.so.0.MINOR.
+/// Version of the library that this header belongs to. A new major version may break compatibility;
+/// a new minor one only adds (before 1.0, it may break compatibility); a new patch only fixes. The
+/// shared library's soname is libripieno.so.MAJOR, before 1.0 libripieno.so.0.MINOR.
 pub const VERSION_MAJOR: u32 = 0;
 /// See RIPIENO_VERSION_MAJOR.
 pub const VERSION_MINOR: u32 = 1;
 /// See RIPIENO_VERSION_MAJOR.
 pub const VERSION_PATCH: u32 = 0;
 
-/// What became of a call. Later versions may add failures: take a number that is not here for one.
+/// Result of a call. Later versions may add failures: treat an unknown number as a failure.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// It was done.
+    /// Success.
     Ok = 0,
-    /// An argument makes no sense: null, out of range, a handle of another store.
+    /// An argument is invalid: null, out of range, or a handle of another store.
     Invalid = 1,
-    /// There is no home in this directory, or one that was not completed; see RIPIENO_CREATE.
+    /// The directory has no home, or an incomplete one; see RIPIENO_CREATE.
     NotFound = 2,
-    /// The directory or a device holds something else, which would be lost.
+    /// The directory or a device holds other data, which would be lost.
     Occupied = 3,
     /// Another process uses the home.
     Locked = 4,
-    /// There is not enough space on the disk.
+    /// The disk has too little space.
     NoSpace = 5,
-    /// Home, devices or journal are not what they were: damaged, missing, swapped, of another
-    /// store or for blocks of another shape.
+    /// Home, devices or journal do not match the store: damaged, missing, swapped, of another store
+    /// or for blocks of another shape.
     Damaged = 6,
-    /// The operating system or a device refused something.
+    /// The operating system or a device refused a request.
     System = 7,
-    /// All that may be in flight at a time is in flight: end something, then try again.
+    /// The limit of operations in flight is reached: end one, then try again.
     Busy = 8,
-    /// Data did not get where it was to go. Retrieving: the blocks count as not stored from now on.
-    /// Storing: nothing of the request is visible.
+    /// A transfer failed. When retrieving, the blocks count as not stored from now on. When
+    /// storing, no block of the request is visible.
     Io = 9,
     /// A block was dropped after the lookup: look up again.
     Stale = 10,
-    /// Nothing can be stored any more; what is stored can still be retrieved.
+    /// The store accepts no more writes; stored blocks can still be retrieved.
     ReadOnly = 11,
-    /// The store does nothing any more, or was closed. Close it and open it again.
+    /// The store has failed or was closed. Close it and open it again.
     Failed = 12,
-    /// A defect of the library.
+    /// A bug in the library.
     Panic = 13,
-    /// The program was compiled for a newer library, and uses what is new in it.
+    /// The program was compiled for a newer library, and uses its additions.
     Version = 14,
 }
 
-/// Why a call is refused.
+/// Status and message of a failed call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     status: Status,
@@ -114,13 +114,13 @@ thread_local! {
 
 fn remember(message: &str) {
     let text: Vec<u8> = message.bytes().filter(|byte| *byte != 0).collect();
-    // A thread that is ending has nobody to ask.
+    // No caller is left on a thread that is ending.
     let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
 }
 
-/// Runs a function of the interface: no panic gets out of it, and why it failed is remembered.
+/// Runs an exported function: catches panics, and records the message of a failure.
 pub(crate) fn guard(act: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What a panic leaves half-done is behind locks that say so, or is a handle of the caller's.
+    // State that a panic leaves inconsistent is behind a poisoned lock, or a caller's handle.
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(Failure { status, message })) => {
@@ -139,15 +139,15 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic")
 }
 
-/// The message of this thread's last call that failed: what was asked, what was found, and what to
-/// do; UTF-8. Empty if none did. Good until the thread's next call that fails.
+/// Returns the message of this thread's last failed call: what was asked, what was found, and what
+/// to do; UTF-8. Empty if none failed. Valid until the thread's next failed call.
 #[unsafe(no_mangle)]
 pub extern "C" fn ripieno_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The name of a status, such as "RIPIENO_STATUS_BUSY"; of an unknown one, "unknown status".
-/// Static.
+/// Returns the name of a status, such as "RIPIENO_STATUS_BUSY", or "unknown status". A static
+/// string.
 #[unsafe(no_mangle)]
 pub extern "C" fn ripieno_status_name(status: i32) -> *const c_char {
     let name: &CStr = match status {
@@ -171,8 +171,8 @@ pub extern "C" fn ripieno_status_name(status: i32) -> *const c_char {
     name.as_ptr()
 }
 
-/// The version of the library that is running, made as RIPIENO_VERSION is: MAJOR * 1000000 +
-/// MINOR * 1000 + PATCH. It needs no check where the program was linked with the shared library.
+/// Returns the version of the running library, in the form of RIPIENO_VERSION: MAJOR * 1000000 +
+/// MINOR * 1000 + PATCH. A program linked with the shared library need not check it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ripieno_version() -> u32 {
     VERSION_MAJOR * 1_000_000 + VERSION_MINOR * 1_000 + VERSION_PATCH
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn every_status_has_a_name() {
-        // SAFETY: a string that is static.
+        // SAFETY: a static string.
         let name = |status| unsafe { CStr::from_ptr(ripieno_status_name(status)) };
         assert_eq!(name(Status::Version as i32), c"RIPIENO_STATUS_VERSION");
         assert_eq!(name(Status::Version as i32 + 1), c"unknown status");

@@ -1,4 +1,4 @@
-//! Opening and closing.
+//! Opening and closing a store.
 
 #![allow(unsafe_code, reason = "the C interface: handles and outputs of callers")]
 
@@ -15,30 +15,30 @@ use crate::{
     status::{Failure, Status, guard},
 };
 
-/// A handle of a store that works in one namespace. Any number of threads may use it, and any
-/// number of handles of one store may exist.
+/// A handle of a store in one namespace. Any number of threads may use it, and a store may have any
+/// number of handles.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) handle: objstore::Store,
-    /// What the handles of a store share; closed with the last of them.
+    /// Shared by the handles of a store; closed with the last of them.
     pub(crate) stack: Arc<Stack>,
 }
 
-/// The caller's handle.
+/// Returns a caller's handle.
 ///
 /// # Safety
-/// `from` is null or a handle that was not given back.
+/// `from` must be null or a handle that was not released.
 pub(crate) unsafe fn handle<'a, T>(from: *const T, name: &str) -> Result<&'a T, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { from.as_ref() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
 }
 
-/// Where a result goes.
+/// Returns a caller's output location.
 ///
 /// # Safety
-/// `to` is null or may be written.
+/// `to` must be null or writable.
 pub(crate) unsafe fn output<'a, T>(to: *mut T, name: &str) -> Result<&'a mut T, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { to.as_mut() }.ok_or_else(|| Failure::invalid(format!("{name}: it is null")))
 }
 
@@ -51,17 +51,16 @@ fn random() -> Result<[u8; 16], Failure> {
     }
 }
 
-/// Opens the store in a home. With RIPIENO_CREATE, a home that does not exist, or was not
-/// completed, is made first.
+/// Opens the store in a home. With RIPIENO_CREATE, a missing or incomplete home is made first.
 ///
-/// Takes as long as reading the journal: see docs/on-disk-format.md.
+/// Takes as long as reading the journal; see docs/on-disk-format.md.
 ///
 /// Fails with RIPIENO_STATUS_NOT_FOUND, RIPIENO_STATUS_OCCUPIED, RIPIENO_STATUS_LOCKED,
 /// RIPIENO_STATUS_NO_SPACE, RIPIENO_STATUS_DAMAGED, RIPIENO_STATUS_SYSTEM, RIPIENO_STATUS_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut Store) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (config, to) = unsafe { (config::read(config, "config")?, output(store, "store")?) };
         // SAFETY: as above.
         let stack = unsafe { open(&config)? };
@@ -72,9 +71,9 @@ pub unsafe extern "C" fn ripieno_open(config: *const Config, store: *mut *mut St
 }
 
 /// # Safety
-/// What the configuration points to is as the header says.
+/// All pointers in the configuration must be valid as the header requires.
 unsafe fn open(config: &Config) -> Result<Stack, Failure> {
-    // SAFETY: the caller's promise. The pool first: its release is called whatever happens.
+    // SAFETY: the caller's contract. The pool comes first: its release is called in any case.
     let (pool, dir, namespace) = unsafe { (config.pool()?, config.home()?, config.namespace()?) };
     let (shape, dram_mode) = (config.shape()?, config.dram_mode()?);
     if config.flags & !CREATE != 0 {
@@ -119,7 +118,7 @@ unsafe fn open(config: &Config) -> Result<Stack, Failure> {
     })
 }
 
-/// A store that cannot be made as it was asked for: nothing is damaged.
+/// Converts an error of invalid format options, which does not mean damage.
 fn refused(error: StackError) -> Failure {
     match error {
         StackError::Store(StoreError::Format(_)) => Failure::invalid(error.to_string()),
@@ -140,8 +139,8 @@ fn create(config: &Config, dir: &Path) -> Result<Home, Failure> {
     }
 }
 
-/// Another handle of the same store, in another namespace. Blocks of one namespace are never found
-/// in another one.
+/// Makes another handle of the same store, in another namespace. Blocks of one namespace are never
+/// found in another one.
 ///
 /// Fails with RIPIENO_STATUS_INVALID, RIPIENO_STATUS_FAILED.
 #[unsafe(no_mangle)]
@@ -151,9 +150,9 @@ pub unsafe extern "C" fn ripieno_within(
     other: *mut *mut Store,
 ) -> Status {
     guard(|| {
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let (store, to) = unsafe { (handle(store, "store")?, output(other, "other")?) };
-        // SAFETY: as the header says.
+        // SAFETY: as the header requires.
         let namespace = unsafe { config::read(namespace_, "namespace")?.check()? };
         let handle = store.handle.within(&namespace)?;
         *to = Box::into_raw(Box::new(Store { handle, stack: store.stack.clone() }));
@@ -161,20 +160,20 @@ pub unsafe extern "C" fn ripieno_within(
     })
 }
 
-/// Gives a handle back, also when it fails. The last handle of a store closes it: waits for what is
-/// in flight, makes everything permanent, lets go of the home and of the engine's memory. Prefixes
-/// and requests that still exist can then only be given back. Null is fine.
+/// Releases a handle, also if this fails. The last handle of a store closes it: waits for I/O in
+/// flight, makes everything durable, and releases the home and the engine's memory. Remaining
+/// prefixes and requests can then only be released. Null is allowed.
 ///
-/// Fails with RIPIENO_STATUS_READ_ONLY when the journal could not be written;
-/// RIPIENO_STATUS_FAILED when something did not stop: the engine's memory must then stay where it
-/// is until it is released (ripieno_pool.release).
+/// Fails with RIPIENO_STATUS_READ_ONLY if the journal could not be written; RIPIENO_STATUS_FAILED
+/// if something did not stop: the engine's memory must then stay mapped until it is released
+/// (ripieno_pool.release).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ripieno_close(store: *mut Store) -> Status {
     guard(|| {
         if store.is_null() {
             return Ok(());
         }
-        // SAFETY: a handle that was not given back, as the header says.
+        // SAFETY: a handle that was not released, as the header requires.
         let Store { stack, .. } = *unsafe { Box::from_raw(store) };
         match Arc::into_inner(stack) {
             Some(stack) => Ok(stack.close()?),
