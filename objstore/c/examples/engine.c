@@ -1,11 +1,11 @@
-// What an engine does with a store, in C11 and POSIX: it computes KV blocks and stores them layer
-// by layer, is killed, opens the store again, and retrieves what it had committed.
+// An engine that uses a store, in C11 and POSIX: it computes KV blocks and stores them layer by
+// layer, is killed, opens the store again, and retrieves the committed blocks.
 //
 //     engine HOME COUNT
 //
-// A child stores sequences, one after another, and is killed (SIGKILL) while it goes on after so
-// many. The parent then opens the store, retrieves every sequence that was committed in this run or
-// an earlier one, and compares each byte.
+// A child stores sequences, one after another, and is killed (SIGKILL) after COUNT commits, while
+// it continues. The parent then opens the store, retrieves every sequence that was committed in
+// this run or an earlier one, and compares each byte.
 //
 // cc -std=c11 engine.c $(pkg-config --cflags --libs ripieno) -o engine
 
@@ -21,18 +21,18 @@
 
 #include <ripieno.h>
 
-// A small model: 4 layers, K and V apart, 16 tokens of 512 bytes a block.
+// A small model: 4 layers, separate K and V, blocks of 16 tokens of 512 bytes.
 enum { LAYERS = 4, SEGMENTS = 2, ROWS = LAYERS * SEGMENTS, OBJECT = 16 * 512 };
 // A sequence has 4 blocks of 64 KiB; the pool has room for 16, and the store for 600 sequences.
 enum { SEQUENCE = 4, BLOCKS = 16, SEQUENCES = 600 };
 
 struct engine {
     ripieno_store *store;
-    // [ROWS][BLOCKS][OBJECT], as the library finds it when no rows are named.
+    // [ROWS][BLOCKS][OBJECT], the library's default if no rows are given.
     unsigned char *pool;
 };
 
-// Ends with what the library says if a call failed.
+// Exits with the library's message if a call failed.
 static void check(ripieno_status status, const char *what) {
     if (status == RIPIENO_STATUS_OK) return;
     fprintf(stderr, "%s: %s: %s\n", what, ripieno_status_name(status), ripieno_last_error());
@@ -45,7 +45,7 @@ static uint64_t mix(uint64_t value) {
     return value ^ value >> 31;
 }
 
-// The key of a block: an engine has a digest here, over the block's tokens and all before them.
+// The key of a block: an engine uses a digest of the block's tokens and all before them.
 static void make_key(uint32_t sequence, uint32_t position, unsigned char *key) {
     for (uint64_t word = 0; word < RIPIENO_KEY_BYTES / 8; word++) {
         uint64_t value = mix((uint64_t)sequence << 32 | position << 8 | (word + 1));
@@ -63,7 +63,7 @@ static unsigned char *object(struct engine *engine, uint32_t row, uint32_t block
     return engine->pool + ((size_t)row * BLOCKS + block) * OBJECT;
 }
 
-// What the engine computes for a block and row: the same every time.
+// Computes a block's object of a row: the same every time.
 static uint64_t kv_word(uint32_t sequence, uint32_t position, uint32_t row, uint32_t at) {
     return mix((uint64_t)sequence << 40 ^ (uint64_t)position << 32 ^ (uint64_t)row << 24 ^ at);
 }
@@ -97,7 +97,7 @@ static void compare(struct engine *engine, uint32_t sequence, uint32_t layer, ui
 }
 
 static void open_store(struct engine *engine, const char *home) {
-    // Memory of the engine's own; the library is told where it is and takes no part in it.
+    // Memory owned by the engine; the library only gets its address.
     size_t bytes = (size_t)ROWS * BLOCKS * OBJECT;
     engine->pool = calloc(1, bytes);
     if (engine->pool == NULL) exit(1);
@@ -129,7 +129,7 @@ static void close_store(struct engine *engine) {
     free(engine->pool);
 }
 
-// Computes a sequence and stores it; each layer is on its way while the next one is computed.
+// Computes a sequence and stores it; each layer is written while the next one is computed.
 static void store(struct engine *engine, uint32_t sequence, const unsigned char *keys) {
     uint32_t first = sequence % (BLOCKS / SEQUENCE) * SEQUENCE;
     uint32_t blocks[SEQUENCE];
@@ -143,7 +143,7 @@ static void store(struct engine *engine, uint32_t sequence, const unsigned char 
         compute(engine, sequence, layer, first);
         check(ripieno_layer_start(request, layer), "storing a layer");
     }
-    // From here on it survives whatever happens to this process.
+    // From here on it survives a crash of this process.
     check(ripieno_commit(request), "committing");
     if (accepted < SEQUENCE) {
         fprintf(stderr, "sequence %" PRIu32 ": the store has no room\n", sequence);
@@ -151,7 +151,7 @@ static void store(struct engine *engine, uint32_t sequence, const unsigned char 
     }
 }
 
-// Retrieves what is stored of a sequence and compares it. Says how many blocks that is.
+// Retrieves the stored blocks of a sequence and compares them. Returns their number.
 static size_t retrieve(struct engine *engine, uint32_t sequence) {
     unsigned char keys[SEQUENCE * RIPIENO_KEY_BYTES];
     make_keys(sequence, keys);
@@ -159,7 +159,7 @@ static size_t retrieve(struct engine *engine, uint32_t sequence) {
     check(ripieno_lookup(engine->store, keys, SEQUENCE, &prefix), "looking up");
     size_t found = ripieno_prefix_blocks(prefix);
 
-    // Other blocks than those they were stored from.
+    // Different blocks from those it was stored from.
     uint32_t first = (sequence + 1) % (BLOCKS / SEQUENCE) * SEQUENCE;
     uint32_t blocks[SEQUENCE];
     for (uint32_t at = 0; at < SEQUENCE; at++) blocks[at] = first + at;
@@ -178,7 +178,7 @@ static size_t retrieve(struct engine *engine, uint32_t sequence) {
     return found;
 }
 
-// What the child does: stores what is not stored yet, and says how many sequences are.
+// The child: stores the missing sequences, and reports their number.
 static void run(const char *home, int told) {
     struct engine engine;
     open_store(&engine, home);
@@ -191,17 +191,17 @@ static void run(const char *home, int told) {
         uint32_t committed = sequence + 1;
         if (write(told, &committed, sizeof committed) != sizeof committed) exit(1);
     }
-    // Until it is killed; or, if there is nobody left to tell, by SIGPIPE.
+    // Ends when it is killed, or by SIGPIPE if the parent is gone.
     for (uint32_t all = SEQUENCES;; sleep(1)) {
         if (write(told, &all, sizeof all) != sizeof all) exit(1);
     }
 }
 
-// Runs the child until so many sequences are committed, kills it, and says how many were at last.
+// Runs the child until this many sequences are committed, kills it, and returns the final number.
 static uint32_t run_and_kill(const char *home, uint32_t count) {
     int told[2];
     if (pipe(told) != 0) exit(1);
-    // Before this process has a store: one that has must not fork.
+    // Forks before this process opens a store: a process with an open store must not fork.
     pid_t child = fork();
     if (child < 0) exit(1);
     if (child == 0) {
@@ -235,7 +235,7 @@ int main(int count, char **words) {
             return 3;
         }
     }
-    // What was on its way when the child was killed may be there or not; but never wrong.
+    // Blocks in flight when the child was killed may be stored or not, but are never wrong.
     for (uint32_t at = 0; at < 8; at++) retrieve(&engine, committed + at);
     close_store(&engine);
     printf("killed after %ld sequences; %" PRIu32 " were committed, and are right\n", wanted,

@@ -151,9 +151,9 @@ typedef struct {
     uint32_t block_tokens;
 } ripieno_shape;
 
-// The engine's KV memory. The object of block b in layer l and segment s is at base + rows[l *
-// segments + s] + b * block_stride. Any alignment is allowed; multiples of 4 bytes need no copies
-// on any device.
+// The engine's KV memory. The object of block b in layer l and segment s is at
+// base + rows[l * segments + s] + b * block_stride. Any alignment is allowed; multiples of 4 bytes
+// need no copies on any device.
 typedef struct {
     // sizeof(ripieno_pool).
     size_t size;

@@ -41,9 +41,9 @@ pub struct Shape {
     pub block_tokens: u32,
 }
 
-/// The engine's KV memory. The object of block b in layer l and segment s is at base + rows[l *
-/// segments + s] + b * block_stride. Any alignment is allowed; multiples of 4 bytes need no copies
-/// on any device.
+/// The engine's KV memory. The object of block b in layer l and segment s is at
+/// base + rows[l * segments + s] + b * block_stride. Any alignment is allowed; multiples of 4 bytes
+/// need no copies on any device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Pool {

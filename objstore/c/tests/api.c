@@ -1,4 +1,4 @@
-// Every function of ripieno.h, with good arguments and with bad ones: `api HOME`.
+// Calls every function of ripieno.h, with valid and with invalid arguments: `api HOME`.
 
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static int released;
 
 #define FAIL(...) (fprintf(stderr, __VA_ARGS__), fprintf(stderr, "\n"), exit(1))
 #define CHECK(what) ((what) ? (void)0 : FAIL("line %d: not %s", __LINE__, #what))
-// A call gives this status, and if that is a failure, a message with these words.
+// Checks that a call returns this status, and a failure's message contains these words.
 #define GIVES(status, words, call) gives(__LINE__, #call, status, words, call)
 #define OK(call) GIVES(RIPIENO_STATUS_OK, "", call)
 #define INVALID(words, call) GIVES(RIPIENO_STATUS_INVALID, words, call)
@@ -34,7 +34,7 @@ static unsigned char *object(uint32_t row, uint32_t block) {
     return pool + (size_t)row * TENSOR + (size_t)block * STRIDE;
 }
 
-// What block `number` of the model has in a row.
+// Fills the object of block `number` in a row.
 static unsigned char byte_of(uint32_t number, uint32_t row, uint32_t at) {
     return (unsigned char)(number * 31 + row * 7 + at + (at >> 8));
 }
@@ -70,7 +70,7 @@ static size_t peek(ripieno_store *store, uint32_t number, uint32_t count) {
     return found;
 }
 
-// Stores blocks `number` and so on from blocks `first` and so on; says how many there was room for.
+// Stores blocks from `number` on out of blocks from `first` on; returns the number accepted.
 static size_t put(ripieno_store *store, uint32_t number, uint32_t count, uint32_t first) {
     unsigned char key[BLOCKS * RIPIENO_KEY_BYTES];
     uint32_t blocks[BLOCKS];
@@ -104,7 +104,7 @@ static ripieno_namespace tenant(const char *salt) {
     return tenant;
 }
 
-// Opens the store, after `change` changed what it is opened with.
+// Opens the store, after `change` modified the configuration.
 static int32_t open_with(const char *home, void (*change)(ripieno_config *, ripieno_pool *),
                          ripieno_store **store) {
     uint64_t rows[ROWS];
@@ -226,7 +226,7 @@ static void test_requests(ripieno_store *store) {
     INVALID("24", ripieno_store_begin(store, key, far, 1, &request, &accepted));
     INVALID("request: it is null", ripieno_layer_start(NULL, 0));
 
-    // What is not complete is not committed.
+    // An incomplete request is not committed.
     OK(ripieno_store_begin(store, key, blocks, 8, &request, &accepted));
     CHECK(accepted == 8);
     INVALID("layer", ripieno_layer_start(request, LAYERS));
@@ -245,7 +245,7 @@ static void test_requests(ripieno_store *store) {
     INVALID("blocks", ripieno_retrieve_begin(store, prefix, 4, blocks, 5, &request));
     INVALID("1", ripieno_retrieve_begin(store, prefix, 0, same, 2, &request));
 
-    // Five of the eight, layer by layer, in other blocks.
+    // Five of the eight, layer by layer, into other blocks.
     for (uint32_t at = 0; at < 5; at++) blocks[at] = 20 - at;
     OK(ripieno_retrieve_begin(store, prefix, 3, blocks, 5, &request));
     ripieno_prefix_release(prefix);
@@ -312,7 +312,7 @@ static void *thread(void *handle) {
     pthread_mutex_lock(&mutex);
     uint32_t number = threads++;
     pthread_mutex_unlock(&mutex);
-    // No thread of this one's has failed.
+    // No call of this thread has failed.
     CHECK(strcmp(ripieno_last_error(), "") == 0);
     for (uint32_t round = 0; round < 20; round++) {
         uint32_t first = 1000 + (number * 20 + round) * 4, blocks[4];
@@ -387,7 +387,7 @@ static void no_such_mode(ripieno_config *config, ripieno_pool *memory) {
     config->dram_mode = 77;
 }
 
-// What was stored is copied from memory, and not read.
+// Stored blocks are copied from the cache, not read.
 static void test_dram(const char *home) {
     ripieno_store *store;
     OK(open_with(home, with_dram, &store));
@@ -408,7 +408,7 @@ static void test_dram(const char *home) {
     CHECK(stats.dram_retrieved_bytes == 3 * ROWS * OBJECT && stats.retrieved_bytes == 0);
     CHECK(stats.dram_evictions == 0);
 
-    // Blocks that went for others are read ahead.
+    // Prefetches blocks that were evicted.
     CHECK(put(store, 600, 8, 0) == 8);
     size_t found;
     OK(ripieno_prefetch(store, keys(500, 4, more), 4, 60000, &found));

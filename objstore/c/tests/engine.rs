@@ -10,7 +10,7 @@ use std::{
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-/// What comes after the rules of C11, which both languages have.
+/// Compiler options after the language standard, common to C and C++.
 const WARNINGS: [&str; 5] = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"];
 
 fn output(command: &mut Command) -> Output {
@@ -28,7 +28,7 @@ fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// What the static library needs of the system.
+/// System libraries that the static library needs.
 fn private_libraries() -> Vec<String> {
     let text = fs::read_to_string(source("ripieno.pc.in")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("Libs.private:")).unwrap();
@@ -43,7 +43,7 @@ fn compile(place: &Path, program: &str, shared: bool) -> PathBuf {
     command.args(["-std=c11", "-pthread"]).args(WARNINGS);
     command.arg("-I").arg(source("include")).arg(source(program));
     if shared {
-        // As installed: programs look for the name that is in the library.
+        // As installed: programs look for the library's soname.
         let library = built.join("libripieno_c.so");
         let version = concat!("0.", env!("CARGO_PKG_VERSION_MINOR"));
         for name in ["libripieno.so".to_owned(), format!("libripieno.so.{version}")] {

@@ -1,4 +1,4 @@
-//! The header is what cbindgen makes of the sources: `cargo xtask c header` writes it.
+//! Checks that cbindgen's output matches the committed header; `cargo xtask c header` writes it.
 
 use std::{env, fs, path::Path};
 

@@ -207,7 +207,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each group that becomes free is given out once, whole, and only while enough stays free.
+        /// Each group that becomes free is returned once, and only while enough files stay free.
         #[test]
         fn groups_against_a_bitmap(
             files in 1u32..60,

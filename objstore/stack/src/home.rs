@@ -99,7 +99,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Makes a home in `dir`, which is created if it does not exist. Nobody else can open it before
+    /// Makes a home in `dir`, which is created if it does not exist. No other process can open it before
     /// [`Home::set_ready`]. Remains of an earlier attempt are removed.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! A store in a home when things go wrong below it: nothing wrong is served, the message says what
-//! happened, and the next opening finds what was committed. Failures that a process sees from
-//! outside, such as a full disk: tools/tests/failures.rs. All others: objstore/tests/faults.rs.
+//! A store in a home with failures below it: no wrong data is served, the message explains the
+//! failure, and the next opening finds all committed blocks. Failures visible from outside of a
+//! process, such as a full disk: tools/tests/failures.rs. All others: objstore/tests/faults.rs.
 
 #[path = "../../tests/stack/mod.rs"]
 mod stack;
@@ -21,7 +21,7 @@ use stack::{READ, READ_ERROR, Stack, WRITE, WRITE_FAULT, blocks, keys, on};
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
 const MIB: u64 = 1 << 20;
 
-/// A store in a home, and the controllers to make misbehave. Dropped in this order.
+/// A store in a home, and the controllers for fault injection. Dropped in this order.
 struct Open {
     stack: Stack,
     _emulation: Emulation,
@@ -29,7 +29,7 @@ struct Open {
 }
 
 impl Open {
-    /// Formats the home's devices first if they are told how.
+    /// Opens the store; formats the home's devices first if `format` is given.
     fn new(mut home: Home, format: Option<&Format>) -> Result<Self, StoreError> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::default());
         let domain = EmuDomain::new("home");
@@ -53,7 +53,7 @@ impl Open {
             options: StoreOptions { policy: PolicyKind::Lru, ..StoreOptions::default() },
         })?;
         let emus = emulation.emus().to_vec();
-        // The store has a real clock: this one is not used.
+        // The store has a real clock: this one is unused.
         let stack = Stack { store, shape: SHAPE, kv, domain, emus, clock: SimClock::new(1) };
         Ok(Self { stack, _emulation: emulation, _home: home })
     }
@@ -73,7 +73,7 @@ impl Open {
         Self::new(Home::open(dir).unwrap(), None).unwrap()
     }
 
-    /// The second device fails like this, where the data is.
+    /// Makes the second device fail like this, in the data area.
     fn fail(&self, opcode: u8, then: nvme_emu::FaultAction) {
         let mut rule: FaultRule = on(opcode, then);
         rule.when.lbas = Some(LbaRange { first: self.stack.data_lba(), count: u64::MAX >> 1 });

@@ -1,4 +1,4 @@
-//! Stores whose KV pool is in an engine's GPU memory, over a libcuda without a GPU.
+//! Stores with a KV pool in an engine's GPU memory, over a mock libcuda.
 
 #![allow(unsafe_code, reason = "hands out an engine's memory and streams")]
 
@@ -29,14 +29,14 @@ const SHAPE: KvShape = KvShape { layers: 3, segments: 2, object_bytes: 4096, blo
 const BLOCKS: u32 = 8;
 const BYTES: usize = 3 * 2 * 4096 * BLOCKS as usize;
 const CHOICE: CudaChoice = CudaChoice { ordinal: 0, io_sms: 4, is_resident: false };
-/// What the engine has beside its KV cache.
+/// Content of the engine's memory beside its KV cache.
 const OTHERS: u8 = 0x5A;
 
-/// An engine with a KV cache somewhere in an allocation of its own.
+/// An engine with a KV cache at some offset of its allocation.
 struct Engine {
     device: Arc<CudaDevice>,
     memory: Arc<DeviceMemory>,
-    /// Where the cache begins.
+    /// Offset of the cache.
     first: usize,
 }
 
@@ -74,7 +74,7 @@ impl Engine {
         })
     }
 
-    /// Whether nothing beside the cache was written.
+    /// Returns true when nothing beside the cache was written.
     fn others_are_well(&self) -> bool {
         let mut found = vec![0; self.memory.len()];
         self.memory.read(0, &mut found).unwrap();
@@ -82,7 +82,7 @@ impl Engine {
         found.iter().all(|byte| *byte == OTHERS)
     }
 
-    /// A layer's objects of a block, for the engine's kernels.
+    /// Returns a layer's objects of a block, for the engine's kernels.
     fn items(&self, block: u32, layer: Layer, seed: u64) -> Vec<PatternItem> {
         let at = |row| DevicePtr(self.memory.device().0 + self.offset(block, row) as u64);
         let item = |row| PatternItem {
@@ -129,12 +129,12 @@ fn blocks(range: std::ops::Range<u32>) -> Vec<BlockId> {
 #[test]
 fn what_is_stored_from_gpu_memory_is_found_again_on_every_route() {
     let test = "what_is_stored_from_gpu_memory_is_found_again_on_every_route";
-    // Copies are late, so that whoever does not wait for them is found.
+    // Copies are late, to detect a missing wait.
     isolated(test, Level::Full, &[("MOCK_COPY_DELAY_US", "300")], || {
         for route in [Route::Direct, Route::Staged] {
             let place = temporary();
             let dir = place.path().join("home");
-            // As PyTorch's allocator hands out: somewhere in a page.
+            // Like PyTorch's allocator: at any offset in a page.
             let engine = Engine::new(512);
             let format = Format::new(StoreId([7; 16]), SHAPE);
             let config = |place| config(place, &engine, Some(route));
@@ -178,7 +178,7 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
         let text = stack.placement().to_string();
         assert!(text.starts_with("direct (queues in pinned host memory, KV pool in GPU"), "{text}");
         stack.close().unwrap();
-        // PRPs describe multiples of four bytes, and a kernel moves all others.
+        // PRPs have dword granularity; a kernel copies all other objects.
         let odd = Engine::new(510);
         let controller = ControllerOptions {
             descriptors: DescriptorPreference::Prp,
@@ -214,10 +214,10 @@ fn the_best_route_is_taken_and_the_others_are_explained() {
 struct Rank {
     stack: RankStack,
     engine: Engine,
-    /// Of the engine's work.
+    /// The engine's stream.
     stream: CudaStream,
     work: CudaPattern,
-    /// What the engine's work waits for.
+    /// A word that the engine's stream waits for.
     word: PinnedMemory,
 }
 
@@ -250,7 +250,7 @@ impl Rank {
         unsafe { RawStream::new(self.stream.raw()) }
     }
 
-    /// The stream does nothing more before [`Rank::go_on`].
+    /// Pauses the stream until [`Rank::go_on`].
     fn pause(&self) {
         let device = &self.engine.device;
         // SAFETY: the word is kept.
@@ -267,7 +267,7 @@ impl Rank {
         self.stack.begin(direction, &moves, sums).unwrap()
     }
 
-    /// Whether the engine's kernels find this in a block, after everything on its stream.
+    /// Returns true when the engine's kernels find this content in a block, in stream order.
     fn finds(&self, block: u32, seed: u64) -> bool {
         (0..SHAPE.layers).map(Layer).all(|layer| {
             let items = self.engine.items(block, layer, seed);
@@ -310,7 +310,7 @@ fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
             let report = rank.stack.end(&[job]).unwrap().pop().unwrap();
             assert!(report.failure.is_none(), "{report:?}");
 
-            // It loads the layers, and uses each in its stream's order: the CPU waits for none.
+            // It loads the layers, and uses each in stream order: the CPU waits for none.
             let job = rank.begin(Direction::Read, 6, &report.checksums);
             for layer in (0..SHAPE.layers).map(Layer) {
                 rank.stack.start(job, layer, Some(rank.stream())).unwrap();
@@ -327,7 +327,7 @@ fn layers_are_stored_after_the_stream_and_used_after_they_were_loaded() {
     });
 }
 
-/// All layers of a job, whenever they are done.
+/// Runs all layers of a job.
 fn all(rank: &Rank, job: JobId) -> Report {
     (0..SHAPE.layers).for_each(|layer| rank.stack.start(job, Layer(layer), None).unwrap());
     rank.stack.end(&[job]).unwrap().pop().unwrap()
@@ -343,7 +343,7 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
                 StoreOptions { dram_bytes: 4 * SHAPE.block_bytes(), ..StoreOptions::default() };
             let rank = Rank::open_with(&ranks(place.path()), route, options);
             let stats = || rank.stack.stats().unwrap();
-            // What is kept was copied before the stream goes on and writes to the block.
+            // The block is copied before the stream continues and overwrites it.
             let job = rank.begin(Direction::Write, 1, &[]);
             for layer in (0..SHAPE.layers).map(Layer) {
                 let compute = |seed| {
@@ -378,26 +378,26 @@ fn blocks_in_host_memory_are_copied_in_the_streams_order() {
             assert!(rank.stack.end(&[job]).unwrap()[0].failure.is_none());
             assert_eq!((stats().retrieved_bytes, stats().dram.hits), (0, 1), "{route}");
 
-            // Other bytes than the checksums say: the devices may have it right.
+            // The checksums differ from the cached bytes: the devices may be right.
             let mut others = stored.checksums.clone();
             others[3] ^= 1;
             let failure = all(&rank, rank.begin(Direction::Read, 5, &others)).failure;
             let failure = failure.expect("the bytes are other ones").to_string();
             assert!(failure.contains("bytes differ from what was written"), "{route}: {failure}");
             assert_eq!(rank.stack.take_lost().unwrap(), []);
-            // It comes from them, and is there again.
+            // It is read from the devices, and cached again.
             for hits in [2, 3] {
                 let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
                 assert!(loaded.failure.is_none() && rank.finds(4, 5), "{route}: {loaded:?}");
                 assert_eq!(stats().retrieved_bytes, SHAPE.block_bytes(), "{route}");
                 assert_eq!(stats().dram.hits, hits, "{route}");
             }
-            // All of it is there only when all layers were copied.
+            // A file is cached only when all layers were copied.
             let job = rank.begin(Direction::Read, 4, &stored.checksums);
             rank.stack.start(job, Layer(1), None).unwrap();
             let failure = rank.stack.end(&[job]).unwrap().pop().unwrap().failure;
             assert!(failure.is_some(), "{route}: two layers were never copied");
-            // The file gets other bytes: those of before are served no more.
+            // The file gets new content: the old one is no longer served.
             let stored = all(&rank, rank.begin(Direction::Write, 1, &[]));
             let loaded = all(&rank, rank.begin(Direction::Read, 4, &stored.checksums));
             assert!(loaded.failure.is_none() && rank.finds(4, 77), "{route}: {loaded:?}");

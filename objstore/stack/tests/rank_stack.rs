@@ -1,4 +1,4 @@
-//! A store for several processes, made in one directory: here all of them are this one.
+//! A store for several processes in one directory; here they are all this process.
 
 #![allow(unsafe_code, reason = "hands out an engine's memory")]
 
@@ -35,7 +35,7 @@ fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A rank with memory of an engine's. The memory begins at an address that suits nobody.
+/// Opens a rank with memory of an engine, at an unaligned address.
 fn open(ranks: &Ranks, rank: u32) -> Result<(RankStack, NonNull<u8>), StackError> {
     open_with(ranks, rank, StoreOptions::default())
 }
@@ -45,11 +45,11 @@ fn open_with(
     rank: u32,
     options: StoreOptions,
 ) -> Result<(RankStack, NonNull<u8>), StackError> {
-    // PRPs describe multiples of four bytes: what rank 1 has goes through bounce buffers.
+    // PRPs have dword granularity: rank 1 uses bounce buffers.
     let descriptors = [DescriptorPreference::Auto, DescriptorPreference::Prp][rank as usize];
     let memory = Arc::new(std::sync::Mutex::new(vec![0_u8; BYTES + 1]));
     let base = NonNull::new(memory.lock().unwrap()[1..].as_mut_ptr()).unwrap();
-    // SAFETY: so many bytes, and nobody else uses them.
+    // SAFETY: `memory` has these bytes, and nothing else uses them.
     let memory = unsafe { EngineMemory::new(base, BYTES, memory) };
     let stack = RankStack::open(
         RankStackConfig {
@@ -149,9 +149,9 @@ fn what_is_copied_from_host_memory_is_compared_with_its_checksums() {
             let dram = stack.stats().unwrap().dram;
             assert_eq!((dram.hits, dram.misses), (hits, misses), "what differs goes");
         }
-        // The devices have it right.
+        // The devices have the correct data.
         assert_eq!(stack.take_lost().unwrap(), []);
-        // A file that is written anew while nobody says what became of the old block.
+        // A file is overwritten although its old block was never dropped.
         // SAFETY: as above.
         unsafe { base.write_bytes(0xB0, BYTES) };
         let job = begin(&stack, Direction::Write, FileId(0), 1, &[]);
@@ -178,14 +178,14 @@ fn what_is_read_ahead_while_it_is_written_is_not_kept() {
         let job = begin(&stack, Direction::Write, file, 1, &[]);
         stack.end(&[job]).unwrap();
     }
-    // The memory is for file 1, and then for file 0, which is needed sooner.
+    // The memory is used for file 1, and then for file 0, whose deadline is earlier.
     let prefetch = |file, ms| stack.prefetch(&[file], &[], Nanos::from_millis(ms)).unwrap();
     assert_eq!(prefetch(FileId(1), 60_000), 1);
     let moves = [Move { file: FileId(0), block: BlockId(1), position: 0 }];
     let job = stack.begin(Direction::Write, &moves, &[]).unwrap();
     assert_eq!(prefetch(FileId(0), 50_000), 1);
     for tries in 0.. {
-        // Takes note of what has ended.
+        // Processes completions.
         stack.prefetch(&[], &[], Nanos(0)).unwrap();
         if stack.stats().unwrap().dram.prefetched_bytes == dram_bytes {
             break;
@@ -232,7 +232,7 @@ fn what_is_there_is_neither_taken_nor_lost() {
     assert_eq!(refused(dir, &RanksOptions { ranks: 3, ..asked.clone() }).0, ErrorKind::Invalid);
     let (kind, message) = refused(&dir.join("rank-0"), &asked);
     assert_eq!(kind, ErrorKind::Occupied, "{message}");
-    // As after a crash while it was made: there is no data in it.
+    // Like after a crash during creation: there is no data in it.
     let manifest = dir.join("store.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace("\"ready\"", "\"making\"")).unwrap();

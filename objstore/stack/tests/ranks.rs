@@ -1,5 +1,5 @@
-//! A catalog in this process and a plane in each of two others, as an engine with tensor
-//! parallelism has them. What passes between them is lines of JSON.
+//! A catalog in this process and a plane in each of two others, like an engine with tensor
+//! parallelism. They communicate by lines of JSON.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -26,7 +26,7 @@ const RANKS: u32 = 2;
 const FILES: u32 = 64;
 const LAYERS: std::ops::Range<u32> = 0..SHAPE.layers;
 
-/// A block of a job: file, block of the pool, and the key whose content it is to have.
+/// A block of a job: file, block of the pool, and the key of the expected content.
 type Piece = (u32, u32, [u8; 32]);
 
 #[derive(Serialize, Deserialize)]
@@ -35,7 +35,7 @@ enum Task {
         parts: Vec<Piece>,
         breaks: bool,
     },
-    /// With the checksums of each block's objects on this rank.
+    /// Includes the checksums of each block's objects on this rank.
     Retrieve {
         parts: Vec<Piece>,
         expected: Vec<u32>,
@@ -45,9 +45,9 @@ enum Task {
 #[derive(Debug, Serialize, Deserialize, PartialEq)]
 enum Report {
     Open(Result<(), String>),
-    /// If it is permanent here: its checksums.
+    /// The checksums, if it is durable on this rank.
     Stored(Option<Vec<u32>>),
-    /// Whether each block has the content of its key on this rank.
+    /// For each block, true if it has the content of its key on this rank.
     Retrieved(Vec<bool>),
 }
 
@@ -55,7 +55,7 @@ fn options() -> StoreOptions {
     StoreOptions { deallocate: false, ..StoreOptions::default() }
 }
 
-/// Makes a part of the store in a home of its own.
+/// Makes a part of the store in its own home.
 fn make(dir: &Path, format: &Format) {
     let media = HomeMedia::Files { count: 1, bytes: 32 << 20 };
     let options = HomeOptions { id: OsRng.unwrap_err().random(), media, lba_bytes: 4096 };
@@ -92,7 +92,7 @@ fn open_plane(
     })
 }
 
-/// A worker's process: this test's program, which plays that part when it is told to.
+/// A worker's process: this test program runs as one when requested.
 #[test]
 fn worker() {
     let Ok(line) = std::env::var("RIPIENO_TEST_RANK") else { return };
@@ -190,10 +190,10 @@ impl Worker {
         writeln!(self.tasks.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// `None` from a worker that has ended.
+    /// Returns the next report; `None` if the worker has ended.
     fn report(&mut self) -> Option<Report> {
         for line in self.reports.by_ref().lines().map_while(Result::ok) {
-            // The test harness says something as well, in the same line before it.
+            // The test harness may print before it on the same line.
             if let Some(at) = line.find("{\"") {
                 return Some(serde_json::from_str(&line[at..]).unwrap());
             }
@@ -239,7 +239,7 @@ impl<'a> Engine<'a> {
         Self { dir, catalog, namespace, workers, _emulation: emulation, _home: home }
     }
 
-    /// Stores keys, if all ranks can; `breaks` makes one of them not finish, `dies` one end.
+    /// Stores keys, if all ranks succeed; rank `breaks` does not finish, rank `dies` ends.
     fn store(&mut self, keys: &[BlockKey], breaks: Option<usize>, dies: Option<usize>) -> bool {
         let write = self.catalog.with(|catalog| catalog.begin(self.namespace, keys)).unwrap();
         let parts: Vec<Piece> = write
@@ -271,11 +271,11 @@ impl<'a> Engine<'a> {
         committed
     }
 
-    /// Retrieves what is stored of `keys`; says how many, and whether all ranks found them right.
+    /// Retrieves the stored prefix of `keys`; returns its length, and true if all ranks match.
     fn retrieve(&mut self, keys: &[BlockKey]) -> (usize, bool) {
         let (reference, expected) = self.catalog.with(|catalog| {
             let reference = catalog.acquire(self.namespace, keys).unwrap();
-            // [file][rank][row]: each worker gets its own.
+            // [file][rank][row]: each worker gets its own part.
             let words: Vec<Vec<u32>> =
                 reference.files.iter().map(|file| catalog.checksums(*file).to_vec()).collect();
             (reference, words)
@@ -299,7 +299,7 @@ impl<'a> Engine<'a> {
         (parts.len(), reports.iter().all(|report| report.as_ref() == Some(&right)))
     }
 
-    /// As after a crash of all processes: nobody is asked to end.
+    /// Simulates a crash of all processes: none is shut down.
     fn crash(mut self) -> &'a Path {
         self.workers.iter_mut().for_each(Worker::kill);
         self.dir
@@ -315,7 +315,7 @@ fn rank_dir(dir: &Path, rank: u32) -> std::path::PathBuf {
     dir.join(format!("rank{rank}"))
 }
 
-/// A catalog and its ranks, each in a directory below this one.
+/// Makes a catalog and its ranks, each in a subdirectory.
 fn made() -> tempfile::TempDir {
     // Not the temporary directory: that may be a tmpfs without direct I/O.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -1,4 +1,4 @@
-//! A store in a home, with KV memory that the test owns.
+//! A store in a home, with KV memory owned by the test.
 
 #![allow(unsafe_code, reason = "the memory of an engine, as the store sees it: by its address")]
 
@@ -105,7 +105,7 @@ fn layers() -> impl Iterator<Item = Layer> {
     (0..SHAPE.layers).map(Layer)
 }
 
-/// Stores the keys of `range` out of the blocks 0, 1, ...
+/// Stores the keys of `range` from the blocks 0, 1, ...
 fn store(stack: &Stack, engine: &Engine, range: Range<u32>) {
     let count = range.len() as u32;
     (0..count).zip(range.clone()).for_each(|(block, key)| engine.fill(block, key.into()));
@@ -205,7 +205,7 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
     config.options.iocbs = 2;
     let stack = Stack::open(config, clock()).unwrap();
     (0..4).for_each(|key| engine.fill(key, key.into()));
-    // A caller who is preempted may find that a layer has ended meanwhile.
+    // If this thread is preempted, a layer may have ended meanwhile.
     let is_busy = (0..100).any(|_| {
         let request = Request::store(&stack, stack.store(), &keys(0..4), &blocks(0..4)).unwrap();
         request.start(Layer(0)).unwrap();
@@ -225,7 +225,7 @@ fn all_layers_move_where_fewer_may_be_in_flight() {
     for (block, row) in (4..8).flat_map(|block| (0..SHAPE.rows()).map(move |row| (block, row))) {
         assert!(engine.holds(block, row, u64::from(block) - 4), "block {block}, row {row}");
     }
-    // Again in one request: a layer that was not waited for is in flight.
+    // Fails in the request itself: a layer that was not waited for is in flight.
     request.start(Layer(0)).unwrap();
     assert!(request.move_all().is_err());
     drop((request, prefix));

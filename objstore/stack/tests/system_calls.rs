@@ -1,8 +1,8 @@
-//! The system calls with which a store's directories are made: a file gets its name only when its
-//! bytes are on the disk, and the name is there before anything relies on it.
+//! The system calls that make a store's directories: a file is renamed to its final name only when
+//! its contents are durable, and the name is durable before anything relies on it.
 //!
-//! The test starts itself once more and traces that with ptrace, all of its threads. What goes
-//! through io_uring is not among the calls: `driver/emu/tests/file_media.rs`.
+//! The test runs itself as a child and traces all of its threads with ptrace. I/O through io_uring
+//! is not visible as system calls: see `driver/emu/tests/file_media.rs`.
 #![allow(unsafe_code, reason = "traces a child process with ptrace")]
 #![cfg(target_arch = "x86_64")]
 
@@ -23,7 +23,7 @@ use ripieno_stack::{RankMedia, Ranks, RanksOptions};
 
 const TRACED: &str = "RIPIENO_TEST_TRACED";
 
-/// The calls that matter here, with the paths that they are about.
+/// The relevant calls, with their paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Call {
     Open(PathBuf),
@@ -31,7 +31,7 @@ enum Call {
     Rename(PathBuf, PathBuf),
 }
 
-/// The process that is traced: makes a store for two ranks.
+/// The traced process: makes a store for two ranks.
 #[test]
 fn traced() {
     let Ok(dir) = std::env::var(TRACED) else { return };
@@ -69,7 +69,7 @@ fn a_name_is_given_to_what_is_on_the_disk_and_is_there_itself_afterwards() {
         assert!(after[..next].contains(&Call::Sync(dir)), "the name of {to:?} may go: {after:?}");
         renamed.push(to.strip_prefix(place.path()).unwrap().display().to_string());
     }
-    // Each is made, and then ready.
+    // Each is written twice: `making`, then `ready`.
     renamed.sort();
     renamed.dedup();
     let homes = ["catalog", "rank-0", "rank-1"].map(|home| format!("{home}/home.json"));
@@ -78,7 +78,7 @@ fn a_name_is_given_to_what_is_on_the_disk_and_is_there_itself_afterwards() {
     assert_eq!(calls.iter().filter(|call| is_rename(call)).count(), 2 * all.len());
 }
 
-/// A call that a thread is in.
+/// A call that a thread has entered.
 struct Entered {
     number: c_long,
     args: [u64; 6],
@@ -120,7 +120,7 @@ fn trace(dir: &Path) -> io::Result<Vec<Call>> {
                 trace.stopped(thread)?;
                 0
             }
-            // A thread that begins, or one that began another.
+            // A new thread, or one that started another.
             libc::SIGSTOP | libc::SIGTRAP => 0,
             signal => signal,
         };
@@ -133,7 +133,7 @@ fn trace(dir: &Path) -> io::Result<Vec<Call>> {
 }
 
 impl Trace {
-    /// A thread is at the beginning or the end of a call.
+    /// Handles a thread at the beginning or the end of a call.
     fn stopped(&mut self, thread: pid_t) -> io::Result<()> {
         // SAFETY: all zeroes are registers.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
@@ -168,7 +168,7 @@ impl Trace {
     }
 }
 
-/// The path at this address of a thread.
+/// Reads the path at this address of a thread.
 fn text(thread: pid_t, address: u64) -> io::Result<PathBuf> {
     let memory = File::open(format!("/proc/{thread}/mem"))?;
     let mut bytes = Vec::new();

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Few hashes, so that searches collide and wrap around.
+        /// Few distinct hashes, so that probing collides and wraps around.
         #[test]
         fn against_a_map(
             files in 1u32..40,

@@ -1,4 +1,4 @@
-//! The catalog, one property after the other.
+//! Tests of the catalog, one property each.
 
 mod eviction;
 mod model;
@@ -83,7 +83,7 @@ fn a_restart_finds_what_was_committed() {
     assert!(again.release(reference.id).is_err());
 }
 
-/// Keys in the order in which they would be evicted.
+/// Returns keys in the order in which they would be evicted.
 fn eviction_order(catalog: &mut Catalog, namespace: NamespaceId, keys: &[BlockKey]) -> Vec<u32> {
     let number = |key: &BlockKey| u32::from_le_bytes(key.0[..4].try_into().unwrap());
     let is_stored =
@@ -156,12 +156,12 @@ fn a_namespace_at_its_quota_evicts_its_own_files() {
     let usage = catalog.usage(a).unwrap();
     assert_eq!((usage.stored, usage.evicted), (3, 2));
     assert_eq!(catalog.lookup(b, &keys(0..8)), Ok(8));
-    // All of them in use: nothing is given, however much is free.
+    // All of them are in use: no file is granted, however much is free.
     let (head, tail) = (keys(0..1), keys(10..12));
     let held = [catalog.acquire(a, &head).unwrap(), catalog.acquire(a, &tail).unwrap()];
     assert_eq!(held[0].files.len() + held[1].files.len(), 3);
     assert!(catalog.begin(a, &keys(20..22)).unwrap().positions.is_empty());
-    // Dropped ones that are in use count, too.
+    // Dropped files in use count, too.
     catalog.clear(a).unwrap();
     assert!(catalog.begin(a, &keys(20..22)).unwrap().positions.is_empty());
     catalog.release(held[1].id).unwrap();
@@ -206,7 +206,7 @@ fn heavier_namespaces_keep_their_files_longer() {
     let (a, b) = (tenant(&mut catalog, b"a"), tenant(&mut catalog, b"b"));
     catalog.set_weight(a, 3).unwrap();
     assert_eq!(catalog.set_weight(a, 0), Err(CatalogError::Weight));
-    // Both write as much.
+    // Both write the same amount.
     for at in 0..1000 {
         store(&mut catalog, a, &keys(at * 2..at * 2 + 2));
         store(&mut catalog, b, &keys(at * 2..at * 2 + 2));
@@ -245,7 +245,7 @@ fn the_write_budget_is_kept() {
     catalog.advance(5);
     assert_eq!(store(&mut catalog, a, &keys(0..5)).positions.len(), 3);
     assert_eq!(catalog.usage(a).unwrap().refused, 2);
-    // What is there already costs nothing.
+    // Keys that are stored cost nothing.
     assert_eq!(store(&mut catalog, a, &keys(0..3)).positions.len(), 3);
     catalog.advance(5 + day_ns / 5);
     assert_eq!(store(&mut catalog, a, &keys(0..9)).positions.len(), 5);

@@ -83,7 +83,7 @@ proptest! {
         for file in start..start + len {
             counts[g.object(FileId(file), row).device.0 as usize] += 1;
         }
-        // Groups are multiples of N, so files go round the devices across their borders too.
+        // Groups are multiples of N, so the rotation over devices continues across their borders.
         let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
         prop_assert!(most - least <= 1, "{:?}", counts);
     }
@@ -170,7 +170,7 @@ fn a_group_that_does_not_fit_into_64_bits_is_refused() {
     ));
 }
 
-/// What the ring cannot represent is refused before a pool is registered.
+/// Shapes that the ring cannot represent are refused before a pool is registered.
 #[test]
 fn as_many_rows_as_a_ring_takes_and_no_more() {
     shape(65_535, 1, 4096).validate().unwrap();

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A record that owns what a [`Record`] borrows.
+/// A record that owns the data of a [`Record`].
 #[derive(Debug, Clone)]
 struct Owned {
     kind: u8,
@@ -75,8 +75,8 @@ proptest! {
         prop_assert_eq!(decoded.unwrap(), expected);
     }
 
-    /// A group's CRC keeps such bytes away; if they come nevertheless, nothing breaks, and the
-    /// records before them are not touched.
+    /// A group's CRC excludes such bytes; if they occur nevertheless, nothing panics, and the
+    /// records before them are unaffected.
     #[test]
     fn changed_bytes_never_panic(
         records in proptest::collection::vec(owned(), 1..8),

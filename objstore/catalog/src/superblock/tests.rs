@@ -11,7 +11,7 @@ mod wire;
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 2, object_bytes: 4096, block_tokens: 16 };
 
-/// A device with this number and so many LBAs.
+/// Makes the device with this number and this many LBAs.
 fn device(number: u8, lba_bytes: u32, lbas: u64) -> (DeviceIdentity, Region) {
     let mut serial = [b' '; 20];
     serial[..2].copy_from_slice(&[b'S', b'0' + number]);
@@ -41,7 +41,7 @@ fn plan(devices: &[(DeviceIdentity, Region)]) -> Plan<'_> {
     }
 }
 
-/// `count` devices of a store, formatted, and what was written on them.
+/// Formats `count` devices; returns their media and superblocks.
 fn formatted(count: u8) -> (Vec<Medium>, Vec<Superblock>) {
     let devices: Vec<_> = (0..count).map(|number| device(number, 512, 8 << 11)).collect();
     let mut superblocks = plan(&devices).superblocks().unwrap();

@@ -38,7 +38,7 @@ fn layer(step: u64, layer: u32) -> Kind {
     Kind::Layer { step: StepId(step), layer }
 }
 
-/// All that starts now.
+/// Returns the operations that start now.
 fn started(scheduler: &mut Scheduler, now: Duration) -> Vec<u64> {
     let mut started = Vec::new();
     while let Decision::Start(id) = scheduler.next(now) {
@@ -47,7 +47,7 @@ fn started(scheduler: &mut Scheduler, now: Duration) -> Vec<u64> {
     started
 }
 
-/// All of it was moved.
+/// Ends an operation of which all bytes moved.
 fn ended(scheduler: &mut Scheduler, id: OpId, now: Duration) {
     let bytes = scheduler.in_flight[&id].op.bytes;
     scheduler.ended(id, bytes, now);
@@ -296,7 +296,7 @@ fn a_short_request_is_not_behind_a_long_one_and_tenants_get_the_same() {
     add(&mut it, 5000, 0, 1, then);
     let place = (0..).find(|_| one(&mut it).0 == 5000).unwrap();
     assert!(place < 400, "its place is {place}");
-    // Nine requests of a tenant, one of another.
+    // Nine requests of one tenant, one of another.
     let mut it = scheduler(Config { read_depth_bytes: 1, ..Config::default() });
     for id in 0..900 {
         add(&mut it, id, 0, id % 9, Duration::ZERO);
@@ -330,7 +330,7 @@ fn what_did_not_move_teaches_nothing() {
     }
 }
 
-/// An engine and devices that do anything, and what must hold nevertheless.
+/// An engine and devices with random behaviour, and the invariants.
 struct Chaos {
     it: Scheduler,
     config: Config,
@@ -405,7 +405,7 @@ impl Chaos {
     }
 
     fn end_one(&mut self) {
-        // In no order: the least name of a hash map's would be one.
+        // Sorted: the order of a hash map is not reproducible.
         let mut flying: Vec<OpId> = self.flying.keys().copied().collect();
         flying.sort_unstable();
         if !flying.is_empty() {
@@ -421,7 +421,7 @@ impl Chaos {
         (ops.iter().map(|op| op.bytes).sum(), ops.len())
     }
 
-    /// Until it waits. Returns until when.
+    /// Runs the scheduler until it waits. Returns the time it waits for.
     fn decide(&mut self) -> Option<Duration> {
         let mut seen = HashSet::new();
         loop {
@@ -450,7 +450,7 @@ impl Chaos {
         let limit = [read_depth_bytes, write_depth_bytes, read_depth_bytes][wanted];
         if bytes > limit && count > 1 {
             assert!(op.kind == Kind::Write, "{bytes} bytes in flight, and {limit} may be");
-            // What a read that comes now waits for.
+            // The wait of a read that arrives now.
             let took = costs.write.duration(bytes);
             assert!(took <= costs.read.duration(read_depth_bytes), "{bytes} bytes take {took:?}");
             let is_idle = reads.is_empty() && self.flying.len() == 2;
@@ -474,7 +474,7 @@ impl Chaos {
         }
     }
 
-    /// Nothing more comes; whatever is there has to end.
+    /// Adds nothing more; every pending operation must end.
     fn finish(&mut self) {
         for step in self.steps.clone() {
             self.it.step_ends(step);

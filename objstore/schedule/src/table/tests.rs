@@ -13,7 +13,7 @@ fn empty() -> SlackTable {
     SlackTable::new(setting(), IoCosts { read: curve(28e9), write: curve(10e9), mixed: 0.4 })
 }
 
-/// A GPU: what a layer takes.
+/// A simulated GPU: the true duration of a layer.
 fn truth(shape: StepShape) -> Duration {
     let micros = if shape.is_prefill {
         20.0 + 0.7 * f64::from(shape.tokens) + 7e-6 * shape.attended as f64
@@ -34,7 +34,7 @@ fn some(chance: &mut StdRng) -> StepShape {
     }
 }
 
-/// Relative errors of what it says for shapes that come, sorted.
+/// Returns the sorted relative errors of the predictions for random shapes.
 fn errors(table: &SlackTable, chance: &mut StdRng) -> Vec<f64> {
     let mut errors: Vec<f64> = (0..500)
         .map(|_| {

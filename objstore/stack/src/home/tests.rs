@@ -57,7 +57,7 @@ fn a_home_is_found_again_with_its_parameters() {
 fn files_that_a_killed_process_still_writes_are_waited_for() {
     let place = tempfile::tempdir().unwrap();
     let home = made(place.path(), 1, MIB);
-    // The kernel keeps the file, and so its lock, as long as it works on it.
+    // The kernel holds the file, and so its lock, while it works on it.
     let busy = home.controllers().unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| home.controllers().map(drop));
@@ -97,7 +97,7 @@ fn a_home_keeps_its_files() {
 fn a_home_that_was_not_completed_is_refused_and_made_anew() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("home");
-    // As a process leaves it that is killed.
+    // Like the remains of a killed process.
     fs::create_dir(&dir).unwrap();
     let making = devices(&options(3, 3 * MIB)).unwrap();
     let manifest = Manifest::new("0".to_owned(), 4096, making);
@@ -119,7 +119,7 @@ fn a_home_that_was_not_completed_goes_with_whoever_made_it() {
     fs::create_dir(&old).unwrap();
     for dir in [&new, &old] {
         let home = Home::create(dir, &options(2, 2 * MIB)).unwrap();
-        // Nothing uses its devices, or something does that ends later.
+        // Its devices are unused, or a user of them ends later.
         let _controllers = home.controllers().unwrap();
         drop(home);
     }
@@ -168,7 +168,7 @@ fn devices_that_are_not_what_they_were_are_named() {
     fs::create_dir(&file).unwrap();
     said(Home::open(place.path()), "device-1.img: device 1 of the home cannot be opened");
     fs::remove_dir(&file).unwrap();
-    // As `cp --sparse=always` leaves it.
+    // Like a copy by `cp --sparse=always`.
     File::create(&file).unwrap().set_len(2 * MIB).unwrap();
     Home::open(place.path()).unwrap();
     assert!(file.metadata().unwrap().blocks() * 512 >= 2 * MIB, "it has holes still");
@@ -223,7 +223,7 @@ fn what_cannot_be_a_home_is_refused() {
     said(Home::create(&dir.join("deep"), &options(1, MIB)), "whose parent exists");
 }
 
-/// Root may write everywhere, so this is done as somebody who may not.
+/// Root may write everywhere, so this runs as another user.
 #[test]
 fn a_directory_that_cannot_be_written_is_refused() {
     let place = tempfile::tempdir().unwrap();
@@ -235,7 +235,7 @@ fn a_directory_that_cannot_be_written_is_refused() {
     let new = place.path().join("new");
     let refused = std::thread::spawn(move || {
         if rustix::process::geteuid().is_root() {
-            // Of this thread only.
+            // Affects this thread only.
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         }

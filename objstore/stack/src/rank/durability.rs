@@ -1,4 +1,4 @@
-//! What a rank reports as stored, on two devices with volatile caches, in virtual time.
+//! Durability of blocks that a rank reports, on two devices with volatile caches, in virtual time.
 
 use nvme_emu::{
     Emu, EmuConfig, FaultAction, FaultPlan, FaultRule, FaultWhen, MemoryMedia, SimClock, SimMedia,
@@ -15,13 +15,13 @@ const BLOCKS: u32 = 16;
 const FLUSH: u8 = 0;
 const READ: u8 = 2;
 
-/// What is left when the power is off.
+/// The state that survives power loss.
 struct Shelf {
     bytes: [MemoryMedia; 2],
     format: Format,
 }
 
-/// A rank, and what is around it.
+/// A rank and its environment.
 struct Powered {
     stack: RankStack,
     kv: KvMemory,
@@ -77,7 +77,7 @@ impl Shelf {
 }
 
 impl Powered {
-    /// Starts all layers of a job between files and blocks of the same numbers, and waits for them.
+    /// Starts all layers of a job between files and blocks of equal numbers, and waits for them.
     fn begin(
         &mut self,
         direction: Direction,
@@ -108,7 +108,7 @@ impl Powered {
         self.stack.end(&[job]).unwrap().remove(0)
     }
 
-    /// Returns whether the files hold these keys.
+    /// Returns true when the files hold these keys.
     fn holds(&mut self, keys: &[BlockKey], sums: &[u32]) -> bool {
         let read = self.begin(Direction::Read, keys, sums);
         let whole = |(key, n): (&BlockKey, u32)| {
@@ -138,7 +138,7 @@ fn what_is_reported_is_there_after_a_loss_of_power() {
     assert!(report.failure.is_none(), "{report:?}");
     rank.lose_power();
     assert!(shelf.open().holds(&keys, &report.checksums));
-    // Nothing else would keep it.
+    // Nothing else would make it durable.
     let shelf = Shelf::new();
     let mut rank = shelf.open();
     rank.store(&keys);
@@ -151,7 +151,7 @@ fn after_a_flush_that_failed_nothing_is_reported_as_stored() {
     let (shelf, keys) = (Shelf::new(), keys(0..BLOCKS));
     let mut rank = shelf.open();
     let [first, second] = [(); 2].map(|()| rank.store(&keys));
-    // It would take the next one.
+    // The next flush would succeed.
     rank.break_device(1, FLUSH, FaultAction::Status { code: 0x280, dnr: true });
     let before = rank.emus[1].counters().flushes;
     for job in [first, second] {

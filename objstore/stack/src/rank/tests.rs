@@ -1,4 +1,4 @@
-//! What happens to devices while nobody uses the plane.
+//! Device events while the plane is idle.
 
 use std::{
     path::Path,
@@ -14,7 +14,7 @@ use super::*;
 use crate::{ErrorKind, RankMedia, Ranks, RanksOptions};
 
 const SHAPE: KvShape = KvShape { layers: 2, segments: 1, object_bytes: 4096, block_tokens: 16 };
-/// Longer than any machine needs.
+/// A generous time limit.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn temporary() -> tempfile::TempDir {
@@ -48,11 +48,11 @@ fn begin(stack: &RankStack, file: u32) -> Result<JobId, StackError> {
     stack.begin(Direction::Write, &moves, &[])
 }
 
-/// What calls say, once the thread has seen it.
+/// Returns the error of calls once the thread has noticed the event.
 fn refusal(stack: &RankStack) -> String {
     let begun = Instant::now();
     loop {
-        // Says why the plane failed, and looks at no device itself.
+        // Returns the plane's error, without checking devices itself.
         match stack.take_lost().and_then(|_| stack.stats()) {
             Ok(_) => assert!(begun.elapsed() < TIMEOUT, "nobody looks after the devices"),
             Err(error) => {

@@ -25,7 +25,7 @@ struct World {
     drives: Scheduler,
     link: Scheduler,
     it: Lookahead<u32>,
-    /// Batches on their way, and when they end.
+    /// Batches in flight, by end time.
     ends: BTreeMap<(Duration, OpId), Batch<u32>>,
     now: Duration,
 }
@@ -49,7 +49,7 @@ impl World {
         self.it.prefetch(RequestId(id), keys, when, &mut self.tier, self.now);
     }
 
-    /// Whatever can be decided now.
+    /// Makes all decisions that are possible now.
     fn decide(&mut self) {
         self.it.plan(&mut self.tier, &mut self.drives, &mut self.link, self.now);
         for scheduler in [&mut self.drives, &mut self.link] {
@@ -155,7 +155,7 @@ fn what_others_asked_for_before_stays_when_a_request_goes() {
 #[test]
 fn what_is_too_late_is_not_begun() {
     let mut world = World::new(10);
-    // 2.1 ms a batch of the drives, and 0.5 ms for the link.
+    // A batch takes 2.1 ms on the drives, and 0.5 ms on the link.
     world.prefetch(1, &[0, 1, 2, 3, 4], When::At(4 * MS));
     world.it.allocated(RequestId(1));
     world.until(4 * MS);
@@ -191,7 +191,7 @@ fn a_time_that_was_said_again_is_the_one_that_counts() {
         assert_eq!(world.drives.next(world.now), Decision::Start(OpId(1)));
         world
     };
-    // Later: nothing is lost when the first time comes.
+    // Later: the first deadline passes without loss.
     let mut world = busy();
     world.prefetch(1, &[0, 1, 2, 3], When::At(30 * MS));
     world.decide();
@@ -201,7 +201,7 @@ fn a_time_that_was_said_again_is_the_one_that_counts() {
     world.drives.ended(OpId(1), MB, world.now);
     world.until(60 * MS);
     assert_eq!((world.it.counts().dropped, world.tier.used()), (0, 4));
-    // Sooner: it goes before what was planned first, and takes 30 ms.
+    // Sooner: it overtakes the request that was planned first, and takes 30 ms.
     let mut world = busy();
     world.prefetch(1, &(0..30).collect::<Vec<_>>(), When::At(60 * MS));
     world.prefetch(2, &[50, 51], When::At(75 * MS));
@@ -246,7 +246,7 @@ fn an_aborted_request_moves_no_more_and_its_bytes_are_counted() {
     assert_eq!(counts.drives_bytes, before.drives_bytes, "nothing is begun");
     assert_eq!((counts.wasted_link_bytes, world.it.pending()), (4 * MB, 0));
     assert_eq!((world.drives.pending(), world.link.pending()), (0, 0));
-    // What was on its way is the first to go.
+    // Blocks in flight for the aborted request are the first victims.
     for key in 100..110 {
         world.prefetch(u64::from(key), &[key], When::At(200 * MS));
     }

@@ -15,7 +15,7 @@ fn block(key: u32) -> Block<u32> {
     Block { key, again: MS, by: None }
 }
 
-/// Admits and fills.
+/// Admits and fills a block.
 fn bring(tier: &mut Tier<u32>, block: Block<u32>) -> bool {
     let Admission::Fill(memory) = tier.admit(block) else { return false };
     tier.filled(memory, true);
@@ -113,7 +113,7 @@ fn no_search_meets_what_cannot_go_twice() {
                 let files = (0..COSTS).map(files).map(|of| of.recent + of.idle).sum::<u32>();
                 files as usize + it.expected.len() + it.evictable.len()
             };
-            // One way to search that is in no one's way, and one that goes through all of them.
+            // A search that meets none of them, and one that visits all of them.
             for by in [None, Some(MS)] {
                 assert_eq!(it.admit(Block { by, ..block(1000) }), Admission::Refused);
             }

@@ -1,8 +1,8 @@
-//! Policies by what they keep.
+//! Tests of what the policies keep.
 
 use super::*;
 
-/// Part of a working set that is found when blocks used once go past it: in hundredths.
+/// Returns the percentage of a working set that is hit while blocks used once pass by.
 fn working_set_beside_scans(policy: PolicyKind) -> u32 {
     let (files, requests, blocks, rounds) = (1000, 50, 12, 30);
     let mut catalog = Catalog::new(CatalogConfig { journal: false, policy, ..config(files, 1) });
@@ -15,7 +15,7 @@ fn working_set_beside_scans(policy: PolicyKind) -> u32 {
             hits += if round == 0 { 0 } else { reference.files.len() as u32 };
             store(&mut catalog, a, &own);
             catalog.release(reference.id).unwrap();
-            // As many as the working set has.
+            // As many as in the working set.
             store(&mut catalog, a, &keys(once..once + blocks));
             once += blocks;
         }
@@ -32,7 +32,7 @@ fn scans_flush_an_lru_cache_and_not_the_default() {
     assert!(kept > 90, "{kept} %");
 }
 
-/// Where nothing is ever used again, all policies have to go by age alone, roughly.
+/// Without any reuse, all policies must go roughly by age.
 #[test]
 fn without_any_use_the_oldest_go() {
     for policy in PolicyKind::ALL.iter().copied() {
@@ -48,7 +48,7 @@ fn without_any_use_the_oldest_go() {
     }
 }
 
-/// How a catalog gets over the middle of [`hits`].
+/// The kind of restart in the middle of [`hits`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Restart {
     No,
@@ -58,8 +58,8 @@ enum Restart {
     Snapshot,
 }
 
-/// Hits in the second half of requests of which many come again, some soon and some late, between
-/// others that never do; and the catalog at the end.
+/// Returns the hits in the second half of requests of which many recur, some soon and some late,
+/// between others that never do; and the catalog at the end.
 fn hits(policy: PolicyKind, restart: Restart) -> (u32, Catalog) {
     let files = 600;
     let new = || Catalog::new(CatalogConfig { policy, ..config(files, 1) });
@@ -98,7 +98,7 @@ fn hits(policy: PolicyKind, restart: Restart) -> (u32, Catalog) {
     (found, catalog)
 }
 
-/// Uses are in the journal: a restart is none for what is evicted.
+/// The journal records uses: eviction is the same after a restart.
 #[test]
 fn a_restart_keeps_what_is_worth_keeping() {
     for policy in PolicyKind::ALL.iter().copied() {
@@ -106,12 +106,12 @@ fn a_restart_keeps_what_is_worth_keeping() {
         let (journal, mut again) = hits(policy, Restart::Journal);
         let (snapshot, _) = hits(policy, Restart::Snapshot);
         assert!(uninterrupted > 4_000, "{policy:?}: {uninterrupted}");
-        // A snapshot has which files were used again, and roughly when, but not what was learned.
+        // A snapshot records which files were reused, and roughly when, but not the learned rates.
         for (restarted, percent) in [(journal, 98), (snapshot, 90)] {
             assert!(100 * restarted >= percent * uninterrupted, "{policy:?}: {restarted}");
         }
         if matches!(policy, PolicyKind::Lru | PolicyKind::ReuseRate) {
-            // Here recovery does all that was done, in the same order.
+            // Recovery repeats all operations, in the same order.
             assert_eq!(journal, uninterrupted, "{policy:?}");
             let (a, all) = (NamespaceId(0), keys(0..8 * 16_000));
             let order = eviction_order(&mut catalog, a, &all);
@@ -120,7 +120,7 @@ fn a_restart_keeps_what_is_worth_keeping() {
     }
 }
 
-/// What a tool reads to check it is not used by that.
+/// Files that a tool reads to check them do not count as used.
 #[test]
 fn holding_files_is_no_use_of_them() {
     for policy in PolicyKind::ALL.iter().copied() {

@@ -1,5 +1,5 @@
 //! Random programs against a model that does everything the slow and obvious way: a map of keys, a
-//! medium that is overwritten when a file is handed out, and journal halves of records.
+//! medium that is overwritten when a file is allocated, and journal halves of records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,13 +31,13 @@ enum Step {
     Epoch(u32),
     Quota(u32, Option<u32>),
     Weight(u32, u32),
-    /// Takes records of at most so many bytes.
+    /// Takes records of at most this many bytes.
     Group(usize),
-    /// The oldest group that was taken is durable.
+    /// The oldest taken group is durable.
     Durable,
-    /// A piece of a snapshot; begins one if there is none.
+    /// Takes a piece of a snapshot; begins one if there is none.
     Snapshot(usize),
-    /// Power is lost: this part of what was taken and is not durable was written.
+    /// Power is lost: only this part of the taken groups that are not durable was written.
     Crash(usize),
 }
 
@@ -80,7 +80,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..200)
 }
 
-/// What a file's bytes are: namespace, epoch, key, and which write they came from.
+/// Content of a file: namespace, epoch, key, and number of the write.
 type Content = (u32, u64, u32, u64);
 
 /// The last record of a group, and the bytes of all of them.
@@ -90,7 +90,7 @@ type Written = (u64, Vec<u8>);
 struct Block {
     file: u32,
     stored: bool,
-    /// Stored, but no record may tell of it.
+    /// Found by lookups, but no record may name it.
     published: bool,
     pinned: bool,
     content: Content,
@@ -114,16 +114,16 @@ struct Model {
     weights: [u32; NAMESPACES as usize],
     /// Files of writes that have not ended.
     writing: BTreeSet<u32>,
-    /// Whose files have no key but are in use.
+    /// Files without a key that are still in use, with the namespace.
     doomed: BTreeMap<u32, u32>,
-    /// Files that were dropped, and the record that has to be durable before they are used again.
+    /// Dropped files, and the record that must be durable before their reuse.
     dropped: BTreeMap<u32, u64>,
     medium: BTreeMap<u32, Content>,
     writes_ever: u64,
     durable: u64,
     /// (record, (namespace, key), content): commits, in order.
     commits: Vec<(u64, (u32, u32), Content)>,
-    /// (record, (namespace, key)): no earlier one says whether it is pinned.
+    /// (record, (namespace, key)): the key's pin is uncertain before that record.
     pins: Vec<(u64, (u32, u32))>,
 }
 
@@ -145,14 +145,14 @@ impl Model {
         }
     }
 
-    /// Nobody has to keep a file that nobody uses.
+    /// An unreferenced file need not be kept.
     fn settle(&mut self, file: u32) {
         if !self.in_use(file) {
             self.doomed.remove(&file);
         }
     }
 
-    /// The key is gone, and record `lsn` says so.
+    /// Drops a key, which record `lsn` records.
     fn drop_key(&mut self, key: (u32, u32), lsn: u64) {
         let block = self.keys.remove(&key).unwrap();
         if block.stored && !block.published {
@@ -173,14 +173,14 @@ impl Model {
 struct Both {
     catalog: Catalog,
     policy: PolicyKind,
-    /// Bytes of records that may wait.
+    /// Limit on the bytes of queued records.
     limit: usize,
     model: Model,
     held: Vec<Reference>,
     writes: Vec<OpenWrite>,
-    /// Records of the journal's active half, and up to which record each goes.
+    /// Records of the journal's active half, in groups with the last record of each.
     half: Vec<Written>,
-    /// Groups that were taken and are not durable.
+    /// Groups that were taken but are not durable.
     taken: Vec<Written>,
     other: Option<(SnapshotCursor, Vec<Written>)>,
 }
@@ -355,7 +355,7 @@ impl Both {
         assert!(own == 0 || quota.is_none_or(|quota| held <= quota), "{held} of {quota:?}");
         if write.positions.len() < keys.len() {
             let counts = self.catalog.counts();
-            // What the request has itself is not evicted for it.
+            // The request's own blocks are not evicted for it.
             let other = |(at, block): &(&(u32, u32), &Block)| {
                 model.evictable(block) && !(at.0 == ns && keys.contains(&at.1))
             };
@@ -447,7 +447,7 @@ impl Both {
                 (block.stored, block.published) = (true, false);
                 lsn += 1;
                 self.model.commits.push((lsn, key, block.content));
-                // Another record says that it was pinned meanwhile.
+                // Another record pins it.
                 if block.pinned {
                     lsn += 1;
                     self.model.pins.push((lsn, key));
@@ -458,7 +458,7 @@ impl Both {
         self.ended(&open);
     }
 
-    /// The write has neither references nor files being written any more.
+    /// Removes a write that has ended from the model.
     fn ended(&mut self, open: &OpenWrite) {
         for (position, key) in open.write.positions.iter().zip(&open.keys) {
             let (file, key) = (position.file.0, (open.namespace, *key));
@@ -506,7 +506,7 @@ impl Both {
         assert!(evicted == files || left == 0, "{evicted} of {files}, {left} left");
     }
 
-    /// Keys that the catalog has evicted: it must have been allowed to.
+    /// Finds the keys that the catalog has evicted, and checks that it was allowed to.
     fn notice_evictions(&mut self) -> Vec<(u32, u32)> {
         let find = |ns: u32, number: u32| self.catalog.find(NamespaceId(ns), &key(number)).unwrap();
         let gone = self.model.keys.iter().filter(|(at, block)| {
@@ -551,7 +551,7 @@ impl Both {
         }
     }
 
-    /// Records were dropped: the whole state is written, and what was written before is given up.
+    /// Writes a snapshot because records were dropped, and abandons the earlier groups.
     fn snapshot_instead(&mut self, lsn: Lsn) {
         let (mut half, mut cursor) = (Vec::new(), Some(SnapshotCursor::default()));
         while let Some(at) = cursor {
@@ -574,7 +574,7 @@ impl Both {
         half.push((self.catalog.last_lsn().0, records));
         match next {
             Some(next) => *cursor = next,
-            // All of the other half is durable, and becomes the active one.
+            // All of the other half is durable, and it becomes the active one.
             None => {
                 while !self.taken.is_empty() {
                     self.durable();
@@ -584,7 +584,7 @@ impl Both {
         }
     }
 
-    /// Everything in memory is gone: another catalog takes over.
+    /// Discards the state in memory: another catalog recovers.
     fn crash(&mut self, part: usize) {
         // Groups are written one after the other.
         let written = self
@@ -603,8 +603,8 @@ impl Both {
         self.adopt(again);
     }
 
-    /// What the recovered catalog finds has to be what is on the medium, and all that was
-    /// acknowledged and not dropped since has to be there.
+    /// Checks that the recovered keys match the medium, and that every acknowledged key is found
+    /// unless it was dropped since.
     fn check_recovered(&self, again: &Catalog, written: u64) {
         for ns in 0..again.namespaces().count() as u32 {
             for number in 0..KEYS {
@@ -634,7 +634,7 @@ impl Both {
         self.check_pins(again, written);
     }
 
-    /// What is stored and was pinned, or not, by records that were written is so.
+    /// Checks the pins of recovered keys against the written records.
     fn check_pins(&self, again: &Catalog, written: u64) {
         let model = &self.model;
         for (key, block) in &model.keys {
@@ -650,7 +650,7 @@ impl Both {
         }
     }
 
-    /// Goes on with what was recovered. The model takes over what the records said.
+    /// Continues with the recovered catalog. The model takes the state of the written records.
     fn adopt(&mut self, again: Catalog) {
         let medium = std::mem::take(&mut self.model.medium);
         let writes_ever = self.model.writes_ever;
@@ -675,7 +675,7 @@ impl Both {
         self.catalog.limit_pending(self.limit);
         (self.held, self.writes, self.taken) = Default::default();
         self.other = None;
-        // Positions count from the opening.
+        // Positions count from the opening of the journal.
         self.half.iter_mut().for_each(|(lsn, _)| *lsn = 0);
         for number in 0..NAMESPACES {
             tenant(&mut self.catalog, &[number as u8]);
@@ -719,7 +719,7 @@ impl Both {
         }
     }
 
-    /// Once everybody let go and the journal has everything, all files are free.
+    /// Checks that all files are free once all references are released and the journal is durable.
     fn drain(&mut self) {
         while !self.held.is_empty() {
             self.step(&Step::Release(0));
@@ -748,7 +748,7 @@ proptest! {
     }
 }
 
-/// Bytes that may wait: some records, or all.
+/// Limits on queued bytes: some records, or all.
 fn limits() -> impl Strategy<Value = usize> {
     prop_oneof![Just(usize::MAX), 100..2000usize]
 }
@@ -761,7 +761,7 @@ fn run(steps: &[Step], policy: usize, limit: usize) {
     both.drain();
 }
 
-/// The model notices what it is there for.
+/// Checks that the model detects bugs.
 #[test]
 fn planted_bugs_are_found() {
     for bug in [

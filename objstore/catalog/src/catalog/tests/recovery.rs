@@ -1,4 +1,4 @@
-//! What records may say, and what recovery makes of it.
+//! Records and their recovery.
 
 use proptest::prelude::*;
 
@@ -81,7 +81,7 @@ fn a_restart_keeps_the_order_of_use() {
     for request in &used {
         let reference = catalog.acquire(a, &keys_of(*request)).unwrap();
         catalog.release(reference.id).unwrap();
-        // Time counts what is written.
+        // Writes advance the clock.
         store(&mut catalog, a, &keys(10_000 + request..10_001 + request));
     }
     while catalog.pending(usize::MAX).is_some() {}
@@ -123,8 +123,8 @@ fn a_snapshot_keeps_pins() {
     assert_eq!(again.lookup(a, &keys(2..5)), Ok(3));
 }
 
-/// Files that come while a snapshot is written make all others older. None moves into a part that
-/// the snapshot has behind it.
+/// Files inserted while a snapshot is written make all others older. None moves into a band that
+/// the snapshot has already written.
 #[test]
 fn a_snapshot_has_all_files_whatever_comes_meanwhile() {
     let files = 4096;
@@ -156,7 +156,7 @@ fn records() -> impl Strategy<Value = Vec<(u8, u32, u32)>> {
 }
 
 proptest! {
-    /// Whatever records say, they are taken or refused, and what is taken fits together.
+    /// Any sequence of records is applied or refused, and the applied ones are consistent.
     #[test]
     fn random_records_are_taken_or_refused(records in records()) {
         let mut catalog = Catalog::new(config(8, 1));
@@ -176,7 +176,7 @@ proptest! {
                 6 => Record::Epoch { namespace: id, epoch: u64::from(b) },
                 _ => Record::Use { first: FileId(a), count: b, how: UseKind::Touched },
             };
-            // Refused ones change nothing that matters here.
+            // Refused records change nothing relevant here.
             let _ = catalog.apply(&record);
         }
         catalog.recovered();

@@ -1,4 +1,4 @@
-//! Power is lost at every write of random histories.
+//! Power loss at every write of random histories.
 
 use super::{
     history::{Ended, History, formatted, superblock},
@@ -14,8 +14,8 @@ use crate::{
 /// Appends before and after each loss of power.
 const STEPS: u32 = 60;
 
-/// Runs the history of `seed` and lets power fail in write or flush number `at`, and twice more
-/// later. `None` when the history has fewer.
+/// Runs the history of `seed` with a power loss at write or flush number `at`, and two more later.
+/// Returns `None` if the history has fewer.
 fn crash(seed: u64, at: u64) -> Option<Result<u64, String>> {
     let mut history = History::new(formatted(), seed);
     let wrong = |ended: Ended| format!("seed {seed}, crash at write {at}: {ended:?}");
@@ -31,7 +31,7 @@ fn crash(seed: u64, at: u64) -> Option<Result<u64, String>> {
             Ok(()) | Err(Ended::Found(_)) => {}
             Err(ended) => return Some(Err(wrong(ended))),
         }
-        // Whatever is found now is not the medium's fault.
+        // Errors from here on are not the medium's fault.
         if let Err(ended) = history.recover() {
             return Some(Err(wrong(ended)));
         }
@@ -41,7 +41,7 @@ fn crash(seed: u64, at: u64) -> Option<Result<u64, String>> {
     Some(checked.map_err(wrong).map(|()| history.compactions))
 }
 
-/// Crash points of `seeds`, until something is wrong, and compactions that they had.
+/// Returns the number of crash points of `seeds` up to the first error, and of compactions.
 fn search(seeds: std::ops::Range<u64>) -> (u32, u64, Option<String>) {
     let (mut points, mut compactions) = (0, 0);
     for seed in seeds {
@@ -64,7 +64,7 @@ fn what_was_acknowledged_survives_power_loss_at_any_write() {
     assert!(points > 1_500 && compactions > u64::from(points), "{points}, {compactions}");
 }
 
-/// Each bug that power loss can show is found, so the test above would find it.
+/// Each bug that power loss can expose is detected, so the test above would detect it.
 #[test]
 fn planted_bugs_are_found() {
     for bug in [
@@ -91,9 +91,9 @@ fn records(medium: &Medium) -> Result<u64, String> {
     scan.damage.map_or(Ok(scan.records.evict), |damage| Err(damage.to_string()))
 }
 
-/// The write of a group fails and leaves it in the device's cache. A flush that follows a failed
-/// one succeeds and flushes nothing. Then power is lost: the superblock, which says that the group
-/// is permanent, must not be wrong.
+/// The write of a group fails and leaves it in the device's cache. A flush after a failed one
+/// succeeds and flushes nothing. Then power is lost: the superblock, which counts the group as
+/// durable, must not be wrong.
 #[test]
 fn a_group_in_the_cache_is_written_again_before_the_superblock_counts_it() {
     let medium = formatted();
@@ -108,8 +108,8 @@ fn a_group_in_the_cache_is_written_again_before_the_superblock_counts_it() {
     assert_eq!(records(&medium), Ok(3));
 }
 
-/// Both copies of the superblock go back to what they were before a compaction that was not
-/// finished. The next compaction has a generation of its own if chance is not 0 again.
+/// Both copies of the superblock revert to their state before an unfinished compaction. The next
+/// compaction has a generation of its own unless the random number is 0 again.
 #[test]
 fn groups_of_a_generation_that_was_forgotten_do_not_count() {
     for chance in [0, 4_711] {

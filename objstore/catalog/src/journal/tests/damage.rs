@@ -1,5 +1,4 @@
-//! Media that acknowledge a write and do not carry it out, or carry it out elsewhere; bytes that
-//! change; devices that fail.
+//! Media that acknowledge a write but drop or misdirect it; corrupt bytes; failing devices.
 
 use super::{
     history::{Ended, History, formatted, superblock},
@@ -15,25 +14,25 @@ use crate::{
 
 const STEPS: u32 = 60;
 
-/// What one lost or misdirected write leads to.
+/// Results of lost or misdirected writes.
 #[derive(Debug, Default)]
 struct Outcomes {
-    /// The store does not open.
+    /// The store did not open.
     found: u32,
-    /// It lost nothing.
+    /// No data was lost.
     harmless: u32,
 }
 
-/// What becomes of a write.
+/// Fate of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Lost,
-    /// It goes to where another write of the history goes.
+    /// Written to the offset of another write of the history.
     Misdirected,
 }
 
-/// Every write of the histories of `seeds` has this fate. The store is closed at the end, or not,
-/// and opened again.
+/// Applies this fate to every write of the histories of `seeds`, one at a time. The store is closed
+/// at the end if `close`, and opened again.
 fn search(seeds: std::ops::Range<u64>, fate: Fate, close: bool) -> Result<Outcomes, String> {
     let mut outcomes = Outcomes::default();
     for seed in seeds {
@@ -59,7 +58,7 @@ fn search(seeds: std::ops::Range<u64>, fate: Fate, close: bool) -> Result<Outcom
     Ok(outcomes)
 }
 
-/// One history, and where its writes went.
+/// Runs one history, and returns the offsets of its writes.
 fn run(seed: u64, faults: Faults, close: bool) -> (Result<(), Ended>, Vec<Option<u64>>) {
     let mut history = History::new(formatted(), seed);
     history.open(0).expect("nothing has happened yet");
@@ -90,7 +89,7 @@ fn a_write_that_went_elsewhere_is_found() {
     }
 }
 
-/// The bug that only such media show is found by the test above.
+/// The bug that only such media expose is detected by the test above.
 #[test]
 fn groups_that_count_anywhere_are_found() {
     plant(Some(PlantedBug::NoGroupPosition));
@@ -99,7 +98,7 @@ fn groups_that_count_anywhere_are_found() {
     eprintln!("NoGroupPosition: {}", wrong.expect_err("the position is not needed?"));
 }
 
-/// Every bit of the superblocks and of the journal's used part is changed once, and the store opens
+/// Every bit of the superblocks and of the journal's used part is flipped once, and the store opens
 /// with all that was acknowledged, without the last append, or not at all.
 #[test]
 fn changed_bits_are_found() {

@@ -1,4 +1,4 @@
-//! Histories over a simulated medium: appends, compactions in the middle, and opening again.
+//! Histories on a simulated medium: appends, compactions, and reopening.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// A small journal, so that it is full after some dozens of groups.
+/// A small journal, which is full after some dozens of groups.
 const HALF_BYTES: u64 = 48 << 10;
 const GROUP_BYTES_MAX: u32 = 2 << 10;
 
@@ -30,7 +30,7 @@ pub fn formatted() -> Medium {
     FORMATTED.copy()
 }
 
-/// A medium with a journal as it is planned for so many files with so many checksums.
+/// Makes a medium with a journal sized for `files` files with `words` checksums.
 pub fn format(bytes: u64, files: u32, words: u32) -> Medium {
     write(bytes, files, words, |_| {})
 }
@@ -75,12 +75,12 @@ pub fn superblock(medium: &Medium) -> Result<Superblock, String> {
     }
 }
 
-/// Why a history ended before its last step.
+/// Reason why a history ended early.
 #[derive(Debug)]
 pub enum Ended {
-    /// The medium failed, or what was lost on it was found.
+    /// The medium failed, or its loss was detected.
     Found(String),
-    /// The store was wrong.
+    /// The state of the store was wrong.
     Wrong(String),
 }
 
@@ -100,14 +100,14 @@ pub struct History {
     journal: Option<Journal>,
     /// The state after each record, from the last opening on.
     states: Vec<Model>,
-    /// States up to this one were acknowledged as permanent.
+    /// States up to this one were acknowledged as durable.
     acknowledged: usize,
     /// The state before the last append.
     last_append: usize,
-    /// The medium keeps what it acknowledges.
+    /// True when the medium keeps acknowledged writes.
     pub is_honest: bool,
     serial: u32,
-    /// Where the compaction under way is.
+    /// Next file to be copied by the compaction in progress.
     copied: u32,
     pub compactions: u64,
 }
@@ -128,7 +128,7 @@ impl History {
         }
     }
 
-    /// Opens the store, and checks that the state is one of those from `from` on.
+    /// Opens the store, and checks that its state is one of those from `from` on.
     pub fn open(&mut self, from: usize) -> Result<(), Ended> {
         self.journal = None;
         let superblock = superblock(&self.medium).map_err(Ended::Found)?;
@@ -144,31 +144,30 @@ impl History {
         Ok(())
     }
 
-    /// After power loss: everything acknowledged is there.
+    /// Opens the store after power loss: everything acknowledged must be there.
     pub fn recover(&mut self) -> Result<(), Ended> {
         let numbers = &mut self.numbers;
         self.medium.restart(&mut |bound| numbers.below(bound));
         self.open(self.acknowledged)
     }
 
-    /// Opens the store that nobody closed. A medium that does not keep what it acknowledges may
-    /// have lost the last append.
+    /// Reopens a store that was not closed. A dishonest medium may have lost the last append.
     pub fn reopen(&mut self) -> Result<(), Ended> {
         self.open(if self.is_honest { self.acknowledged } else { self.last_append })
     }
 
-    /// Closes the store, and opens it again with all that was acknowledged.
+    /// Closes the store, and reopens it with all that was acknowledged.
     pub fn close_and_open(&mut self) -> Result<(), Ended> {
         self.journal.take().expect("it is open").close()?;
         self.open(self.acknowledged)
     }
 
-    /// Whether the last opening went well.
+    /// Returns true when the last opening succeeded.
     pub fn is_open(&self) -> bool {
         self.journal.is_some()
     }
 
-    /// Reopens without forgetting what should be there.
+    /// Reopens, keeping the expected states.
     pub fn check(&mut self) -> Result<(), Ended> {
         let states = self.states.clone();
         let (acknowledged, last_append) = (self.acknowledged, self.last_append);
@@ -185,7 +184,7 @@ impl History {
         self.states.last().expect("there is a first one")
     }
 
-    /// `steps` appends, with whatever compaction asks for in between.
+    /// Runs `steps` appends, and compactions as needed.
     pub fn run(&mut self, steps: u32) -> Result<(), Ended> {
         for _ in 0..steps {
             let many = if self.numbers.one_in(12) { 80 } else { 6 };
@@ -211,7 +210,7 @@ impl History {
         Ok(())
     }
 
-    /// Some changes, as records that are to be appended.
+    /// Makes some changes, as records to be appended.
     fn changes(&mut self, many: u32) -> Result<Vec<u8>, Ended> {
         let mut records = Vec::new();
         for _ in 0..=self.numbers.below(many) {
@@ -229,7 +228,7 @@ impl History {
     pub fn append(&mut self, many: u32) -> Result<(), Ended> {
         self.last_append = self.acknowledged;
         let records = self.changes(many)?;
-        // Now and then there are more than may wait.
+        // Sometimes the queue of records overflows.
         let appended = match self.numbers.one_in(40) {
             true => None,
             false => self.append_if_room(&records)?,
@@ -238,7 +237,7 @@ impl History {
             self.compact_instead()?;
         }
         if appended != Some(Appended::Permanent) {
-            // The snapshot has these records in it, and those that are made meanwhile go with it.
+            // The snapshot includes these records, and carries those made meanwhile.
             while self.journal().is_compacting() {
                 self.copy()?;
                 let goes_on = self.journal().is_compacting() && self.numbers.one_in(2);

@@ -1,5 +1,4 @@
-//! What a journal should bring back: a plain model of the catalog's state, and histories that
-//! change it.
+//! A plain model of the catalog's state, as a journal should restore it, and random changes of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +11,7 @@ use crate::{
 pub const FILES: u32 = 24;
 pub const WORDS: u32 = 2;
 
-/// Numbers that a seed determines (SplitMix64).
+/// Pseudo-random numbers of a seed (SplitMix64).
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -37,7 +36,7 @@ struct File {
     pinned: bool,
 }
 
-/// The state that records leave.
+/// The state that records produce.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Model {
     namespaces: BTreeMap<NamespaceId, u64>,
@@ -45,7 +44,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// As the catalog has to: later records win.
+    /// Applies a record as the catalog must: later records win.
     pub fn apply(&mut self, record: Record<'_>) -> Result<(), String> {
         match record {
             Record::Namespace { id, epoch, .. } => {
@@ -82,7 +81,7 @@ impl Model {
         Ok(())
     }
 
-    /// The state of all namespaces, if `first` is 0, and of `count` files from `first` on.
+    /// Encodes all namespaces, if `first` is 0, and `count` files from `first` on.
     pub fn snapshot(&self, first: u32, count: u32) -> Vec<u8> {
         let mut out = Vec::new();
         for (id, epoch) in self.namespaces.iter().filter(|_| first == 0) {
@@ -112,7 +111,7 @@ fn commit<'a>(
     Record::Commit { file, namespace, key, checksums: checksums.into() }
 }
 
-/// One change that is possible in `model`, as its record.
+/// Makes a random change that is possible in `model`, as its record.
 pub fn change(model: &Model, numbers: &mut Numbers, serial: u32, out: &mut Vec<u8>) {
     let file = FileId(numbers.below(FILES));
     let known: Vec<NamespaceId> = model.namespaces.keys().copied().collect();

@@ -1,4 +1,4 @@
-//! What a journal says and counts when nothing goes wrong.
+//! Journals without faults: contents and counters.
 
 use std::ops::Range;
 
@@ -62,7 +62,7 @@ fn a_scan_goes_on_to_the_damage_and_says_what_it_is() {
     }
     let superblock = superblock(&medium).unwrap();
     let area = superblock.journal.unwrap();
-    // Longer than what opening looks for.
+    // Longer than the search when opening.
     medium.corrupt(area.half_offset(area.active) + 1024, |bytes| bytes[..36 * 512].fill(0));
     let nothing = |_: Record<'_>| Ok::<_, String>(());
     let scan = scan_journal(&mut medium.clone(), &superblock, nothing, |_, _| {}).unwrap();
@@ -92,8 +92,8 @@ fn what_is_written_is_counted() {
     assert_eq!(journal.counts().compactions, 1);
 }
 
-/// A process is killed while the drive still carries out its last write, which the next one reads
-/// from the drive's cache. Power loss must not take it away from under what is appended to it.
+/// A process is killed while the drive still carries out its last write, which the next process
+/// reads from the drive's cache. Power loss must not remove it from below later appends.
 #[test]
 fn a_process_that_was_killed_leaves_nothing_in_doubt() {
     let medium = formatted();
@@ -109,7 +109,7 @@ fn a_process_that_was_killed_leaves_nothing_in_doubt() {
     assert_eq!((scan.damage, scan.records.evict), (None, 3));
 }
 
-/// A caller that does not compact gets an error before anything is written, and can go on.
+/// A caller that does not compact gets an error before anything is written, and can continue.
 #[test]
 fn a_full_half_is_compacted_and_takes_more() {
     let medium = formatted();
@@ -132,7 +132,7 @@ fn a_full_half_is_compacted_and_takes_more() {
     assert!(!journal.copy_due() && !journal.wants_compaction());
 }
 
-/// The other half is no larger: a state that does not fit was not what the store is made for.
+/// The other half is no larger: a state that does not fit exceeds the store's parameters.
 #[test]
 fn a_state_that_does_not_fit_ends_the_journal() {
     let medium = formatted();
@@ -147,8 +147,8 @@ fn a_state_that_does_not_fit_ends_the_journal() {
     assert_eq!(journal.failed(), Some(outgrown.to_string().as_str()));
 }
 
-/// Lookups wait while a piece is taken, so pieces are small. They and what is appended in between
-/// take no more room than one long piece.
+/// Lookups wait while a piece is taken, so pieces are small. Small pieces, with the appends in
+/// between, take no more room than one long piece.
 #[test]
 fn small_pieces_are_written_as_whole_groups() {
     let medium = formatted();
@@ -165,8 +165,8 @@ fn small_pieces_are_written_as_whole_groups() {
     assert!(journal.active.end <= groups as u64 * 2048, "{journal:?}");
 }
 
-/// In a full store, where a snapshot is as large as it can be, copying a group's worth for each
-/// append is enough, and what is written stays in proportion.
+/// In a full store, where a snapshot is largest, copying a group's worth for each append is enough,
+/// and the bytes written stay in proportion.
 #[test]
 fn compaction_keeps_up_with_appends_in_a_full_store() {
     for (files, words, files_an_append) in [(4_000, 2, 1), (4_000, 2, 64), (300, 200, 2)] {

@@ -1,4 +1,4 @@
-//! What is read of a damaged journal, and writing it anew.
+//! Salvage and rewriting of a damaged journal.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn evict(file: u32) -> Vec<u8> {
     out
 }
 
-/// The files of all Evict records that are read when the store is opened.
+/// Returns the files of all Evict records that are replayed when the store is opened.
 fn open(medium: &Medium) -> Result<Vec<u32>, JournalError> {
     let mut files = Vec::new();
     let apply = |record: Record<'_>| {
@@ -52,7 +52,7 @@ fn salvage(medium: &Medium) -> (JournalSalvage, Vec<u32>) {
     (salvage.unwrap(), files)
 }
 
-/// Groups of a record each, of an LBA each, behind the first one.
+/// Adds groups of one record and one LBA each, behind the first one.
 fn with_groups(groups: u32) -> Medium {
     let medium = formatted();
     let superblock = superblock(&medium).unwrap();
@@ -78,7 +78,7 @@ fn only_what_a_damaged_group_had_is_missing() {
             let (found, files) = salvage(&medium);
             let expected: Vec<u32> = (0..groups).filter(|file| u64::from(*file) != at).collect();
             assert_eq!(files, expected);
-            // The last one could be an append that was interrupted.
+            // The last one could be an interrupted append.
             let seen = u64::from(at + 1 < u64::from(groups));
             assert_eq!((found.gaps, found.gap_bytes), (seen, seen * 512), "{found:?}");
             assert_eq!(medium.written_bytes(), 0);
@@ -86,8 +86,8 @@ fn only_what_a_damaged_group_had_is_missing() {
     }
 }
 
-/// Power fails at each write of a rewriting, which is then done again with less to be kept: what is
-/// left of the first one is no part of the second.
+/// Power fails at each write of a rewrite, which is then repeated with fewer records: the remains
+/// of the first one are no part of the second.
 #[test]
 fn an_interrupted_rewriting_is_repeated() {
     let damaged = with_groups(30);
@@ -166,7 +166,7 @@ struct Kept {
     medium: Medium,
     catalog: Catalog,
     journal: Journal,
-    /// Blocks that were stored, ever: (namespace, epoch, key) in a file.
+    /// Blocks that were ever stored: (namespace, epoch, key) in a file.
     told: Vec<(NamespaceId, u64, BlockKey, FileId)>,
 }
 
@@ -239,7 +239,7 @@ impl Kept {
     }
 }
 
-/// Reads what is left, writes it, and opens it.
+/// Salvages the journal, rewrites it, and opens it.
 fn salvaged(medium: &Medium) -> (Catalog, JournalSalvage) {
     let superblock = superblock(medium).unwrap();
     let mut catalog = Catalog::new(CatalogConfig { journal: false, ..config() });
@@ -282,7 +282,7 @@ fn namespaces_that_are_lost_come_from_the_other_half() {
     let there = (0..30).filter(is_there).count();
     assert!((20..30).all(|number| is_there(&number)) && there < 30, "{there} of 30");
     assert_eq!((found.gaps, found.refused), (1, 0));
-    // A new epoch that only the other half tells of: nothing of an earlier one is kept.
+    // A new epoch that only the other half has: no block of an earlier one is kept.
     kept.catalog.bump_epoch(a).unwrap();
     kept.write();
     kept.store(a, 40..44);
@@ -297,7 +297,7 @@ fn namespaces_that_are_lost_come_from_the_other_half() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever is left of a journal: what is kept was told by some record of this very block.
+    /// However damaged the journal is, every block that is kept was once stored.
     #[test]
     fn what_is_kept_was_stored_once(
         steps in proptest::collection::vec((0..12u8, 0..40u32), 1..120),

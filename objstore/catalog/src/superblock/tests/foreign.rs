@@ -1,8 +1,8 @@
-//! Devices that hold something else.
+//! Devices with other formats.
 
 use super::*;
 
-/// What `blkid` knows each format by, written to a blank device.
+/// The signatures by which `blkid` recognises each format, on a blank device.
 const SIGNATURES: &[(i64, &[u8], &str)] = &[
     (510, b"\x55\xaa", "MBR"),
     (512, b"EFI PART", "GPT"),
@@ -47,7 +47,7 @@ fn what_a_device_holds_is_named() {
     }
 }
 
-/// Formatting leaves nothing behind that a device could be taken for, not even by us.
+/// Formatting removes every signature, including our own.
 #[test]
 fn formatting_removes_signatures() {
     for (at, bytes, name) in SIGNATURES {
@@ -62,7 +62,7 @@ fn formatting_removes_signatures() {
     }
 }
 
-/// A filesystem that was made over a store, and left a copy of the superblock alone.
+/// A filesystem made over a store, which left a copy of the superblock intact.
 #[test]
 fn a_filesystem_over_a_store_is_seen() {
     for (at, bytes, name) in SIGNATURES.iter().filter(|(at, ..)| (0..256 << 10).contains(at)) {

@@ -1,4 +1,4 @@
-//! Copies that are damaged or differ, and formatting that is interrupted.
+//! Damaged or different copies, and interrupted formatting.
 
 use super::*;
 use crate::journal::Journal;
@@ -22,7 +22,7 @@ fn the_newer_copy_counts_and_a_damaged_one_does_not() {
     }
     let [a, b] = Superblock::read_copies(&mut medium.clone()).unwrap();
     assert_eq!((a.as_ref(), b), (Ok(old), Err(CopyFault::None)));
-    // With the other one damaged, too, there is no store, and it is not blank either.
+    // If the other one is damaged, too, there is no store, but the device is not blank either.
     medium.corrupt(40, |bytes| bytes[0] ^= 1);
     let error = read(medium).unwrap_err();
     assert_eq!(error.to_string(), "sim0: the superblock cannot be used: its CRC is wrong");
@@ -37,7 +37,7 @@ fn copies_of_two_stores_are_no_store() {
     assert!(matches!(error, FormatError::TwoStores { .. }), "{error}");
 }
 
-/// The copy that this version cannot read may be the one that counts.
+/// The copy that this version cannot read may be the valid one.
 #[test]
 fn a_copy_of_a_newer_version_is_not_passed_over() {
     let (media, superblocks) = formatted(1);
@@ -57,8 +57,8 @@ fn a_region_without_room_for_superblocks_is_refused() {
     assert!(error.starts_with("tiny: its region has 524288 bytes"), "{error}");
 }
 
-/// A store is formatted over another one, and power fails at each write: what is found then is the
-/// old store whole, or no store, or the new one whole.
+/// Power fails at each write while a store is formatted over another one: afterwards there is the
+/// whole old store, no store, or the whole new one.
 #[test]
 fn interrupted_formatting_leaves_no_half_of_a_store() {
     for second_loses_power in [true, false] {
@@ -72,8 +72,8 @@ fn interrupted_formatting_leaves_no_half_of_a_store() {
     }
 }
 
-/// Formats two devices, of which the first loses power at this write. Counts an old store, none or
-/// a new one, and returns whether formatting ended well.
+/// Formats two devices, of which the first loses power at this write. Counts the outcomes (old
+/// store, none, new store), and returns true if formatting succeeded.
 fn interrupted(at: u64, second_loses_power: bool, ends: &mut [u32; 3]) -> bool {
     let (media, old) = formatted(2);
     let mut new = old.clone();
@@ -81,7 +81,7 @@ fn interrupted(at: u64, second_loses_power: bool, ends: &mut [u32; 3]) -> bool {
         superblock.store = StoreId([9; 16]);
     }
     media[0].plan(Faults { power_loss: Some(at), ..Faults::default() });
-    // Its cache loses what was not flushed, or it has a power supply of its own.
+    // Its cache loses unflushed writes, or it has a power supply of its own.
     let power_loss = second_loses_power.then_some(at / 2);
     media[1].plan(Faults { power_loss, ..Faults::default() });
     let done = write(&media, &mut new).is_ok();

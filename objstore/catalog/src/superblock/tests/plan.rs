@@ -1,4 +1,4 @@
-//! Where everything goes.
+//! Sizes and offsets of a plan.
 
 use proptest::prelude::*;
 
@@ -39,14 +39,14 @@ proptest! {
         let groups = raw.div_ceil(group - HEADER_BYTES - largest) + 1;
         prop_assert!(3 * groups * group <= half, "{} groups of {} in {}", groups, group, half);
         prop_assert!(group >= HEADER_BYTES + 2 * largest && group <= 1 << 20 && half >= 16 * group);
-        // All of them can be read back, and only the first has a journal.
+        // All of them can be decoded, and only the first has a journal.
         for (number, superblock) in superblocks.iter().enumerate() {
             let again = Superblock::decode(&superblock.encode());
             prop_assert_eq!(again.as_ref(), Ok(superblock));
             prop_assert_eq!(superblock.journal.is_some(), number == 0);
             prop_assert_eq!((superblock.layout, superblock.data), (layout, Some(data)));
         }
-        // Little space is left unused: less than a group of files needs with its journal.
+        // Little space is left unused: less than a group of files with its journal needs.
         let group_bytes = first.geometry().unwrap().group_bytes_per_device();
         let group_journal = raw / u64::from(layout.files) * u64::from(data.group) * 6;
         if files_max.is_none() {

@@ -1,4 +1,4 @@
-//! Which devices make up a store.
+//! Sets of devices that make up a store.
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn what_is_no_store_is_named() {
     assert!(check(&members).starts_with("sim1: there is no store on it"));
     members[1].found = OnDevice::Foreign("an XFS filesystem");
     assert!(check(&members).starts_with("sim1: it holds an XFS filesystem and no store"));
-    // The device on which formatting got further says more than the one it did not reach.
+    // The device on which formatting went further has priority over the one it did not reach.
     change(&mut members[0], |superblock| superblock.state = State::Formatting);
     assert!(check(&members).starts_with("sim0: formatting was interrupted"));
     assert_eq!(check(&[]), "a rank has 1 to 76 devices, and 0 were given");
@@ -109,7 +109,7 @@ fn devices_that_changed_are_named() {
     assert!(text.starts_with("sim1 and sim0 do not agree"), "{text}");
 }
 
-/// The namespace's own identifiers count before the names of its controller.
+/// The namespace's own identifiers have priority over its controller's names.
 #[test]
 fn a_namespace_is_known_by_its_identifiers() {
     let (mut a, mut b) = (device(0, 512, 1).0, device(1, 512, 1).0);

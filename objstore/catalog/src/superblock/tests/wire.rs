@@ -1,4 +1,4 @@
-//! The bytes of a superblock.
+//! Wire format of a superblock.
 
 use proptest::{prelude::*, sample::Index};
 
@@ -38,7 +38,7 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
     )
 }
 
-/// Bytes with the CRC that they should have.
+/// Sets the correct CRC.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes[12..16].fill(0);
     let crc = crc32c::crc32c(&bytes);
@@ -70,8 +70,7 @@ proptest! {
         prop_assert!(matches!(fault, CopyFault::None | CopyFault::Checksum), "{}", fault);
     }
 
-    /// Fields that nobody wrote, under a CRC that is right: nothing panics, and what is accepted
-    /// can be worked with.
+    /// Random fields under a correct CRC: nothing panics, and an accepted superblock is usable.
     #[test]
     fn impossible_fields_do_no_harm(
         superblock in superblocks(),
@@ -79,7 +78,7 @@ proptest! {
     ) {
         let mut bytes = superblock.encode();
         for (at, value) in changes {
-            // Also whole words of ones, on which arithmetic overflows.
+            // Also whole words of ones, which make arithmetic overflow.
             let range = if whole { at / 8 * 8..at / 8 * 8 + 8 } else { at..at + 1 };
             bytes[range].fill(if whole { 0u8.wrapping_sub(value & 1) } else { value });
         }

@@ -1,4 +1,4 @@
-//! The same with lists that are searched.
+//! The tier against a model with linear searches.
 
 use super::*;
 
@@ -24,9 +24,9 @@ struct Known {
     is_removed: bool,
     evictable: Option<u64>,
     by: Option<u64>,
-    /// When it was used last.
+    /// Time of its last use.
     used: u64,
-    /// It could not go when it was the oldest, or is evictable: it is used until that is over.
+    /// Set when it could not go as the oldest, or is evictable: counts as used until that ends.
     is_parked: bool,
 }
 
@@ -44,7 +44,7 @@ impl Known {
 
 pub(super) struct Model {
     tier: Tier<u32>,
-    /// Whether it is LRU, with one cost, and every decision is known.
+    /// True for LRU with one cost class, for which every decision is known.
     is_exact: bool,
     known: Vec<Known>,
     time: u64,
@@ -66,7 +66,7 @@ impl Model {
         self.known.iter_mut().find(|known| known.key == key && !known.is_removed)
     }
 
-    /// The `n`th of those for which it holds.
+    /// Returns the `n`th of those for which `holds` is true.
     fn pick(&mut self, n: usize, holds: impl Fn(&Known) -> bool) -> Option<&mut Known> {
         let found: Vec<usize> =
             (0..self.known.len()).filter(|at| holds(&self.known[*at])).collect();
@@ -124,7 +124,7 @@ impl Model {
             Op::Expire(by) => {
                 self.tier.expire(Duration::from_secs(by));
                 let over = |known: &&mut Known| known.by.is_some_and(|other| other < by);
-                // Who was wanted first is used first.
+                // Blocks wanted earlier are restored earlier.
                 let mut over: Vec<&mut Known> = self.known.iter_mut().filter(over).collect();
                 over.sort_by_key(|known| (known.by, self.tier.owners[known.memory.0 as usize]));
                 for known in over {
@@ -159,7 +159,7 @@ impl Model {
             assert_eq!(gone.is_some(), matches!(found, Admission::Fill(_)));
             if let Some(at) = gone {
                 assert!(!self.known[at].is_active(), "{:?}", self.known[at]);
-                // The new one was met if no other one was the one to go.
+                // A search met the new block if it found no other victim.
                 is_parked = self.known.remove(at).by.is_some();
             }
         }
@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    /// What went, whoever chose it.
+    /// Returns the block that was evicted, whatever the reason.
     fn seen_victim(&self) -> Option<usize> {
         let gone = |known: &Known| !known.is_removed && self.tier.class(known.key).is_none();
         let mut gone = (0..self.known.len()).filter(|at| gone(&self.known[*at]));
@@ -189,7 +189,7 @@ impl Model {
         first
     }
 
-    /// What has to go for a new block that is wanted at `by`.
+    /// Returns the expected victim for a new block that is wanted at `by`.
     fn victim(&mut self, by: Option<u64>, owners: &[u32]) -> Option<usize> {
         let may_go = |at: &usize| !self.known[*at].is_active() && !self.known[*at].is_removed;
         let all = 0..self.known.len();
