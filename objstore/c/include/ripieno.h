@@ -215,7 +215,7 @@ typedef struct {
     const char *home;
     // RIPIENO_CREATE, or 0.
     uint64_t flags;
-    // For a new home: most bytes on the disk, over all files. They are allocated immediately.
+    // For a new home: maximum bytes on the disk, over all files. They are allocated immediately.
     uint64_t capacity_bytes;
     // For a new home: software controllers, each with a file; 1 to 64, or 0 for 1.
     uint32_t devices;
@@ -256,7 +256,7 @@ typedef struct {
     uint32_t evictable;
     // Blocks being stored.
     uint32_t writing;
-    // Most blocks of the namespace; UINT32_MAX: no limit.
+    // Maximum blocks of the namespace; UINT32_MAX: no limit.
     uint32_t quota;
     // Times it was dropped by ripieno_bump_epoch.
     uint64_t epoch;

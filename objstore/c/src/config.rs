@@ -111,7 +111,7 @@ pub struct Config {
     pub home: *const c_char,
     /// RIPIENO_CREATE, or 0.
     pub flags: u64,
-    /// For a new home: most bytes on the disk, over all files. They are allocated immediately.
+    /// For a new home: maximum bytes on the disk, over all files. They are allocated immediately.
     pub capacity_bytes: u64,
     /// For a new home: software controllers, each with a file; 1 to 64, or 0 for 1.
     pub devices: u32,

@@ -36,7 +36,7 @@ pub struct Usage {
     pub evictable: u32,
     /// Blocks being stored.
     pub writing: u32,
-    /// Most blocks of the namespace; UINT32_MAX: no limit.
+    /// Maximum blocks of the namespace; UINT32_MAX: no limit.
     pub quota: u32,
     /// Times it was dropped by ripieno_bump_epoch.
     pub epoch: u64,

@@ -16,10 +16,10 @@ use crate::{
 // `Words` exposes the memory of `u32`s as little-endian words.
 const _: () = assert!(cfg!(target_endian = "little"), "a big-endian host has to swap the words");
 
-/// Most bytes of a namespace's label.
+/// Maximum bytes of a namespace's label.
 pub const LABEL_BYTES_MAX: usize = 64;
 
-/// Most checksums of a Commit record: its length is counted in words, in 16 bits.
+/// Maximum checksums in a Commit record: its length is counted in words, in 16 bits.
 pub const CHECKSUMS_MAX: usize = u16::MAX as usize - size_of::<CommitBody>() / 4;
 
 /// One change of the catalog.
@@ -37,7 +37,7 @@ pub enum Record<'a> {
         digest: [u8; 32],
         /// Its epoch.
         epoch: u64,
-        /// Most files; `None` is no limit, encoded as `u32::MAX`.
+        /// Maximum number of files; `None` is no limit, encoded as `u32::MAX`.
         quota_files: Option<u32>,
         /// Its relative share when space is short.
         weight: u32,
@@ -208,7 +208,7 @@ pub(crate) const PIN_BYTES: usize = size_of::<Head>() + size_of::<PinBody>();
 /// Bytes of a Use.
 pub(crate) const USE_BYTES: usize = size_of::<Head>() + size_of::<UseBody>();
 
-/// Most bytes of a Namespace.
+/// Maximum bytes of a Namespace.
 pub(crate) const NAMESPACE_BYTES_MAX: usize =
     size_of::<Head>() + size_of::<NamespaceBody>() + LABEL_BYTES_MAX;
 

@@ -7,7 +7,7 @@ use crate::{
     ids::{Layer, Row},
 };
 
-/// Most rows of a shape: the limit of the I/O kernel's batch.
+/// Maximum rows of a shape: the limit of the I/O kernel's batch.
 pub const ROWS_MAX: u32 = 65_535;
 
 /// The shape of one KV block: number and size of its objects.

@@ -149,7 +149,7 @@ pub struct StoreLayout {
     pub files: u32,
     /// Checksums of a file, `ranks * rows`; 0 when the store keeps none.
     pub words_per_file: u32,
-    /// Most namespaces.
+    /// Maximum number of namespaces.
     pub namespaces_max: u32,
 }
 
@@ -173,7 +173,7 @@ pub struct JournalArea {
     pub offset: u64,
     /// Length of a half in bytes: a multiple of `group_bytes_max`.
     pub half_bytes: u64,
-    /// Most bytes of a group, with its header and padding: a power of two.
+    /// Maximum bytes of a group, with its header and padding: a power of two.
     pub group_bytes_max: u32,
     /// The active half.
     pub active: Half,

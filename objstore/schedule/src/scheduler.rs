@@ -21,15 +21,15 @@ use utilisation::Utilisation;
 /// Limits and settings of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// Most bytes of reads in flight, which bounds the wait of a more urgent one: enough to keep
+    /// Maximum bytes of reads in flight, which bounds the wait of a more urgent one: enough to keep
     /// the devices busy. One read may always start.
     pub read_depth_bytes: u64,
-    /// Most bytes of writes in flight, which a new read may have to wait for. One write may always
-    /// start. A second one may start when an eighth of the first is left, if no read or prefetch
-    /// waits or is in flight, and both together take no longer than `read_depth_bytes` of reads:
-    /// the wait accepted for an urgent read.
+    /// Maximum bytes of writes in flight, which a new read may have to wait for. One write may
+    /// always start. A second one may start when an eighth of the first is left, if no read or
+    /// prefetch waits or is in flight, and both together take no longer than `read_depth_bytes` of
+    /// reads: the wait accepted for an urgent read.
     pub write_depth_bytes: u64,
-    /// Most bytes of writes that wait or are in flight: memory that the engine does not get back.
+    /// Maximum bytes of writes waiting or in flight: memory that the engine does not get back yet.
     pub backlog_bytes: u64,
     /// Fraction of a layer's window in which the I/O kernel may use shared SMs; `None` if it has
     /// its own, so that no window is too small (green contexts).

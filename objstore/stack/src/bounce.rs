@@ -19,7 +19,7 @@ use crate::{
     pool::{EngineMemory, PoolLayout},
 };
 
-/// Most bytes of bounce buffers; but at least one block.
+/// Maximum bytes of bounce buffers; but at least one block.
 const BYTES_MAX: u64 = 64 << 20;
 
 /// Returns the number of bounce buffers for a pool of `blocks` blocks.
@@ -70,7 +70,7 @@ impl Bounce {
         let row = layout.rows.get(row.0 as usize).filter(|_| block.0 < layout.blocks)?;
         let offset = row + u64::from(block.0) * layout.block_stride;
         let end = offset.checked_add(u64::from(self.shape.object_bytes))?;
-        // SAFETY: inside the memory that `EngineMemory::new` was promised.
+        // SAFETY: inside the memory that the contract of `EngineMemory::new` covers.
         (end <= self.memory.bytes() as u64)
             .then(|| unsafe { self.memory.base().add(offset as usize) })
     }
@@ -110,8 +110,8 @@ impl Bounced {
                     Direction::Write => (engine, buffer),
                     Direction::Read => (buffer, engine),
                 };
-                // SAFETY: both have so many bytes (above), and are two allocations. The engine does
-                // not use the blocks of a request, and no device uses the buffers now.
+                // SAFETY: both have that many bytes (above), and are two allocations. The engine
+                // does not use the blocks of a request, and no device uses the buffers now.
                 unsafe { to.copy_from_nonoverlapping(from, bytes) };
             }
         }

@@ -9,7 +9,7 @@ use crate::error::StackError;
 
 /// Queue pairs that a software controller offers.
 pub const EMU_QUEUES: u16 = 64;
-/// Most entries of a software controller's queue (MQES).
+/// Maximum entries of a software controller's queue (MQES).
 pub const EMU_DEPTH: u32 = 1024;
 
 /// Software controllers, and the threads that run them.

@@ -183,7 +183,7 @@ impl Gpu {
         Ok((mapped, head, kind))
     }
 
-    /// Returns whether writes of drives to its memory and to the host's may go different ways
+    /// Returns true when drives' writes to its memory and to the host's may take different paths
     /// ([`gio_kernels::cuda::DeviceReport::is_coherent`]).
     pub(crate) fn is_coherent(&self) -> bool {
         self.device.report().is_coherent

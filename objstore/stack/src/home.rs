@@ -45,7 +45,7 @@ pub(crate) use manifest::{State, read_json, write_json};
 
 /// Unit to which sizes are rounded down.
 const UNIT: u64 = 1 << 20;
-/// Most devices of a home.
+/// Maximum number of devices of a home.
 const DEVICES_MAX: usize = 64;
 /// Directory that file systems keep at their root.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
@@ -57,7 +57,7 @@ pub enum HomeMedia {
     Files {
         /// Number of files, 1 to 64.
         count: u32,
-        /// Most bytes of all files together; each is rounded down to a MiB.
+        /// Maximum bytes of all files together; each is rounded down to a MiB.
         bytes: u64,
     },
     /// Whole block devices; their contents are lost. Paths below `/dev/disk/by-id` stay the same
@@ -99,8 +99,8 @@ pub struct Home {
 }
 
 impl Home {
-    /// Makes a home in `dir`, which is created if it does not exist. No other process can open it before
-    /// [`Home::set_ready`]. Remains of an earlier attempt are removed.
+    /// Makes a home in `dir`, which is created if it does not exist. No other process can open it
+    /// before [`Home::set_ready`]. Remains of an earlier attempt are removed.
     ///
     /// # Errors
     /// Returns [`HomeError`]; only the lock is then left in `dir`.

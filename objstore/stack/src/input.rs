@@ -69,7 +69,7 @@ mod tests {
             (place.path(), 9, "it is a directory"),
             (Path::new("/dev/zero"), 9, "it is a device"),
             (Path::new("/no/such/file"), 9, "No such file"),
-            // A regular file whose size is said to be 0.
+            // A regular file whose reported size is 0.
             (Path::new("/proc/self/status"), 9, "more than the 9 B"),
         ] {
             let error = read_file(path, limit).unwrap_err().to_string();

@@ -97,8 +97,8 @@
 //! - Requests larger than a staging buffer (for a pool on a GPU that the devices do not reach):
 //!   they are refused.
 //! - Streams for [`Request`]; jobs of a [`RankStack`] have them.
-//! - On a GPU, and with drives and a GPU together, none of this has run: only over a stand-in for
-//!   libcuda, with software controllers.
+//! - No part of this has run on a GPU, or with drives and a GPU together: only over a mock libcuda,
+//!   with software controllers.
 
 mod arena;
 mod bounce;

@@ -41,7 +41,7 @@ const FIELD: &str = "ripieno_ranks";
 const VERSION: u32 = 1;
 /// Time limit for another process to make the homes.
 const MAKE_TIMEOUT: Nanos = Nanos::from_millis(120_000);
-/// Least space of a catalog's device beside its journal.
+/// Minimum space on a catalog's device beside its journal.
 const CATALOG_SPARE: u64 = 4 << 20;
 
 /// Parameters of a store in several processes.
@@ -62,7 +62,7 @@ pub struct RanksOptions {
 pub enum RankMedia {
     /// Files, in a home for each rank.
     Files {
-        /// Most bytes of all ranks together; allocated immediately.
+        /// Maximum bytes of all ranks together; allocated immediately.
         bytes: u64,
         /// Software controllers of each rank, each with a file.
         count: u32,
@@ -73,7 +73,7 @@ pub enum RankMedia {
     Drives {
         /// An equal number for each rank, those of the first rank first.
         addresses: Vec<PciAddress>,
-        /// Most bytes of all ranks together; `None`: all that fits.
+        /// Maximum bytes of all ranks together; `None`: all that fits.
         bytes: Option<u64>,
         /// Data that may be overwritten when the store is made.
         overwrite: Overwrite,

@@ -15,7 +15,7 @@ use crate::{
     size::Size,
 };
 
-/// Most bytes of staging memory for an engine's pool; but at least a block per buffer.
+/// Maximum bytes of staging memory for an engine's pool; but at least a block per buffer.
 const STAGING_MAX: u64 = 1 << 30;
 
 /// The data path between devices and KV pool; the best first.

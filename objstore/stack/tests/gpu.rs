@@ -50,7 +50,7 @@ impl Engine {
 
     fn pool(&self) -> PoolMemory {
         let base = DevicePtr(self.memory.device().0 + self.first as u64);
-        // SAFETY: so many bytes of the allocation, which is kept.
+        // SAFETY: that many bytes of the allocation, which is kept alive.
         let memory = unsafe { GpuMemory::new(base, BYTES, 0, self.memory.clone()) };
         PoolMemory::Gpu { memory, layout: PoolLayout::contiguous(&SHAPE, BLOCKS) }
     }

@@ -55,7 +55,7 @@ impl Engine {
         for row in 0..SHAPE.rows() {
             let bytes = Self::expected(seed, row);
             let from = NonNull::from(&*bytes).cast::<u8>();
-            // SAFETY: an object has so many bytes; no device uses it now.
+            // SAFETY: an object has that many bytes; no device uses it now.
             unsafe { self.object(block, row).copy_from_nonoverlapping(from, bytes.len()) };
         }
     }

@@ -30,7 +30,8 @@ impl Catalog {
     /// Returns the namespace of this descriptor. A new one is registered without a quota, weight 1.
     ///
     /// # Errors
-    /// [`CatalogError::Label`], [`CatalogError::Namespaces`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Label`], [`CatalogError::Namespaces`] or
+    /// [`CatalogError::Recovering`].
     pub fn namespace(&mut self, descriptor: &Namespace) -> Result<NamespaceId, CatalogError> {
         self.check_recovered()?;
         if descriptor.label.len() > LABEL_BYTES_MAX {
@@ -61,7 +62,7 @@ impl Catalog {
     /// accepted until it is gone.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn set_quota(
         &mut self,
         namespace: NamespaceId,
@@ -80,7 +81,8 @@ impl Catalog {
     /// Sets the eviction weight: how much longer its unused files are kept than other namespaces'.
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Weight`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`], [`CatalogError::Weight`] or
+    /// [`CatalogError::Recovering`].
     pub fn set_weight(&mut self, namespace: NamespaceId, weight: u32) -> Result<(), CatalogError> {
         self.check_recovered()?;
         self.tenant(namespace)?;

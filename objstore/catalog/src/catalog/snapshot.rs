@@ -13,8 +13,8 @@ const BANDS: usize = 16;
 /// Files sampled to set the limits of the bands.
 const SAMPLES: u32 = 4096;
 
-/// Most files that one call visits, and most that it writes: together some hundred microseconds, a
-/// delay that lookups may see.
+/// Limits on the files that one call visits, and on those that it writes: together some hundred
+/// microseconds, a delay that lookups may see.
 const FILES_A_CALL: u32 = 1 << 14;
 const TOLD_A_CALL: u32 = 1 << 11;
 

@@ -73,7 +73,7 @@ impl Catalog {
     /// abort and begin again. Or the write budget is used up ([`Catalog::advance`]).
     ///
     /// # Errors
-    /// [`CatalogError::Namespace`], [`CatalogError::Recovering`].
+    /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
     pub fn begin(
         &mut self,
         namespace: NamespaceId,

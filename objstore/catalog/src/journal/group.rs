@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<Header>() as u64 == HEADER_BYTES);
 /// Bytes before a group's records.
 pub(crate) const HEADER_BYTES: u64 = 48;
 
-/// Most bytes of a group, whatever a superblock says.
+/// Maximum bytes of a group, whatever a superblock says.
 pub(crate) const GROUP_BYTES_MAX: u64 = 1 << 20;
 
 /// Fields common to all groups of one generation of a half.

@@ -84,7 +84,7 @@ pub enum FormatError {
     Checksums {
         /// Checksums of a file.
         words: u64,
-        /// Most checksums of a file.
+        /// Maximum checksums of a file.
         max: usize,
     },
     /// A catalog without data needs the number of files.

@@ -34,7 +34,7 @@ const GROUP_BYTES_MIN: u64 = 4 << 10;
 /// and the rest so that compactions are less frequent.
 const SNAPSHOTS_A_HALF: u64 = 4;
 
-/// Least number of groups in a half: an eighth of it takes two of them.
+/// Minimum number of groups in a half: an eighth of it takes two of them.
 const GROUPS_A_HALF_MIN: u64 = 16;
 
 /// Parameters for formatting a rank of a store.
@@ -56,9 +56,9 @@ pub struct Plan<'a> {
     pub data: bool,
     /// True to keep a checksum of each object.
     pub checksums: bool,
-    /// Most namespaces.
+    /// Maximum number of namespaces.
     pub namespaces_max: u32,
-    /// Most files, if fewer than fit: the number that all ranks have room for. Required without
+    /// Maximum number of files, if fewer than fit: what all ranks have room for. Required without
     /// data.
     pub files_max: Option<u32>,
     /// Bytes of objects on this rank's devices together, if fewer than fit.

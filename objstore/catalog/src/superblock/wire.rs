@@ -82,7 +82,7 @@ struct Identity {
 }
 const _: () = assert!(size_of::<Identity>() == 104);
 
-/// Most devices of a rank: the number that a superblock can describe.
+/// Maximum devices of a rank: the number that a superblock can describe.
 pub const DEVICES_MAX: usize = (SUPERBLOCK_BYTES - size_of::<Fixed>()) / size_of::<Identity>();
 
 impl Superblock {
