@@ -322,7 +322,7 @@ impl Catalog {
         is_found && self.is_current(entry.space)
     }
 
-    /// Returns true when the policy tracks a file that lookups find: Use records may name it.
+    /// Returns true when the policy tracks `file`, which lookups find: Use records may name it.
     fn is_evictable(&self, file: FileId) -> bool {
         let entry = self.entry(file);
         entry.state == State::Stored && !entry.pinned

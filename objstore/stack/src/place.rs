@@ -117,8 +117,8 @@ impl Place {
         }
     }
 
-    /// Returns true when the devices were formatted. Assumed for drives: the caller who makes a
-    /// store on them formats them.
+    /// Returns true when the devices were formatted. Assumed for drives: a caller that makes a
+    /// store on them passes a format.
     pub(crate) fn is_ready(&self) -> bool {
         match self {
             Self::Home(home) => home.is_ready(),

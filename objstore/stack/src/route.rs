@@ -124,8 +124,8 @@ impl fmt::Display for NotTaken {
 /// must leave the fleet unchanged if it fails, and `open` consumes it.
 ///
 /// # Errors
-/// Returns [`StackError::NoRoute`], or the first error that is not about one route only
-/// ([`StackError::Unfit`], [`objstore::StoreError::Route`]).
+/// Returns [`StackError::NoRoute`], or the first error other than [`StackError::Unfit`] and
+/// [`objstore::StoreError::Route`], which concern a single route.
 pub fn by_first_route<P, T, E: From<StackError>>(
     routes: &[Route],
     mut fleet: impl FnMut() -> Result<Fleet, E>,

@@ -57,9 +57,9 @@ impl Catalog {
         numbered.map(|(id, tenant)| (id, tenant.label.as_str(), tenant.digest))
     }
 
-    /// Sets the most files that the namespace may hold, including doomed ones and those being
-    /// written. The excess is evicted now, except files in use or pinned, and no new files are
-    /// accepted until it is gone.
+    /// Limits the number of files that the namespace may hold, including doomed ones and those
+    /// being written. The excess is evicted now, except files in use or pinned, and no new files
+    /// are accepted until it is gone.
     ///
     /// # Errors
     /// Returns [`CatalogError::Namespace`] or [`CatalogError::Recovering`].
