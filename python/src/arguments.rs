@@ -1,4 +1,4 @@
-//! What callers give: plain data, with the attributes of the classes in `ripieno/__init__.py`.
+//! Arguments of callers: plain data, with the attributes of the classes in `ripieno/__init__.py`.
 
 #![allow(unsafe_code, reason = "describes memory that a Python object owns, by its address")]
 
@@ -99,19 +99,19 @@ impl Pool {
                 ))
             })?;
             let base = DevicePtr(address as u64);
-            // SAFETY: the documentation of ripieno.Pool says that the memory is there as long as
-            // its owner is, and in the GPU's primary context.
+            // SAFETY: the documentation of ripieno.Pool requires the memory to exist as long as its
+            // owner does, in the GPU's primary context.
             let memory = unsafe { GpuMemory::new(base, length, ordinal, Arc::new(owner)) };
             return Ok(PoolMemory::Gpu { memory, layout });
         }
-        // SAFETY: the documentation of ripieno.Pool says that the memory is there as long as its
-        // owner is. Python code has no Rust references into it.
+        // SAFETY: the documentation of ripieno.Pool requires the memory to exist as long as its
+        // owner does. Python code has no Rust references into it.
         let memory = unsafe { EngineMemory::new(base, length, Arc::new(owner)) };
         Ok(PoolMemory::Engine { memory, layout })
     }
 }
 
-/// Who runs the I/O kernel: what was asked for, or what suits the pool.
+/// Returns the I/O kernel's executor: the one asked for, or the one that suits the pool.
 pub(crate) fn executor(
     name: Option<&str>,
     io_sms: Option<u32>,
@@ -137,24 +137,24 @@ pub(crate) fn executor(
     }
 }
 
-/// What gets into host memory.
+/// Parses the `dram_mode` option, which selects the blocks kept in host memory.
 pub(crate) fn dram_mode(name: &str) -> PyResult<DramMode> {
     name.parse().map_err(|why: String| invalid(format!("dram_mode: {why}")))
 }
 
-/// The way that the data has to take.
+/// Parses the required data path, if any.
 pub(crate) fn route(name: Option<&str>) -> PyResult<Option<Route>> {
     name.map(str::parse).transpose().map_err(|why: String| invalid(format!("require: {why}")))
 }
 
-/// A stream of CUDA, by its handle.
+/// Wraps the handle of a CUDA stream.
 pub(crate) fn stream(handle: u64) -> RawStream {
-    // SAFETY: the documentation of ripieno.Plane says that it is a stream of the pool's GPU that is
-    // not destroyed before the plane was closed.
+    // SAFETY: the documentation of ripieno.Plane requires a stream of the pool's GPU that is not
+    // destroyed before the plane is closed.
     unsafe { RawStream::new(handle) }
 }
 
-/// Where the ranks' data is: a number of files each, or the names of drives.
+/// Media of the ranks' data: a number of files each, or the names of drives.
 #[derive(FromPyObject)]
 pub(crate) enum Devices {
     Files(u32),
@@ -193,7 +193,7 @@ impl Devices {
     }
 }
 
-/// Keys: a sequence of 32 bytes each, or all of them one after another.
+/// Parses keys: a sequence of 32 bytes each, or all of them concatenated.
 pub(crate) fn keys(given: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
     let key = |bytes: &[u8]| match bytes.try_into() {
         Ok(key) => Ok(BlockKey(key)),
@@ -216,7 +216,7 @@ pub(crate) fn blocks(given: Vec<u32>) -> Vec<BlockId> {
     given.into_iter().map(BlockId).collect()
 }
 
-/// Checksums as bytes: each of four, little-endian.
+/// Parses checksums: 4 bytes each, little-endian.
 pub(crate) fn words(bytes: &[u8]) -> PyResult<Vec<u32>> {
     let (words, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
@@ -230,7 +230,7 @@ pub(crate) fn word_bytes<'py>(py: Python<'py>, words: &[u32]) -> Bound<'py, PyBy
     PyBytes::new(py, &bytes)
 }
 
-/// What a worker's plane is opened with, as plain data for any way of sending it.
+/// Returns a rank's identity, which opens its plane, as plain data that can be sent in any way.
 pub(crate) fn rank_dict(py: Python<'_>, id: RankId) -> PyResult<Bound<'_, PyDict>> {
     let RankId { store, rank, ranks, files } = id;
     let dict = PyDict::new(py);
@@ -241,7 +241,7 @@ pub(crate) fn rank_dict(py: Python<'_>, id: RankId) -> PyResult<Bound<'_, PyDict
     Ok(dict)
 }
 
-/// What [`rank_dict`] made.
+/// A dict returned by [`rank_dict`].
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Rank {
@@ -259,12 +259,12 @@ impl Rank {
     }
 }
 
-/// What devices reported, as Python has it.
+/// Converts device events into Python values.
 pub(crate) fn events(events: &[StoreEvent]) -> Vec<(u32, &'static str)> {
     events.iter().map(|StoreEvent { device, event }| (device.0, event.name())).collect()
 }
 
-/// Counts of memory beside the devices.
+/// Adds the counters of the host memory tier to `dict`.
 pub(crate) fn dram_items(dict: &Bound<'_, PyDict>, dram: &DramStats) -> PyResult<()> {
     dict.set_item("dram_hits", dram.hits)?;
     dict.set_item("dram_misses", dram.misses)?;
@@ -278,14 +278,14 @@ pub(crate) fn dram_items(dict: &Bound<'_, PyDict>, dram: &DramStats) -> PyResult
     dict.set_item("dram_spared_bytes", dram.spared_bytes)
 }
 
-/// A time.
+/// Parses a time in seconds.
 pub(crate) fn seconds(name: &str, given: f64) -> PyResult<Nanos> {
     let time = Duration::try_from_secs_f64(given).ok();
     let nanos = time.and_then(|time| u64::try_from(time.as_nanos()).ok());
     nanos.map(Nanos).ok_or_else(|| invalid(format!("{name} is {given}; give seconds from 0 on")))
 }
 
-/// Random bytes of the operating system.
+/// Returns random bytes from the operating system.
 pub(crate) fn random() -> PyResult<[u8; 16]> {
     let mut bytes = [0; 16];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
@@ -294,14 +294,14 @@ pub(crate) fn random() -> PyResult<[u8; 16]> {
     }
 }
 
-/// Ends a lock that a panic left.
+/// Takes a lock even if a panic poisoned it.
 pub(crate) fn unpoisoned<T>(lock: Result<T, std::sync::PoisonError<T>>) -> T {
     lock.unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// As [`refused`], for results.
+/// Applies [`refused`] to results.
 pub(crate) trait OrRaise<T> {
-    /// The exception for an error.
+    /// Converts the error into its exception.
     fn or_raise(self) -> PyResult<T>;
 }
 

@@ -1,4 +1,4 @@
-//! What an engine's scheduler has: `ripieno.Catalog`.
+//! The scheduler's half of a store: `ripieno.Catalog`.
 
 use std::{
     path::PathBuf,
@@ -23,13 +23,13 @@ use crate::{
     own::Own,
 };
 
-/// Makes a store for several processes in a directory, unless it is there: the home of its catalog,
-/// and one for each rank. Whoever comes first makes it; the others wait.
+/// Creates a store for several processes in a directory, unless there is one: its catalog, and a
+/// part for each rank. The first process creates it; the others wait.
 ///
-/// capacity: bytes of all ranks' data; of files, allocated at once. devices: files of each rank,
-/// 1; or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]), as many for each rank.
-/// overwrite: what a drive may lose when the store is made: nothing, store, or anything. Returns
-/// what the plane of each rank is opened with.
+/// capacity: bytes of all ranks' data; files are allocated immediately. devices: files per rank
+/// (1), or drives that are bound to vfio-pci (["vfio:0000:65:00.0", ...]), the same number for each
+/// rank. overwrite: data on a drive that may be overwritten: nothing, store, or anything. Returns
+/// the identity of each rank, which opens its plane.
 #[pyfunction]
 #[pyo3(signature = (
     path, shape, *, ranks = 1, capacity = None, devices = None, overwrite = "nothing"
@@ -53,11 +53,11 @@ pub fn prepare<'py>(
     (0..ranks).map(|rank| arguments::rank_dict(py, made.rank(rank))).collect()
 }
 
-/// Blocks that were found: they are not evicted before the reference is released.
+/// Blocks that were found: they are not evicted until the reference is released.
 #[pyclass(frozen, get_all)]
 #[derive(Debug)]
 pub struct Reference {
-    /// To release it.
+    /// Identifies the reference to release().
     id: u64,
     /// The file of each key found, in order.
     files: Vec<u32>,
@@ -67,18 +67,18 @@ pub struct Reference {
 #[pyclass(frozen, get_all)]
 #[derive(Debug)]
 pub struct Write {
-    /// What the ranks report on, and what is committed or aborted.
+    /// Identifies the write in written(), failed(), commit() and abort().
     id: u64,
-    /// How many leading keys will be found after the commit.
+    /// Number of leading keys that lookups will find after the commit.
     accepted: u32,
-    /// Of these, positions of the keys that are to be written.
+    /// Positions, among these, of the keys whose blocks are to be written.
     positions: Vec<u32>,
-    /// The files that they are to be written to.
+    /// The files to write them to.
     files: Vec<u32>,
 }
 
-/// Keys, files and references of a store, with its journal: what an engine's scheduler has. The
-/// data belongs to the planes of its workers.
+/// The scheduler's half of a store: keys, files and references, with the journal. The data belongs
+/// to the planes of the workers.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Catalog {
@@ -121,7 +121,7 @@ fn reported(reported: Reported) -> Option<bool> {
 
 #[pymethods]
 impl Catalog {
-    /// Opens the catalog of the store that prepare() made in this directory.
+    /// Opens the catalog of the store that prepare() created in this directory.
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         events::start(py)?;
@@ -133,7 +133,7 @@ impl Catalog {
         Ok(Self { stack: Own::new(RwLock::new(Some(stack))), ranks })
     }
 
-    /// What the plane of this rank is opened with: plain data, to be sent to its worker.
+    /// Returns a rank's identity, which opens its plane: plain data, to be sent to its worker.
     fn rank<'py>(&self, py: Python<'py>, rank: u32) -> PyResult<Bound<'py, PyDict>> {
         let id = self.ranks.rank(rank);
         if rank >= id.ranks {
@@ -142,19 +142,19 @@ impl Catalog {
         arguments::rank_dict(py, id)
     }
 
-    /// The number of a namespace, which is registered if it is new.
+    /// Returns the number of a namespace, and registers it if it is new.
     fn namespace(&self, namespace: arguments::Namespace) -> PyResult<u32> {
         let namespace = namespace.check()?;
         self.change(|catalog| catalog.namespace(&namespace)).map(|id| id.0)
     }
 
-    /// How many leading keys are stored. Has no effect, and waits for nothing.
+    /// Returns how many leading keys are stored. Has no side effects, and never blocks.
     fn lookup(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         self.keys(keys, |catalog, keys| catalog.lookup(NamespaceId(namespace), keys))
     }
 
-    /// The files of the longest stored prefix of the keys, for Plane.prefetch. Has no effect: they
-    /// may be others' at once.
+    /// Returns the files of the longest stored prefix of the keys, for Plane.prefetch. Takes no
+    /// reference: the files may be reused immediately.
     fn files(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         self.keys(keys, |catalog, keys| {
             let held = catalog.hold_prefix(NamespaceId(namespace), keys)?;
@@ -163,7 +163,7 @@ impl Catalog {
         })
     }
 
-    /// The longest stored prefix of the keys, with a reference on it until it is released.
+    /// Looks up the longest stored prefix of the keys, and references it until it is released.
     fn acquire(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Reference> {
         let found =
             self.keys(keys, |catalog, keys| catalog.acquire(NamespaceId(namespace), keys))?;
@@ -171,13 +171,13 @@ impl Catalog {
         Ok(Reference { id: found.id.0, files })
     }
 
-    /// Gives a reference back: when all ranks have reported.
+    /// Releases a reference. Call it when all ranks have reported.
     fn release(&self, reference: u64) -> PyResult<()> {
         self.change(|catalog| catalog.release(ReferenceId(reference)))
     }
 
-    /// The checksums of these files' objects on a rank, for Plane.begin_load. The files have to be
-    /// referenced.
+    /// Returns the checksums of these files' objects on a rank, for Plane.begin_load. The files
+    /// must be referenced.
     fn checksums<'py>(
         &self,
         py: Python<'py>,
@@ -203,7 +203,7 @@ impl Catalog {
         Ok(arguments::word_bytes(py, &words))
     }
 
-    /// Files for new blocks. Give the whole prefix, also the part that is stored.
+    /// Allocates files for new blocks. Pass the whole prefix, including the stored part.
     fn begin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<Write> {
         let write = self.keys(keys, |catalog, keys| catalog.begin(NamespaceId(namespace), keys))?;
         let own = (0..).zip(&write.positions).filter(|(_, position)| position.own);
@@ -211,29 +211,31 @@ impl Catalog {
         Ok(Write { id: write.id.0, accepted: write.positions.len() as u32, positions, files })
     }
 
-    /// A rank has written its part, and flushed it: with the checksums of its report. None: others
-    /// have not reported. True: it can be committed. False: it has ended, because a rank failed.
+    /// Records that a rank has written and flushed its part, with the checksums of its report.
+    /// Returns None while other ranks have not reported, True if the write can be committed, and
+    /// False if it has ended because a rank failed.
     fn written(&self, write: u64, rank: u32, checksums: &[u8]) -> PyResult<Option<bool>> {
         let words = arguments::words(checksums)?;
         self.change(|catalog| catalog.written(WriteId(write), rank, &words)).map(reported)
     }
 
-    /// A rank could not write its part, and nothing of it is in flight. Returns as written().
+    /// Records that a rank failed to write its part, and that none of it is in flight. Returns the
+    /// same as written().
     fn failed(&self, write: u64, rank: u32) -> PyResult<Option<bool>> {
         self.change(|catalog| catalog.failed(WriteId(write), rank)).map(reported)
     }
 
-    /// Makes the blocks of a write visible to lookups. They survive from the next sync() on.
+    /// Makes the blocks of a write visible to lookups. They are durable after the next sync().
     fn commit(&self, write: u64) -> PyResult<()> {
         self.change(|catalog| catalog.commit(WriteId(write))).map(|_| ())
     }
 
-    /// Ends a write of which nothing is in flight on any rank. Nothing of it becomes visible.
+    /// Ends a write that has nothing in flight on any rank. None of it becomes visible.
     fn abort(&self, write: u64) -> PyResult<()> {
         self.change(|catalog| catalog.abort(WriteId(write)))
     }
 
-    /// Files that a plane could not read: their keys are misses from now on.
+    /// Marks files that a plane could not read: their keys are misses from now on.
     fn lost(&self, files: Vec<u32>) -> PyResult<()> {
         self.change(|catalog| {
             files.into_iter().for_each(|file| catalog.lost(FileId(file)));
@@ -241,24 +243,24 @@ impl Catalog {
         })
     }
 
-    /// Keeps the stored ones of these keys from being evicted. Returns how many they are.
+    /// Protects those of these keys that are stored from eviction. Returns their number.
     fn pin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.keys(keys, |catalog, keys| catalog.pin(NamespaceId(namespace), keys))
     }
 
-    /// Undoes pin().
+    /// Undoes pin(). Returns the number of stored keys.
     fn unpin(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.keys(keys, |catalog, keys| catalog.unpin(NamespaceId(namespace), keys))
     }
 
-    /// Drops the stored ones of these keys. Returns how many they were.
+    /// Drops those of these keys that are stored. Returns their number.
     fn remove(&self, namespace: u32, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.keys(keys, |catalog, keys| catalog.remove(NamespaceId(namespace), keys))
     }
 
-    /// Keys of these namespaces that lookups found until they were evicted, removed or lost, since
-    /// the last call; not what clear() and bump_epoch() dropped. They are collected from the first
-    /// call on. Those of other namespaces are forgotten.
+    /// Returns the keys of these namespaces that were evicted, removed or lost since the last call;
+    /// not those dropped by clear() and bump_epoch(). They are collected from the first call on.
+    /// Keys of other namespaces are discarded.
     fn take_dropped<'py>(
         &self,
         py: Python<'py>,
@@ -269,34 +271,35 @@ impl Catalog {
         Ok(dropped.iter().map(|(_, key)| PyBytes::new(py, &key.0)).collect())
     }
 
-    /// Drops everything of a namespace.
+    /// Drops all blocks of a namespace.
     fn clear(&self, namespace: u32) -> PyResult<()> {
         self.change(|catalog| catalog.clear(NamespaceId(namespace)))
     }
 
-    /// Evicts up to so many files, of a namespace or of all. Returns how many.
+    /// Evicts up to this many files, of one namespace or of all. Returns the number evicted.
     #[pyo3(signature = (files, namespace = None))]
     fn evict(&self, files: u32, namespace: Option<u32>) -> PyResult<u32> {
         self.change(|catalog| catalog.evict(namespace.map(NamespaceId), files))
     }
 
-    /// Drops everything of a namespace for good, also what is being written. Returns the new epoch.
+    /// Permanently drops all blocks of a namespace, including those being written. Returns the new
+    /// epoch.
     fn bump_epoch(&self, namespace: u32) -> PyResult<u64> {
         self.change(|catalog| catalog.bump_epoch(NamespaceId(namespace)))
     }
 
-    /// Limits a namespace to so many files; None: no limit.
+    /// Limits a namespace to this many files; None: no limit.
     #[pyo3(signature = (namespace, files))]
     fn set_quota(&self, namespace: u32, files: Option<u32>) -> PyResult<()> {
         self.change(|catalog| catalog.set_quota(NamespaceId(namespace), files))
     }
 
-    /// What a namespace holds.
+    /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>, namespace: u32) -> PyResult<Bound<'py, PyDict>> {
         usage(py, &self.change(|catalog| catalog.usage(NamespaceId(namespace)))?)
     }
 
-    /// What the store holds, in files.
+    /// Returns the store's counts, in files.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counts = self.change(|catalog| Ok(catalog.counts()))?;
         let CatalogCounts { files, free, limbo, stored, active, pinned, evictable, .. } = counts;
@@ -317,14 +320,14 @@ impl Catalog {
         Ok(dict)
     }
 
-    /// Makes everything permanent that was committed, evicted, pinned or cleared so far. Lookups of
-    /// other threads do not wait for it.
+    /// Makes all earlier commits, evictions, pins and clears durable. Lookups of other threads do
+    /// not wait for it.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.with(|durable| durable.sync().or_raise()))
     }
 
-    /// Makes everything permanent, and lets go of the directory. Every later call raises
-    /// ClosedError, but for another close().
+    /// Makes all changes durable, and releases the directory. Every later call raises ClosedError,
+    /// except another close().
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let stack = unpoisoned(self.stack.write()).take();

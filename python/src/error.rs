@@ -1,4 +1,4 @@
-//! Exceptions: those of `ripieno/errors.py`, with the messages of the crates below.
+//! Exceptions of `ripieno/errors.py`, with the messages of the crates below.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ import_exception!(ripieno.errors, StaleError);
 import_exception!(ripieno.errors, ReadOnlyError);
 import_exception!(ripieno.errors, ClosedError);
 
-/// The exception for what a store refused.
+/// Converts an error of a store into its exception.
 pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
     let error = error.into();
     let message = error.to_string();
@@ -39,7 +39,7 @@ pub(crate) fn refused(error: impl Into<StackError>) -> PyErr {
     }
 }
 
-/// The exception for what the store in a home refused; says how to look at one that is damaged.
+/// Same as [`refused`] for the store in `home`; adds the command that examines a damaged store.
 pub(crate) fn refused_in(error: StackError, home: &Path) -> PyErr {
     match error.kind() {
         ErrorKind::Damaged => DamagedError::new_err(format!(
@@ -50,7 +50,7 @@ pub(crate) fn refused_in(error: StackError, home: &Path) -> PyErr {
     }
 }
 
-/// The exception for what a catalog refused.
+/// Converts an error of a catalog into its exception.
 pub(crate) fn of_store(error: impl Into<StoreError>) -> PyErr {
     refused(error.into())
 }

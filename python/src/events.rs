@@ -1,8 +1,8 @@
-//! The `tracing` events of the crates below, on their way to Python's `logging`.
+//! Forwards `tracing` events of the crates below to Python's `logging`.
 //!
-//! A thread of ours may have something to say while another one waits for it and holds the GIL: one
-//! that drops a store, say. So an event never asks for the GIL. It is put into a queue, and a
-//! thread of Python's (`ripieno/_logging.py`) takes it from there.
+//! A thread of ours may log while another one waits for it and holds the GIL, for example when a
+//! store is dropped. So an event never takes the GIL. It is queued, and a Python thread
+//! (`ripieno/_logging.py`) takes it from the queue.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use tracing::{
 
 use crate::arguments::unpoisoned;
 
-/// Events that wait at the most; more are counted.
+/// Maximum number of queued events; further ones are only counted.
 const EVENTS_MAX: usize = 1000;
 
 /// `created`, in seconds since 1970; Python's level; target; file; line; message.
@@ -55,17 +55,17 @@ fn number(level: Level) -> u8 {
 
 /// Sends all events to the queue.
 pub(crate) fn install() {
-    // Fails when it was done before; then it is done.
+    // Fails if a subscriber is already installed, which is then this one.
     let _ = tracing::subscriber::set_global_default(Collector);
 }
 
-/// Starts what logs, unless it runs, with the level that the loggers have now.
+/// Starts the logging thread unless it runs, and applies the loggers' current level.
 pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
     py.import("ripieno._logging")?.getattr("start")?.call0().map(|_| ())
 }
 
-/// Events that were logged since the last call: waits for one, at most so many seconds. None when
-/// there will be no more.
+/// Returns the events logged since the last call. Waits for one, at most `timeout` seconds. None
+/// when there will be no more.
 #[pyfunction]
 pub fn take_events(py: Python<'_>, timeout: f64) -> Option<Vec<Record>> {
     let timeout = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO);
@@ -73,7 +73,7 @@ pub fn take_events(py: Python<'_>, timeout: f64) -> Option<Vec<Record>> {
         let quiet = |queue: &mut Queue| queue.records.is_empty() && !queue.ended;
         let (mut queue, _) = unpoisoned(ARRIVED.wait_timeout_while(queue(), timeout, quiet));
         if queue.records.is_empty() && queue.ended {
-            // For a thread that is started after this one.
+            // A thread that is started after this one can take events again.
             queue.ended = false;
             return None;
         }
@@ -88,14 +88,14 @@ pub fn take_events(py: Python<'_>, timeout: f64) -> Option<Vec<Record>> {
     })
 }
 
-/// Lets take_events() return what is there, and then None.
+/// Makes take_events() return the remaining events, and then None.
 #[pyfunction]
 pub fn end_events() {
     queue().ended = true;
     ARRIVED.notify_all();
 }
 
-/// Events below this level of Python's are dropped where they arise, which costs a comparison.
+/// Drops events below this Python level at their source, at the cost of a comparison.
 #[pyfunction]
 pub fn set_event_level(level: u32) {
     let level = match level {
@@ -114,7 +114,7 @@ pub fn set_event_level(level: u32) {
 struct Collector;
 
 impl Subscriber for Collector {
-    /// Asked once for each place in the code, and again when the level changes.
+    /// Called once for each callsite, and again when the level changes.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event() && *metadata.level() <= queue().level
     }

@@ -1,22 +1,20 @@
-//! The Python package of Ripieno: `ripieno._ripieno`, which `ripieno` shows under its own name.
+//! The Python package of Ripieno: `ripieno._ripieno`, which `ripieno` re-exports.
 //!
 //! # Architecture
-//! - [`Catalog`]: what an engine's scheduler has; [`Plane`]: what each of its workers has;
-//!   [`Store`]: both, for an engine of one process. What passes between a catalog and its planes is
-//!   numbers and bytes.
-//! - `arguments.rs`: what callers give; `error.rs`: the exceptions of `ripieno/errors.py`;
-//!   `events.rs`: from `tracing` to Python's `logging`; `own.rs`: what a forked process leaves
-//!   alone.
+//! - [`Catalog`] is for an engine's scheduler, [`Plane`] for each worker; [`Store`] is both, for
+//!   an engine of one process. A catalog and its planes exchange numbers and bytes.
+//! - `arguments.rs`: arguments of callers; `error.rs`: the exceptions of `ripieno/errors.py`;
+//!   `events.rs`: from `tracing` to Python's `logging`; `own.rs`: values that a forked process must
+//!   not drop.
 //!
 //! # Invariants
-//! - Whatever may wait for a device, a disk or a lock that is held during I/O does so without the
-//!   GIL.
-//! - No thread of ours takes the GIL: whoever holds it may be waiting for that thread.
-//! - The owner of registered memory is kept until no device reaches it.
+//! - Calls that may wait for a device, a disk or a lock held during I/O release the GIL.
+//! - No thread of ours takes the GIL: its holder may be waiting for that thread.
+//! - The owner of registered memory is kept until no device can reach it.
 //!
 //! # Not implemented
-//! - Drives: a `Store`'s home is a directory.
-//! - Use in a process that was forked: what is open there belongs to the other one.
+//! - Drives for a `Store`: it is always in a directory.
+//! - Use in a forked process: open objects belong to the parent.
 
 mod arguments;
 mod catalog;

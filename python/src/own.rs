@@ -1,9 +1,9 @@
-//! What a process that is forked from this one must leave alone.
+//! Values that a forked process must not drop.
 
 use std::ops::Deref;
 
-/// A value whose threads and rings are in the process that made it. In one that is forked from
-/// that, which has a copy without the threads, it is never dropped: dropping would wait for them.
+/// A value whose threads and rings live in the process that created it. It is never dropped in a
+/// forked child, which has a copy without the threads: dropping would wait for them.
 #[derive(Debug)]
 pub(crate) struct Own<T> {
     value: Option<T>,

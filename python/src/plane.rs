@@ -1,4 +1,4 @@
-//! What each worker of an engine has: `ripieno.Plane`.
+//! The worker's half of a store: `ripieno.Plane`.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -18,17 +18,17 @@ use crate::{
     own::Own,
 };
 
-/// What became of a job.
+/// Result of a job.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Report {
     /// The job.
     #[pyo3(get)]
     job: u64,
-    /// Why not everything is where it was to go, and stays there; None when it does.
+    /// The error if any of the data did not arrive, or is not durable; None on success.
     #[pyo3(get)]
     error: Option<String>,
-    /// Whether that was a checksum: what was read is not what was stored.
+    /// True if the error is a checksum mismatch: the data read is not the data stored.
     #[pyo3(get)]
     is_mismatch: bool,
     checksums: Vec<u32>,
@@ -36,7 +36,7 @@ pub struct Report {
 
 #[pymethods]
 impl Report {
-    /// Of what was stored: what Catalog.written() is to be told.
+    /// Checksums of the stored data, to be passed to Catalog.written().
     #[getter]
     fn checksums<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         arguments::word_bytes(py, &self.checksums)
@@ -77,7 +77,7 @@ impl Plane {
         Ok(job.0)
     }
 
-    /// The checksums of so many files.
+    /// Parses the checksums of `files` files.
     fn expected(&self, files: usize, given: &[u8]) -> PyResult<Vec<u32>> {
         let expected = arguments::words(given)?;
         let (found, words) = (expected.len(), files * self.stack.shape().rows() as usize);
@@ -98,14 +98,13 @@ impl Plane {
 
 #[pymethods]
 impl Plane {
-    /// Opens the plane of a rank of the store that prepare() made in this directory. rank: what
-    /// Catalog.rank() or prepare() returned for it. While it is opened, some of the pool is used
-    /// for tests, and put back as it was.
+    /// Opens the plane of a rank of the store that prepare() created in this directory. rank: the
+    /// result of Catalog.rank() or prepare() for it. Opening uses part of the pool for tests and
+    /// restores its contents.
     ///
-    /// executor: who runs the I/O kernel, host (threads) or cuda (the GPU, on io_sms SMs: 4);
-    /// None: cuda if the pool is on a GPU. require: the way of the data (direct, staged or host);
-    /// None: the best that works. dram_bytes, dram_mode: as for Store, but
-    /// for write-back.
+    /// executor: runs the I/O kernel on host (threads) or cuda (the GPU, on io_sms SMs: 4); None:
+    /// cuda if the pool is on a GPU. require: the data path (direct, staged or host); None: the
+    /// best that works. dram_bytes, dram_mode: same as for Store, without write-back.
     #[new]
     #[pyo3(signature = (
         path, rank, shape, pool, *, executor = None, require = None, io_sms = None, dram_bytes = 0,
@@ -147,19 +146,19 @@ impl Plane {
         Ok(Self { stack: Own::new(stack.or_raise()?) })
     }
 
-    /// Whether blocks are copied by the CPU, because the devices cannot describe where they are.
+    /// True if the CPU copies blocks, because the devices cannot address their memory.
     #[getter]
     fn is_bounced(&self) -> bool {
         self.stack.is_bounced()
     }
 
-    /// The way of the data: direct, staged or host.
+    /// The data path: direct, staged or host.
     #[getter]
     fn route(&self) -> &'static str {
         self.stack.placement().route.name()
     }
 
-    /// The way of the data in words: where queues and pool are, and why no better way is taken.
+    /// Describes the data path: where queues and pool are, and why no better path is taken.
     #[getter]
     fn placement(&self) -> String {
         self.stack.placement().to_string()
@@ -170,8 +169,8 @@ impl Plane {
         self.begin(py, Direction::Write, &files, &blocks, &[])
     }
 
-    /// Prepares to load files into blocks of the pool. checksums: what Catalog.checksums() says of
-    /// these files; what differs fails. Returns the job.
+    /// Prepares to load files into blocks of the pool. checksums: the result of Catalog.checksums()
+    /// for these files; a mismatch fails the job. Returns the job.
     #[pyo3(signature = (files, blocks, checksums = None))]
     fn begin_load(
         &self,
@@ -183,10 +182,10 @@ impl Plane {
         self.begin(py, Direction::Read, &files, &blocks, checksums.unwrap_or_default())
     }
 
-    /// Starts reading files into the memory of dram_bytes, but for those that are there: a job that
-    /// loads them soon copies them. They are kept for one for so many seconds. checksums: as for
-    /// begin_load(). Returns how many leading ones are there or on their way. Waits for nothing.
-    /// Files that are written anew meanwhile are not kept.
+    /// Starts reading files into the memory of dram_bytes, except those already there; a job that
+    /// loads them soon copies them. They are held for it for `within` seconds. checksums: same as
+    /// for begin_load(). Returns how many leading files are there or in flight. Never blocks. Files
+    /// that are rewritten meanwhile are not kept.
     #[pyo3(signature = (files, checksums = None, within = 10.0))]
     fn prefetch(
         &self,
@@ -201,42 +200,40 @@ impl Plane {
         py.detach(|| self.stack.prefetch(&files, &expected, within)).or_raise()
     }
 
-    /// Starts a layer of a job. Waits while as many are in flight as may be.
+    /// Starts a layer of a job. Blocks while the maximum number of layers is in flight.
     ///
     /// stream: the handle of a CUDA stream of the pool's GPU
-    /// (torch.cuda.current_stream().cuda_stream): nothing touches the layer's blocks before
-    /// everything that was enqueued there so far is done. It may not be destroyed before the plane
-    /// was closed.
+    /// (torch.cuda.current_stream().cuda_stream): the layer's blocks are not accessed before all
+    /// work enqueued there so far is done. It must not be destroyed before the plane is closed.
     #[pyo3(signature = (job, layer, stream = None))]
     fn start(&self, py: Python<'_>, job: u64, layer: u32, stream: Option<u64>) -> PyResult<()> {
         let (layer, stream) = (self.layer(layer)?, stream.map(arguments::stream));
         py.detach(|| self.stack.start(JobId(job), layer, stream)).or_raise()
     }
 
-    /// Makes what is enqueued on a CUDA stream from now on wait for a layer that was started, and
-    /// returns at once. Where the layer fails, the stream goes on as well: end() says so.
+    /// Makes later work on a CUDA stream wait for a layer that was started, and returns
+    /// immediately. The stream continues even if the layer fails: end() reports the failure.
     fn join(&self, py: Python<'_>, job: u64, layer: u32, stream: u64) -> PyResult<()> {
         let (layer, stream) = (self.layer(layer)?, arguments::stream(stream));
         py.detach(|| self.stack.join(JobId(job), layer, stream)).or_raise()
     }
 
-    /// Waits for a layer that was started. Raises TransferError if it failed; then the layer's
-    /// blocks hold anything. Either way, nothing uses them any more.
+    /// Waits for a layer that was started. Raises TransferError if it failed; then the contents of
+    /// the layer's blocks are undefined. Either way, no transfer uses them any more.
     fn wait(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<()> {
         let layer = self.layer(layer)?;
         py.detach(|| self.stack.wait(JobId(job), layer)).or_raise().map(|_| ())
     }
 
-    /// As wait(), without waiting: False while the layer is in flight.
+    /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, job: u64, layer: u32) -> PyResult<bool> {
         let layer = self.layer(layer)?;
         Ok(py.detach(|| self.stack.poll(JobId(job), layer)).or_raise()?.is_some())
     }
 
-    /// Ends jobs: waits for their layers in flight, and flushes the devices once for all that they
-    /// stored. A layer that was never started is an error of its job. After a flush that failed,
-    /// all jobs that store have an error, and begin_store() raises ReadOnlyError: open the plane
-    /// again.
+    /// Ends jobs: waits for their layers in flight, and flushes the devices once for all stores
+    /// among them. A layer that was never started is an error of its job. After a failed flush, all
+    /// storing jobs have an error, and begin_store() raises ReadOnlyError: open the plane again.
     fn end(&self, py: Python<'_>, jobs: Vec<u64>) -> PyResult<Vec<Report>> {
         let jobs: Vec<JobId> = jobs.into_iter().map(JobId).collect();
         let reports = py.detach(|| self.stack.end(&jobs)).or_raise()?;
@@ -252,23 +249,23 @@ impl Plane {
         Ok(reports.into_iter().map(report).collect())
     }
 
-    /// Files that could not be read, or not as they were stored, since the last call: for
-    /// Catalog.lost().
+    /// Returns the files that could not be read, or whose checksums did not match, since the last
+    /// call: for Catalog.lost().
     fn take_lost(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         let lost = py.detach(|| self.stack.take_lost()).or_raise()?;
         Ok(lost.into_iter().map(|file| file.0).collect())
     }
 
-    /// What devices reported since the last call: pairs of the device's number and a word
+    /// Returns the device events since the last call: pairs of the device's number and a word
     /// (requested, pcie-error, health, error, namespaces-changed, firmware-activating, paused,
-    /// resumed, other). Nobody has to ask: the plane does what is to be done. When the owner of a
-    /// drive wants it back (requested), it waits for what is in flight and closes itself; later
-    /// calls raise ClosedError.
+    /// resumed, other). Calling it is optional: the plane reacts to events itself. When the owner
+    /// of a drive wants it back (requested), it waits for transfers in flight and closes itself;
+    /// later calls raise ClosedError.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
         Ok(arguments::events(&py.detach(|| self.stack.poll_events()).or_raise()?))
     }
 
-    /// Counts since it was opened.
+    /// Returns counters since opening.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.stack.stats()).or_raise()?;
         let dict = PyDict::new(py);
@@ -281,8 +278,8 @@ impl Plane {
         Ok(dict)
     }
 
-    /// Waits for what is in flight, and lets go of the directory and of the pool. Every later call
-    /// raises ClosedError, but for another close().
+    /// Waits for transfers in flight, and releases the directory and the pool. Every later call
+    /// raises ClosedError, except another close().
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.stack.close()).or_raise()
     }

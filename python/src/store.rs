@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// A store in one process: keys, data and registered memory. Handles of one store share it, each in
-/// its namespace.
+/// its own namespace.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Store {
@@ -31,13 +31,13 @@ pub struct Store {
 }
 
 /// Blocks that are being loaded or stored, layer by layer. Ending it (end(), or as a context)
-/// waits for what is in flight.
+/// waits for transfers in flight.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub struct Request {
     request: Own<RwLock<Option<ripieno_stack::Request>>>,
     layers: u32,
-    /// Blocks it covers.
+    /// Number of blocks that it covers.
     #[pyo3(get)]
     blocks: usize,
 }
@@ -61,12 +61,12 @@ impl Store {
 
 #[pymethods]
 impl Store {
-    /// Opens the store in a directory. With a capacity (bytes on the disk, allocated at once), it
-    /// is made first if there is none. While it is opened, some of the pool is used for tests, and
-    /// put back as it was. dram_bytes: memory of this process in which blocks that were stored or
-    /// loaded are kept beside the devices, and copied from. dram_mode: which ones, write-through
-    /// (those, and what is prefetched), read-ahead (only what is prefetched), or write-back (as
-    /// write-through, but what is stored is written to the devices later).
+    /// Opens the store in a directory. With a capacity (bytes on disk, allocated immediately), it
+    /// is created first if there is none. Opening uses part of the pool for tests and restores its
+    /// contents. dram_bytes: memory of this process that keeps copies of blocks above the devices.
+    /// dram_mode: the blocks kept there: write-through (stored, loaded or prefetched), read-ahead
+    /// (only prefetched), or write-back (like write-through, but stored blocks are written to the
+    /// devices later).
     #[new]
     #[pyo3(signature = (
         path, shape, pool, *, namespace = None, capacity = None, devices = 1, executor = None,
@@ -122,29 +122,29 @@ impl Store {
         Ok(Self { handle, stack: Own::new(Arc::new(RwLock::new(Some(stack)))) })
     }
 
-    /// As Plane.placement.
+    /// Same as Plane.placement.
     #[getter]
     fn placement(&self) -> PyResult<String> {
         let stack = unpoisoned(self.stack.read());
         Ok(stack.as_ref().ok_or_else(closed)?.placement().to_string())
     }
 
-    /// A handle of the same store that works in another namespace.
+    /// Returns a handle of the same store that works in another namespace.
     fn within(&self, namespace: arguments::Namespace) -> PyResult<Self> {
         let handle = Own::new(self.handle.within(&namespace.check()?).or_raise()?);
         Ok(Self { handle, stack: Own::new(Arc::clone(&self.stack)) })
     }
 
-    /// How many leading keys are stored. Has no effect, and waits for nothing.
+    /// Returns how many leading keys are stored. Has no side effects, and never blocks.
     fn lookup(&self, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         Ok(self.handle.peek(&arguments::keys(keys)?))
     }
 
-    /// Starts reading the longest stored prefix of the keys into the memory of dram_bytes, but for
-    /// what is there: a load that comes soon copies it. It is kept for one for so many seconds;
-    /// then it is like other blocks. Returns how many leading blocks are there or on their way; 0
-    /// without such memory. Waits for nothing. What is on its way holds up what is started later:
-    /// ask for what runs next.
+    /// Starts reading the longest stored prefix of the keys into the memory of dram_bytes, except
+    /// blocks already there; a load that follows copies them from there. They are held for it for
+    /// `within` seconds, and are ordinary blocks after that. Returns how many leading blocks are
+    /// there or in flight; 0 without such memory. Never blocks. Prefetches in flight delay later
+    /// transfers: prefetch only for the requests that run next.
     #[pyo3(signature = (keys, within = 10.0))]
     fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, within: f64) -> PyResult<usize> {
         let keys = arguments::keys(keys)?;
@@ -152,8 +152,8 @@ impl Store {
         py.detach(|| self.handle.prefetch(&keys, within)).or_raise()
     }
 
-    /// Loads the longest stored prefix of the keys into as many of these blocks. The request says
-    /// how many they are, and moves them.
+    /// Loads the longest stored prefix of the keys into the leading ones of these blocks. The
+    /// request has their number, and moves them.
     fn load(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, blocks: Vec<u32>) -> PyResult<Request> {
         let (keys, blocks) = (arguments::keys(keys)?, arguments::blocks(blocks));
         if keys.len() != blocks.len() {
@@ -169,8 +169,8 @@ impl Store {
         })
     }
 
-    /// Stores blocks under keys, as many leading ones as there is room for. Nothing of it is found
-    /// before the request is committed.
+    /// Stores blocks under keys, as many leading ones as there is room for. Lookups do not find
+    /// them until the request is committed.
     fn store(
         &self,
         py: Python<'_>,
@@ -185,55 +185,55 @@ impl Store {
         })
     }
 
-    /// Keeps the stored ones of these keys from being evicted. Returns how many they are.
+    /// Protects those of these keys that are stored from eviction. Returns their number.
     fn pin(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.handle.pin(&arguments::keys(keys)?).or_raise()
     }
 
-    /// Undoes pin().
+    /// Undoes pin(). Returns the number of stored keys.
     fn unpin(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.handle.unpin(&arguments::keys(keys)?).or_raise()
     }
 
-    /// Drops the stored ones of these keys. Returns how many they were.
+    /// Drops those of these keys that are stored. Returns their number.
     fn remove(&self, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         self.handle.remove(&arguments::keys(keys)?).or_raise()
     }
 
-    /// Drops everything of the namespace.
+    /// Drops all blocks of the namespace.
     fn clear(&self) -> PyResult<()> {
         self.handle.clear().or_raise()
     }
 
-    /// Evicts up to so many files of the namespace. Returns how many.
+    /// Evicts up to this many files of the namespace. Returns the number evicted.
     fn evict(&self, files: u32) -> PyResult<u32> {
         self.handle.evict(files).or_raise()
     }
 
-    /// Drops everything of the namespace for good. Returns the new epoch, which is permanent when
+    /// Permanently drops all blocks of the namespace. Returns the new epoch, which is durable when
     /// the next sync() has returned.
     fn bump_epoch(&self) -> PyResult<u64> {
         self.handle.bump_epoch().or_raise()
     }
 
-    /// Makes everything permanent that was evicted, pinned, removed or cleared so far, and with
-    /// write-back what was committed. Without, commits are permanent when they return.
+    /// Makes all earlier evictions, pins, removals and clears durable, and with write-back also
+    /// commits. Without write-back, commits are durable when they return.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.handle.sync_journal()).or_raise()
     }
 
-    /// What devices reported since the last call, as for Plane. To be called about once a second;
-    /// after requested, close the store: whoever wants the device back waits for that.
+    /// Returns the device events since the last call, as for Plane. Call it about once a second;
+    /// after requested, close the store: the process that wants the device back waits for that.
     fn poll_events(&self, py: Python<'_>) -> PyResult<Vec<(u32, &'static str)>> {
         Ok(arguments::events(&py.detach(|| self.handle.poll_events()).or_raise()?))
     }
 
-    /// What the namespace holds.
+    /// Returns the namespace's counts.
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         catalog::usage(py, &self.handle.usage().or_raise()?)
     }
 
-    /// Counts since it was opened, and what it holds.
+    /// Returns counters since opening, and the current contents.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.handle.stats()).or_raise()?;
         let dict = PyDict::new(py);
@@ -258,8 +258,8 @@ impl Store {
         Ok(dict)
     }
 
-    /// Makes everything permanent, and lets go of the directory and of the pool. Every later call
-    /// of any handle raises ClosedError, but for another close().
+    /// Makes all changes durable, and releases the directory and the pool. Every later call of any
+    /// handle raises ClosedError, except another close().
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let stack = unpoisoned(self.stack.write()).take();
@@ -306,14 +306,14 @@ impl Request {
         self.with(py, |request| request.start(layer))
     }
 
-    /// Waits for a layer that was started. Raises TransferError if it failed; then the layer's
-    /// blocks hold anything. Either way, nothing uses them any more.
+    /// Waits for a layer that was started. Raises TransferError if it failed; then the contents of
+    /// the layer's blocks are undefined. Either way, no transfer uses them any more.
     fn wait(&self, py: Python<'_>, layer: u32) -> PyResult<()> {
         let layer = self.layer(layer)?;
         self.with(py, |request| request.wait(layer)).map(|_| ())
     }
 
-    /// As wait(), without waiting: False while the layer is in flight.
+    /// Same as wait(), without blocking: False while the layer is in flight.
     fn poll(&self, py: Python<'_>, layer: u32) -> PyResult<bool> {
         let layer = self.layer(layer)?;
         Ok(self.with(py, |request| request.poll(layer))?.is_some())
@@ -324,8 +324,8 @@ impl Request {
         self.with(py, ripieno_stack::Request::move_all)
     }
 
-    /// Makes what was stored permanent and visible. Returns how many leading keys lookups now find.
-    /// With write-back it may be permanent only after the next sync.
+    /// Makes the stored blocks durable and visible. Returns how many leading keys lookups now find.
+    /// With write-back they may be durable only after the next sync.
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| {
             let request = unpoisoned(self.request.write()).take().ok_or_else(closed)?;
@@ -333,7 +333,7 @@ impl Request {
         })
     }
 
-    /// Waits for what is in flight, and gives up what was not committed.
+    /// Waits for transfers in flight, and discards uncommitted blocks.
     fn end(&self, py: Python<'_>) {
         py.detach(|| drop(unpoisoned(self.request.write()).take()));
     }
