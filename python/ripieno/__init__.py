@@ -1,6 +1,6 @@
 """Ripieno: an object store for KV cache, with NVMe SSDs as a memory tier.
 
-Store is for an engine of one process. An engine with a scheduler and workers makes a store for
+Store is for an engine of one process. An engine with a scheduler and workers creates a store for
 several processes with prepare(), opens a Catalog in its scheduler and a Plane in each worker, and
 sends numbers and bytes between them.
 
@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Shape:
-    """What a KV block is made of. An object is what a layer and segment keep for its tokens."""
+    """Shape of a KV block. An object holds the KV data of one layer and segment."""
 
     layers: int
     """Layers of the model."""
@@ -57,19 +57,19 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Objects of a block. Row layer * segments + segment is that of a layer's segment."""
+        """Objects of a block. The row of an object is layer * segments + segment."""
         return self.layers * self.segments
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """Everything that has to be equal for two engines to read each other's blocks. Keys of two
+    """Everything that must be equal for two engines to read each other's blocks. Keys of two
     namespaces never match."""
 
     weights: bytes = b""
     """Digest of the model's weights, or of their name and revision: 32 bytes, or empty."""
     layout: str = ""
-    """How a block lies in memory: shape, order of dimensions, rows."""
+    """Memory layout of a block: shape, order of dimensions, rows."""
     dtype: str = ""
     """Type of an element, such as "bfloat16"."""
     block_tokens: int = 0
@@ -77,9 +77,9 @@ class Namespace:
     adapter: str = ""
     """Adapter (LoRA) the blocks were computed with."""
     tenant_salt: bytes = b""
-    """What the tenant's blocks are kept apart with. Only its digest is stored."""
+    """Salt that separates the tenant's blocks from others. Only its digest is stored."""
     label: str = ""
-    """For reports: no part of the identity. At most 64 bytes."""
+    """Label for reports, not part of the identity. At most 64 bytes."""
 
 
 @dataclass(frozen=True)
@@ -87,29 +87,29 @@ class Pool:
     """An engine's KV memory, in this process or on a GPU. The object of block b in row r is at
     address + rows[r] + b * block_stride.
 
-    It has to stay where it is, readable and writable, as long as owner exists; a store, or plane,
-    keeps owner until it was closed. Any alignment will do; multiples of 4 bytes need no copies.
+    It must keep its address, readable and writable, as long as owner exists; a store or plane keeps
+    owner until it is closed. Any alignment works; multiples of 4 bytes avoid copies.
     """
 
     address: int
     """First byte."""
     length: int
-    """Bytes from there on."""
+    """Length in bytes."""
     rows: Sequence[int]
     """Offset of block 0 of each row, in bytes."""
     block_stride: int
-    """Bytes from one block's object to the next one's."""
+    """Bytes from one block's object to that of the next block."""
     blocks: int
-    """Blocks."""
+    """Number of blocks."""
     owner: Any = field(default=None, repr=False)
-    """Whose memory it is."""
+    """Object that keeps the memory alive."""
     device: str = "cpu"
-    """Where it is: cpu, or cuda:0 with the GPU's number."""
+    """Location of the memory: cpu, or cuda:0 with the GPU's number."""
 
     @classmethod
     def contiguous(cls, buffer: Any, shape: Shape) -> "Pool":
-        """A writable, contiguous buffer (numpy) or tensor (torch, on the CPU or a GPU) that holds
-        [rows, blocks, object_bytes]. Blocks are as many as fit."""
+        """Returns the pool in a writable, contiguous buffer (numpy) or tensor (torch, on the CPU or
+        a GPU) laid out as [rows, blocks, object_bytes]. It has as many blocks as fit."""
         address, length, owner, device = _memory(buffer)
         blocks = length // (shape.rows * shape.object_bytes)
         if blocks == 0:
@@ -123,7 +123,7 @@ class Pool:
 
 
 def _memory(buffer: Any) -> tuple[int, int, Any, str]:
-    """Address, length, owner and device of a buffer or tensor."""
+    """Returns address, length, owner and device of a buffer or tensor."""
     if hasattr(buffer, "data_ptr"):
         if buffer.device.type not in ("cpu", "cuda") or not buffer.is_contiguous():
             raise errors.InvalidError(
@@ -135,6 +135,6 @@ def _memory(buffer: Any) -> tuple[int, int, Any, str]:
     view = memoryview(buffer)
     if view.readonly or not view.c_contiguous:
         raise errors.InvalidError("the buffer is read-only or has gaps; give a contiguous one")
-    # Exports the buffer, so that nobody resizes it, and keeps it.
+    # The export keeps the buffer alive and prevents resizing.
     owner = (ctypes.c_char * view.nbytes).from_buffer(buffer)
     return ctypes.addressof(owner), view.nbytes, owner, "cpu"

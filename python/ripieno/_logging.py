@@ -1,5 +1,5 @@
-"""What the crates have to say goes to `logging`, by a thread of its own: no thread of theirs may
-wait for the GIL."""
+"""Forwards the crates' events to `logging` on a thread of its own: their threads must not wait for
+the GIL."""
 
 import atexit
 import logging
@@ -8,15 +8,15 @@ import threading
 from . import _ripieno
 
 PERIOD = 1.0
-"""Seconds until a level that was changed counts, when nothing happens."""
+"""Seconds until a changed level takes effect when no events arrive."""
 
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
 def start() -> None:
-    """Starts the thread, unless it runs: a process that was forked has no threads. Called when
-    something is opened."""
+    """Starts the thread unless it runs: a forked process has no threads. Called whenever something
+    is opened."""
     global _thread
     _ripieno.set_event_level(_level())
     with _lock:
@@ -40,14 +40,14 @@ def _run() -> None:
 
 
 def _end() -> None:
-    """Logs what is left. Later events are not logged: there may be no interpreter any more."""
+    """Logs the remaining events. Later ones are not logged: the interpreter may be gone."""
     _ripieno.end_events()
     if _thread is not None:
         _thread.join(5)
 
 
 def _level() -> int:
-    """The lowest level that a logger of ours has."""
+    """Returns the lowest level of the `ripieno` loggers."""
     known = list(logging.root.manager.loggerDict.items())
     ours = [logging.getLogger("ripieno")]
     for name, logger in known:

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _Keys = bytes | Sequence[bytes]
-"""32 bytes each, or all of them one after another."""
+"""32 bytes each, or all of them concatenated."""
 
 @final
 class Reference:

@@ -1,4 +1,4 @@
-"""One capacity for all stores of a directory: a store of each layout that was ever asked for."""
+"""One capacity for all stores of a directory, which has one store for each layout used so far."""
 
 import fcntl
 import os
@@ -19,11 +19,11 @@ def made_in(
     make: Callable[[int], Made],
     engines: int = 1,
 ) -> Made:
-    """Returns make(bytes) of the store `name` in a directory. The bytes are what `capacity` leaves
-    beside the other stores there, divided among as many engines: all stores whose names differ in
-    the engine's number (`-dp1`) only. Nobody else makes one meanwhile.
+    """Returns make(bytes) for the store `name` in a directory. The bytes are the rest of `capacity`
+    after the other stores there, divided among `engines`: stores whose names differ only in the
+    engine's number (`-dp1`). A lock prevents concurrent creation.
 
-    Raises InvalidError where nothing is left, and says what the directory has.
+    Raises InvalidError if no capacity is left, and lists the other stores in the directory.
     """
     os.makedirs(path, exist_ok=True)
     with _locked(path):
@@ -46,7 +46,7 @@ def made_in(
 
 
 def sizes(path: str | os.PathLike[str]) -> dict[str, int]:
-    """Bytes of the data of each store in a directory, by its name; without catalogs and drives."""
+    """Returns each store's data size in bytes by name; without catalogs and drives."""
     found = {}
     with os.scandir(path) as entries:
         for entry in entries:
@@ -77,7 +77,7 @@ def _family(name: str) -> str:
 
 @contextmanager
 def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """No file is left by it; it ends with the process."""
+    """Locks a directory. Leaves no file behind, and the lock ends with the process."""
     directory = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What can go wrong. The message says what was asked, what was found and what to do."""
+"""Exceptions. The message states the request, the finding and the remedy."""
 
 __all__ = [
     "BusyError",
@@ -18,11 +18,11 @@ __all__ = [
 
 
 class Error(Exception):
-    """What a store refused."""
+    """Base class of all errors of a store."""
 
 
 class InvalidError(Error, ValueError):
-    """An argument makes no sense."""
+    """An argument is invalid."""
 
 
 class NotFoundError(Error):
@@ -42,7 +42,7 @@ class NoSpaceError(Error):
 
 
 class DamagedError(Error):
-    """Files or journal are not what they were: damaged, missing, of another store or shape."""
+    """Files or journal are damaged, missing, or belong to another store or shape."""
 
 
 class DeviceError(Error):
@@ -50,11 +50,11 @@ class DeviceError(Error):
 
 
 class BusyError(Error):
-    """All that may be in flight is in flight: end something, then try again."""
+    """The maximum number of transfers is in flight: end one, then try again."""
 
 
 class TransferError(Error):
-    """Data did not get where it was to go."""
+    """A transfer failed."""
 
 
 class StaleError(Error):
@@ -62,8 +62,8 @@ class StaleError(Error):
 
 
 class ReadOnlyError(Error):
-    """Nothing can be stored any more; what is stored can still be loaded."""
+    """Nothing can be stored any more; stored blocks can still be loaded."""
 
 
 class ClosedError(Error):
-    """It was closed, or has failed for good: open it again."""
+    """It was closed, or has failed permanently: open it again."""

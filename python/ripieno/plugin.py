@@ -1,13 +1,13 @@
-"""What vLLM loads at its start (entry point vllm.general_plugins), in each of its processes.
+"""Plugin that vLLM loads at startup in each of its processes (entry point vllm.general_plugins).
 
-It only makes names known: it imports neither the connector nor torch.
+It only registers names: it imports neither the connector nor torch.
 """
 
 VLLM = "0.32"
 
 
 def require_vllm():
-    """Raises ImportError, in one sentence, where another version of vLLM is installed."""
+    """Raises ImportError with a one-sentence message if another version of vLLM is installed."""
     import vllm
 
     if not f"{vllm.__version__}.".startswith(f"{VLLM}."):
@@ -18,11 +18,11 @@ def require_vllm():
 
 
 def register():
-    """`"kv_connector": "RipienoConnector"` needs no kv_connector_module_path, and neither does a
-    secondary tier of `"type": "ripieno"` its module_path.
+    """Registers `"kv_connector": "RipienoConnector"` and the secondary tier `"type": "ripieno"`, so
+    that neither needs its module path.
 
-    vLLM ends where a plugin raises: another version goes on, and who asks for one of ours reads
-    why not when it is imported.
+    An exception in a plugin would end vLLM, so with another version this only warns; importing one
+    of these classes then raises the reason.
     """
     for make_known in (_connector, _tier):
         try:

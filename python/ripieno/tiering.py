@@ -5,20 +5,20 @@
             "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 17179869184,
             "secondary_tiers": [{"type": "ripieno", "path": "/var/lib/kv", "capacity": "100GiB"}]}}'
 
-("type": "RipienoTier", "module_path": "ripieno.tiering" where the package was not installed.)
+("type": "RipienoTier", "module_path": "ripieno.tiering" if the package is not installed.)
 
-All of it is in the scheduler's process. vLLM's CPU tier is one region of shared memory, in which a
-chunk of all workers' bytes is one row: a chunk is an object of the store, and the region its pool.
+The tier runs in the scheduler's process. vLLM's CPU tier is one region of shared memory, in which a
+row is one chunk of all workers' bytes: a chunk is an object of the store, and the region its pool.
 
 Options of the tier:
 - path: a directory on a local file system with direct I/O.
-- capacity: bytes of KV cache for all that the directory has, such as "100GiB"; allocated at once. A
-  store keeps its size.
-- devices: files, each with a software controller. 1.
-- weights_id: what tells the weights from others of the same model name.
-- keep_on_reset: keep everything when vLLM resets its caches, as it does before weights change and
+- capacity: bytes of KV cache for all stores in the directory, such as "100GiB"; allocated
+  immediately. A store keeps its size.
+- devices: number of files, each with a software controller. 1.
+- weights_id: distinguishes the weights from others of the same model name.
+- keep_on_reset: keep all blocks when vLLM resets its caches, as it does before weights change and
   when it sleeps. false.
-- shutdown: "drain" stores what waits to be stored, "drop" does not. "drain".
+- shutdown: "drain" finishes pending stores, "drop" discards them. "drain".
 """
 
 import hashlib
@@ -27,7 +27,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
-# Says so first if this is another version of vLLM.
+# Raises first if this is another version of vLLM.
 from ripieno.vllm.options import parse_bytes, parse_path  # isort: skip
 
 import vllm.v1.core.kv_cache_utils as hashing
@@ -47,15 +47,15 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 import ripieno
 from ripieno.capacity import made_in
 
-# vLLM shows what is logged below its own name.
+# vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno.tiering")
 
 THREADS = 2
-"""For each direction: one moves, while another one waits for the journal."""
+"""Threads for each direction: one moves data while the other one waits for the journal."""
 BATCH_BYTES = 256 << 20
-"""Of one request to the store: it has to end within the store's time limit on a slow disk, too."""
+"""Size of a request to the store: it must finish within the store's timeout on a slow disk."""
 
-# vLLM unregisters what begins with its name, when an engine is made anew.
+# The prefix is vLLM's: it unregisters such metrics when an engine is created again.
 CAPACITY, USED, HEALTHY, EVICTED, LOST = (
     f"vllm:ripieno_tier_{name}"
     for name in ("capacity_chunks", "used_chunks", "healthy", "evicted_chunks", "lost_chunks")
@@ -95,7 +95,7 @@ class RipienoTier(SecondaryTierManager):
         config = offloading_spec.config
         tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
         shape = ripieno.Shape(1, 1, self.block_size_bytes, tokens)
-        # What the files' layout depends on. All else is in the namespace.
+        # The name holds all parameters of the files' layout. The namespace holds the rest.
         name = f"tier-chunk{self.block_size_bytes}"
         if config.parallel.data_parallel_size > 1:
             name += f"-dp{config.parallel.data_parallel_index}"
@@ -118,25 +118,25 @@ class RipienoTier(SecondaryTierManager):
         self.loader = ThreadPoolExecutor(THREADS, "ripieno-load")
         self.storer = ThreadPoolExecutor(THREADS, "ripieno-store")
         self.jobs = {}
-        """By job: its future, and its keys."""
+        """By job: its future and its metadata."""
         self.bad = set()
-        """Keys that could not be loaded: misses until they are stored again."""
+        """Keys that failed to load: misses until they are stored again."""
         self.dead = None
-        """Why nothing is found and stored any more."""
+        """The reason if the store is no longer used, else None."""
         self.told = set()
-        """Kinds of errors that were logged."""
+        """Kinds of errors that were already logged."""
         self.capacity = self.store.stats()["files"]
         usage = self.store.usage()
         self.evicted = usage["evicted"]
-        """As it was last reported."""
+        """Count at the last report."""
         self.lost = 0
-        """Chunks since then."""
+        """Chunks lost since the last report."""
         self.news = True
-        """Whether there is something to report."""
+        """True when there is something to report."""
         logger.info("ripieno: %d chunks are stored in %s", usage["stored"], self.path)
 
     def on_new_request(self, req_context):
-        # Not known before: vLLM makes its tiers first.
+        # Not available earlier: vLLM creates its tiers first.
         seed = hashing.get_none_hash_seed()
         known = (hashing.DEFAULT_NONE_HASH_SEED, os.environ.get("PYTHONHASHSEED"))
         if seed not in known and not self.dead:
@@ -162,14 +162,14 @@ class RipienoTier(SecondaryTierManager):
         self.jobs[job.job_id] = threads.submit(self._in_batches, act, keys, chunks), job
 
     def _in_batches(self, act, keys, chunks):
-        """Keys of which the chunk is where it was to go, bytes that were moved, and seconds."""
+        """Returns the keys whose chunk arrived, the bytes moved, and seconds."""
         done, moved, start = [], 0, time.monotonic()
         for at in range(0, len(keys), self.batch):
             end = at + self.batch
             try:
                 some, chunks_moved = act(keys[at:end], chunks[at:end])
             except Exception as error:
-                # vLLM's scheduler would not survive it.
+                # It would end vLLM's scheduler.
                 self._failed(error)
             else:
                 done += some
@@ -193,7 +193,7 @@ class RipienoTier(SecondaryTierManager):
     def _load(self, keys, chunks):
         if self._load_all(keys, chunks):
             return keys, len(keys)
-        # One was evicted, or is damaged. The others may be there.
+        # One was evicted or is damaged. The others may still be stored.
         pairs = zip(keys, chunks, strict=True)
         done = [key for key, chunk in pairs if self._load_all([key], [chunk])]
         return done, len(done)
@@ -238,7 +238,7 @@ class RipienoTier(SecondaryTierManager):
         return stats
 
     def drain_jobs(self):
-        """vLLM resets its caches."""
+        """Handles a reset of vLLM's caches."""
         wait([future for future, _ in self.jobs.values()])
         if self.keep_on_reset or self.dead:
             return
@@ -261,7 +261,7 @@ class RipienoTier(SecondaryTierManager):
         try:
             self.store.close()
         except ripieno.Error as error:
-            # What a device might still reach stays mapped.
+            # Memory that a device may still reach stays mapped.
             logger.error("ripieno: %s", error)
 
     def _failed(self, error):
@@ -278,12 +278,12 @@ class RipienoTier(SecondaryTierManager):
 
 
 def _digest(key):
-    """The store's key for vLLM's: a hash of the tokens so far, and the KV cache group."""
+    """Returns the store's key for vLLM's: a hash of the tokens so far and the KV cache group."""
     return hashlib.sha256(key).digest()
 
 
 def namespace_of(spec, tokens, weights_id):
-    """Everything that vLLM tells a tier that changes bytes and is not in its hashes."""
+    """Returns the namespace: all tier parameters that change bytes and are not in vLLM's hashes."""
     mapper = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, True)
     model = spec.config.model
     return ripieno.Namespace(

@@ -1,56 +1,56 @@
-"""A KV connector for vLLM (0.32): KV cache on NVMe, found again after a restart.
+"""A KV connector for vLLM (0.32): KV cache on NVMe that survives a restart.
 
     --kv-transfer-config '{"kv_connector": "RipienoConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"path": "/var/lib/kv", "capacity": "100GiB"}}'
 
-Where the package's entry points are not installed (PYTHONPATH), give its name too:
+If the package's entry points are not installed (PYTHONPATH), also give the module's name:
 "kv_connector_module_path": "ripieno.vllm".
 
-The scheduler's process has the catalog, and decides. Each worker's process has a plane, and does as
-it is told. What passes between them is vLLM's connector metadata, each step.
+The scheduler's process has the catalog and makes all decisions. Each worker's process has a plane
+and carries them out. They communicate through vLLM's connector metadata in each step.
 
 Options (kv_connector_extra_config):
 - path: a directory on a local file system with direct I/O.
-- capacity: bytes of KV cache for all that the directory has, such as "100GiB"; allocated at once. A
-  store keeps its size.
+- capacity: bytes of KV cache for all stores in the directory, such as "100GiB"; allocated
+  immediately. A store keeps its size.
 - devices: files of each rank, each with a software controller; or drives that are bound to
-  vfio-pci, such as ["vfio:0000:65:00.0"], of which each rank gets as many. 1.
-- engines: how many engines share the directory and its capacity: --data-parallel-size, which
-  engines of a dense model are not told. vLLM's.
-- overwrite: what drives may lose when the store is made: "nothing", "store" (another store of ours)
-  or "anything". "nothing".
-- executor: who runs the I/O kernel, "host" or "cuda". "cuda" if the KV cache is on a GPU, where it
-  has to be; never run on a GPU yet.
+  vfio-pci, such as ["vfio:0000:65:00.0"], divided evenly among the ranks. 1.
+- engines: number of engines that share the directory and its capacity: --data-parallel-size, which
+  vLLM does not pass to engines of a dense model. Default: vLLM's value.
+- overwrite: data on drives that creating a store may overwrite: "nothing", "store" (another store
+  of ours) or "anything". "nothing".
+- executor: runs the I/O kernel on "host" or "cuda". "cuda" if the KV cache is on a GPU, where it is
+  required; never run on a GPU yet.
 - io_sms: SMs of the GPU that the I/O kernel runs on. 4.
-- route: the way of the data, "direct", "staged" or "host": serving fails to start without it. The
-  best that is proven; the log says which, and why not a better one.
-- dram: bytes of host memory of each rank in which blocks are kept beside the drives. 0.
-- dram_mode: which ones, "write-through" (what is stored, loaded or read ahead) or "read-ahead".
+- route: the required data path, "direct", "staged" or "host": startup fails without it. Default:
+  the best that is proven; the log names it, and why a better one is not used.
+- dram: bytes of host memory of each rank that keep copies of blocks above the drives. 0.
+- dram_mode: the blocks kept there, "write-through" (stored, loaded or read ahead) or "read-ahead".
   "write-through".
 - load_async: load between steps (true), or layer by layer in the step that needs the blocks
   (false): a layer is loaded while those before it are computed. false; true with
-  kv_load_failure_policy "recompute" on vLLM's second model runner, where it is the only one that
-  works (vLLM's issue 49250).
-- save_decode: store what was generated, too. true.
-- save_backlog: how many blocks may be on their way to the store, as a share of the KV cache's. What
-  is more waits, and is dropped if its request ends before. 0.5.
-- schedule: loads go before saves: a layer's save starts when nothing is being loaded, and few are in
-  flight, unless vLLM waits for it or half of save_backlog is on its way. false.
-- shutdown: what is done at the end with what is on its way: "drain" or "drop". "drain". Without
-  requests, "drop" does not wait either: what the store has not told of by then is told of in the
-  next step.
-- drain_seconds: how long "drain" takes at the most. 10. With more than one worker vLLM gives them
+  kv_load_failure_policy "recompute" on vLLM's second model runner, where only true works (vLLM's
+  issue 49250).
+- save_decode: also store generated blocks. true.
+- save_backlog: maximum number of blocks being saved, as a share of the KV cache's. Further blocks
+  wait, and are dropped if their request ends first. 0.5.
+- schedule: loads go before saves: a layer's save starts when no load is in flight and few saves
+  are, unless vLLM waits for it or half of save_backlog is pending. false.
+- shutdown: treatment of pending saves at the end: "drain" or "drop". "drain". With "drop", the
+  engine does not wait for saves when it has no requests either: their reports arrive in the next
+  step.
+- drain_seconds: time limit of "drain". 10. With more than one worker vLLM gives them
   VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS.
-- keep_on_reset: keep everything when vLLM resets its caches, as it does before weights change and
+- keep_on_reset: keep all blocks when vLLM resets its caches, as it does before weights change and
   when it sleeps. false.
 - piecewise: ask vLLM for piecewise CUDA graphs, so that loads layer by layer overlap in all steps;
   without, a step with a FULL graph waits for its loads first. false.
-- weights_id: what tells the weights from others of the same model name and revision.
-- layer_times: a file to which each step appends what it computed and how long a layer took, for
-  `ripieno profile --layer-times`. Off.
+- weights_id: distinguishes the weights from others of the same model name and revision.
+- layer_times: a file to which each step appends its shape and layer time, for `ripieno profile
+  --layer-times`. Off.
 
-Saves are read from vLLM's blocks on a thread of their own. vLLM counts those blocks as free when
-the request has ended; when it wants one for something else, the save of it ends first.
+A separate thread reads saves from vLLM's blocks. vLLM counts those blocks as free when the request
+has ended; before it reuses one, the save of it ends.
 """
 
 import os
@@ -80,7 +80,7 @@ class RipienoConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self):
-        # What is not stored is computed again.
+        # Blocks that are not stored are computed again.
         return False
 
     @classmethod
@@ -99,7 +99,7 @@ class RipienoConnector(KVConnectorBase_V1):
         self.rows = rows_of(kv_cache_config)
         self.shape = ripieno.Shape(len(self.rows), 1, self.rows[0].bytes, self.block_size)
         self.world = parallel.world_size
-        # What the files' layout depends on. All else is in the namespace.
+        # The name holds all parameters of the files' layout. The namespace holds the rest.
         name = f"tp{self.world}-layers{len(self.rows)}-page{self.rows[0].bytes}"
         name += f"-block{self.block_size}"
         engines = engines_of(parallel, self.options)
@@ -107,7 +107,7 @@ class RipienoConnector(KVConnectorBase_V1):
             name += f"-dp{parallel.data_parallel_index}"
         self.path = os.path.join(self.options.path, name)
 
-        # Workers are started before the scheduler; whoever comes first makes it.
+        # Workers start before the scheduler; the first process creates the store.
         def make(bytes):
             return ripieno.prepare(
                 self.path,

@@ -1,4 +1,4 @@
-"""What vLLM publishes of the store's blocks, for routers and others who look for prefixes."""
+"""Events that vLLM publishes about the store's blocks, for routers and other prefix indexes."""
 
 from vllm.distributed.kv_events import MEDIUM_STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import (
@@ -9,13 +9,13 @@ from vllm.v1.core.kv_cache_utils import (
 
 
 class Events:
-    """Blocks that are stored and dropped, since they were last taken."""
+    """Blocks stored and dropped since the last take()."""
 
     def __init__(self):
         self.waiting = []
 
     def describe(self, request, at, hashes, block_size):
-        """What is known of block `at` of a request, as long as there is the request."""
+        """Returns the event for block `at` of a request. Call it while the request exists."""
         start, end = at * block_size, (at + 1) * block_size
         features, _ = generate_block_hash_extra_keys(request, start, end, 0)
         lora = request.lora_request

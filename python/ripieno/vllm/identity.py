@@ -1,9 +1,9 @@
-"""What tells KV cache from other KV cache: a store's namespace, of all that changes bytes.
+"""Identity of KV cache: a store's namespace, made of everything that changes bytes.
 
-vLLM's hash of a block covers its tokens, salt, images, and an adapter's name and path. The rest is
-here: resolved values of vLLM's configuration, and which weights there are. The tests walk vLLM's
-configuration classes: each field is in KEPT, or on their list of those that change nothing, with
-the reason.
+vLLM's hash of a block covers its tokens, salt, images, and an adapter's name and path. This module
+adds the rest: resolved values of vLLM's configuration, and the identity of the weights. The tests
+walk vLLM's configuration classes: each field is in KEPT, or on their list of fields that change
+nothing, with the reason.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ KEPT = {
     "diffusion_config": "canvas_length max_denoising_steps",
     "additional_config": "",
 }
-"""By configuration, what changes bytes; of additional_config, all."""
+"""By configuration, the fields that change bytes; all fields of additional_config."""
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
-    """The namespace of an engine, or of one of its adapters (a LoRARequest)."""
+    """Returns the namespace of an engine, or of one of its adapters (a LoRARequest)."""
     (group,) = kv_cache_config.kv_cache_groups
     model = vllm_config.model_config
     layout = {
@@ -67,7 +67,7 @@ def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
     }
     known = [vllm.__version__, options.weights_id, described(vllm_config)]
     if model and vllm_config.load_config.load_format == "dummy":
-        # Weights that vLLM draws.
+        # vLLM generates these weights from the seed.
         known.append(model.seed)
     return ripieno.Namespace(
         weights=hashlib.sha256(_json(known)).digest(),
@@ -80,7 +80,7 @@ def namespace_of(vllm_config, kv_cache_config, options, adapter=None):
 
 
 def described(vllm_config):
-    """All that is KEPT, as plain data."""
+    """Returns all fields in KEPT as plain data."""
     return {
         name: _kept(getattr(vllm_config, name), name)
         for name in KEPT
@@ -97,7 +97,7 @@ def _kept(config, name):
         if field == "model" and value is not None:
             value = origin_of(value, config.revision)
         elif field == "revision":
-            # With the model, where it is known: a branch is another commit tomorrow.
+            # Covered by the model's origin if that is known: a branch may move to another commit.
             continue
         elif field == "draft_model_config" and value is not None:
             value = _kept(value, "model_config")
@@ -108,8 +108,8 @@ def _kept(config, name):
 
 
 def origin_of(path, revision=None):
-    """What tells weights from others: repository and commit, or the files of a directory with their
-    sizes and times."""
+    """Returns the identity of weights: repository and commit, or the files of a directory with
+    their sizes and times."""
     if os.path.exists(path):
         place = os.path.realpath(path)
     else:
@@ -125,14 +125,14 @@ def origin_of(path, revision=None):
 
 
 def _cached(name, revision):
-    """Where a model or adapter of a hub is: in the hub's cache, by now."""
+    """Returns the path of a hub's model or adapter in the hub's cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "adapter_config.json"):
         try:
             found = try_to_load_from_cache(name, file, revision=revision)
         except ValueError:
-            # No name that the hub could have.
+            # The name is not valid for the hub.
             return None
         if isinstance(found, str):
             return os.path.dirname(found)
@@ -149,7 +149,7 @@ def _name(path):
 
 
 def plain(value):
-    """A value as JSON has it, the same in each process."""
+    """Returns a value as JSON data that is the same in each process."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, enum.Enum):
@@ -163,13 +163,13 @@ def plain(value):
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if hasattr(value, "to_dict"):
-        # Where it was read from is no part of a model's configuration, nor who wrote it.
+        # The file's path and the writing version are not part of a model's configuration.
         left_out = ("_name_or_path", "transformers_version")
         return plain({k: v for k, v in value.to_dict().items() if k not in left_out})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return [type(value).__name__, plain(fields)]
-    # No address.
+    # The name, without an address.
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 

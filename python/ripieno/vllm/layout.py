@@ -1,4 +1,4 @@
-"""Where vLLM keeps its KV cache, and what of it can be stored."""
+"""Layout of vLLM's KV cache, and checks that it can be stored."""
 
 import os
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import ripieno
 
-# vLLM shows what is logged below its own name.
+# vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Where a layer's pages are: page of block b at offset + b * stride."""
+    """Position of a layer's pages: the page of block b is at offset + b * stride."""
 
     layer: str
     offset: int
@@ -26,7 +26,7 @@ class Row:
 
 
 def rows_of(config):
-    """The rows of the KV cache, in the order of the layers."""
+    """Returns the rows of the KV cache, in the order of the layers."""
     specs = {}
     for group in config.kv_cache_groups:
         for name in group.layer_names:
@@ -47,8 +47,8 @@ def rows_of(config):
 
 
 def tokens_of(config, parallel):
-    """Tokens of a block, on all ranks that share it; and its hashes, of which the last one closes
-    it."""
+    """Returns the tokens of a block, over all ranks that share it, and its number of hashes, the
+    last of which identifies the block."""
     spec = config.kv_cache_groups[0].kv_cache_spec
     tokens = resolve_dcp_kv_block_size(spec, parallel.decode_context_parallel_size)
     hashed = config.hash_block_size or tokens
@@ -58,7 +58,7 @@ def tokens_of(config, parallel):
 
 
 def engines_of(parallel, options):
-    """Engines that share the directory."""
+    """Returns the number of engines that share the directory."""
     if options.engines is None and parallel.data_parallel_index >= parallel.data_parallel_size:
         raise ValueError(
             "engines: vLLM does not tell the engines of a dense model how many there are, and this "
@@ -68,7 +68,8 @@ def engines_of(parallel, options):
 
 
 def check(vllm_config, kv_cache_config, options):
-    """Refuses what can not be stored, or not be found again. Says whether to load between steps."""
+    """Raises ValueError if the KV cache cannot be stored or found again. Returns True to load
+    between steps."""
     layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
     if not layout.is_block_compact:
         raise ValueError(f"KV cache layout {layout.name}: a block's page has gaps; use another one")
@@ -108,7 +109,7 @@ def check(vllm_config, kv_cache_config, options):
 
 
 def register(connector, kv_caches):
-    """The KV cache as bytes, [block, byte] of each layer; and the pool."""
+    """Returns the KV cache as bytes, [block, byte] of each layer, and the pool."""
     config = connector._kv_cache_config
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in kv_caches.values()}
     ((base, tensor),) = storages.items() if len(storages) == 1 else [(0, None)]

@@ -1,4 +1,4 @@
-"""Counts, for vLLM's log and for Prometheus."""
+"""Counters for vLLM's log and for Prometheus."""
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -33,7 +33,7 @@ BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Stats(KVConnectorStats):
-    """By name: numbers that add up, the latest ones, and lists of seconds."""
+    """Counters, gauges (the latest value) and histograms (lists of seconds), by name."""
 
     def count(self, name, by=1):
         """Adds to a counter."""
@@ -61,7 +61,7 @@ class Stats(KVConnectorStats):
         return Stats(data)
 
     def reduce(self):
-        """For the log: no gauges but the health, and means."""
+        """Returns values for the log: counters, means, and the health if it is 0."""
         data = {name: value for name, value in self.data.items() if name in COUNTERS}
         if not self.data.get("healthy", 1):
             data["healthy"] = 0
@@ -75,8 +75,8 @@ class Stats(KVConnectorStats):
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """`vllm:ripieno_*` of each engine: what is called so LLM.get_metrics() returns, too, and vLLM
-    unregisters for the next engine in a process."""
+    """`vllm:ripieno_*` of each engine. The prefix makes LLM.get_metrics() return them, and vLLM
+    unregister them for the next engine in a process."""
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)

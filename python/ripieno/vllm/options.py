@@ -1,4 +1,4 @@
-"""kv_connector_extra_config: what a user chooses."""
+"""Options given by the user in kv_connector_extra_config."""
 
 import os
 import re
@@ -44,7 +44,7 @@ class Options:
 
     @classmethod
     def parse(cls, given):
-        """Options that were given by name."""
+        """Returns the options from a dict by name."""
         known = {each.name: each for each in fields(cls)}
         if unknown := set(given) - set(known):
             raise ValueError(
@@ -88,7 +88,7 @@ class Options:
 
     @property
     def patience(self):
-        """Seconds that saves get at the end."""
+        """Seconds that pending saves get at shutdown."""
         return self.drain_seconds if self.shutdown == "drain" else 0.0
 
 
@@ -98,14 +98,14 @@ def check(name, is_right, hint, options):
 
 
 def parse_path(given):
-    """The directory that was named, from / on."""
+    """Returns the absolute path of a directory."""
     if not isinstance(given, str | os.PathLike) or not str(given).strip():
         raise ValueError(f'path: {given!r} was given; give the name of a directory, "/var/lib/kv"')
     return os.path.abspath(os.path.expanduser(given))
 
 
 def parse_bytes(text, name="capacity"):
-    """Bytes that a number, or text such as "100GiB", means."""
+    """Returns the bytes that a number, or text such as "100GiB", means."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?", str(text).strip())
     if match is None or match[2] not in UNITS:
         raise ValueError(f'{name}: {text!r} was given; give bytes, or a size such as "100GiB"')

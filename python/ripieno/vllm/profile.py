@@ -1,8 +1,8 @@
-"""Times of layers by what a step computes, measured offline: `python -m ripieno.vllm.profile`.
+"""Measures layer times by step shape offline: `python -m ripieno.vllm.profile`.
 
 vLLM runs prompts of each length after prefixes of each length, which are in its own prefix cache,
-and generates with several requests at once; the connector's option layer_times writes what a layer
-took. `ripieno profile --layer-times` makes a slack table from that.
+and generates with several requests at once; the connector's option layer_times records the layer
+times. `ripieno profile --layer-times` turns them into a slack table.
 """
 
 import argparse
@@ -14,13 +14,13 @@ import sys
 import tempfile
 
 TOKENS = range(10, 1000)
-"""Of prompts; every model has them."""
+"""Token ids of prompts; every model has them."""
 DECODED = 16
-"""Tokens that are generated where generating is measured."""
+"""Tokens generated per request to measure decoding."""
 
 
 def lengths(text):
-    """Numbers with commas between them."""
+    """Parses numbers separated by commas."""
     return [int(each) for each in text.split(",")]
 
 
@@ -50,7 +50,7 @@ def parse(argv=None):
 
 
 def start(args, engine, scratch):
-    """vLLM with the connector. It stores next to nothing: that would be measured, too."""
+    """Starts vLLM with the connector, which stores almost nothing: storing would affect times."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -73,7 +73,7 @@ def start(args, engine, scratch):
 
 
 def plan(args, config):
-    """What fits: (input, prefix) of prompts, and (requests, prefix) of generating."""
+    """Yields the points, and True for those that fit: prompts (input) and decoding (generating)."""
     cache = config.cache_config
     most = config.model_config.max_model_len
     room = (cache.num_gpu_blocks or 0) * cache.block_size or most
@@ -81,7 +81,7 @@ def plan(args, config):
         for tokens in args.inputs:
             yield "input", tokens, prefix, prefix + tokens + 1 <= most
         for requests in args.decode_batches:
-            # With no token before it there is nothing to generate from.
+            # Decoding needs at least one token before it.
             total = max(prefix, 1) + DECODED
             fits = total <= most and requests * (total + cache.block_size) <= room
             fits &= requests <= config.scheduler_config.max_num_seqs
@@ -89,7 +89,7 @@ def plan(args, config):
 
 
 class Sweep:
-    """Runs prompts of random tokens: only prefixes that are meant are found."""
+    """Runs prompts of random tokens, so that only intended prefixes are found."""
 
     def __init__(self, llm, seed=1):
         from vllm import SamplingParams

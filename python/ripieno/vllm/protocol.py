@@ -1,4 +1,4 @@
-"""What the scheduler and the workers tell each other."""
+"""Messages between the scheduler and the workers."""
 
 import glob
 import json
@@ -14,47 +14,47 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass(frozen=True)
 class Job:
-    """Blocks to be moved. Each worker gets the same."""
+    """Blocks to be moved. Each worker gets the same job."""
 
     id: int
     request: str
     files: list[int]
     blocks: list[int]
     checksums: list[bytes] = field(default_factory=list)
-    """Loads: of each rank."""
+    """Loads: the checksums of each rank."""
     is_async: bool = False
 
 
 @dataclass
 class Tasks(KVConnectorMetadata):
-    """What the scheduler tells the workers in a step."""
+    """Message from the scheduler to the workers in a step."""
 
     loads: list[Job] = field(default_factory=list)
     saves: list[Job] = field(default_factory=list)
     ahead: list[Job] = field(default_factory=list)
-    """Files of requests that wait, to be read into host memory."""
+    """Files of waiting requests, to be read into host memory."""
     reused: list[int] = field(default_factory=list)
-    """Earlier saves whose blocks this step may overwrite: they have to end first."""
+    """Earlier saves whose blocks this step may overwrite: they must end first."""
     computes: list[list[int]] = field(default_factory=list)
-    """For layer_times: of each request [tokens to compute, tokens before them]."""
+    """For layer_times: [tokens to compute, tokens before them] of each request."""
     is_idle: bool = False
-    """No tokens are computed: the step is there for what is in flight."""
+    """True when no tokens are computed: the step only serves transfers in flight."""
 
 
 @dataclass
 class Reports(KVConnectorWorkerMetadata):
-    """What the workers tell the scheduler after a step."""
+    """Message from the workers to the scheduler after a step."""
 
     loaded: Counter = field(default_factory=Counter)
-    """How many workers have ended each load."""
+    """Number of workers that have ended each load."""
     spoilt: set[int] = field(default_factory=set)
-    """Loads with blocks that did not arrive."""
+    """Loads with blocks that failed to load."""
     lost: set[int] = field(default_factory=set)
     """Files that could not be read."""
     written: dict[int, dict[int, bytes | None]] = field(default_factory=dict)
-    """By save and rank: its checksums, or None where it failed."""
+    """Checksums by save and rank, or None where the save failed."""
     dead: str | None = None
-    """Why a worker's plane does nothing any more."""
+    """The reason if a worker's plane has failed permanently, else None."""
 
     def aggregate(self, other):
         written = {job: dict(ranks) for job, ranks in self.written.items()}
@@ -73,12 +73,12 @@ class Reports(KVConnectorWorkerMetadata):
 
 
 class Legacy:
-    """Reports that workers had when they were closed: files beside the store, one of each rank. The
+    """Reports left by workers when they were closed: files beside the store, one for each rank. The
     scheduler is closed after the workers, often in another process."""
 
     @staticmethod
     def leave(path, rank, reports):
-        """Writes a worker's, in one step."""
+        """Writes a worker's reports atomically."""
         written = {
             job: {rank: sums if sums is None else sums.hex() for rank, sums in ranks.items()}
             for job, ranks in reports.written.items()
@@ -91,7 +91,7 @@ class Legacy:
 
     @staticmethod
     def take(path):
-        """Those of all workers, or None. Afterwards there are none."""
+        """Removes and returns the aggregated reports of all workers, or None if there are none."""
         taken = None
         for name in glob.glob(os.path.join(glob.escape(path), "reports-*.json")):
             with open(name) as file:

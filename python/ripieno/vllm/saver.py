@@ -1,4 +1,4 @@
-"""A worker's saves: on a thread of their own, so that no step waits for them."""
+"""A worker's saves, on a separate thread, so that no step waits for them."""
 
 import queue
 import threading
@@ -10,51 +10,52 @@ import ripieno
 
 
 DEPTH_BYTES = 8 << 20
-"""Of saves in flight when they give way: what a load that comes may find before it."""
+"""Limit of saves in flight with a schedule: a new load waits behind at most these bytes."""
 
 
 @dataclass
 class Saving:
-    """A save on its way."""
+    """A save in flight."""
 
     id: int
     files: list[int]
     blocks: list[int]
     begun: float
     job: int | None = None
-    """The plane's."""
+    """The plane's job."""
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a save."""
+    """Result of a save."""
 
     id: int
     blocks: int
     seconds: float
     checksums: bytes | None
-    """None where it failed."""
+    """None if it failed."""
     error: str | None
 
 
 class Saver:
-    """Stores blocks layer by layer, in the order in which it is told to.
+    """Stores blocks layer by layer, in the order of the calls.
 
-    With `schedule`, loads go before it: nothing is started while one is on its way, and no more than
-    DEPTH_BYTES is in flight; unless somebody waits for a save, or more than `schedule` blocks wait.
+    With `schedule`, loads have priority: no save starts while a load is in flight, and at most
+    DEPTH_BYTES of saves are in flight; unless a step waits for a save, or more than `schedule`
+    blocks are pending.
     """
 
     def __init__(self, plane, layers, stream=tuple, schedule=None, layer_bytes=0):
         self.plane, self.layers = plane, layers
         self.stream = stream
-        """Says which stream computes; none on a CPU."""
+        """Returns the stream that computes; nothing on a CPU."""
         self.step, self.started = [], set()
-        """Saves of this step; layers of them that are on their way."""
+        """Saves of this step; their layers that were started."""
         self.schedule, self.layer_bytes = schedule, layer_bytes
         self.is_loading = self.is_wanted = False
         self.flying = deque()
-        """With a schedule: job, layer and bytes of what may not have ended."""
+        """With a schedule: job, layer and bytes of transfers that may not have ended."""
         self.tasks = queue.SimpleQueue()
         self.ended = []
         self.unfinished = {}
@@ -65,7 +66,7 @@ class Saver:
         self.thread.start()
 
     def begin_step(self, saves, reused):
-        """When this returns, the blocks of the saves in `reused` may be changed."""
+        """Begins a step. On return, the blocks of the saves in `reused` may be changed."""
         self.end_step()
         with self.changed:
             self.is_wanted = True
@@ -77,20 +78,20 @@ class Saver:
             self.unfinished.update((saving.id, len(saving.blocks)) for saving in self.step)
 
     def give_way(self, is_loading):
-        """Whether a load is on its way from now on."""
+        """Sets whether a load is in flight from now on."""
         if self.schedule is not None and self.is_loading != is_loading:
             with self.changed:
                 self.is_loading = is_loading
                 self.changed.notify_all()
 
     def store(self, layer):
-        """A layer of this step's saves is computed."""
+        """Stores a layer of this step's saves, which was computed."""
         if self.step and layer not in self.started:
             self.started.add(layer)
             self.tasks.put((self.step, layer, self.stream()))
 
     def end_step(self):
-        """All layers are computed: also those that nobody told of."""
+        """Ends the step: all layers are computed, also those that no hook reported."""
         for layer in self.layers if self.step else ():
             self.store(layer)
         if self.step:
@@ -98,13 +99,13 @@ class Saver:
         self.step, self.started = [], set()
 
     def take(self):
-        """Saves that have ended since the last call."""
+        """Returns the saves that have ended since the last call."""
         with self.changed:
             ended, self.ended = self.ended, []
             return ended
 
     def close(self, seconds):
-        """Gives what is on its way so many seconds. Says how many blocks were dropped."""
+        """Waits at most `seconds` for pending saves, and drops the rest."""
         self.end_step()
         self.give_way(False)
         self.dropping = seconds <= 0
@@ -117,7 +118,7 @@ class Saver:
         try:
             self._work()
         finally:
-            # Nobody waits for a thread that has ended.
+            # Wakes up waiters: this thread will never do so again.
             with self.changed:
                 self.broken = True
                 self.changed.notify_all()
@@ -156,14 +157,14 @@ class Saver:
                 self.dead = str(error)
 
     def _turn(self, saving, layer):
-        """Waits until loads are not in the way, nor too much of the same."""
+        """Waits until no load is in flight, and few saves are."""
         bytes = len(saving.blocks) * self.layer_bytes
         while self.flying and sum(it[2] for it in self.flying) + bytes > DEPTH_BYTES:
             job, before, _ = self.flying.popleft()
             try:
                 self.plane.wait(job, before)
             except ripieno.Error:
-                # The job says it when it ends.
+                # The job reports the error when it ends.
                 pass
         with self.changed:
             self.changed.wait_for(self._may_start)

@@ -1,4 +1,4 @@
-"""The scheduler's half: what is loaded and stored, and in which files."""
+"""The scheduler's half: decides which blocks are loaded and stored, and in which files."""
 
 import threading
 import time
@@ -14,17 +14,17 @@ from .events import Events
 from .metrics import Stats
 from .protocol import Job, Legacy, Tasks
 
-# vLLM shows what is logged below its own name.
+# vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
 
 KEY_BYTES = 32
 STRIKES = 8
-"""Loads that fail one after the other until nothing is asked of the store any more; and saves until
-nothing is stored."""
+"""Consecutive failed loads after which the store is no longer used, and consecutive failed saves
+after which nothing is stored."""
 
 
 def computes(output):
-    """Of each request of a step: tokens to compute, and tokens before them."""
+    """Returns tokens to compute, and tokens before them, of each request of a step."""
     cached = output.scheduled_cached_reqs
     before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -32,8 +32,8 @@ def computes(output):
 
 
 class Watchers:
-    """Who wants to know which blocks vLLM gives to others. vLLM itself keeps one watcher of a block,
-    and there may be several connectors of ours."""
+    """Callbacks for blocks that vLLM reuses. vLLM itself keeps one watcher per block, and there may
+    be several connectors of ours."""
 
     _of = weakref.WeakKeyDictionary()
 
@@ -42,7 +42,7 @@ class Watchers:
 
     @classmethod
     def of(cls, pool):
-        """Those of a pool of blocks."""
+        """Returns the watchers of a block pool."""
         return cls._of.setdefault(pool, cls())
 
     def reused(self, block):
@@ -52,35 +52,35 @@ class Watchers:
 
 @dataclass
 class Load:
-    """A load that not all workers have ended."""
+    """A load that some workers have not ended."""
 
     request: str
     reference: int
     blocks: int
     workers: int
     is_spoilt: bool = False
-    """Blocks did not arrive at a worker."""
+    """Set when blocks failed to load at a worker."""
 
 
 @dataclass
 class Save:
-    """A save that not all workers have ended."""
+    """A save that some workers have not ended."""
 
     request: str
     write: int
     blocks: list[int]
     prefix: list[int]
-    """Blocks that it was computed from, and its own."""
+    """Blocks of the prefix it was computed from, including its own."""
     events: list = field(default_factory=list)
     is_wrong: bool = False
-    """What it was computed from did not arrive, or is from before a reset."""
+    """Set when the prefix failed to load, or is from before a reset."""
 
 
 class Scheduler:
-    """Decides what is loaded and stored, and in which files."""
+    """Decides which blocks are loaded and stored, and in which files."""
 
     def __init__(self, connector, describe):
-        """describe(adapter): what the namespace of an adapter is made of, or of none."""
+        """describe(adapter) returns the namespace for an adapter, or for none (None)."""
         options = connector.options
         self.block_size = connector.block_size
         self.hashes = connector.hashes
@@ -90,46 +90,46 @@ class Scheduler:
         transfer = connector._vllm_config.kv_transfer_config
         self.loads_any, self.stores_any = transfer.is_kv_consumer, transfer.is_kv_producer
         self.catalog = ripieno.Catalog(connector.path)
-        # What an earlier engine left when it was killed.
+        # Discards reports that an earlier engine left when it was killed.
         Legacy.take(connector.path)
         self.describe = describe
         self.namespace = self.catalog.namespace(describe(None))
         self.epoch = self.catalog.usage(self.namespace)["epoch"]
-        """Of the weights, as they were reset."""
+        """Epoch of the weights, which a reset increments."""
         self.spaces = {}
-        """By adapter: its namespace, or None where there is none for it."""
+        """By adapter: its namespace, or None if it has none."""
         self.events = Events() if connector.has_events else None
         if self.events:
             self.catalog.take_dropped([self.namespace])
         self.stats = Stats()
         self.requests = {}
         self.waiting = []
-        """Requests that are new, for what can be read ahead for them."""
+        """New requests, candidates for reading ahead."""
         self.asked = {}
-        """By request: blocks it has without us, as it was last asked for."""
+        """By request: blocks that vLLM has by itself, as of the last matched()."""
         self.saved = {}
-        """By request: blocks that were offered to the store."""
+        """By request: number of blocks that were offered to the store."""
         self.stale = set()
-        """Requests with blocks from before the store was reset."""
+        """Requests with blocks from before a reset of the store."""
         self.planned = {}
-        """By request: a load for the next step: reference and blocks."""
+        """By request: a load for the next step, as reference and blocks."""
         self.loads, self.saves = {}, {}
         """By job."""
         self.reading = {}
         """By block: saves that read it."""
         self.watched = None
-        """The pool of which reused blocks are told."""
+        """The block pool whose reused blocks are watched."""
         self.reused = set()
-        """Saves whose blocks vLLM gave to others."""
+        """Saves whose blocks vLLM reused."""
         self.backlog = 0
-        """Blocks of saves that have not ended."""
+        """Blocks of pending saves."""
         self.jobs = self.stored = 0
         self.evicted = self.catalog.stats()["evicted"]
         self.strikes = Counter()
         self.hash_bytes = KEY_BYTES
         self.last_work = time.monotonic()
         self.dead = None
-        """Why nothing is found and stored any more."""
+        """The reason if the store is no longer used, else None."""
         self.read_only = False
         self.dirty, self.stopped = threading.Event(), False
         self.syncer = threading.Thread(target=self._sync, name="ripieno", daemon=True)
@@ -138,7 +138,7 @@ class Scheduler:
         logger.info("ripieno: %d blocks are stored in %s", found, connector.path)
 
     def _space(self, request):
-        """The namespace of a request; an adapter is known by its files, too."""
+        """Returns the namespace of a request; an adapter is identified by its files, too."""
         lora = request.lora_request
         if lora is None:
             return self.namespace
@@ -146,7 +146,7 @@ class Scheduler:
         if name not in self.spaces:
             try:
                 found = self.describe(lora)
-                # A reset is one for adapters that were not seen yet, too.
+                # A reset also applies to adapters that were not seen yet.
                 found = replace(found, adapter=f"{self.epoch} {found.adapter}")
                 self.spaces[name] = self.catalog.namespace(found)
             except (ripieno.Error, OSError) as error:
@@ -156,10 +156,10 @@ class Scheduler:
 
     def _keys(self, request, first, last):
         hashes = request.block_hashes
-        # A slice: a lookup may have thousands of blocks, in each step.
+        # A slice: each step may look up thousands of blocks.
         keys = hashes[(first + 1) * self.hashes - 1 : last * self.hashes : self.hashes]
         if keys and len(keys[0]) != KEY_BYTES:
-            # Shorter hashes can be told from their keys.
+            # Remembered to cut the padding of shorter hashes off again.
             self.hash_bytes = len(keys[0])
             return [key.ljust(KEY_BYTES, b"\0") for key in keys]
         return keys
@@ -173,7 +173,7 @@ class Scheduler:
             self.waiting.append(request)
 
     def _ahead(self, running):
-        """What host memory should have when requests that are new and wait run."""
+        """Yields the blocks of new waiting requests, to be read into host memory."""
         waiting, self.waiting = self.waiting, []
         for request in waiting:
             name, last = request.request_id, (request.num_tokens - 1) // self.block_size
@@ -188,10 +188,11 @@ class Scheduler:
         return self.loads_any and not self.dead and self._space(request) is not None
 
     def matched(self, request, computed):
-        """Called often, also for a request that goes on waiting: has no effect."""
+        """Returns the tokens found. vLLM calls it often for a waiting request: it changes
+        nothing in the store."""
         first = computed // self.block_size
         self.asked[request.request_id] = first
-        # At least one token has to be computed.
+        # vLLM must compute at least one token.
         last = (request.num_tokens - 1) // self.block_size
         if last <= first or not self._may_find(request):
             return 0, False
@@ -199,7 +200,7 @@ class Scheduler:
         return found * self.block_size, bool(found) and self.load_async
 
     def allocated(self, request, blocks, tokens):
-        """The second call for a load between steps has no tokens."""
+        """Plans a load. The second call for a load between steps has no tokens."""
         name = request.request_id
         self.requests[name] = request
         first = self.asked.pop(name, None)
@@ -223,8 +224,8 @@ class Scheduler:
         for name, (found, blocks) in self.planned.items():
             self.jobs += 1
             self.loads[self.jobs] = Load(name, found.id, len(blocks), self.world)
-            # What was evicted since the lookup has no file: the workers report it. vLLM's null
-            # block stands for those behind a sliding window.
+            # Blocks evicted since the lookup have no file: the workers report them. Blocks behind a
+            # sliding window are vLLM's null block.
             files = [file for file, block in zip(found.files, blocks, strict=False) if block]
             blocks = [block for block in blocks if block]
             checksums = [self.catalog.checksums(files, r) for r in range(self.world)]
@@ -243,16 +244,16 @@ class Scheduler:
         return tasks
 
     def _full(self, request, tokens):
-        """Blocks of a request that have all their tokens, and are to be stored."""
+        """Returns the number of a request's full blocks that are to be stored."""
         full = tokens // self.block_size
         if not self.options.save_decode:
             full = min(full, request.num_prompt_tokens // self.block_size)
         return min(full, len(request.block_hashes) // self.hashes)
 
     def _offer(self, request, tokens, state, tasks):
-        """Stores the blocks that this step fills, and those that there was no room for."""
+        """Stores the blocks that this step fills, and earlier ones for which there was no room."""
         name = request.request_id
-        # This step's tokens are not counted yet.
+        # num_computed_tokens does not include this step's tokens.
         full = self._full(request, request.num_computed_tokens + tokens)
         first, room = self.saved.get(name, 0), self.backlog_max - self.backlog
         full = min(full, first + room)
@@ -263,7 +264,7 @@ class Scheduler:
         write = self._begin(request, full, room)
         self.stats.count("dropped_blocks", full - max(first, write.accepted))
         blocks = [ids[at] for at in write.positions]
-        # vLLM's null block: behind a sliding window. Nobody finds what follows.
+        # vLLM's null block: behind a sliding window. Lookups cannot find the blocks after it.
         if not blocks or 0 in blocks:
             self.catalog.abort(write.id)
             return
@@ -280,12 +281,12 @@ class Scheduler:
         return is_able and self._space(request) is not None
 
     def _begin(self, request, full, room):
-        """Files for what is not stored of a prefix, `room` at the most. The whole prefix is named:
-        what is stored of it must not be evicted for what follows, nor before it."""
+        """Allocates files for the unstored blocks of a prefix, at most `room`. The catalog gets the
+        whole prefix, because its stored part must not be evicted for the rest, or before it."""
         space, keys = self._space(request), self._keys(request, 0, full)
         write = self.catalog.begin(space, keys)
         if write.accepted < full and self.catalog.stats()["limbo"]:
-            # What was evicted for it is free when the journal says so.
+            # Files evicted for it become free once the journal is durable.
             self.catalog.abort(write.id)
             try:
                 self.catalog.sync()
@@ -298,8 +299,8 @@ class Scheduler:
         return write
 
     def _watch(self, job, blocks):
-        """The blocks stay what they are to vLLM, and it says when it takes one for something else:
-        then the save ends first."""
+        """Watches the blocks of a save. vLLM counts them as free but keeps their contents, and
+        reports when it reuses one: then the save ends first."""
         self.backlog += len(blocks)
         for block in blocks:
             self.reading.setdefault(block, set()).add(job)
@@ -375,7 +376,7 @@ class Scheduler:
             if self.events:
                 self.events.stored(save.events)
         elif save.is_wrong:
-            # Computed anew meanwhile, or soon.
+            # The blocks are computed again.
             self.saved.pop(save.request, None)
         else:
             self.stats.count("save_failures")
@@ -393,9 +394,9 @@ class Scheduler:
             logger.error("ripieno: serving goes on without the store: %s", why)
 
     def _evict(self, invalid):
-        """vLLM computes blocks that failed to load again, but leaves their hashes in its cache
-        meanwhile: another request would hit them. And what was computed from them is wrong: some of
-        it may be in steps that were begun since."""
+        """Evicts invalid blocks from vLLM's cache. vLLM recomputes blocks that failed to load, but
+        meanwhile leaves their hashes in its cache, where another request would hit them. Blocks
+        computed from them are wrong, too: some may be in steps that were started since."""
         manager = self.cache._kv_cache_manager
         for name in list(self.requests):
             (ids,) = manager.get_block_ids(name)
@@ -420,7 +421,7 @@ class Scheduler:
             self.stats.count("dropped_blocks", max(0, left))
 
     def reset(self):
-        """The weights may change: nothing that was computed before is found again."""
+        """Drops all blocks, because the weights may change."""
         if self.options.keep_on_reset:
             return True
         try:
@@ -429,10 +430,10 @@ class Scheduler:
                 if space is not None:
                     self.catalog.bump_epoch(space)
         except ripieno.Error as error:
-            # What is there cannot be forgotten: nobody may find it.
+            # The blocks cannot be dropped, so lookups must not find them.
             self._die(f"it could not be reset: {error}")
             return False
-        # Nor what is on its way, and what follows from it.
+        # Pending saves are stale, too, and so are blocks that requests compute from stale ones.
         for save in self.saves.values():
             save.is_wrong = True
         for name, request in self.requests.items():
@@ -449,7 +450,7 @@ class Scheduler:
 
     @property
     def is_pending(self):
-        """Whether the engine should go on with empty steps: saves have not ended."""
+        """True if the engine should continue with empty steps, because saves are pending."""
         waited = time.monotonic() - self.last_work
         return bool(self.saves) and waited < self.options.patience and not self.dead
 
@@ -480,7 +481,7 @@ class Scheduler:
             logger.error("ripieno: nothing is stored any more: %s", why)
 
     def _sync(self):
-        """Makes permanent what was committed, on a thread of its own."""
+        """Makes commits durable, on a separate thread."""
         while not self.stopped:
             self.dirty.wait()
             self.dirty.clear()

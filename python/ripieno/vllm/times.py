@@ -1,8 +1,8 @@
-"""What layers take while vLLM serves, for `ripieno profile --layer-times`.
+"""Layer times while vLLM serves, for `ripieno profile --layer-times`.
 
-A layer's time is from its attention to that of the next one, as the connector's hooks see them:
-its own attention, the rest of the layer, and what the next one does before its attention. Waits for
-loads are not in it. Steps whose layers vLLM did not tell of, once each, are left out.
+A layer's time is from its attention to that of the next one, as the connector's hooks see them: its
+own attention, the rest of the layer, and the next one's work before its attention. Waits for loads
+are excluded. Steps in which vLLM did not call the hooks once for each layer are left out.
 """
 
 import json
@@ -13,14 +13,14 @@ from collections import deque
 
 VERSION = 1
 BYTES_MAX = 64 << 20
-"""Of the file. What is older is in PATH.1, and what is older than that is gone."""
+"""Size limit of the file. It is then renamed to PATH.1, which replaces an older one."""
 
-# vLLM shows what is logged below its own name.
+# vLLM shows only messages logged below its own name.
 logger = logging.getLogger("vllm.ripieno")
 
 
 class Instant:
-    """Now, on the CPU; with what a CUDA event has."""
+    """The current time on the CPU, with the interface of a CUDA event."""
 
     def __init__(self):
         self.at = time.perf_counter()
@@ -32,12 +32,12 @@ class Instant:
         pass
 
     def elapsed_time(self, later):
-        """In milliseconds."""
+        """Returns milliseconds."""
         return (later.at - self.at) * 1e3
 
 
 def on_stream():
-    """Where the current CUDA stream is now. Nobody waits until it gets there."""
+    """Records an event on the current CUDA stream. Does not wait for it."""
     import torch
 
     event = torch.cuda.Event(enable_timing=True)
@@ -46,7 +46,7 @@ def on_stream():
 
 
 def header_of(vllm_config, device, layers):
-    """Whose times they are. What they depend on and is not in it does not change in a setting."""
+    """Returns the setting of the times. Other influences do not change within one setting."""
     import torch
     from vllm import __version__
 
@@ -71,29 +71,30 @@ class LayerTimes:
             raise ValueError("layer_times: the model has 1 layer, a time needs 2; leave it out")
         self.header = json.dumps(header)
         self.requests, self.seen, self.marks = [], [], []
-        """Of this step: what it computes, layers that began, and times."""
+        """Of this step: its requests, the layers that began, and time marks."""
         self.ended = deque()
-        """Steps that a GPU has not come to the end of."""
+        """Steps that a GPU has not finished."""
         self.written = self.missed = 0
         self.file = None
         self._open()
 
     def _open(self):
-        """Whoever has it open before, the header says whose lines follow."""
+        """Opens the file and writes the header, since lines of another engine may precede it."""
         self.file = open(self.path, "a+b", buffering=0)
         if size := self.file.seek(0, os.SEEK_END):
-            # A line that was cut off, by a full disk or a crash, is one of its own.
+            # Ends a line that was cut off by a full disk or a crash.
             self.file.seek(size - 1)
             if self.file.read(1) != b"\n":
                 self.file.write(b"\n")
         self._write(self.header)
 
     def begin(self, requests):
-        """requests: of the step that begins, [tokens to compute, tokens before them] each."""
+        """Begins a step. requests: [tokens to compute, tokens before them] of each."""
         self.requests, self.seen, self.marks = requests, [], []
 
     def layer(self, layer, waits):
-        """A layer's attention is next; before, its load is waited for: then `loaded` comes."""
+        """Records that a layer's attention is next. waits: its load is waited for, then loaded()
+        follows."""
         self.seen.append(layer)
         if self.requests and (waits or len(self.seen) in (1, self.layers)):
             self.marks.append(self.mark())
@@ -103,8 +104,8 @@ class LayerTimes:
             self.marks.append(self.mark())
 
     def end(self):
-        """All layers of the step were told of."""
-        # A layer's end is the next one's begin, or two marks with the wait between them.
+        """Ends a step. Its times count if every layer was reported once."""
+        # A layer's end is the next one's begin: one mark, or two with the wait between them.
         marks = self.marks[1:] if len(self.marks) > 2 else self.marks
         spans = list(zip(marks[::2], marks[1::2], strict=False))
         is_whole = len(self.seen) == len(set(self.seen)) == self.layers

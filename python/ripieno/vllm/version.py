@@ -1,4 +1,4 @@
-"""Says in one sentence that another version of vLLM is installed, when it is imported."""
+"""Raises ImportError with a one-sentence message if another version of vLLM is installed."""
 
 from ripieno.plugin import require_vllm
 

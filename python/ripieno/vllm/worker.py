@@ -1,4 +1,4 @@
-"""A worker's half: it moves blocks between the KV cache and their files."""
+"""The worker's half: it moves blocks between the KV cache and their files."""
 
 import os
 import time
@@ -15,31 +15,31 @@ from .protocol import Job, Legacy, Reports, Tasks
 from .saver import Saver
 from .times import Instant, LayerTimes, header_of, on_stream
 
-# vLLM shows what is logged below its own name.
+# vLLM shows only messages logged below its own name.
 logger = init_logger("vllm.ripieno")
 
 IDLE_SECONDS = 0.0005
-"""What an empty step waits, so that those who move blocks have the CPU."""
+"""Sleep per idle step, to yield the CPU to I/O threads."""
 AHEAD_SECONDS = 60.0
-"""What is read ahead is kept so long for the request that waits for it."""
+"""Time that blocks read ahead are held for the request that waits for them."""
 QUIET_SECONDS = 10.0
-"""Between two warnings: a drive may fail at every request. The counts have all of them."""
+"""Minimum time between warnings: a drive may fail at every request. The counters have all."""
 
 
 @dataclass
 class Loading:
-    """A load on its way."""
+    """A load in flight."""
 
     task: Job
     job: int
-    """The plane's."""
+    """The plane's job."""
     begun: float
     layers: list[int]
-    """In flight, of a load between steps."""
+    """Layers in flight, of a load between steps."""
 
 
 def check_memory(dram, ranks):
-    """Refuses more host memory than there is: it is filled when it is opened."""
+    """Raises ValueError if there is not enough host memory: opening the plane touches all of it."""
     with open("/proc/meminfo") as file:
         found = dict(line.split(":") for line in file)
     free, there_are = (int(found[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
@@ -56,7 +56,7 @@ def check_memory(dram, ranks):
 
 
 def open_plane(connector, rank, pool):
-    """A rank's plane. What is wrong with an option is said by the name that it has here."""
+    """Opens a rank's plane. Errors name the connector's option instead of the argument."""
     options = connector.options
     try:
         return ripieno.Plane(
@@ -77,7 +77,7 @@ def open_plane(connector, rank, pool):
 
 
 def stream_of(device):
-    """What says which CUDA stream of the device work is enqueued on now; none on a CPU."""
+    """Returns a function that returns the device's current CUDA stream; nothing on a CPU."""
     if device == "cpu":
         return tuple
     return lambda: (torch.cuda.current_stream(device).cuda_stream,)
@@ -128,25 +128,25 @@ class Worker:
     def _layer_times(self, connector, device):
         config = connector._vllm_config
         parallel = config.parallel_config
-        # Ranks compute the same, at the same time.
+        # Ranks compute the same steps at the same time.
         if self.rank != 0:
             return None
         path = self.options.layer_times
-        # Engines of a dense model know no others, but for their number.
+        # Engines of a dense model do not know about the others, but have a number.
         if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0:
             path += f".dp{parallel.data_parallel_index}"
         header = header_of(config, device, len(self.layers))
         return LayerTimes(path, header, Instant if device == "cpu" else on_stream)
 
     def begin(self, tasks):
-        """Before a step changes any block."""
+        """Begins a step, before it changes any block."""
         self.tasks = tasks
         if self.times:
             self.times.begin(tasks.computes)
         self.saver.begin_step(tasks.saves, tasks.reused)
 
     def start_loads(self, has_hooks):
-        """Starts all loads: the first layers of all requests come first."""
+        """Starts all loads, layer by layer: the first layers of all requests come first."""
         begun, self.waited, self.wait_seconds = [], set(), 0.0
         for task in self.tasks.loads:
             try:
@@ -161,7 +161,7 @@ class Worker:
                 layers = list(self.layers.values())
                 begun.append(Loading(task, job, time.monotonic(), layers))
         self.saver.give_way(bool(begun or self.pending))
-        # On a GPU, what used the blocks before may be under way still.
+        # On a GPU, earlier work that uses the blocks may still be running.
         stream = self.stream()
         for layer in self.layers.values():
             for load in begun:
@@ -170,7 +170,7 @@ class Worker:
             self._attempt(self.plane.prefetch, task.files, task.checksums[self.rank], AHEAD_SECONDS)
         self.pending += [load for load in begun if load.task.is_async]
         self.loading += [load for load in begun if not load.task.is_async]
-        # A FULL graph runs without the layers' hooks: what it reads has to be there.
+        # A FULL graph runs without the layers' hooks: its inputs must be loaded before.
         if not has_hooks:
             self.finish_loads()
 
@@ -178,7 +178,7 @@ class Worker:
         try:
             return act(job, *more)
         except ripieno.Error:
-            # The job says it when it ends.
+            # The job reports the error when it ends.
             return True
 
     def wait_layer(self, name):
@@ -191,7 +191,7 @@ class Worker:
             since = time.monotonic()
             stream = self.stream()
             for load in self.loading:
-                # A GPU waits itself. Whether the load failed is asked at the end.
+                # On a GPU the stream waits. Errors of the load are checked at its end.
                 wait = self.plane.join if stream else self.plane.wait
                 self._attempt(wait, load.job, layer, *stream)
             self.wait_seconds += time.monotonic() - since
@@ -226,7 +226,7 @@ class Worker:
                 self._fail(task, good, error)
 
     def _end(self, jobs):
-        """The reports, by job."""
+        """Ends jobs. Returns the reports by job."""
         try:
             reports = {report.job: report for report in self.plane.end(jobs)}
             self.reports.lost.update(self.plane.take_lost())
@@ -236,12 +236,12 @@ class Worker:
             return {}
 
     def _good(self, task):
-        """How many leading blocks of a load that failed are what they should be."""
+        """Returns how many leading blocks of a failed load have the right contents."""
         lost = (at for at, file in enumerate(task.files) if file in self.reports.lost)
         good = next(lost, 0)
         if good == 0 or self.dead:
             return 0
-        # After a failure no further layer was started: those blocks are read again.
+        # After a failure no further layer was started: these blocks are read again.
         rows = len(task.checksums[self.rank]) // len(task.files)
         try:
             job = self.plane.begin_load(
@@ -267,14 +267,14 @@ class Worker:
             logger.warning("ripieno: %s", text)
 
     def _arrived(self, task, good):
-        """A load has ended: its first blocks are there. Those behind one that is not are of no
-        use."""
+        """Reports the end of a load of which the first `good` blocks arrived. Later blocks are
+        invalid, because each depends on those before it."""
         self.reports.loaded[task.id] += 1
         if bad := task.blocks[good:]:
             self.reports.spoilt.add(task.id)
             self.invalid.update(bad)
             for page in self.pages:
-                # Whatever is there might be no numbers at all.
+                # The stale contents might be NaNs.
                 page[bad] = 0
 
     def _die(self, why):
@@ -287,13 +287,13 @@ class Worker:
             self.saver.store(layer)
 
     def finish_saves(self):
-        """No layer is computed any more in this step."""
+        """Ends the step's saves: all layers are computed."""
         self.saver.end_step()
         if self.times:
             self.times.end()
 
     def finished(self):
-        """Requests whose loads between steps have ended."""
+        """Returns the requests whose loads between steps have ended."""
         # With speculative decoding this comes before wait_for_save.
         self.finish_loads()
         done = []
